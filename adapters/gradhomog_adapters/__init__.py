@@ -1,0 +1,1 @@
+"""The first-party learners: one module each, driven by TorchOpt's functional transformations."""

@@ -1,0 +1,104 @@
+"""The inner loop: TorchOpt's functional transformations on named parameters, one fresh state per task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+import torchopt
+from torch import Tensor
+from torchopt.base import GradientTransformation
+
+from gradhomog import OptionError
+
+Inner = (
+    Literal["sgd", "momentum", "adam", "adamw", "rmsprop", "adagrad"]
+    | GradientTransformation
+    | Callable[[], GradientTransformation]
+)
+"""An inner optimizer: a name, a TorchOpt transformation, or a function that makes one."""
+
+# Inside the root, so that the square root of a zero gradient (a dead ReLU) has a derivative: TorchOpt's default of 0 gives
+# NaN meta-gradients. 1e-8 is eps of Adam, and far below the squares of gradients that matter.
+EPS_ROOT = 1e-8
+
+_BY_NAME: dict[str, Callable[[float], GradientTransformation]] = {
+    "sgd": lambda lr: torchopt.sgd(lr=lr),
+    "momentum": lambda lr: torchopt.sgd(lr=lr, momentum=0.9),
+    "adam": lambda lr: torchopt.adam(lr=lr, eps_root=EPS_ROOT),
+    "adamw": lambda lr: torchopt.adamw(lr=lr, eps_root=EPS_ROOT),
+    "rmsprop": lambda lr: torchopt.rmsprop(lr=lr, eps=1e-4),
+    "adagrad": lambda lr: torchopt.adagrad(lr=lr),
+}
+
+
+def resolve(inner: Inner, lr: float) -> Callable[[], GradientTransformation]:
+    """A function that makes the transformation anew for each task.
+
+    Raises:
+        OptionError: an unknown name, something else than a transformation, or one with momentum and dampening: TorchOpt
+            keeps "first call" of such a one in a closure, so a second task would be adapted otherwise than the first.
+    """
+    if isinstance(inner, str):
+        if inner not in _BY_NAME:
+            raise OptionError(f"`inner` must be one of {', '.join(_BY_NAME)} or a TorchOpt transformation; got {inner!r}.")
+        if not 0 < lr < float("inf"):
+            raise OptionError(f"`inner_lr` must be positive; got {lr!r}.")
+        make = _BY_NAME[inner]
+        return lambda: make(lr)
+    if isinstance(inner, GradientTransformation):
+        if _captured(inner.update, "dampening"):
+            raise OptionError(
+                "`inner` with momentum and dampening must be given as a function, lambda: torchopt.sgd(...), "
+                "so that each task starts with a fresh one."
+            )
+        return lambda: inner
+    if callable(inner) and isinstance(inner(), GradientTransformation):
+        return inner
+    raise OptionError(f"`inner` must be a name, a TorchOpt transformation or a function that makes one; got {inner!r}.")
+
+
+def _captured(function: Any, name: str) -> Any:
+    """The value of a variable that a function, or one that it captured, holds in its closure; None if nobody does."""
+    code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None) or ()
+    for variable, cell in zip(code.co_freevars if code else (), cells, strict=True):
+        value = cell.cell_contents
+        if variable == name:
+            return value
+        for part in value if isinstance(value, (tuple, list)) else (value,):
+            if callable(part) and (found := _captured(part, name)) is not None:
+                return found
+    return None
+
+
+def descend(
+    make: Callable[[], GradientTransformation],
+    parameters: dict[str, Tensor],
+    loss: Callable[[dict[str, Tensor]], Tensor],
+    steps: int,
+    second_order: bool,
+) -> dict[str, Tensor]:
+    """`steps` steps of an inner optimizer on the named parameters; returns the adapted ones.
+
+    With `second_order` the result is a differentiable function of `parameters`; otherwise a set of new leaves.
+    """
+    transformation = make()
+    state = transformation.init(parameters)
+    if not second_order:
+        parameters = {name: p.detach().requires_grad_() for name, p in parameters.items()}
+    for _ in range(steps):
+        found = torch.autograd.grad(
+            loss(parameters), list(parameters.values()), create_graph=second_order, allow_unused=True
+        )
+        gradients = {
+            name: torch.zeros_like(p) if gradient is None else gradient
+            for (name, p), gradient in zip(parameters.items(), found, strict=True)
+        }
+        with torch.set_grad_enabled(second_order):
+            # inplace=False: TorchOpt's default writes into the parameters and cuts the graph in silence.
+            updates, state = transformation.update(gradients, state, params=parameters, inplace=False)
+            parameters = dict(torchopt.apply_updates(parameters, updates, inplace=False))
+        if not second_order:
+            parameters = {name: p.detach().requires_grad_() for name, p in parameters.items()}
+    return parameters

@@ -1,0 +1,44 @@
+"""First-order MAML, under its own name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from gradhomog import LearnerSpec, hookimpl
+from gradhomog_adapters._inner import Inner
+from gradhomog_adapters._norm import Norm
+from gradhomog_adapters.maml import MAML
+
+
+def fomaml(
+    encoder: nn.Module,
+    head: nn.Module,
+    homogenizers: Any = None,
+    *,
+    inner: Inner = "sgd",
+    inner_lr: float = 0.01,
+    inner_steps: int = 5,
+    test_steps: int | None = None,
+    adapt: str | list[str] = "*",
+    norm: Norm = "batch",
+    loss: Any = None,
+) -> MAML:
+    """`MAML(..., first_order=True)`: row_i = ∇L_Q at the adapted point, so no Hessian is formed; options as there.
+
+    Source: Finn et al. 2017, arXiv 1703.03400, section 5.2.
+    """
+    return MAML(
+        encoder, head, homogenizers, inner=inner, inner_lr=inner_lr, inner_steps=inner_steps,
+        test_steps=test_steps, first_order=True, adapt=adapt, norm=norm, loss=loss,
+    )  # fmt: skip
+
+
+@hookimpl
+def gradhomog_learner() -> LearnerSpec:
+    return LearnerSpec(
+        factory=fomaml,
+        summary="MAML without second derivatives: the query gradient at the adapted point",
+        reference="Finn et al. 2017, arXiv 1703.03400, section 5.2",
+    )

@@ -1,0 +1,126 @@
+"""Gradient homogenization for meta-learning and multi-task learning.
+
+A learner turns tasks into rows, one gradient per task; a homogenizer makes the rows agree before the step is taken.
+Names below are imported when first used, so that `import gradhomog` costs no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gradhomog.api import available, domain, learner, pipeline
+    from gradhomog.conflict import conflict_rate, cosines, magnitude_similarity
+    from gradhomog.domain import Domain, Split
+    from gradhomog.errors import (
+        AmbiguousPluginError,
+        ConfigError,
+        DataError,
+        DisabledPluginError,
+        ExpressionError,
+        GradhomogError,
+        NonfiniteError,
+        NotDifferentiableError,
+        OptionError,
+        PluginError,
+        PluginLoadError,
+        PluginRunError,
+        UnknownPluginError,
+    )
+    from gradhomog.evidence import Evidence
+    from gradhomog.homogenizer import Homogenizer
+    from gradhomog.hooks import hookimpl
+    from gradhomog.learners import Evaluation, Learner, StepReport, TaskRow
+    from gradhomog.pipelines import Pipeline
+    from gradhomog.registry import PluginInfo, Registry
+    from gradhomog.rows import Rows
+    from gradhomog.solvers import minimum_norm_weights
+    from gradhomog.specs import DomainSpec, HomogenizerSpec, LearnerSpec
+    from gradhomog.tasks import Task, TaskBatch
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "api": ("available", "domain", "learner", "pipeline"),
+    "conflict": ("conflict_rate", "cosines", "magnitude_similarity"),
+    "domain": ("Domain", "Split"),
+    "errors": (
+        "AmbiguousPluginError",
+        "ConfigError",
+        "DataError",
+        "DisabledPluginError",
+        "ExpressionError",
+        "GradhomogError",
+        "NonfiniteError",
+        "NotDifferentiableError",
+        "OptionError",
+        "PluginError",
+        "PluginLoadError",
+        "PluginRunError",
+        "UnknownPluginError",
+    ),
+    "evidence": ("Evidence",),
+    "homogenizer": ("Homogenizer",),
+    "hooks": ("hookimpl",),
+    "learners": ("Evaluation", "Learner", "StepReport", "TaskRow"),
+    "pipelines": ("Pipeline",),
+    "registry": ("PluginInfo", "Registry"),
+    "rows": ("Rows",),
+    "solvers": ("minimum_norm_weights",),
+    "specs": ("DomainSpec", "HomogenizerSpec", "LearnerSpec"),
+    "tasks": ("Task", "TaskBatch"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [  # noqa: F822 - found by __getattr__
+    "AmbiguousPluginError",
+    "ConfigError",
+    "DataError",
+    "DisabledPluginError",
+    "Domain",
+    "DomainSpec",
+    "Evaluation",
+    "Evidence",
+    "ExpressionError",
+    "GradhomogError",
+    "Homogenizer",
+    "HomogenizerSpec",
+    "Learner",
+    "LearnerSpec",
+    "NonfiniteError",
+    "NotDifferentiableError",
+    "OptionError",
+    "Pipeline",
+    "PluginError",
+    "PluginInfo",
+    "PluginLoadError",
+    "PluginRunError",
+    "Registry",
+    "Rows",
+    "Split",
+    "StepReport",
+    "Task",
+    "TaskBatch",
+    "TaskRow",
+    "UnknownPluginError",
+    "available",
+    "conflict_rate",
+    "cosines",
+    "domain",
+    "hookimpl",
+    "learner",
+    "magnitude_similarity",
+    "minimum_norm_weights",
+    "pipeline",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'gradhomog' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"gradhomog.{_HOME_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,64 @@
+"""Errors that name the thing, what was expected, what was found, and what to do.
+
+The command line prints any `GradhomogError` as one message and exits with code 2; everything else is a defect of ours
+and keeps its traceback. No torch here: the command line imports this module before anything heavy.
+"""
+
+
+class GradhomogError(Exception):
+    """Base of all errors that a user, a plugin or an input can cause."""
+
+
+class OptionError(GradhomogError, ValueError):
+    """An option of a homogenizer, learner or domain is unknown, of the wrong type or out of range."""
+
+
+class ExpressionError(OptionError):
+    """The text form of a pipeline does not parse; the message holds the text and a caret under the character.
+
+    `position` is the index of that character, counted from 0.
+    """
+
+    def __init__(self, reason: str, text: str, position: int) -> None:
+        self.reason, self.text, self.position = reason, text, position
+        super().__init__(f"{reason}\n  {text}\n  {' ' * position}^")
+
+
+class PluginError(GradhomogError):
+    """Something is wrong with a plugin; the message names it, its distribution and its version."""
+
+
+class UnknownPluginError(PluginError, LookupError):
+    """No installed distribution offers a plugin of this name."""
+
+
+class AmbiguousPluginError(PluginError):
+    """Several installed distributions offer a plugin of this name."""
+
+
+class DisabledPluginError(PluginError):
+    """The environment variable GRADHOMOG_DISABLE blocks this plugin."""
+
+
+class PluginLoadError(PluginError):
+    """The plugin's module does not import, or its hook is missing, misspelt or returns the wrong type."""
+
+
+class PluginRunError(PluginError):
+    """A plugin raised, or returned something unusable, while it was used."""
+
+
+class NonfiniteError(GradhomogError, ArithmeticError):
+    """A loss or a row holds NaN or infinity and the policy is `nonfinite="raise"`."""
+
+
+class NotDifferentiableError(GradhomogError):
+    """`create_graph=True` was asked of a pipeline with a homogenizer that is not differentiable."""
+
+
+class DataError(GradhomogError, ValueError):
+    """A data file, a domain or a split cannot serve the episodes asked of it."""
+
+
+class ConfigError(GradhomogError, ValueError):
+    """A run file, a `--set` override or a run folder is not usable; the message gives the key path."""

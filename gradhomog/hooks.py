@@ -1,0 +1,56 @@
+"""The hooks that a plugin module can implement, and the marker to do it with.
+
+pluggy assembles, plain objects run: hooks are called when something is built, never inside a training step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+if TYPE_CHECKING:
+    from gradhomog.specs import DomainSpec, HomogenizerSpec, LearnerSpec, Spec
+
+PROJECT = "gradhomog"
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+Observer = Callable[[str, Mapping[str, Any]], None]
+"""Called as `observer(event, record)` with every record that a run writes; see `gradhomog_observers`."""
+
+
+@hookspec
+def gradhomog_homogenizer() -> HomogenizerSpec:
+    """Describe the homogenizer of this module. Required of modules in the entry-point group `gradhomog.homogenizers`."""
+    raise NotImplementedError
+
+
+@hookspec
+def gradhomog_learner() -> LearnerSpec:
+    """Describe the learner of this module. Required of modules in the entry-point group `gradhomog.learners`."""
+    raise NotImplementedError
+
+
+@hookspec
+def gradhomog_domain() -> DomainSpec:
+    """Describe the domain of this module. Required of modules in the entry-point group `gradhomog.domains`."""
+    raise NotImplementedError
+
+
+@hookspec(firstresult=True)
+def gradhomog_make(spec: Spec, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Make the object that a spec describes: by default `spec.factory(*arguments, **options)`.
+
+    Meant to be wrapped (`@hookimpl(wrapper=True)`) by who wants to time, log or decorate what is made.
+    """
+
+
+@hookspec
+def gradhomog_observers(config: Mapping[str, Any]) -> Observer | None:
+    """Return an observer of a run, or None. Called once when a run starts, with its resolved configuration.
+
+    The observer is called with `("step", record)`, `("validation", record)` and `("result", record)`. One that raises
+    is reported once and dropped: an observer never stops a run.
+    """

@@ -1,0 +1,300 @@
+"""The base class of all learners: a subclass turns one task into one row, everything else is here."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from gradhomog.api import pipeline
+from gradhomog.errors import ConfigError, OptionError
+from gradhomog.evidence import TaskKey
+from gradhomog.pipelines import Pipeline
+from gradhomog.tasks import Task, TaskBatch
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""Called as `loss(outputs, targets)`, returns a scalar: the mean over the examples."""
+
+
+class OuterOptimizer(Protocol):
+    """Anything that steps on `.grad`: `torch.optim`, `torchopt.Adam`, your own."""
+
+    def zero_grad(self) -> Any: ...
+    def step(self) -> Any: ...
+
+
+@dataclass
+class TaskRow:
+    """What a learner makes of one task: its row, and what homogenizers and reports want to know of it.
+
+    Attributes:
+        loss: query loss of the adapted network, a scalar outside the graph.
+        gradients: one per parameter of `Learner.named_parameters`; None where the loss does not depend on it.
+        outputs: of the adapted network on the query set, outside the graph.
+        features: query features `[queries, features]` before and after each `transform` stage.
+        feature_cotangents: derivative of the loss by each of these.
+    """
+
+    loss: Tensor
+    gradients: Mapping[str, Tensor | None]
+    outputs: Tensor
+    features: Sequence[Tensor] = ()
+    feature_cotangents: Sequence[Tensor] = ()
+
+
+@dataclass
+class TaskRows:
+    """The rows of a batch of tasks: per-task (meta-)gradients as data.
+
+    Attributes:
+        jacobian: by parameter name, `[tasks, *shape]`.
+        losses: query losses, float64 `[tasks]`.
+        accuracies: share of the query set that is classified correctly, float64 `[tasks]`; None for regression.
+        features, feature_cotangents: at each tap of the pipeline's `transform`, `[tasks, queries, features]`.
+    """
+
+    jacobian: dict[str, Tensor]
+    losses: Tensor
+    accuracies: Tensor | None
+    features: Sequence[Tensor] = ()
+    feature_cotangents: Sequence[Tensor] = ()
+
+
+@dataclass
+class StepReport:
+    """What one training step showed, per task.
+
+    Attributes:
+        losses, accuracies: as in `TaskRows`.
+        norms: Euclidean norms of the rows before homogenization, float64 `[tasks]`.
+        cosines: between these rows, float64 `[tasks, tasks]`.
+        weights: each row's share in the step (1 is the plain mean); None if a stage replaced the rows.
+        tasks: indices of the tasks that took part.
+        domains: one name per task.
+    """
+
+    losses: Tensor
+    accuracies: Tensor | None
+    norms: Tensor
+    cosines: Tensor
+    weights: Tensor | None
+    tasks: tuple[int, ...]
+    domains: tuple[str, ...]
+
+    def record(self) -> dict[str, Any]:
+        """The report as plain lists, for JSON."""
+        values = vars(self).items()
+        return {name: value.tolist() if isinstance(value, Tensor) else value for name, value in values}
+
+
+@dataclass
+class Evaluation:
+    """Scores of tasks at meta-test: accuracy for classification (higher is better), else mean squared error.
+
+    Attributes:
+        scores: one per task.
+        losses: one per task.
+        domains: one name per task.
+        metric: `"accuracy"` or `"mse"`.
+    """
+
+    scores: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    domains: list[str] = field(default_factory=list)
+    metric: str = "accuracy"
+
+    @property
+    def mean(self) -> float:
+        return sum(self.scores) / len(self.scores)
+
+    @property
+    def half_width(self) -> float:
+        """Half of the 95 % confidence interval of the mean over tasks: 1.96 · s / √n with n − 1 in s; NaN for one task."""
+        n = len(self.scores)
+        if n < 2:
+            return math.nan
+        mean = self.mean
+        return 1.96 * math.sqrt(sum((score - mean) ** 2 for score in self.scores) / (n - 1) / n)
+
+    def __str__(self) -> str:
+        return f"{self.metric} {self.mean:.4f} ± {self.half_width:.4f} over {len(self.scores)} tasks"
+
+
+class Learner(ABC):
+    """Trains an encoder and a head on many tasks at a time; homogenizers act on the tasks' rows.
+
+    Args:
+        encoder: maps inputs `[n, *input]` to features `[n, features]`.
+        head: maps features to outputs `[n, ways]` or `[n, outputs]`.
+        homogenizers: a pipeline, or what `gradhomog.pipeline` makes one of.
+        loss: by default cross entropy for integer targets and mean squared error for others.
+
+    A parameter of the learner is called `encoder.<name>` or `head.<name>`; those with `requires_grad=False` are constants.
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        head: nn.Module,
+        homogenizers: Any = None,
+        loss: Loss | None = None,
+    ) -> None:
+        self.encoder, self.head = encoder, head
+        self.homogenizers: Pipeline = pipeline(homogenizers)
+        self.loss = loss or default_loss
+        if not self.named_parameters():
+            raise OptionError("encoder and head must have at least one parameter with requires_grad=True; found none.")
+
+    # -- what a learner is ------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def task_row(self, task: Task, key: TaskKey) -> TaskRow:
+        """Adapt to a task and differentiate its query loss by the parameters. Must leave them and all buffers as they were.
+
+        Query features go through `self.homogenizers.transform(features[None], [key])`, and the last tap to the head.
+        """
+
+    @abstractmethod
+    def adapted_outputs(self, support_x: Tensor, support_y: Tensor, query_x: Tensor) -> Tensor:
+        """Outputs `[queries, ways]` of the network adapted to the support set, without any homogenizer.
+
+        Called in evaluation mode. Must leave parameters and buffers as they were.
+        """
+
+    def mode(self, training: bool) -> AbstractContextManager[None]:
+        """Within the context the network is in training or evaluation mode; afterwards in the one it was in before."""
+        return _mode((self.encoder, self.head), training)
+
+    # -- parameters and state ---------------------------------------------------------------------------------------------
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters that are learnt, each once: `encoder.*` and `head.*`."""
+        both = nn.ModuleDict({"encoder": self.encoder, "head": self.head})
+        return {name: p for name, p in both.named_parameters() if p.requires_grad}
+
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters that are learnt, for an outer optimizer."""
+        return list(self.named_parameters().values())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Network and homogenizers, fit for `torch.save` with `weights_only=True`."""
+        return {
+            "encoder": self.encoder.state_dict(),
+            "head": self.head.state_dict(),
+            "homogenizers": self.homogenizers.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a saved state; network and pipeline must be built alike."""
+        if set(state) != {"encoder", "head", "homogenizers"}:
+            raise ConfigError(f"a learner's state must hold encoder, head and homogenizers; found {sorted(state)}.")
+        self.encoder.load_state_dict(state["encoder"])
+        self.head.load_state_dict(state["head"])
+        self.homogenizers.load_state_dict(state["homogenizers"])
+
+    # -- training -----------------------------------------------------------------------------------------------------------
+
+    def rows(self, batch: TaskBatch) -> TaskRows:
+        """One row per task, each task's graph freed as soon as its row is formed; nothing of the learner changes.
+
+        Memory: one gradient per task, and the graph of one task.
+        """
+        parameters, tasks = self.named_parameters(), len(batch)
+        jacobian = {name: p.new_zeros(tasks, *p.shape) for name, p in parameters.items()}
+        found: list[TaskRow] = []
+        with self.mode(training=True), self.homogenizers.attached(self.encoder), torch.enable_grad():
+            for slot, task in enumerate(batch):
+                row = self.task_row(task, TaskKey(slot, task.domain))
+                for name, gradient in row.gradients.items():
+                    if gradient is not None:
+                        jacobian[name][slot] = gradient
+                row.gradients = {}
+                found.append(row)
+        scores = [accuracy(row.outputs, task.query_y) for row, task in zip(found, batch, strict=True)]
+        return TaskRows(
+            jacobian,
+            torch.stack([row.loss.detach().double() for row in found]),
+            None if None in scores else torch.tensor(scores, dtype=torch.float64),
+            [torch.stack(tap) for tap in zip(*(row.features for row in found), strict=True)],
+            [torch.stack(tap) for tap in zip(*(row.feature_cotangents for row in found), strict=True)],
+        )
+
+    def step(self, batch: TaskBatch, outer: OuterOptimizer) -> StepReport:
+        """One meta-step: rows, homogenization, `.grad`, `outer.step()`.
+
+        If a task, a homogenizer or the nonfinite policy raises, neither parameters nor optimizer have been touched.
+        """
+        rows = self.rows(batch)
+        result = self.homogenizers.homogenize(
+            rows.jacobian,
+            rows.losses,
+            domains=batch.domains or None,
+            features=rows.features,
+            feature_cotangents=rows.feature_cotangents,
+            inspect=True,
+        )
+        direction = result.direction
+        assert isinstance(direction, dict)
+        assert result.norms is not None
+        assert result.cosines is not None
+        outer.zero_grad()
+        for name, parameter in self.named_parameters().items():
+            parameter.grad = direction[name]
+        outer.step()
+        return StepReport(
+            rows.losses, rows.accuracies, result.norms, result.cosines, result.weights, result.tasks, batch.domains
+        )
+
+    # -- meta-test ----------------------------------------------------------------------------------------------------------
+
+    def predict(self, support_x: Tensor, support_y: Tensor, query_x: Tensor) -> Tensor:
+        """Adapt to a support set and return the outputs for `query_x`, with every homogenizer removed."""
+        with self.mode(training=False):
+            return self.adapted_outputs(support_x, support_y, query_x).detach()
+
+    def evaluate(self, tasks: TaskBatch | Iterable[Task]) -> Evaluation:
+        """Adapt to each task and score its query set, with every homogenizer removed; nothing of the learner changes."""
+        result = Evaluation()
+        with self.mode(training=False):
+            for task in tasks:
+                outputs = self.adapted_outputs(task.support_x, task.support_y, task.query_x).detach()
+                loss = float(self.loss(outputs, task.query_y))
+                score = accuracy(outputs, task.query_y)
+                if score is None:
+                    result.metric, score = "mse", float((outputs - task.query_y).square().mean())
+                result.scores.append(score)
+                result.losses.append(loss)
+                result.domains.append(task.domain)
+        return result
+
+
+def default_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross entropy for integer targets, mean squared error for others."""
+    if targets.is_floating_point():
+        return torch.nn.functional.mse_loss(outputs, targets)
+    return torch.nn.functional.cross_entropy(outputs, targets)
+
+
+def accuracy(outputs: Tensor, targets: Tensor) -> float | None:
+    """The share of correct class predictions; None for regression."""
+    if targets.is_floating_point():
+        return None
+    return float((outputs.argmax(dim=1) == targets).double().mean())
+
+
+@contextmanager
+def _mode(modules: Iterable[nn.Module], training: bool) -> Iterator[None]:
+    before = [(part, part.training) for module in modules for part in module.modules()]
+    try:
+        for part, _ in before:
+            part.training = training
+        yield
+    finally:
+        for part, was in before:
+            part.training = was

@@ -1,0 +1,99 @@
+"""One homogenizer of a pipeline: its stages, called with what goes wrong told by plugin, distribution and version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import gradhomog
+from gradhomog.errors import GradhomogError, PluginRunError
+from gradhomog.evidence import Evidence, TaskKey
+from gradhomog.homogenizer import Homogenizer, Removable
+from gradhomog.registry import PluginInfo
+from gradhomog.rows import Rows
+from gradhomog.specs import STATISTICS, HomogenizerSpec
+
+
+@dataclass(frozen=True, eq=False)  # identity: a homogenizer may hold tensors, which do not compare
+class Member:
+    """A homogenizer with where it came from; every stage is called through here, so that all results are checked.
+
+    `info` and `spec` are None for an object that was handed in without a plugin around it: such a one may read every
+    statistic, and claims nothing.
+    """
+
+    homogenizer: Homogenizer
+    selector: str
+    options: Mapping[str, Any]
+    info: PluginInfo | None = None
+    spec: HomogenizerSpec | None = None
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return STATISTICS if self.spec is None else self.spec.needs
+
+    def __str__(self) -> str:
+        return str(self.info) if self.info else f"homogenizer {type(self.homogenizer).__name__}"
+
+    def attach(self, encoder: nn.Module) -> Iterable[Removable]:
+        handles: Iterable[Removable] = self._run("attach", encoder)
+        return handles
+
+    def transform(self, features: Tensor, keys: Sequence[TaskKey]) -> Tensor:
+        changed = self._run("transform", features, keys)
+        if not isinstance(changed, Tensor) or changed.shape != features.shape:
+            raise self._wrong("transform", f"features of shape {tuple(features.shape)}", changed)
+        return changed
+
+    def mix(self, evidence: Evidence) -> Tensor:
+        """The mixing matrix, float64 `[tasks, tasks]`; weights become the diagonal matrix that they are."""
+        tasks = evidence.tasks
+        result = self._run("mix", evidence)
+        if not isinstance(result, Tensor) or result.shape not in ((tasks,), (tasks, tasks)):
+            raise self._wrong("mix", f"weights of shape [{tasks}] or a matrix [{tasks}, {tasks}]", result)
+        if not torch.isfinite(result).all():
+            raise PluginRunError(f"{self} returned NaN or infinity from `mix`: {result.detach().tolist()}.")
+        if result.requires_grad and not torch.is_grad_enabled():
+            raise self._wrong("mix", "a tensor outside the graph, as create_graph was not asked for,", result)
+        matrix = result.to(torch.float64)
+        return torch.diag(matrix) if matrix.dim() == 1 else matrix
+
+    def rows(self, given: Rows) -> Rows:
+        result = self._run("rows", given)
+        if isinstance(given, Tensor):
+            same = isinstance(result, Tensor) and (result.shape, result.dtype) == (given.shape, given.dtype)
+        else:
+            same = (
+                isinstance(result, Mapping)
+                and set(result) == set(given)
+                and all((result[k].shape, result[k].dtype) == (v.shape, v.dtype) for k, v in given.items())
+            )
+        if not same:
+            raise self._wrong("rows", "rows of the structure, shapes and dtypes that it was given", result)
+        changed: Rows = result
+        return changed
+
+    def update(self, evidence: Evidence) -> None:
+        self._run("update", evidence)
+
+    def _run(self, stage: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self.homogenizer, stage)(*arguments)
+        except GradhomogError:
+            raise
+        except Exception as cause:
+            raise PluginRunError(
+                f"{self} raised in `{stage}`: {type(cause).__name__}: {cause} (gradhomog {gradhomog.__version__})"
+            ) from cause
+
+    def _wrong(self, stage: str, expected: str, found: object) -> PluginRunError:
+        what = type(found).__name__
+        if isinstance(found, Tensor):
+            what = f"a tensor {tuple(found.shape)} {found.dtype}{' with a graph' if found.requires_grad else ''}"
+        elif isinstance(found, Mapping):
+            what = f"a dict of {({k: tuple(getattr(v, 'shape', ())) for k, v in found.items()})}"
+        return PluginRunError(f"{self} must return from `{stage}` {expected}; got {what}.")

@@ -1,0 +1,312 @@
+"""A pipeline: homogenizers in the user's order, compiled into a chain of the stages they override."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from gradhomog import expression
+from gradhomog import rows as row_math
+from gradhomog.conflict import cosines
+from gradhomog.errors import (
+    ConfigError,
+    NonfiniteError,
+    NotDifferentiableError,
+    OptionError,
+)
+from gradhomog.evidence import Evidence, Observation, TaskKey
+from gradhomog.homogenizer import Homogenizer
+from gradhomog.member import Member
+from gradhomog.rows import Direction, Rows
+
+Nonfinite = Literal["raise", "drop"]
+
+
+@dataclass(frozen=True)
+class Homogenization:
+    """What one step came to.
+
+    Attributes:
+        direction: the mean of the homogenized rows, in the structure of one row.
+        tasks: indices of the tasks that took part (all, unless `nonfinite="drop"` dropped some).
+        weights: the share of each of these tasks' own rows in the direction, float64 `[tasks]`: direction =
+            1/N Σ_i weights_i · row_i. None if a stage replaced the rows.
+        gramian: of the rows as given, float64 `[tasks, tasks]`; None unless a stage needed it or `inspect` was asked.
+    """
+
+    direction: Direction
+    tasks: tuple[int, ...]
+    weights: Tensor | None
+    gramian: Tensor | None
+
+    @property
+    def norms(self) -> Tensor | None:
+        """Norms of the rows as given, float64 `[tasks]`."""
+        return None if self.gramian is None else self.gramian.diagonal().clamp_min(0).sqrt()
+
+    @property
+    def cosines(self) -> Tensor | None:
+        """Cosines between the rows as given, float64 `[tasks, tasks]`."""
+        return None if self.gramian is None else cosines(self.gramian)
+
+
+class Pipeline:
+    """Homogenizers in order. Made by `gradhomog.pipeline("isi + reweight(beta=1.5)")`; empty, it is the plain learner.
+
+    Args:
+        members: in the order in which their stages act.
+        nonfinite: what to do with a task whose loss or row holds NaN or infinity: `"raise"` a `NonfiniteError` naming it
+            and leave all state untouched, or `"drop"` it and take the mean over the others.
+    """
+
+    def __init__(self, members: Sequence[Member] = (), nonfinite: Nonfinite = "raise") -> None:
+        if nonfinite not in ("raise", "drop"):
+            raise OptionError(f"`nonfinite` must be 'raise' or 'drop'; got {nonfinite!r}.")
+        objects = [id(member.homogenizer) for member in members]
+        if len(set(objects)) < len(objects):
+            raise OptionError("a pipeline must not hold the same homogenizer object twice; make a second one.")
+        self.members = tuple(members)
+        self.nonfinite: Nonfinite = nonfinite
+        self._attaching = tuple(m for m in members if m.homogenizer.overrides("attach"))
+        self._transforming = tuple(m for m in members if m.homogenizer.overrides("transform"))
+        self._updating = tuple(m for m in members if m.homogenizer.overrides("update"))
+        self._on_rows: tuple[tuple[str, Member], ...] = tuple(
+            (stage, m) for m in members for stage in ("mix", "rows") if m.homogenizer.overrides(stage)
+        )
+        # If anybody needs the Gramian, norms are read off its diagonal; else they cost a pass of their own, N/2 times less.
+        reading = {*(m for _, m in self._on_rows), *self._updating} if members else set()
+        self._needs_gramian = any("gramian" in m.needs for m in reading)
+        self._needs_norms = any("norms" in m.needs for m in reading)
+
+    def __str__(self) -> str:
+        return expression.render([(member.selector, dict(member.options)) for member in self.members])
+
+    def __repr__(self) -> str:
+        return f"Pipeline({str(self)!r}, nonfinite={self.nonfinite!r})"
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def __iter__(self) -> Iterator[Homogenizer]:
+        return (member.homogenizer for member in self.members)
+
+    # -- stages before the rows -----------------------------------------------------------------------------------------
+
+    @contextmanager
+    def attached(self, encoder: nn.Module) -> Iterator[None]:
+        """Within the context the encoder computes as the `attach` stages want it; afterwards as before, whatever happens."""
+        with ExitStack() as stack:
+            for member in self._attaching:
+                for handle in member.attach(encoder):
+                    stack.callback(handle.remove)
+            yield
+
+    def transform(self, features: Tensor, keys: Sequence[TaskKey]) -> list[Tensor]:
+        """Pass query features `[tasks, queries, features]` through the `transform` stages.
+
+        Returns the features before the first stage and after each: the last goes to the head, and the loss's derivatives
+        by all of them are the `feature_cotangents` that `homogenize` takes.
+        """
+        taps = [features]
+        for member in self._transforming:
+            taps.append(member.transform(taps[-1], keys))
+        return taps
+
+    # -- the step ---------------------------------------------------------------------------------------------------------
+
+    def combine(
+        self,
+        jacobian: Rows,
+        losses: Tensor | Sequence[float] | None = None,
+        *,
+        domains: Sequence[str] | None = None,
+        features: Tensor | None = None,
+        feature_cotangents: Tensor | None = None,
+        create_graph: bool = False,
+    ) -> Direction:
+        """One whole step: rows in, the direction of the shared parameters out, `update` included.
+
+        Args:
+            jacobian: one gradient per task, `[tasks, params]` or a dict of `[tasks, *shape]`; never copied as a whole
+                and never written to. Its dtype is the direction's; N×N algebra is done in float64.
+            losses: `[tasks]`, for the homogenizers that need them.
+            domains: one name per task, for state held by domain.
+            features, feature_cotangents: `[tasks, queries, features]`, for the homogenizers that learn from them.
+            create_graph: keep the graph from jacobian and losses to the direction. Every homogenizer must claim
+                `differentiable`.
+
+        Returns:
+            `[params]`, or a dict of `[*shape]`.
+
+        Raises:
+            NonfiniteError, NotDifferentiableError, OptionError, PluginRunError, DataError.
+
+        Cost: one pass over the rows for the Gramian (if a method needs it) and one for the direction.
+
+        >>> import torch, gradhomog
+        >>> jacobian = torch.tensor([[1.0, 0.0], [-1.0, 1.0]])
+        >>> gradhomog.pipeline("pcgrad").combine(jacobian)
+        tensor([0.2500, 0.7500])
+        """
+        if losses is not None and not isinstance(losses, Tensor):
+            losses = torch.as_tensor(losses, dtype=torch.float64)
+        return self.homogenize(
+            jacobian,
+            losses,
+            domains=domains,
+            features=() if features is None else (features,) * (len(self._transforming) + 1),
+            feature_cotangents=(
+                () if feature_cotangents is None else (feature_cotangents,) * (len(self._transforming) + 1)
+            ),
+            create_graph=create_graph,
+        ).direction
+
+    def homogenize(
+        self,
+        jacobian: Rows,
+        losses: Tensor | None = None,
+        *,
+        domains: Sequence[str] | None = None,
+        features: Sequence[Tensor] = (),
+        feature_cotangents: Sequence[Tensor] = (),
+        create_graph: bool = False,
+        inspect: bool = False,
+    ) -> Homogenization:
+        """`combine` for learners: takes the features at every tap of `transform`, and tells more of the step.
+
+        With `inspect` the Gramian of the rows is computed even if no stage needs it.
+        """
+        tasks = self._validate(jacobian, losses, domains, create_graph)
+        if not create_graph:
+            jacobian = row_math.detach(jacobian)
+            losses = None if losses is None else losses.detach()
+        keys = [TaskKey(slot, domains[slot] if domains else "") for slot in range(tasks)]
+        observation = Observation(
+            jacobian, losses, keys, features, feature_cotangents, gramian_wanted=self._needs_gramian or inspect
+        )
+        observation, kept = self._finite(observation)
+        with torch.set_grad_enabled(create_graph):
+            current, mixing, replaced, seen = self._act(observation)
+            if replaced or mixing is None:
+                direction = row_math.mean(current.rows)
+                weights = None if replaced else torch.ones(len(kept), dtype=torch.float64)
+            else:
+                weights = mixing.sum(0)  # direction = mean of (C·J) = 1/N (1ᵀC)·J
+                direction = row_math.weighted_mean(observation.rows, weights)
+        with torch.no_grad():
+            for member in self._updating:
+                evidence = seen.get(id(member)) or self._evidence(observation, member)
+                member.update(evidence)
+        known = "block_gramians" in observation.__dict__
+        gramian = observation.gramian().detach() if inspect or known else None
+        return Homogenization(direction, kept, None if weights is None else weights.detach(), gramian)
+
+    def _act(self, observation: Observation) -> tuple[Observation, Tensor | None, bool, dict[int, Evidence]]:
+        """Run the `mix` and `rows` stages; returns the last observation, the product of the mixings since the rows were
+        given or replaced, whether they were replaced, and the evidence that each member saw."""
+        current, mixing, replaced = observation, None, False
+        seen: dict[int, Evidence] = {}
+        for stage, member in self._on_rows:
+            evidence = self._evidence(current, member)
+            seen.setdefault(id(member), evidence)
+            if stage == "mix":
+                matrix = member.mix(evidence)
+                mixing = matrix if mixing is None else matrix @ mixing
+                current = current.mixed(matrix)
+            else:
+                current = Observation(
+                    member.rows(current.rows), current.losses, current.keys, current.features, current.feature_cotangents,
+                    gramian_wanted=self._needs_gramian,
+                )  # fmt: skip
+                mixing, replaced = None, True
+        return current, mixing, replaced, seen
+
+    def _evidence(self, observation: Observation, member: Member) -> Evidence:
+        if "features" in member.needs and observation.features:
+            index = self._transforming.index(member) if member in self._transforming else None
+            before, after = (0, 0) if index is None else (index, index + 1)
+            observation = observation.at_tap(before, after)
+        return Evidence(observation, member.needs, str(member))
+
+    def _validate(
+        self, jacobian: Rows, losses: Tensor | None, domains: Sequence[str] | None, create_graph: bool
+    ) -> int:
+        tasks = next(iter(row_math.blocks(jacobian).values())).shape[0]
+        if losses is not None and losses.shape != (tasks,):
+            raise OptionError(f"`losses` must have shape [{tasks}], one per task; got {tuple(losses.shape)}.")
+        if domains and len(domains) != tasks:
+            raise OptionError(f"`domains` must name one domain for each of the {tasks} tasks; got {list(domains)}.")
+        if create_graph:
+            for member in self.members:
+                if member.spec is None or "differentiable" not in member.spec.traits:
+                    raise NotDifferentiableError(
+                        f"{member} is not differentiable, so create_graph=True would cut the graph in silence. "
+                        "Use create_graph=False, or a homogenizer that claims 'differentiable'."
+                    )
+        return tasks
+
+    def _finite(self, observation: Observation) -> tuple[Observation, tuple[int, ...]]:
+        """Apply the policy for NaN and infinity before anything else is computed or learnt."""
+        with torch.no_grad():
+            if self._needs_gramian or self._needs_norms or observation.gramian_wanted:
+                sums = observation.block_squared_norms[1]
+            else:  # a sum over each row is NaN or infinite if an entry is; in float64 it cannot overflow by itself
+                sums = torch.stack(
+                    [b.sum(1, dtype=torch.float64) for b in row_math.blocks(observation.rows).values()]
+                )
+            fine = torch.isfinite(sums).all(0)
+            if observation.losses is not None:
+                fine = fine & torch.isfinite(observation.losses).to(fine.device)
+        kept = tuple(index for index, good in enumerate(fine.tolist()) if good)
+        tasks = len(observation.keys)
+        if len(kept) == tasks:
+            return observation, kept
+        lost = [index for index in range(tasks) if index not in kept]
+        if self.nonfinite == "raise" or not kept:
+            raise NonfiniteError(_describe_nonfinite(observation, lost))
+        indices = list(kept)
+        reduced = Observation(
+            row_math.select(observation.rows, indices),
+            None if observation.losses is None else observation.losses[indices],
+            [observation.keys[index] for index in indices],
+            [value[indices] for value in observation.features],
+            [value[indices] for value in observation.feature_cotangents],
+            gramian_wanted=observation.gramian_wanted,
+        )
+        return reduced, kept
+
+    # -- state ------------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the homogenizers carry, fit for `torch.save`; empty entries for those that carry nothing."""
+        return {f"{index}:{m.selector}": m.homogenizer.state_dict() for index, m in enumerate(self.members)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a saved state; the pipeline must have the same homogenizers in the same order."""
+        names = [f"{index}:{member.selector}" for index, member in enumerate(self.members)]
+        if list(state) != names:
+            raise ConfigError(f"the saved state is of the pipeline {list(state)}; this one is {names}.")
+        for name, member in zip(names, self.members, strict=True):
+            member.homogenizer.load_state_dict(state[name])
+
+
+def _describe_nonfinite(observation: Observation, lost: Sequence[int]) -> str:
+    index = lost[0]
+    key = observation.keys[index]
+    losses = observation.losses
+    if losses is not None and not torch.isfinite(losses[index]):
+        where = f"its loss is {losses[index].item()}"
+    else:
+        blocks = row_math.blocks(observation.rows)
+        bad = [name for name, block in blocks.items() if not torch.isfinite(block[index]).all()]
+        where = f"its gradient is not finite in {', '.join(bad[:4]) or 'the row'}"
+    others = f" (and tasks {', '.join(map(str, lost[1:]))})" if len(lost) > 1 else ""
+    return (
+        f"task {index}{f' of domain {key.domain}' if key.domain else ''}{others} is not finite: {where}. Lower the "
+        'inner learning rate, clip, or use nonfinite="drop" to leave such tasks out of the step. Nothing was changed.'
+    )

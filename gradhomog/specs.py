@@ -1,0 +1,102 @@
+"""What a plugin tells about itself: a factory, a sentence, a source, and its claims.
+
+No torch here: `gradhomog show` and the registry read these without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from gradhomog.errors import PluginLoadError
+
+if TYPE_CHECKING:
+    from gradhomog.domain import Domain
+    from gradhomog.homogenizer import Homogenizer
+    from gradhomog.learners import Learner
+
+STATISTICS = frozenset({"losses", "norms", "gramian", "rows", "features"})
+"""What a homogenizer can need: the host computes each once per step, and only if something needs it."""
+
+TRAITS = frozenset(
+    {
+        "differentiable",  # the direction is differentiable in rows and losses: gradcheck passes
+        "stateful",  # something is carried from step to step: state_dict is not empty
+        "stochastic",  # draws from its own generator
+        "permutation_equivariant",  # the tasks' order changes nothing
+        "scale_equivariant",  # a common factor of the rows is the same factor of the direction
+        "non_conflicting",  # the direction has no negative inner product with any row
+    }
+)
+"""What a homogenizer can claim. A claim is tested; what is not claimed is not promised."""
+
+
+def _subset(given: Iterable[str], allowed: frozenset[str], what: str) -> frozenset[str]:
+    names = frozenset(given)
+    if unknown := sorted(names - allowed):
+        raise PluginLoadError(f"unknown {what} {', '.join(map(repr, unknown))}; known: {', '.join(sorted(allowed))}.")
+    return names
+
+
+@dataclass(frozen=True)
+class HomogenizerSpec:
+    """Returned by the hook `gradhomog_homogenizer`.
+
+    Attributes:
+        factory: called with the user's options as keywords; returns a `Homogenizer`. Its signature *is* the list of options.
+        summary: one line for `gradhomog list`.
+        reference: where the method comes from: authors, year, DOI or arXiv number.
+        traits: claims, from `TRAITS`.
+        needs: statistics read in any stage, from `STATISTICS`. Reading one that is not declared is an error.
+    """
+
+    factory: Callable[..., Homogenizer]
+    summary: str
+    reference: str = ""
+    traits: frozenset[str] = field(default_factory=frozenset)
+    needs: frozenset[str] = field(default_factory=frozenset)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "traits", _subset(self.traits, TRAITS, "trait"))
+        object.__setattr__(self, "needs", _subset(self.needs, STATISTICS, "statistic in `needs`"))
+
+
+@dataclass(frozen=True)
+class LearnerSpec:
+    """Returned by the hook `gradhomog_learner`.
+
+    Attributes:
+        factory: called as `factory(encoder, head, homogenizers=pipeline, **options)`; returns a `Learner`.
+        summary, reference: as in `HomogenizerSpec`.
+    """
+
+    factory: Callable[..., Learner]
+    summary: str
+    reference: str = ""
+
+
+@dataclass(frozen=True)
+class DomainSpec:
+    """Returned by the hook `gradhomog_domain`.
+
+    Attributes:
+        factory: called as `factory(variant, size=size, **options)`, where `variant` is what the user wrote after the
+            colon (`""` if nothing) and `size` the side of images in pixels; returns a `Domain`.
+        summary, reference: as in `HomogenizerSpec`.
+        variants: the names accepted after the colon, for listings and suggestions; empty if any text is.
+    """
+
+    factory: Callable[..., Domain]
+    summary: str
+    reference: str = ""
+    variants: tuple[str, ...] = ()
+
+
+Spec = HomogenizerSpec | LearnerSpec | DomainSpec
+SIGNATURE_ONLY: dict[type[Any], tuple[str, ...]] = {
+    HomogenizerSpec: (),
+    LearnerSpec: ("encoder", "head", "homogenizers"),
+    DomainSpec: ("variant", "size"),
+}
+"""Parameters of each kind of factory that the host supplies: they are not options of the user."""

@@ -1,0 +1,85 @@
+"""What a learner is given: a few-shot task, and a batch of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradhomog.errors import DataError
+
+
+@dataclass(frozen=True)
+class Task:
+    """One episode: a support set to adapt on and a query set to judge the adapted network by.
+
+    Attributes:
+        support_x: inputs, `[support, *input]`; images are `[support, channels, height, width]` in [-1, 1].
+        support_y: int64 class indices `[support]` in 0..ways-1, or float targets `[support, outputs]`.
+        query_x, query_y: the same for the query set.
+        domain: the distribution that the task comes from, e.g. `"glyphs:greek"`; `""` where unknown.
+    """
+
+    support_x: Tensor
+    support_y: Tensor
+    query_x: Tensor
+    query_y: Tensor
+    domain: str = ""
+
+
+@dataclass(frozen=True)
+class TaskBatch:
+    """N tasks of one shape: every tensor of `Task` with a leading dimension `tasks`, and one domain name per task."""
+
+    support_x: Tensor
+    support_y: Tensor
+    query_x: Tensor
+    query_y: Tensor
+    domains: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        n = self.support_x.shape[0]
+        for name in ("support_y", "query_x", "query_y"):
+            if getattr(self, name).shape[0] != n:
+                raise DataError(
+                    f"`{name}` must have the {n} tasks of `support_x` in its first dimension; "
+                    f"got shape {tuple(getattr(self, name).shape)}."
+                )
+        if self.domains and len(self.domains) != n:
+            raise DataError(f"`domains` must name one domain for each of the {n} tasks; got {self.domains}.")
+
+    @classmethod
+    def stack(cls, tasks: Sequence[Task]) -> TaskBatch:
+        """Stack tasks of equal shape along a new first dimension."""
+        if not tasks:
+            raise DataError("a task batch needs at least one task; got none.")
+        names = ("support_x", "support_y", "query_x", "query_y")
+        fields = {}
+        for name in names:
+            tensors = [getattr(task, name) for task in tasks]
+            if len({t.shape for t in tensors}) > 1:
+                shapes = ", ".join(f"{task.domain or 'task'} {tuple(t.shape)}" for task, t in zip(tasks, tensors, strict=True))
+                raise DataError(f"`{name}` must have one shape in all tasks of a batch; got {shapes}.")
+            fields[name] = torch.stack(tensors)
+        return cls(**fields, domains=tuple(task.domain for task in tasks))
+
+    def to(self, device: torch.device | str) -> TaskBatch:
+        """Copy to a device."""
+        return TaskBatch(
+            self.support_x.to(device), self.support_y.to(device),
+            self.query_x.to(device), self.query_y.to(device), self.domains,
+        )  # fmt: skip
+
+    def __len__(self) -> int:
+        return self.support_x.shape[0]
+
+    def __getitem__(self, index: int) -> Task:
+        return Task(
+            self.support_x[index], self.support_y[index], self.query_x[index], self.query_y[index],
+            self.domains[index] if self.domains else "",
+        )  # fmt: skip
+
+    def __iter__(self) -> Iterator[Task]:
+        return (self[index] for index in range(len(self)))

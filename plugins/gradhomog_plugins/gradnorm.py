@@ -1,0 +1,133 @@
+"""GradNorm: learn weights under which the tasks' gradient norms follow their training rates."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gradhomog import Evidence, Homogenizer, HomogenizerSpec, OptionError, hookimpl
+
+# A weight may fall to this share of the average and no further: projected gradient steps would make it negative.
+SMALLEST_WEIGHT = 1e-3
+
+
+class GradNorm(Homogenizer):
+    """Weights w, learnt by descent on Σ_i |w_i n_i − n̄ r_i^α|, so that slow tasks get larger gradients.
+
+    n_i = ‖∇L_i‖,  n̄ = mean_i w_i n_i,  r_i = L̃_i / mean_j L̃_j,  L̃_i = L_i / L_i(0)
+    ∂/∂w_i = sign(w_i n_i − n̄ r_i^α) · n_i      (n̄ and r are constants)
+    w ← w − lr · ∂/∂w / n̄,  then w ← N w / Σ_j w_j;  the step after it is d = 1/N Σ_i w_i g_i
+
+    The gradient needs row norms only: no second backward, no graph kept, nothing written into the model's gradients.
+
+    Args:
+        alpha: exponent α ≥ 0 of the training rates; 0 equalises the norms.
+        lr: > 0, rate of the weights.
+        initial_loss: L_i(0): `"first"`, the first loss seen under the key; or a number > 0, for example log(ways) in
+            classification, which is right where the task under a key changes from step to step.
+        key: state by `"slot"` (place in the batch) or by `"domain"`.
+        parameters: glob pattern over parameter names whose gradients are measured: the paper takes the last shared layer.
+        relative: divide the gradient by n̄, so that a common factor of the gradients changes nothing; False is the paper.
+        scale: `"mean"`: weights average to 1; `"paper"`: d = Σ_i w_i g_i.
+
+    Differentiable in the rows, with the weights as constants, as in the paper. State: weights and first losses by key.
+    Two tasks of one key in a batch share a weight, and both move it. A task without gradient keeps its weight. Weights
+    stay above 1e-3 of their mean. Negative losses and first losses of zero have no training rate and raise.
+
+    Source: Chen et al. 2018, "GradNorm", arXiv 1711.02257, equations 1 and 2, algorithm 1.
+
+    Deviations: (1) `relative`; (2) the floor, which the paper does not discuss; (3) the weights of a batch, not of all
+    keys, average to 1, as a batch may hold only some domains; (4) reference code: gradnorm-pytorch has the exponent's sign
+    reversed and writes second-order gradients into the model, LibMTL trains w with the model's optimizer under a softmax.
+
+    >>> import torch, gradhomog
+    >>> pipe = gradhomog.pipeline("gradnorm(alpha=0, lr=0.1)")
+    >>> jacobian = torch.tensor([[3.0, 0.0], [0.0, 1.0]])
+    >>> _ = pipe.combine(jacobian, losses=[1.0, 1.0])
+    >>> pipe.combine(jacobian, losses=[1.0, 1.0])  # the large gradient was made smaller
+    tensor([1.3421, 0.5526])
+    """
+
+    carried = ("weights", "first_losses")
+
+    def __init__(
+        self,
+        alpha: float = 1.5,
+        lr: float = 0.025,
+        initial_loss: Literal["first"] | float = "first",
+        key: Literal["slot", "domain"] = "slot",
+        parameters: str = "*",
+        relative: bool = True,
+        scale: Literal["mean", "paper"] = "mean",
+    ) -> None:
+        if not 0 <= alpha < math.inf:
+            raise OptionError(f"gradnorm: `alpha` must be finite and not negative; got {alpha!r}.")
+        if not 0 < lr < math.inf:
+            raise OptionError(f"gradnorm: `lr` must be positive; got {lr!r}.")
+        if initial_loss != "first" and not 0 < float(initial_loss) < math.inf:
+            raise OptionError(f"gradnorm: `initial_loss` must be 'first' or a positive number; got {initial_loss!r}.")
+        self.alpha, self.lr, self.initial_loss = alpha, lr, initial_loss
+        self.key, self.parameters, self.relative, self.scale = key, parameters, relative, scale
+        self.weights: dict[str, float] = {}
+        self.first_losses: dict[str, float] = {}
+
+    def mix(self, evidence: Evidence) -> Tensor:
+        weights = self._batch_weights(evidence)
+        return weights if self.scale == "mean" else evidence.tasks * weights
+
+    def update(self, evidence: Evidence) -> None:
+        keys, norms = evidence.by(self.key), evidence.norms(self.parameters).cpu()
+        weights = self._batch_weights(evidence)
+        rates = self._training_rates(keys, evidence.losses.cpu())
+        mean_norm = (weights * norms).mean()
+        if not mean_norm > 0:
+            return  # no task has a gradient: nothing to balance
+        gradient = leader_gradient(weights, norms, rates**self.alpha)
+        step = self.lr * gradient / (mean_norm if self.relative else 1.0)
+        shared: dict[str, float] = dict(zip(keys, weights.tolist(), strict=True))
+        for key, change in zip(keys, step.tolist(), strict=True):
+            shared[key] -= change
+        moved = torch.tensor([shared[key] for key in keys], dtype=torch.float64).clamp_min(SMALLEST_WEIGHT)
+        self.weights.update(zip(keys, (moved / moved.mean()).tolist(), strict=True))
+
+    def _batch_weights(self, evidence: Evidence) -> Tensor:
+        weights = torch.tensor([self.weights.get(key, 1.0) for key in evidence.by(self.key)], dtype=torch.float64)
+        return weights / weights.mean()
+
+    def _training_rates(self, keys: list[str], losses: Tensor) -> Tensor:
+        if bool((losses < 0).any()):
+            raise OptionError(f"gradnorm: losses must not be negative, r^α is undefined then; got {losses.tolist()}.")
+        if self.initial_loss == "first":
+            for key, loss in zip(keys, losses.tolist(), strict=True):
+                if loss == 0 and key not in self.first_losses:
+                    raise OptionError(
+                        f"gradnorm: the first loss of task '{key}' is zero, so it has no training rate. "
+                        "Give `initial_loss` a number."
+                    )
+                self.first_losses.setdefault(key, loss)
+            first = torch.tensor([self.first_losses[key] for key in keys], dtype=torch.float64)
+        else:
+            first = torch.full_like(losses, float(self.initial_loss))
+        relative = losses / first
+        mean = relative.mean()
+        return relative / mean if mean > 0 else torch.ones_like(relative)
+
+
+def leader_gradient(weights: Tensor, norms: Tensor, targets: Tensor) -> Tensor:
+    """∂/∂w of Σ_i |w_i n_i − n̄ t_i| with n̄ = mean(w·n) and t constant: sign(w_i n_i − n̄ t_i) · n_i, `[tasks]`."""
+    weighted = weights * norms
+    return torch.sign(weighted - weighted.mean() * targets) * norms
+
+
+@hookimpl
+def gradhomog_homogenizer() -> HomogenizerSpec:
+    return HomogenizerSpec(
+        factory=GradNorm,
+        summary="learns weights under which gradient norms follow training rates",
+        reference="Chen et al. 2018, arXiv 1711.02257",
+        traits=frozenset({"differentiable", "stateful", "scale_equivariant"}),
+        needs=frozenset({"losses", "norms"}),
+    )
