@@ -38,8 +38,9 @@ def pipeline(
     """Homogenizers by name, with options, in order.
 
     Args:
-        what: text such as `"isi + reweight(beta=1.5)"`; or a list of names, `(name, options)` and `Homogenizer` objects;
-            `"none"`, `""`, `[]` or None for the empty pipeline, which is the plain learner. A Pipeline is returned as is.
+        what: text such as `"isi + reweight(beta=1.5)"`; or a list of names, `(name, options)` and `Homogenizer`
+            objects; `"none"`, `""`, `[]` or None for the empty pipeline, which is the plain learner. A Pipeline is
+            returned as is.
         nonfinite: see `Pipeline`.
         registry: where names are looked up; by default among the installed distributions.
 
@@ -55,9 +56,9 @@ def pipeline(
 
     if isinstance(what, Pipeline):
         return what
-    entries: Sequence[Entry] = (
-        [*expression.parse(what)] if isinstance(what, str) else [] if what is None else list(what)
-    )
+    if not isinstance(what, (str, Sequence, type(None))):
+        raise OptionError(f"a pipeline is a text or a list of names and Homogenizer objects; got {what!r}.")
+    entries: Sequence[Entry] = [*expression.parse(what)] if isinstance(what, str) else list(what or [])
     members = []
     for entry in entries:
         if isinstance(entry, Homogenizer):
@@ -66,12 +67,12 @@ def pipeline(
         if isinstance(entry, str):
             for selector, options in expression.parse(entry):
                 members.append(_member(registry or installed(), selector, options))
-        elif isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str):
+        elif (
+            isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str) and isinstance(entry[1], Mapping)
+        ):
             members.append(_member(registry or installed(), entry[0], entry[1]))
         else:
-            raise OptionError(
-                f"a pipeline is made of names, (name, options) and Homogenizer objects; got {entry!r}."
-            )
+            raise OptionError(f"a pipeline is made of names, (name, options) and Homogenizer objects; got {entry!r}.")
     return Pipeline(members, nonfinite)
 
 

@@ -21,7 +21,9 @@ class ExpressionError(OptionError):
 
     def __init__(self, reason: str, text: str, position: int) -> None:
         self.reason, self.text, self.position = reason, text, position
-        super().__init__(f"{reason}\n  {text}\n  {' ' * position}^")
+        start = text.rfind("\n", 0, position) + 1  # of a text over several lines only the one with the fault is shown
+        line = text[start:].partition("\n")[0].replace("\t", " ")
+        super().__init__(f"{reason}\n  {line}\n  {' ' * (position - start)}^")
 
 
 class PluginError(GradhomogError):

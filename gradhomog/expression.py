@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import ast
 import math
 import re
 from collections.abc import Mapping
@@ -24,6 +23,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 _WORDS = {"true": True, "false": False, "none": None, "True": True, "False": False, "None": None, "inf": math.inf}
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:_\d+)*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?")
 _TEXT = re.compile(r'"(?:[^"\\]|\\.)*"|' + r"'(?:[^'\\]|\\.)*'")
+_ESCAPES = {"\\": "\\", '"': '"', "'": "'", "n": "\n", "t": "\t"}
 
 
 def parse(text: str) -> list[Member]:
@@ -38,18 +38,24 @@ def parse(text: str) -> list[Member]:
         ExpressionError: with a caret under the character that does not fit.
     """
     reader = _Reader(text)
-    members = [reader.member()] if not reader.at_end() else []
-    while not reader.at_end():
-        reader.expect("+", "'+' and another name, or the end")
-        members.append(reader.member())
-    if [selector for selector, _ in members] == ["none"]:
-        if members[0][1]:
-            raise ExpressionError("'none' is the empty pipeline and takes no options", text, text.index("("))
-        return []
-    for selector, _ in members:
-        if selector == "none":
-            raise ExpressionError("'none' is the empty pipeline and cannot be combined", text, text.index("none"))
+    members = reader.members()
+    if not reader.at_end():
+        reader.fail("expected '+' and another name, or the end")
     return members
+
+
+def parse_alternatives(text: str) -> list[list[Member]]:
+    """Read pipelines separated by `|`: candidates of which a comparison keeps the one that validates best.
+
+    >>> parse_alternatives("none | pcgrad")
+    [[], [('pcgrad', {})]]
+    """
+    reader = _Reader(text)
+    found = [reader.members()]
+    while not reader.at_end():
+        reader.expect("|", "'+' and another name, '|' and another pipeline, or the end")
+        found.append(reader.members())
+    return found
 
 
 def parse_one(text: str) -> Member:
@@ -80,12 +86,12 @@ def _render_value(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_render_value(k)}: {_render_value(v)}" for k, v in value.items()) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(_render_value, value)) + "]"
-    return repr(value)
+    return repr(float(value) if isinstance(value, float) else value)  # NumPy's floats do not print as numbers
 
 
 class _Reader:
@@ -120,6 +126,25 @@ class _Reader:
         self.position = found.end()
         return found.group()
 
+    def members(self) -> list[Member]:
+        """Names joined by '+'; `none`, or nothing at all, is the empty pipeline."""
+        found: list[Member] = []
+        none_at = -1
+        while not self.at_end() and not self.peek("|") and (not found or self.peek("+")):
+            if found:
+                self.position += 1
+                self.skip()
+            start = self.position
+            found.append(self.member())
+            none_at = start if found[-1][0] == "none" else none_at
+        if none_at >= 0 and len(found) > 1:
+            self.position = none_at
+            self.fail("'none' is the empty pipeline and cannot be combined")
+        if none_at >= 0 and found[0][1]:
+            self.position = self.text.index("(", none_at)
+            self.fail("'none' is the empty pipeline and takes no options")
+        return [] if none_at >= 0 else found
+
     def member(self) -> Member:
         selector = self.match(_SELECTOR)
         if selector is None:
@@ -147,9 +172,11 @@ class _Reader:
         if self.peek("["):
             return self.items("]", self.value)
         if self.peek("{"):
-            return dict(self.items("}", self.pair))
-        if (word := self.match(_TEXT)) is not None:
-            return ast.literal_eval(word)
+            found: dict[str, Any] = {}
+            self.items("}", lambda: self.pair(found))
+            return found
+        if (text := self.quoted()) is not None:
+            return text
         if self.peek("-inf"):
             self.position += 4
             return -math.inf
@@ -172,10 +199,27 @@ class _Reader:
         self.position += 1
         return found
 
-    def pair(self) -> tuple[str, Any]:
+    def pair(self, found: dict[str, Any]) -> None:
         self.skip()
-        key = self.match(_TEXT)
+        start = self.position
+        key = self.quoted()
         if key is None:
             self.fail("expected a key in quotes")
+        if key in found:
+            self.position = start
+            self.fail(f"key '{key}' is given twice")
         self.expect(":", "':' and a value")
-        return ast.literal_eval(str(key)), self.value()
+        found[str(key)] = self.value()
+
+    def quoted(self) -> str | None:
+        self.skip()
+        start = self.position + 1
+        word = self.match(_TEXT)
+
+        def plain(escape: re.Match[str]) -> str:
+            if escape[1] not in _ESCAPES:
+                self.position = start + escape.start()
+                self.fail(f"'{escape[0]}' is no escape; write \\\\ for a backslash, or \\\", \\', \\n, \\t")
+            return _ESCAPES[escape[1]]
+
+        return None if word is None else re.sub(r"\\(.)", plain, word[1:-1])

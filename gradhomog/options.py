@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
+import json
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gradhomog.errors import OptionError
 from gradhomog.specs import SIGNATURE_ONLY, Spec
+
+_LISTS = (list, tuple, Sequence)
+_TABLES = (dict, Mapping)
 
 
 def accepted(spec: Spec) -> dict[str, inspect.Parameter]:
@@ -23,9 +28,20 @@ def accepted(spec: Spec) -> dict[str, inspect.Parameter]:
     }
 
 
-def describe(parameter: inspect.Parameter) -> str:
-    """`alpha: float = 1.5`, as `gradhomog show` prints it."""
-    return str(parameter).replace("'", '"') if parameter.annotation is inspect.Parameter.empty else str(parameter)
+def describe(spec: Spec) -> list[str]:
+    """The options of a plugin as a user writes them, with what each may be: `alpha=1.5 (a number)`."""
+    annotations = _annotations(spec.factory)
+    described = []
+    for name, parameter in accepted(spec).items():
+        default = "" if parameter.default is parameter.empty else f"={_written(parameter.default)}"
+        described.append(f"{name}{default} ({words(annotations.get(name, Any))})")
+    return described
+
+
+def _written(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
 
 
 def bind(spec: Spec, plugin: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -35,7 +51,7 @@ def bind(spec: Spec, plugin: str, options: Mapping[str, Any]) -> dict[str, Any]:
         OptionError: unknown name (with the accepted ones and a suggestion), a required one missing, or a wrong type.
     """
     parameters = accepted(spec)
-    known = ", ".join(describe(parameter) for parameter in parameters.values()) or "none"
+    known = ", ".join(describe(spec)) or "none"
     for name in options:
         if name not in parameters:
             near = difflib.get_close_matches(name, parameters, n=1)
@@ -48,8 +64,8 @@ def bind(spec: Spec, plugin: str, options: Mapping[str, Any]) -> dict[str, Any]:
     bound = {}
     for name, value in options.items():
         annotation = annotations.get(name, Any)
-        if not _fits(value, annotation):
-            raise OptionError(f"{plugin}: `{name}` must be {_words(annotation)}; got {value!r}.")
+        if not fits(value, annotation):
+            raise OptionError(f"{plugin}: `{name}` must be {words(annotation)}; got {value!r}.")
         bound[name] = value
     return bound
 
@@ -61,6 +77,8 @@ def check(condition: bool, name: str, expected: str, found: object) -> None:
 
 
 def _annotations(factory: Callable[..., Any]) -> dict[str, Any]:
+    while isinstance(factory, functools.partial):
+        factory = factory.func
     target = factory.__init__ if inspect.isclass(factory) else factory
     try:
         return typing.get_type_hints(target)
@@ -68,10 +86,10 @@ def _annotations(factory: Callable[..., Any]) -> dict[str, Any]:
         return {}  # an annotation that cannot be resolved promises nothing
 
 
-def _fits(value: Any, annotation: Any) -> bool:
+def fits(value: Any, annotation: Any) -> bool:
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, arg) for arg in args)
+        return any(fits(value, arg) for arg in args)
     if origin is typing.Literal:
         return any(value == arg and type(value) is type(arg) for arg in args)
     if annotation in (None, type(None)):
@@ -80,23 +98,35 @@ def _fits(value: Any, annotation: Any) -> bool:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
     if annotation is int:
         return isinstance(value, int) and not isinstance(value, bool)
-    if origin in (list, tuple, typing.get_origin(typing.Sequence[int])):
-        return isinstance(value, (list, tuple)) and (not args or all(_fits(item, args[0]) for item in value))
-    if origin in (dict, typing.get_origin(typing.Mapping[str, int])):
-        return isinstance(value, Mapping) and all(_fits(item, args[1]) for item in value.values())
+    container = origin or annotation
+    if container is tuple and args and args[-1] is not ...:
+        return isinstance(value, (list, tuple)) and len(value) == len(args) and all(map(fits, value, args))
+    if container in _LISTS:
+        return isinstance(value, (list, tuple)) and (not args or all(fits(item, args[0]) for item in value))
+    if container in _TABLES:
+        if not isinstance(value, Mapping):
+            return False
+        return not args or all(fits(key, args[0]) and fits(item, args[1]) for key, item in value.items())
     if annotation in (bool, str):
         return isinstance(value, annotation)
     return True  # Any, callables, tensors, classes of the plugin's own: the factory checks
 
 
-def _words(annotation: Any) -> str:
-    if isinstance(annotation, type) and not typing.get_args(annotation):
-        return {int: "an integer", float: "a number", bool: "true or false", str: "a text"}.get(
-            annotation, annotation.__name__
-        )
+def words(annotation: Any) -> str:
+    """What a value of an annotated type is called in a message."""
+    plain = {int: "an integer", float: "a number", bool: "true or false", str: "a text", type(None): "none", Any: "any"}
+    if annotation in plain:
+        return plain[annotation]
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Literal:
-        return "one of " + ", ".join(repr(arg) for arg in args)
+        return ("one of " if len(args) > 1 else "") + ", ".join(map(_written, args))
     if origin in (typing.Union, types.UnionType):
-        return " or ".join("none" if arg is type(None) else _words(arg) for arg in args)
-    return str(annotation).replace("collections.abc.", "").replace("typing.", "")
+        return " or ".join(words(arg) for arg in args)
+    container = origin or annotation
+    if container is tuple and args and args[-1] is not ...:
+        return f"a list of {len(args)} ({', '.join(map(words, args))})"
+    if container in _LISTS:
+        return f"a list ({words(args[0])} each)" if args else "a list"
+    if container in _TABLES:
+        return f"a table by name ({words(args[1])} each)" if args else "a table by name"
+    return str(getattr(annotation, "__name__", annotation))

@@ -189,8 +189,9 @@ class Pipeline:
         observation = Observation(
             jacobian, losses, keys, features, feature_cotangents, gramian_wanted=self._needs_gramian or inspect
         )
-        observation, kept = self._finite(observation)
+        # One mode for all: a statistic that is computed (and cached) without a graph would cut it for later readers.
         with torch.set_grad_enabled(create_graph):
+            observation, kept = self._finite(observation)
             current, mixing, replaced, seen = self._act(observation)
             if replaced or mixing is None:
                 direction = row_math.mean(current.rows)
@@ -252,16 +253,13 @@ class Pipeline:
 
     def _finite(self, observation: Observation) -> tuple[Observation, tuple[int, ...]]:
         """Apply the policy for NaN and infinity before anything else is computed or learnt."""
-        with torch.no_grad():
-            if self._needs_gramian or self._needs_norms or observation.gramian_wanted:
-                sums = observation.block_squared_norms[1]
-            else:  # a sum over each row is NaN or infinite if an entry is; in float64 it cannot overflow by itself
-                sums = torch.stack(
-                    [b.sum(1, dtype=torch.float64) for b in row_math.blocks(observation.rows).values()]
-                )
-            fine = torch.isfinite(sums).all(0)
-            if observation.losses is not None:
-                fine = fine & torch.isfinite(observation.losses).to(fine.device)
+        if self._needs_gramian or self._needs_norms or observation.gramian_wanted:
+            sums = observation.block_squared_norms[1]
+        else:  # a sum over each row is NaN or infinite if an entry is; in float64 it cannot overflow by itself
+            sums = torch.stack([b.sum(1, dtype=torch.float64) for b in row_math.blocks(observation.rows).values()])
+        fine = torch.isfinite(sums).all(0)
+        if observation.losses is not None:
+            fine = fine & torch.isfinite(observation.losses).to(fine.device)
         kept = tuple(index for index, good in enumerate(fine.tolist()) if good)
         tasks = len(observation.keys)
         if len(kept) == tasks:
@@ -308,5 +306,6 @@ def _describe_nonfinite(observation: Observation, lost: Sequence[int]) -> str:
     others = f" (and tasks {', '.join(map(str, lost[1:]))})" if len(lost) > 1 else ""
     return (
         f"task {index}{f' of domain {key.domain}' if key.domain else ''}{others} is not finite: {where}. Lower the "
-        'inner learning rate, clip, or use nonfinite="drop" to leave such tasks out of the step. Nothing was changed.'
+        "inner learning rate, give an Adam-like inner optimizer an eps_root, or use nonfinite=\"drop\" to leave such tasks "
+        "out of the step. Nothing was changed."
     )

@@ -23,6 +23,7 @@ from gradhomog.errors import (
     AmbiguousPluginError,
     DisabledPluginError,
     GradhomogError,
+    OptionError,
     PluginLoadError,
     PluginRunError,
     UnknownPluginError,
@@ -65,8 +66,8 @@ class Registry:
     """The plugins of the installed distributions.
 
     Args:
-        entry_points: candidates; by default those of all installed distributions in the groups `gradhomog.homogenizers`,
-            `gradhomog.learners` and `gradhomog.domains`.
+        entry_points: candidates; by default those of all installed distributions in the groups
+            `gradhomog.homogenizers`, `gradhomog.learners` and `gradhomog.domains`.
         disabled: selectors (`name` or `distribution:name`) that are refused; by default those of the environment
             variable GRADHOMOG_DISABLE, separated by commas.
 
@@ -102,16 +103,16 @@ class Registry:
             )
             for point in points:
                 dist = point.dist
-                distribution = dist.name if dist else "?"
+                distribution = (dist and dist.name) or "?"  # a folder left by a broken uninstall has no name
                 blocked = not self._disabled.isdisjoint({point.name, f"{distribution}:{point.name}"})
-                info = PluginInfo(
-                    point.name, distribution, dist.version if dist else "?", point.value, kind, blocked
-                )
+                info = PluginInfo(point.name, distribution, (dist and dist.version) or "?", point.value, kind, blocked)
                 found[kind].setdefault((distribution, point.name), info)
         return {kind: tuple(sorted(infos.values())) for kind, infos in found.items()}
 
     def list(self, kind: Kind) -> tuple[PluginInfo, ...]:
         """All plugins of a kind, sorted by name, disabled ones included; imports none of them."""
+        if kind not in KINDS:
+            raise OptionError(f"`kind` must be one of {', '.join(map(repr, KINDS))}; got {kind!r}.")
         return self._plugins[kind]
 
     def names(self, kind: Kind) -> tuple[str, ...]:
@@ -159,8 +160,8 @@ class Registry:
         """Import a plugin's module, check its hooks, and return what it says about itself.
 
         Raises:
-            PluginLoadError: the import fails, the hook is missing, misspelt, raises or returns the wrong type. The cause
-                is chained, and the plugin stays unregistered.
+            PluginLoadError: the import fails, the hook is missing, misspelt, raises or returns the wrong type. The
+                cause is chained, and the plugin stays unregistered.
         """
         info = self.find(kind, selector)
         if info not in self._loaded:
@@ -172,7 +173,7 @@ class Registry:
         point = importlib.metadata.EntryPoint(info.name, info.module, f"gradhomog.{info.kind}")
         try:
             plugin = point.load()
-        except Exception as cause:
+        except (Exception, SystemExit) as cause:  # SystemExit: a script without a guard must not end ours
             raise self._refusal(info, f"did not load: {type(cause).__name__}: {cause}") from cause
         if not isinstance(plugin, ModuleType):
             raise self._refusal(info, f"must be a module; its entry point gives a {type(plugin).__name__}")
@@ -183,7 +184,7 @@ class Registry:
                 self.manager.check_pending()
         except pluggy.PluginValidationError as cause:
             self._forget(plugin, registered)
-            raise self._refusal(info, f"has a hook that does not fit: {cause}") from cause
+            raise self._refusal(info, f"has a hook that does not fit: {cause}{_near_hook(plugin)}") from cause
         if not hasattr(plugin, hook_name) or not any(
             impl.plugin is plugin for impl in getattr(self.manager.hook, hook_name).get_hookimpls()
         ):
@@ -199,6 +200,9 @@ class Registry:
             raise self._refusal(
                 info, f"must return a {spec_type.__name__} from `{hook_name}`; got {type(spec).__name__}"
             )
+        if not callable(spec.factory):
+            self._forget(plugin, registered)
+            raise self._refusal(info, f"must have a callable `factory`; got {spec.factory!r}")
         return cast(Spec, spec)
 
     def _forget(self, plugin: object, was_registered: bool) -> None:
@@ -239,6 +243,13 @@ class Registry:
         """The observers that registered plugins provide for a run with this configuration."""
         made = self.manager.hook.gradhomog_observers(config=config)
         return tuple(observer for observer in made if observer is not None)
+
+
+def _near_hook(plugin: ModuleType) -> str:
+    known = [name for name in vars(hooks) if name.startswith("gradhomog_")]
+    strays = [name for name in vars(plugin) if name.startswith("gradhomog_") and name not in known]
+    near = [match for stray in strays for match in difflib.get_close_matches(stray, known, n=1)]
+    return f". Did you mean '{near[0]}'?" if near else ""
 
 
 class _Maker:

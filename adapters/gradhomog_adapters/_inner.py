@@ -13,7 +13,7 @@ from torchopt.base import GradientTransformation
 from gradhomog import OptionError
 
 Inner = (
-    Literal["sgd", "momentum", "adam", "adamw", "rmsprop", "adagrad"]
+    Literal["sgd", "momentum", "adam", "adamw"]
     | GradientTransformation
     | Callable[[], GradientTransformation]
 )
@@ -28,8 +28,6 @@ _BY_NAME: dict[str, Callable[[float], GradientTransformation]] = {
     "momentum": lambda lr: torchopt.sgd(lr=lr, momentum=0.9),
     "adam": lambda lr: torchopt.adam(lr=lr, eps_root=EPS_ROOT),
     "adamw": lambda lr: torchopt.adamw(lr=lr, eps_root=EPS_ROOT),
-    "rmsprop": lambda lr: torchopt.rmsprop(lr=lr, eps=1e-4),
-    "adagrad": lambda lr: torchopt.adagrad(lr=lr),
 }
 
 

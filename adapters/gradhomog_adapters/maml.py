@@ -23,10 +23,10 @@ class MAML(Learner):
 
     Args:
         encoder, head, homogenizers, loss: see `Learner`.
-        inner: inner optimizer: `"sgd"`, `"momentum"`, `"adam"`, `"adamw"`, `"rmsprop"`, `"adagrad"`, at `inner_lr`; or a
+        inner: inner optimizer: `"sgd"`, `"momentum"`, `"adam"`, `"adamw"`, at `inner_lr`; or a
             TorchOpt transformation (`torchopt.sgd(lr=0.01)`, `torchopt.chain(...)`), or a function that makes one. Each
-            task starts with a fresh state. Give Adam-like ones an `eps_root`: with TorchOpt's default of 0 a dead ReLU
-            makes meta-gradients NaN.
+            task starts with a fresh state. Give Adam-like ones an `eps_root`: with TorchOpt's default of 0 an exactly zero
+            gradient (a dead ReLU, a bias before batch normalization) makes meta-gradients NaN; its RMSProp has none.
         inner_lr: > 0, used when `inner` is a name.
         inner_steps: K ≥ 0 while training.
         test_steps: K at meta-test; as `inner_steps` by default.

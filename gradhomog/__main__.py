@@ -1,0 +1,8 @@
+"""`python -m gradhomog`, for where the script `gradhomog` is not on the path."""
+
+import sys
+
+from gradhomog.cli import main
+
+if __name__ == "__main__":  # worker processes import this module again
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""A comparison from configuration to table: plans the runs, keeps their records, decides tunings, writes the report."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gradhomog.bench import folder as folders
+from gradhomog.bench import plan, training, workers
+from gradhomog.bench.config import Config
+from gradhomog.bench.environment import machine, versions
+from gradhomog.bench.plan import Method, Run
+from gradhomog.bench.report import write_report
+from gradhomog.bench.results import ResultLog
+from gradhomog.bench.summary import Summary
+from gradhomog.registry import installed
+
+KEPT = frozenset({"step", "validation", "result", "failed"})
+
+
+@dataclass
+class Outcome:
+    """What a comparison came to.
+
+    Attributes:
+        folder: where everything was written.
+        summary: the table.
+        failures: by run, the message of what failed; empty if all went well.
+    """
+
+    folder: Path
+    summary: Summary
+    failures: dict[str, str] = field(default_factory=dict)
+
+
+def compare(
+    config: Config,
+    out: Path | None = None,
+    resume: bool = False,
+    progress: Callable[[Mapping[str, Any]], None] = lambda record: None,
+    stem: str = "compare",
+) -> Outcome:
+    """Train and test every method with every seed; see `Config`. Everything is checked before anything is trained.
+
+    Args:
+        out: the output folder; by default a new one under `runs/`.
+        resume: go on where a killed or interrupted comparison of this configuration stopped.
+        progress: called with every record, `progress` and `plan` included; for a progress bar.
+
+    Raises:
+        GradhomogError: bad names, options, data or folder. KeyboardInterrupt: after all runs have written checkpoints.
+    """
+    rows = plan.methods(config)
+    source = training.streams(config, config.seed_list[0])
+    for row in rows:
+        training.make_learner(config, Run(row.learner, row.label, row.candidates[0], config.seed_list[0]), source)
+    path = folders.prepare(config, out, resume, stem)
+    comparison = _Comparison(config, rows, path, progress)
+    comparison.run()
+    return Outcome(path, write_report(path, expected_runs=comparison.expected), comparison.failures)
+
+
+class _Comparison:
+    def __init__(
+        self, config: Config, rows: list[Method], path: Path, progress: Callable[[Mapping[str, Any]], None]
+    ) -> None:
+        self.config, self.rows, self.path, self.progress = config, rows, path, progress
+        ResultLog.recover(path / folders.LOG)
+        self.log = ResultLog(path / folders.LOG)
+        self.results: dict[tuple[str, str], dict[str, Any]] = {}
+        for record in ResultLog.read(path / folders.LOG):
+            if record["event"] == "result":
+                self.results[record["run"], record["role"]] = record
+        self.failures: dict[str, str] = {}
+        self.expected = len(rows) * len(config.seed_list)
+        self._observers = list(installed().observers(config.to_dict()))
+
+    def run(self) -> None:
+        runs = [run for run in plan.first_runs(self.config, self.rows) if (run.id, run.role) not in self.results]
+        for row in self.rows:  # tunings that were decided before an interruption
+            runs += self._decide(row)
+        candidates = sum(len(row.candidates) - 1 for row in self.rows if row.tuned)
+        finished = sum(
+            1 for (_, role), record in self.results.items() if role == "candidate" or not record.get("tuned_from")
+        )
+        self.progress(
+            {
+                "event": "plan",
+                "runs": self.expected + candidates,
+                "steps": self.config.train.steps,
+                "finished": min(finished, self.expected + candidates),
+            }
+        )
+        self._append(
+            {
+                "event": "start",
+                "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+                "config": self.config.to_dict(),
+                "versions": versions(),
+                "machine": machine(),
+            }
+        )
+        workers.execute(self.config, runs, self.path, self._handle)
+
+    def _handle(self, record: dict[str, Any]) -> list[Run]:
+        self.progress(record)
+        if record["event"] == "failed":
+            self.failures[record["run"]] = record["error"]
+        if record["event"] not in KEPT:
+            return []
+        method = next((row for row in self.rows if row.label == record.get("label") and row.tuned), None)
+        if method and record["event"] == "result" and record["role"] == "compare":
+            record = {**record, "tuned_from": list(method.candidates), "chosen": record["homogenizers"]}
+        self._append(record)
+        if record["event"] != "result":
+            return []
+        self.results[record["run"], record["role"]] = record
+        row = next(r for r in self.rows if (r.learner, r.label) == (record["learner"], record["label"]))
+        return self._decide(row) if record["role"] == "candidate" else []
+
+    def _decide(self, row: Method) -> list[Run]:
+        """The runs of a tuned method once all its candidates are known; its first seed is the chosen candidate's run."""
+        if not row.tuned:
+            return []
+        seed = self.config.seed_list[0]
+        known = [
+            self.results.get((Run(row.learner, row.label, text, seed, "candidate").id, "candidate"))
+            for text in row.candidates
+        ]
+        done = [record for record in known if record is not None]
+        if len(done) < len(known):
+            return []
+        sign = 1 if done[0]["metric"] == "accuracy" else -1
+        best = max(done, key=lambda record: sign * record["validation"])
+        runs = plan.tuned_runs(self.config, row, best["homogenizers"])
+        if (runs[0].id, "compare") not in self.results:
+            self._handle({**best, "role": "compare"})
+        return [run for run in runs[1:] if (run.id, "compare") not in self.results]
+
+    def _append(self, record: dict[str, Any]) -> None:
+        self.log.append(record)
+        for observer in list(self._observers):
+            try:
+                observer(record["event"], record)
+            except Exception as error:  # an observer never stops a run
+                self._observers.remove(observer)
+                print(f"observer {observer!r} raised {type(error).__name__}: {error}; it is dropped.", file=sys.stderr)

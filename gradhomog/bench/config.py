@@ -1,0 +1,222 @@
+"""The run file: TOML in, typed dataclasses, TOML out; errors give the key path."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import math
+import tomllib
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+
+from gradhomog.errors import ConfigError
+from gradhomog.options import fits, words
+
+
+def _at_least(minimum: float, default: Any, *, exclusive: bool = False) -> Any:
+    return field(default=default, metadata={"min": minimum, "exclusive": exclusive})
+
+
+@dataclass(frozen=True)
+class Domains:
+    """Where tasks come from: names such as `glyphs:greek`, or paths of images.
+
+    A domain that is only in `test` is tested on all its classes; one that is also in `train` on its test classes.
+    Validation tasks come from the validation classes of the training domains.
+    """
+
+    train: list[str] = field(
+        default_factory=lambda: [
+            "glyphs:latin",
+            "glyphs:greek",
+            "glyphs:cyrillic",
+            "glyphs:mathematics",
+            "glyphs:arrows",
+            "glyphs:armenian",
+        ]
+    )
+    test: list[str] = field(default_factory=lambda: ["glyphs:georgian", "glyphs:dingbats", "glyphs:geometric"])
+    setting: Literal["weak", "strong"] = "strong"
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """The shape of a task, and how many make a batch."""
+
+    ways: int = _at_least(2, 5)
+    shots: int = _at_least(1, 1)
+    queries: int = _at_least(1, 5)
+    tasks: int = _at_least(1, 4)
+
+
+@dataclass(frozen=True)
+class Network:
+    """`conv4` for images (64 filters in the papers), `mlp` for vectors. `channels` 0 takes what the domains have."""
+
+    name: Literal["conv4", "mlp"] = "conv4"
+    width: int = _at_least(1, 16)
+    size: int = _at_least(16, 28)
+    channels: int = _at_least(0, 0)
+
+
+@dataclass(frozen=True)
+class Train:
+    """Meta-training. Inner settings are handed to learners that have them; a learner's own options win."""
+
+    steps: int = _at_least(1, 250)
+    inner: str = "sgd"
+    inner_steps: int = _at_least(0, 3)
+    inner_lr: float = _at_least(0, 0.05, exclusive=True)
+    outer_lr: float = _at_least(0, 0.002, exclusive=True)
+    validate_every: int = _at_least(1, 50)
+    validation_episodes: int = _at_least(1, 60)
+    log_every: int = _at_least(1, 5)
+    checkpoint_every: int = _at_least(1, 25)
+    nonfinite: Literal["raise", "drop"] = "raise"
+
+
+@dataclass(frozen=True)
+class Test:
+    """Meta-test: the same tasks for every run."""
+
+    episodes: int = _at_least(2, 300)
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole comparison. `workers` 0 means one per core; `threads` is per run, so results do not depend on `workers`."""
+
+    learner: str | list[str] = "maml"
+    homogenizers: list[str] = field(
+        default_factory=lambda: [
+            "none",
+            "static | static(weights=\"random\", seed=1) | static(weights=\"random\", seed=2)",
+            "pcgrad",
+            "gradnorm",
+            "mgda",
+        ]
+    )
+    seeds: int | list[int] = 3
+    workers: int = _at_least(0, 0)
+    threads: int = _at_least(1, 1)
+    device: str = "cpu"
+    domains: Domains = field(default_factory=Domains)
+    episodes: Episodes = field(default_factory=Episodes)
+    network: Network = field(default_factory=Network)
+    train: Train = field(default_factory=Train)
+    test: Test = field(default_factory=Test)
+
+    @property
+    def learners(self) -> list[str]:
+        return [self.learner] if isinstance(self.learner, str) else list(self.learner)
+
+    @property
+    def seed_list(self) -> list[int]:
+        return list(range(self.seeds)) if isinstance(self.seeds, int) else list(self.seeds)
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def to_toml(self) -> str:
+        return tomli_w.dumps(self.to_dict())
+
+    @property
+    def digest(self) -> str:
+        """A short hash of all that decides the results: everything but the number of workers."""
+        content = {key: value for key, value in self.to_dict().items() if key != "workers"}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def load(
+    path: str | Path | None = None, overrides: Sequence[str] = (), defaults: Mapping[str, Any] | None = None
+) -> Config:
+    """Read a run file and apply `--set key.path=value` overrides; what is left out has a default.
+
+    `defaults` replaces defaults of top-level keys.
+
+    Raises:
+        ConfigError: the file is missing or no TOML; a key is unknown (with a suggestion), a value of the wrong type or out
+            of range. The message gives the key path.
+    """
+    content: dict[str, Any] = {}
+    if path is not None:
+        try:
+            content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as cause:
+            raise ConfigError(f"{path}: the run file cannot be read: {cause}.") from cause
+        except tomllib.TOMLDecodeError as cause:
+            raise ConfigError(f"{path}: no valid TOML: {cause}.") from cause
+    content = {**(defaults or {}), **content}
+    for override in overrides:
+        _override(content, override)
+    config = _build(Config, content, "")
+    _check(config)
+    return config
+
+
+def _override(content: dict[str, Any], text: str) -> None:
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set needs key.path=value; got {text!r}.")
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()  # a bare word is a text: --set learner=fomaml
+    *path, last = key.strip().split(".")
+    table = content
+    for part in path:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"--set {key.strip()}: `{part}` is not a table.")
+    table[last] = parsed
+
+
+def _build(kind: type[Any], content: Mapping[str, Any], where: str) -> Any:
+    fields = {item.name: item for item in dataclasses.fields(kind)}
+    hints = typing.get_type_hints(kind)
+    values: dict[str, Any] = {}
+    for key, value in content.items():
+        path = f"{where}{key}"
+        if key not in fields:
+            near = difflib.get_close_matches(key, fields, n=1)
+            hint = f" Did you mean `{where}{near[0]}`?" if near else ""
+            raise ConfigError(f"unknown key `{path}`.{hint} Known here: {', '.join(fields)}.")
+        if dataclasses.is_dataclass(hints[key]):
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"`{path}` must be a table; got {value!r}.")
+            values[key] = _build(typing.cast(type[Any], hints[key]), value, f"{path}.")
+            continue
+        if not fits(value, hints[key]):
+            raise ConfigError(f"`{path}` must be {words(hints[key])}; got {value!r}.")
+        minimum = fields[key].metadata.get("min")
+        if minimum is not None:
+            exclusive = fields[key].metadata["exclusive"]
+            good = math.isfinite(value) and (value > minimum if exclusive else value >= minimum)
+            if not good:
+                word = "greater than" if exclusive else "at least"
+                raise ConfigError(f"`{path}` must be {word} {minimum}; got {value!r}.")
+        values[key] = float(value) if hints[key] is float else value
+    return kind(**values)
+
+
+def _check(config: Config) -> None:
+    for path, values in (
+        ("learner", config.learners),
+        ("homogenizers", config.homogenizers),
+        ("domains.train", config.domains.train),
+        ("domains.test", config.domains.test),
+        ("seeds", config.seed_list),
+    ):
+        if not values:
+            raise ConfigError(f"`{path}` must name at least one; got none.")
+        if len(set(values)) < len(values):
+            raise ConfigError(f"`{path}` must not name one twice; got {values}.")
+    if min(config.seed_list) < 0:
+        raise ConfigError(f"`seeds` must not be negative; got {config.seed_list}.")

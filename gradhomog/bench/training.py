@@ -1,0 +1,232 @@
+"""One run: train with validation, keep the best, test; resumable at any step, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gradhomog import api, expression, options
+from gradhomog.bench import networks
+from gradhomog.bench.config import Config
+from gradhomog.bench.episodes import EpisodeStream
+from gradhomog.bench.plan import Run
+from gradhomog.domain import Domain
+from gradhomog.errors import ConfigError
+from gradhomog.learners import Evaluation, Learner
+from gradhomog.registry import installed
+from gradhomog.tasks import Task
+
+Emit = Callable[[dict[str, Any]], None]
+
+# Validation and test tasks are the same for every method and every training seed.
+EVALUATION_SEED = 0
+
+
+@dataclass(frozen=True)
+class Streams:
+    """The tasks of a configuration: what to train on, and fixed lists to validate and test on."""
+
+    train: EpisodeStream
+    validation: EpisodeStream
+    test: EpisodeStream
+    input_shape: tuple[int, ...]
+    outputs: int
+    metric: str
+
+
+@functools.lru_cache(maxsize=64)  # one process runs many trainings on the same domains
+def _domain(text: str, size: int) -> Domain:
+    return api.domain(text, size=size)
+
+
+def streams(config: Config, seed: int) -> Streams:
+    """Open the domains and check that they can serve the episodes asked of them.
+
+    Raises:
+        DataError, OptionError, UnknownPluginError: a domain cannot be opened, or not serve; names it and the reason.
+        ConfigError: regression and classification domains are mixed.
+    """
+    size, shape = config.network.size, config.episodes
+    train = [_domain(text, size) for text in config.domains.train]
+    test = [_domain(text, size) for text in config.domains.test]
+    channels = None
+    if len(train[0].input_shape) == 3:
+        channels = config.network.channels or max(domain.input_shape[0] for domain in train + test)
+    kind = {domain.outputs for domain in train + test}
+    if len(kind) > 1:
+        raise ConfigError("`domains` must be all of classification, or all of regression with one number of targets.")
+    outputs = kind.pop()
+    seen = {domain.name for domain in train}
+    numbers = {"ways": shape.ways, "shots": shape.shots, "queries": shape.queries, "channels": channels}
+    both = [domain for domain in test if domain.name in seen]
+    unseen = [domain for domain in test if domain.name not in seen]
+    if both and unseen:
+        raise ConfigError(
+            "`domains.test` must hold only domains that are trained on (their test classes are used), or only others (all "
+            f"their classes are); it mixes {', '.join(d.name for d in both)} with {', '.join(d.name for d in unseen)}."
+        )
+
+    def stream(domains: list[Domain], split: Any, tasks: int, seed: int) -> EpisodeStream:
+        return EpisodeStream(
+            domains, split=split, tasks=tasks, setting=config.domains.setting, seed=seed, **numbers
+        )
+
+    input_shape = train[0].input_shape if channels is None else (channels, *train[0].input_shape[1:])
+    return Streams(
+        stream(train, "train", shape.tasks, seed),
+        stream(train, "val", 1, EVALUATION_SEED),
+        stream(test, "test" if both else "all", 1, EVALUATION_SEED),
+        input_shape,
+        shape.ways if outputs is None else outputs,
+        "accuracy" if outputs is None else "mse",
+    )
+
+
+def make_learner(config: Config, run: Run, source: Streams) -> Learner:
+    """The learner of a run, initialised from its seed; the same initialisation for every method."""
+    torch.manual_seed(run.seed)
+    encoder, head = networks.build(config.network.name, source.input_shape, source.outputs, config.network.width)
+    selector, own = expression.parse_one(run.learner)
+    _, spec = installed().load("learners", selector)
+    train = config.train
+    inner = {"inner": train.inner, "inner_steps": train.inner_steps, "inner_lr": train.inner_lr}
+    offered = {name: value for name, value in inner.items() if name in options.accepted(spec)}
+    device = torch.device(config.device)
+    return api.learner(
+        selector,
+        encoder.to(device),
+        head.to(device),
+        homogenizers=api.pipeline(run.homogenizers, nonfinite=train.nonfinite),
+        **{**offered, **own},
+    )
+
+
+class Training:
+    """One run in a folder of its own: `checkpoint.pt` while it trains, `best.pt` when it is done.
+
+    Args:
+        config, run: what to train.
+        folder: made if missing.
+        emit: called with the records `step`, `validation` and `result`, in order; see `results`.
+    """
+
+    def __init__(self, config: Config, run: Run, folder: Path, emit: Emit) -> None:
+        self.config, self.run, self.folder, self.emit = config, run, folder, emit
+        self.source = streams(config, run.seed)
+        self.learner = make_learner(config, run, self.source)
+        self.outer = torch.optim.Adam(self.learner.parameters(), lr=config.train.outer_lr)
+        self.done = 0
+        self.seconds = 0.0
+        self.best_score: float | None = None
+        self.best_step = 0
+        self.best: dict[str, Any] = {}
+        self._checkpoint = folder / "checkpoint.pt"
+        if self._checkpoint.exists():
+            self._load(torch.load(self._checkpoint, map_location=config.device, weights_only=True))
+
+    def finish(self, stop: Callable[[], bool] = lambda: False, progress: Emit = lambda record: None) -> bool:
+        """Train to the end and test; returns False if `stop()` said so on the way, with a checkpoint written.
+
+        `progress` is called after every step with what a progress bar shows.
+        """
+        train = self.config.train
+        self.folder.mkdir(parents=True, exist_ok=True)
+        while self.done < train.steps:
+            if stop():
+                self._save()
+                return False
+            self._step(progress)
+            if self.done % train.checkpoint_every == 0 and self.done < train.steps:
+                self._save()
+        self._test()
+        return True
+
+    def _step(self, progress: Emit) -> None:
+        train, start = self.config.train, time.perf_counter()
+        batch = self.source.train.batch(self.done).to(self.config.device)
+        report = self.learner.step(batch, self.outer)
+        self.done += 1
+        self.seconds += time.perf_counter() - start
+        identity = {"run": self.run.id, "step": self.done}
+        if self.done == 1 or self.done % train.log_every == 0:
+            self.emit({"event": "step", **identity, **report.record()})
+        scores = report.losses if report.accuracies is None else report.accuracies
+        progress({**identity, "loss": float(report.losses.mean()), "score": float(scores.mean())})
+        if self.done % train.validate_every == 0 or self.done == train.steps:
+            result = self._evaluate(self.source.validation, train.validation_episodes)
+            self.emit({"event": "validation", **identity, "score": result.mean, "half_width": result.half_width})
+            if self.best_score is None or self._better(result.mean, self.best_score):
+                self.best_score, self.best_step = result.mean, self.done
+                self.best = copy.deepcopy(self.learner.state_dict())
+
+    def _better(self, new: float, old: float) -> bool:
+        return new > old if self.source.metric == "accuracy" else new < old
+
+    def _evaluate(self, stream: EpisodeStream, episodes: int) -> Evaluation:
+        device = self.config.device
+
+        def tasks() -> Any:
+            for index in range(episodes):
+                task = stream.task(index)
+                yield Task(
+                    task.support_x.to(device), task.support_y.to(device),
+                    task.query_x.to(device), task.query_y.to(device), task.domain,
+                )  # fmt: skip
+
+        return self.learner.evaluate(tasks())
+
+    def _test(self) -> None:
+        self.learner.load_state_dict(self.best)
+        result = self._evaluate(self.source.test, self.config.test.episodes)
+        _write(self.folder / "best.pt", self.best)
+        self.emit(
+            {
+                "event": "result", "run": self.run.id, "label": self.run.label, "learner": self.run.learner,
+                "homogenizers": self.run.homogenizers, "seed": self.run.seed, "role": self.run.role,
+                "metric": self.source.metric, "scores": result.scores, "losses": result.losses,
+                "domains": result.domains, "validation": self.best_score, "best_step": self.best_step,
+                "steps": self.done, "seconds": self.seconds, "step_seconds": self.seconds / self.done,
+            }
+        )  # fmt: skip
+        self._checkpoint.unlink(missing_ok=True)
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        state = {
+            "digest": self.config.digest,
+            "done": self.done,
+            "seconds": self.seconds,
+            "best_score": self.best_score,
+            "best_step": self.best_step,
+            "best": self.best,
+            "learner": self.learner.state_dict(),
+            "outer": self.outer.state_dict(),
+            "random": torch.get_rng_state(),  # dropout and the like draw from the global generator
+        }
+        _write(self._checkpoint, state)
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        if state["digest"] != self.config.digest:
+            raise ConfigError(f"{self._checkpoint} is of another configuration; remove it or use another --out.")
+        self.learner.load_state_dict(state["learner"])
+        self.outer.load_state_dict(state["outer"])
+        self.done, self.seconds = state["done"], state["seconds"]
+        self.best_score, self.best_step, self.best = state["best_score"], state["best_step"], state["best"]
+        torch.set_rng_state(state["random"].cpu())
+
+
+def _write(path: Path, state: Mapping[str, Any]) -> None:
+    """Replace a file in one step: a run killed while writing keeps the previous one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    torch.save(dict(state), temporary)
+    os.replace(temporary, path)

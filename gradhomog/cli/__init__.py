@@ -1,0 +1,46 @@
+"""The command line. Nothing heavy is imported before a command needs it: `--help` and `list` never import torch."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+import gradhomog
+from gradhomog.cli import compare, env, list_, report, show, train
+from gradhomog.errors import GradhomogError
+
+COMMANDS = (list_, show, env, train, compare, report)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    top = argparse.ArgumentParser(
+        prog="gradhomog",
+        description="Gradient homogenization for meta-learning and multi-task learning.",
+        epilog="Exit codes: 0 all went well; 1 something ran and failed; 2 the input is not usable.",
+    )
+    top.add_argument("--version", action="version", version=f"gradhomog {gradhomog.__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for module in COMMANDS:
+        module.add(commands)
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit code."""
+    given = parser().parse_args(arguments)
+    try:
+        code: int = given.run(given)
+        sys.stdout.flush()
+        return code
+    except GradhomogError as error:
+        print(f"gradhomog: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("gradhomog: interrupted.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `gradhomog list | head`: nobody reads on, which is no failure
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0

@@ -1,0 +1,47 @@
+"""What `train` and `compare` share: the run file, overrides, the output folder, and the end."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gradhomog.cli._output import add_json, print_json
+
+if TYPE_CHECKING:
+    from gradhomog.bench.config import Config
+
+
+def add_run_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("run_file", nargs="?", type=Path, metavar="RUN.toml", help="what is left out has a default")
+    command.add_argument(
+        "--set", action="append", default=[], metavar="a.b=c", dest="overrides", help="override a key of the run file"
+    )
+    command.add_argument("--out", type=Path, metavar="DIR", help="output folder; by default a new one under runs/")
+    command.add_argument("--resume", action="store_true", help="go on where a run of this configuration stopped")
+    add_json(command)
+
+
+def execute(given: argparse.Namespace, config: Config, stem: str) -> int:
+    """Run a comparison with a progress bar; print its table or JSON; 1 if a run failed."""
+    import sys
+
+    from gradhomog.bench.compare import compare
+    from gradhomog.bench.summary import render_table, to_json
+    from gradhomog.cli._progress import Progress
+
+    with Progress() as progress:
+        try:
+            outcome = compare(config, given.out, given.resume, progress, stem)
+        except KeyboardInterrupt:
+            again = f"gradhomog {stem} {given.run_file or ''} ... --resume".replace("  ", " ")
+            print(f"\nInterrupted; every run has written a checkpoint. Go on with: {again}", file=sys.stderr)
+            raise
+    for run, error in outcome.failures.items():
+        print(f"run {run} failed: {error}", file=sys.stderr)
+    if given.json:
+        print_json({"folder": str(outcome.folder), "failures": outcome.failures, **to_json(outcome.summary)})
+    else:
+        print(render_table(outcome.summary))
+        print(f"\n{outcome.folder / 'report.html'}  the report; figures, summary.csv and results.jsonl beside it")
+    return 1 if outcome.failures else 0

@@ -1,0 +1,27 @@
+"""`gradhomog compare`: train and test homogenizers against the plain learner, and print the table.
+
+Without a run file: MAML on embedded glyph domains, every task of a batch from another domain; plain, tuned static weights,
+PCGrad, GradNorm and MGDA, three seeds each; a few minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from gradhomog.cli._run_options import add_run_options, execute
+
+
+def add(commands: Any) -> None:
+    command = commands.add_parser(
+        "compare", help="compare homogenizers with the plain learner", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    add_run_options(command)
+    command.set_defaults(run=run)
+
+
+def run(given: argparse.Namespace) -> int:
+    from gradhomog.bench.config import load
+
+    return execute(given, load(given.run_file, given.overrides), "compare")

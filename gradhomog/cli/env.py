@@ -1,0 +1,29 @@
+"""`gradhomog env`: versions, machine and plugins, to paste into an issue."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from gradhomog.cli._output import add_json, print_json, print_table
+
+
+def add(commands: Any) -> None:
+    command = commands.add_parser("env", help="print versions, machine and plugins", description=__doc__)
+    add_json(command)
+    command.set_defaults(run=run)
+
+
+def run(given: argparse.Namespace) -> int:
+    from gradhomog.bench.environment import report
+    from gradhomog.registry import KINDS, installed
+
+    data: dict[str, Any] = report()
+    data["plugins"] = {kind: [info.selector for info in installed().list(kind)] for kind in KINDS}
+    if given.json:
+        print_json(data)
+        return 0
+    rows = [*data["versions"].items(), *data["machine"].items(), ("interpreter", data["interpreter"])]
+    rows += [(kind, ", ".join(names) or "none") for kind, names in data["plugins"].items()]
+    print_table([(str(name), str(value)) for name, value in rows])
+    return 0

@@ -1,0 +1,51 @@
+"""`gradhomog show NAME`: what a plugin says about itself: options, claims, source, documentation."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+from typing import Any
+
+from gradhomog.cli._output import add_json, print_json
+
+
+def add(commands: Any) -> None:
+    command = commands.add_parser("show", help="describe one plugin", description=__doc__)
+    command.add_argument("name", help="a plugin's name, or distribution:name")
+    command.add_argument("--kind", choices=("homogenizers", "learners", "domains"), help="where several kinds have it")
+    add_json(command)
+    command.set_defaults(run=run)
+
+
+def run(given: argparse.Namespace) -> int:
+    from gradhomog import options
+    from gradhomog.registry import KINDS, installed
+    from gradhomog.specs import DomainSpec, HomogenizerSpec
+
+    registry = installed()
+    kinds = [given.kind] if given.kind else [
+        kind for kind in KINDS if any(given.name in (i.name, i.selector) for i in registry.list(kind))
+    ]  # fmt: skip
+    info, spec = registry.load(kinds[0] if kinds else "homogenizers", given.name)
+    accepted = options.describe(spec)
+    data: dict[str, Any] = {
+        "kind": info.kind, "name": info.name, "distribution": info.distribution, "version": info.version,
+        "module": info.module, "summary": spec.summary, "reference": spec.reference, "options": accepted,
+    }  # fmt: skip
+    if isinstance(spec, HomogenizerSpec):
+        data |= {"traits": sorted(spec.traits), "needs": sorted(spec.needs)}
+    if isinstance(spec, DomainSpec):
+        data |= {"variants": list(spec.variants)}
+    data["documentation"] = inspect.getdoc(spec.factory) or ""
+    if given.json:
+        print_json(data)
+        return 0
+    print(f"{info}: {spec.summary}")
+    print(f"distribution  {info.distribution} {info.version}")
+    print(f"reference     {spec.reference or 'none given'}")
+    for name in ("traits", "needs", "variants"):
+        if name in data:
+            print(f"{name:<12}  {', '.join(data[name]) or 'none'}")
+    print("options       " + ("\n              ".join(accepted) or "none"))
+    print(f"\n{data['documentation']}")
+    return 0

@@ -1,0 +1,33 @@
+"""`gradhomog train`: train one learner with one pipeline and one seed, and keep the best network in `best.pt`.
+
+Takes the same run file as `compare`; `learner`, `homogenizers` and `seeds` must name one each (by default plain MAML, seed 0).
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from gradhomog.cli._run_options import add_run_options, execute
+
+
+def add(commands: Any) -> None:
+    command = commands.add_parser(
+        "train", help="train one learner with one pipeline", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    add_run_options(command)
+    command.set_defaults(run=run)
+
+
+def run(given: argparse.Namespace) -> int:
+    from gradhomog.bench.config import load
+    from gradhomog.errors import ConfigError
+
+    config = load(given.run_file, given.overrides, defaults={"homogenizers": ["none"], "seeds": 1})
+    for key, values in (
+        ("learner", config.learners), ("homogenizers", config.homogenizers), ("seeds", config.seed_list),
+    ):  # fmt: skip
+        if len(values) != 1:
+            raise ConfigError(f"`{key}` must name one to train; got {values}. Use `gradhomog compare` for several.")
+    return execute(given, config, "train")

@@ -1,0 +1,129 @@
+"""GradNorm against a double backward through the norms, its fixed point, and what its state promises."""
+
+import pytest
+import torch
+
+import gradhomog
+from gradhomog import OptionError
+from gradhomog_plugins.gradnorm import leader_gradient
+
+
+def double_backward(theta, make_losses, weights, first, alpha):
+    """∂/∂w of Σ|‖∇_θ w_i L_i‖ − target| by autograd through the norms, with the target constant (the paper's way)."""
+    weights = weights.clone().requires_grad_()
+    losses = make_losses(theta)
+    norms = torch.stack([torch.autograd.grad(w * loss, theta, create_graph=True)[0].norm()
+                         for w, loss in zip(weights, losses, strict=True)])  # fmt: skip
+    with torch.no_grad():
+        rates = losses / first
+        target = norms.mean() * (rates / rates.mean()) ** alpha
+    return torch.autograd.grad((norms - target).abs().sum(), weights)[0]
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.12, 1.5])
+@pytest.mark.parametrize("seed", range(3))
+def test_closed_form_gradient_equals_a_double_backward_in_float64(alpha, seed):
+    generator = torch.Generator().manual_seed(seed)
+    theta = torch.randn(6, generator=generator, dtype=torch.float64, requires_grad=True)
+    maps = torch.randn(4, 5, 6, generator=generator, dtype=torch.float64)
+    scale = torch.tensor([1.0, 5.0, 0.1, 2.0], dtype=torch.float64)
+
+    def make_losses(t):
+        return (maps @ t).tanh().square().sum(dim=1) * scale
+
+    weights = torch.rand(4, generator=generator, dtype=torch.float64) + 0.2
+    first = torch.rand(4, generator=generator, dtype=torch.float64) + 0.5
+    losses = make_losses(theta)
+    rows = torch.stack([torch.autograd.grad(loss, theta, retain_graph=True)[0] for loss in losses])
+    rates = losses.detach() / first
+    ours = leader_gradient(weights, rows.norm(dim=1), (rates / rates.mean()) ** alpha)
+    expected = double_backward(theta, make_losses, weights, first, alpha)
+    torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_one_paper_step_is_a_gradient_step_and_a_renormalisation():
+    rows = torch.diag(torch.tensor([3.0, 1.0, 0.5], dtype=torch.float64))
+    losses = [2.0, 1.0, 1.0]
+    pipe = gradhomog.pipeline("gradnorm(alpha=1, lr=0.01, relative=false)")
+    pipe.combine(rows, losses=losses)
+    # first losses are the losses: all rates are 1, the target is the mean norm 1.5, so signs are +, −, −
+    stepped = torch.tensor([1 - 0.01 * 3, 1 + 0.01 * 1, 1 + 0.01 * 0.5], dtype=torch.float64)
+    result = pipe.homogenize(rows, torch.tensor(losses))
+    torch.testing.assert_close(result.weights, stepped / stepped.mean())
+
+
+def test_with_alpha_zero_the_weighted_norms_become_equal():
+    rows = torch.diag(torch.tensor([4.0, 1.0, 0.25], dtype=torch.float64))
+    pipe = gradhomog.pipeline("gradnorm(alpha=0, lr=0.005)")
+    for _ in range(2000):
+        result = pipe.homogenize(rows, torch.ones(3))
+    weighted = result.weights * torch.tensor([4.0, 1.0, 0.25])
+    assert float(weighted.max() / weighted.min()) < 1.1
+
+
+def test_a_slow_task_gets_the_larger_weighted_gradient():
+    rows = torch.eye(2, dtype=torch.float64)
+    pipe = gradhomog.pipeline("gradnorm(alpha=1.5, lr=0.01)")
+    pipe.combine(rows, losses=[1.0, 1.0])
+    for _ in range(200):
+        result = pipe.homogenize(rows, torch.tensor([0.9, 0.1]))
+    assert float(result.weights[0]) > 1.2 > 0.8 > float(result.weights[1]) > 0
+
+
+def test_weights_stay_positive_and_average_to_one_under_a_huge_rate():
+    generator = torch.Generator().manual_seed(0)
+    pipe = gradhomog.pipeline("gradnorm(lr=5)")
+    for _ in range(50):
+        rows = torch.randn(4, 6, generator=generator, dtype=torch.float64) * torch.logspace(-3, 3, 4)[:, None]
+        weights = pipe.homogenize(rows, torch.rand(4, generator=generator) + 0.1).weights
+        assert float(weights.min()) > 0
+        assert abs(float(weights.mean()) - 1) < 1e-12
+
+
+def test_a_task_without_gradient_keeps_its_share_and_does_not_disturb():
+    rows = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
+    pipe = gradhomog.pipeline("gradnorm(alpha=0)")
+    for _ in range(5):
+        direction = pipe.combine(rows, losses=[1.0, 1.0])
+    assert torch.isfinite(direction).all()
+
+
+def test_state_by_domain_follows_the_domain_to_another_slot():
+    rows = torch.tensor([[5.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
+    pipe = gradhomog.pipeline("gradnorm(alpha=0, lr=0.1, key='domain')")
+    pipe.combine(rows, losses=[1.0, 1.0], domains=["big", "small"])
+    weights = pipe.homogenize(rows.flip(0), torch.ones(2), domains=["small", "big"]).weights
+    assert float(weights[0]) > float(weights[1])
+
+
+def test_two_tasks_of_one_domain_share_a_weight():
+    rows = torch.tensor([[5.0, 0.0], [0.0, 5.0], [1.0, 1.0]], dtype=torch.float64)
+    pipe = gradhomog.pipeline("gradnorm(alpha=0, lr=0.05, key='domain')")
+    for _ in range(3):
+        weights = pipe.homogenize(rows, torch.ones(3), domains=["a", "a", "b"]).weights
+    assert float(weights[0]) == float(weights[1]) < float(weights[2])
+
+
+def test_norms_can_be_measured_on_some_parameters_only():
+    rows = {"encoder.w": torch.tensor([[1.0], [1.0]]), "head.w": torch.tensor([[9.0], [0.1]])}
+    pipe = gradhomog.pipeline("gradnorm(alpha=0, parameters='encoder.*')")
+    for _ in range(3):
+        weights = pipe.homogenize(rows, torch.ones(2)).weights
+    assert weights.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "losses", "message"),
+    [
+        ("gradnorm", [-1.0, 1.0], "must not be negative"),
+        ("gradnorm", [0.0, 1.0], "first loss of task '0' is zero"),
+        ("gradnorm(alpha=-1)", [1.0, 1.0], "`alpha` must be finite and not negative"),
+        ("gradnorm(lr=0)", [1.0, 1.0], "`lr` must be positive"),
+        ("gradnorm(initial_loss=0)", [1.0, 1.0], "`initial_loss` must be 'first' or a positive number"),
+        ("gradnorm(key='domain')", [1.0, 1.0], "needs to know the domain"),
+        ("gradnorm(parameters='body.*')", [1.0, 1.0], "`parameters` must match"),
+    ],
+)
+def test_what_has_no_training_rate_or_is_out_of_range_is_refused(text, losses, message):
+    with pytest.raises(OptionError, match=message):
+        gradhomog.pipeline(text).combine(torch.eye(2), losses=losses)

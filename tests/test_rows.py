@@ -1,0 +1,91 @@
+"""Rows: the Gramian, the norms and the direction against plain matrix algebra in float64."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradhomog import DataError
+from gradhomog import rows as row_math
+from tests.strategies import jacobians
+
+
+def as_dict(rows: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The same rows in three tensors, one of them a scalar parameter per task."""
+    p = rows.shape[1]
+    cut = p // 2
+    parts = {"scalar": rows[:, 0], "middle": rows[:, 1 : 1 + cut], "end": rows[:, 1 + cut :].unsqueeze(1)}
+    return {name: part for name, part in parts.items() if part.numel()}
+
+
+@given(jacobians())
+def test_gramian_and_norms_are_those_of_the_matrix_for_tensor_and_dict(rows):
+    expected = rows @ rows.T
+    for form in (rows, as_dict(rows)):
+        gramian = row_math.block_gramians(form)[1].sum(0)
+        squares = row_math.block_squared_norms(form)[1].sum(0)
+        norms = expected.diagonal().sqrt()
+        assert ((gramian - expected).abs() <= 1e-12 * norms[:, None] * norms).all()
+        torch.testing.assert_close(squares, expected.diagonal(), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("size", [1, 100, row_math.BLOCK, 3 * row_math.BLOCK + 17])
+def test_narrow_rows_give_the_gramian_of_their_values(dtype, size):
+    rows = torch.randn(5, size, generator=torch.Generator().manual_seed(0)).to(dtype)
+    exact = rows.double() @ rows.double().T
+    norms = exact.diagonal().sqrt()
+    found = row_math.block_gramians(rows)[1].sum(0)
+    # Sums of up to 8192 products in float32: rounding errors of squares of bfloat16 numbers do not average out.
+    assert ((found - exact).abs() <= 1e-5 * norms[:, None] * norms).all()
+
+
+@given(st.integers(-18, 18), st.integers(0, 1000))
+def test_gramian_of_float32_rows_is_equivariant_under_a_common_factor(exponent, seed):
+    rows = torch.randn(4, 300, generator=torch.Generator().manual_seed(seed))
+    factor = 2.0 ** round(exponent * 3.3219)  # a power of two: the float32 rows themselves are scaled exactly
+    plain = row_math.block_gramians(rows)[1].sum(0)
+    scaled = row_math.block_gramians(rows * factor)[1].sum(0) / factor**2
+    norms = plain.diagonal().sqrt()
+    assert ((scaled - plain).abs() <= 2e-6 * norms[:, None] * norms).all()
+
+
+def test_rows_of_very_different_size_do_not_underflow():
+    rows = torch.tensor([[1e-25, 0.0], [1e-25, 1e15]])
+    gramian = row_math.block_gramians(rows)[1].sum(0)
+    exact = rows.double() @ rows.double().T
+    torch.testing.assert_close(gramian, exact, rtol=1e-12, atol=0)
+
+
+def test_mean_of_a_dict_is_the_mean_of_each_tensor_bit_for_bit():
+    rows = {"a": torch.randn(3, 4, 2), "b": torch.randn(3)}
+    direction = row_math.mean(rows)
+    assert torch.equal(direction["a"], rows["a"].mean(0))
+    assert torch.equal(direction["b"], rows["b"].mean(0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_weighted_mean_keeps_dtype_and_shape(dtype):
+    rows = {"a": torch.ones(3, 4, 2, dtype=dtype), "b": torch.ones(3, dtype=dtype)}
+    direction = row_math.weighted_mean(rows, torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
+    assert direction["a"].dtype == dtype
+    assert direction["a"].shape == (4, 2)
+    assert direction["b"].shape == ()
+    assert float(direction["b"]) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (torch.ones(3), r"\[tasks, params\].*got \(3,\)"),
+        (torch.ones(0, 3), "at least one task"),
+        ({}, "first dimension"),
+        ({"a": torch.ones(2, 3), "b": torch.ones(3, 3)}, "found tasks"),
+        ({"a": torch.tensor(1.0)}, "first dimension"),
+        (torch.ones(2, 3, dtype=torch.int64), "floating point"),
+        ([[1.0, 2.0]], "got list"),
+    ],
+)
+def test_what_are_no_rows_is_refused_with_what_was_found(bad, message):
+    with pytest.raises(DataError, match=message):
+        row_math.blocks(bad)
