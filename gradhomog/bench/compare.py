@@ -100,6 +100,7 @@ class _Comparison:
                 "event": "start",
                 "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
                 "config": self.config.to_dict(),
+                "rows": [{"learner": row.learner, "label": row.label} for row in self.rows],
                 "versions": versions(),
                 "machine": machine(),
             }

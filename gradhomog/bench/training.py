@@ -99,7 +99,7 @@ def make_learner(config: Config, run: Run, source: Streams) -> Learner:
     train = config.train
     inner = {"inner": train.inner, "inner_steps": train.inner_steps, "inner_lr": train.inner_lr}
     offered = {name: value for name, value in inner.items() if name in options.accepted(spec)}
-    device = torch.device(config.device)
+    device = _device(config.device)
     return api.learner(
         selector,
         encoder.to(device),
@@ -107,6 +107,14 @@ def make_learner(config: Config, run: Run, source: Streams) -> Learner:
         homogenizers=api.pipeline(run.homogenizers, nonfinite=train.nonfinite),
         **{**offered, **own},
     )
+
+
+def _device(name: str) -> torch.device:
+    try:
+        return torch.zeros(1, device=name).device
+    except (RuntimeError, AssertionError) as cause:  # an unknown name, or a device that this machine or build lacks
+        reason = str(cause).splitlines()[0]
+        raise ConfigError(f"`device` must be one that PyTorch can use here, such as cpu; got {name!r}: {reason}") from cause
 
 
 class Training:
@@ -130,7 +138,7 @@ class Training:
         self.best: dict[str, Any] = {}
         self._checkpoint = folder / "checkpoint.pt"
         if self._checkpoint.exists():
-            self._load(torch.load(self._checkpoint, map_location=config.device, weights_only=True))
+            self._load()
 
     def finish(self, stop: Callable[[], bool] = lambda: False, progress: Emit = lambda record: None) -> bool:
         """Train to the end and test; returns False if `stop()` said so on the way, with a checkpoint written.
@@ -214,7 +222,13 @@ class Training:
         }
         _write(self._checkpoint, state)
 
-    def _load(self, state: Mapping[str, Any]) -> None:
+    def _load(self) -> None:
+        try:
+            state = torch.load(self._checkpoint, map_location=self.config.device, weights_only=True)
+        except Exception as cause:  # torch.load raises what unpickling raises
+            raise ConfigError(
+                f"{self._checkpoint} cannot be read: {cause}. Remove it to train this run from its start."
+            ) from cause
         if state["digest"] != self.config.digest:
             raise ConfigError(f"{self._checkpoint} is of another configuration; remove it or use another --out.")
         self.learner.load_state_dict(state["learner"])

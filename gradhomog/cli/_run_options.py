@@ -27,7 +27,8 @@ def execute(given: argparse.Namespace, config: Config, stem: str) -> int:
     import sys
 
     from gradhomog.bench.compare import compare
-    from gradhomog.bench.summary import render_table, to_json
+    from gradhomog.bench.summary import to_json
+    from gradhomog.bench.tables import render_table
     from gradhomog.cli._progress import Progress
 
     with Progress() as progress:

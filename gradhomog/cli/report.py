@@ -18,7 +18,8 @@ def add(commands: Any) -> None:
 
 def run(given: argparse.Namespace) -> int:
     from gradhomog.bench.report import write_report
-    from gradhomog.bench.summary import render_table, to_json
+    from gradhomog.bench.summary import to_json
+    from gradhomog.bench.tables import render_table
 
     summary = write_report(given.folder)
     if given.json:

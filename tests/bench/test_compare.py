@@ -1,0 +1,207 @@
+"""A comparison: the same table however it was run, stopped, killed or resumed; failures told and kept apart."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from gradhomog.bench import folder as folders
+from gradhomog.bench.compare import compare
+from gradhomog.bench.config import load
+from gradhomog.bench.results import ResultLog
+from gradhomog.hooks import hookimpl
+from gradhomog.registry import installed
+from tests.bench.conftest import SMALL
+
+
+def results(path):
+    return {
+        (r["label"], r["homogenizers"], r["seed"], r["role"]): (r["scores"], r["validation"], r["best_step"])
+        for r in ResultLog.read(path / folders.LOG)
+        if r["event"] == "result"
+    }
+
+
+def table(outcome):
+    return [(row.label, row.score.mean, row.score.half_width) for row in outcome.summary.rows]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An uninterrupted comparison in one process."""
+    return compare(load(None, SMALL), tmp_path_factory.mktemp("whole"))
+
+
+def test_everything_that_a_user_expects_is_written(whole):
+    names = {path.name for path in whole.folder.iterdir()}
+    assert {"run.toml", "results.jsonl", "summary.csv", "report.html", "figures", "runs"} <= names
+    figures = {path.name for path in (whole.folder / "figures").iterdir()}
+    assert {f"{stem}.{kind}" for stem in ("scores", "conflict", "weights") for kind in ("svg", "png")} <= figures
+    assert all((run / "best.pt").exists() for run in (whole.folder / "runs").iterdir())
+    assert not whole.failures
+
+
+def test_every_method_has_every_seed_and_the_tuned_one_is_the_candidate_that_validated_best(whole):
+    found = results(whole.folder)
+    assert [row.label for row in whole.summary.rows] == ["plain", "pcgrad", "static (tuned)"]
+    candidates = {key[1]: value for key, value in found.items() if key[3] == "candidate"}
+    assert set(candidates) == {"static", 'static(weights="random")'}
+    best = min(candidates, key=lambda text: candidates[text][1])  # mean squared error: smaller is better
+    tuned = {key: value for key, value in found.items() if key[0] == "static (tuned)" and key[3] == "compare"}
+    assert {key[1] for key in tuned} == {best}
+    assert {key[2] for key in tuned} == {0, 1}
+    assert tuned["static (tuned)", best, 0, "compare"] == candidates[best]
+
+
+def test_static_weights_of_one_are_the_plain_learner(whole):
+    found = results(whole.folder)
+    plain, static = found["plain", "none", 0, "compare"], found["static (tuned)", "static", 0, "candidate"]
+    assert static[0] == pytest.approx(plain[0], rel=1e-3)
+
+
+def test_the_log_tells_configuration_versions_and_steps(whole):
+    records = ResultLog.read(whole.folder / folders.LOG)
+    start = next(r for r in records if r["event"] == "start")
+    assert start["config"] == load(None, SMALL).to_dict()
+    assert {"python", "torch", "torchopt", "gradhomog"} <= set(start["versions"])
+    steps = [r for r in records if r["event"] == "step"]
+    assert {r["step"] for r in steps} == {1, 2, 4, 6, 8, 10, 12}
+    assert all(len(r["losses"]) == len(r["norms"]) == len(r["weights"]) == len(r["cosines"]) == 3 for r in steps)
+
+
+def test_two_worker_processes_give_the_results_of_one(whole, tmp_path):
+    parallel = compare(load(None, [*SMALL, "workers=2"]), tmp_path / "out")
+    assert results(parallel.folder) == results(whole.folder)
+    assert table(parallel) == table(whole)
+
+
+def test_resuming_a_finished_comparison_does_nothing_and_gives_the_same_table(whole):
+    before = results(whole.folder)
+    steps = sum(r["event"] == "step" for r in ResultLog.read(whole.folder / folders.LOG))
+    seen = []
+    again = compare(load(None, SMALL), whole.folder, resume=True, progress=seen.append)
+    assert not any(record["event"] == "progress" for record in seen)
+    assert results(whole.folder) == before
+    assert sum(r["event"] == "step" for r in ResultLog.read(whole.folder / folders.LOG)) == steps
+    assert table(again) == table(whole)
+
+
+@pytest.mark.parametrize("count", [1, 9, 20, 37, 70])
+def test_interrupted_after_any_step_it_resumes_to_the_same_table(whole, tmp_path, count):
+    config = load(None, SMALL)
+
+    def interrupt(record):
+        interrupt.steps += record["event"] == "progress"
+        if interrupt.steps == count and record["event"] == "progress":
+            signal.raise_signal(signal.SIGINT)
+
+    interrupt.steps = 0
+    with pytest.raises(KeyboardInterrupt):
+        compare(config, tmp_path / "out", progress=interrupt)
+    resumed = []
+    outcome = compare(config, tmp_path / "out", resume=True, progress=resumed.append)
+    assert results(outcome.folder) == results(whole.folder)
+    assert table(outcome) == table(whole)
+    # Nothing is done twice: 2 methods × 2 seeds, 2 candidates and 1 further seed of the chosen, 12 steps each.
+    assert count + sum(record["event"] == "progress" for record in resumed) == 7 * 12
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("seconds", [0.05, 0.4])
+def test_killed_at_any_moment_it_resumes_to_the_same_table(whole, tmp_path, workers, seconds):
+    """SIGKILL some time after the first record is on disk, with a half-written line left behind for good measure."""
+    overrides = [*SMALL, f"workers={workers}"]
+    command = [sys.executable, "-m", "gradhomog", "compare", "--out", str(tmp_path / "out")]
+    command += [argument for override in overrides for argument in ("--set", override)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    log = tmp_path / "out" / folders.LOG
+    while process.poll() is None and not (log.exists() and b'"step"' in log.read_bytes()):
+        time.sleep(0.01)
+    time.sleep(seconds)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    with log.open("ab") as file:
+        file.write(b'{"event": "resu')
+    outcome = compare(load(None, overrides), tmp_path / "out", resume=True)
+    assert results(outcome.folder) == results(whole.folder)
+    assert table(outcome) == table(whole)
+
+
+FAULTY = """
+import gradhomog
+class Faulty(gradhomog.Homogenizer):
+    def __init__(self):
+        self.calls = 0
+    def mix(self, evidence):
+        self.calls += 1
+        if self.calls == 5:
+            raise RuntimeError("out of ideas")
+        return __import__("torch").ones(evidence.tasks)
+@gradhomog.hookimpl
+def gradhomog_homogenizer():
+    return gradhomog.HomogenizerSpec(factory=Faulty, summary="fails at its fifth step")
+"""
+
+
+def test_a_method_that_fails_is_told_and_the_others_finish(distribution, tmp_path, monkeypatch):
+    distribution("faulty-dist", FAULTY, plugin="faulty")
+    installed.cache_clear()
+    try:
+        config = load(None, [*SMALL, 'homogenizers=["none", "faulty"]', "seeds=1"])
+        outcome = compare(config, tmp_path / "out")
+    finally:
+        installed.cache_clear()
+    (error,) = outcome.failures.values()
+    assert "'faulty' of faulty-dist" in error
+    assert "RuntimeError: out of ideas" in error
+    assert [row.label for row in outcome.summary.rows if row.seeds] == ["plain"]
+    records = ResultLog.read(outcome.folder / folders.LOG)
+    assert any(r["event"] == "failed" for r in records)
+    assert any(r["event"] == "step" and r["step"] == 4 for r in records if "faulty" in r.get("run", ""))
+
+
+def test_observers_see_every_record_and_one_that_raises_is_dropped(small, tmp_path, capsys):
+    seen = []
+
+    class Good:
+        @hookimpl
+        def gradhomog_observers(self, config):
+            assert config["learner"] == "maml"
+            return lambda event, record: seen.append(event)
+
+    class Bad:
+        @hookimpl
+        def gradhomog_observers(self, config):
+            def observer(event, record):
+                raise RuntimeError("no disk")
+
+            return observer
+
+    manager = installed().manager
+    plugins = [manager.register(Good()), manager.register(Bad())]
+    try:
+        compare(load(None, [*SMALL, 'homogenizers=["none"]', "seeds=1"]), tmp_path / "out")
+    finally:
+        for name in plugins:
+            manager.unregister(name=name)
+    assert seen.count("result") == 1
+    assert seen.count("step") == 7
+    assert capsys.readouterr().err.count("no disk") == 1
+
+
+def test_a_result_is_on_disk_before_the_next_run_starts(small, tmp_path):
+    lengths = []
+
+    def look(record):
+        if record["event"] == "progress" and record["step"] == 1:
+            lines = (tmp_path / "out" / folders.LOG).read_text(encoding="utf-8").splitlines()
+            lengths.append(sum(json.loads(line)["event"] == "result" for line in lines))
+
+    compare(load(None, [*SMALL, 'homogenizers=["none", "pcgrad"]']), tmp_path / "out", progress=look)
+    assert lengths == [0, 1, 2, 3]
