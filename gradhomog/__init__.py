@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gradhomog.api import available, domain, learner, pipeline
     from gradhomog.conflict import conflict_rate, cosines, magnitude_similarity
-    from gradhomog.domain import Domain, Split
+    from gradhomog.domains import Domain, Split
     from gradhomog.errors import (
         AmbiguousPluginError,
         ConfigError,
@@ -31,9 +31,10 @@ if TYPE_CHECKING:
     from gradhomog.evidence import Evidence
     from gradhomog.homogenizer import Homogenizer
     from gradhomog.hooks import hookimpl
-    from gradhomog.learners import Evaluation, Learner, StepReport, TaskRow
+    from gradhomog.learners import Learner
     from gradhomog.pipelines import Pipeline
     from gradhomog.registry import PluginInfo, Registry
+    from gradhomog.reports import Evaluation, StepReport, TaskRow, TaskRows
     from gradhomog.rows import Rows
     from gradhomog.solvers import minimum_norm_weights
     from gradhomog.specs import DomainSpec, HomogenizerSpec, LearnerSpec
@@ -44,7 +45,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "api": ("available", "domain", "learner", "pipeline"),
     "conflict": ("conflict_rate", "cosines", "magnitude_similarity"),
-    "domain": ("Domain", "Split"),
+    "domains": ("Domain", "Split"),
     "errors": (
         "AmbiguousPluginError",
         "ConfigError",
@@ -63,9 +64,10 @@ _HOMES = {
     "evidence": ("Evidence",),
     "homogenizer": ("Homogenizer",),
     "hooks": ("hookimpl",),
-    "learners": ("Evaluation", "Learner", "StepReport", "TaskRow"),
+    "learners": ("Learner",),
     "pipelines": ("Pipeline",),
     "registry": ("PluginInfo", "Registry"),
+    "reports": ("Evaluation", "StepReport", "TaskRow", "TaskRows"),
     "rows": ("Rows",),
     "solvers": ("minimum_norm_weights",),
     "specs": ("DomainSpec", "HomogenizerSpec", "LearnerSpec"),
@@ -103,6 +105,7 @@ __all__ = [  # noqa: F822 - found by __getattr__
     "Task",
     "TaskBatch",
     "TaskRow",
+    "TaskRows",
     "UnknownPluginError",
     "available",
     "conflict_rate",

@@ -12,10 +12,11 @@ from gradhomog.registry import Kind, Registry, installed
 if TYPE_CHECKING:
     from torch import nn
 
-    from gradhomog.domain import Domain
+    from gradhomog.domains import Domain
     from gradhomog.homogenizer import Homogenizer
     from gradhomog.learners import Learner
-    from gradhomog.pipelines import Nonfinite, Pipeline
+    from gradhomog.finite import Nonfinite
+    from gradhomog.pipelines import Pipeline
 
     Entry = str | tuple[str, Mapping[str, Any]] | Homogenizer
 
@@ -32,7 +33,7 @@ def available(kind: Kind = "homogenizers") -> tuple[str, ...]:
 def pipeline(
     what: str | Pipeline | Sequence[Entry] | None = None,
     *,
-    nonfinite: Nonfinite = "raise",
+    nonfinite: Nonfinite | None = None,
     registry: Registry | None = None,
 ) -> Pipeline:
     """Homogenizers by name, with options, in order.
@@ -41,7 +42,7 @@ def pipeline(
         what: text such as `"isi + reweight(beta=1.5)"`; or a list of names, `(name, options)` and `Homogenizer`
             objects; `"none"`, `""`, `[]` or None for the empty pipeline, which is the plain learner. A Pipeline is
             returned as is.
-        nonfinite: see `Pipeline`.
+        nonfinite: see `Pipeline`; `"raise"` by default. A Pipeline that is returned as is keeps its own.
         registry: where names are looked up; by default among the installed distributions.
 
     Raises:
@@ -55,6 +56,8 @@ def pipeline(
     from gradhomog.pipelines import Pipeline
 
     if isinstance(what, Pipeline):
+        if nonfinite not in (None, what.nonfinite):
+            raise OptionError(f"`nonfinite` is {what.nonfinite!r} in the pipeline given; it cannot be {nonfinite!r} too.")
         return what
     if not isinstance(what, (str, Sequence, type(None))):
         raise OptionError(f"a pipeline is a text or a list of names and Homogenizer objects; got {what!r}.")
@@ -65,15 +68,17 @@ def pipeline(
             members.append(Member(entry, type(entry).__name__, {}))
             continue
         if isinstance(entry, str):
-            for selector, options in expression.parse(entry):
-                members.append(_member(registry or installed(), selector, options))
+            named = expression.parse(entry)
+            if not named and len(entries) > 1:
+                raise OptionError(f"'none' is the empty pipeline and cannot be combined; got {entries!r}.")
+            members += [_member(registry or installed(), selector, options) for selector, options in named]
         elif (
             isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str) and isinstance(entry[1], Mapping)
         ):
             members.append(_member(registry or installed(), entry[0], entry[1]))
         else:
             raise OptionError(f"a pipeline is made of names, (name, options) and Homogenizer objects; got {entry!r}.")
-    return Pipeline(members, nonfinite)
+    return Pipeline(members, nonfinite or "raise")
 
 
 def _member(registry: Registry, selector: str, options: Mapping[str, Any]) -> Any:
@@ -122,7 +127,7 @@ def domain(text: str, *, size: int = 28, registry: Registry | None = None) -> Do
     Raises:
         UnknownPluginError, OptionError, DataError.
     """
-    from gradhomog.domain import Domain
+    from gradhomog.domains import Domain
 
     registry = registry or installed()
     selector, variant, options = _split_domain(text, registry)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +14,7 @@ from gradhomog.api import pipeline
 from gradhomog.errors import ConfigError, OptionError
 from gradhomog.evidence import TaskKey
 from gradhomog.pipelines import Pipeline
+from gradhomog.reports import Evaluation, StepReport, TaskRow, TaskRows
 from gradhomog.tasks import Task, TaskBatch
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -27,103 +26,6 @@ class OuterOptimizer(Protocol):
 
     def zero_grad(self) -> Any: ...
     def step(self) -> Any: ...
-
-
-@dataclass
-class TaskRow:
-    """What a learner makes of one task: its row, and what homogenizers and reports want to know of it.
-
-    Attributes:
-        loss: query loss of the adapted network, a scalar outside the graph.
-        gradients: one per parameter of `Learner.named_parameters`; None where the loss does not depend on it.
-        outputs: of the adapted network on the query set, outside the graph.
-        features: query features `[queries, features]` before and after each `transform` stage.
-        feature_cotangents: derivative of the loss by each of these.
-    """
-
-    loss: Tensor
-    gradients: Mapping[str, Tensor | None]
-    outputs: Tensor
-    features: Sequence[Tensor] = ()
-    feature_cotangents: Sequence[Tensor] = ()
-
-
-@dataclass
-class TaskRows:
-    """The rows of a batch of tasks: per-task (meta-)gradients as data.
-
-    Attributes:
-        jacobian: by parameter name, `[tasks, *shape]`.
-        losses: query losses, float64 `[tasks]`.
-        accuracies: share of the query set that is classified correctly, float64 `[tasks]`; None for regression.
-        features, feature_cotangents: at each tap of the pipeline's `transform`, `[tasks, queries, features]`.
-    """
-
-    jacobian: dict[str, Tensor]
-    losses: Tensor
-    accuracies: Tensor | None
-    features: Sequence[Tensor] = ()
-    feature_cotangents: Sequence[Tensor] = ()
-
-
-@dataclass
-class StepReport:
-    """What one training step showed, per task.
-
-    Attributes:
-        losses, accuracies: as in `TaskRows`.
-        norms: Euclidean norms of the rows before homogenization, float64 `[tasks]`.
-        cosines: between these rows, float64 `[tasks, tasks]`.
-        weights: each row's share in the step (1 is the plain mean); None if a stage replaced the rows.
-        tasks: indices of the tasks that took part.
-        domains: one name per task.
-    """
-
-    losses: Tensor
-    accuracies: Tensor | None
-    norms: Tensor
-    cosines: Tensor
-    weights: Tensor | None
-    tasks: tuple[int, ...]
-    domains: tuple[str, ...]
-
-    def record(self) -> dict[str, Any]:
-        """The report as plain lists, for JSON."""
-        values = vars(self).items()
-        return {name: value.tolist() if isinstance(value, Tensor) else value for name, value in values}
-
-
-@dataclass
-class Evaluation:
-    """Scores of tasks at meta-test: accuracy for classification (higher is better), else mean squared error.
-
-    Attributes:
-        scores: one per task.
-        losses: one per task.
-        domains: one name per task.
-        metric: `"accuracy"` or `"mse"`.
-    """
-
-    scores: list[float] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-    domains: list[str] = field(default_factory=list)
-    metric: str = "accuracy"
-
-    @property
-    def mean(self) -> float:
-        return sum(self.scores) / len(self.scores)
-
-    @property
-    def half_width(self) -> float:
-        """Half of the 95 % confidence interval of the mean over tasks: 1.96 · s / √n with n − 1 in s; NaN for one task."""
-        n = len(self.scores)
-        if n < 2:
-            return math.nan
-        mean = self.mean
-        return 1.96 * math.sqrt(sum((score - mean) ** 2 for score in self.scores) / (n - 1) / n)
-
-    def __str__(self) -> str:
-        return f"{self.metric} {self.mean:.4f} ± {self.half_width:.4f} over {len(self.scores)} tasks"
 
 
 class Learner(ABC):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,7 @@ class Member:
     spec: HomogenizerSpec | None = None
 
     @property
-    def needs(self) -> frozenset[str]:
+    def needs(self) -> Set[str]:
         return STATISTICS if self.spec is None else self.spec.needs
 
     def __str__(self) -> str:

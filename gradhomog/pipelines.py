@@ -5,27 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gradhomog import expression
+from gradhomog import expression, finite
 from gradhomog import rows as row_math
 from gradhomog.conflict import cosines
 from gradhomog.errors import (
     ConfigError,
-    NonfiniteError,
     NotDifferentiableError,
     OptionError,
 )
 from gradhomog.evidence import Evidence, Observation, TaskKey
+from gradhomog.finite import Nonfinite
 from gradhomog.homogenizer import Homogenizer
 from gradhomog.member import Member
 from gradhomog.rows import Direction, Rows
-
-Nonfinite = Literal["raise", "drop"]
-
 
 @dataclass(frozen=True)
 class Homogenization:
@@ -191,7 +188,7 @@ class Pipeline:
         )
         # One mode for all: a statistic that is computed (and cached) without a graph would cut it for later readers.
         with torch.set_grad_enabled(create_graph):
-            observation, kept = self._finite(observation)
+            observation, kept = finite.apply(observation, self.nonfinite, self._needs_gramian or self._needs_norms or inspect)
             current, mixing, replaced, seen = self._act(observation)
             if replaced or mixing is None:
                 direction = row_math.mean(current.rows)
@@ -251,33 +248,6 @@ class Pipeline:
                     )
         return tasks
 
-    def _finite(self, observation: Observation) -> tuple[Observation, tuple[int, ...]]:
-        """Apply the policy for NaN and infinity before anything else is computed or learnt."""
-        if self._needs_gramian or self._needs_norms or observation.gramian_wanted:
-            sums = observation.block_squared_norms[1]
-        else:  # a sum over each row is NaN or infinite if an entry is; in float64 it cannot overflow by itself
-            sums = torch.stack([b.sum(1, dtype=torch.float64) for b in row_math.blocks(observation.rows).values()])
-        fine = torch.isfinite(sums).all(0)
-        if observation.losses is not None:
-            fine = fine & torch.isfinite(observation.losses).to(fine.device)
-        kept = tuple(index for index, good in enumerate(fine.tolist()) if good)
-        tasks = len(observation.keys)
-        if len(kept) == tasks:
-            return observation, kept
-        lost = [index for index in range(tasks) if index not in kept]
-        if self.nonfinite == "raise" or not kept:
-            raise NonfiniteError(_describe_nonfinite(observation, lost))
-        indices = list(kept)
-        reduced = Observation(
-            row_math.select(observation.rows, indices),
-            None if observation.losses is None else observation.losses[indices],
-            [observation.keys[index] for index in indices],
-            [value[indices] for value in observation.features],
-            [value[indices] for value in observation.feature_cotangents],
-            gramian_wanted=observation.gramian_wanted,
-        )
-        return reduced, kept
-
     # -- state ------------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -291,21 +261,3 @@ class Pipeline:
             raise ConfigError(f"the saved state is of the pipeline {list(state)}; this one is {names}.")
         for name, member in zip(names, self.members, strict=True):
             member.homogenizer.load_state_dict(state[name])
-
-
-def _describe_nonfinite(observation: Observation, lost: Sequence[int]) -> str:
-    index = lost[0]
-    key = observation.keys[index]
-    losses = observation.losses
-    if losses is not None and not torch.isfinite(losses[index]):
-        where = f"its loss is {losses[index].item()}"
-    else:
-        blocks = row_math.blocks(observation.rows)
-        bad = [name for name, block in blocks.items() if not torch.isfinite(block[index]).all()]
-        where = f"its gradient is not finite in {', '.join(bad[:4]) or 'the row'}"
-    others = f" (and tasks {', '.join(map(str, lost[1:]))})" if len(lost) > 1 else ""
-    return (
-        f"task {index}{f' of domain {key.domain}' if key.domain else ''}{others} is not finite: {where}. Lower the "
-        "inner learning rate, give an Adam-like inner optimizer an eps_root, or use nonfinite=\"drop\" to leave such tasks "
-        "out of the step. Nothing was changed."
-    )

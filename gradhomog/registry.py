@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib.metadata
+import inspect
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -200,9 +201,13 @@ class Registry:
             raise self._refusal(
                 info, f"must return a {spec_type.__name__} from `{hook_name}`; got {type(spec).__name__}"
             )
-        if not callable(spec.factory):
+        try:
+            inspect.signature(spec.factory)  # it is the list of options
+        except (TypeError, ValueError) as cause:
             self._forget(plugin, registered)
-            raise self._refusal(info, f"must have a callable `factory`; got {spec.factory!r}")
+            raise self._refusal(
+                info, f"must have a callable `factory` with a Python signature; got {spec.factory!r}"
+            ) from cause
         return cast(Spec, spec)
 
     def _forget(self, plugin: object, was_registered: bool) -> None:
@@ -240,8 +245,18 @@ class Registry:
         return info, spec, made
 
     def observers(self, config: Mapping[str, Any]) -> tuple[hooks.Observer, ...]:
-        """The observers that registered plugins provide for a run with this configuration."""
-        made = self.manager.hook.gradhomog_observers(config=config)
+        """The observers that registered plugins provide for a run with this configuration.
+
+        Raises:
+            PluginRunError: a plugin's hook raises, or returns what is neither None nor callable.
+        """
+        try:
+            made = self.manager.hook.gradhomog_observers(config=config)
+        except Exception as cause:
+            raise PluginRunError(f"a plugin raised in `gradhomog_observers`: {type(cause).__name__}: {cause}") from cause
+        for observer in made:
+            if observer is not None and not callable(observer):
+                raise PluginRunError(f"`gradhomog_observers` must return a function or None; got {observer!r}.")
         return tuple(observer for observer in made if observer is not None)
 
 

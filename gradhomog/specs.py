@@ -5,14 +5,14 @@ No torch here: `gradhomog show` and the registry read these without it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gradhomog.errors import PluginLoadError
 
 if TYPE_CHECKING:
-    from gradhomog.domain import Domain
+    from gradhomog.domains import Domain
     from gradhomog.homogenizer import Homogenizer
     from gradhomog.learners import Learner
 
@@ -33,6 +33,8 @@ TRAITS = frozenset(
 
 
 def _subset(given: Iterable[str], allowed: frozenset[str], what: str) -> frozenset[str]:
+    if isinstance(given, str):
+        raise PluginLoadError(f"a {what} must stand in a set: {{{given!r}}}; got the text {given!r}.")
     names = frozenset(given)
     if unknown := sorted(names - allowed):
         raise PluginLoadError(f"unknown {what} {', '.join(map(repr, unknown))}; known: {', '.join(sorted(allowed))}.")
@@ -54,8 +56,8 @@ class HomogenizerSpec:
     factory: Callable[..., Homogenizer]
     summary: str
     reference: str = ""
-    traits: frozenset[str] = field(default_factory=frozenset)
-    needs: frozenset[str] = field(default_factory=frozenset)
+    traits: Set[str] = field(default_factory=frozenset)
+    needs: Set[str] = field(default_factory=frozenset)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "traits", _subset(self.traits, TRAITS, "trait"))

@@ -28,12 +28,12 @@ def pytest_configure() -> None:
 
 @pytest.fixture
 def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Distribution]:
-    """Install a distribution of one module and one plugin, as pip would leave it; a `Registry()` made afterwards sees it.
+    """Install a distribution of one module and one plugin, as pip would leave it, for a `Registry()` made afterwards.
 
     `distribution("fake-one", source)` offers the homogenizer `fake_one` of the module `fake_one`; returns that name.
     Called again with a name, it replaces the module, as a mended release would.
     """
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # a module replaced within a second must not be read from cache
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # a cached module would outlive its replacement
     modules: set[str] = set()
 
     def install(

@@ -253,7 +253,7 @@ def test_attached_changes_the_encoder_within_the_context_only_even_if_it_raises(
     plain = encoder(x)
     pipe = gradhomog.pipeline([Noted(), Noted()])
     with pytest.raises(RuntimeError, match="stop"), pipe.attached(encoder):
-        assert torch.equal(encoder(x), plain + 2)
+        torch.testing.assert_close(encoder(x), plain + 2)
         raise RuntimeError("stop")
     assert torch.equal(encoder(x), plain)
 
@@ -335,5 +335,9 @@ def test_lists_and_text_make_the_same_pipeline(what):
 def test_what_makes_no_pipeline_is_refused():
     with pytest.raises(OptionError, match="made of names"):
         gradhomog.pipeline([42])
+    with pytest.raises(OptionError, match="'none' is the empty pipeline and cannot be combined"):
+        gradhomog.pipeline(["none", "pcgrad"])
+    with pytest.raises(OptionError, match="`nonfinite` is 'raise' in the pipeline given"):
+        gradhomog.pipeline(gradhomog.pipeline("pcgrad"), nonfinite="drop")
     with pytest.raises(OptionError, match="`nonfinite` must be 'raise' or 'drop'"):
         gradhomog.pipeline("none", nonfinite="ignore")

@@ -156,7 +156,7 @@ def load(
     content = {**(defaults or {}), **content}
     for override in overrides:
         _override(content, override)
-    config = _build(Config, content, "")
+    config: Config = _build(Config, content, "")
     _check(config)
     return config
 

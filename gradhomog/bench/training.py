@@ -18,10 +18,11 @@ from gradhomog.bench import networks
 from gradhomog.bench.config import Config
 from gradhomog.bench.episodes import EpisodeStream
 from gradhomog.bench.plan import Run
-from gradhomog.domain import Domain
+from gradhomog.domains import Domain
 from gradhomog.errors import ConfigError
-from gradhomog.learners import Evaluation, Learner
+from gradhomog.learners import Learner
 from gradhomog.registry import installed
+from gradhomog.reports import Evaluation
 from gradhomog.tasks import Task
 
 Emit = Callable[[dict[str, Any]], None]
@@ -65,7 +66,6 @@ def streams(config: Config, seed: int) -> Streams:
         raise ConfigError("`domains` must be all of classification, or all of regression with one number of targets.")
     outputs = kind.pop()
     seen = {domain.name for domain in train}
-    numbers = {"ways": shape.ways, "shots": shape.shots, "queries": shape.queries, "channels": channels}
     both = [domain for domain in test if domain.name in seen]
     unseen = [domain for domain in test if domain.name not in seen]
     if both and unseen:
@@ -76,8 +76,9 @@ def streams(config: Config, seed: int) -> Streams:
 
     def stream(domains: list[Domain], split: Any, tasks: int, seed: int) -> EpisodeStream:
         return EpisodeStream(
-            domains, split=split, tasks=tasks, setting=config.domains.setting, seed=seed, **numbers
-        )
+            domains, split=split, ways=shape.ways, shots=shape.shots, queries=shape.queries, tasks=tasks,
+            setting=config.domains.setting, seed=seed, channels=channels,
+        )  # fmt: skip
 
     input_shape = train[0].input_shape if channels is None else (channels, *train[0].input_shape[1:])
     return Streams(

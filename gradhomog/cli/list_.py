@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gradhomog.cli._output import add_json, print_json, print_table
 
-KINDS = ("homogenizers", "learners", "domains")
+if TYPE_CHECKING:
+    from gradhomog.registry import Kind
+
+KINDS: tuple[Kind, ...] = ("homogenizers", "learners", "domains")
 
 
 def add(commands: Any) -> None:

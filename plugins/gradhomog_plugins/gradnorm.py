@@ -128,6 +128,6 @@ def gradhomog_homogenizer() -> HomogenizerSpec:
         factory=GradNorm,
         summary="learns weights under which gradient norms follow training rates",
         reference="Chen et al. 2018, arXiv 1711.02257",
-        traits=frozenset({"differentiable", "stateful", "scale_equivariant"}),
-        needs=frozenset({"losses", "norms"}),
+        traits={"differentiable", "stateful", "scale_equivariant"},
+        needs={"losses", "norms"},
     )

@@ -86,6 +86,6 @@ def gradhomog_homogenizer() -> HomogenizerSpec:
         factory=PCGrad,
         summary="projects each task's gradient off those that it conflicts with",
         reference="Yu et al. 2020, arXiv 2001.06782",
-        traits=frozenset({"differentiable", "stateful", "stochastic", "scale_equivariant"}),
-        needs=frozenset({"gramian"}),
+        traits={"differentiable", "stateful", "stochastic", "scale_equivariant"},
+        needs={"gramian"},
     )

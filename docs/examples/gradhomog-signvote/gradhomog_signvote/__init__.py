@@ -12,5 +12,5 @@ def gradhomog_homogenizer() -> HomogenizerSpec:
         factory=SignVote,
         summary="zeroes the entries of each row whose sign loses a majority vote over the tasks",
         reference="the vote of signSGD: Bernstein et al. 2018, arXiv 1802.04434",
-        traits=frozenset({"differentiable", "permutation_equivariant", "scale_equivariant"}),
+        traits={"differentiable", "permutation_equivariant", "scale_equivariant"},
     )

@@ -49,5 +49,5 @@ def test_a_common_factor_of_the_rows_is_a_factor_of_the_direction(factor: float)
 
 @pytest.mark.parametrize("threshold", [-0.1, 1, float("nan"), "half"])
 def test_a_threshold_out_of_range_is_refused(threshold: object) -> None:
-    with pytest.raises(gradhomog.OptionError, match="`threshold` must be .*; got"):
+    with pytest.raises(gradhomog.OptionError, match=r"`threshold` must be .*; got"):
         gradhomog.pipeline([("signvote", {"threshold": threshold})])

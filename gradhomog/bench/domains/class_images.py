@@ -1,0 +1,169 @@
+"""Few-shot classification tasks from images held in memory."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gradhomog.domains import Domain, Split
+from gradhomog.errors import DataError
+from gradhomog.tasks import Task
+
+CLASS_SPLITS = ("train", "val", "test")
+
+
+def split_classes(class_names: Sequence[str]) -> list[str]:
+    """Divide classes 50/25/25 into train, val and test: one split name per class, in the order given.
+
+    Of n classes floor(n/4) are test, floor(n/4) val, the rest train. The order is that of the SHA-256 of each name:
+    a fixed permutation that needs no random generator, so every machine and every version draws the same, and that
+    does not depend on the order in which a file system lists the classes.
+    """
+    order = sorted(class_names, key=lambda name: (hashlib.sha256(name.encode()).digest(), name))
+    quarter = len(order) // 4
+    place = {name: rank for rank, name in enumerate(order)}
+    return [CLASS_SPLITS[2 - min(place[name] // quarter, 2)] if quarter else "train" for name in class_names]
+
+
+class ClassImages(Domain):
+    """A domain whose tasks are drawn from labelled images.
+
+    Args:
+        name: what reports call the domain.
+        images: uint8 `[n, size, size, channels]`, values 0..255, one or three channels.
+        labels: integers `[n]` in 0..classes-1.
+        class_names: one name per class, no two alike.
+        class_split: `"train"`, `"val"` or `"test"` per class where the data have an official split; otherwise the
+            classes are divided 50/25/25 by `split_classes`.
+        source: what error messages call the data, e.g. the path of a file; the domain's name if empty.
+
+    Raises:
+        DataError: an array has the wrong type, shape or values, or a class has no image.
+
+    Tasks hold float32 `[*, channels, size, size]` in [-1, 1], ordered by class.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        images: NDArray[np.uint8],
+        labels: NDArray[np.integer[Any]],
+        class_names: Sequence[str],
+        *,
+        class_split: Sequence[str] | None = None,
+        source: str = "",
+    ) -> None:
+        self.name = name
+        self.class_names = tuple(str(class_name) for class_name in class_names)
+        source = source or f"domain {name!r}"
+        _check_images(source, images)
+        _check_labels(source, labels, len(images), self.class_names)
+        self.class_split = tuple(split_classes(self.class_names) if class_split is None else map(str, class_split))
+        _check_split(source, self.class_split, len(self.class_names))
+        size, channels = images.shape[1], images.shape[3]
+        self.input_shape = (channels, size, size)
+        self.outputs = None
+        # Grouped by class: sampling is then arithmetic on offsets, and one class lies together in memory.
+        order = np.argsort(labels, kind="stable")
+        self._images = images[order]
+        self._counts = np.bincount(labels, minlength=len(self.class_names))
+        self._starts = np.cumsum(self._counts) - self._counts
+
+    def classes(self, split: Split) -> list[int]:
+        """Indices of the classes of a split, in the order of `class_names`."""
+        if split not in (allowed := get_args(Split)):
+            raise DataError(f"domain {self.name!r}: `split` must be one of {', '.join(allowed)}; got {split!r}.")
+        return [index for index, own in enumerate(self.class_split) if split in ("all", own)]
+
+    def _eligible(self, split: Split, needed: int) -> list[int]:
+        return [index for index in self.classes(split) if self._counts[index] >= needed]
+
+    def check(self, split: Split, *, ways: int, shots: int, queries: int) -> None:
+        """Raise `DataError` if fewer than `ways` classes of the split have `shots + queries` images."""
+        found, eligible = self.classes(split), self._eligible(split, shots + queries)
+        if len(eligible) >= ways:
+            return
+        counts = self._counts[found]
+        images = f" of {counts.min()} to {counts.max()} images" if found else ""
+        advice = "Ask for fewer ways" if len(found) < ways else "Ask for fewer shots or queries"
+        everything = "" if split == "all" else ", or use the split 'all' if nothing is trained on this domain"
+        raise DataError(
+            f"domain {self.name!r}, split {split!r}: {ways}-way tasks of {shots} shots and {queries} queries need "
+            f"{ways} classes of at least {shots + queries} images; found {len(found)} classes{images}, of which "
+            f"{len(eligible)} qualify. {advice}{everything}."
+        )
+
+    def sample(self, split: Split, random: np.random.Generator, *, ways: int, shots: int, queries: int) -> Task:
+        """Draw one task; classes of fewer than `shots + queries` images are not drawn."""
+        self.check(split, ways=ways, shots=shots, queries=queries)
+        drawn = random.choice(self._eligible(split, shots + queries), size=ways, replace=False)
+        # Without replacement, so that no image is in support and query both.
+        rows = np.stack(
+            [self._starts[c] + random.choice(self._counts[c], size=shots + queries, replace=False) for c in drawn]
+        )
+        labels = torch.arange(ways)
+        return Task(
+            support_x=self._pixels(rows[:, :shots]),
+            support_y=labels.repeat_interleave(shots),
+            query_x=self._pixels(rows[:, shots:]),
+            query_y=labels.repeat_interleave(queries),
+            domain=self.name,
+        )
+
+    def _pixels(self, rows: NDArray[np.int64]) -> Tensor:
+        pixels = torch.from_numpy(self._images[rows.reshape(-1)])
+        # 127.5 is exact in float32, so 0 is -1 and 255 is 1 to the bit.
+        # Channels are moved while still bytes, a quarter of the memory; then in place.
+        return pixels.permute(0, 3, 1, 2).contiguous().float().div_(127.5).sub_(1.0)
+
+
+def _check_images(source: str, images: NDArray[Any]) -> None:
+    if images.dtype != np.uint8:
+        nan = int(np.isnan(images).sum()) if np.issubdtype(images.dtype, np.floating) else 0
+        raise DataError(
+            f"{source}: `images` must be uint8, 0..255; got {images.dtype}{f' with {nan} NaN' if nan else ''}. "
+            "Scale and round the values, then `.astype('uint8')`."
+        )
+    if images.ndim != 4 or images.shape[3] not in (1, 3) or images.shape[1] != images.shape[2] or not images.size:
+        raise DataError(
+            f"{source}: `images` must have shape [n, size, size, channels] with 1 or 3 channels, n and size at "
+            f"least 1; got {images.shape}."
+        )
+
+
+def _check_labels(source: str, labels: NDArray[Any], images: int, class_names: tuple[str, ...]) -> None:
+    if not np.issubdtype(labels.dtype, np.integer) or labels.ndim != 1:
+        nan = int(np.isnan(labels).sum()) if np.issubdtype(labels.dtype, np.floating) else 0
+        raise DataError(
+            f"{source}: `labels` must be integers [n]; got {labels.dtype} {labels.shape}"
+            f"{f' with {nan} NaN' if nan else ''}."
+        )
+    if len(labels) != images:
+        raise DataError(f"{source}: `labels` must have one entry per image; got {len(labels)} for {images} images.")
+    if len(set(class_names)) < len(class_names):
+        twice = next(name for name in class_names if class_names.count(name) > 1)
+        raise DataError(f"{source}: `class_names` must differ from each other; {twice!r} occurs more than once.")
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= len(class_names):
+        raise DataError(
+            f"{source}: `labels` must lie in 0..{len(class_names) - 1}, as there are {len(class_names)} class names; "
+            f"got {low}..{high}."
+        )
+    if len(empty := np.flatnonzero(np.bincount(labels, minlength=len(class_names)) == 0)):
+        raise DataError(
+            f"{source}: every class needs an image; class {class_names[empty[0]]!r} has none "
+            f"({len(empty)} of {len(class_names)} classes are empty). Remove it from the class names."
+        )
+
+
+def _check_split(source: str, class_split: tuple[str, ...], classes: int) -> None:
+    if len(class_split) != classes:
+        raise DataError(f"{source}: `class_split` must have one entry per class; got {len(class_split)} for {classes}.")
+    if unknown := sorted(set(class_split) - set(CLASS_SPLITS)):
+        raise DataError(f"{source}: `class_split` must hold train, val or test; got {', '.join(map(repr, unknown))}.")

@@ -1,0 +1,181 @@
+"""The domain `glyphs:SCRIPT`: characters rendered from the fonts that matplotlib ships, before textured backgrounds.
+
+Nothing is downloaded. One class is one code point; its pictures differ in face, rotation, scale, shear, position,
+brightness and background. In the split `train` a class tends to stand before a texture of its own: a cue that is not
+causal, that helps in training and is useless in `val`, `test` and `all`, where backgrounds are drawn at random.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gradhomog.bench.domains import _cache, _options
+from gradhomog.bench.domains.class_images import ClassImages, split_classes
+from gradhomog.domains import Domain, Split
+from gradhomog.errors import DataError
+from gradhomog.hooks import hookimpl
+from gradhomog.specs import DomainSpec
+from gradhomog.tasks import Task
+
+if TYPE_CHECKING:
+    from gradhomog.bench.domains import _fonts
+
+
+@dataclass(frozen=True)
+class Script:
+    """Ranges of code points, both ends included; `beside` names scripts whose look-alikes are left out."""
+
+    ranges: tuple[tuple[int, int], ...]
+    beside: tuple[str, ...] = ()
+
+
+SCRIPTS: dict[str, Script] = {
+    "latin": Script(((0x41, 0x5A), (0x61, 0x7A), (0x30, 0x39))),
+    "greek": Script(((0x370, 0x373), (0x376, 0x377), (0x37B, 0x37D), (0x388, 0x3FF)), beside=("latin",)),
+    "cyrillic": Script(((0x400, 0x481), (0x48A, 0x4FF)), beside=("latin", "greek")),
+    "armenian": Script(((0x531, 0x556), (0x561, 0x587))),
+    "georgian": Script(((0x10A0, 0x10FA),)),
+    "tifinagh": Script(((0x2D30, 0x2D67),)),
+    "syllabics": Script(((0x1401, 0x1676),)),
+    "mathematics": Script(((0x2200, 0x22FF),)),
+    "arrows": Script(((0x2190, 0x21FF),)),
+    "geometric": Script(((0x2580, 0x25FF),)),
+    "dingbats": Script(((0x2701, 0x27BF),)),
+    "symbols": Script(((0x2600, 0x26FF),)),
+    "braille": Script(((0x2801, 0x28FF),)),
+}
+
+
+class Glyphs(Domain):
+    """Tasks of rendered characters, grey, `[*, 1, size, size]`.
+
+    Args:
+        variant: a name in `SCRIPTS`.
+        cued: pictures of the training classes, with the background cue.
+        plain: pictures of all classes, backgrounds at random.
+    """
+
+    def __init__(self, variant: str, cued: ClassImages, plain: ClassImages) -> None:
+        self.name = f"glyphs:{variant}"
+        self.input_shape = plain.input_shape
+        self.outputs = None
+        self._cued, self._plain = cued, plain
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """`"U+03B1 GREEK SMALL LETTER ALPHA"` and so on."""
+        return self._plain.class_names
+
+    def classes(self, split: Split) -> list[int]:
+        """Indices of the classes of a split, in the order of `class_names`."""
+        return self._plain.classes(split)
+
+    def check(self, split: Split, *, ways: int, shots: int, queries: int) -> None:
+        """Raise `DataError` if the split has too few classes, or the classes too few pictures."""
+        self._plain.check(split, ways=ways, shots=shots, queries=queries)
+
+    def sample(self, split: Split, random: np.random.Generator, *, ways: int, shots: int, queries: int) -> Task:
+        """Draw one task; backgrounds carry the cue in `train` only."""
+        pictures = self._cued if split == "train" else self._plain
+        return pictures.sample(split, random, ways=ways, shots=shots, queries=queries)
+
+
+def glyphs(
+    variant: str,
+    *,
+    size: int = 28,
+    instances: int = 24,
+    background: float = 0.5,
+    correlation: float = 0.5,
+    seed: int = 0,
+) -> Glyphs:
+    """Make a glyph domain, rendered or from the cache.
+
+    Args:
+        variant: a name in `SCRIPTS`.
+        size: side of the pictures, 8..256 pixels.
+        instances: pictures per class, 2..1000; a task needs `shots + queries` of them.
+        background: strength of the textures, 0 (black) to 1.
+        correlation: probability that a training picture stands before its class's own texture, 0..1.
+        seed: of all that is drawn, >= 0. The glyphs do not change with `background` or `correlation`.
+
+    Raises:
+        OptionError: an option is out of range. DataError: matplotlib or Pillow is missing.
+    """
+    _options.variant("glyphs", variant, SCRIPTS)
+    options = {
+        "variant": variant,
+        "size": _options.integer("size", size, low=8, high=256),
+        "instances": _options.integer("instances", instances, low=2, high=1000),
+        "background": _options.number("background", background, low=0.0, high=1.0),
+        "correlation": _options.number("correlation", correlation, low=0.0, high=1.0),
+        "seed": _options.integer("seed", seed, low=0),
+    }
+    for module, wheel in (("matplotlib", "matplotlib"), ("PIL", "Pillow")):
+        if importlib.util.find_spec(module) is None:
+            raise DataError(
+                f"glyphs:{variant} is rendered with {wheel}, which is not installed. "
+                "Install it with: pip install 'gradhomog[plot]'"
+            )
+    from gradhomog.bench.domains import _fonts, _render
+
+    key = {**options, "renderer": _render.VERSION, "ranges": SCRIPTS[variant].ranges, **_fonts.versions()}
+
+    def render() -> _cache.Arrays:
+        chosen = select(variant)
+        names = [glyph.class_name for glyph in chosen]
+        return {
+            **_render.render(
+                chosen,
+                train=np.array([split == "train" for split in split_classes(names)]),
+                size=size,
+                instances=instances,
+                background=float(background),
+                correlation=float(correlation),
+                # The script's name is mixed in, so that two domains of one seed do not share their draws.
+                entropy=[seed, int.from_bytes(hashlib.sha256(variant.encode()).digest()[:4], "little")],
+            ),
+            "class_names": np.array(names),
+        }
+
+    arrays = _cache.cached(f"glyphs-{variant}-{size}", key, render)
+    names = [str(name) for name in arrays["class_names"]]
+    labels = np.repeat(np.arange(len(names)), instances)
+    split = split_classes(names)
+    train = [index for index, own in enumerate(split) if own == "train"]
+    name = f"glyphs:{variant}"
+    return Glyphs(
+        variant,
+        cued=ClassImages(
+            name,
+            arrays["cued"],
+            np.repeat(np.arange(len(train)), instances),
+            [names[index] for index in train],
+            class_split=["train"] * len(train),
+        ),
+        plain=ClassImages(name, arrays["plain"], labels, names, class_split=split),
+    )
+
+
+def select(variant: str) -> list[_fonts.Glyph]:
+    """The characters of a script that are drawn, one for each shape."""
+    from gradhomog.bench.domains import _fonts
+
+    script = SCRIPTS[variant]
+    others = [glyph for name in script.beside for glyph in _fonts.glyphs(SCRIPTS[name].ranges)]
+    return _fonts.distinct(_fonts.glyphs(script.ranges), others)
+
+
+@hookimpl
+def gradhomog_domain() -> DomainSpec:
+    return DomainSpec(
+        factory=glyphs,
+        summary="characters rendered from matplotlib's fonts before textured backgrounds; nothing to download",
+        reference="in the manner of Omniglot (Lake, Salakhutdinov, Tenenbaum 2015, doi:10.1126/science.aab3050)",
+        variants=tuple(SCRIPTS),
+    )

@@ -1,0 +1,10 @@
+"""Figures of a comparison; each function takes records or a summary and returns a figure, or None with nothing to show.
+
+Matplotlib (the extra `plot`) is imported when the first figure is drawn, and its global state is left as it was.
+"""
+
+from gradhomog.bench.figures.scores import domain_scores, scores
+from gradhomog.bench.figures.style import require_matplotlib, save
+from gradhomog.bench.figures.training import conflict, validation, weights
+
+__all__ = ["conflict", "domain_scores", "require_matplotlib", "save", "scores", "validation", "weights"]

@@ -1,0 +1,112 @@
+"""What a table says, in words that claim no more than its numbers: a paragraph, and captions for the figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gradhomog.bench.statistics import Interval
+from gradhomog.bench.summary import PLAIN, Row, Summary
+from gradhomog.bench.tables import interval_text
+
+
+def reading(summary: Summary) -> str:
+    """One paragraph. A method is called higher or lower than plain only if the interval excludes 0."""
+    if not summary.rows:
+        return "No run has finished, so nothing can be said yet."
+    said = [_scope(summary)]
+    for learner in summary.learners:
+        said += _of_learner(summary, learner)
+    said += _limits(summary)
+    return " ".join(said)
+
+
+def captions(summary: Summary) -> dict[str, str]:
+    """What each figure shows, by its name."""
+    units = {row.unit for row in summary.rows}
+    names = {"seeds": "seeds", "tasks": "test tasks"}
+    over = names[units.pop()] if len(units) == 1 else "seeds, or over test tasks for a single seed"
+    band = (
+        "the band reaches from the lowest to the highest seed"
+        if any(len(row.seeds) > 1 for row in summary.rows)
+        else "one seed"
+    )
+    smooth = f"Running mean over a tenth of training, averaged over seeds; {band}."
+    return {
+        "scores": f"Test score of each method: mean and 95 % interval over {over}; small dots are seeds, the dashed "
+        "line is the plain learner. Beside it, the paired difference to plain with its interval.",
+        "domains": f"The same scores by the domain that the test tasks come from: mean and 95 % interval over {over}.",
+        "conflict": "How the tasks' gradients agree during training, before homogenization: the mean cosine between "
+        f"the gradients of two tasks, and the norm of the longest over that of the shortest. {smooth}",
+        "weights": "Each task's share in the step for the methods that reweight, 1 being the plain mean: by training "
+        "domain, or with a single one by rank within the step. Running mean over a tenth of training, "
+        "averaged over seeds.",
+        "validation": f"Validation score during training, averaged over seeds; {band}. The best one decides "
+        "which state is tested.",
+    }
+
+
+def _scope(summary: Summary) -> str:
+    count = f"{summary.finished}" if summary.expected is None else f"{summary.finished} of {summary.expected}"
+    runs = "run" if count == "1" else "runs"
+    tasks = "task" if summary.tasks == 1 else "tasks"
+    return f"{count} {runs} finished, each tested on the same {summary.tasks} {tasks}."
+
+
+def _of_learner(summary: Summary, learner: str) -> list[str]:
+    rows = summary.rows_of(learner)
+    plain = next((row for row in rows if row.label == PLAIN), None)
+    of = f" {learner}" if len(summary.learners) > 1 else ""
+    if plain is None:
+        return [f"Plain{of or ' ' + learner} has no finished run, so no method can be compared to it."]
+    measure, unit = ("accuracy", " %") if summary.metric == "accuracy" else ("mean squared error", "")
+    said = [f"Plain {learner} has a test {measure} of {interval_text(plain.score, summary.metric)}{unit}."]
+    gap = " points" if summary.metric == "accuracy" else ""
+    for verdict, sign in (("better", 1), ("worse", -1)):
+        found = [row for row in rows if row.verdict == verdict]
+        word = "higher" if (sign > 0) == (summary.metric == "accuracy") else "lower"
+        if found:
+            texts = [
+                f"{row.label} ({interval_text(_difference(row), summary.metric, signed=True)}{gap})" for row in found
+            ]
+            verb = "have" if len(found) > 1 else "has"
+            said.append(f"{_listed(texts)} {verb} {word} {measure} than plain{of}: the 95 % interval excludes 0.")
+    undecided = [row.label for row in rows if row.verdict == "undecided"]
+    if undecided:
+        said.append(
+            f"For {_listed(undecided)} the interval of the difference includes 0: these runs do not tell "
+            f"{'them' if len(undecided) > 1 else 'it'} apart from plain{of}."
+        )
+    unknown = [row.label for row in rows if row.label != PLAIN and row.verdict is None]
+    if unknown:
+        said.append(f"For {_listed(unknown)} there is no interval of the difference to plain{of}.")
+    return said
+
+
+def _limits(summary: Summary) -> list[str]:
+    said: list[str] = []
+    compared = [row for row in summary.rows if row.verdict is not None]
+    if any(row.difference_unit == "seeds" for row in compared):
+        n = min(row.difference.n for row in compared if row.difference and row.difference_unit == "seeds")
+        few = f"With {n} seeds an interval is wide; a" if n < 10 else "A"
+        said.append(f"{few} difference that an interval does not show may still exist.")
+    if any(row.difference_unit == "tasks" for row in compared):
+        said.append(
+            "Where a single seed was compared, the interval is over test tasks and leaves out how trainings vary."
+        )
+    if len(compared) > 1:
+        said.append(
+            f"With {len(compared)} comparisons at 95 %, one in twenty excludes 0 by chance where nothing differs."
+        )
+    if any(row.chosen is not None for row in summary.rows):
+        said.append("Tuned methods were chosen on validation tasks; the intervals leave out how the choice varies.")
+    return said
+
+
+def _difference(row: Row) -> Interval:
+    assert row.difference is not None  # a verdict is only given on a difference
+    return row.difference
+
+
+def _listed(texts: Iterable[str]) -> str:
+    *most, last = texts
+    return f"{', '.join(most)} and {last}" if most else last

@@ -1,0 +1,167 @@
+"""The run log `results.jsonl`: one JSON object per line, appended as things happen, readable while a run goes on.
+
+Every record has an `event`. What is written, and read back:
+
+* `start`: `time`, `config`, `versions`, `machine`; one per invocation.
+* `step`: `run`, `step`, and what `StepReport` holds: `losses`, `accuracies`, `norms`, `cosines`, `weights`, `tasks`,
+  `domains`.
+* `validation`: `run`, `step`, `score`, `half_width`.
+* `result`: `run`, `label`, `learner`, `homogenizers`, `seed`, `role` ("compare" or "candidate"), `metric`, `scores`,
+  `losses` and `domains` (one per test task), `validation`, `best_step`, `steps`, `seconds`, `step_seconds`; a tuned
+  method's result also has `tuned_from` and `chosen`.
+* `failed`: `run`, `label`, `seed`, `error`.
+
+JSON knows no NaN and no infinity: a number that is not finite is written as null, and `numbers` reads null as NaN.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gradhomog.errors import ConfigError
+
+PLAIN = "plain"
+"""The label of the learner without homogenizers, to which all others are compared."""
+
+Record = dict[str, Any]
+"""One line of the log."""
+
+# Losing a step record costs a dot in a figure; losing one of these costs a run.
+_SYNCED = frozenset({"start", "result"})
+
+
+class ResultLog:
+    """The log of one folder, for one writer at a time.
+
+    Each record reaches the operating system before `append` returns, so a killed process loses at most the line it was
+    writing; `start` and `result` also reach the disk.
+
+    Raises:
+        ConfigError: the file ends in half a line; `ResultLog.recover` cuts it off.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if self.path.exists() and _last_byte(self.path) not in (b"", b"\n"):
+            raise ConfigError(
+                f"{self.path} ends in half a line; a record appended to it would be lost. Call ResultLog.recover first."
+            )
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Write one record as one line. It must have an `event`; NumPy numbers and arrays become plain ones."""
+        if not isinstance(record.get("event"), str):
+            raise ConfigError(f"a record must have a text `event`; found the keys {sorted(record)}.")
+        line = json.dumps(plain(record), ensure_ascii=False, allow_nan=False) + "\n"
+        # Opened anew for each line: no buffer outlives the call, and nothing is inherited by a worker process.
+        with self.path.open("ab") as file:
+            file.write(line.encode())
+            file.flush()
+            if record["event"] in _SYNCED:
+                os.fsync(file.fileno())
+
+    @staticmethod
+    def read(path: str | Path) -> list[Record]:
+        """All records, in the order in which they were written.
+
+        A run that is resumed repeats what came after its last checkpoint: of several records of one event, run, role
+        and step the last one counts. Half a line at the end is left out, since a run may be writing it.
+
+        Raises:
+            ConfigError: the file is missing, or a line before the last is not a record.
+        """
+        records, _ = _parse(Path(path))
+        last = {_identity(record, index): index for index, record in enumerate(records)}
+        return [records[index] for index in sorted(last.values())]
+
+    @staticmethod
+    def recover(path: str | Path) -> int:
+        """Cut off a last line that a killed run left unfinished, and return how many bytes that were.
+
+        Raises:
+            ConfigError: as `read`; nothing is cut then.
+        """
+        path = Path(path)
+        _, good = _parse(path)
+        size = path.stat().st_size
+        if good < size:
+            with path.open("r+b") as file:
+                file.truncate(good)  # one system call: the file is either as before or good
+                os.fsync(file.fileno())
+        return size - good
+
+
+def numbers(values: Iterable[float | None] | None) -> list[float]:
+    """Numbers of a record as floats; null, which stands for what was not finite, becomes NaN."""
+    return [math.nan if value is None else float(value) for value in values or ()]
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON has it: numbers that are not finite become None, NumPy values plain ones, tuples lists."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, np.generic | np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _identity(record: Record, index: int) -> tuple[Any, ...]:
+    if record["event"] not in ("step", "validation", "result"):
+        return (index,)
+    # A tuning's winner has two results under one run: as a candidate and as the row of the table.
+    return record["event"], record.get("run"), record.get("role"), record.get("step")
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as cause:
+        raise ConfigError(
+            f"{path}: no run log can be read here: {cause}. Pass a folder that `gradhomog compare` wrote."
+        ) from cause
+
+
+def _last_byte(path: Path) -> bytes:
+    """The last byte of a file; nothing if it is empty."""
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+        return file.read()
+
+
+def _parse(path: Path) -> tuple[list[Record], int]:
+    """The records of a log, and the number of bytes that they take."""
+    lines = _content(path).split(b"\n")
+    records: list[Record] = []
+    good = 0
+    # What follows the last line break is empty or half a line, even where it happens to parse.
+    for number, line in enumerate(lines[:-1], start=1):
+        record = _record(line)
+        if record is None:
+            if number == len(lines) - 1 and not lines[-1]:
+                break
+            raise ConfigError(
+                f"{path}, line {number}: expected a JSON object with an `event`; found {line[:60]!r}. "
+                "A run only ever leaves its last line unfinished, so the file was changed by something else: restore "
+                "it, or delete this line; what it recorded is then missing from the report."
+            )
+        records.append(record)
+        good += len(line) + 1
+    return records, good
+
+
+def _record(line: bytes) -> Record | None:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("event"), str) else None

@@ -1,0 +1,260 @@
+"""What the results of a comparison say: one row per method, with intervals and paired differences to plain."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gradhomog.bench.results import PLAIN, Record, numbers, plain
+from gradhomog.bench.statistics import Interval, mean_interval, paired_interval
+from gradhomog.bench.tables import render_table, write_csv
+from gradhomog.errors import ConfigError
+
+__all__ = ["PLAIN", "Candidate", "Row", "Summary", "Unit", "render_table", "summarize", "to_json", "write_csv"]
+
+Unit = Literal["seeds", "tasks"]
+"""Over what an interval is taken: means of seeds, or with a single seed the test tasks."""
+
+Verdict = Literal["better", "worse", "undecided"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method of the table.
+
+    Attributes:
+        seeds: those that finished, in increasing order; `expected_seeds` is how many there should be, None if unknown.
+        score: mean over seeds of the mean score over test tasks, with its interval over `unit`.
+        difference: to the plain learner, over the seeds that both have, paired by seed, or with one such seed by test
+            task (`difference_unit`); None for the plain learner and where there is nothing to pair with.
+        verdict: "better" or "worse" only if the interval of the difference excludes 0; None where there is none.
+        by_domain: mean and interval for the test tasks of each domain, over `unit`.
+        seed_scores: mean over test tasks, one per seed.
+        step_seconds: mean time of a training step; `time_ratio` is to the plain learner over the same seeds, None if
+            unknown.
+        tuned_from, chosen: pipelines that were tried on validation tasks, and the one taken; None if nothing was tuned.
+    """
+
+    learner: str
+    label: str
+    homogenizers: str
+    seeds: tuple[int, ...]
+    expected_seeds: int | None
+    score: Interval
+    unit: Unit
+    by_domain: dict[str, Interval]
+    seed_scores: tuple[float, ...]
+    difference: Interval | None = None
+    difference_unit: Unit | None = None
+    verdict: Verdict | None = None
+    step_seconds: float | None = None
+    time_ratio: float | None = None
+    tuned_from: tuple[str, ...] = ()
+    chosen: str | None = None
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A pipeline that was tried for a tuned method; `validation` is its best validation score."""
+
+    learner: str
+    label: str
+    homogenizers: str
+    seed: int
+    validation: float
+    best_step: int | None
+    chosen: bool
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The table. `tasks` counts test tasks, the same for every run; `finished` counts runs that belong to a row.
+
+    `failures` holds the last message of each run that failed and has no result.
+    """
+
+    metric: str
+    tasks: int
+    rows: tuple[Row, ...]
+    candidates: tuple[Candidate, ...]
+    finished: int
+    expected: int | None
+    failures: dict[str, str]
+
+    @property
+    def learners(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(row.learner for row in self.rows))
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(domain for row in self.rows for domain in row.by_domain))
+
+    def rows_of(self, learner: str) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if row.learner == learner)
+
+
+def summarize(records: Iterable[Record], expected_runs: int | None = None) -> Summary:
+    """Summarize a log, finished or not. Without `expected_runs` the configuration may tell it.
+
+    Raises:
+        ConfigError: two results claim the same place, or results were measured on different tests.
+    """
+    records = list(records)
+    results = [record for record in records if record["event"] == "result"]
+    compared = [record for record in results if record["role"] == "compare"]
+    config: Record = next((r.get("config") or {} for r in reversed(records) if r["event"] == "start"), {})
+    _check(compared)
+    groups: dict[tuple[str, str], dict[int, Record]] = {}
+    for record in compared:
+        groups.setdefault((record["learner"], record["label"]), {})[record["seed"]] = record
+    learners = list(dict.fromkeys(learner for learner, _ in groups))
+    order = sorted(
+        groups, key=lambda pair: (learners.index(pair[0]), pair[1] != PLAIN)
+    )  # stable: else as they appeared
+    expected_seeds = _count(config.get("seeds"))
+    rows = [_row(groups[pair], groups.get((pair[0], PLAIN), {}), expected_seeds) for pair in order]
+    done = {record["run"] for record in results}
+    return Summary(
+        metric=compared[0]["metric"] if compared else "accuracy",
+        tasks=len(compared[0]["scores"]) if compared else 0,
+        rows=tuple(rows),
+        candidates=tuple(_candidates(results, rows)),
+        finished=len(compared),
+        expected=expected_runs if expected_runs is not None else _expected(config),
+        failures={r["run"]: str(r["error"]) for r in records if r["event"] == "failed" and r["run"] not in done},
+    )
+
+
+def to_json(summary: Summary) -> dict[str, Any]:
+    """The summary as plain dicts and lists; None for what is unknown or not finite."""
+    content: dict[str, Any] = plain(dataclasses.asdict(summary))
+    return content
+
+
+def _row(runs: dict[int, Record], base: dict[int, Record], expected_seeds: int | None) -> Row:
+    seeds = sorted(runs)
+    first = runs[seeds[0]]
+    scores = [numbers(runs[seed]["scores"]) for seed in seeds]
+    values, unit = _values(scores)
+    domains = first["domains"]
+    by_domain = {
+        name: mean_interval(_values([_of_domain(name, row, domains) for row in scores])[0])
+        for name in dict.fromkeys(domains)
+    }
+    row = Row(
+        first["learner"],
+        first["label"],
+        first["homogenizers"],
+        tuple(seeds),
+        expected_seeds,
+        mean_interval(values),
+        unit,
+        by_domain,
+        tuple(_mean(row) for row in scores),
+        step_seconds=_step_seconds(runs, seeds),
+        tuned_from=tuple(first.get("tuned_from") or ()),
+        chosen=first.get("chosen"),
+    )
+    common = [seed for seed in seeds if seed in base]
+    if row.label == PLAIN or not common:
+        return row
+    ours, difference_unit = _values([numbers(runs[seed]["scores"]) for seed in common])
+    theirs, _ = _values([numbers(base[seed]["scores"]) for seed in common])
+    difference = paired_interval(ours, theirs)
+    our_time, their_time = _step_seconds(runs, common), _step_seconds(base, common)
+    return dataclasses.replace(
+        row,
+        difference=difference,
+        difference_unit=difference_unit,
+        verdict=_verdict(difference, higher_is_better=first["metric"] == "accuracy"),
+        time_ratio=our_time / their_time if our_time and their_time else None,
+    )
+
+
+def _values(scores: Sequence[Sequence[float]]) -> tuple[Sequence[float], Unit]:
+    """What an interval is taken over, of scores `[seeds, tasks]`: the means of several seeds, or one seed's tasks.
+
+    Tasks of several seeds are not pooled: they are the same tasks again, and what a training makes of them hangs
+    together.
+    """
+    if len(scores) > 1:
+        return [_mean(row) for row in scores], "seeds"
+    return scores[0], "tasks"
+
+
+def _of_domain(name: str, scores: Sequence[float], domains: Sequence[str]) -> list[float]:
+    return [score for score, domain in zip(scores, domains, strict=True) if domain == name]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return mean_interval(values).mean
+
+
+def _verdict(difference: Interval, higher_is_better: bool) -> Verdict | None:
+    if math.isnan(difference.half_width):
+        return None
+    if not difference.excludes_zero:
+        return "undecided"
+    return "better" if (difference.mean > 0) == higher_is_better else "worse"
+
+
+def _step_seconds(runs: dict[int, Record], seeds: Sequence[int]) -> float | None:
+    times = numbers(runs[seed].get("step_seconds") for seed in seeds)
+    mean = _mean(times)
+    return mean if math.isfinite(mean) else None
+
+
+def _candidates(results: Sequence[Record], rows: Sequence[Row]) -> list[Candidate]:
+    chosen = {(row.learner, row.chosen) for row in rows if row.chosen is not None}
+    return [
+        Candidate(
+            record["learner"],
+            record["label"],
+            record["homogenizers"],
+            record["seed"],
+            numbers([record.get("validation")])[0],
+            record.get("best_step"),
+            (record["learner"], record["homogenizers"]) in chosen,
+        )
+        for record in results
+        if record["role"] == "candidate"
+    ]
+
+
+def _check(results: Sequence[Record]) -> None:
+    """All results must be of one test, and each of a seed and a method of its own."""
+    places: dict[tuple[str, str, int], str] = {}
+    for record in results:
+        place = (record["learner"], record["label"], record["seed"])
+        if places.setdefault(place, record["run"]) != record["run"]:
+            raise ConfigError(
+                f"runs {places[place]!r} and {record['run']!r} both claim to be {place[1]!r} of {place[0]} with seed "
+                f"{place[2]}. Start the comparison anew in an empty folder."
+            )
+        for name in ("metric", "domains"):
+            if record[name] != results[0][name] or len(record["scores"]) != len(record["domains"]):
+                raise ConfigError(
+                    f"runs {results[0]['run']!r} and {record['run']!r} were not tested on the same tasks: `{name}` "
+                    f"differs or not every task has a score ({len(results[0]['scores'])} and {len(record['scores'])} "
+                    "scores). Start the comparison anew in an empty folder."
+                )
+        if not record["scores"]:
+            raise ConfigError(f"run {record['run']!r} has no `scores`: expected one per test task. Run it again.")
+
+
+def _count(value: Any) -> int | None:
+    """How many a setting asks for that is a number or a list."""
+    if isinstance(value, list):
+        return len(value)
+    return value if isinstance(value, int) else None
+
+
+def _expected(config: Record) -> int | None:
+    learners, seeds = config.get("learner"), _count(config.get("seeds"))
+    methods = config.get("homogenizers")
+    if not isinstance(learners, str | list) or not isinstance(methods, list) or seeds is None:
+        return None
+    return (1 if isinstance(learners, str) else len(learners)) * len(methods) * seeds

@@ -1,0 +1,63 @@
+"""The policy for NaN and infinity: raise, or leave the task out; before anything is computed or learnt from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+
+from gradhomog import rows as row_math
+from gradhomog.errors import NonfiniteError
+from gradhomog.evidence import Observation
+
+Nonfinite = Literal["raise", "drop"]
+
+
+def apply(observation: Observation, policy: Nonfinite, norms_known: bool) -> tuple[Observation, tuple[int, ...]]:
+    """The observation of the finite tasks, and their indices.
+
+    With `norms_known` (somebody needs them anyway) a task is judged by its norms; else by a sum over its row.
+
+    Raises:
+        NonfiniteError: the policy is `"raise"` and a task is not finite, or no task is.
+    """
+    if norms_known:
+        sums = observation.block_squared_norms[1]
+    else:  # NaN or infinite if an entry is; in float64 it cannot overflow by itself
+        sums = torch.stack([b.sum(1, dtype=torch.float64) for b in row_math.blocks(observation.rows).values()])
+    fine = torch.isfinite(sums).all(0)
+    if observation.losses is not None:
+        fine = fine & torch.isfinite(observation.losses).to(fine.device)
+    tasks = len(observation.keys)
+    kept = [index for index, good in enumerate(fine.tolist()) if good]
+    if len(kept) == tasks:
+        return observation, tuple(kept)
+    if policy == "raise" or not kept:
+        raise NonfiniteError(_describe(observation, [index for index in range(tasks) if index not in kept]))
+    reduced = Observation(
+        row_math.select(observation.rows, kept),
+        None if observation.losses is None else observation.losses[kept],
+        [observation.keys[index] for index in kept],
+        [value[kept] for value in observation.features],
+        [value[kept] for value in observation.feature_cotangents],
+        gramian_wanted=observation.gramian_wanted,
+    )
+    return reduced, tuple(kept)
+
+
+def _describe(observation: Observation, lost: Sequence[int]) -> str:
+    index = lost[0]
+    key, losses = observation.keys[index], observation.losses
+    if losses is not None and not torch.isfinite(losses[index]):
+        where = f"its loss is {losses[index].item()}"
+    else:
+        blocks = row_math.blocks(observation.rows)
+        bad = [name for name, block in blocks.items() if not torch.isfinite(block[index]).all()]
+        where = f"its gradient is not finite in {', '.join(bad[:4]) or 'the row'}"
+    others = f" (and tasks {', '.join(map(str, lost[1:]))})" if len(lost) > 1 else ""
+    return (
+        f"task {index}{f' of domain {key.domain}' if key.domain else ''}{others} is not finite: {where}. Lower the "
+        "inner learning rate, give an Adam-like inner optimizer an eps_root, or use nonfinite=\"drop\" to leave such tasks "
+        "out of the step. Nothing was changed."
+    )

@@ -1,0 +1,121 @@
+"""Records of comparisons that never ran: small, seeded, of the shape that training writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+Record = dict[str, Any]
+
+METHODS = ("plain", "static (tuned)", "pcgrad", "gradnorm(alpha=1.5)", "mgda", "isi + rotate + reweight(beta=1.5)")
+TRAIN = ("glyphs:latin", "glyphs:greek", "glyphs:arrows", "glyphs:armenian")
+TEST = ("glyphs:georgian", "glyphs:dingbats")
+
+
+def result(
+    label: str,
+    seed: int,
+    scores: Sequence[float | None],
+    *,
+    domains: Sequence[str] = (),
+    learner: str = "maml",
+    **more: Any,
+) -> Record:
+    """A run of the table."""
+    return {
+        "event": "result",
+        "run": f"{learner}-{label}-s{seed}",
+        "label": label,
+        "learner": learner,
+        "homogenizers": "none" if label == "plain" else label,
+        "seed": seed,
+        "role": "compare",
+        "metric": "accuracy",
+        "scores": list(scores),
+        "losses": [1.0] * len(scores),
+        "domains": list(domains or ["glyphs:georgian"] * len(scores)),
+        "validation": 0.4,
+        "best_step": 150,
+        "steps": 200,
+        "seconds": 20.0,
+        "step_seconds": 0.1,
+        **more,
+    }
+
+
+def start(methods: Sequence[str] = METHODS, seeds: int = 3, learners: Sequence[str] = ("maml",)) -> Record:
+    """What an invocation writes first."""
+    return {
+        "event": "start",
+        "time": "2025-01-01T00:00:00+00:00",
+        "config": {
+            "learner": list(learners),
+            "homogenizers": ["none" if method == "plain" else method for method in methods],
+            "seeds": seeds,
+            "domains": {"train": list(TRAIN), "test": list(TEST)},
+        },
+        "versions": {"python": "3.12.1", "gradhomog": "0.1.0", "torch": "2.13.0"},
+        "machine": {"system": "Linux", "cores": 2},
+    }
+
+
+def step(
+    run: str, number: int, random: np.random.Generator, weights: bool = True, train: Sequence[str] = TRAIN
+) -> Record:
+    """What one training step showed, of four tasks."""
+    tasks = 4
+    rows = random.normal(size=(tasks, 6)) + 0.4
+    norms = np.linalg.norm(rows, axis=1)
+    shares = random.dirichlet(np.full(tasks, 9.0)) * tasks if weights else np.ones(tasks)
+    return {
+        "event": "step",
+        "run": run,
+        "step": number,
+        "losses": random.uniform(1, 2, tasks).tolist(),
+        "accuracies": random.uniform(0, 1, tasks).tolist(),
+        "norms": norms.tolist(),
+        "cosines": (rows @ rows.T / np.outer(norms, norms)).tolist(),
+        "weights": shares.tolist(),
+        "tasks": list(range(tasks)),
+        "domains": [str(name) for name in random.choice(train, tasks)],
+    }
+
+
+def comparison(
+    methods: Sequence[str] = METHODS,
+    seeds: int = 3,
+    learners: Sequence[str] = ("maml",),
+    train: Sequence[str] = TRAIN,
+    test: Sequence[str] = TEST,
+    steps: int = 12,
+    tasks: int = 20,
+) -> list[Record]:
+    """A whole log: start, steps, validations, results, and the candidates of tuned methods."""
+    random = np.random.default_rng(0)
+    records = [start(methods, seeds, learners)]
+    easy = random.uniform(0.3, 0.6, tasks)
+    for learner in learners:
+        for label in methods:
+            for seed in range(seeds):
+                scores = np.clip(easy + random.normal(0, 0.03) + random.normal(0, 0.05, tasks), 0, 1).tolist()
+                found = result(
+                    label, seed, scores, domains=[test[i % len(test)] for i in range(tasks)], learner=learner
+                )
+                if label.endswith("(tuned)"):
+                    options = ["static(seed=1)", "static(seed=2)"]
+                    found |= {"homogenizers": options[0], "tuned_from": options, "chosen": options[0]}
+                    if seed == 0:
+                        for option in options:
+                            more = {"role": "candidate", "homogenizers": option, "run": f"{learner}-{option}-s0"}
+                            records.append({**found, **more, "tuned_from": None, "chosen": None})
+                run = found["run"]
+                for number in [1, *range(5, 5 * steps, 5)]:
+                    records.append(step(run, number, random, label != "plain", train))
+                for number in (20, 40, 60):
+                    score = float(0.3 + number / 500 + random.normal(0, 0.01))
+                    record = {"event": "validation", "run": run, "step": number, "score": score, "half_width": 0.02}
+                    records.append(record)
+                records.append(found)
+    return records

@@ -1,0 +1,150 @@
+"""Figures show the numbers they were given, are the same bytes every time, and leave matplotlib as it was."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from gradhomog.bench import figures
+from gradhomog.bench.figures import style
+from gradhomog.bench.figures.curves import average, running_mean
+from gradhomog.bench.figures.training import mean_cosine, norm_ratio
+from gradhomog.bench.summary import summarize
+from gradhomog.errors import GradhomogError
+from tests.bench.synthetic import METHODS, comparison, result, start
+
+
+def draw(records):
+    summary = summarize(records)
+    return {
+        "scores": figures.scores(summary),
+        "domains": figures.domain_scores(summary),
+        "conflict": figures.conflict(records),
+        "weights": figures.weights(records),
+        "validation": figures.validation(records, summary.metric),
+    }
+
+
+def test_every_figure_is_written_as_svg_and_png_with_the_same_bytes_twice(tmp_path):
+    records = comparison(METHODS[:3], seeds=2)
+    for name, figure in draw(records).items():
+        first = [path.read_bytes() for path in figures.save(figure, tmp_path / name)]
+        again = [path.read_bytes() for path in figures.save(draw(records)[name], tmp_path / "again" / name)]
+        assert first == again
+        assert first[0].startswith(b"<?xml")
+        assert b"<dc:date>" not in first[0]
+        assert first[1].startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_two_learners_and_one_training_domain_are_drawn_too(tmp_path, seeds):
+    records = comparison(METHODS[:3], seeds, ["maml", "fomaml"], train=["glyphs:latin"], test=list("abcde"), steps=4)
+    for name, figure in draw(records).items():
+        figures.save(figure, tmp_path / name)
+
+
+def test_without_results_there_is_nothing_to_draw():
+    assert set(draw([start()]).values()) == {None}
+
+
+def test_what_there_is_too_little_of_is_left_out():
+    records = [start(), result("plain", 0, [0.5, 0.7])]
+    assert [name for name, figure in draw(records).items() if figure is not None] == ["scores"]
+
+
+def test_a_method_that_keeps_the_plain_mean_has_no_panel_of_weights():
+    figure = figures.weights(comparison(METHODS[:3], seeds=1, steps=3))
+    assert [axes.get_title(loc="left") for axes in figure.axes if axes.get_visible()] == ["static (tuned)", "pcgrad"]
+    assert figures.weights(comparison(["plain"], seeds=1, steps=3)) is None
+
+
+def test_methods_that_replace_rows_have_no_weights_and_are_drawn_elsewhere(tmp_path):
+    records = [{**r, "weights": None} if r["event"] == "step" else r for r in comparison(METHODS[:2], seeds=1, steps=3)]
+    found = draw(records)
+    assert found["weights"] is None
+    assert found["conflict"] is not None
+
+
+def test_points_stand_at_the_means_of_the_table():
+    summary = summarize(comparison(METHODS[:3]))
+    left, right = figures.scores(summary).axes
+    drawn = [container.lines[0].get_xdata()[0] for container in left.containers]
+    assert drawn == pytest.approx([100 * row.score.mean for row in summary.rows])
+    drawn = [container.lines[0].get_xdata()[0] for container in right.containers]
+    assert drawn == pytest.approx([100 * row.difference.mean for row in summary.rows[1:]])
+
+
+def test_a_score_that_is_not_finite_is_named_in_the_figure(tmp_path):
+    records = [result("plain", 0, [0.5, 0.7]), result("m", 0, [None, 0.7])]
+    figure = figures.scores(summarize(records))
+    assert [text.get_text() for axes in figure.axes for text in axes.texts] == ["not finite", "not finite"]
+    figures.save(figure, tmp_path / "scores")
+
+
+@pytest.mark.parametrize("label", ["<script>", "a & b", "$x$ and $\\frac$", "Ünïcode 漢", "a" * 90])
+@pytest.mark.filterwarnings("ignore:Glyph .* missing from font")
+def test_any_label_can_be_drawn(tmp_path, label):
+    records = [result("plain", 0, [0.5, 0.7]), result(label, 0, [0.6, 0.7])]
+    figures.save(figures.scores(summarize(records)), tmp_path / "scores")
+
+
+def test_steps_with_dropped_tasks_or_without_numbers_are_drawn(tmp_path):
+    records = comparison(METHODS[:2], seeds=1, steps=6)
+    steps = [record for record in records if record["event"] == "step"]
+    steps[1] |= {"weights": [1.0], "tasks": [2]}
+    for record in steps[2:4]:
+        record |= {"norms": [None] * 4, "cosines": [[None] * 4] * 4, "weights": [None] * 4}
+    for name, figure in draw(records).items():
+        figures.save(figure, tmp_path / name)
+
+
+def test_drawing_leaves_the_users_matplotlib_as_it_was(tmp_path):
+    import matplotlib
+
+    with matplotlib.rc_context({"font.size": 23.0, "svg.hashsalt": "theirs"}):
+        before = dict(matplotlib.rcParams)
+        figure = figures.scores(summarize(comparison(METHODS[:2])))
+        figures.save(figure, tmp_path / "scores")
+        assert dict(matplotlib.rcParams) == before
+    assert figure.axes[0].xaxis.label.get_fontsize() < 10
+
+
+def test_without_matplotlib_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    for function in (figures.require_matplotlib, lambda: figures.scores(summarize(comparison(METHODS[:2])))):
+        with pytest.raises(GradhomogError, match=r"pip install 'gradhomog\[plot\]'"):
+            function()
+
+
+def test_many_methods_differ_in_colour_or_dashes():
+    looks = style.colors([str(number) for number in range(20)])
+    assert len(set(looks.values())) == 21
+
+
+def test_the_mean_cosine_leaves_out_the_diagonal_and_zero_rows():
+    cosines = [[1, 0.5, None], [0.5, 1, None], [None, None, None]]
+    assert mean_cosine({"cosines": cosines}) == 0.5
+    assert math.isnan(mean_cosine({"cosines": [[1.0]]}))
+
+
+def test_the_norm_ratio_leaves_out_zero_rows():
+    assert norm_ratio({"norms": [2.0, 0.0, 8.0, None]}) == 4
+    assert math.isnan(norm_ratio({"norms": [2.0, 0.0]}))
+
+
+def test_a_running_mean_keeps_straight_lines_and_skips_gaps():
+    assert running_mean([1.0, 2.0, 3.0, 4.0], 3) == [1.5, 2.0, 3.0, 3.5]
+    assert running_mean([1.0, math.nan, 3.0], 3) == [1.0, 2.0, 3.0]
+    assert running_mean([1.0, 5.0], 1) == [1.0, 5.0]
+
+
+def test_runs_are_averaged_where_they_have_values():
+    curve = average([{1: 1.0, 2: 2.0}, {2: 4.0, 3: math.nan}])
+    assert curve.steps == [1, 2, 3]
+    assert curve.middle[:2] == [1.0, 3.0]
+    assert (curve.low[1], curve.high[1]) == (2.0, 4.0)
+    assert math.isnan(curve.middle[2])

@@ -1,0 +1,49 @@
+"""The examples in docstrings, of all modules that are installed."""
+
+from __future__ import annotations
+
+import doctest
+import importlib.util
+import pkgutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import gradhomog
+import gradhomog_adapters
+import gradhomog_plugins
+
+PACKAGES = (gradhomog, gradhomog_adapters, gradhomog_plugins)
+MODULES = sorted(
+    [package.__name__ for package in PACKAGES]
+    + [info.name for package in PACKAGES for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
+)
+
+
+def source(name: str) -> str:
+    spec = importlib.util.find_spec(name)
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).read_text(encoding="utf-8")
+
+
+WITH_EXAMPLES = [name for name in MODULES if ">>> " in source(name)]
+
+
+def test_no_module_is_passed_over() -> None:
+    files = {
+        ".".join(path.relative_to(folder.parent).with_suffix("").parts).removesuffix(".__init__")
+        for package in PACKAGES
+        for folder in [Path(str(package.__file__)).parent]
+        for path in folder.rglob("*.py")
+    }
+    assert files == set(MODULES)
+
+
+@pytest.mark.parametrize("name", WITH_EXAMPLES)
+def test_the_examples_give_what_they_show(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = doctest.testmod(importlib.import_module(name), extraglobs={"torch": torch, "gradhomog": gradhomog})
+    assert result.attempted > 0
+    assert result.failed == 0

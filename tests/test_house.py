@@ -1,0 +1,178 @@
+"""Who may import whom, how long a file may be, and that the public names are what they are said to be."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import gradhomog
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "docs" / "examples"
+
+
+def python_files(folder: Path) -> list[Path]:
+    found = sorted(folder.rglob("*.py"))
+    assert found, f"no Python file in {folder}"
+    return found
+
+
+WHOLE = python_files(ROOT / "gradhomog")
+BENCH = [path for path in WHOLE if (ROOT / "gradhomog" / "bench") in path.parents]
+CLI = [path for path in WHOLE if (ROOT / "gradhomog" / "cli") in path.parents or path.name == "__main__.py"]
+CORE = [path for path in WHOLE if path not in (*BENCH, *CLI)]
+PLUGINS = python_files(ROOT / "plugins")
+ADAPTERS = python_files(ROOT / "adapters")
+PACKAGES = [*WHOLE, *PLUGINS, *ADAPTERS]
+
+
+def source_name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def imports(path: Path, nodes: Iterator[ast.AST] | None = None) -> set[str]:
+    """Full dotted names that a file imports, wherever in it, `import_module("name")` included."""
+    package = path.relative_to(ROOT).with_suffix("").parts[:-1]
+    package = package[1:] if package[0] in ("plugins", "adapters") else package
+    found: set[str] = set()
+    for node in nodes or ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parts = list(package[: len(package) - node.level + 1]) if node.level else []
+            home = ".".join([*parts, *([node.module] if node.module else [])])
+            found.update(f"{home}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if called in ("import_module", "__import__"):
+                found.add(str(node.args[0].value))
+    return found
+
+
+def within(name: str, *packages: str) -> bool:
+    return any(name == package or name.startswith(package + ".") for package in packages)
+
+
+def offences(paths: list[Path], *packages: str) -> list[str]:
+    return [f"{source_name(p)} imports {n}" for p in paths for n in sorted(imports(p)) if within(n, *packages)]
+
+
+def at_import(tree: ast.AST) -> Iterator[ast.AST]:
+    """The nodes that run when a module is imported: not those in functions, nor those for type checkers."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            continue
+        if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+            continue
+        yield node
+        yield from at_import(node)
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("import a.b as c", {"a.b"}),
+        ("def f():\n    from a import b, c", {"a.b", "a.c"}),
+        ("from . import x", {"gradhomog.bench.x"}),
+        ("from ..rows import y", {"gradhomog.rows.y"}),
+        ("importlib.import_module('a.b')", {"a.b"}),
+    ],
+)
+def test_the_reader_of_imports_sees_every_form(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, found: set[str]
+) -> None:
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    path = tmp_path / "gradhomog" / "bench" / "module.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(code)
+    assert imports(path) == found
+
+
+def test_the_core_imports_neither_plugins_nor_adapters_nor_bench_nor_cli() -> None:
+    assert offences(CORE, "gradhomog_plugins", "gradhomog_adapters", "gradhomog.bench", "gradhomog.cli") == []
+
+
+def test_bench_and_cli_reach_plugins_and_adapters_by_name_only() -> None:
+    assert offences([*BENCH, *CLI], "gradhomog_plugins", "gradhomog_adapters") == []
+
+
+def test_bench_does_not_import_cli() -> None:
+    assert offences(BENCH, "gradhomog.cli") == []
+
+
+def test_plugins_and_adapters_do_not_import_each_other() -> None:
+    assert offences(PLUGINS, "gradhomog_adapters") == []
+    assert offences(ADAPTERS, "gradhomog_plugins") == []
+
+
+@pytest.mark.parametrize("path", [*PLUGINS, *ADAPTERS, *python_files(EXAMPLES)], ids=source_name)
+def test_plugins_adapters_and_examples_use_public_names_only(path: Path) -> None:
+    public = {"gradhomog", *(f"gradhomog.{name}" for name in gradhomog.__all__)}
+    assert {name for name in imports(path) if within(name, "gradhomog")} <= public
+    used = {
+        f"gradhomog.{node.attr}"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "gradhomog"
+    }
+    assert used <= public | {"gradhomog.__version__"}
+
+
+def test_torchopt_is_imported_in_adapters_only() -> None:
+    assert offences([*WHOLE, *PLUGINS], "torchopt") == []
+
+
+def test_commands_import_nothing_heavy_when_they_are_imported() -> None:
+    heavy = ("torch", "torchopt", "numpy", "matplotlib", "PIL", "gradhomog.bench")
+    found = []
+    for path in CLI:
+        names = imports(path, at_import(ast.parse(path.read_text(encoding="utf-8"))))
+        found += [f"{source_name(path)} imports {name}" for name in sorted(names) if within(name, *heavy)]
+    assert found == []
+
+
+def test_nobody_imports_the_folders() -> None:
+    assert offences([*PACKAGES, *python_files(EXAMPLES)], "plugins", "adapters", "tests", "docs") == []
+    assert not [name for name in ("plugins", "adapters") if (ROOT / name / "__init__.py").exists()]
+
+
+def test_every_file_is_under_300_lines() -> None:
+    lengths = {source_name(path): len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGES}
+    assert {name: length for name, length in lengths.items() if length >= 300} == {}
+
+
+def test_every_module_of_the_packages_says_what_it_is() -> None:
+    silent = [
+        source_name(path)
+        for path in PACKAGES
+        if (tree := ast.parse(path.read_text(encoding="utf-8"))).body and not ast.get_docstring(tree)
+    ]
+    assert silent == []
+
+
+def test_the_public_names_are_sorted_and_all_there() -> None:
+    assert gradhomog.__all__ == sorted(gradhomog.__all__)
+    for name in gradhomog.__all__:
+        assert getattr(gradhomog, name) is not None
+    assert set(gradhomog.__all__) <= set(dir(gradhomog))
+    with pytest.raises(AttributeError, match="module 'gradhomog' has no attribute 'pipelin'"):
+        _ = gradhomog.pipelin
+
+
+def test_no_public_name_is_hidden_by_a_module_of_the_same_name() -> None:
+    # Importing `gradhomog.x` sets the attribute `x` of the package, over what `__getattr__` would have found.
+    assert [name for name in gradhomog.__all__ if importlib.util.find_spec(f"gradhomog.{name}")] == []
+
+
+def test_type_checkers_are_told_of_the_same_names_at_the_same_places() -> None:
+    table = {f"gradhomog.{module}.{name}" for module, names in gradhomog._HOMES.items() for name in names}
+    assert {name.rpartition(".")[2] for name in table} == set(gradhomog.__all__)
+    [block] = [
+        node
+        for node in ast.parse((ROOT / "gradhomog" / "__init__.py").read_text(encoding="utf-8")).body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
+    assert imports(ROOT / "gradhomog" / "__init__.py", ast.walk(block)) == table

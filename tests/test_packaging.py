@@ -1,0 +1,136 @@
+"""What is shipped: the wheel, its entry points, and what importing it costs."""
+
+from __future__ import annotations
+
+import configparser
+import importlib.metadata
+import json
+import os
+import pkgutil
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import gradhomog.cli
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+DECLARED = {**PROJECT["entry-points"], "console_scripts": PROJECT["scripts"]}
+SOURCES = ("pyproject.toml", "README.md", "docs/LICENSE", "gradhomog", "plugins", "adapters")
+
+
+def pip(*arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments], check=True)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # Built from a copy, so that nothing is left in the tree.
+    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in SOURCES:
+        (source / name).parent.mkdir(exist_ok=True)
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+        else:
+            shutil.copy(ROOT / name, source / name)
+    pip("wheel", "--no-deps", "--no-build-isolation", "-w", str(target), str(source))
+    [built] = target.iterdir()
+    return built
+
+
+@pytest.fixture(scope="module")
+def names(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+def test_the_wheel_puts_three_packages_and_nothing_else_into_site_packages(names: set[str]) -> None:
+    info = f"gradhomog-{gradhomog.__version__}.dist-info"
+    assert {name.split("/")[0] for name in names} == {"gradhomog", "gradhomog_plugins", "gradhomog_adapters", info}
+
+
+def test_the_wheel_holds_every_module_of_the_tree(names: set[str]) -> None:
+    for folder in (ROOT, ROOT / "plugins", ROOT / "adapters"):
+        for package in folder.glob("gradhomog*/"):
+            modules = {path.relative_to(folder).as_posix() for path in package.rglob("*.py")}
+            assert modules
+            assert modules <= names
+
+
+def test_the_wheel_is_typed_and_licensed(names: set[str]) -> None:
+    assert any(name.startswith("gradhomog-") and name.endswith("/LICENSE") for name in names)
+    for package in ("gradhomog", "gradhomog_plugins", "gradhomog_adapters"):
+        assert f"{package}/py.typed" in names
+
+
+def test_every_declared_entry_point_is_in_the_wheel_and_names_a_module_of_it(wheel: Path, names: set[str]) -> None:
+    parser = configparser.ConfigParser(delimiters=("=",))
+    with zipfile.ZipFile(wheel) as archive:
+        [text] = [archive.read(name).decode() for name in names if name.endswith("/entry_points.txt")]
+    parser.read_string(text)
+    assert {group: dict(parser[group]) for group in parser.sections()} == DECLARED
+    for points in DECLARED.values():
+        for value in points.values():
+            module = value.partition(":")[0].replace(".", "/")
+            assert {f"{module}.py", f"{module}/__init__.py"} & names, f"{value} is no module of the wheel"
+
+
+def test_the_installed_wheel_lists_and_loads_its_plugins_in_a_clean_process(wheel: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    pip("install", "--no-deps", "--no-build-isolation", "--target", str(site), str(wheel))
+    code = (
+        "import json, gradhomog\n"
+        "registry = gradhomog.Registry()\n"
+        "kinds = ('homogenizers', 'learners', 'domains')\n"
+        "names = {f'gradhomog.{k}': {i.name: i.module for i in registry.list(k) if i.distribution == 'gradhomog'}"
+        " for k in kinds}\n"
+        "pipe = gradhomog.pipeline('gradhomog:pcgrad')\n"
+        "import gradhomog_plugins, gradhomog_adapters\n"
+        "files = [m.__file__ for m in (gradhomog, gradhomog_plugins, gradhomog_adapters)]\n"
+        "print(json.dumps([names, files]))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    environment.pop("GRADHOMOG_DISABLE", None)
+    output = subprocess.run(
+        [sys.executable, "-P", "-c", code], check=True, capture_output=True, text=True, cwd=tmp_path, env=environment
+    ).stdout
+    listed, files = json.loads(output)
+    assert listed == PROJECT["entry-points"]
+    assert all(Path(file).is_relative_to(site) for file in files)  # not the tree that is installed beside it
+
+
+def test_what_is_installed_has_the_entry_points_of_the_tree() -> None:
+    installed: dict[str, dict[str, str]] = {}
+    for point in importlib.metadata.distribution("gradhomog").entry_points:
+        installed.setdefault(point.group, {})[point.name] = point.value
+    assert installed == DECLARED, "pyproject.toml has other entry points than what is installed: run pip install -e ."
+
+
+def test_the_version_is_written_once_in_effect() -> None:
+    assert PROJECT["version"] == gradhomog.__version__
+
+
+COMMANDS = ", ".join(
+    ["gradhomog.cli", *(f"gradhomog.cli.{m.name}" for m in pkgutil.iter_modules(gradhomog.cli.__path__))]
+)
+
+
+@pytest.mark.parametrize(
+    "modules",
+    ["gradhomog", "gradhomog.registry, gradhomog.api, gradhomog.expression, gradhomog.options", COMMANDS],
+    ids=["gradhomog", "registry", "cli"],
+)
+def test_nothing_heavy_is_imported_before_it_is_needed(modules: str) -> None:
+    code = (
+        f"import sys\nimport {modules}\n"
+        "heavy = {'torch', 'torchopt', 'numpy', 'matplotlib', 'PIL', 'gradhomog_plugins', 'gradhomog_adapters',"
+        " 'gradhomog.bench'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
