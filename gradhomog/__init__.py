@@ -75,7 +75,7 @@ _HOMES = {
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
-__all__ = [  # noqa: F822 - found by __getattr__
+__all__ = [
     "AmbiguousPluginError",
     "ConfigError",
     "DataError",

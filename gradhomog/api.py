@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from gradhomog.domains import Domain
+    from gradhomog.finite import Nonfinite
     from gradhomog.homogenizer import Homogenizer
     from gradhomog.learners import Learner
-    from gradhomog.finite import Nonfinite
     from gradhomog.pipelines import Pipeline
 
     Entry = str | tuple[str, Mapping[str, Any]] | Homogenizer
@@ -57,7 +57,9 @@ def pipeline(
 
     if isinstance(what, Pipeline):
         if nonfinite not in (None, what.nonfinite):
-            raise OptionError(f"`nonfinite` is {what.nonfinite!r} in the pipeline given; it cannot be {nonfinite!r} too.")
+            raise OptionError(
+                f"`nonfinite` is {what.nonfinite!r} in the pipeline given; it cannot be {nonfinite!r} too."
+            )
         return what
     if not isinstance(what, (str, Sequence, type(None))):
         raise OptionError(f"a pipeline is a text or a list of names and Homogenizer objects; got {what!r}.")

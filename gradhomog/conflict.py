@@ -23,7 +23,7 @@ def cosines(gramian: Tensor) -> Tensor:
 
 
 def magnitude_similarity(gramian: Tensor) -> Tensor:
-    """`2 n_i n_j / (n_i² + n_j²)` of the row norms n, `[..., tasks, tasks]` in [0, 1]; 1 for equal norms, two zeros too.
+    """`2 n_i n_j / (n_i² + n_j²)` of the row norms n, `[..., tasks, tasks]` in [0, 1]; 1 for equal ones.
 
     Source: Yu et al. 2020 (PCGrad), definition 2.
     """

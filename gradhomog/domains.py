@@ -34,9 +34,7 @@ class Domain(ABC):
         """Raise `DataError`, naming domain, split and numbers, if such tasks cannot be drawn from this split."""
 
     @abstractmethod
-    def sample(
-        self, split: Split, random: np.random.Generator, *, ways: int, shots: int, queries: int
-    ) -> Task:
+    def sample(self, split: Split, random: np.random.Generator, *, ways: int, shots: int, queries: int) -> Task:
         """Draw one task: `ways` classes, `shots` support and `queries` query inputs of each, none in both.
 
         All randomness comes from `random`, so that the generator's seed alone decides the task. For regression `ways`

@@ -30,7 +30,7 @@ class TaskKey:
         if not self.domain:
             raise OptionError(
                 'state by domain (`key="domain"`) needs to know the domain of every task; '
-                f"slot {self.slot} has none. Pass domains=[...] with the tasks, or use `key=\"slot\"`."
+                f'slot {self.slot} has none. Pass domains=[...] with the tasks, or use `key="slot"`.'
             )
         return self.domain
 
@@ -86,7 +86,7 @@ class Observation:
         return _Mixed(self, mixing)
 
     def at_tap(self, before: int, after: int) -> Observation:
-        """The same observation, its features as one `transform` stage was given them, cotangents as it returned them."""
+        """The same observation; features as one `transform` stage was given them, cotangents as it returned them."""
         return _AtTap(self, before, after)
 
 

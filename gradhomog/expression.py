@@ -1,9 +1,9 @@
 """The text form of a pipeline: `"reweight(beta=1.5) + pcgrad"`.
 
-    pipeline = "none" | "" | member { "+" member }
-    member   = [ distribution ":" ] name [ "(" [ option { "," option } ] ")" ]
-    option   = name "=" value
-    value    = number | text in quotes | true | false | none | inf | [ values ] | { text: value }
+pipeline = "none" | "" | member { "+" member }
+member   = [ distribution ":" ] name [ "(" [ option { "," option } ] ")" ]
+option   = name "=" value
+value    = number | text in quotes | true | false | none | inf | [ values ] | { text: value }
 """
 
 from __future__ import annotations

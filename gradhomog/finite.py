@@ -57,7 +57,7 @@ def _describe(observation: Observation, lost: Sequence[int]) -> str:
         where = f"its gradient is not finite in {', '.join(bad[:4]) or 'the row'}"
     others = f" (and tasks {', '.join(map(str, lost[1:]))})" if len(lost) > 1 else ""
     return (
-        f"task {index}{f' of domain {key.domain}' if key.domain else ''}{others} is not finite: {where}. Lower the "
-        "inner learning rate, give an Adam-like inner optimizer an eps_root, or use nonfinite=\"drop\" to leave such tasks "
-        "out of the step. Nothing was changed."
+        f"task {index}{f' of domain {key.domain}' if key.domain else ''}{others} is not finite: {where}. "
+        "Lower the inner learning rate, give an Adam-like inner optimizer an eps_root, or use "
+        'nonfinite="drop" to leave such tasks out of the step. Nothing was changed.'
     )

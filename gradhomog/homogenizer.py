@@ -28,8 +28,8 @@ class Removable(Protocol):
 class Homogenizer:
     """Acts at one or more of five places on the way from tasks to rows to the step.
 
-    A subclass overrides the stages it acts at and nothing else; the pipeline calls only those, in the order in which the
-    user named the homogenizers. The step that the host takes is the mean of the homogenized rows.
+    A subclass overrides the stages it acts at and nothing else; the pipeline calls only those, in the order in which
+    the user named the homogenizers. The step that the host takes is the mean of the homogenized rows.
 
     What is carried from step to step stands in attributes whose names are listed in `carried`: tensors, numbers, texts,
     `torch.Generator`s, and dicts or lists of these. `state_dict` saves them all, and after `load_state_dict` into a

@@ -23,7 +23,7 @@ Observer = Callable[[str, Mapping[str, Any]], None]
 
 @hookspec
 def gradhomog_homogenizer() -> HomogenizerSpec:
-    """Describe the homogenizer of this module. Required of modules in the entry-point group `gradhomog.homogenizers`."""
+    """Describe this module's homogenizer. Required of modules in the entry-point group `gradhomog.homogenizers`."""
     raise NotImplementedError
 
 

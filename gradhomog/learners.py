@@ -37,7 +37,8 @@ class Learner(ABC):
         homogenizers: a pipeline, or what `gradhomog.pipeline` makes one of.
         loss: by default cross entropy for integer targets and mean squared error for others.
 
-    A parameter of the learner is called `encoder.<name>` or `head.<name>`; those with `requires_grad=False` are constants.
+    A parameter of the learner is called `encoder.<name>` or `head.<name>`; those with `requires_grad=False` are
+    constants.
     """
 
     def __init__(
@@ -53,12 +54,13 @@ class Learner(ABC):
         if not self.named_parameters():
             raise OptionError("encoder and head must have at least one parameter with requires_grad=True; found none.")
 
-    # -- what a learner is ------------------------------------------------------------------------------------------------
+    # -- what a learner is -------------------------------------------------------------------------------------------
 
     @abstractmethod
     def task_row(self, task: Task, key: TaskKey) -> TaskRow:
-        """Adapt to a task and differentiate its query loss by the parameters. Must leave them and all buffers as they were.
+        """Adapt to a task and differentiate its query loss by the parameters.
 
+        Must leave parameters and buffers as they were.
         Query features go through `self.homogenizers.transform(features[None], [key])`, and the last tap to the head.
         """
 
@@ -73,7 +75,7 @@ class Learner(ABC):
         """Within the context the network is in training or evaluation mode; afterwards in the one it was in before."""
         return _mode((self.encoder, self.head), training)
 
-    # -- parameters and state ---------------------------------------------------------------------------------------------
+    # -- parameters and state ----------------------------------------------------------------------------------------
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """The parameters that are learnt, each once: `encoder.*` and `head.*`."""
@@ -100,7 +102,7 @@ class Learner(ABC):
         self.head.load_state_dict(state["head"])
         self.homogenizers.load_state_dict(state["homogenizers"])
 
-    # -- training -----------------------------------------------------------------------------------------------------------
+    # -- training ----------------------------------------------------------------------------------------------------
 
     def rows(self, batch: TaskBatch) -> TaskRows:
         """One row per task, each task's graph freed as soon as its row is formed; nothing of the learner changes.
@@ -153,7 +155,7 @@ class Learner(ABC):
             rows.losses, rows.accuracies, result.norms, result.cosines, result.weights, result.tasks, batch.domains
         )
 
-    # -- meta-test ----------------------------------------------------------------------------------------------------------
+    # -- meta-test ---------------------------------------------------------------------------------------------------
 
     def predict(self, support_x: Tensor, support_y: Tensor, query_x: Tensor) -> Tensor:
         """Adapt to a support set and return the outputs for `query_x`, with every homogenizer removed."""
@@ -161,7 +163,7 @@ class Learner(ABC):
             return self.adapted_outputs(support_x, support_y, query_x).detach()
 
     def evaluate(self, tasks: TaskBatch | Iterable[Task]) -> Evaluation:
-        """Adapt to each task and score its query set, with every homogenizer removed; nothing of the learner changes."""
+        """Adapt to each task and score its query set, every homogenizer removed; nothing of the learner changes."""
         result = Evaluation()
         with self.mode(training=False):
             for task in tasks:

@@ -95,5 +95,5 @@ class Member:
         if isinstance(found, Tensor):
             what = f"a tensor {tuple(found.shape)} {found.dtype}{' with a graph' if found.requires_grad else ''}"
         elif isinstance(found, Mapping):
-            what = f"a dict of {({k: tuple(getattr(v, 'shape', ())) for k, v in found.items()})}"
+            what = f"a dict of { ({k: tuple(getattr(v, 'shape', ())) for k, v in found.items()}) }"
         return PluginRunError(f"{self} must return from `{stage}` {expected}; got {what}.")

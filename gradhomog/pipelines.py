@@ -24,6 +24,7 @@ from gradhomog.homogenizer import Homogenizer
 from gradhomog.member import Member
 from gradhomog.rows import Direction, Rows
 
+
 @dataclass(frozen=True)
 class Homogenization:
     """What one step came to.
@@ -57,8 +58,8 @@ class Pipeline:
 
     Args:
         members: in the order in which their stages act.
-        nonfinite: what to do with a task whose loss or row holds NaN or infinity: `"raise"` a `NonfiniteError` naming it
-            and leave all state untouched, or `"drop"` it and take the mean over the others.
+        nonfinite: what to do with a task whose loss or row holds NaN or infinity: `"raise"` a `NonfiniteError` naming
+            it and leave all state untouched, or `"drop"` it and take the mean over the others.
     """
 
     def __init__(self, members: Sequence[Member] = (), nonfinite: Nonfinite = "raise") -> None:
@@ -75,7 +76,8 @@ class Pipeline:
         self._on_rows: tuple[tuple[str, Member], ...] = tuple(
             (stage, m) for m in members for stage in ("mix", "rows") if m.homogenizer.overrides(stage)
         )
-        # If anybody needs the Gramian, norms are read off its diagonal; else they cost a pass of their own, N/2 times less.
+        # If anybody needs the Gramian, norms are read off its diagonal; else they cost a pass of their own, N/2 times
+        # less.
         reading = {*(m for _, m in self._on_rows), *self._updating} if members else set()
         self._needs_gramian = any("gramian" in m.needs for m in reading)
         self._needs_norms = any("norms" in m.needs for m in reading)
@@ -92,11 +94,11 @@ class Pipeline:
     def __iter__(self) -> Iterator[Homogenizer]:
         return (member.homogenizer for member in self.members)
 
-    # -- stages before the rows -----------------------------------------------------------------------------------------
+    # -- stages before the rows --------------------------------------------------------------------------------------
 
     @contextmanager
     def attached(self, encoder: nn.Module) -> Iterator[None]:
-        """Within the context the encoder computes as the `attach` stages want it; afterwards as before, whatever happens."""
+        """Within the context the encoder computes as the `attach` stages want; afterwards as before, even on errors."""
         with ExitStack() as stack:
             for member in self._attaching:
                 for handle in member.attach(encoder):
@@ -106,7 +108,8 @@ class Pipeline:
     def transform(self, features: Tensor, keys: Sequence[TaskKey]) -> list[Tensor]:
         """Pass query features `[tasks, queries, features]` through the `transform` stages.
 
-        Returns the features before the first stage and after each: the last goes to the head, and the loss's derivatives
+        Returns the features before the first stage and after each: the last goes to the head, and the loss's
+            derivatives
         by all of them are the `feature_cotangents` that `homogenize` takes.
         """
         taps = [features]
@@ -114,7 +117,7 @@ class Pipeline:
             taps.append(member.transform(taps[-1], keys))
         return taps
 
-    # -- the step ---------------------------------------------------------------------------------------------------------
+    # -- the step ----------------------------------------------------------------------------------------------------
 
     def combine(
         self,
@@ -188,7 +191,9 @@ class Pipeline:
         )
         # One mode for all: a statistic that is computed (and cached) without a graph would cut it for later readers.
         with torch.set_grad_enabled(create_graph):
-            observation, kept = finite.apply(observation, self.nonfinite, self._needs_gramian or self._needs_norms or inspect)
+            observation, kept = finite.apply(
+                observation, self.nonfinite, self._needs_gramian or self._needs_norms or inspect
+            )
             current, mixing, replaced, seen = self._act(observation)
             if replaced or mixing is None:
                 direction = row_math.mean(current.rows)
@@ -218,8 +223,8 @@ class Pipeline:
                 current = current.mixed(matrix)
             else:
                 current = Observation(
-                    member.rows(current.rows), current.losses, current.keys, current.features, current.feature_cotangents,
-                    gramian_wanted=self._needs_gramian,
+                    member.rows(current.rows), current.losses, current.keys, current.features,
+                    current.feature_cotangents, gramian_wanted=self._needs_gramian,
                 )  # fmt: skip
                 mixing, replaced = None, True
         return current, mixing, replaced, seen
@@ -248,7 +253,7 @@ class Pipeline:
                     )
         return tasks
 
-    # -- state ------------------------------------------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """All that the homogenizers carry, fit for `torch.save`; empty entries for those that carry nothing."""

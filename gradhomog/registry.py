@@ -253,7 +253,9 @@ class Registry:
         try:
             made = self.manager.hook.gradhomog_observers(config=config)
         except Exception as cause:
-            raise PluginRunError(f"a plugin raised in `gradhomog_observers`: {type(cause).__name__}: {cause}") from cause
+            raise PluginRunError(
+                f"a plugin raised in `gradhomog_observers`: {type(cause).__name__}: {cause}"
+            ) from cause
         for observer in made:
             if observer is not None and not callable(observer):
                 raise PluginRunError(f"`gradhomog_observers` must return a function or None; got {observer!r}.")

@@ -96,7 +96,7 @@ class Evaluation:
 
     @property
     def half_width(self) -> float:
-        """Half of the 95 % confidence interval of the mean over tasks: 1.96 · s / √n with n − 1 in s; NaN for one task."""
+        """Half of the 95 % confidence interval of the mean over tasks: 1.96 s/√n with n − 1 in s; NaN for one task."""
         n = len(self.scores)
         if n < 2:
             return math.nan

@@ -24,8 +24,8 @@ def blocks(rows: Rows) -> dict[str, Tensor]:
     """The rows as matrices `[tasks, size]` by name (`""` for a tensor): views where the memory allows.
 
     Raises:
-        DataError: not a tensor `[tasks, params]` or a non-empty dict of `[tasks, *shape]` with one number of tasks, or not
-            of floating point.
+        DataError: not a tensor `[tasks, params]` or a non-empty dict of `[tasks, *shape]` with one number of tasks, or
+            not of floating point.
     """
     if isinstance(rows, Tensor):
         if rows.dim() != 2 or rows.shape[0] == 0:
@@ -38,7 +38,8 @@ def blocks(rows: Rows) -> dict[str, Tensor]:
         named = rows
     else:
         raise DataError(
-            f"`jacobian` must be a tensor [tasks, params] or a dict of tensors [tasks, *shape]; got {type(rows).__name__}."
+            "`jacobian` must be a tensor [tasks, params] or a dict of tensors [tasks, *shape]; "
+            f"got {type(rows).__name__}."
         )
     counts = {name: value.shape[0] if value.dim() else 0 for name, value in named.items()}
     if not counts or min(counts.values()) == 0 or len(set(counts.values())) > 1:
@@ -106,9 +107,9 @@ def mix(rows: Rows, mixing: Tensor) -> Rows:
 def block_gramians(rows: Rows) -> tuple[tuple[str, ...], Tensor]:
     """The Gramian of each block, float64 `[blocks, tasks, tasks]`, and the blocks' names.
 
-    Rows of float32 and narrower are multiplied in float32 and added up in float64. Blocks with a row whose squares leave
-    float32's range (norms below about 1e-15·√size, or above 1e17) are multiplied in float64 instead, so the result is
-    equivariant from 1e-18 to 1e18. Differentiable (in float64) where the rows need a gradient.
+    Rows of float32 and narrower are multiplied in float32 and added up in float64. Blocks with a row whose squares
+    leave float32's range (norms below about 1e-15·√size, or above 1e17) are multiplied in float64 instead, so the
+    result is equivariant from 1e-18 to 1e18. Differentiable (in float64) where the rows need a gradient.
 
     Cost: one read of the rows, N²/2 · params multiply-adds.
     """

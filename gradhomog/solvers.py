@@ -19,9 +19,10 @@ def minimum_norm_weights(gramian: Tensor) -> Tensor:
     Returns:
         α, float64 `[tasks]` in [0, 1], Σα = 1. If a row is zero, α is that task (the first of several).
 
-    Method: min ½xᵀGx − 1ᵀx over x ≥ 0 has the solution x = α/αᵀGα, and unlike the simplex form it may be rescaled row by
-    row; solved on the unit-diagonal Gramian by the active-set method of Lawson and Hanson (1974, chapter 23), which ends
-    after finitely many N×N solves. Two rows: the closed form.
+    Method: min ½xᵀGx − 1ᵀx over x ≥ 0 has the solution x = α/αᵀGα, and unlike the simplex form it may be rescaled row
+        by
+    row; solved on the unit-diagonal Gramian by the active-set method of Lawson and Hanson (1974, chapter 23), which
+    ends after finitely many N×N solves. Two rows: the closed form.
 
     Differentiable in G wherever the set of positive weights does not change: the last system is solved with the graph.
     Cost: about N solves of at most N×N, on the CPU; 0.05 ms for two tasks, about 1 ms for 16.
@@ -83,9 +84,7 @@ def _support(gramian: Tensor) -> list[int]:
             trial = torch.linalg.solve(unit[active][:, active], target[active])
             if bool((trial > 0).all()):
                 break
-            step, leaving = min(
-                (float(y[i] / (y[i] - trial[k])), i) for k, i in enumerate(active) if trial[k] <= 0
-            )
+            step, leaving = min((float(y[i] / (y[i] - trial[k])), i) for k, i in enumerate(active) if trial[k] <= 0)
             y[active] += step * (trial - y[active])
             active = [i for i in active if i != leaving and y[i] > 0]
             y[[i for i in range(tasks) if i not in active]] = 0

@@ -46,7 +46,8 @@ class HomogenizerSpec:
     """Returned by the hook `gradhomog_homogenizer`.
 
     Attributes:
-        factory: called with the user's options as keywords; returns a `Homogenizer`. Its signature *is* the list of options.
+        factory: called with the user's options as keywords; returns a `Homogenizer`. Its signature *is* the list of
+            options.
         summary: one line for `gradhomog list`.
         reference: where the method comes from: authors, year, DOI or arXiv number.
         traits: claims, from `TRAITS`.

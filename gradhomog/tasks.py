@@ -60,7 +60,9 @@ class TaskBatch:
         for name in names:
             tensors = [getattr(task, name) for task in tasks]
             if len({t.shape for t in tensors}) > 1:
-                shapes = ", ".join(f"{task.domain or 'task'} {tuple(t.shape)}" for task, t in zip(tasks, tensors, strict=True))
+                shapes = ", ".join(
+                    f"{task.domain or 'task'} {tuple(t.shape)}" for task, t in zip(tasks, tensors, strict=True)
+                )
                 raise DataError(f"`{name}` must have one shape in all tasks of a batch; got {shapes}.")
             fields[name] = torch.stack(tensors)
         return cls(**fields, domains=tuple(task.domain for task in tasks))

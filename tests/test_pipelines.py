@@ -135,7 +135,7 @@ def test_create_graph_is_refused_by_name_where_a_member_does_not_claim_it():
         gradhomog.pipeline(["pcgrad", Weights(1, 1)]).combine(ROWS, create_graph=True)
 
 
-# -- NaN and infinity -------------------------------------------------------------------------------------------------------
+# -- NaN and infinity ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", ["none", "pcgrad", "gradnorm", "static(weights=[1, 2, 3])", "mgda"])
@@ -177,7 +177,7 @@ def test_when_every_task_is_lost_even_drop_raises():
         gradhomog.pipeline("none", nonfinite="drop").combine(torch.full((2, 2), float("nan")))
 
 
-# -- faulty members ---------------------------------------------------------------------------------------------------------
+# -- faulty members --------------------------------------------------------------------------------------------------
 
 
 def faulty(stage, function):
@@ -237,7 +237,7 @@ def test_no_rows_are_refused():
         gradhomog.pipeline("none").combine(torch.ones(3))
 
 
-# -- attach and transform ---------------------------------------------------------------------------------------------------
+# -- attach and transform --------------------------------------------------------------------------------------------
 
 
 class Noted(Homogenizer):
@@ -252,9 +252,14 @@ def test_attached_changes_the_encoder_within_the_context_only_even_if_it_raises(
     x = torch.ones(1, 2)
     plain = encoder(x)
     pipe = gradhomog.pipeline([Noted(), Noted()])
-    with pytest.raises(RuntimeError, match="stop"), pipe.attached(encoder):
-        torch.testing.assert_close(encoder(x), plain + 2)
-        raise RuntimeError("stop")
+
+    def use_and_fail():
+        with pipe.attached(encoder):
+            torch.testing.assert_close(encoder(x), plain + 2)
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        use_and_fail()
     assert torch.equal(encoder(x), plain)
 
 
@@ -280,7 +285,7 @@ def test_each_transform_learns_from_its_own_input_and_the_cotangent_of_its_own_o
     assert (float(second.seen[0].mean()), float(second.seen[1].mean())) == (1.0, 2.0)
 
 
-# -- state and text ---------------------------------------------------------------------------------------------------------
+# -- state and text --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", ["pcgrad", "gradnorm", "static + pcgrad(seed=3) + gradnorm(alpha=0.5)", "none"])
@@ -325,9 +330,7 @@ def test_the_text_of_a_pipeline_makes_it_again(text):
     assert str(gradhomog.pipeline(str(gradhomog.pipeline(text)))) == text
 
 
-@pytest.mark.parametrize(
-    "what", [["pcgrad", ("static", {"weights": [1, 2]})], ["pcgrad + static(weights=[1, 2])"]]
-)
+@pytest.mark.parametrize("what", [["pcgrad", ("static", {"weights": [1, 2]})], ["pcgrad + static(weights=[1, 2])"]])
 def test_lists_and_text_make_the_same_pipeline(what):
     assert str(gradhomog.pipeline(what)) == "pcgrad + static(weights=[1, 2])"
 

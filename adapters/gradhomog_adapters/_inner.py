@@ -12,15 +12,11 @@ from torchopt.base import GradientTransformation
 
 from gradhomog import OptionError
 
-Inner = (
-    Literal["sgd", "momentum", "adam", "adamw"]
-    | GradientTransformation
-    | Callable[[], GradientTransformation]
-)
+Inner = Literal["sgd", "momentum", "adam", "adamw"] | GradientTransformation | Callable[[], GradientTransformation]
 """An inner optimizer: a name, a TorchOpt transformation, or a function that makes one."""
 
-# Inside the root, so that the square root of a zero gradient (a dead ReLU) has a derivative: TorchOpt's default of 0 gives
-# NaN meta-gradients. 1e-8 is eps of Adam, and far below the squares of gradients that matter.
+# Inside the root, so that the square root of a zero gradient (a dead ReLU) has a derivative: TorchOpt's default of 0
+# gives NaN meta-gradients. 1e-8 is eps of Adam, and far below the squares of gradients that matter.
 EPS_ROOT = 1e-8
 
 _BY_NAME: dict[str, Callable[[float], GradientTransformation]] = {
@@ -40,7 +36,9 @@ def resolve(inner: Inner, lr: float) -> Callable[[], GradientTransformation]:
     """
     if isinstance(inner, str):
         if inner not in _BY_NAME:
-            raise OptionError(f"`inner` must be one of {', '.join(_BY_NAME)} or a TorchOpt transformation; got {inner!r}.")
+            raise OptionError(
+                f"`inner` must be one of {', '.join(_BY_NAME)} or a TorchOpt transformation; got {inner!r}."
+            )
         if not 0 < lr < float("inf"):
             raise OptionError(f"`inner_lr` must be positive; got {lr!r}.")
         make = _BY_NAME[inner]

@@ -82,9 +82,7 @@ def gradients(
     loss: Tensor, tensors: Parameters, extra: Sequence[Tensor] = (), create_graph: bool = False
 ) -> tuple[dict[str, Tensor | None], list[Tensor]]:
     """Derivatives of a loss by named tensors (None where it does not depend on one) and by further tensors (zeros)."""
-    found = torch.autograd.grad(
-        loss, [*tensors.values(), *extra], create_graph=create_graph, allow_unused=True
-    )
+    found = torch.autograd.grad(loss, [*tensors.values(), *extra], create_graph=create_graph, allow_unused=True)
     named: dict[str, Tensor | None] = dict(zip(tensors, found[: len(tensors)], strict=True))
     others = [
         torch.zeros_like(tensor) if gradient is None else gradient

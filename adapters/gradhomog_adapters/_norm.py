@@ -12,9 +12,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 Norm = Literal["batch", "support", "frozen"]
 """`"batch"`: each forward pass with the statistics of its own batch, at meta-test too (transductive: MAML's published
-results, queries see each other). `"support"`: queries with the statistics of the support set under the adapted parameters,
-with their gradient (inductive: queries can come one by one). `"frozen"`: with the running statistics that the network came
-with. Running statistics are never written under any of them."""
+results, queries see each other). `"support"`: queries with the statistics of the support set under the adapted
+parameters, with their gradient (inductive: queries can come one by one). `"frozen"`: with the running statistics that
+the network came with. Running statistics are never written under any of them."""
 
 
 class SupportStatistics:
@@ -53,7 +53,7 @@ class SupportStatistics:
 
 @contextmanager
 def policy(modules: Iterable[nn.Module], norm: Norm) -> Iterator[SupportStatistics]:
-    """Within the context every batch normalization follows the policy; afterwards all is as before, whatever happens."""
+    """Within the context batch normalizations follow the policy; afterwards all is as before, whatever happens."""
     layers = [part for module in modules for part in module.modules() if isinstance(part, _BatchNorm)]
     statistics = SupportStatistics(layers)
     before = [layer.training for layer in layers]

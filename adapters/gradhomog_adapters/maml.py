@@ -25,8 +25,9 @@ class MAML(Learner):
         encoder, head, homogenizers, loss: see `Learner`.
         inner: inner optimizer: `"sgd"`, `"momentum"`, `"adam"`, `"adamw"`, at `inner_lr`; or a
             TorchOpt transformation (`torchopt.sgd(lr=0.01)`, `torchopt.chain(...)`), or a function that makes one. Each
-            task starts with a fresh state. Give Adam-like ones an `eps_root`: with TorchOpt's default of 0 an exactly zero
-            gradient (a dead ReLU, a bias before batch normalization) makes meta-gradients NaN; its RMSProp has none.
+            task starts with a fresh state. Give Adam-like ones an `eps_root`: with TorchOpt's default of 0 an exactly
+            zero gradient (a dead ReLU, a bias before batch normalization) makes meta-gradients NaN; its RMSProp has
+            none.
         inner_lr: > 0, used when `inner` is a name.
         inner_steps: K ≥ 0 while training.
         test_steps: K at meta-test; as `inner_steps` by default.
@@ -36,19 +37,21 @@ class MAML(Learner):
             others are learnt in the outer loop only.
         norm: what batch normalization normalizes with: `"batch"`, `"support"` or `"frozen"`; see below.
 
-    `norm`: `"batch"`, statistics of each batch, at meta-test too (the published results; transductive); `"support"`, queries
-    with the support set's; `"frozen"`, the running statistics the network came with. None of them writes running statistics,
-    and buffers are copied per task.
+    `norm`: `"batch"`, statistics of each batch, at meta-test too (the published results; transductive); `"support"`,
+        queries
+    with the support set's; `"frozen"`, the running statistics the network came with. None of them writes running
+    statistics, and buffers are copied per task.
 
-    The row of every parameter comes from one backward pass per task, which also gives the feature cotangents; each task's
-    graph is freed before the next is built. The model is a function of named tensors: an exception leaves it untouched.
-    Cost per task: K + 1 forward passes; second order about 2.2 times the arithmetic of first order.
+    The row of every parameter comes from one backward pass per task, which also gives the feature cotangents; each
+    task's graph is freed before the next is built. The model is a function of named tensors: an exception leaves it
+    untouched. Cost per task: K + 1 forward passes; second order about 2.2 times the arithmetic of first order.
 
     Source: Finn et al. 2017, arXiv 1703.03400, algorithm 1 and section 5.2 (first order).
 
     Deviations: (1) rows are formed per task and averaged, where the authors' code sums losses: the same up to rounding;
-    (2) no clipping of meta-gradients at ±10, which the authors' code does for miniImageNet; (3) TorchOpt's `MetaSGD` and
-    `MetaAdam` are not used: they adapt modules in place, share batch-norm buffers between tasks by default, and have no
+    (2) no clipping of meta-gradients at ±10, which the authors' code does for miniImageNet; (3) TorchOpt's `MetaSGD`
+    and `MetaAdam` are not used: they adapt modules in place, share batch-norm buffers between tasks by default, and
+        have no
     first-order mode; its functional transformations are.
 
     >>> import torch, torchopt

@@ -13,6 +13,7 @@ from gradhomog.bench import folder as folders
 from gradhomog.bench import plan, training, workers
 from gradhomog.bench.config import Config
 from gradhomog.bench.environment import machine, versions
+from gradhomog.bench.figures import require_matplotlib
 from gradhomog.bench.plan import Method, Run
 from gradhomog.bench.report import write_report
 from gradhomog.bench.results import ResultLog
@@ -54,6 +55,7 @@ def compare(
     Raises:
         GradhomogError: bad names, options, data or folder. KeyboardInterrupt: after all runs have written checkpoints.
     """
+    require_matplotlib()
     rows = plan.methods(config)
     source = training.streams(config, config.seed_list[0])
     for row in rows:
@@ -124,7 +126,7 @@ class _Comparison:
         return self._decide(row) if record["role"] == "candidate" else []
 
     def _decide(self, row: Method) -> list[Run]:
-        """The runs of a tuned method once all its candidates are known; its first seed is the chosen candidate's run."""
+        """A tuned method's runs once its candidates are known; that of the first seed is the chosen candidate's."""
         if not row.tuned:
             return []
         seed = self.config.seed_list[0]

@@ -91,13 +91,13 @@ class Test:
 
 @dataclass(frozen=True)
 class Config:
-    """A whole comparison. `workers` 0 means one per core; `threads` is per run, so results do not depend on `workers`."""
+    """A comparison. `workers` 0 means one per core; `threads` is per run, so results do not depend on `workers`."""
 
     learner: str | list[str] = "maml"
     homogenizers: list[str] = field(
         default_factory=lambda: [
             "none",
-            "static | static(weights=\"random\", seed=1) | static(weights=\"random\", seed=2)",
+            'static | static(weights="random", seed=1) | static(weights="random", seed=2)',
             "pcgrad",
             "gradnorm",
             "mgda",
@@ -142,8 +142,8 @@ def load(
     `defaults` replaces defaults of top-level keys.
 
     Raises:
-        ConfigError: the file is missing or no TOML; a key is unknown (with a suggestion), a value of the wrong type or out
-            of range. The message gives the key path.
+        ConfigError: the file is missing or no TOML; a key is unknown (with a suggestion), a value of the wrong type or
+            out of range. The message gives the key path.
     """
     content: dict[str, Any] = {}
     if path is not None:

@@ -20,8 +20,8 @@ def prepare(config: Config, out: Path | None, resume: bool, stem: str) -> Path:
     Without `out` it is `runs/<stem>`, `runs/<stem>-2`, …: a new one, or with `resume` the latest of this configuration.
 
     Raises:
-        ConfigError: it holds results and `resume` was not asked; it is of another configuration; there is none to resume;
-            it cannot be written.
+        ConfigError: it holds results and `resume` was not asked; it is of another configuration; there is none to
+            resume; it cannot be written.
     """
     if out is None:
         out = _latest(config, stem) if resume else _new(stem)

@@ -50,8 +50,9 @@ class Run:
 
 
 def methods(config: Config) -> list[Method]:
-    """The rows of the comparison, in the configuration's order. Makes every pipeline once, so that a wrong name or option
-    is an error before anything is trained.
+    """The rows of the comparison, in the configuration's order.
+
+    Makes every pipeline once, so that a wrong name or option is an error before anything is trained.
 
     Raises:
         ConfigError: a name is unknown, an option wrong, a text does not parse, or two rows are the same.
@@ -72,7 +73,9 @@ def methods(config: Config) -> list[Method]:
     labels = [(method.learner, method.label) for method in found]
     for pair in labels:
         if labels.count(pair) > 1:
-            raise ConfigError(f"`homogenizers` names {pair[1]!r} twice for {pair[0]}; the table could not tell them apart.")
+            raise ConfigError(
+                f"`homogenizers` names {pair[1]!r} twice for {pair[0]}; the table could not tell them apart."
+            )
     return found
 
 
@@ -85,9 +88,7 @@ def first_runs(config: Config, rows: list[Method]) -> list[Run]:
         if row.tuned
         for candidate in row.candidates
     ]
-    plain = [
-        Run(row.learner, row.label, row.candidates[0], seed) for seed in seeds for row in rows if not row.tuned
-    ]
+    plain = [Run(row.learner, row.label, row.candidates[0], seed) for seed in seeds for row in rows if not row.tuned]
     return tuning + plain
 
 

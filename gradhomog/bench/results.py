@@ -2,7 +2,7 @@
 
 Every record has an `event`. What is written, and read back:
 
-* `start`: `time`, `config`, `versions`, `machine`; one per invocation.
+* `start`: `time`, `config`, `rows` (`learner` and `label` of each), `versions`, `machine`; one per invocation.
 * `step`: `run`, `step`, and what `StepReport` holds: `losses`, `accuracies`, `norms`, `cosines`, `weights`, `tasks`,
   `domains`.
 * `validation`: `run`, `step`, `score`, `half_width`.
@@ -100,6 +100,24 @@ class ResultLog:
 def numbers(values: Iterable[float | None] | None) -> list[float]:
     """Numbers of a record as floats; null, which stands for what was not finite, becomes NaN."""
     return [math.nan if value is None else float(value) for value in values or ()]
+
+
+def row_order(records: Iterable[Record]) -> list[tuple[str, str]]:
+    """Learner and label of every method with a result, in the order of the configuration, plain first within a learner.
+
+    The order in which runs finish depends on the machine, so it only decides where no `start` record names the `rows`.
+    """
+    named: list[tuple[str, str]] = []
+    found: list[tuple[str, str]] = []
+    for record in records:
+        if record["event"] == "start":
+            named = [(row["learner"], row["label"]) for row in record.get("rows") or ()]
+        elif record["event"] == "result" and record["role"] == "compare":
+            found.append((record["learner"], record["label"]))
+    there = set(found)
+    pairs = [pair for pair in dict.fromkeys([*named, *found]) if pair in there]
+    learners = list(dict.fromkeys(learner for learner, _ in pairs))
+    return sorted(pairs, key=lambda pair: (learners.index(pair[0]), pair[1] != PLAIN))
 
 
 def plain(value: Any) -> Any:

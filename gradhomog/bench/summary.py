@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gradhomog.bench.results import PLAIN, Record, numbers, plain
+from gradhomog.bench.results import PLAIN, Record, numbers, plain, row_order
 from gradhomog.bench.statistics import Interval, mean_interval, paired_interval
 from gradhomog.bench.tables import render_table, write_csv
 from gradhomog.errors import ConfigError
@@ -110,12 +110,8 @@ def summarize(records: Iterable[Record], expected_runs: int | None = None) -> Su
     groups: dict[tuple[str, str], dict[int, Record]] = {}
     for record in compared:
         groups.setdefault((record["learner"], record["label"]), {})[record["seed"]] = record
-    learners = list(dict.fromkeys(learner for learner, _ in groups))
-    order = sorted(
-        groups, key=lambda pair: (learners.index(pair[0]), pair[1] != PLAIN)
-    )  # stable: else as they appeared
     expected_seeds = _count(config.get("seeds"))
-    rows = [_row(groups[pair], groups.get((pair[0], PLAIN), {}), expected_seeds) for pair in order]
+    rows = [_row(groups[pair], groups.get((pair[0], PLAIN), {}), expected_seeds) for pair in row_order(records)]
     done = {record["run"] for record in results}
     return Summary(
         metric=compared[0]["metric"] if compared else "accuracy",
@@ -208,8 +204,10 @@ def _step_seconds(runs: dict[int, Record], seeds: Sequence[int]) -> float | None
 
 
 def _candidates(results: Sequence[Record], rows: Sequence[Row]) -> list[Candidate]:
+    """In the order of the configuration, as far as the row that chose among them tells it."""
     chosen = {(row.learner, row.chosen) for row in rows if row.chosen is not None}
-    return [
+    order = [(row.learner, text) for row in rows for text in row.tuned_from]
+    found = [
         Candidate(
             record["learner"],
             record["label"],
@@ -222,6 +220,8 @@ def _candidates(results: Sequence[Record], rows: Sequence[Row]) -> list[Candidat
         for record in results
         if record["role"] == "candidate"
     ]
+    places = {pair: place for place, pair in enumerate(order)}
+    return sorted(found, key=lambda item: places.get((item.learner, item.homogenizers), len(order)))
 
 
 def _check(results: Sequence[Record]) -> None:

@@ -69,9 +69,10 @@ def streams(config: Config, seed: int) -> Streams:
     both = [domain for domain in test if domain.name in seen]
     unseen = [domain for domain in test if domain.name not in seen]
     if both and unseen:
+        trained, others = (", ".join(domain.name for domain in found) for found in (both, unseen))
         raise ConfigError(
-            "`domains.test` must hold only domains that are trained on (their test classes are used), or only others (all "
-            f"their classes are); it mixes {', '.join(d.name for d in both)} with {', '.join(d.name for d in unseen)}."
+            "`domains.test` must hold only domains that are trained on (their test classes are used), or only others "
+            f"(all their classes are); it mixes {trained} with {others}."
         )
 
     def stream(domains: list[Domain], split: Any, tasks: int, seed: int) -> EpisodeStream:
@@ -115,7 +116,9 @@ def _device(name: str) -> torch.device:
         return torch.zeros(1, device=name).device
     except (RuntimeError, AssertionError) as cause:  # an unknown name, or a device that this machine or build lacks
         reason = str(cause).splitlines()[0]
-        raise ConfigError(f"`device` must be one that PyTorch can use here, such as cpu; got {name!r}: {reason}") from cause
+        raise ConfigError(
+            f"`device` must be one that PyTorch can use here, such as cpu; got {name!r}: {reason}"
+        ) from cause
 
 
 class Training:
@@ -164,7 +167,7 @@ class Training:
         report = self.learner.step(batch, self.outer)
         self.done += 1
         self.seconds += time.perf_counter() - start
-        identity = {"run": self.run.id, "step": self.done}
+        identity = {"run": self.run.id, "learner": self.run.learner, "label": self.run.label, "step": self.done}
         if self.done == 1 or self.done % train.log_every == 0:
             self.emit({"event": "step", **identity, **report.record()})
         scores = report.losses if report.accuracies is None else report.accuracies
@@ -207,7 +210,7 @@ class Training:
         )  # fmt: skip
         self._checkpoint.unlink(missing_ok=True)
 
-    # -- checkpoints --------------------------------------------------------------------------------------------------------
+    # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def _save(self) -> None:
         state = {

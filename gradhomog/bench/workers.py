@@ -32,8 +32,8 @@ def available_cores() -> int:
 def execute(config: Config, runs: list[Run], folder: Path, handle: Handle) -> None:
     """Make all runs, each in `folder/runs/<id>`; records reach `handle` as they come.
 
-    A run that fails is told as `{"event": "failed", ...}` and the others go on. On an interrupt (KeyboardInterrupt) every
-    run in progress writes a checkpoint before this returns by raising it again.
+    A run that fails is told as `{"event": "failed", ...}` and the others go on. On an interrupt (KeyboardInterrupt)
+    every run in progress writes a checkpoint before this returns by raising it again.
     """
     workers = config.workers or min(available_cores(), max(len(runs), 1))
     pending = deque(runs)
@@ -60,11 +60,15 @@ def _serial(config: Config, pending: deque[Run], folder: Path, handle: Handle) -
                 raise KeyboardInterrupt
 
 
-def _make(config: Config, run: Run, folder: Path, emit: Callable[[dict[str, Any]], None], stop: Callable[[], bool]) -> None:
+def _make(
+    config: Config, run: Run, folder: Path, emit: Callable[[dict[str, Any]], None], stop: Callable[[], bool]
+) -> None:
     """One run to its end, or to its failure as a record."""
     try:
         training = Training(config, run, folder / "runs" / run.id, emit)
-        training.finish(stop, lambda record: emit({"event": "progress", "label": run.label, "seed": run.seed, **record}))
+        training.finish(
+            stop, lambda record: emit({"event": "progress", "label": run.label, "seed": run.seed, **record})
+        )
     except GradhomogError as error:
         emit({"event": "failed", "run": run.id, "label": run.label, "seed": run.seed, "error": str(error)})
     except Exception:  # a defect of ours or of a plugin's: its traceback is worth keeping
@@ -103,9 +107,7 @@ class _Pool:
 
     def _start(self) -> None:
         ours, theirs = self.context.Pipe()
-        process = self.context.Process(
-            target=_work, args=(theirs, self.stop, self.config, self.folder), daemon=True
-        )
+        process = self.context.Process(target=_work, args=(theirs, self.stop, self.config, self.folder), daemon=True)
         process.start()
         theirs.close()
         self.workers[ours] = (process, None)

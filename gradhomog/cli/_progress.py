@@ -1,4 +1,4 @@
-"""A progress bar on standard error, with the numbers that matter; where there is no terminal, a line per finished run."""
+"""A progress bar on standard error with the numbers that matter; without a terminal, a line per finished run."""
 
 from __future__ import annotations
 

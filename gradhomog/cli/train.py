@@ -1,6 +1,7 @@
 """`gradhomog train`: train one learner with one pipeline and one seed, and keep the best network in `best.pt`.
 
-Takes the same run file as `compare`; `learner`, `homogenizers` and `seeds` must name one each (by default plain MAML, seed 0).
+Takes the same run file as `compare`; `learner`, `homogenizers` and `seeds` must name one each (by default plain MAML,
+seed 0).
 """
 
 from __future__ import annotations

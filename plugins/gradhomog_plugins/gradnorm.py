@@ -29,8 +29,10 @@ class GradNorm(Homogenizer):
         initial_loss: L_i(0): `"first"`, the first loss seen under the key; or a number > 0, for example log(ways) in
             classification, which is right where the task under a key changes from step to step.
         key: state by `"slot"` (place in the batch) or by `"domain"`.
-        parameters: glob pattern over parameter names whose gradients are measured: the paper takes the last shared layer.
-        relative: divide the gradient by n̄, so that a common factor of the gradients changes nothing; False is the paper.
+        parameters: glob pattern over parameter names whose gradients are measured: the paper takes the last shared
+            layer.
+        relative: divide the gradient by n̄, so that a common factor of the gradients changes nothing; False is the
+            paper.
         scale: `"mean"`: weights average to 1; `"paper"`: d = Σ_i w_i g_i.
 
     Differentiable in the rows, with the weights as constants, as in the paper. State: weights and first losses by key.
@@ -40,8 +42,9 @@ class GradNorm(Homogenizer):
     Source: Chen et al. 2018, "GradNorm", arXiv 1711.02257, equations 1 and 2, algorithm 1.
 
     Deviations: (1) `relative`; (2) the floor, which the paper does not discuss; (3) the weights of a batch, not of all
-    keys, average to 1, as a batch may hold only some domains; (4) reference code: gradnorm-pytorch has the exponent's sign
-    reversed and writes second-order gradients into the model, LibMTL trains w with the model's optimizer under a softmax.
+    keys, average to 1, as a batch may hold only some domains; (4) reference code: gradnorm-pytorch has the exponent's
+    sign reversed and writes second-order gradients into the model, LibMTL trains w with the model's optimizer under a
+    softmax.
 
     >>> import torch, gradhomog
     >>> pipe = gradhomog.pipeline("gradnorm(alpha=0, lr=0.1)")

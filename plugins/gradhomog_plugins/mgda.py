@@ -16,9 +16,9 @@ class MGDA(Homogenizer):
     ⟨d, g_i⟩ ≥ ‖d‖² for every task, with equality where α_i > 0; d = 0 if and only if the point is Pareto stationary.
 
     Args:
-        normalize: solve for rows divided by `"l2"`: their norm; `"loss"`: their task's loss; `"loss+"`: both; then weigh
-            the rows as given. `"none"` is the method of the paper. Where dependent rows leave several sets of weights that
-            are shortest after division, which of them is taken depends on the tasks' order.
+        normalize: solve for rows divided by `"l2"`: their norm; `"loss"`: their task's loss; `"loss+"`: both; then
+            weigh the rows as given. `"none"` is the method of the paper. Where dependent rows leave several sets of
+            weights that are shortest after division, which of them is taken depends on the tasks' order.
         zero_rows: `"keep"`: a zero row makes d = 0, as theory says (that task is at a minimum, so no direction improves
             all); `"drop"`: leave it out, for tasks that are masked in a batch.
         scale: accepted for uniformity; Σα = 1 means N identical rows give that row in both.

@@ -23,8 +23,8 @@ class Static(Homogenizer):
             a list, one weight per slot of the batch;
             a dict, one weight per domain, with the entry `"*"` for domains that it does not name (1 without it);
             `"random"`, a weight per domain (or per slot where domains are unknown), log-uniform in [1/spread, spread],
-            decided by `seed` and the domain's name alone: draw several seeds and keep the one that validates best, and the
-            plain sum has had the same tuning as the methods it is compared with;
+            decided by `seed` and the domain's name alone: draw several seeds and keep the one that validates best, and
+            the plain sum has had the same tuning as the methods it is compared with;
             None, all equal.
             Weights are ≥ 0 and not all zero in a batch.
         spread: ≥ 1, for `"random"`.
@@ -33,7 +33,8 @@ class Static(Homogenizer):
 
     Differentiable in the rows. State: none. Cost: one read of the rows.
 
-    Source: linear scalarization; the row *hyper* of table 4 of RotoGBML (Zhang et al., arXiv 2303.06679) is a fixed weight
+    Source: linear scalarization; the row *hyper* of table 4 of RotoGBML (Zhang et al., arXiv 2303.06679) is a fixed
+        weight
     vector whose values the paper does not give. That it matches adaptive methods when tuned: Kurin et al. 2022 (arXiv
     2201.04122), Xin et al. 2022 (arXiv 2209.11379).
 

@@ -41,7 +41,7 @@ def tasks(count=3, seed=1):
 
 
 def by_hand(encoder, head, task, inner, steps, first_order):
-    """One row with nothing but `torch.func` and TorchOpt: the loss after the inner loop, differentiated by all parameters."""
+    """One row with nothing but `torch.func` and TorchOpt: the loss after the inner loop, differentiated."""
     both = nn.Sequential(encoder, head)
     start = {name: p.detach().clone().requires_grad_() for name, p in both.named_parameters()}
 
@@ -91,7 +91,9 @@ def test_rows_equal_finite_differences_of_the_query_loss(inner):
     rows = learner.rows(batch)
     generator = torch.Generator().manual_seed(5)
     for _ in range(3):
-        direction = {n: torch.randn(p.shape, generator=generator, dtype=p.dtype) for n, p in learner.named_parameters().items()}
+        direction = {
+            n: torch.randn(p.shape, generator=generator, dtype=p.dtype) for n, p in learner.named_parameters().items()
+        }
         losses = []
         for sign in (1, -1):
             with torch.no_grad():
@@ -112,7 +114,10 @@ def test_rows_equal_those_of_higher():
     rows = MAML(encoder, head, inner=torchopt.sgd(lr=0.1), inner_steps=4).rows(batch)
     model = nn.Sequential(encoder, head)
     for slot, task in enumerate(batch):
-        with higher.innerloop_ctx(model, torch.optim.SGD(model.parameters(), lr=0.1), copy_initial_weights=False) as (f, opt):
+        with higher.innerloop_ctx(model, torch.optim.SGD(model.parameters(), lr=0.1), copy_initial_weights=False) as (
+            f,
+            opt,
+        ):
             for _ in range(4):
                 opt.step(nn.functional.cross_entropy(f(task.support_x), task.support_y))
             loss = nn.functional.cross_entropy(f(task.query_x), task.query_y)
@@ -139,7 +144,12 @@ def test_on_a_quadratic_the_row_is_the_closed_form(first_order):
     encoder = Point()
     # The input is the matrix; targets are float, so that the task is a regression; the loss is the output itself.
     learner = MAML(
-        encoder, nn.Identity(), inner_lr=alpha, inner_steps=steps, first_order=first_order, loss=lambda out, y: out.sum()
+        encoder,
+        nn.Identity(),
+        inner_lr=alpha,
+        inner_steps=steps,
+        first_order=first_order,
+        loss=lambda out, y: out.sum(),
     )
     task = Task(a, torch.zeros(1, 1), b, torch.zeros(1, 1))
     row = learner.rows(TaskBatch.stack([task])).jacobian["encoder.w"][0]
@@ -209,7 +219,7 @@ def test_feature_cotangents_are_the_derivatives_of_each_loss_by_the_query_featur
         torch.testing.assert_close(rows.features[0][slot], features.detach())
 
 
-# -- which parameters are adapted -------------------------------------------------------------------------------------------
+# -- which parameters are adapted ------------------------------------------------------------------------------------
 
 
 def test_only_the_chosen_parameters_are_adapted_and_all_are_learnt():
@@ -271,7 +281,7 @@ def test_dead_relus_under_adam_give_finite_rows():
     assert all(torch.isfinite(value).all() for value in rows.jacobian.values())
 
 
-# -- nothing leaks ------------------------------------------------------------------------------------------------------------
+# -- nothing leaks ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("norm", ["batch", "support", "frozen"])

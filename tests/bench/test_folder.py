@@ -20,7 +20,7 @@ def test_new_folders_are_numbered_and_the_latest_of_a_configuration_is_resumed()
     assert [str(path) for path in folders] == ["runs/compare", "runs/compare-2", "runs/compare-3"]
     assert prepare(one, None, True, "compare") == folders[2]
     assert prepare(two, None, True, "compare") == folders[1]
-    with pytest.raises(ConfigError, match="no folder runs/compare.* of this configuration to resume"):
+    with pytest.raises(ConfigError, match=r"no folder runs/compare.* of this configuration to resume"):
         prepare(load(None, ["seeds=3"]), None, True, "compare")
 
 
@@ -38,7 +38,7 @@ def test_results_are_not_mixed_with_those_of_another_configuration(tmp_path):
 def test_existing_results_need_resume(tmp_path):
     config = load()
     out = prepare(config, tmp_path / "out", False, "compare")
-    with pytest.raises(ConfigError, match="already holds results. Add --resume"):
+    with pytest.raises(ConfigError, match=r"already holds results\. Add --resume"):
         prepare(config, out, False, "compare")
     assert prepare(config, out, True, "compare") == out
 

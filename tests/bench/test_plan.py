@@ -26,9 +26,11 @@ def test_every_method_runs_with_every_seed_and_candidates_with_the_first():
 
 
 def test_runs_have_different_folders_and_a_candidate_shares_its_with_the_run_it_becomes():
-    config = load(None, ['homogenizers=["none", "static", "static | pcgrad"]', "learner=[\"maml\", \"fomaml\"]"])
+    config = load(None, ['homogenizers=["none", "static", "static | pcgrad"]', 'learner=["maml", "fomaml"]'])
     rows = plan.methods(config)
-    runs = plan.first_runs(config, rows) + [r for row in rows if row.tuned for r in plan.tuned_runs(config, row, "static")]
+    runs = plan.first_runs(config, rows) + [
+        r for row in rows if row.tuned for r in plan.tuned_runs(config, row, "static")
+    ]
     by_id = {}
     for run in runs:
         by_id.setdefault(run.id, set()).add((run.learner, run.label, run.homogenizers, run.seed))

@@ -111,6 +111,13 @@ def test_plain_stands_first_and_the_others_as_they_appeared():
     assert [row.label for row in summarize(records).rows] == ["plain", "z", "a"]
 
 
+def test_the_order_of_the_table_is_the_configurations_however_runs_finished():
+    first = {**start(), "rows": [{"learner": "maml", "label": label} for label in ("b", "plain", "missing", "a")]}
+    records = [first, *(result(label, 0, [0.2, 0.4]) for label in ("a", "plain", "b"))]
+    for found in (records, [first, *records[:0:-1]]):
+        assert [row.label for row in summarize(found).rows] == ["plain", "b", "a"]
+
+
 def test_domains_are_averaged_over_their_own_tasks():
     records = [result("plain", 0, [0.1, 0.5, 0.3, 0.7], domains=["a", "b", "a", "b"])]
     found = summarize(records).rows[0].by_domain

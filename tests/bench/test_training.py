@@ -52,7 +52,7 @@ def test_a_run_killed_between_checkpoints_repeats_its_steps_with_the_same_result
     with pytest.raises(Killed):
         Training(small, run, tmp_path / "killed", records.append).finish(progress=die)
     again = train(small, tmp_path / "killed")
-    assert [r["step"] for r in again if r["event"] == "step"][0] == 6
+    assert next(r["step"] for r in again if r["event"] == "step") == 6
     last = {json.loads(t)["event"] + str(json.loads(t).get("step")): t for t in timeless(records + again)}
     assert set(last.values()) == set(timeless(whole))
 
@@ -107,7 +107,11 @@ def test_the_learners_own_options_win_over_the_run_file(small):
     ("overrides", "error", "message"),
     [
         (['domains.test=["glyphs:greek"]'], ConfigError, "all of classification, or all of regression"),
-        (['domains.test=["functions:line", "functions:bumps"]'], ConfigError, "it mixes functions:line with functions:bumps"),
+        (
+            ['domains.test=["functions:line", "functions:bumps"]'],
+            ConfigError,
+            "it mixes functions:line with functions:bumps",
+        ),
         (['domains.train=["functions:cosine"]'], Exception, "cosine"),
         (['domains.train=["nowhere.npz"]'], DataError, "nowhere.npz"),
     ],

@@ -112,7 +112,9 @@ def test_the_direction_is_differentiable_in_rows_and_losses(text, tasks):
 @given(rows=jacobians(tasks=(2, 5), degenerate=False), seed=st.integers(0, 100))
 def test_a_rotation_of_parameter_space_rotates_the_direction(text, rows, seed):
     assume(rows.norm(dim=1).min() > 1e-6)
-    square = torch.randn(rows.shape[1], rows.shape[1], generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    square = torch.randn(
+        rows.shape[1], rows.shape[1], generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
     rotation = torch.linalg.qr(square)[0]
     plain = combine(text, rows)
     torch.testing.assert_close(

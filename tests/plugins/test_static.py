@@ -10,7 +10,9 @@ ROWS = torch.eye(3, dtype=torch.float64)
 
 
 def test_weights_by_slot_are_normalised_to_mean_one_or_taken_as_they_are():
-    assert gradhomog.pipeline("static(weights=[1, 2, 3])").combine(ROWS).tolist() == pytest.approx([1 / 6, 2 / 6, 3 / 6])
+    assert gradhomog.pipeline("static(weights=[1, 2, 3])").combine(ROWS).tolist() == pytest.approx(
+        [1 / 6, 2 / 6, 3 / 6]
+    )
     paper = gradhomog.pipeline("static(weights=[1, 2, 3], scale='paper')").combine(ROWS)
     assert paper.tolist() == pytest.approx([1, 2, 3])
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from gradhomog.bench.figures import style
 from gradhomog.bench.figures.curves import average, running_mean
-from gradhomog.bench.results import PLAIN, Record, numbers
+from gradhomog.bench.results import PLAIN, Record, numbers, row_order
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -124,9 +124,8 @@ def _runs(records: Iterable[Record], event: str) -> Runs:
     """Records of an event for the runs of the table. A run without a result is left out."""
     records = list(records)
     results = [record for record in records if record["event"] == "result" and record["role"] == "compare"]
-    learners = list(dict.fromkeys(record["learner"] for record in results))
-    # The order of the table, and with it the colours of its figures; the sort is stable.
-    results.sort(key=lambda record: (learners.index(record["learner"]), record["label"] != PLAIN))
+    order = row_order(records)  # that of the table, and with it the colours of its figures
+    results.sort(key=lambda record: order.index((record["learner"], record["label"])))
     by_run: dict[str, list[Record]] = {}
     for record in records:
         if record["event"] == event:

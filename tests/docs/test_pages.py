@@ -1,0 +1,62 @@
+"""The pages keep their word: examples run, generated parts are current, links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from gradhomog.bench.config import Config, load
+from gradhomog.registry import installed
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(page, language):
+    return re.findall(rf"^```{language} *\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+EXAMPLES = [(page, index) for page in PAGES for index in range(len(blocks(page, "python")))]
+
+
+@pytest.mark.parametrize(("page", "index"), EXAMPLES, ids=[f"{page.name}-{index}" for page, index in EXAMPLES])
+def test_a_python_example_runs_after_those_before_it(page, index, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "example"}
+    # An example may use what an earlier one on its page made.
+    before = blocks(page, "python")[:index] if page.name == "domains.md" else []
+    for source in [*before, blocks(page, "python")[index]]:
+        exec(compile(source, f"{page.name}, example {index + 1}", "exec"), names)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), target
+
+
+def test_the_guide_shows_every_key_of_the_run_file_with_its_default():
+    (page,) = [page for page in PAGES if page.name == "compare.md"]
+    assert tomllib.loads(blocks(page, "toml")[0]) == Config().to_dict()
+
+
+def test_the_readmes_table_of_homogenizers_is_that_of_the_installed_ones():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", text, re.MULTILINE))
+    built_in = [info for info in installed().list("homogenizers") if info.distribution == "gradhomog"]
+    assert shown == {info.name: installed().load("homogenizers", info.name)[1].summary for info in built_in}
+
+
+def test_the_readmes_commands_stand_in_its_first_two_sh_blocks():
+    setup, tests = blocks(ROOT / "README.md", "sh")[:2]
+    assert setup.splitlines()[-1] == "gradhomog compare"
+    assert "pytest" in tests
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "examples").glob("*.toml")), ids=lambda path: path.name)
+def test_example_run_files_are_valid(path):
+    assert load(path).homogenizers
