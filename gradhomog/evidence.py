@@ -62,6 +62,10 @@ class Observation:
     def rows(self) -> Rows:
         return self._rows
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("",) if isinstance(self._rows, Tensor) else tuple(self._rows)
+
     @functools.cached_property
     def block_gramians(self) -> tuple[tuple[str, ...], Tensor]:
         return row_math.block_gramians(self._rows)
@@ -184,6 +188,10 @@ class Evidence:
                 "Pass losses=..., a tensor [tasks], to combine()."
             )
         return losses
+
+    def matches(self, parameters: str) -> bool:
+        """Whether a glob pattern matches the name of any tensor of the rows."""
+        return any(fnmatch.fnmatchcase(name, parameters) for name in self._observation.names)
 
     def gramian(self, parameters: str = "*") -> Tensor:
         """Inner products of the rows, float64 `[tasks, tasks]`; with a glob pattern, over the parameters it matches."""

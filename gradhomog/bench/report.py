@@ -10,7 +10,8 @@ from gradhomog.bench import figures, tables
 from gradhomog.bench.html import STYLE, definitions, inline_svg, table
 from gradhomog.bench.reading import captions, reading
 from gradhomog.bench.results import Record, ResultLog
-from gradhomog.bench.summary import Summary, summarize, write_csv
+from gradhomog.bench.summary import Summary, summarize
+from gradhomog.bench.tables import write_csv
 
 
 def write_report(folder: str | Path, expected_runs: int | None = None) -> Summary:

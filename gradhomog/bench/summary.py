@@ -10,10 +10,9 @@ from typing import Any, Literal
 
 from gradhomog.bench.results import PLAIN, Record, numbers, plain, row_order
 from gradhomog.bench.statistics import Interval, mean_interval, paired_interval
-from gradhomog.bench.tables import render_table, write_csv
 from gradhomog.errors import ConfigError
 
-__all__ = ["PLAIN", "Candidate", "Row", "Summary", "Unit", "render_table", "summarize", "to_json", "write_csv"]
+__all__ = ["PLAIN", "Candidate", "Row", "Summary", "Unit", "summarize", "to_json"]
 
 Unit = Literal["seeds", "tasks"]
 """Over what an interval is taken: means of seeds, or with a single seed the test tasks."""

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from gradhomog.bench.reading import reading
-from gradhomog.bench.summary import render_table, summarize, to_json, write_csv
+from gradhomog.bench.summary import summarize, to_json
+from gradhomog.bench.tables import render_table, write_csv
 from gradhomog.errors import ConfigError
 from tests.bench.synthetic import METHODS, comparison, result, start
 

@@ -17,6 +17,7 @@ METHODS = [
     "pcgrad", "pcgrad(order='fixed')",
     "gradnorm", "gradnorm(alpha=0, key='domain')",
     "mgda", "mgda(normalize='l2')", "mgda(normalize='loss+', zero_rows='drop')",
+    "reweight(lr=0.1)", "reweight(solver='fixed_point', max_weight=2)", "reweight(beta=0, key='domain', scale='norm')",
 ]  # fmt: skip
 
 

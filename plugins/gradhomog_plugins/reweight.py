@@ -1,0 +1,192 @@
+"""Reweighting of RotoGBML: weights under which the tasks' gradient norms follow their losses."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gradhomog import Evidence, Homogenizer, HomogenizerSpec, OptionError, hookimpl
+
+# Adam's published constants; the gradient is divided by the mean norm first, so that 1e-8 is relative.
+BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
+
+
+class Reweight(Homogenizer):
+    """Weights ω, Σω = N, that solve ω_i G_i = ḡ t_i: task gradients of a common size, more for tasks that lag.
+
+    G_i = ‖∇_θ L_i‖ over the encoder,  ḡ = mean_i ω_i G_i,  L̂_i = L_i / L⁰,  r_i = L̂_i / mean_j L̂_j
+    t_i = r_i^β / mean_j r_j^β,  ω = N softmax(a),  leader: descent in a on Σ_i |ω_i G_i − ḡ t_i| (ḡ, t constant)
+    ∂/∂ω_i = sign(ω_i G_i − ḡ t_i) · G_i;  fixed point: ω_i ∝ t_i / G_i;  step: d = 1/N Σ_i ω_i g_i
+
+    Args:
+        beta: β ≥ 0; 0 equalises the norms, larger favours tasks with larger losses. The paper: 0.1 for one domain, 1.5
+            where every task is of another.
+        solver: `"gradient"`, the paper's leader: one Adam step after each meta-step; `"fixed_point"`, where the leader
+            converges, computed from each step's own norms: no state, no rate; `"none"`, the start values, ω = 1.
+        lr: > 0, rate of the leader's Adam.
+        key: state by `"slot"`, by `"domain"` (right where each task of a batch is of a known domain), or `"batch"`:
+            fresh in every batch, which for `"gradient"` means never moved.
+        initial_loss: L⁰ > 0. One for all tasks (the paper: log of the number of classes) cancels in r.
+        parameters: glob pattern over the names of the parameters whose gradients are measured; `"auto"` is `encoder.*`
+            where there are such, else all.
+        max_weight: no ω_i above this, ≥ 1: what is cut off goes to the others. A task whose gradient vanishes would
+            otherwise take all of N and drag the common norm to zero.
+        scale: `"mean"`: Σω = N, also the paper's; `"norm"`: Σ ω_i G_i = Σ G_i, the mean norm is kept.
+        variant: `"paper"` is equations 4 and 5 to the letter (I_i = L̂_i / Σ L̂, raw ω, no normalisation), with
+            `solver="gradient"`. It shrinks all weights to zero when tasks agree.
+
+    Differentiable in rows and losses with `"fixed_point"`, in the rows with the others. Only norms are needed: no
+    second backward. State of `"gradient"`: a and Adam's moments by key. A task without gradient keeps weight one.
+    Losses must not be negative unless β = 0. Cost: one pass over the rows, O(N).
+
+    Source: Zhang et al. 2023 (RotoGBML), arXiv 2303.06679, equations 4 and 5.
+
+    Deviations: (1) r and t are relative to their means: with the paper's I_i = L̂_i / Σ L̂ the targets of N equal
+    tasks are ḡ N^(−β), so every weight falls until it is zero and "degenerates to plain learning when tasks agree" is
+    false; (2) ω is a softmax: raw weights become negative; (3) Σω = N holds exactly after every step; (4) ḡ is a
+    constant, as in GradNorm, from which the equations come: differentiated, all weights go to zero again.
+
+    >>> import torch, gradhomog
+    >>> jacobian = torch.tensor([[3.0, 0.0], [0.0, 1.0]])
+    >>> gradhomog.pipeline("reweight(beta=0, solver='fixed_point')").combine(jacobian)
+    tensor([0.7500, 0.7500])
+    """
+
+    carried = ("leader",)
+
+    def __init__(
+        self,
+        beta: float = 1.5,
+        solver: Literal["gradient", "fixed_point", "none"] = "gradient",
+        lr: float = 5e-4,
+        key: Literal["slot", "domain", "batch"] = "slot",
+        initial_loss: float = 1.0,
+        parameters: str = "auto",
+        max_weight: float | None = None,
+        scale: Literal["mean", "norm", "paper"] = "mean",
+        variant: Literal["corrected", "paper"] = "corrected",
+    ) -> None:
+        for name, value, least in (("beta", beta, 0.0), ("max_weight", max_weight, 1.0)):
+            if value is not None and not least <= value < math.inf:
+                raise OptionError(f"reweight: `{name}` must be finite and at least {least:g}; got {value!r}.")
+        for name, value in (("lr", lr), ("initial_loss", initial_loss)):
+            if not 0 < value < math.inf:
+                raise OptionError(f"reweight: `{name}` must be positive; got {value!r}.")
+        if variant == "paper" and solver == "fixed_point":
+            raise OptionError('reweight: `variant="paper"` has no fixed point but zero; use `solver="gradient"`.')
+        self.beta, self.solver, self.lr, self.key = beta, solver, lr, key
+        self.initial_loss, self.parameters, self.max_weight = initial_loss, parameters, max_weight
+        self.scale, self.variant = scale, variant
+        # By key: the leader's variable (a, or ω itself in the paper's variant), Adam's two moments, and its steps.
+        self.leader: dict[str, list[float]] = {}
+
+    def mix(self, evidence: Evidence) -> Tensor:
+        norms = self._norms(evidence)
+        if self.solver == "fixed_point":
+            weights = fixed_point(norms, self._targets(evidence, norms))
+        else:
+            weights = self._leader_weights(evidence).to(norms.device)
+        if self.variant == "paper":
+            return weights
+        if self.max_weight is not None:
+            weights = bounded(weights, self.max_weight)
+        if self.scale == "norm" and bool((weights * norms).sum() > 0):
+            weights = weights * norms.sum() / (weights * norms).sum()
+        return weights
+
+    def update(self, evidence: Evidence) -> None:
+        if self.solver != "gradient" or self.key == "batch":
+            return
+        norms = self._norms(evidence)
+        weights = self._leader_weights(evidence).to(norms.device)
+        mean = (weights * norms).mean()
+        if not mean > 0:
+            return  # no task has a gradient: nothing to balance
+        slope = torch.sign(weights * norms - mean * self._targets(evidence, norms)) * norms / mean
+        if self.variant == "corrected":  # through ω = N softmax(a)
+            slope = weights * (slope - (weights * slope).mean())
+        gradient: dict[str, float] = {}
+        for key, value in zip(evidence.by(self.key), slope.tolist(), strict=True):
+            gradient[key] = gradient.get(key, 0.0) + value  # two tasks of one key move it together
+        for key, value in gradient.items():
+            self.leader[key] = _adam(self.leader.get(key, self._start()), value, self.lr)
+
+    def _start(self) -> list[float]:
+        return [0.0 if self.variant == "corrected" else 1.0, 0.0, 0.0, 0.0]
+
+    def _leader_weights(self, evidence: Evidence) -> Tensor:
+        if self.solver == "none" or self.key == "batch":
+            return torch.ones(evidence.tasks, dtype=torch.float64)
+        found = [self.leader.get(key, self._start())[0] for key in evidence.by(self.key)]
+        values = torch.tensor(found, dtype=torch.float64)
+        return evidence.tasks * torch.softmax(values, dim=0) if self.variant == "corrected" else values
+
+    def _norms(self, evidence: Evidence) -> Tensor:
+        pattern = self.parameters
+        if pattern == "auto":
+            pattern = "encoder.*" if evidence.matches("encoder.*") else "*"
+        return evidence.norms(pattern)
+
+    def _targets(self, evidence: Evidence, norms: Tensor) -> Tensor:
+        """t, or the paper's I^β, `[tasks]`."""
+        if self.beta == 0:
+            return torch.ones_like(norms)
+        losses = evidence.losses.to(norms.device) / self.initial_loss
+        if bool((losses < 0).any()):
+            raise OptionError(f"reweight: losses must not be negative unless beta=0; got {evidence.losses.tolist()}.")
+        if not losses.sum() > 0:
+            return torch.ones_like(norms)
+        if self.variant == "paper":
+            return (losses / losses.sum()) ** self.beta
+        rates = (losses / losses.mean()) ** self.beta
+        return rates / rates.mean()
+
+
+def fixed_point(norms: Tensor, targets: Tensor) -> Tensor:
+    """ω_i ∝ t_i / G_i with Σω = N; tasks without gradient, or without a target, keep out: weight one, zero."""
+    pulling = norms > 0
+    if not bool(pulling.any()):
+        return torch.ones_like(norms)
+    smallest = norms[pulling].min()
+    shares = torch.where(pulling, targets * smallest / torch.where(pulling, norms, smallest), torch.zeros_like(norms))
+    if not bool(shares.sum() > 0):
+        return torch.ones_like(norms)
+    return torch.where(pulling, shares / shares.sum() * pulling.sum(), torch.ones_like(norms))
+
+
+def bounded(weights: Tensor, largest: float) -> Tensor:
+    """The weights with none above `largest` and the same sum: what is cut off is shared by the others in proportion."""
+    total, free = weights.sum(), torch.ones_like(weights, dtype=torch.bool)
+    for _ in range(len(weights)):
+        over = free & (weights > largest)
+        if not bool(over.any()):
+            break
+        free = free & ~over
+        rest = total - largest * (~free).to(weights).sum()  # as float64: an integer times a float is float32
+        inside = torch.where(free, weights, torch.zeros_like(weights)).sum()
+        scaled = weights * rest / inside if bool(inside > 0) else torch.ones_like(weights) * rest / free.sum()
+        weights = torch.where(free, scaled, torch.full_like(weights, largest))
+    return weights
+
+
+def _adam(state: list[float], gradient: float, lr: float) -> list[float]:
+    value, first, second, steps = state
+    steps += 1
+    first = BETA_1 * first + (1 - BETA_1) * gradient
+    second = BETA_2 * second + (1 - BETA_2) * gradient * gradient
+    step = first / (1 - BETA_1**steps) / (math.sqrt(second / (1 - BETA_2**steps)) + EPSILON)
+    return [value - lr * step, first, second, steps]
+
+
+@hookimpl
+def gradhomog_homogenizer() -> HomogenizerSpec:
+    return HomogenizerSpec(
+        factory=Reweight,
+        summary="weights under which gradient norms follow the tasks' losses (RotoGBML)",
+        reference="Zhang et al. 2023, arXiv 2303.06679, equations 4 and 5",
+        traits={"differentiable", "stateful", "scale_equivariant"},
+        needs={"losses", "norms"},
+    )
