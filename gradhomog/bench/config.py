@@ -99,7 +99,7 @@ class Config:
             "none",
             'static | static(weights="random", seed=1) | static(weights="random", seed=2)',
             "pcgrad",
-            "gradnorm",
+            'gradnorm(key="domain", initial_loss=1.609)',
             "mgda",
         ]
     )
