@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -139,9 +140,16 @@ def domain(text: str, *, size: int = 28, registry: Registry | None = None) -> Do
     return made
 
 
+def domain_identity(text: str) -> str:
+    """What a domain's text means, whatever its options: two texts of one identity share their classes."""
+    plugin, variant, _ = _split_domain(text, installed())
+    return f"{plugin}:{os.path.realpath(variant) if plugin.endswith('images') else variant}"
+
+
 def _split_domain(text: str, registry: Registry) -> tuple[str, str, dict[str, Any]]:
     path, bracket, inside = text.partition("(")
-    if path.endswith((".npz", ".json")) or "/" in path or "\\" in path:
+    plugins = {info.name for info in registry.list("domains")}
+    if path.endswith((".npz", ".json")) or "/" in path or "\\" in path or (path not in plugins and os.path.isdir(path)):
         plugin, colon, rest = path.partition(":")
         known = colon and plugin in registry.names("domains")
         options = expression.parse_one("images" + bracket + inside)[1]

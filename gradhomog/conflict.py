@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gradhomog.rows import safe_sqrt
+
 
 def cosines(gramian: Tensor) -> Tensor:
     """Cosines between rows, `G_ij / √(G_ii · G_jj)`, `[..., tasks, tasks]` in [-1, 1]; 0 for a zero row.
@@ -16,7 +18,7 @@ def cosines(gramian: Tensor) -> Tensor:
     tensor([[1.0000, 0.5000],
             [0.5000, 1.0000]])
     """
-    norms = gramian.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
+    norms = safe_sqrt(gramian.diagonal(dim1=-2, dim2=-1))
     safe = torch.where(norms > 0, norms, torch.ones_like(norms))
     # Dividing twice instead of by the product: the product of two small norms may underflow.
     return (gramian / safe.unsqueeze(-1) / safe.unsqueeze(-2)).clamp(-1, 1)
@@ -27,7 +29,7 @@ def magnitude_similarity(gramian: Tensor) -> Tensor:
 
     Source: Yu et al. 2020 (PCGrad), definition 2.
     """
-    norms = gramian.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
+    norms = safe_sqrt(gramian.diagonal(dim1=-2, dim2=-1))
     first, second = norms.unsqueeze(-1), norms.unsqueeze(-2)
     larger = torch.maximum(first, second)
     ratio = torch.minimum(first, second) / torch.where(larger > 0, larger, torch.ones_like(larger))

@@ -29,7 +29,7 @@ class TaskKey:
             return str(self.slot)
         if not self.domain:
             raise OptionError(
-                'state by domain (`key="domain"`) needs to know the domain of every task; '
+                "what is held by domain needs to know the domain of every task; "
                 f'slot {self.slot} has none. Pass domains=[...] with the tasks, or use `key="slot"`.'
             )
         return self.domain
@@ -63,6 +63,11 @@ class Observation:
         return self._rows
 
     @property
+    def rows_as_given(self) -> Rows:
+        """Before any mixing: never formed anew."""
+        return self._rows
+
+    @property
     def names(self) -> tuple[str, ...]:
         return ("",) if isinstance(self._rows, Tensor) else tuple(self._rows)
 
@@ -83,7 +88,7 @@ class Observation:
 
     def norms(self, parameters: str = "*") -> Tensor:
         names, squares = self.block_squared_norms
-        return squares[_matching(names, parameters)].sum(0).sqrt()
+        return row_math.safe_sqrt(squares[_matching(names, parameters)].sum(0))
 
     def mixed(self, mixing: Tensor) -> Observation:
         """The observation of `mixing @ rows`: Gramian C·G·Cᵀ, rows formed only if somebody reads them."""
@@ -153,6 +158,11 @@ def _matching(names: Sequence[str], pattern: str) -> list[int]:
     return found
 
 
+def _visible(tensor: Tensor) -> Tensor:
+    """As the stage may see it: `update` runs without gradients and must not hold on to a graph."""
+    return tensor if torch.is_grad_enabled() else tensor.detach()
+
+
 class Evidence:
     """What a homogenizer sees of a step, in `mix` (with a graph only if `create_graph`) and in `update` (detached).
 
@@ -179,6 +189,12 @@ class Evidence:
         return self._observation
 
     @property
+    def device(self) -> torch.device:
+        """Where the rows are, and with them norms and Gramian."""
+        rows = self._observation.rows_as_given
+        return (rows if isinstance(rows, Tensor) else next(iter(rows.values()))).device
+
+    @property
     def losses(self) -> Tensor:
         """Query losses, float64 `[tasks]`. Raises `OptionError` if the caller gave none."""
         losses = self._declared("losses").losses
@@ -187,7 +203,7 @@ class Evidence:
                 f"{self._reader or 'this homogenizer'} needs the tasks' losses; none were given. "
                 "Pass losses=..., a tensor [tasks], to combine()."
             )
-        return losses
+        return _visible(losses)
 
     def matches(self, parameters: str) -> bool:
         """Whether a glob pattern matches the name of any tensor of the rows."""
@@ -195,16 +211,17 @@ class Evidence:
 
     def gramian(self, parameters: str = "*") -> Tensor:
         """Inner products of the rows, float64 `[tasks, tasks]`; with a glob pattern, over the parameters it matches."""
-        return self._declared("gramian").gramian(parameters)
+        return _visible(self._declared("gramian").gramian(parameters))
 
     def norms(self, parameters: str = "*") -> Tensor:
         """Euclidean norms of the rows, float64 `[tasks]`; with a glob pattern, over the parameters it matches."""
-        return self._declared("norms").norms(parameters)
+        return _visible(self._declared("norms").norms(parameters))
 
     @property
     def rows(self) -> Rows:
         """The rows themselves; not to be written to."""
-        return self._declared("rows").rows
+        rows = self._declared("rows").rows
+        return rows if torch.is_grad_enabled() else row_math.detach(rows)
 
     @property
     def features(self) -> Tensor:
@@ -222,7 +239,7 @@ class Evidence:
                 f"{self._reader or 'this homogenizer'} needs the tasks' {name}; none were given. "
                 f"Pass {name}=..., a tensor [tasks, queries, features], to combine()."
             )
-        return found[0]
+        return _visible(found[0])
 
     def by(self, key: str) -> list[str]:
         """One key per task under which state is held: `by("slot")` or `by("domain")`."""

@@ -53,7 +53,11 @@ def parse_alternatives(text: str) -> list[list[Member]]:
     reader = _Reader(text)
     found = [reader.members()]
     while not reader.at_end():
+        if reader.position == 0 or text[: reader.position].strip() == "":
+            reader.fail("expected a pipeline: write 'none' for the plain learner")
         reader.expect("|", "'+' and another name, '|' and another pipeline, or the end")
+        if reader.at_end() or reader.peek("|"):
+            reader.fail("expected a pipeline: write 'none' for the plain learner")
         found.append(reader.members())
     return found
 

@@ -34,7 +34,8 @@ def apply(observation: Observation, policy: Nonfinite, norms_known: bool) -> tup
     if len(kept) == tasks:
         return observation, tuple(kept)
     if policy == "raise" or not kept:
-        raise NonfiniteError(_describe(observation, [index for index in range(tasks) if index not in kept]))
+        lost = [index for index in range(tasks) if index not in kept]
+        raise NonfiniteError(_describe(observation, lost) + (_ADVICE if policy == "raise" else " No task is left."))
     reduced = Observation(
         row_math.select(observation.rows, kept),
         None if observation.losses is None else observation.losses[kept],
@@ -58,6 +59,8 @@ def _describe(observation: Observation, lost: Sequence[int]) -> str:
     others = f" (and tasks {', '.join(map(str, lost[1:]))})" if len(lost) > 1 else ""
     return (
         f"task {index}{f' of domain {key.domain}' if key.domain else ''}{others} is not finite: {where}. "
-        "Lower the inner learning rate, give an Adam-like inner optimizer an eps_root, or use "
-        'nonfinite="drop" to leave such tasks out of the step. Nothing was changed.'
+        "Lower the inner learning rate, or give an Adam-like inner optimizer an eps_root. Nothing was changed."
     )
+
+
+_ADVICE = ' Or use nonfinite="drop" to leave such tasks out of the step.'

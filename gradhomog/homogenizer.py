@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +12,6 @@ from torch import Tensor, nn
 from gradhomog.errors import ConfigError
 from gradhomog.evidence import Evidence, TaskKey
 from gradhomog.rows import Rows
-
-Scale = Literal["mean", "paper"]
-"""`"mean"`: N identical rows give exactly that row. `"paper"`: the scale of the method's own paper."""
 
 STAGES = ("attach", "transform", "mix", "rows", "update")
 
@@ -83,7 +80,7 @@ class Homogenizer:
         for name, value in state.items():
             current = getattr(self, name)
             if isinstance(current, torch.Generator):
-                current.set_state(value)
+                current.set_state(value.cpu())  # a checkpoint may have been read onto another device
             else:
                 setattr(self, name, _copy(value))
 

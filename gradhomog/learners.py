@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog.api import pipeline
-from gradhomog.errors import ConfigError, OptionError
+from gradhomog.errors import ConfigError, DataError, OptionError
 from gradhomog.evidence import TaskKey
 from gradhomog.pipelines import Pipeline
 from gradhomog.reports import Evaluation, StepReport, TaskRow, TaskRows
@@ -48,6 +48,9 @@ class Learner(ABC):
         homogenizers: Any = None,
         loss: Loss | None = None,
     ) -> None:
+        for name, module in (("encoder", encoder), ("head", head)):
+            if not isinstance(module, nn.Module):
+                raise OptionError(f"`{name}` must be a torch.nn.Module; got {type(module).__name__}.")
         self.encoder, self.head = encoder, head
         self.homogenizers: Pipeline = pipeline(homogenizers)
         self.loss = loss or default_loss
@@ -104,11 +107,12 @@ class Learner(ABC):
 
     # -- training ----------------------------------------------------------------------------------------------------
 
-    def rows(self, batch: TaskBatch) -> TaskRows:
+    def rows(self, batch: TaskBatch | Sequence[Task]) -> TaskRows:
         """One row per task, each task's graph freed as soon as its row is formed; nothing of the learner changes.
 
         Memory: one gradient per task, and the graph of one task.
         """
+        batch = batch if isinstance(batch, TaskBatch) else TaskBatch.stack(batch)
         parameters, tasks = self.named_parameters(), len(batch)
         jacobian = {name: p.new_zeros(tasks, *p.shape) for name, p in parameters.items()}
         found: list[TaskRow] = []
@@ -129,11 +133,12 @@ class Learner(ABC):
             [torch.stack(tap) for tap in zip(*(row.feature_cotangents for row in found), strict=True)],
         )
 
-    def step(self, batch: TaskBatch, outer: OuterOptimizer) -> StepReport:
+    def step(self, batch: TaskBatch | Sequence[Task], outer: OuterOptimizer) -> StepReport:
         """One meta-step: rows, homogenization, `.grad`, `outer.step()`.
 
         If a task, a homogenizer or the nonfinite policy raises, neither parameters nor optimizer have been touched.
         """
+        batch = batch if isinstance(batch, TaskBatch) else TaskBatch.stack(batch)
         rows = self.rows(batch)
         result = self.homogenizers.homogenize(
             rows.jacobian,
@@ -159,15 +164,17 @@ class Learner(ABC):
 
     def predict(self, support_x: Tensor, support_y: Tensor, query_x: Tensor) -> Tensor:
         """Adapt to a support set and return the outputs for `query_x`, with every homogenizer removed."""
-        with self.mode(training=False):
-            return self.adapted_outputs(support_x, support_y, query_x).detach()
+        with self.mode(training=False), torch.inference_mode(False):
+            inputs = [x.clone() if x.is_inference() else x for x in (support_x, support_y, query_x)]
+            return self.adapted_outputs(*inputs).detach()
 
     def evaluate(self, tasks: TaskBatch | Iterable[Task]) -> Evaluation:
         """Adapt to each task and score its query set, every homogenizer removed; nothing of the learner changes."""
         result = Evaluation()
-        with self.mode(training=False):
+        with self.mode(training=False), torch.inference_mode(False):
             for task in tasks:
-                outputs = self.adapted_outputs(task.support_x, task.support_y, task.query_x).detach()
+                inputs = [x.clone() if x.is_inference() else x for x in (task.support_x, task.support_y, task.query_x)]
+                outputs = self.adapted_outputs(*inputs).detach()
                 loss = float(self.loss(outputs, task.query_y))
                 score = accuracy(outputs, task.query_y)
                 if score is None:
@@ -175,6 +182,8 @@ class Learner(ABC):
                 result.scores.append(score)
                 result.losses.append(loss)
                 result.domains.append(task.domain)
+        if not result.scores:
+            raise DataError("`tasks` must hold at least one task to evaluate; got none.")
         return result
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,8 +40,17 @@ class Member:
     def __str__(self) -> str:
         return str(self.info) if self.info else f"homogenizer {type(self.homogenizer).__name__}"
 
-    def attach(self, encoder: nn.Module) -> Iterable[Removable]:
-        handles: Iterable[Removable] = self._run("attach", encoder)
+    def attach(self, encoder: nn.Module) -> list[Removable]:
+        """The handles that undo what was attached: all of them, whether one or several were returned."""
+
+        def attach(encoder: nn.Module) -> list[Any]:
+            returned: Any = self.homogenizer.attach(encoder)
+            return list(returned) if isinstance(returned, Iterable) else [returned]
+
+        handles: list[Any] = self._call("attach", attach, encoder)
+        for handle in handles:
+            if not hasattr(handle, "remove"):
+                raise self._wrong("attach", "handles with a method `remove`", handle)
         return handles
 
     def transform(self, features: Tensor, keys: Sequence[TaskKey]) -> Tensor:
@@ -59,7 +69,7 @@ class Member:
             raise PluginRunError(f"{self} returned NaN or infinity from `mix`: {result.detach().tolist()}.")
         if result.requires_grad and not torch.is_grad_enabled():
             raise self._wrong("mix", "a tensor outside the graph, as create_graph was not asked for,", result)
-        matrix = result.to(torch.float64)
+        matrix = result.to(evidence.device, torch.float64)
         return torch.diag(matrix) if matrix.dim() == 1 else matrix
 
     def rows(self, given: Rows) -> Rows:
@@ -75,19 +85,27 @@ class Member:
         if not same:
             raise self._wrong("rows", "rows of the structure, shapes and dtypes that it was given", result)
         changed: Rows = result
+        values = [changed] if isinstance(changed, Tensor) else changed.values()
+        if not all(bool(torch.isfinite(value).all()) for value in values):
+            raise PluginRunError(f"{self} returned NaN or infinity from `rows`.")
         return changed
 
     def update(self, evidence: Evidence) -> None:
         self._run("update", evidence)
 
     def _run(self, stage: str, *arguments: Any) -> Any:
+        return self._call(stage, getattr(self.homogenizer, stage), *arguments)
+
+    def _call(self, stage: str, function: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            return getattr(self.homogenizer, stage)(*arguments)
+            return function(*arguments)
         except GradhomogError:
             raise
         except Exception as cause:
+            last = traceback.extract_tb(cause.__traceback__)[-1]
             raise PluginRunError(
-                f"{self} raised in `{stage}`: {type(cause).__name__}: {cause} (gradhomog {gradhomog.__version__})"
+                f"{self} raised in `{stage}`: {type(cause).__name__}: {cause} "
+                f"({last.filename}:{last.lineno}; gradhomog {gradhomog.__version__})"
             ) from cause
 
     def _wrong(self, stage: str, expected: str, found: object) -> PluginRunError:

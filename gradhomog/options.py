@@ -70,12 +70,6 @@ def bind(spec: Spec, plugin: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return bound
 
 
-def check(condition: bool, name: str, expected: str, found: object) -> None:
-    """Raise `OptionError` naming an option, what it must be and what it was, unless `condition` holds."""
-    if not condition:
-        raise OptionError(f"`{name}` must be {expected}; got {found!r}.")
-
-
 def _annotations(factory: Callable[..., Any]) -> dict[str, Any]:
     while isinstance(factory, functools.partial):
         factory = factory.func

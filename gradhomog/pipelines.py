@@ -109,8 +109,7 @@ class Pipeline:
         """Pass query features `[tasks, queries, features]` through the `transform` stages.
 
         Returns the features before the first stage and after each: the last goes to the head, and the loss's
-            derivatives
-        by all of them are the `feature_cotangents` that `homogenize` takes.
+        derivatives by all of them are the `feature_cotangents` that `homogenize` takes.
         """
         taps = [features]
         for member in self._transforming:
@@ -154,7 +153,7 @@ class Pipeline:
         tensor([0.2500, 0.7500])
         """
         if losses is not None and not isinstance(losses, Tensor):
-            losses = torch.as_tensor(losses, dtype=torch.float64)
+            losses = torch.stack([torch.as_tensor(loss, dtype=torch.float64) for loss in losses])
         return self.homogenize(
             jacobian,
             losses,
@@ -264,5 +263,11 @@ class Pipeline:
         names = [f"{index}:{member.selector}" for index, member in enumerate(self.members)]
         if list(state) != names:
             raise ConfigError(f"the saved state is of the pipeline {list(state)}; this one is {names}.")
-        for name, member in zip(names, self.members, strict=True):
-            member.homogenizer.load_state_dict(state[name])
+        before = self.state_dict()
+        try:
+            for name, member in zip(names, self.members, strict=True):
+                member.homogenizer.load_state_dict(state[name])
+        except Exception:
+            for name, member in zip(names, self.members, strict=True):  # all or nothing
+                member.homogenizer.load_state_dict(before[name])
+            raise

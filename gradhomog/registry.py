@@ -149,8 +149,12 @@ class Registry:
             )
         names = self.names(kind)
         known = {name: name for name in names} | {info.selector: info.selector for info in self.list(kind)}
-        near = difflib.get_close_matches(selector, known, n=1)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
+        lower = {name.lower(): name for name in known}
+        near = difflib.get_close_matches(selector.lower(), lower, n=1)
+        others = [other for other in KINDS if any(selector in (i.name, i.selector) for i in self.list(other))]
+        hint = f" Did you mean '{lower[near[0]]}'?" if near else ""
+        if others:
+            hint = f" A {others[0][:-1]} is called so."
         raise UnknownPluginError(
             f"no {kind[:-1]} is called '{selector}'.{hint} Installed: {', '.join(names) or 'none'}."
         )

@@ -53,7 +53,8 @@ class StepReport:
 
     Attributes:
         losses, accuracies: as in `TaskRows`.
-        norms: Euclidean norms of the rows before homogenization, float64 `[tasks]`.
+        norms: Euclidean norms of the rows before homogenization, float64 `[tasks]`; of the tasks that took part, as
+            are cosines and weights.
         cosines: between these rows, float64 `[tasks, tasks]`.
         weights: each row's share in the step (1 is the plain mean); None if a stage replaced the rows.
         tasks: indices of the tasks that took part.

@@ -41,18 +41,19 @@ def blocks(rows: Rows) -> dict[str, Tensor]:
             "`jacobian` must be a tensor [tasks, params] or a dict of tensors [tasks, *shape]; "
             f"got {type(rows).__name__}."
         )
+    for name, value in named.items():
+        if not isinstance(value, Tensor):
+            raise DataError(
+                f"`jacobian` must hold tensors; `{name}` is {type(value).__name__}. Write zeros for a parameter that a "
+                "loss does not depend on."
+            )
     counts = {name: value.shape[0] if value.dim() else 0 for name, value in named.items()}
     if not counts or min(counts.values()) == 0 or len(set(counts.values())) > 1:
         raise DataError(f"every tensor of `jacobian` must have the tasks in its first dimension; found tasks {counts}.")
     for name, value in named.items():
         if not value.is_floating_point():
-            raise DataError(f"`jacobian` must be of floating point; `{name}` is {value.dtype}.")
+            raise DataError(f"`jacobian` must be of floating point; {f'`{name}`' if name else 'it'} is {value.dtype}.")
     return {name: value.reshape(value.shape[0], -1) for name, value in named.items()}
-
-
-def count_tasks(rows: Rows) -> int:
-    """The number of rows."""
-    return (rows if isinstance(rows, Tensor) else next(iter(rows.values()))).shape[0]
 
 
 def transform(rows: Rows, function: Callable[[Tensor], Tensor]) -> Direction:
@@ -136,6 +137,12 @@ def block_squared_norms(rows: Rows) -> tuple[tuple[str, ...], Tensor]:
     named = blocks(rows)
     norms = [torch.linalg.vector_norm(block, dim=1, dtype=torch.float64) for block in named.values()]
     return tuple(named), torch.stack(norms).square()
+
+
+def safe_sqrt(squares: Tensor) -> Tensor:
+    """Square roots whose derivative at zero is zero, not NaN."""
+    positive = squares > 0
+    return torch.where(positive, torch.where(positive, squares, torch.ones_like(squares)).sqrt(), 0.0)
 
 
 def _product(block: Tensor) -> Tensor:

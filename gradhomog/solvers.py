@@ -20,8 +20,7 @@ def minimum_norm_weights(gramian: Tensor) -> Tensor:
         α, float64 `[tasks]` in [0, 1], Σα = 1. If a row is zero, α is that task (the first of several).
 
     Method: min ½xᵀGx − 1ᵀx over x ≥ 0 has the solution x = α/αᵀGα, and unlike the simplex form it may be rescaled row
-        by
-    row; solved on the unit-diagonal Gramian by the active-set method of Lawson and Hanson (1974, chapter 23), which
+    by row; solved on the unit-diagonal Gramian by the active-set method of Lawson and Hanson (1974, chapter 23), which
     ends after finitely many N×N solves. Two rows: the closed form.
 
     Differentiable in G wherever the set of positive weights does not change: the last system is solved with the graph.

@@ -41,6 +41,8 @@ class TaskBatch:
 
     def __post_init__(self) -> None:
         n = self.support_x.shape[0]
+        if n == 0:
+            raise DataError("a task batch needs at least one task; got none.")
         for name in ("support_y", "query_x", "query_y"):
             if getattr(self, name).shape[0] != n:
                 raise DataError(

@@ -168,7 +168,7 @@ def test_a_single_name_may_have_options_and_nothing_after_it() -> None:
 
 
 def test_alternatives_are_pipelines_with_a_bar_between() -> None:
-    assert parse_alternatives("none | a + b(x='|') | ") == [[], [("a", {}), ("b", {"x": "|"})], []]
+    assert parse_alternatives("none | a + b(x='|')") == [[], [("a", {}), ("b", {"x": "|"})]]
     with pytest.raises(ExpressionError, match=r"'\|' and another pipeline, or the end") as raised:
         parse_alternatives("a | b c")
     assert raised.value.position == 6

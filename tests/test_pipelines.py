@@ -226,6 +226,12 @@ def test_missing_losses_are_asked_for_by_who_needs_them():
         gradhomog.pipeline("gradnorm").combine(ROWS)
 
 
+def test_losses_may_be_a_list_of_tensors_with_a_graph():
+    weight = torch.tensor(2.0, requires_grad=True)
+    losses = [weight * 1, weight * 2]
+    assert torch.equal(gradhomog.pipeline("gradnorm").combine(ROWS, losses=losses), ROWS.mean(0))
+
+
 def test_an_object_twice_in_a_pipeline_is_refused():
     one = Weights(1, 1)
     with pytest.raises(OptionError, match="same homogenizer object twice"):
@@ -344,3 +350,78 @@ def test_what_makes_no_pipeline_is_refused():
         gradhomog.pipeline(gradhomog.pipeline("pcgrad"), nonfinite="drop")
     with pytest.raises(OptionError, match="`nonfinite` must be 'raise' or 'drop'"):
         gradhomog.pipeline("none", nonfinite="ignore")
+
+
+# -- inputs that showed a defect -------------------------------------------------------------------------------------
+
+
+class Single(Homogenizer):
+    def attach(self, encoder):
+        return encoder.register_forward_hook(lambda module, inputs, output: output + 1)
+
+
+def test_a_single_handle_is_as_good_as_a_list_of_them():
+    encoder = nn.Linear(2, 2)
+    with gradhomog.pipeline([Single()]).attached(encoder):
+        assert len(encoder._forward_hooks) == 1
+    assert not encoder._forward_hooks
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda self, encoder: [1], "handles with a method `remove`; got int"),
+        (lambda self, encoder: (1 / 0 for _ in "x"), "raised in `attach`: ZeroDivisionError"),
+    ],
+)
+def test_what_attach_returns_is_checked_and_named(function, message):
+    pipe = gradhomog.pipeline([Noted(), faulty("attach", function)])
+    encoder = nn.Linear(2, 2)
+    with pytest.raises(PluginRunError, match=message), pipe.attached(encoder):
+        pass
+    assert not encoder._forward_hooks
+
+
+def test_rows_that_are_not_finite_are_refused_by_name():
+    with pytest.raises(PluginRunError, match="Faulty returned NaN or infinity from `rows`"):
+        gradhomog.pipeline([faulty("rows", lambda self, j: j / 0)]).combine(ROWS)
+
+
+class Watching(Homogenizer):
+    def mix(self, evidence):
+        return torch.ones(evidence.tasks)
+
+    def update(self, evidence):
+        self.graphs = [evidence.losses, evidence.gramian(), evidence.norms(), evidence.rows, evidence.features]
+
+
+def test_what_update_sees_has_no_graph_even_with_create_graph():
+    watching = Watching()
+    spec = HomogenizerSpec(
+        factory=Watching, summary="", traits={"differentiable"}, needs=set(gradhomog.specs.STATISTICS)
+    )
+    pipe = Pipeline([Member(watching, "watching", {}, None, spec)])
+    rows, losses = ROWS.clone().requires_grad_(), torch.ones(2, requires_grad=True)
+    features = torch.ones(2, 1, 3, requires_grad=True)
+    assert pipe.combine(rows, losses, features=features, create_graph=True).requires_grad
+    assert not any(value.requires_grad for value in watching.graphs)
+
+
+def test_a_state_that_does_not_fit_changes_nothing():
+    pipe = gradhomog.pipeline("pcgrad + gradnorm")
+    pipe.combine(ROWS, losses=[1.0, 2.0])
+    before = str(pipe.state_dict())
+    other = gradhomog.pipeline("pcgrad(seed=9) + gradnorm").state_dict()
+    del other["1:gradnorm"]["weights"]
+    with pytest.raises(ConfigError):
+        pipe.load_state_dict(other)
+    assert str(pipe.state_dict()) == before
+
+
+def test_derivatives_at_a_zero_row_are_finite():
+    rows = torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.0, 0.0]], dtype=torch.float64, requires_grad=True)
+    for text in ("mgda(normalize='l2', zero_rows='drop')", "reweight(beta=0, solver='fixed_point')", "pcgrad"):
+        direction = gradhomog.pipeline(text).combine(rows, create_graph=True)
+        assert torch.isfinite(torch.autograd.grad(direction.sum(), rows)[0]).all()
+    cosine = gradhomog.cosines(rows @ rows.T)[0, 1]
+    assert torch.isfinite(torch.autograd.grad(cosine, rows)[0]).all()

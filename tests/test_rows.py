@@ -84,6 +84,7 @@ def test_weighted_mean_keeps_dtype_and_shape(dtype):
         ({"a": torch.tensor(1.0)}, "first dimension"),
         (torch.ones(2, 3, dtype=torch.int64), "floating point"),
         ([[1.0, 2.0]], "got list"),
+        ({"a": torch.ones(2, 3), "b": None}, "`b` is NoneType. Write zeros"),
     ],
 )
 def test_what_are_no_rows_is_refused_with_what_was_found(bad, message):

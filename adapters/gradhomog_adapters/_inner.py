@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -19,11 +20,12 @@ Inner = Literal["sgd", "momentum", "adam", "adamw"] | GradientTransformation | C
 # gives NaN meta-gradients. 1e-8 is eps of Adam, and far below the squares of gradients that matter.
 EPS_ROOT = 1e-8
 
+# Partial functions, not lambdas: a learner can be pickled.
 _BY_NAME: dict[str, Callable[[float], GradientTransformation]] = {
-    "sgd": lambda lr: torchopt.sgd(lr=lr),
-    "momentum": lambda lr: torchopt.sgd(lr=lr, momentum=0.9),
-    "adam": lambda lr: torchopt.adam(lr=lr, eps_root=EPS_ROOT),
-    "adamw": lambda lr: torchopt.adamw(lr=lr, eps_root=EPS_ROOT),
+    "sgd": torchopt.sgd,
+    "momentum": partial(torchopt.sgd, momentum=0.9),
+    "adam": partial(torchopt.adam, eps_root=EPS_ROOT),
+    "adamw": partial(torchopt.adamw, eps_root=EPS_ROOT),
 }
 
 
@@ -41,8 +43,7 @@ def resolve(inner: Inner, lr: float) -> Callable[[], GradientTransformation]:
             )
         if not 0 < lr < float("inf"):
             raise OptionError(f"`inner_lr` must be positive; got {lr!r}.")
-        make = _BY_NAME[inner]
-        return lambda: make(lr)
+        return partial(_BY_NAME[inner], lr)
     if isinstance(inner, GradientTransformation):
         if _captured(inner.update, "dampening"):
             raise OptionError(
@@ -50,7 +51,7 @@ def resolve(inner: Inner, lr: float) -> Callable[[], GradientTransformation]:
                 "so that each task starts with a fresh one."
             )
         return lambda: inner
-    if callable(inner) and isinstance(inner(), GradientTransformation):
+    if callable(inner) and not isinstance(inner, type) and isinstance(inner(), GradientTransformation):
         return inner
     raise OptionError(f"`inner` must be a name, a TorchOpt transformation or a function that makes one; got {inner!r}.")
 

@@ -36,7 +36,11 @@ class Network:
 
     def buffers(self) -> dict[str, Tensor]:
         """Copies of the buffers: what a task writes into them (running statistics) dies with the task."""
-        return {name: buffer.clone() for name, buffer in self._both.named_buffers()}
+        copies: dict[int, Tensor] = {}
+        return {
+            name: copies.setdefault(id(buffer), buffer.clone())
+            for name, buffer in self._both.named_buffers(remove_duplicate=False)
+        }
 
     def encode(self, parameters: Parameters, buffers: Parameters, x: Tensor) -> Tensor:
         """Features `[n, features]`."""
@@ -68,6 +72,8 @@ def choose(names: Sequence[str], patterns: str | Sequence[str], option: str) -> 
         OptionError: a pattern matches nothing.
     """
     chosen: set[str] = set()
+    if not patterns:
+        raise OptionError(f"`{option}` must hold at least one pattern; got {patterns!r}.")
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         matches = fnmatch.filter(names, pattern)
         if not matches:

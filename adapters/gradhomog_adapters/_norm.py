@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from gradhomog import OptionError
+
 Norm = Literal["batch", "support", "frozen"]
 """`"batch"`: each forward pass with the statistics of its own batch, at meta-test too (transductive: MAML's published
 results, queries see each other). `"support"`: queries with the statistics of the support set under the adapted
@@ -22,13 +24,20 @@ class SupportStatistics:
 
     def __init__(self, layers: Iterable[_BatchNorm]) -> None:
         self.layers = tuple(layers)
-        self.recorded: dict[int, tuple[Tensor, Tensor]] = {}
+        # By layer, one entry per call: a layer may be used several times in a forward pass.
+        self.recorded: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        self.played: dict[int, int] = {}
         self.replaying = False
+
+    def record(self) -> None:
+        """Forget what was recorded: the next forward pass is the one whose statistics count."""
+        self.recorded.clear()
 
     @contextmanager
     def replay(self) -> Iterator[None]:
         """Within the context the recorded statistics are used."""
         self.replaying = True
+        self.played.clear()
         try:
             yield
         finally:
@@ -37,11 +46,13 @@ class SupportStatistics:
     def forward_of(self, layer: _BatchNorm) -> Callable[[Tensor], Tensor]:
         def forward(x: Tensor) -> Tensor:
             if self.replaying:
-                mean, variance = self.recorded[id(layer)]
+                call = self.played.get(id(layer), 0)
+                self.played[id(layer)] = call + 1
+                mean, variance = self.recorded[id(layer)][call]
             else:
                 dims = [0, *range(2, x.dim())]
                 mean, variance = x.mean(dims), x.var(dims, unbiased=False)
-                self.recorded[id(layer)] = (mean, variance)
+                self.recorded.setdefault(id(layer), []).append((mean, variance))
             shape = [1, -1] + [1] * (x.dim() - 2)
             normalized = (x - mean.view(shape)) * torch.rsqrt(variance.view(shape) + layer.eps)
             if layer.affine:
@@ -55,6 +66,13 @@ class SupportStatistics:
 def policy(modules: Iterable[nn.Module], norm: Norm) -> Iterator[SupportStatistics]:
     """Within the context batch normalizations follow the policy; afterwards all is as before, whatever happens."""
     layers = [part for module in modules for part in module.modules() if isinstance(part, _BatchNorm)]
+    layers = list(dict.fromkeys(layers))
+    for layer in layers:
+        if norm == "frozen" and layer.running_mean is None:
+            raise OptionError(
+                f"`norm` 'frozen' needs running statistics; a {type(layer).__name__} of the network has none "
+                "(track_running_stats=False). Use 'batch' or 'support'."
+            )
     statistics = SupportStatistics(layers)
     before = [layer.training for layer in layers]
     try:

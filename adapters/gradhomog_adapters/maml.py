@@ -38,9 +38,8 @@ class MAML(Learner):
         norm: what batch normalization normalizes with: `"batch"`, `"support"` or `"frozen"`; see below.
 
     `norm`: `"batch"`, statistics of each batch, at meta-test too (the published results; transductive); `"support"`,
-        queries
-    with the support set's; `"frozen"`, the running statistics the network came with. None of them writes running
-    statistics, and buffers are copied per task.
+    queries with the support set's; `"frozen"`, the running statistics the network came with. None of them writes
+    running statistics, and buffers are copied per task.
 
     The row of every parameter comes from one backward pass per task, which also gives the feature cotangents; each
     task's graph is freed before the next is built. The model is a function of named tensors: an exception leaves it
@@ -51,8 +50,7 @@ class MAML(Learner):
     Deviations: (1) rows are formed per task and averaged, where the authors' code sums losses: the same up to rounding;
     (2) no clipping of meta-gradients at ±10, which the authors' code does for miniImageNet; (3) TorchOpt's `MetaSGD`
     and `MetaAdam` are not used: they adapt modules in place, share batch-norm buffers between tasks by default, and
-        have no
-    first-order mode; its functional transformations are.
+    have no first-order mode; its functional transformations are.
 
     >>> import torch, torchopt
     >>> _ = torch.manual_seed(0)
@@ -82,8 +80,8 @@ class MAML(Learner):
     ) -> None:
         super().__init__(encoder, head, homogenizers, loss)
         for name, steps in (("inner_steps", inner_steps), ("test_steps", test_steps)):
-            if steps is not None and steps < 0:
-                raise OptionError(f"`{name}` must not be negative; got {steps!r}.")
+            if steps is not None and (not isinstance(steps, int) or steps < 0):
+                raise OptionError(f"`{name}` must be an integer and not negative; got {steps!r}.")
         if norm not in ("batch", "support", "frozen"):
             raise OptionError(f"`norm` must be 'batch', 'support' or 'frozen'; got {norm!r}.")
         self._network = Network(encoder, head)
@@ -97,14 +95,20 @@ class MAML(Learner):
     def mode(self, training: bool) -> Iterator[None]:
         with super().mode(training), policy((self.encoder, self.head), self.norm) as statistics:
             self._statistics = statistics
-            yield
+            try:
+                yield
+            finally:  # it holds graphs of the last task
+                self._statistics = SupportStatistics(())
 
     def task_row(self, task: Task, key: Any) -> TaskRow:
         network, buffers = self._network, self._network.buffers()
         meta = network.parameters()
         adapted = self._adapt(meta, buffers, task.support_x, task.support_y, self.inner_steps, not self.first_order)
         with self._replay(adapted, buffers, task.support_x):
-            taps = self.homogenizers.transform(network.encode(adapted, buffers, task.query_x)[None], [key])
+            features = network.encode(adapted, buffers, task.query_x)
+            if not features.requires_grad:  # a frozen encoder: its features are where the derivatives end
+                features = features.detach().requires_grad_()
+            taps = self.homogenizers.transform(features[None], [key])
             outputs = network.classify(adapted, buffers, taps[-1][0])
         loss = self.loss(outputs, task.query_y)
         # First order: by the adapted leaves, and by the meta-parameters themselves where nothing was adapted.
@@ -138,13 +142,14 @@ class MAML(Learner):
         def loss(parameters: dict[str, Tensor]) -> Tensor:
             return self.loss(self._network.outputs({**meta, **parameters}, buffers, x), y)
 
-        start = {name: meta[name] for name in self._adapted}
+        start = {name: meta[name] for name in self._adapted if name in meta}  # some may have been frozen since
         return {**meta, **descend(self._make_inner, start, loss, steps, second_order)}
 
     def _replay(self, adapted: dict[str, Tensor], buffers: dict[str, Tensor], support_x: Tensor) -> Any:
         """For `norm="support"`: record the support set's statistics under the adapted parameters, and use them."""
         if self.norm != "support" or not self._statistics.layers:
             return nullcontext()
+        self._statistics.record()
         self._network.outputs(adapted, buffers, support_x)
         return self._statistics.replay()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +14,6 @@ from gradhomog.bench import folder as folders
 from gradhomog.bench import plan, training, workers
 from gradhomog.bench.config import Config
 from gradhomog.bench.environment import machine, versions
-from gradhomog.bench.figures import require_matplotlib
 from gradhomog.bench.plan import Method, Run
 from gradhomog.bench.report import write_report
 from gradhomog.bench.results import ResultLog
@@ -55,15 +55,15 @@ def compare(
     Raises:
         GradhomogError: bad names, options, data or folder. KeyboardInterrupt: after all runs have written checkpoints.
     """
-    require_matplotlib()
     rows = plan.methods(config)
     source = training.streams(config, config.seed_list[0])
     for row in rows:
         training.make_learner(config, Run(row.learner, row.label, row.candidates[0], config.seed_list[0]), source)
     path = folders.prepare(config, out, resume, stem)
-    comparison = _Comparison(config, rows, path, progress)
-    comparison.run()
-    return Outcome(path, write_report(path, expected_runs=comparison.expected), comparison.failures)
+    with folders.locked(path):
+        comparison = _Comparison(config, rows, path, progress)
+        comparison.run()
+        return Outcome(path, write_report(path, expected_runs=comparison.expected), comparison.failures)
 
 
 class _Comparison:
@@ -103,7 +103,7 @@ class _Comparison:
                 "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
                 "config": self.config.to_dict(),
                 "rows": [{"learner": row.learner, "label": row.label} for row in self.rows],
-                "versions": versions(),
+                "versions": {**versions(), **plan.distributions(self.rows)},
                 "machine": machine(),
             }
         )
@@ -119,26 +119,30 @@ class _Comparison:
         if method and record["event"] == "result" and record["role"] == "compare":
             record = {**record, "tuned_from": list(method.candidates), "chosen": record["homogenizers"]}
         self._append(record)
-        if record["event"] != "result":
+        if record["event"] == "result":
+            self.results[record["run"], record["role"]] = record
+            training.forget_checkpoint(self.path / "runs" / record["run"])  # the result is on disk
+        if record["event"] not in ("result", "failed") or record.get("role") == "compare":
             return []
-        self.results[record["run"], record["role"]] = record
-        row = next(r for r in self.rows if (r.learner, r.label) == (record["learner"], record["label"]))
-        return self._decide(row) if record["role"] == "candidate" else []
+        return [run for row in self.rows if row.label == record["label"] for run in self._decide(row)]
 
     def _decide(self, row: Method) -> list[Run]:
         """A tuned method's runs once its candidates are known; that of the first seed is the chosen candidate's."""
         if not row.tuned:
             return []
         seed = self.config.seed_list[0]
-        known = [
-            self.results.get((Run(row.learner, row.label, text, seed, "candidate").id, "candidate"))
-            for text in row.candidates
-        ]
-        done = [record for record in known if record is not None]
-        if len(done) < len(known):
+        ids = [Run(row.learner, row.label, text, seed, "candidate").id for text in row.candidates]
+        done = [self.results[id, "candidate"] for id in ids if (id, "candidate") in self.results]
+        failed = [id for id in ids if id in self.failures]
+        if not done or len(done) + len(failed) < len(ids):
             return []
-        sign = 1 if done[0]["metric"] == "accuracy" else -1
-        best = max(done, key=lambda record: sign * record["validation"])
+        decided = [
+            record["homogenizers"]
+            for (_, role), record in self.results.items()
+            if role == "compare" and (record["learner"], record["label"]) == (row.learner, row.label)
+        ]
+        # What was decided stays decided, even if a candidate that failed then is there now.
+        best = max(done, key=lambda record: (record["homogenizers"] in decided, _rank(record)))
         runs = plan.tuned_runs(self.config, row, best["homogenizers"])
         if (runs[0].id, "compare") not in self.results:
             self._handle({**best, "role": "compare"})
@@ -152,3 +156,11 @@ class _Comparison:
             except Exception as error:  # an observer never stops a run
                 self._observers.remove(observer)
                 print(f"observer {observer!r} raised {type(error).__name__}: {error}; it is dropped.", file=sys.stderr)
+
+
+def _rank(record: dict[str, Any]) -> float:
+    """Larger is better; a score that is not finite (null in the log) is worst."""
+    score = record["validation"]
+    if score is None or not math.isfinite(score):
+        return -math.inf
+    return float(score if record["metric"] == "accuracy" else -score)

@@ -63,7 +63,7 @@ class Network:
     name: Literal["conv4", "mlp"] = "conv4"
     width: int = _at_least(1, 16)
     size: int = _at_least(16, 28)
-    channels: int = _at_least(0, 0)
+    channels: Literal[0, 1, 3] = 0
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,8 @@ class Config:
     @property
     def digest(self) -> str:
         """A short hash of all that decides the results: everything but the number of workers."""
-        content = {key: value for key, value in self.to_dict().items() if key != "workers"}
+        content = {**self.to_dict(), "seeds": self.seed_list, "learner": self.learners}
+        del content["workers"]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -156,8 +157,13 @@ def load(
     content = {**(defaults or {}), **content}
     for override in overrides:
         _override(content, override)
-    config: Config = _build(Config, content, "")
-    _check(config)
+    try:
+        config: Config = _build(Config, content, "")
+        _check(config)
+    except ConfigError as error:
+        if path is None:
+            raise
+        raise ConfigError(f"{path}: {error}") from error
     return config
 
 
@@ -218,5 +224,7 @@ def _check(config: Config) -> None:
             raise ConfigError(f"`{path}` must name at least one; got none.")
         if len(set(values)) < len(values):
             raise ConfigError(f"`{path}` must not name one twice; got {values}.")
+    if config.threads > 1024:
+        raise ConfigError(f"`threads` must be at most 1024; got {config.threads}.")
     if min(config.seed_list) < 0:
         raise ConfigError(f"`seeds` must not be negative; got {config.seed_list}.")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from gradhomog.errors import ConfigError
 ROOT = Path("runs")
 RUN_FILE = "run.toml"
 LOG = "results.jsonl"
+LOCK = ".lock"
 
 
 def prepare(config: Config, out: Path | None, resume: bool, stem: str) -> Path:
@@ -26,6 +29,8 @@ def prepare(config: Config, out: Path | None, resume: bool, stem: str) -> Path:
     if out is None:
         out = _latest(config, stem) if resume else _new(stem)
     existing = out / RUN_FILE
+    if resume and not existing.exists() and not (out / LOG).exists():
+        raise ConfigError(f"{out} holds nothing to resume: no {RUN_FILE}. Leave out --resume to start there.")
     if existing.exists():
         _same(config, load(existing), out)
         if (out / LOG).exists() and not resume:
@@ -34,7 +39,8 @@ def prepare(config: Config, out: Path | None, resume: bool, stem: str) -> Path:
         raise ConfigError(f"{out} holds results but no {RUN_FILE}, so they cannot be told to be of this configuration.")
     try:
         out.mkdir(parents=True, exist_ok=True)
-        existing.write_text(config.to_toml(), encoding="utf-8")
+        if not existing.exists():  # it may be the user's own file, with comments
+            existing.write_text(config.to_toml(), encoding="utf-8")
         with (out / LOG).open("a", encoding="utf-8"):
             pass
     except OSError as cause:
@@ -42,24 +48,50 @@ def prepare(config: Config, out: Path | None, resume: bool, stem: str) -> Path:
     return out
 
 
-def _numbered(stem: str) -> list[Path]:
-    """All folders of a stem that exist, in the order in which they were numbered."""
-    found: list[Path] = []
-    number = 1
-    while (path := ROOT / (stem if number == 1 else f"{stem}-{number}")).exists():
-        found.append(path)
-        number += 1
+@contextmanager
+def locked(out: Path) -> Iterator[None]:
+    """Hold a folder for one process; the lock ends with the process, however that ends.
+
+    Raises:
+        ConfigError: another process writes to the folder.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows: two comparisons in one folder are not told apart there
+        yield
+        return
+    with (out / LOCK).open("w", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as cause:
+            raise ConfigError(
+                f"another process is writing to {out}. Wait for it, stop it, or choose another --out."
+            ) from cause
+        yield
+
+
+def _numbered(stem: str) -> dict[int, Path]:
+    """The folders of a stem that exist, by number."""
+    found = {}
+    for path in ROOT.glob(f"{stem}*"):
+        name = re.fullmatch(rf"{re.escape(stem)}(?:-(\d+))?", path.name)
+        if name:
+            found[int(name[1] or 1)] = path
     return found
 
 
 def _new(stem: str) -> Path:
-    count = len(_numbered(stem))
-    return ROOT / (stem if count == 0 else f"{stem}-{count + 1}")
+    number = max(_numbered(stem), default=0) + 1
+    return ROOT / (stem if number == 1 else f"{stem}-{number}")
 
 
 def _latest(config: Config, stem: str) -> Path:
-    for path in reversed(_numbered(stem)):
-        if (path / RUN_FILE).exists() and load(path / RUN_FILE).digest == config.digest:
+    for _, path in sorted(_numbered(stem).items(), reverse=True):
+        try:
+            same = load(path / RUN_FILE).digest == config.digest
+        except ConfigError:  # no run file, or one of another version: not ours to resume
+            continue
+        if same:
             return path
     raise ConfigError(f"no folder {ROOT / stem}* holds a run of this configuration to resume. Name it with --out.")
 

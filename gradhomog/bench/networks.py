@@ -30,9 +30,8 @@ def conv4(channels: int, width: int, size: int, outputs: int) -> tuple[nn.Module
     """Four blocks of 3×3 convolution, batch normalization, ReLU and 2×2 max-pooling; a linear head.
 
     Features: width · (size/16)², rounded down: 64 for 28 px and 1600 for 84 px with the 64 filters of the papers
-        (Vinyals
-    et al. 2016). Initialisation of Chen et al. 2019 ("A Closer Look"): convolutions N(0, 2/(9 · width)), biases as
-    PyTorch's.
+    (Vinyals et al. 2016). Initialisation of Chen et al. 2019 ("A Closer Look"): convolutions N(0, 2/(9 · width)),
+    biases as PyTorch's.
     """
     blocks: list[nn.Module] = []
     for index in range(4):

@@ -10,6 +10,7 @@ from typing import Literal
 from gradhomog import api, expression
 from gradhomog.bench.config import Config
 from gradhomog.errors import ConfigError, GradhomogError
+from gradhomog.registry import installed
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,8 @@ def methods(config: Config) -> list[Method]:
                 candidates = tuple(str(api.pipeline(expression.render(members))) for members in alternatives)
             except GradhomogError as cause:
                 raise ConfigError(f"`homogenizers`: {cause}") from cause
-            names = " + ".join(selector for selector, _ in alternatives[0]) or "none"
-            label = f"{names} (tuned)" if len(candidates) > 1 else candidates[0]
+            names = dict.fromkeys(" + ".join(name for name, _ in members) or "none" for members in alternatives)
+            label = f"{' | '.join(names)} (tuned)" if len(candidates) > 1 else candidates[0]
             if len(set(candidates)) < len(candidates):
                 raise ConfigError(f"`homogenizers`: {text!r} names a candidate twice.")
             found.append(Method(learner, "plain" if label == "none" else label, candidates))
@@ -77,6 +78,13 @@ def methods(config: Config) -> list[Method]:
                 f"`homogenizers` names {pair[1]!r} twice for {pair[0]}; the table could not tell them apart."
             )
     return found
+
+
+def distributions(rows: list[Method]) -> dict[str, str]:
+    """The distributions, with versions, that the pipelines and learners of a comparison come from."""
+    found = [m.info for row in rows for text in row.candidates for m in api.pipeline(text).members]
+    found += [installed().find("learners", expression.parse_one(row.learner)[0]) for row in rows]
+    return {info.distribution: info.version for info in found if info is not None}
 
 
 def first_runs(config: Config, rows: list[Method]) -> list[Run]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -19,13 +20,19 @@ def write_report(folder: str | Path, expected_runs: int | None = None) -> Summar
 
     Raises:
         ConfigError: there is no log, or it is damaged.
-        GradhomogError: matplotlib is missing; `summary.csv` is written even so.
+
+    Without matplotlib the report has no figures, and says what to install.
     """
     folder = Path(folder)
     records = ResultLog.read(folder / "results.jsonl")
     summary = summarize(records, expected_runs)
     write_csv(summary, folder / "summary.csv")
-    pictures = _pictures(folder / "figures", records, summary)
+    try:
+        figures.require_matplotlib()
+        pictures = _pictures(folder / "figures", records, summary)
+    except figures.MissingMatplotlib as error:
+        pictures = {}
+        print(f"{error}", file=sys.stderr)
     (folder / "report.html").write_text(_page(summary, records, pictures), encoding="utf-8")
     return summary
 

@@ -204,7 +204,7 @@ def _step_seconds(runs: dict[int, Record], seeds: Sequence[int]) -> float | None
 
 def _candidates(results: Sequence[Record], rows: Sequence[Row]) -> list[Candidate]:
     """In the order of the configuration, as far as the row that chose among them tells it."""
-    chosen = {(row.learner, row.chosen) for row in rows if row.chosen is not None}
+    chosen = {(row.learner, row.label, row.chosen) for row in rows if row.chosen is not None}
     order = [(row.learner, text) for row in rows for text in row.tuned_from]
     found = [
         Candidate(
@@ -214,7 +214,7 @@ def _candidates(results: Sequence[Record], rows: Sequence[Row]) -> list[Candidat
             record["seed"],
             numbers([record.get("validation")])[0],
             record.get("best_step"),
-            (record["learner"], record["homogenizers"]) in chosen,
+            (record["learner"], record["label"], record["homogenizers"]) in chosen,
         )
         for record in results
         if record["role"] == "candidate"

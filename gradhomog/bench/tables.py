@@ -92,8 +92,12 @@ def notes(summary: Summary) -> list[str]:
         lines.append(
             f"Differences are paired by {paired}; *: the interval excludes 0 (not corrected for the number of methods)."
         )
-    elif summary.rows:
-        lines.append("No differences: the plain learner has no finished run with a seed in common.")
+    elif any(row.label != PLAIN for row in summary.rows):
+        lines.append("No differences: they need finished runs of the plain learner and of another with a common seed.")
+    for row in summary.rows:
+        if row.chosen is not None:
+            lines.append(f"{row.label}: validation chose {row.chosen} among {len(row.tuned_from)}.")
+    lines.append("step time: processor time while other runs used the machine; an indication, no benchmark.")
     broken = [row.label for row in summary.rows if math.isnan(row.score.mean)]
     if broken:
         lines.append(f"nan: a score is not finite, so no mean is given ({', '.join(broken)}).")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -24,6 +25,8 @@ from gradhomog.learners import Learner
 from gradhomog.registry import installed
 from gradhomog.reports import Evaluation
 from gradhomog.tasks import Task
+
+CHECKPOINT = "checkpoint.pt"
 
 Emit = Callable[[dict[str, Any]], None]
 
@@ -56,23 +59,26 @@ def streams(config: Config, seed: int) -> Streams:
         ConfigError: regression and classification domains are mixed.
     """
     size, shape = config.network.size, config.episodes
-    train = [_domain(text, size) for text in config.domains.train]
-    test = [_domain(text, size) for text in config.domains.test]
+    train, test = ([_domain(text, size) for text in texts] for texts in (config.domains.train, config.domains.test))
+    trained = {api.domain_identity(text) for text in config.domains.train}
+    seen = [api.domain_identity(text) in trained for text in config.domains.test]
+    _tell_apart(config.domains.train, train)
+    _tell_apart(config.domains.test, test)
     channels = None
     if len(train[0].input_shape) == 3:
-        channels = config.network.channels or max(domain.input_shape[0] for domain in train + test)
+        native = max(domain.input_shape[0] for domain in train + test)
+        channels = int(config.network.channels) or native
     kind = {domain.outputs for domain in train + test}
     if len(kind) > 1:
         raise ConfigError("`domains` must be all of classification, or all of regression with one number of targets.")
     outputs = kind.pop()
-    seen = {domain.name for domain in train}
-    both = [domain for domain in test if domain.name in seen]
-    unseen = [domain for domain in test if domain.name not in seen]
+    both = [domain for domain, known in zip(test, seen, strict=True) if known]
+    unseen = [domain for domain, known in zip(test, seen, strict=True) if not known]
     if both and unseen:
-        trained, others = (", ".join(domain.name for domain in found) for found in (both, unseen))
+        known, others = (", ".join(domain.name for domain in found) for found in (both, unseen))
         raise ConfigError(
             "`domains.test` must hold only domains that are trained on (their test classes are used), or only others "
-            f"(all their classes are); it mixes {trained} with {others}."
+            f"(all their classes are); it mixes {known} with {others}."
         )
 
     def stream(domains: list[Domain], split: Any, tasks: int, seed: int) -> EpisodeStream:
@@ -92,6 +98,15 @@ def streams(config: Config, seed: int) -> Streams:
     )
 
 
+def _tell_apart(texts: list[str], domains: list[Domain]) -> None:
+    """Domains of one name (files of one stem in two folders) are called by their texts instead."""
+    names = [domain.name for domain in domains]
+    for index, (text, name) in enumerate(zip(texts, names, strict=True)):
+        if names.count(name) > 1:
+            domains[index] = copy.copy(domains[index])
+            domains[index].name = text
+
+
 def make_learner(config: Config, run: Run, source: Streams) -> Learner:
     """The learner of a run, initialised from its seed; the same initialisation for every method."""
     torch.manual_seed(run.seed)
@@ -102,19 +117,20 @@ def make_learner(config: Config, run: Run, source: Streams) -> Learner:
     inner = {"inner": train.inner, "inner_steps": train.inner_steps, "inner_lr": train.inner_lr}
     offered = {name: value for name, value in inner.items() if name in options.accepted(spec)}
     device = _device(config.device)
-    return api.learner(
-        selector,
-        encoder.to(device),
-        head.to(device),
-        homogenizers=api.pipeline(run.homogenizers, nonfinite=train.nonfinite),
-        **{**offered, **own},
-    )
+    pipe = api.pipeline(run.homogenizers, nonfinite=train.nonfinite)
+    made: Learner = installed().make(
+        "learners", selector, {**offered, **own}, encoder.to(device), head.to(device), homogenizers=pipe
+    )[2]
+    return made
 
 
 def _device(name: str) -> torch.device:
     try:
-        return torch.zeros(1, device=name).device
-    except (RuntimeError, AssertionError) as cause:  # an unknown name, or a device that this machine or build lacks
+        device = torch.zeros(1, device=name).device
+        torch.zeros(1, device=device).item()  # a device without values, such as meta, cannot train
+        return device
+    except (RuntimeError, AssertionError, NotImplementedError) as cause:
+        # An unknown name, or a device that this machine or this build of PyTorch lacks.
         reason = str(cause).splitlines()[0]
         raise ConfigError(
             f"`device` must be one that PyTorch can use here, such as cpu; got {name!r}: {reason}"
@@ -123,6 +139,8 @@ def _device(name: str) -> torch.device:
 
 class Training:
     """One run in a folder of its own: `checkpoint.pt` while it trains, `best.pt` when it is done.
+
+    The checkpoint stays until somebody calls `forget_checkpoint`: whoever has put the result on disk.
 
     Args:
         config, run: what to train.
@@ -136,11 +154,12 @@ class Training:
         self.learner = make_learner(config, run, self.source)
         self.outer = torch.optim.Adam(self.learner.parameters(), lr=config.train.outer_lr)
         self.done = 0
-        self.seconds = 0.0
+        self.seconds = 0.0  # by the clock, as a user waits
+        self.processor_seconds = 0.0  # of the processor: what other runs take does not count
         self.best_score: float | None = None
         self.best_step = 0
         self.best: dict[str, Any] = {}
-        self._checkpoint = folder / "checkpoint.pt"
+        self._checkpoint = folder / CHECKPOINT
         if self._checkpoint.exists():
             self._load()
 
@@ -162,11 +181,12 @@ class Training:
         return True
 
     def _step(self, progress: Emit) -> None:
-        train, start = self.config.train, time.perf_counter()
+        train, start, processor = self.config.train, time.perf_counter(), time.process_time()
         batch = self.source.train.batch(self.done).to(self.config.device)
         report = self.learner.step(batch, self.outer)
         self.done += 1
         self.seconds += time.perf_counter() - start
+        self.processor_seconds += time.process_time() - processor
         identity = {"run": self.run.id, "learner": self.run.learner, "label": self.run.label, "step": self.done}
         if self.done == 1 or self.done % train.log_every == 0:
             self.emit({"event": "step", **identity, **report.record()})
@@ -180,6 +200,8 @@ class Training:
                 self.best = copy.deepcopy(self.learner.state_dict())
 
     def _better(self, new: float, old: float) -> bool:
+        if math.isnan(new) or math.isnan(old):
+            return math.isnan(old)
         return new > old if self.source.metric == "accuracy" else new < old
 
     def _evaluate(self, stream: EpisodeStream, episodes: int) -> Evaluation:
@@ -205,10 +227,9 @@ class Training:
                 "homogenizers": self.run.homogenizers, "seed": self.run.seed, "role": self.run.role,
                 "metric": self.source.metric, "scores": result.scores, "losses": result.losses,
                 "domains": result.domains, "validation": self.best_score, "best_step": self.best_step,
-                "steps": self.done, "seconds": self.seconds, "step_seconds": self.seconds / self.done,
+                "steps": self.done, "seconds": self.seconds, "step_seconds": self.processor_seconds / self.done,
             }
         )  # fmt: skip
-        self._checkpoint.unlink(missing_ok=True)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -217,18 +238,22 @@ class Training:
             "digest": self.config.digest,
             "done": self.done,
             "seconds": self.seconds,
+            "processor_seconds": self.processor_seconds,
             "best_score": self.best_score,
             "best_step": self.best_step,
             "best": self.best,
             "learner": self.learner.state_dict(),
             "outer": self.outer.state_dict(),
-            "random": torch.get_rng_state(),  # dropout and the like draw from the global generator
+            # Dropout and the like draw from the global generators.
+            "random": torch.get_rng_state(),
+            "random_cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
         }
         _write(self._checkpoint, state)
 
     def _load(self) -> None:
         try:
-            state = torch.load(self._checkpoint, map_location=self.config.device, weights_only=True)
+            # On the CPU: generators' states live there, and modules and optimizers copy theirs to their own device.
+            state = torch.load(self._checkpoint, map_location="cpu", weights_only=True)
         except Exception as cause:  # torch.load raises what unpickling raises
             raise ConfigError(
                 f"{self._checkpoint} cannot be read: {cause}. Remove it to train this run from its start."
@@ -238,8 +263,16 @@ class Training:
         self.learner.load_state_dict(state["learner"])
         self.outer.load_state_dict(state["outer"])
         self.done, self.seconds = state["done"], state["seconds"]
+        self.processor_seconds = state["processor_seconds"]
         self.best_score, self.best_step, self.best = state["best_score"], state["best_step"], state["best"]
-        torch.set_rng_state(state["random"].cpu())
+        torch.set_rng_state(state["random"])
+        if torch.cuda.is_available() and state["random_cuda"]:
+            torch.cuda.set_rng_state_all(state["random_cuda"])
+
+
+def forget_checkpoint(folder: Path) -> None:
+    """Remove the checkpoint of a run whose result is on disk."""
+    (folder / CHECKPOINT).unlink(missing_ok=True)
 
 
 def _write(path: Path, state: Mapping[str, Any]) -> None:

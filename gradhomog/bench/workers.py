@@ -83,6 +83,7 @@ class _Pool:
         self.context = multiprocessing.get_context("spawn")
         self.stop = self.context.Event()
         self.workers: dict[Any, tuple[Any, Run | None]] = {}
+        self.last_exit: int | None = None
 
     def run(self, count: int) -> None:
         interrupted = False
@@ -101,14 +102,25 @@ class _Pool:
                         self._receive(connection, interrupted)
         finally:
             for process, _run in self.workers.values():
-                process.terminate()
+                process.kill()
         if interrupted:
             raise KeyboardInterrupt
+        for run in self.pending:  # every worker died before it could take a run
+            self._failed(
+                run,
+                f"no worker process could start (exit code {self.last_exit}). A script that calls compare() needs "
+                '`if __name__ == "__main__":` around it, or workers=1.',
+            )
+
+    def _failed(self, run: Run, why: str) -> None:
+        self.handle({"event": "failed", "run": run.id, "label": run.label, "seed": run.seed, "error": why})
 
     def _start(self) -> None:
         ours, theirs = self.context.Pipe()
         process = self.context.Process(target=_work, args=(theirs, self.stop, self.config, self.folder), daemon=True)
-        process.start()
+        # The child must not die of an interrupt that is meant for us; what is ignored here stays ignored in it.
+        with _on_interrupt(signal.SIG_IGN):
+            process.start()
         theirs.close()
         self.workers[ours] = (process, None)
 
@@ -119,9 +131,10 @@ class _Pool:
         except (EOFError, ConnectionResetError):
             del self.workers[connection]
             process.join()
+            self.last_exit = process.exitcode
             if run is not None:
-                why = f"the process of run {run.id} ended with code {process.exitcode}; out of memory?"
-                self.handle({"event": "failed", "run": run.id, "label": run.label, "seed": run.seed, "error": why})
+                hint = ": killed, perhaps for memory" if process.exitcode == -signal.SIGKILL else ""
+                self._failed(run, f"the process of run {run.id} ended with exit code {process.exitcode}{hint}.")
                 if self.pending and not interrupted:
                     self._start()
             return
@@ -141,8 +154,10 @@ class _Pool:
 
 
 def _work(connection: Any, stop: Any, config: Config, folder: Path) -> None:
-    """A worker's life: ask for a run, make it, ask again, until there is none."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is interrupted, and says so through `stop`
+    """A worker's life: ask for a run, make it, ask again, until there is none.
+
+    It was started with SIGINT and SIGTERM ignored: the parent is interrupted, and says so through `stop`.
+    """
     torch.set_num_threads(config.threads)
     try:
         while True:
@@ -169,8 +184,8 @@ def _threads(count: int) -> Iterator[None]:
 
 
 @contextmanager
-def _on_interrupt(handler: Callable[..., None]) -> Iterator[None]:
-    """Within the context SIGINT and SIGTERM call the handler, where the thread may set one."""
+def _on_interrupt(handler: Any) -> Iterator[None]:
+    """Within the context SIGINT and SIGTERM call the handler (or are ignored), where the thread may set one."""
     names = (signal.SIGINT, signal.SIGTERM)
     try:
         before = [signal.signal(name, handler) for name in names]

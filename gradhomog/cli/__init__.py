@@ -19,7 +19,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="gradhomog",
         description="Gradient homogenization for meta-learning and multi-task learning.",
-        epilog="Exit codes: 0 all went well; 1 something ran and failed; 2 the input is not usable.",
+        epilog="Exit codes: 0 all went well; 1 something ran and failed; 2 the input is not usable; 130 interrupted.",
     )
     top.add_argument("--version", action="version", version=f"gradhomog {gradhomog.__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -44,3 +44,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `gradhomog list | head`: nobody reads on, which is no failure
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # a full disk, a folder that is a file: what was written so far stays
+        print(f"gradhomog: {error}", file=sys.stderr)
+        return 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +16,6 @@ class Progress:
     def __init__(self) -> None:
         self._bar: Any = None
         self._steps = 0
-        self._best: dict[str, float] = {}
         self._cosine: dict[str, float] = {}
 
     def __enter__(self) -> Progress:
@@ -47,13 +47,13 @@ class Progress:
                     f"loss {record['loss']:.3f} score {record['score']:.3f} cos {cosine:+.2f}",
                     refresh=False,
                 )
-            case "validation":
-                self._best[record["run"]] = record["score"]
             case "result":
-                mean = sum(record["scores"]) / len(record["scores"])
+                scores = [math.nan if score is None else score for score in record["scores"]]
+                mean = sum(scores) / len(scores)
+                validation = math.nan if record["validation"] is None else record["validation"]
                 tqdm.write(
                     f"{record['label']:<28} seed {record['seed']}  {record['metric']} {mean:.4f}  "
-                    f"validation {record['validation']:.4f} at step {record['best_step']}  {record['seconds']:.0f} s"
+                    f"validation {validation:.4f} at step {record['best_step']}  {record['seconds']:.0f} s"
                     f"{'  (candidate)' if record['role'] == 'candidate' else ''}",
                     file=sys.stderr,
                 )

@@ -17,13 +17,20 @@ def add_run_options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--set", action="append", default=[], metavar="a.b=c", dest="overrides", help="override a key of the run file"
     )
-    command.add_argument("--out", type=Path, metavar="DIR", help="output folder; by default a new one under runs/")
+    command.add_argument("--out", type=_folder, metavar="DIR", help="output folder; by default a new one under runs/")
     command.add_argument("--resume", action="store_true", help="go on where a run of this configuration stopped")
     add_json(command)
 
 
+def _folder(text: str) -> Path:
+    if not text.strip():  # --out "$UNSET" would otherwise be the current folder
+        raise argparse.ArgumentTypeError("needs the name of a folder; got an empty text")
+    return Path(text)
+
+
 def execute(given: argparse.Namespace, config: Config, stem: str) -> int:
     """Run a comparison with a progress bar; print its table or JSON; 1 if a run failed."""
+    import shlex
     import sys
 
     from gradhomog.bench.compare import compare
@@ -35,8 +42,9 @@ def execute(given: argparse.Namespace, config: Config, stem: str) -> int:
         try:
             outcome = compare(config, given.out, given.resume, progress, stem)
         except KeyboardInterrupt:
-            again = f"gradhomog {stem} {given.run_file or ''} ... --resume".replace("  ", " ")
-            print(f"\nInterrupted; every run has written a checkpoint. Go on with: {again}", file=sys.stderr)
+            words = [word for word in sys.argv[1:] if word != "--resume"]
+            again = shlex.join(["gradhomog", *words, "--resume"])
+            print(f"\nWhat was done is kept. Go on with: {again}", file=sys.stderr)
             raise
     for run, error in outcome.failures.items():
         print(f"run {run} failed: {error}", file=sys.stderr)

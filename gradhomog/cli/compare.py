@@ -1,8 +1,7 @@
 """`gradhomog compare`: train and test homogenizers against the plain learner, and print the table.
 
 Without a run file: MAML on embedded glyph domains, every task of a batch from another domain; plain, tuned static
-    weights,
-PCGrad, GradNorm and MGDA, three seeds each; a few minutes on two cores.
+weights, PCGrad, GradNorm and MGDA, three seeds each; a few minutes on two cores.
 """
 
 from __future__ import annotations

@@ -27,8 +27,10 @@ def run(given: argparse.Namespace) -> int:
 
     config = load(given.run_file, given.overrides, defaults={"homogenizers": ["none"], "seeds": 1})
     for key, values in (
-        ("learner", config.learners), ("homogenizers", config.homogenizers), ("seeds", config.seed_list),
-    ):  # fmt: skip
+        ("learner", config.learners),
+        ("homogenizers", [text for entry in config.homogenizers for text in entry.split("|")]),
+        ("seeds", config.seed_list),
+    ):
         if len(values) != 1:
             raise ConfigError(f"`{key}` must name one to train; got {values}. Use `gradhomog compare` for several.")
     return execute(given, config, "train")

@@ -117,13 +117,15 @@ class GradNorm(Homogenizer):
         if bool((losses < 0).any()):
             raise OptionError(f"gradnorm: losses must not be negative, r^α is undefined then; got {losses.tolist()}.")
         if self.initial_loss == "first":
+            seen = dict(self.first_losses)
             for key, loss in zip(keys, losses.tolist(), strict=True):
-                if loss == 0 and key not in self.first_losses:
+                if loss == 0 and key not in seen:
                     raise OptionError(
                         f"gradnorm: the first loss of task '{key}' is zero, so it has no training rate. "
                         "Give `initial_loss` a number."
                     )
-                self.first_losses.setdefault(key, loss)
+                seen.setdefault(key, loss)
+            self.first_losses = seen
             first = torch.tensor([self.first_losses[key] for key in keys], dtype=torch.float64)
         else:
             first = torch.full_like(losses, float(self.initial_loss))

@@ -61,8 +61,9 @@ class MGDA(Homogenizer):
         """What each row is multiplied by before the program is solved, `[tasks]`."""
         factors = torch.ones_like(gramian[0])
         if self.normalize in ("l2", "loss+"):
-            norms = gramian.diagonal().sqrt()
-            factors = factors / torch.where(norms > 0, norms, torch.ones_like(norms))
+            squares = gramian.diagonal()
+            # One instead of zero before the root: its derivative at zero is infinite.
+            factors = factors / torch.where(squares > 0, squares, torch.ones_like(squares)).sqrt()
         if self.normalize in ("loss", "loss+"):
             losses = evidence.losses.to(gramian.device)
             if not bool((losses > 0).all()):

@@ -27,8 +27,7 @@ class PCGrad(Homogenizer):
 
     Differentiable in the rows wherever no inner product is zero (the orders are constants). A zero row is never divided
     by: it has no negative inner product. State: the generator. For two tasks the result conflicts with neither; for
-        more
-    it may (measured: in 4 %, 13 %, 72 % of random draws with N = 3, 4, 8 in five dimensions).
+    more it may (measured: in 4 %, 13 %, 72 % of random draws with N = 3, 4, 8 in five dimensions).
 
     Source: Yu et al. 2020, "Gradient Surgery for Multi-Task Learning", arXiv 2001.06782, algorithm 1.
 

@@ -34,9 +34,8 @@ class Static(Homogenizer):
     Differentiable in the rows. State: none. Cost: one read of the rows.
 
     Source: linear scalarization; the row *hyper* of table 4 of RotoGBML (Zhang et al., arXiv 2303.06679) is a fixed
-        weight
-    vector whose values the paper does not give. That it matches adaptive methods when tuned: Kurin et al. 2022 (arXiv
-    2201.04122), Xin et al. 2022 (arXiv 2209.11379).
+    weight vector whose values the paper does not give. That it matches adaptive methods when tuned: Kurin et al. 2022
+    (arXiv 2201.04122), Xin et al. 2022 (arXiv 2209.11379).
 
     Deviations: weights of 1 are 1 here and the mean is taken; LibMTL documents 1/T and uses 1.
 
@@ -80,8 +79,8 @@ class Static(Homogenizer):
             return float(self.weights.get(key.by("domain"), self.weights.get("*", 1.0)))
         if key.slot >= len(self.weights):
             raise OptionError(
-                f"static: `weights` must hold one weight per task; got {len(self.weights)} for task {key.slot} "
-                "(counted from 0). Give more weights, or a dict by domain."
+                f"static: `weights` must hold one weight per task; got {len(self.weights)} for {key.slot + 1} tasks "
+                "or more. Give more weights, or a dict by domain."
             )
         return float(self.weights[key.slot])
 

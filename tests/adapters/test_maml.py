@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import higher
 import pytest
@@ -11,7 +12,7 @@ import torchopt
 from torch import nn
 
 import gradhomog
-from gradhomog import NonfiniteError, OptionError, Task, TaskBatch
+from gradhomog import DataError, NonfiniteError, OptionError, Task, TaskBatch
 from gradhomog_adapters.maml import MAML
 
 INNER = {
@@ -417,11 +418,15 @@ def test_regression_is_scored_by_mean_squared_error():
     [
         ({"inner": "adagard"}, "`inner` must be one of"),
         ({"inner": 3}, "`inner` must be a name"),
+        ({"inner": torch.optim.SGD}, "`inner` must be a name"),
+        ({"inner": torchopt.MetaSGD}, "`inner` must be a name"),
         ({"inner": torchopt.sgd(lr=0.1, momentum=0.9, dampening=0.5)}, "given as a function"),
         ({"inner_lr": 0.0}, "`inner_lr` must be positive"),
-        ({"inner_steps": -1}, "`inner_steps` must not be negative"),
-        ({"test_steps": -1}, "`test_steps` must not be negative"),
+        ({"inner_steps": -1}, "`inner_steps` must be an integer and not negative; got -1"),
+        ({"test_steps": -1}, "`test_steps` must be an integer and not negative"),
         ({"adapt": "body.*"}, r"`adapt` must match.*'body.\*' matches none of encoder.0.weight"),
+        ({"adapt": []}, "`adapt` must hold at least one pattern"),
+        ({"inner_steps": 1.5}, "`inner_steps` must be an integer"),
         ({"norm": "instance"}, "`norm` must be 'batch', 'support' or 'frozen'"),
     ],
 )
@@ -431,6 +436,8 @@ def test_options_that_cannot_be_used_are_refused(options, message):
 
 
 def test_a_network_without_parameters_is_refused():
+    with pytest.raises(OptionError, match=r"`encoder` must be a torch\.nn\.Module; got str"):
+        MAML("encoder", nn.Linear(2, 2))
     with pytest.raises(OptionError, match="at least one parameter"):
         MAML(nn.Identity(), nn.Identity())
 
@@ -454,3 +461,85 @@ def test_a_learner_saved_and_loaded_goes_on_bit_for_bit(text, tmp_path):
         assert torch.equal(first.losses, second.losses)
     for one, two in zip(learner.parameters(), fresh.parameters(), strict=True):
         assert torch.equal(one, two)
+
+
+# -- inputs that showed a defect -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first_order", [False, True])
+def test_a_frozen_encoder_or_one_without_parameters_lets_the_head_learn(first_order):
+    batch = tasks()
+    encoder, head = networks()
+    for parameter in encoder.parameters():
+        parameter.requires_grad_(False)
+    frozen = MAML(encoder, head, inner_lr=0.1, first_order=first_order).rows(batch)
+    assert set(frozen.jacobian) == {"head.weight", "head.bias"}
+    assert float(frozen.feature_cotangents[0].abs().max()) > 0
+    bare = MAML(nn.Identity(), nn.Linear(3, 3).double(), inner_lr=0.1, first_order=first_order).rows(batch)
+    assert float(bare.jacobian["head.weight"].abs().max()) > 0
+
+
+def test_a_parameter_frozen_after_the_learner_was_made_is_a_constant():
+    encoder, head = networks()
+    learner = MAML(encoder, head, inner_lr=0.1)
+    encoder[0].bias.requires_grad_(False)
+    assert "encoder.0.bias" not in learner.rows(tasks()).jacobian
+
+
+def test_a_learner_can_be_copied_and_pickled_after_a_step_with_support_statistics():
+    learner = MAML(*networks(norm=True), "pcgrad", inner_lr=0.1, norm="support")
+    batch = tasks()
+    learner.step(batch, torch.optim.SGD(learner.parameters(), lr=0.1))
+    for other in (copy.deepcopy(learner), pickle.loads(pickle.dumps(learner))):
+        assert other.evaluate(batch) == learner.evaluate(batch)
+
+
+class Twice(nn.Module):
+    """One batch normalization, used twice in a forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3).double()
+
+    def forward(self, x):
+        return self.norm(5 + 3 * self.norm(x))
+
+
+def test_a_normalization_used_twice_replays_each_calls_own_statistics():
+    task = tasks()[0]
+    outputs = {}
+    for norm in ("batch", "support"):
+        torch.manual_seed(0)
+        learner = MAML(Twice(), nn.Linear(3, 3).double(), inner_steps=0, norm=norm)
+        outputs[norm] = learner.predict(task.support_x, task.support_y, task.support_x)
+    torch.testing.assert_close(outputs["support"], outputs["batch"])
+
+
+def test_a_normalization_shared_by_encoder_and_head_keeps_its_running_statistics():
+    shared = nn.BatchNorm1d(3).double()
+    learner = MAML(nn.Sequential(shared), nn.Sequential(shared, nn.Linear(3, 3).double()), inner_lr=0.1)
+    before = shared.running_mean.clone()
+    learner.rows(tasks())
+    assert torch.equal(shared.running_mean, before)
+
+
+def test_frozen_statistics_that_do_not_exist_are_refused():
+    encoder = nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False).double())
+    learner = MAML(encoder, nn.Linear(3, 3).double(), norm="frozen")
+    with pytest.raises(OptionError, match=r"'frozen' needs running statistics; a BatchNorm1d"):
+        learner.evaluate(tasks())
+
+
+def test_tasks_may_come_as_a_list_and_under_inference_mode():
+    learner = MAML(*networks(norm=True), inner_lr=0.1)
+    batch = tasks()
+    with torch.inference_mode():
+        inside = learner.evaluate(
+            [Task(t.support_x + 0, t.support_y, t.query_x + 0, t.query_y, t.domain) for t in batch]
+        )
+    assert inside == learner.evaluate(batch)
+    assert torch.equal(learner.rows(list(batch)).losses, learner.rows(batch).losses)
+    with pytest.raises(DataError, match="at least one task"):
+        learner.evaluate([])
+    with pytest.raises(DataError, match="at least one task"):
+        learner.rows([])

@@ -205,3 +205,67 @@ def test_a_result_is_on_disk_before_the_next_run_starts(small, tmp_path):
 
     compare(load(None, [*SMALL, 'homogenizers=["none", "pcgrad"]']), tmp_path / "out", progress=look)
     assert lengths == [0, 1, 2, 3]
+
+
+def test_workers_that_cannot_start_are_told_and_not_called_a_success(tmp_path):
+    """A script without a main guard: its worker processes run the script instead of a worker."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from pathlib import Path\n"
+        "from gradhomog.bench.compare import compare\nfrom gradhomog.bench.config import load\n"
+        f"outcome = compare(load(None, {[*SMALL, 'workers=2']!r}), Path({str(tmp_path / 'out')!r}))\n"
+        "print(len(outcome.failures), next(iter(outcome.failures.values())))\n",
+        encoding="utf-8",
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert done.stdout.startswith("6 no worker process could start"), done.stdout + done.stderr
+    assert '__name__ == "__main__"' in done.stdout
+
+
+def test_a_candidate_that_fails_leaves_the_choice_to_the_others(distribution, tmp_path):
+    distribution("faulty-dist", FAULTY, plugin="faulty")
+    installed.cache_clear()
+    try:
+        config = load(None, [*SMALL, 'homogenizers=["none", "faulty | pcgrad"]'])
+        outcome = compare(config, tmp_path / "out")
+        again = compare(config, tmp_path / "out", resume=True)
+    finally:
+        installed.cache_clear()
+    for one in (outcome, again):
+        row = one.summary.rows[1]
+        assert (row.label, row.chosen, len(row.seeds)) == ("faulty | pcgrad (tuned)", "pcgrad", 2)
+        assert len(one.failures) == 1
+
+
+def test_an_interrupt_while_workers_start_prints_no_traceback(tmp_path):
+    command = [sys.executable, "-m", "gradhomog", "compare", "--out", str(tmp_path / "out"), "--set", "workers=2"]
+    command += [argument for override in SMALL if "workers" not in override for argument in ("--set", override)]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, text=True
+    )
+    while process.poll() is None and not (tmp_path / "out" / folders.LOG).exists():
+        time.sleep(0.01)
+    time.sleep(0.3)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert "--resume" in errors
+
+
+def test_a_sigterm_to_all_processes_stops_as_an_interrupt_does(whole, tmp_path):
+    """As `timeout` and schedulers send it: the parent is asked to stop, its workers are not killed under it."""
+    overrides = [*SMALL, "workers=2", "train.steps=400"]
+    command = [sys.executable, "-m", "gradhomog", "compare", "--out", str(tmp_path / "out")]
+    command += [argument for override in overrides for argument in ("--set", override)]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, text=True
+    )
+    log = tmp_path / "out" / folders.LOG
+    while process.poll() is None and not (log.exists() and b'"step"' in log.read_bytes()):
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert not any(record["event"] == "failed" for record in ResultLog.read(log))
+    assert list((tmp_path / "out" / "runs").glob("*/checkpoint.pt"))

@@ -13,6 +13,8 @@ from gradhomog.bench import figures
 from gradhomog.bench.figures import style
 from gradhomog.bench.figures.curves import average, running_mean
 from gradhomog.bench.figures.training import mean_cosine, norm_ratio
+from gradhomog.bench.report import write_report
+from gradhomog.bench.results import ResultLog
 from gradhomog.bench.summary import summarize
 from gradhomog.errors import GradhomogError
 from tests.bench.synthetic import METHODS, comparison, result, start
@@ -118,6 +120,17 @@ def test_without_matplotlib_the_error_says_what_to_install(monkeypatch):
     for function in (figures.require_matplotlib, lambda: figures.scores(summarize(comparison(METHODS[:2])))):
         with pytest.raises(GradhomogError, match=r"pip install 'gradhomog\[plot\]'"):
             function()
+
+
+def test_without_matplotlib_the_report_has_its_table_and_says_what_is_missing(tmp_path, monkeypatch, capsys):
+    log = ResultLog(tmp_path / "results.jsonl")
+    for record in comparison(METHODS[:2]):
+        log.append(record)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert len(write_report(tmp_path).rows) == 2
+    assert "<table>" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert (tmp_path / "summary.csv").exists()
+    assert "pip install 'gradhomog[plot]'" in capsys.readouterr().err
 
 
 def test_many_methods_differ_in_colour_or_dashes():

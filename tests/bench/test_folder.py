@@ -1,12 +1,14 @@
 """The output folder: new ones are numbered, foreign ones refused, the right one found again."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
 from gradhomog import ConfigError
 from gradhomog.bench.config import load
-from gradhomog.bench.folder import prepare
+from gradhomog.bench.folder import locked, prepare
 
 
 @pytest.fixture(autouse=True)
@@ -52,3 +54,40 @@ def test_a_folder_that_cannot_be_written_is_told():
     Path("file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
         prepare(load(), Path("file/out"), False, "compare")
+
+
+def test_the_users_own_run_file_is_not_written_over(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text("# mine\nseeds = 1\n", encoding="utf-8")
+    prepare(load(path), tmp_path, False, "compare")
+    assert path.read_text(encoding="utf-8").startswith("# mine")
+
+
+def test_a_mistyped_folder_is_not_resumed_from_nothing(tmp_path):
+    with pytest.raises(ConfigError, match="holds nothing to resume"):
+        prepare(load(), tmp_path / "typo", True, "compare")
+    assert not (tmp_path / "typo").exists()
+
+
+def test_a_gap_or_a_foreign_folder_does_not_hide_the_one_to_resume():
+    config = load(None, ["seeds=1"])
+    folders = [prepare(config, None, False, "train") for _ in range(3)]
+    (folders[0] / "run.toml").unlink()
+    (folders[0] / "results.jsonl").unlink()
+    folders[0].rmdir()
+    (folders[2] / "run.toml").write_text("future_key = 1\n", encoding="utf-8")
+    assert prepare(config, None, True, "train") == folders[1]
+    assert prepare(config, None, False, "train").name == "train-4"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="locks are those of POSIX")
+def test_a_folder_is_written_by_one_process_at_a_time(tmp_path):
+    with locked(tmp_path):
+        code = (
+            "import pathlib\nfrom gradhomog.bench.folder import locked\n"
+            f"with locked(pathlib.Path({str(tmp_path)!r})): pass"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert "another process is writing to" in done.stderr
+    with locked(tmp_path):
+        pass

@@ -25,6 +25,12 @@ def test_every_method_runs_with_every_seed_and_candidates_with_the_first():
     assert [r.seed for r in plan.tuned_runs(config, rows[2], "static")] == [4, 7]
 
 
+def test_the_label_of_a_tuned_row_names_what_it_was_chosen_from():
+    config = load(None, ['homogenizers=["none | pcgrad", "static | pcgrad", "static | static(weights=[1, 2])"]'])
+    labels = [row.label for row in plan.methods(config)]
+    assert labels == ["none | pcgrad (tuned)", "static | pcgrad (tuned)", "static (tuned)"]
+
+
 def test_runs_have_different_folders_and_a_candidate_shares_its_with_the_run_it_becomes():
     config = load(None, ['homogenizers=["none", "static", "static | pcgrad"]', 'learner=["maml", "fomaml"]'])
     rows = plan.methods(config)
@@ -45,7 +51,12 @@ def test_runs_have_different_folders_and_a_candidate_shares_its_with_the_run_it_
         ('["pcgrad(order=3)"]', r'`order` must be one of "random", "fixed"; got 3'),
         ('["pcgrad("]', r"`homogenizers`: expected an option's name"),
         ('["pcgrad", "pcgrad "]', r"names 'pcgrad' twice for maml"),
+        ('["static | pcgrad", "static | pcgrad(seed=1)"]', r"names 'static \| pcgrad \(tuned\)' twice"),
         ('["static | static"]', r"names a candidate twice"),
+        ('["pcgrad |"]', r"expected a pipeline: write 'none'"),
+        ('["| pcgrad"]', r"expected a pipeline: write 'none'"),
+        ('["maml"]', r"no homogenizer is called 'maml'. A learner is called so"),
+        ('["PCGrad"]', r"Did you mean 'pcgrad'\?"),
     ],
 )
 def test_what_cannot_be_made_is_refused_before_anything_is_trained(homogenizers, message):

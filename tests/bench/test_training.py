@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 from gradhomog import ConfigError, DataError
 from gradhomog.bench.config import load
 from gradhomog.bench.plan import Run
-from gradhomog.bench.training import Training, make_learner, streams
+from gradhomog.bench.training import Training, forget_checkpoint, make_learner, streams
 from tests.bench.conftest import SMALL
 
 
@@ -126,3 +127,34 @@ def test_a_domain_that_is_trained_on_is_tested_on_its_test_split_and_another_on_
     unseen = streams(load(None, [*SMALL]), 0)
     assert both.test.split == "test"
     assert unseen.test.split == "all"
+
+
+def test_the_checkpoint_stays_until_the_result_is_on_disk(small, tmp_path):
+    Training(small, Run("maml", "plain", "none", 0), tmp_path, lambda r: None).finish()
+    assert (tmp_path / "checkpoint.pt").exists()
+    forget_checkpoint(tmp_path)
+    forget_checkpoint(tmp_path)
+    assert not (tmp_path / "checkpoint.pt").exists()
+
+
+def test_a_score_that_is_not_finite_is_never_the_better_one(small, tmp_path):
+    training = Training(small, Run("maml", "plain", "none", 0), tmp_path, lambda r: None)
+    assert training._better(0.5, math.nan)
+    assert not training._better(math.nan, 0.5)
+
+
+def test_files_of_one_stem_in_two_folders_are_two_domains(tmp_path):
+    import numpy as np
+
+    paths = [tmp_path / name / "images.npz" for name in ("one", "two", "three")]
+    for seed, path in enumerate(paths):
+        path.parent.mkdir()
+        images = np.random.default_rng(seed).integers(0, 255, (200, 28, 28, 3), dtype=np.uint8)
+        labels = np.repeat(np.arange(20), 10)
+        np.savez(path, images=images, labels=labels, class_names=np.array([f"class {i}" for i in range(20)]))
+    one, two, three = map(str, paths)
+    source = streams(load(None, [f'domains.train=["{one}", "{two}"]', f'domains.test=["{three}"]']), 0)
+    assert source.test.split == "all"
+    assert set(source.train.batch(0).domains) == {one, two}
+    same = streams(load(None, [f'domains.train=["{one}"]', f'domains.test=["{one}"]']), 0)
+    assert same.test.split == "test"

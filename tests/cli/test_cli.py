@@ -124,6 +124,12 @@ def test_a_run_file_is_read_and_the_resolved_one_runs_again_to_the_same_table(tm
         (["compare", "--set", 'learner="maml(norm=3)"'], '`norm` must be one of "batch"'),
         (["compare", "--set", 'domains.train=["nowhere.npz"]'], "nowhere.npz"),
         (["compare", "--set", "device=abacus"], "abacus"),
+        (["compare", "--set", "device=meta"], "meta"),
+        (["compare", "--set", "threads=100000000000"], "`threads` must be at most 1024"),
+        (["compare", "--set", 'learner="maml(encoder=1)"'], "maml has no option 'encoder'"),
+        (["compare", "--set", 'learner="maml(registry=1)"'], "maml has no option 'registry'"),
+        (["compare", "--set", 'learner="maml(adapt=[])"'], "`adapt` must hold at least one pattern"),
+        (["train", "--set", 'homogenizers=["none | pcgrad"]', "--set", "seeds=1"], "`homogenizers` must name one"),
         (["compare", "--resume"], "of this configuration to resume"),
         (["train", "--set", 'homogenizers=["none"]', "--set", "seeds=2"], "`seeds` must name one to train; got [0, 1]"),
         (["report", "nowhere"], "nowhere"),
@@ -160,3 +166,10 @@ def test_a_reader_that_goes_away_is_no_failure():
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
     assert done.returncode == 0
     assert done.stderr == ""
+
+
+def test_an_empty_output_folder_is_refused(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["compare", "--out", ""])
+    assert stop.value.code == 2
+    assert "needs the name of a folder" in capsys.readouterr().err

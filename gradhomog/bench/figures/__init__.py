@@ -4,7 +4,16 @@ Matplotlib (the extra `plot`) is imported when the first figure is drawn, and it
 """
 
 from gradhomog.bench.figures.scores import domain_scores, scores
-from gradhomog.bench.figures.style import require_matplotlib, save
+from gradhomog.bench.figures.style import MissingMatplotlib, require_matplotlib, save
 from gradhomog.bench.figures.training import conflict, validation, weights
 
-__all__ = ["conflict", "domain_scores", "require_matplotlib", "save", "scores", "validation", "weights"]
+__all__ = [
+    "MissingMatplotlib",
+    "conflict",
+    "domain_scores",
+    "require_matplotlib",
+    "save",
+    "scores",
+    "validation",
+    "weights",
+]

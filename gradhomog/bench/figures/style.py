@@ -52,13 +52,17 @@ _STYLE: dict[Any, Any] = {
 }
 
 
+class MissingMatplotlib(GradhomogError):
+    """Figures cannot be drawn because matplotlib is not installed."""
+
+
 def require_matplotlib() -> None:
-    """Raise `GradhomogError` if figures cannot be drawn; to be asked before hours of training."""
+    """Raise `MissingMatplotlib` if figures cannot be drawn; to be asked before hours of training."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as cause:
-        raise GradhomogError(
-            "figures and the HTML report need matplotlib, which is not installed. Run: pip install 'gradhomog[plot]'"
+        raise MissingMatplotlib(
+            "there are no figures: matplotlib is not installed. Run: pip install 'gradhomog[plot]'"
         ) from cause
 
 

@@ -155,7 +155,7 @@ def _lines(
         curve = average([_curve(run, value, smooth) for run in group])
         # The plain learner lies on top: it is what all others are compared to.
         over = 3 if label == PLAIN else 2
-        marker = None if smooth else "o"
+        marker = None if smooth and len(curve.steps) > 2 else "o"  # a line through one point is invisible
         middle, low, high = ([shown(number) for number in line] for line in (curve.middle, curve.low, curve.high))
         panel.plot(
             curve.steps, middle, color=color, linestyle=dashes, label=style.wrapped(label), zorder=over,
