@@ -23,10 +23,9 @@ def apply(observation: Observation, policy: Nonfinite, norms_known: bool) -> tup
         NonfiniteError: the policy is `"raise"` and a task is not finite, or no task is.
     """
     if norms_known:
-        sums = observation.block_squared_norms[1]
-    else:  # NaN or infinite if an entry is; in float64 it cannot overflow by itself
-        sums = torch.stack([b.sum(1, dtype=torch.float64) for b in row_math.blocks(observation.rows).values()])
-    fine = torch.isfinite(sums).all(0)
+        fine = torch.isfinite(observation.block_squared_norms[1]).all(0)
+    else:
+        fine = row_math.finite_tasks(observation.rows)
     if observation.losses is not None:
         fine = fine & torch.isfinite(observation.losses).to(fine.device)
     tasks = len(observation.keys)

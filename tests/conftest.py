@@ -14,8 +14,8 @@ import pytest
 from hypothesis import settings
 
 settings.register_profile("ci", max_examples=40, deadline=None, derandomize=True)
-settings.register_profile("dev", max_examples=40, deadline=None)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev"))
+settings.register_profile("explore", max_examples=400, deadline=None)  # new inputs at every run
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 Distribution = Callable[..., str]
 
