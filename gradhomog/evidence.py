@@ -30,7 +30,7 @@ class TaskKey:
         if not self.domain:
             raise OptionError(
                 "what is held by domain needs to know the domain of every task; "
-                f'slot {self.slot} has none. Pass domains=[...] with the tasks, or use `key="slot"`.'
+                f"slot {self.slot} has none. Pass domains=[...] with the tasks, or hold it by slot."
             )
         return self.domain
 

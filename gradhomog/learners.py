@@ -137,7 +137,11 @@ class Learner(ABC):
         """One meta-step: rows, homogenization, `.grad`, `outer.step()`.
 
         If a task, a homogenizer or the nonfinite policy raises, neither parameters nor optimizer have been touched.
+
+        Raises:
+            OptionError: `outer` is an optimizer of PyTorch that holds none of the learner's parameters.
         """
+        _check_holds(outer, self.parameters())
         batch = batch if isinstance(batch, TaskBatch) else TaskBatch.stack(batch)
         rows = self.rows(batch)
         result = self.homogenizers.homogenize(
@@ -185,6 +189,17 @@ class Learner(ABC):
         if not result.scores:
             raise DataError("`tasks` must hold at least one task to evaluate; got none.")
         return result
+
+
+def _check_holds(outer: OuterOptimizer, parameters: Iterable[Tensor]) -> None:
+    if not isinstance(outer, torch.optim.Optimizer):
+        return  # its parameters are its own affair
+    held = {id(parameter) for group in outer.param_groups for parameter in group["params"]}
+    if held.isdisjoint(id(parameter) for parameter in parameters):
+        raise OptionError(
+            "`outer` holds none of the learner's parameters, so its step would train nothing. "
+            "Make it with learner.parameters()."
+        )
 
 
 def default_loss(outputs: Tensor, targets: Tensor) -> Tensor:

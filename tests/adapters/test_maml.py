@@ -543,3 +543,14 @@ def test_tasks_may_come_as_a_list_and_under_inference_mode():
         learner.evaluate([])
     with pytest.raises(DataError, match="at least one task"):
         learner.rows([])
+
+
+def test_an_outer_optimizer_of_other_parameters_is_refused():
+    learner = MAML(*networks(), inner_lr=0.1)
+    other = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    with pytest.raises(OptionError, match="holds none of the learner's parameters"):
+        learner.step(tasks(), other)
+    some = torch.optim.SGD(learner.head.parameters(), lr=0.1)  # training a part of them is a choice
+    before = learner.encoder[0].weight.clone()
+    learner.step(tasks(), some)
+    assert torch.equal(learner.encoder[0].weight, before)
