@@ -13,8 +13,6 @@ from gradhomog.errors import ConfigError
 from gradhomog.evidence import Evidence, TaskKey
 from gradhomog.rows import Rows
 
-STAGES = ("attach", "transform", "mix", "rows", "update")
-
 
 class Removable(Protocol):
     """What `attach` returns one or more of: a PyTorch hook handle, or anything else with `remove()`."""

@@ -168,17 +168,20 @@ class Learner(ABC):
 
     def predict(self, support_x: Tensor, support_y: Tensor, query_x: Tensor) -> Tensor:
         """Adapt to a support set and return the outputs for `query_x`, with every homogenizer removed."""
-        with self.mode(training=False), torch.inference_mode(False):
-            inputs = [x.clone() if x.is_inference() else x for x in (support_x, support_y, query_x)]
-            return self.adapted_outputs(*inputs).detach()
+        with self.mode(training=False):
+            return self._outputs(support_x, support_y, query_x)
+
+    def _outputs(self, *inputs: Tensor) -> Tensor:
+        """`adapted_outputs` outside the graph, in whatever mode the caller is: the inner loop differentiates."""
+        with torch.inference_mode(False):
+            return self.adapted_outputs(*(x.clone() if x.is_inference() else x for x in inputs)).detach()
 
     def evaluate(self, tasks: TaskBatch | Iterable[Task]) -> Evaluation:
         """Adapt to each task and score its query set, every homogenizer removed; nothing of the learner changes."""
         result = Evaluation()
-        with self.mode(training=False), torch.inference_mode(False):
+        with self.mode(training=False):
             for task in tasks:
-                inputs = [x.clone() if x.is_inference() else x for x in (task.support_x, task.support_y, task.query_x)]
-                outputs = self.adapted_outputs(*inputs).detach()
+                outputs = self._outputs(task.support_x, task.support_y, task.query_x)
                 loss = float(self.loss(outputs, task.query_y))
                 score = accuracy(outputs, task.query_y)
                 if score is None:

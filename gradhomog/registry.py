@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, cast
 
 import pluggy
 
@@ -33,7 +33,6 @@ from gradhomog.options import bind
 from gradhomog.specs import DomainSpec, HomogenizerSpec, LearnerSpec, Spec
 
 Kind = Literal["homogenizers", "learners", "domains"]
-SpecT = TypeVar("SpecT", HomogenizerSpec, LearnerSpec, DomainSpec)
 
 KINDS: dict[Kind, tuple[str, type[Any]]] = {
     "homogenizers": ("gradhomog_homogenizer", HomogenizerSpec),

@@ -28,6 +28,13 @@ class Task:
     query_y: Tensor
     domain: str = ""
 
+    def to(self, device: torch.device | str) -> Task:
+        """Copy to a device."""
+        return Task(
+            self.support_x.to(device), self.support_y.to(device),
+            self.query_x.to(device), self.query_y.to(device), self.domain,
+        )  # fmt: skip
+
 
 @dataclass(frozen=True)
 class TaskBatch:

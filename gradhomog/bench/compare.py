@@ -57,8 +57,8 @@ def compare(
     """
     rows = plan.methods(config)
     source = training.streams(config, config.seed_list[0])
-    for row in rows:
-        training.make_learner(config, Run(row.learner, row.label, row.candidates[0], config.seed_list[0]), source)
+    for learner in config.learners:  # `methods` has made the pipelines
+        training.make_learner(config, Run(learner, "plain", "none", config.seed_list[0]), source)
     path = folders.prepare(config, out, resume, stem)
     with folders.locked(path):
         comparison = _Comparison(config, rows, path, progress)
@@ -115,16 +115,14 @@ class _Comparison:
             self.failures[record["run"]] = record["error"]
         if record["event"] not in KEPT:
             return []
-        method = next((row for row in self.rows if row.label == record.get("label") and row.tuned), None)
-        if method and record["event"] == "result" and record["role"] == "compare":
-            record = {**record, "tuned_from": list(method.candidates), "chosen": record["homogenizers"]}
+        row = next(row for row in self.rows if (row.learner, row.label) == (record["learner"], record["label"]))
+        if row.tuned and record["event"] == "result" and record["role"] == "compare":
+            record = {**record, "tuned_from": list(row.candidates), "chosen": record["homogenizers"]}
         self._append(record)
         if record["event"] == "result":
             self.results[record["run"], record["role"]] = record
             training.forget_checkpoint(self.path / "runs" / record["run"])  # the result is on disk
-        if record["event"] not in ("result", "failed") or record.get("role") == "compare":
-            return []
-        return [run for row in self.rows if row.label == record["label"] for run in self._decide(row)]
+        return self._decide(row) if record.get("role") == "candidate" else []
 
     def _decide(self, row: Method) -> list[Run]:
         """A tuned method's runs once its candidates are known; that of the first seed is the chosen candidate's."""

@@ -24,7 +24,6 @@ from gradhomog.errors import ConfigError
 from gradhomog.learners import Learner
 from gradhomog.registry import installed
 from gradhomog.reports import Evaluation
-from gradhomog.tasks import Task
 
 CHECKPOINT = "checkpoint.pt"
 
@@ -205,17 +204,7 @@ class Training:
         return new > old if self.source.metric == "accuracy" else new < old
 
     def _evaluate(self, stream: EpisodeStream, episodes: int) -> Evaluation:
-        device = self.config.device
-
-        def tasks() -> Any:
-            for index in range(episodes):
-                task = stream.task(index)
-                yield Task(
-                    task.support_x.to(device), task.support_y.to(device),
-                    task.query_x.to(device), task.query_y.to(device), task.domain,
-                )  # fmt: skip
-
-        return self.learner.evaluate(tasks())
+        return self.learner.evaluate(stream.task(index).to(self.config.device) for index in range(episodes))
 
     def _test(self) -> None:
         self.learner.load_state_dict(self.best)

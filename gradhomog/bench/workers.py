@@ -70,10 +70,17 @@ def _make(
             stop, lambda record: emit({"event": "progress", "label": run.label, "seed": run.seed, **record})
         )
     except GradhomogError as error:
-        emit({"event": "failed", "run": run.id, "label": run.label, "seed": run.seed, "error": str(error)})
+        emit(_failure(run, str(error)))
     except Exception:  # a defect of ours or of a plugin's: its traceback is worth keeping
-        error_text = traceback.format_exc()
-        emit({"event": "failed", "run": run.id, "label": run.label, "seed": run.seed, "error": error_text})
+        emit(_failure(run, traceback.format_exc()))
+
+
+def _failure(run: Run, error: str) -> dict[str, Any]:
+    """The record of a run that failed; it says which run as the record `result` does."""
+    return {
+        "event": "failed", "run": run.id, "label": run.label, "learner": run.learner, "seed": run.seed,
+        "role": run.role, "error": error,
+    }  # fmt: skip
 
 
 class _Pool:
@@ -113,7 +120,7 @@ class _Pool:
             )
 
     def _failed(self, run: Run, why: str) -> None:
-        self.handle({"event": "failed", "run": run.id, "label": run.label, "seed": run.seed, "error": why})
+        self.handle(_failure(run, why))
 
     def _start(self) -> None:
         ours, theirs = self.context.Pipe()

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gradhomog.cli._output import add_json, print_json
+
+Run = Callable[[argparse.Namespace], int]
 
 if TYPE_CHECKING:
     from gradhomog.bench.config import Config
 
 
-def add_run_options(command: argparse.ArgumentParser) -> None:
+def add_run_command(commands: Any, name: str, summary: str, description: str | None, run: Run) -> None:
+    """A command that takes a run file, overrides and an output folder."""
+    command = commands.add_parser(
+        name, help=summary, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    command.set_defaults(run=run)
     command.add_argument("run_file", nargs="?", type=Path, metavar="RUN.toml", help="what is left out has a default")
     command.add_argument(
         "--set", action="append", default=[], metavar="a.b=c", dest="overrides", help="override a key of the run file"

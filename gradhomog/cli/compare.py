@@ -9,16 +9,11 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from gradhomog.cli._run_options import add_run_options, execute
+from gradhomog.cli._run_options import add_run_command, execute
 
 
 def add(commands: Any) -> None:
-    command = commands.add_parser(
-        "compare", help="compare homogenizers with the plain learner", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
-    add_run_options(command)
-    command.set_defaults(run=run)
+    add_run_command(commands, "compare", "compare homogenizers with the plain learner", __doc__, run)
 
 
 def run(given: argparse.Namespace) -> int:

@@ -269,3 +269,28 @@ def test_a_sigterm_to_all_processes_stops_as_an_interrupt_does(whole, tmp_path):
     assert process.returncode == 130, errors
     assert not any(record["event"] == "failed" for record in ResultLog.read(log))
     assert list((tmp_path / "out" / "runs").glob("*/checkpoint.pt"))
+
+
+FAULTY_WITH_SEED_1 = FAULTY.replace("self.calls == 5", "self.calls == 5 and __import__('torch').initial_seed() == 1")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_tuned_method_that_fails_with_a_later_seed_is_tried_once(distribution, tmp_path, monkeypatch, workers):
+    """Its failure must not be taken for a candidate's: that would decide the tuning again, and run it again."""
+    distribution("faulty-dist", FAULTY_WITH_SEED_1, plugin="faulty")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))  # for worker processes
+    installed.cache_clear()
+    failures = []
+
+    def watch(record):
+        failures.extend([record] if record["event"] == "failed" else [])
+        assert len(failures) < 3
+
+    try:
+        overrides = [*SMALL, f"workers={workers}", 'homogenizers=["none", "faulty | faulty + static"]', "seeds=3"]
+        outcome = compare(load(None, overrides), tmp_path / "out", progress=watch)
+    finally:
+        installed.cache_clear()
+    assert len(failures) == 1
+    assert "out of ideas" in failures[0]["error"]
+    assert outcome.summary.rows[1].seeds == (0, 2)
