@@ -28,13 +28,13 @@ if TYPE_CHECKING:
         PluginRunError,
         UnknownPluginError,
     )
-    from gradhomog.evidence import Evidence
+    from gradhomog.evidence import Evidence, TaskKey
     from gradhomog.homogenizer import Homogenizer
     from gradhomog.hooks import hookimpl
     from gradhomog.learners import Learner
     from gradhomog.pipelines import Pipeline
     from gradhomog.registry import PluginInfo, Registry
-    from gradhomog.reports import Evaluation, StepReport, TaskRow, TaskRows
+    from gradhomog.reports import Evaluation, StageReport, StepReport, TaskRow, TaskRows
     from gradhomog.rows import Rows
     from gradhomog.solvers import minimum_norm_weights
     from gradhomog.specs import DomainSpec, HomogenizerSpec, LearnerSpec
@@ -61,13 +61,13 @@ _HOMES = {
         "PluginRunError",
         "UnknownPluginError",
     ),
-    "evidence": ("Evidence",),
+    "evidence": ("Evidence", "TaskKey"),
     "homogenizer": ("Homogenizer",),
     "hooks": ("hookimpl",),
     "learners": ("Learner",),
     "pipelines": ("Pipeline",),
     "registry": ("PluginInfo", "Registry"),
-    "reports": ("Evaluation", "StepReport", "TaskRow", "TaskRows"),
+    "reports": ("Evaluation", "StageReport", "StepReport", "TaskRow", "TaskRows"),
     "rows": ("Rows",),
     "solvers": ("minimum_norm_weights",),
     "specs": ("DomainSpec", "HomogenizerSpec", "LearnerSpec"),
@@ -101,9 +101,11 @@ __all__ = [
     "Registry",
     "Rows",
     "Split",
+    "StageReport",
     "StepReport",
     "Task",
     "TaskBatch",
+    "TaskKey",
     "TaskRow",
     "TaskRows",
     "UnknownPluginError",

@@ -48,6 +48,7 @@ class Observation:
         keys: Sequence[TaskKey],
         features: Sequence[Tensor] = (),
         feature_cotangents: Sequence[Tensor] = (),
+        targets: Tensor | None = None,
         *,
         gramian_wanted: bool = True,
     ) -> None:
@@ -56,6 +57,7 @@ class Observation:
         self.keys = tuple(keys)
         self.features = tuple(features)
         self.feature_cotangents = tuple(feature_cotangents)
+        self.targets = targets
         self.gramian_wanted = gramian_wanted
 
     @property
@@ -102,7 +104,7 @@ class Observation:
 class _AtTap(Observation):
     def __init__(self, source: Observation, before: int, after: int) -> None:
         features, cotangents = source.features[before : before + 1], source.feature_cotangents[after : after + 1]
-        super().__init__(source._rows, source.losses, source.keys, features, cotangents)
+        super().__init__(source._rows, source.losses, source.keys, features, cotangents, source.targets)
         self._source = source
 
     @property
@@ -120,7 +122,9 @@ class _AtTap(Observation):
 
 class _Mixed(Observation):
     def __init__(self, source: Observation, mixing: Tensor) -> None:
-        super().__init__(source._rows, source.losses, source.keys, source.features, source.feature_cotangents)
+        super().__init__(
+            source._rows, source.losses, source.keys, source.features, source.feature_cotangents, source.targets
+        )
         self._source, self._mixing = source, mixing
 
     @functools.cached_property
@@ -233,11 +237,17 @@ class Evidence:
         """Derivative of each task's loss by what `transform` returned (or by the encoder's output), same shape."""
         return self._feature(self._declared("features").feature_cotangents, "feature_cotangents")
 
+    @property
+    def targets(self) -> Tensor:
+        """The queries' classes, int64 `[tasks, queries]` (float `[tasks, queries, outputs]` in regression)."""
+        targets = self._declared("features").targets
+        return self._feature(() if targets is None else (targets,), "targets")
+
     def _feature(self, found: Sequence[Tensor], name: str) -> Tensor:
         if not found:
             raise OptionError(
-                f"{self._reader or 'this homogenizer'} needs the tasks' {name}; none were given. "
-                f"Pass {name}=..., a tensor [tasks, queries, features], to combine()."
+                f"{self._reader or 'this homogenizer'} needs the tasks' {name}; none were given. Pass {name}=..., "
+                f"a tensor [tasks, queries{'' if name == 'targets' else ', features'}], to combine()."
             )
         return _visible(found[0])
 

@@ -41,6 +41,7 @@ def apply(observation: Observation, policy: Nonfinite, norms_known: bool) -> tup
         [observation.keys[index] for index in kept],
         [value[kept] for value in observation.features],
         [value[kept] for value in observation.feature_cotangents],
+        None if observation.targets is None else observation.targets[kept],
         gramian_wanted=observation.gramian_wanted,
     )
     return reduced, tuple(kept)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,9 @@ from torch import Tensor, nn
 from gradhomog.errors import ConfigError
 from gradhomog.evidence import Evidence, TaskKey
 from gradhomog.rows import Rows
+
+Part = Literal["support", "query"]
+"""Which inputs of a task the encoder is run on."""
 
 
 class Removable(Protocol):
@@ -37,6 +40,14 @@ class Homogenizer:
         """Change what the encoder computes while training; return handles whose `remove()` undoes it."""
         raise NotImplementedError
 
+    def begin(self, key: TaskKey, part: Part) -> None:
+        """The companion of `attach`: the learner turns to a task's support or query inputs.
+
+        Until the next call every run of the encoder is on these inputs. What is random is drawn once here and then
+        held, so that second-order gradients are those of one function.
+        """
+        raise NotImplementedError
+
     def transform(self, features: Tensor, keys: Sequence[TaskKey]) -> Tensor:
         """Map query features `[tasks, queries, features]` to features of the same shape, differentiably.
 
@@ -55,6 +66,17 @@ class Homogenizer:
     def update(self, evidence: Evidence) -> None:
         """Learn from what this step showed (detached): the homogenizer's own, slower step."""
         raise NotImplementedError
+
+    def measured(self) -> Mapping[str, float | Sequence[float]]:
+        """Numbers about the last step by name, for records and figures: one, or one per task. Not a stage."""
+        return {}
+
+    def maps(self, encoder: nn.Module, inputs: Tensor) -> Mapping[str, Tensor]:
+        """What it does at each place of inputs `[n, *input]`, `[n, height, width]` by name, for figures. Not a stage.
+
+        Leaves the encoder and all state, generators included, as they were.
+        """
+        return {}
 
     def overrides(self, stage: str) -> bool:
         """Whether this homogenizer acts at a stage."""

@@ -14,7 +14,7 @@ from gradhomog.api import pipeline
 from gradhomog.errors import ConfigError, DataError, OptionError
 from gradhomog.evidence import TaskKey
 from gradhomog.pipelines import Pipeline
-from gradhomog.reports import Evaluation, StepReport, TaskRow, TaskRows
+from gradhomog.reports import Evaluation, StageReport, StepReport, TaskRow, TaskRows
 from gradhomog.tasks import Task, TaskBatch
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -64,6 +64,8 @@ class Learner(ABC):
         """Adapt to a task and differentiate its query loss by the parameters.
 
         Must leave parameters and buffers as they were.
+        Calls `self.homogenizers.begin(key, "support")` before the encoder runs on the support set and
+        `self.homogenizers.begin(key, "query")` before it runs on the query set.
         Query features go through `self.homogenizers.transform(features[None], [key])`, and the last tap to the head.
         """
 
@@ -150,6 +152,7 @@ class Learner(ABC):
             domains=batch.domains or None,
             features=rows.features,
             feature_cotangents=rows.feature_cotangents,
+            targets=batch.query_y,
             inspect=True,
         )
         direction = result.direction
@@ -161,8 +164,38 @@ class Learner(ABC):
             parameter.grad = direction[name]
         outer.step()
         return StepReport(
-            rows.losses, rows.accuracies, result.norms, result.cosines, result.weights, result.tasks, batch.domains
-        )
+            rows.losses, rows.accuracies, result.norms, result.cosines, result.weights, result.tasks, batch.domains,
+            [StageReport.of(stage.name, stage.gramian) for stage in result.stages], result.measured,
+        )  # fmt: skip
+
+    def probe(self, batch: TaskBatch | Sequence[Task]) -> list[StageReport]:
+        """The encoder's rows of the same tasks without any homogenizer, with the first, with the first two, and so on.
+
+        What each module does to norms and cosines, also where it acts before rows exist (`attach`, `transform`). All
+        draw the same random numbers; nothing of the learner or its homogenizers changes. Without parameters
+        `encoder.*`, of all rows.
+
+        Cost: one `rows` for each homogenizer that acts before rows exist, and one more.
+        """
+        batch = batch if isinstance(batch, TaskBatch) else TaskBatch.stack(batch)
+        whole, state = self.homogenizers, self.homogenizers.state_dict()
+        pattern = "encoder.*" if any(name.startswith("encoder.") for name in self.named_parameters()) else "*"
+        found: list[StageReport] = []
+        try:
+            for count in range(len(whole) + 1):
+                whole.load_state_dict(state)
+                self.homogenizers = Pipeline(whole.members[:count], whole.nonfinite)
+                if count == 0 or whole.members[count - 1].before_rows:
+                    rows = self.rows(batch)
+                gramian = self.homogenizers.gramian_after(
+                    rows.jacobian, rows.losses, pattern, domains=batch.domains or None, features=rows.features,
+                    feature_cotangents=rows.feature_cotangents, targets=batch.query_y,
+                )  # fmt: skip
+                found.append(StageReport.of(whole.members[count - 1].selector if count else "plain", gramian))
+        finally:
+            self.homogenizers = whole
+            whole.load_state_dict(state)
+        return found
 
     # -- meta-test ---------------------------------------------------------------------------------------------------
 

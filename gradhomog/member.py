@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import gradhomog
 from gradhomog.errors import GradhomogError, PluginRunError
 from gradhomog.evidence import Evidence, TaskKey
-from gradhomog.homogenizer import Homogenizer, Removable
+from gradhomog.homogenizer import Homogenizer, Part, Removable
 from gradhomog.registry import PluginInfo
 from gradhomog.rows import Rows
 from gradhomog.specs import STATISTICS, HomogenizerSpec
@@ -40,6 +40,11 @@ class Member:
     def __str__(self) -> str:
         return str(self.info) if self.info else f"homogenizer {type(self.homogenizer).__name__}"
 
+    @property
+    def before_rows(self) -> bool:
+        """Whether it changes what the rows are, not only what is made of them."""
+        return self.homogenizer.overrides("attach") or self.homogenizer.overrides("transform")
+
     def attach(self, encoder: nn.Module) -> list[Removable]:
         """The handles that undo what was attached: all of them, whether one or several were returned."""
 
@@ -52,6 +57,9 @@ class Member:
             if not hasattr(handle, "remove"):
                 raise self._wrong("attach", "handles with a method `remove`", handle)
         return handles
+
+    def begin(self, key: TaskKey, part: Part) -> None:
+        self._run("begin", key, part)
 
     def transform(self, features: Tensor, keys: Sequence[TaskKey]) -> Tensor:
         changed = self._run("transform", features, keys)
@@ -92,6 +100,9 @@ class Member:
 
     def update(self, evidence: Evidence) -> None:
         self._run("update", evidence)
+
+    def measured(self) -> dict[str, float | Sequence[float]]:
+        return dict(self._run("measured"))
 
     def _run(self, stage: str, *arguments: Any) -> Any:
         return self._call(stage, getattr(self.homogenizer, stage), *arguments)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 
 from gradhomog import expression, finite
 from gradhomog import rows as row_math
-from gradhomog.conflict import cosines
 from gradhomog.errors import (
     ConfigError,
     NotDifferentiableError,
@@ -20,37 +18,10 @@ from gradhomog.errors import (
 )
 from gradhomog.evidence import Evidence, Observation, TaskKey
 from gradhomog.finite import Nonfinite
-from gradhomog.homogenizer import Homogenizer
+from gradhomog.homogenization import Homogenization, Stage
+from gradhomog.homogenizer import Homogenizer, Part
 from gradhomog.member import Member
 from gradhomog.rows import Direction, Rows
-
-
-@dataclass(frozen=True)
-class Homogenization:
-    """What one step came to.
-
-    Attributes:
-        direction: the mean of the homogenized rows, in the structure of one row.
-        tasks: indices of the tasks that took part (all, unless `nonfinite="drop"` dropped some).
-        weights: the share of each of these tasks' own rows in the direction, float64 `[tasks]`: direction =
-            1/N Σ_i weights_i · row_i. None if a stage replaced the rows.
-        gramian: of the rows as given, float64 `[tasks, tasks]`; None unless a stage needed it or `inspect` was asked.
-    """
-
-    direction: Direction
-    tasks: tuple[int, ...]
-    weights: Tensor | None
-    gramian: Tensor | None
-
-    @property
-    def norms(self) -> Tensor | None:
-        """Norms of the rows as given, float64 `[tasks]`."""
-        return None if self.gramian is None else self.gramian.diagonal().clamp_min(0).sqrt()
-
-    @property
-    def cosines(self) -> Tensor | None:
-        """Cosines between the rows as given, float64 `[tasks, tasks]`."""
-        return None if self.gramian is None else cosines(self.gramian)
 
 
 class Pipeline:
@@ -71,6 +42,7 @@ class Pipeline:
         self.members = tuple(members)
         self.nonfinite: Nonfinite = nonfinite
         self._attaching = tuple(m for m in members if m.homogenizer.overrides("attach"))
+        self._beginning = tuple(m for m in members if m.homogenizer.overrides("begin"))
         self._transforming = tuple(m for m in members if m.homogenizer.overrides("transform"))
         self._updating = tuple(m for m in members if m.homogenizer.overrides("update"))
         self._on_rows: tuple[tuple[str, Member], ...] = tuple(
@@ -105,6 +77,11 @@ class Pipeline:
                     stack.callback(handle.remove)
             yield
 
+    def begin(self, key: TaskKey, part: Part) -> None:
+        """Tell what is attached which inputs the encoder runs on from now on."""
+        for member in self._beginning:
+            member.begin(key, part)
+
     def transform(self, features: Tensor, keys: Sequence[TaskKey]) -> list[Tensor]:
         """Pass query features `[tasks, queries, features]` through the `transform` stages.
 
@@ -126,6 +103,7 @@ class Pipeline:
         domains: Sequence[str] | None = None,
         features: Tensor | None = None,
         feature_cotangents: Tensor | None = None,
+        targets: Tensor | None = None,
         create_graph: bool = False,
     ) -> Direction:
         """One whole step: rows in, the direction of the shared parameters out, `update` included.
@@ -136,6 +114,7 @@ class Pipeline:
             losses: `[tasks]`, for the homogenizers that need them.
             domains: one name per task, for state held by domain.
             features, feature_cotangents: `[tasks, queries, features]`, for the homogenizers that learn from them.
+            targets: `[tasks, queries]`, the classes of the queries, for those that tell them apart.
             create_graph: keep the graph from jacobian and losses to the direction. Every homogenizer must claim
                 `differentiable`.
 
@@ -162,6 +141,7 @@ class Pipeline:
             feature_cotangents=(
                 () if feature_cotangents is None else (feature_cotangents,) * (len(self._transforming) + 1)
             ),
+            targets=targets,
             create_graph=create_graph,
         ).direction
 
@@ -173,6 +153,7 @@ class Pipeline:
         domains: Sequence[str] | None = None,
         features: Sequence[Tensor] = (),
         feature_cotangents: Sequence[Tensor] = (),
+        targets: Tensor | None = None,
         create_graph: bool = False,
         inspect: bool = False,
     ) -> Homogenization:
@@ -186,14 +167,15 @@ class Pipeline:
             losses = None if losses is None else losses.detach()
         keys = [TaskKey(slot, domains[slot] if domains else "") for slot in range(tasks)]
         observation = Observation(
-            jacobian, losses, keys, features, feature_cotangents, gramian_wanted=self._needs_gramian or inspect
-        )
+            jacobian, losses, keys, features, feature_cotangents, targets,
+            gramian_wanted=self._needs_gramian or inspect,
+        )  # fmt: skip
         # One mode for all: a statistic that is computed (and cached) without a graph would cut it for later readers.
         with torch.set_grad_enabled(create_graph):
             observation, kept = finite.apply(
                 observation, self.nonfinite, self._needs_gramian or self._needs_norms or inspect
             )
-            current, mixing, replaced, seen = self._act(observation)
+            current, mixing, replaced, seen, stages = self._act(observation, inspect)
             if replaced or mixing is None:
                 direction = row_math.mean(current.rows)
                 weights = None if replaced else torch.ones(len(kept), dtype=torch.float64)
@@ -206,12 +188,36 @@ class Pipeline:
                 member.update(evidence)
         known = "block_gramians" in observation.__dict__
         gramian = observation.gramian().detach() if inspect or known else None
-        return Homogenization(direction, kept, None if weights is None else weights.detach(), gramian)
+        return Homogenization(
+            direction, kept, None if weights is None else weights.detach(), gramian, stages, self._measured()
+        )
 
-    def _act(self, observation: Observation) -> tuple[Observation, Tensor | None, bool, dict[int, Evidence]]:
+    def gramian_after(self, jacobian: Rows, losses: Tensor, parameters: str = "*", **shown: Any) -> Tensor:
+        """The Gramian of the rows after all `mix` and `rows` stages, over the parameters that a glob pattern matches.
+
+        For looking, not for stepping: no `update`, no direction. `shown` as for `homogenize`.
+        """
+        domains = shown.pop("domains", None)
+        keys = [TaskKey(slot, domains[slot] if domains else "") for slot in range(len(losses))]
+        with torch.no_grad():
+            observation, _ = finite.apply(Observation(jacobian, losses, keys, **shown), self.nonfinite, True)
+            return self._act(observation, True)[0].gramian(parameters)
+
+    def _measured(self) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for member in self.members:
+            if values := member.measured():
+                again = sum(name.split("#")[0] == member.selector for name in found)
+                found[f"{member.selector}#{again + 1}" if again else member.selector] = values
+        return found
+
+    def _act(
+        self, observation: Observation, inspect: bool
+    ) -> tuple[Observation, Tensor | None, bool, dict[int, Evidence], list[Stage]]:
         """Run the `mix` and `rows` stages; returns the last observation, the product of the mixings since the rows were
-        given or replaced, whether they were replaced, and the evidence that each member saw."""
+        given or replaced, whether they were replaced, the evidence that each member saw, and each stage's Gramian."""
         current, mixing, replaced = observation, None, False
+        stages: list[Stage] = []
         seen: dict[int, Evidence] = {}
         for stage, member in self._on_rows:
             evidence = self._evidence(current, member)
@@ -223,10 +229,12 @@ class Pipeline:
             else:
                 current = Observation(
                     member.rows(current.rows), current.losses, current.keys, current.features,
-                    current.feature_cotangents, gramian_wanted=self._needs_gramian,
+                    current.feature_cotangents, current.targets, gramian_wanted=self._needs_gramian or inspect,
                 )  # fmt: skip
                 mixing, replaced = None, True
-        return current, mixing, replaced, seen
+            if inspect:
+                stages.append(Stage(member.selector, current.gramian().detach()))
+        return current, mixing, replaced, seen, stages
 
     def _evidence(self, observation: Observation, member: Member) -> Evidence:
         if "features" in member.needs and observation.features:

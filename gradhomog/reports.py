@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
+from gradhomog.conflict import cosines
+
 
 @dataclass
 class TaskRow:
@@ -48,6 +50,29 @@ class TaskRows:
 
 
 @dataclass
+class StageReport:
+    """The tasks' rows after a homogenizer has acted: how long they are, and how far they agree.
+
+    Attributes:
+        name: of the homogenizer, `"plain"` for the rows as they are without any.
+        norms: float64 `[tasks]`.
+        cosines: float64 `[tasks, tasks]`.
+    """
+
+    name: str
+    norms: Tensor
+    cosines: Tensor
+
+    @classmethod
+    def of(cls, name: str, gramian: Tensor) -> StageReport:
+        return cls(name, gramian.diagonal().clamp_min(0).sqrt(), cosines(gramian))
+
+    def record(self) -> dict[str, Any]:
+        """The report as plain lists, for JSON."""
+        return {"name": self.name, "norms": self.norms.tolist(), "cosines": self.cosines.tolist()}
+
+
+@dataclass
 class StepReport:
     """What one training step showed, per task.
 
@@ -59,6 +84,8 @@ class StepReport:
         weights: each row's share in the step (1 is the plain mean); None if a stage replaced the rows.
         tasks: indices of the tasks that took part.
         domains: one name per task.
+        stages: the rows after each homogenizer that changes rows, in order.
+        measured: what the homogenizers tell of the step, by name: rotation angles, drop rates.
     """
 
     losses: Tensor
@@ -68,11 +95,13 @@ class StepReport:
     weights: Tensor | None
     tasks: tuple[int, ...]
     domains: tuple[str, ...]
+    stages: Sequence[StageReport] = ()
+    measured: Mapping[str, Mapping[str, float | Sequence[float]]] = field(default_factory=dict)
 
     def record(self) -> dict[str, Any]:
         """The report as plain lists, for JSON."""
-        values = vars(self).items()
-        return {name: value.tolist() if isinstance(value, Tensor) else value for name, value in values}
+        values = {name: value.tolist() if isinstance(value, Tensor) else value for name, value in vars(self).items()}
+        return {**values, "stages": [stage.record() for stage in self.stages]}
 
 
 @dataclass

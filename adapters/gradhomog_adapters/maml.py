@@ -103,8 +103,10 @@ class MAML(Learner):
     def task_row(self, task: Task, key: Any) -> TaskRow:
         network, buffers = self._network, self._network.buffers()
         meta = network.parameters()
+        self.homogenizers.begin(key, "support")
         adapted = self._adapt(meta, buffers, task.support_x, task.support_y, self.inner_steps, not self.first_order)
         with self._replay(adapted, buffers, task.support_x):
+            self.homogenizers.begin(key, "query")
             features = network.encode(adapted, buffers, task.query_x)
             if not features.requires_grad:  # a frozen encoder: its features are where the derivatives end
                 features = features.detach().requires_grad_()

@@ -20,7 +20,7 @@ from gradhomog.bench.results import ResultLog
 from gradhomog.bench.summary import Summary
 from gradhomog.registry import installed
 
-KEPT = frozenset({"step", "validation", "result", "failed"})
+KEPT = frozenset({"step", "probe", "validation", "result", "failed"})
 
 
 @dataclass

@@ -4,7 +4,10 @@ Every record has an `event`. What is written, and read back:
 
 * `start`: `time`, `config`, `rows` (`learner` and `label` of each), `versions`, `machine`; one per invocation.
 * `step`: `run`, `step`, and what `StepReport` holds: `losses`, `accuracies`, `norms`, `cosines`, `weights`, `tasks`,
-  `domains`.
+  `domains`, `stages` (`name`, `norms`, `cosines` of the rows after each homogenizer that changes rows) and `measured`
+  (by homogenizer, numbers by name).
+* `probe`: `run`, `step` and `stages`: the encoder's rows of one batch without any homogenizer ("plain"), with the
+  first, with the first two, and so on, at the same parameters; only where a homogenizer acts before rows exist.
 * `validation`: `run`, `step`, `score`, `half_width`.
 * `result`: `run`, `label`, `learner`, `homogenizers`, `seed`, `role` ("compare" or "candidate"), `metric`, `scores`,
   `losses` and `domains` (one per test task), `validation`, `best_step`, `steps`, `seconds`, `step_seconds`; a tuned
@@ -134,7 +137,7 @@ def plain(value: Any) -> Any:
 
 
 def _identity(record: Record, index: int) -> tuple[Any, ...]:
-    if record["event"] not in ("step", "validation", "result"):
+    if record["event"] not in ("step", "probe", "validation", "result"):
         return (index,)
     # A tuning's winner has two results under one run: as a candidate and as the row of the table.
     return record["event"], record.get("run"), record.get("role"), record.get("step")

@@ -192,6 +192,9 @@ class Training:
         scores = report.losses if report.accuracies is None else report.accuracies
         progress({**identity, "loss": float(report.losses.mean()), "score": float(scores.mean())})
         if self.done % train.validate_every == 0 or self.done == train.steps:
+            if any(member.before_rows for member in self.learner.homogenizers.members):
+                stages = [stage.record() for stage in self.learner.probe(batch)]
+                self.emit({"event": "probe", **identity, "stages": stages})
             result = self._evaluate(self.source.validation, train.validation_episodes)
             self.emit({"event": "validation", **identity, "score": result.mean, "half_width": result.half_width})
             if self.best_score is None or self._better(result.mean, self.best_score):

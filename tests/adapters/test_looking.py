@@ -1,0 +1,124 @@
+"""What a learner tells of a step: which inputs the encoder runs on, the rows after each stage, probes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import gradhomog
+from gradhomog import Homogenizer, Task
+from gradhomog_adapters.maml import MAML
+
+
+def tasks(count=3, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    draw = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
+    return [Task(draw(6, 4), torch.arange(6) % 3, draw(9, 4), torch.arange(9) % 3, f"domain {i}") for i in range(count)]
+
+
+def learner(homogenizers, **options):
+    torch.manual_seed(0)
+    encoder = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU())
+    return MAML(encoder, nn.Linear(8, 3), homogenizers, inner_steps=2, **options)
+
+
+class Journal(Homogenizer):
+    """Notes what it is told and how many inputs the encoder then runs on."""
+
+    def __init__(self):
+        self.notes = []
+
+    def attach(self, encoder):
+        return encoder.register_forward_hook(lambda module, args, output: self.notes.append(len(args[0])))
+
+    def begin(self, key, part):
+        self.notes.append((key.slot, key.domain, part))
+
+
+class Halved(Homogenizer):
+    def transform(self, features, keys):
+        return features / 2
+
+    def measured(self):
+        return {"factor": 0.5}
+
+
+class Noise(Homogenizer):
+    """Scales features by a random factor from a generator of its own."""
+
+    carried = ("generator",)
+
+    def __init__(self):
+        self.generator = torch.Generator().manual_seed(0)
+        self.drawn = []
+
+    def transform(self, features, keys):
+        self.drawn.append(float(torch.rand(1, generator=self.generator)))
+        return features * self.drawn[-1]
+
+
+@pytest.mark.parametrize("norm", ["batch", "support"])
+def test_what_is_attached_is_told_of_every_change_between_support_and_query(norm):
+    journal = Journal()
+    learner([journal], norm=norm).rows(tasks(2))
+    replayed = [6] if norm == "support" else []  # the support set once more, for its statistics
+    expected = []
+    for slot in range(2):
+        expected += [(slot, f"domain {slot}", "support"), 6, 6, *replayed, (slot, f"domain {slot}", "query"), 9]
+    assert journal.notes == expected
+
+
+def test_nothing_is_told_at_meta_test():
+    journal = Journal()
+    learner([journal]).evaluate(tasks(1))
+    assert journal.notes == []
+
+
+def test_a_step_tells_the_rows_after_each_stage_and_what_homogenizers_measured():
+    model = learner([Halved(), "static(weights=[1, 2, 3])", "pcgrad", Halved()])
+    report = model.step(tasks(), torch.optim.SGD(model.parameters(), lr=0.1))
+    assert [stage.name for stage in report.stages] == ["static", "pcgrad"]
+    torch.testing.assert_close(report.stages[0].norms, report.norms * torch.tensor([1, 2, 3]).double() / 2)
+    torch.testing.assert_close(report.stages[0].cosines, report.cosines)
+    assert dict(report.measured) == {"Halved": {"factor": 0.5}, "Halved#2": {"factor": 0.5}}
+    assert report.record()["stages"][1]["name"] == "pcgrad"
+
+
+def test_a_probe_shows_the_encoders_rows_with_each_prefix_of_the_pipeline():
+    model = learner([Halved(), "static(weights=[1, 2, 3])"])
+    batch = tasks()
+    plain, halved, weighted = model.probe(batch)
+    assert [plain.name, halved.name, weighted.name] == ["plain", "Halved", "static"]
+    for found, homogenizers in ((plain, None), (halved, [Halved()])):
+        rows = learner(homogenizers).rows(batch).jacobian
+        flat = torch.cat([rows[name].flatten(1) for name in rows if name.startswith("encoder.")], dim=1).double()
+        torch.testing.assert_close(found.norms, flat.norm(dim=1), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(weighted.norms, halved.norms * torch.tensor([1, 2, 3]).double() / 2)
+
+
+def test_a_probe_draws_the_same_numbers_for_every_prefix_and_changes_nothing():
+    noise = Noise()
+    model = learner([noise, "pcgrad", "gradnorm"])
+    before = model.state_dict()
+    model.probe(tasks())
+    assert noise.drawn[:3] == noise.drawn[-3:]
+    after = model.state_dict()
+    assert torch.equal(before["homogenizers"]["0:Noise"]["generator"], after["homogenizers"]["0:Noise"]["generator"])
+    assert before["homogenizers"]["2:gradnorm"] == after["homogenizers"]["2:gradnorm"]
+    for part in ("encoder", "head"):
+        assert all(torch.equal(before[part][name], after[part][name]) for name in before[part])
+
+
+def test_targets_reach_the_homogenizers_that_read_features():
+    class Reader(Homogenizer):
+        def update(self, evidence):
+            self.seen = evidence.targets
+
+    reader = Reader()
+    model = learner([reader])
+    batch = tasks()
+    model.step(batch, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert torch.equal(reader.seen, torch.stack([task.query_y for task in batch]))
+    with pytest.raises(gradhomog.OptionError, match=r"needs the tasks' targets.*\[tasks, queries\]"):
+        gradhomog.pipeline([Reader()]).combine(torch.eye(2))
