@@ -1,0 +1,70 @@
+"""Feature gradients of tasks as vectors that can be compared: pooled over queries, by class, or one by one."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gradhomog import OptionError
+
+Pool = Literal["task", "class", "sample"]
+
+
+def pooled(cotangents: Tensor, pool: Pool, targets: Tensor | None = None) -> Tensor:
+    """Gradients of the losses by the features, `[tasks, queries, m]`, summed up to `[tasks, vectors, m]`, float64.
+
+    `"task"`: over all queries; `"class"`: over the queries of each class; `"sample"`: not at all.
+    """
+    cotangents = cotangents.double()
+    if pool == "task":
+        return cotangents.sum(dim=1, keepdim=True)
+    if pool == "sample":
+        return cotangents
+    if targets is None or targets.is_floating_point():
+        raise OptionError('rotate: `pool="class"` needs the classes of the queries; these targets are no classes.')
+    members = torch.nn.functional.one_hot(targets, int(targets.max()) + 1).to(cotangents)
+    return members.transpose(1, 2) @ cotangents
+
+
+def unit(vectors: Tensor) -> Tensor:
+    """Each vector divided by its length; zero stays zero."""
+    norms = vectors.norm(dim=-1, keepdim=True)
+    return torch.where(norms > 0, vectors / torch.where(norms > 0, norms, torch.ones_like(norms)), 0.0)
+
+
+def matched(vectors: Tensor) -> Tensor:
+    """For each task an order `[tasks, vectors]` in which its unit vectors fit those of the tasks before it best.
+
+    Class 3 of one task has nothing to do with class 3 of another. Greedy: the pair with the largest cosine to the
+    sum of those matched so far is taken first.
+    """
+    tasks, count, _ = vectors.shape
+    orders, total = [torch.arange(count, device=vectors.device)], vectors[0].clone()
+    for task in range(1, tasks):
+        cosines = unit(total) @ vectors[task].T
+        order = torch.zeros(count, dtype=torch.int64, device=vectors.device)
+        for _ in range(count):
+            place, chosen = divmod(int(cosines.argmax()), count)
+            order[place] = chosen
+            cosines[place, :] = cosines[:, chosen] = -torch.inf
+        total += vectors[task][order]
+        orders.append(order)
+    return torch.stack(orders)
+
+
+def mean_cosine(vectors: Tensor) -> float:
+    """Mean over pairs of tasks, and over vectors, of the cosines of unit vectors `[tasks, vectors, m]`."""
+    tasks = vectors.shape[0]
+    if tasks < 2:
+        return 1.0
+    total = vectors.sum(0).square().sum(-1) - vectors.square().sum((0, 2))
+    return float(total.mean() / (tasks * (tasks - 1)))
+
+
+def pooled_energy(cotangents: Tensor) -> float:
+    """‖Σ_q g_q‖² / (queries · Σ_q ‖g_q‖²) in [0, 1], mean over tasks: what pooling leaves of the gradients' energy."""
+    whole = cotangents.double().square().sum((1, 2)) * cotangents.shape[1]
+    left = cotangents.double().sum(1).square().sum(1)
+    return float(torch.where(whole > 0, left / torch.where(whole > 0, whole, 1.0), 0.0).mean())

@@ -1,0 +1,79 @@
+"""Rotation of the rows themselves: each task's gradient turns towards the mean direction by an angle."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from gradhomog import Evidence, Homogenizer, HomogenizerSpec, OptionError, hookimpl
+
+# Rows closer than this to the mean direction, or to its opposite, span no plane with it, in float64.
+PARALLEL = 1e-9
+
+
+class RotateRows(Homogenizer):
+    """Each row g_i is turned, in the plane of g_i and the mean direction v, towards v; its norm is kept.
+
+    u_i = g_i/‖g_i‖,  v = Σ_j u_j / ‖Σ_j u_j‖,  θ_i = ∠(u_i, v),  α_i = min(θ_i, max_angle)
+    row_i = ‖g_i‖ (sin(θ_i − α_i) u_i + sin(α_i) v) / sin θ_i,  an N × N mixing matrix of the Gramian
+
+    What `rotate` wants to do to the encoder's gradients through features, done to the gradients.
+
+    Args:
+        max_angle: in [0, π], radians. π aligns all rows but those opposite to v; 0 is the plain learner.
+
+    Differentiable in the rows, but where an angle reaches the cap. A zero row, one opposite to v, and all rows where
+    Σ u_j = 0 are left as they are. State: none. Cost: one Gramian and one read of the rows; O(N²).
+
+    Source: none as such: equation 6 of RotoGBML (Zhang et al. 2023, arXiv 2303.06679) for gradients ∇_θ instead of ∇_z,
+    which the paper names and leaves for its size; in the span of N rows it has none.
+
+    The step stays in the span of the rows: orthogonal ones, as those of few-shot tasks nearly are, end with weights in
+    the ratio 1/‖g_i‖ and a longer step.
+
+    >>> import torch, gradhomog
+    >>> gradhomog.pipeline("rotate_rows").combine(torch.tensor([[3.0, 0.0], [0.0, 1.0]]))
+    tensor([1.4142, 1.4142])
+    """
+
+    def __init__(self, max_angle: float = math.pi) -> None:
+        if not 0 <= max_angle <= math.pi:
+            raise OptionError(f"rotate_rows: `max_angle` must be in [0, π] radians; got {max_angle!r}.")
+        self.max_angle = max_angle
+
+    def mix(self, evidence: Evidence) -> Tensor:
+        norms, cosines = evidence.norms(), _cosines(evidence)
+        size = cosines.sum()  # ‖Σ u_j‖²: unit rows
+        there = norms > 0
+        if not bool(size > PARALLEL * len(norms)):
+            return torch.ones_like(norms)
+        share = there.to(norms) / size.sqrt()  # v = Σ_j share_j u_j
+        to_mean = (cosines @ share).clamp(-1, 1)
+        sines = (1 - to_mean.square()).clamp_min(0)
+        turns = there & (sines > PARALLEL**2)
+        sine = torch.where(turns, sines, 1.0).sqrt()
+        angle = torch.atan2(torch.where(turns, sine, 0.0), to_mean)
+        turn = angle.clamp(max=self.max_angle)
+        own = torch.where(turns, torch.sin(angle - turn) / sine, 1.0)
+        other = torch.where(turns, torch.sin(turn) / sine, 0.0)
+        inverse = torch.where(there, 1 / torch.where(there, norms, 1.0), 0.0)
+        return torch.diag(own) + (norms * other)[:, None] * (share * inverse)[None, :]
+
+
+def _cosines(evidence: Evidence) -> Tensor:
+    gramian, norms = evidence.gramian(), evidence.norms()
+    safe = torch.where(norms > 0, norms, 1.0)
+    return gramian / safe[:, None] / safe[None, :]
+
+
+@hookimpl
+def gradhomog_homogenizer() -> HomogenizerSpec:
+    return HomogenizerSpec(
+        factory=RotateRows,
+        summary="turns each task's gradient towards their mean direction, by at most an angle",
+        reference="after Zhang et al. 2023, arXiv 2303.06679, equation 6",
+        traits={"differentiable", "permutation_equivariant", "scale_equivariant"},
+        needs={"gramian", "norms"},
+    )

@@ -1,0 +1,79 @@
+"""Rotation of the rows: exactly a rotation of each, by at most the angle, as far as the mean direction."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+import gradhomog
+from tests.strategies import jacobians
+
+
+def mixing(text, rows):
+    """The homogenized rows, by the mixing matrix that the stage returns."""
+    pipe = gradhomog.pipeline(text)
+    return gradhomog.rows.mix(rows, pipe.members[0].mix(gradhomog.Evidence(_observation(rows))))
+
+
+def _observation(rows):
+    from gradhomog.evidence import Observation
+
+    return Observation(rows, None, [gradhomog.TaskKey(slot) for slot in range(len(rows))])
+
+
+@given(rows=jacobians(params=(3, 12)), angle=st.floats(0, math.pi))
+def test_norms_are_kept_and_rows_turn_by_at_most_the_angle_towards_the_mean_direction(rows, angle):
+    mean = torch.nn.functional.normalize(rows, dim=1).sum(0)
+    assume(mean.norm() > 1e-3)
+    turned = mixing(f"rotate_rows(max_angle={angle})", rows)
+    torch.testing.assert_close(turned.norm(dim=1), rows.norm(dim=1), rtol=1e-7, atol=1e-12)
+    for old, new in zip(rows, turned, strict=True):
+        if old.norm() == 0:
+            continue
+        theta, left = (float(torch.atan2((x / x.norm() - (x / x.norm() @ mean) * mean / mean.norm() ** 2).norm(),
+                       x / x.norm() @ mean / mean.norm())) for x in (old, new))  # fmt: skip
+        opposite = math.pi - theta < 1e-6
+        assert left == pytest.approx(theta if opposite else max(theta - angle, 0), abs=1e-5)
+
+
+@given(rows=jacobians(tasks=(2, 5), params=(6, 10), degenerate=False))
+def test_each_row_is_turned_by_a_rotation_of_parameter_space(rows):
+    """Against the explicit rotation matrix, made by the exponential of a generator of the plane."""
+    unit = torch.nn.functional.normalize(rows, dim=1)
+    mean = torch.nn.functional.normalize(unit.sum(0), dim=0)
+    assume(unit.sum(0).norm() > 1e-2)
+    turned = mixing("rotate_rows(max_angle=0.2)", rows)
+    for old, new, u in zip(rows, turned, unit, strict=True):
+        across = mean - (mean @ u) * u
+        theta = math.atan2(float(across.norm()), float(mean @ u))
+        assume(1e-3 < theta < math.pi - 1e-3)
+        across = across / across.norm()
+        generator = torch.outer(across, u) - torch.outer(u, across)
+        expected = torch.matrix_exp(min(theta, 0.2) * generator) @ old
+        torch.testing.assert_close(new, expected, rtol=1e-8, atol=1e-9 * float(old.norm()))
+
+
+@given(rows=jacobians(tasks=(2, 5), params=(6, 10), degenerate=False))
+def test_complete_rotation_leaves_no_conflict_and_no_difference_of_direction(rows):
+    assume(torch.nn.functional.normalize(rows, dim=1).sum(0).norm() > 1e-2)
+    turned = torch.nn.functional.normalize(mixing("rotate_rows", rows), dim=1)
+    cosines = turned @ turned.T
+    torch.testing.assert_close(cosines, torch.ones_like(cosines), rtol=1e-6, atol=0)
+
+
+def test_no_angle_is_the_plain_learner_and_opposite_rows_are_left():
+    rows = torch.tensor([[1.0, 2.0], [3.0, -1.0]], dtype=torch.float64)
+    torch.testing.assert_close(mixing("rotate_rows(max_angle=0)", rows), rows)
+    opposite = torch.tensor([[1.0, 2.0], [-2.0, -4.0]], dtype=torch.float64)
+    torch.testing.assert_close(mixing("rotate_rows", opposite), opposite)
+    lone = torch.tensor([[1.0, 0], [1.0, 0], [-1.0, 0]], dtype=torch.float64)  # opposite to the mean: no plane
+    torch.testing.assert_close(mixing("rotate_rows", lone), lone)
+
+
+def test_a_wrong_angle_is_refused():
+    with pytest.raises(gradhomog.OptionError, match=r"`max_angle` must be in \[0, π\]"):
+        gradhomog.pipeline("rotate_rows(max_angle=-1.0)")
