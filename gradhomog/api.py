@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gradhomog.finite import Nonfinite
     from gradhomog.homogenizer import Homogenizer
     from gradhomog.learners import Learner
+    from gradhomog.member import Member
     from gradhomog.pipelines import Pipeline
 
     Entry = str | tuple[str, Mapping[str, Any]] | Homogenizer
@@ -38,6 +39,8 @@ def pipeline(
     registry: Registry | None = None,
 ) -> Pipeline:
     """Homogenizers by name, with options, in order.
+
+    A preset, whose factory returns entries instead of a homogenizer, is spliced in place.
 
     Args:
         what: text such as `"isi + reweight(beta=1.5)"`; or a list of names, `(name, options)` and `Homogenizer`
@@ -65,35 +68,41 @@ def pipeline(
     if not isinstance(what, (str, Sequence, type(None))):
         raise OptionError(f"a pipeline is a text or a list of names and Homogenizer objects; got {what!r}.")
     entries: Sequence[Entry] = [*expression.parse(what)] if isinstance(what, str) else list(what or [])
-    members = []
+    members: list[Member] = []
+    named: list[tuple[str, dict[str, Any]]] = []  # as the user wrote it
     for entry in entries:
         if isinstance(entry, Homogenizer):
             members.append(Member(entry, type(entry).__name__, {}))
+            named.append((type(entry).__name__, {}))
             continue
         if isinstance(entry, str):
-            named = expression.parse(entry)
-            if not named and len(entries) > 1:
+            found = expression.parse(entry)
+            if not found and len(entries) > 1:
                 raise OptionError(f"'none' is the empty pipeline and cannot be combined; got {entries!r}.")
-            members += [_member(registry or installed(), selector, options) for selector, options in named]
         elif (
             isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str) and isinstance(entry[1], Mapping)
         ):
-            members.append(_member(registry or installed(), entry[0], entry[1]))
+            found = [(entry[0], dict(entry[1]))]
         else:
             raise OptionError(f"a pipeline is made of names, (name, options) and Homogenizer objects; got {entry!r}.")
-    return Pipeline(members, nonfinite or "raise")
+        for selector, options in found:
+            members += _members(registry or installed(), selector, options)
+            named.append((selector, options))
+    return Pipeline(members, nonfinite or "raise", expression.render(named))
 
 
-def _member(registry: Registry, selector: str, options: Mapping[str, Any]) -> Any:
+def _members(registry: Registry, selector: str, options: Mapping[str, Any]) -> list[Member]:
     from gradhomog.homogenizer import Homogenizer
     from gradhomog.member import Member
     from gradhomog.specs import HomogenizerSpec
 
     info, spec, made = registry.make("homogenizers", selector, options)
+    if isinstance(made, Sequence) and not isinstance(made, str):
+        return list(pipeline(made, registry=registry).members)
     if not isinstance(made, Homogenizer):
         raise PluginRunError(f"{info} must make a gradhomog.Homogenizer; its factory returned {type(made).__name__}.")
     assert isinstance(spec, HomogenizerSpec)
-    return Member(made, selector, dict(options), info, spec)
+    return [Member(made, selector, dict(options), info, spec)]
 
 
 def learner(

@@ -31,15 +31,17 @@ class Pipeline:
         members: in the order in which their stages act.
         nonfinite: what to do with a task whose loss or row holds NaN or infinity: `"raise"` a `NonfiniteError` naming
             it and leave all state untouched, or `"drop"` it and take the mean over the others.
+        text: what the user wrote, where that is not the names of the members.
     """
 
-    def __init__(self, members: Sequence[Member] = (), nonfinite: Nonfinite = "raise") -> None:
+    def __init__(self, members: Sequence[Member] = (), nonfinite: Nonfinite = "raise", text: str | None = None) -> None:
         if nonfinite not in ("raise", "drop"):
             raise OptionError(f"`nonfinite` must be 'raise' or 'drop'; got {nonfinite!r}.")
         objects = [id(member.homogenizer) for member in members]
         if len(set(objects)) < len(objects):
             raise OptionError("a pipeline must not hold the same homogenizer object twice; make a second one.")
         self.members = tuple(members)
+        self._text = text
         self.nonfinite: Nonfinite = nonfinite
         self._attaching = tuple(m for m in members if m.homogenizer.overrides("attach"))
         self._beginning = tuple(m for m in members if m.homogenizer.overrides("begin"))
@@ -55,6 +57,8 @@ class Pipeline:
         self._needs_norms = any("norms" in m.needs for m in reading)
 
     def __str__(self) -> str:
+        if self._text is not None:
+            return self._text
         return expression.render([(member.selector, dict(member.options)) for member in self.members])
 
     def __repr__(self) -> str:

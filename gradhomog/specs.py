@@ -5,7 +5,7 @@ No torch here: `gradhomog show` and the registry read these without it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -46,15 +46,15 @@ class HomogenizerSpec:
     """Returned by the hook `gradhomog_homogenizer`.
 
     Attributes:
-        factory: called with the user's options as keywords; returns a `Homogenizer`. Its signature *is* the list of
-            options.
+        factory: called with the user's options as keywords; returns a `Homogenizer`, or, as a preset, a list of entries
+            as `gradhomog.pipeline` takes them. Its signature *is* the list of options.
         summary: one line for `gradhomog list`.
         reference: where the method comes from: authors, year, DOI or arXiv number.
         traits: claims, from `TRAITS`.
         needs: statistics read in any stage, from `STATISTICS`. Reading one that is not declared is an error.
     """
 
-    factory: Callable[..., Homogenizer]
+    factory: Callable[..., Homogenizer | Sequence[Any]]
     summary: str
     reference: str = ""
     traits: Set[str] = field(default_factory=frozenset)

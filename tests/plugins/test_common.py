@@ -18,6 +18,9 @@ METHODS = [
     "gradnorm", "gradnorm(alpha=0, key='domain')",
     "mgda", "mgda(normalize='l2')", "mgda(normalize='loss+', zero_rows='drop')",
     "reweight(lr=0.1)", "reweight(solver='fixed_point', max_weight=2)", "reweight(beta=0, key='domain', scale='norm')",
+    "rotate(lr=0.1)", "rotate(parameterization='geodesic', variant='paper', lr=0.1)",
+    "rotate_rows", "rotate_rows(max_angle=0.3)",
+    "rotogbml(isi=false, rotate={'lr': 0.1})",
 ]  # fmt: skip
 
 
@@ -26,8 +29,14 @@ def combine(text, rows, steps=1):
     pipe = gradhomog.pipeline(text)
     domains = [f"domain {index}" for index in range(len(rows))]
     for _ in range(steps):
-        direction = pipe.combine(rows, losses=losses, domains=domains)
+        direction = pipe.combine(rows, losses=losses, domains=domains, **shown(rows))
     return direction
+
+
+def shown(rows):
+    """For those that learn from features: one query per task, whose gradients are like the rows."""
+    features = rows.detach()[:, None, :]
+    return {"features": features, "feature_cotangents": features}
 
 
 def claims(text, trait):
@@ -103,7 +112,9 @@ def test_the_direction_is_differentiable_in_rows_and_losses(text, tasks):
 
     def direction(jacobian, values):
         # A fresh pipeline: gradcheck calls many times, and the orders and weights must be those of the first step.
-        return gradhomog.pipeline(text).combine(jacobian, losses=values, domains=domains, create_graph=True)
+        return gradhomog.pipeline(text).combine(
+            jacobian, losses=values, domains=domains, create_graph=True, **shown(jacobian)
+        )
 
     assert torch.autograd.gradcheck(direction, (rows, losses))
     assert torch.autograd.gradgradcheck(direction, (rows, losses))

@@ -1,0 +1,54 @@
+"""RotoGBML whole: invariant self-information, rotation and reweighting, as one name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from gradhomog import HomogenizerSpec, hookimpl
+
+
+def rotogbml(
+    isi: bool | Mapping[str, Any] = True,
+    rotate: bool | Mapping[str, Any] = True,
+    reweight: bool | Mapping[str, Any] = True,
+    key: Literal["slot", "domain"] = "slot",
+    variant: Literal["corrected", "paper"] = "corrected",
+) -> list[tuple[str, dict[str, Any]]]:
+    """`isi + rotate + reweight`, each with its defaults, with options, or not at all.
+
+    Args:
+        isi, rotate, reweight: true, false, or a table of options, such as `reweight={"beta": 0.1}`.
+        key: what rotations and weights are held by; `"domain"` where each task is of a known domain.
+        variant: of `rotate` and `reweight`; `"paper"` is equations 4 to 6 to the letter.
+
+    With all three switched off it is the plain learner, bit for bit. A preset: the pipeline holds the modules
+    themselves, and reports tell what each of them does.
+
+    Source: Zhang et al. 2023 (RotoGBML), arXiv 2303.06679, algorithm 1. Deviations: those of the modules; see each.
+
+    >>> import gradhomog
+    >>> pipe = gradhomog.pipeline("rotogbml(isi=false, reweight={'beta': 0.1})")
+    >>> pipe, [type(homogenizer).__name__ for homogenizer in pipe]
+    (Pipeline('rotogbml(isi=false, reweight={"beta": 0.1})', nonfinite='raise'), ['Rotate', 'Reweight'])
+    """
+    held: dict[str, Any] = {"key": key, "variant": variant}
+    modules: list[tuple[str, bool | Mapping[str, Any], dict[str, Any]]] = [
+        ("isi", isi, {}), ("rotate", rotate, held), ("reweight", reweight, held),
+    ]  # fmt: skip
+    return [
+        (name, {**common, **(own if isinstance(own, Mapping) else {})})
+        for name, own, common in modules
+        if own is not False
+    ]
+
+
+@hookimpl
+def gradhomog_homogenizer() -> HomogenizerSpec:
+    return HomogenizerSpec(
+        factory=rotogbml,
+        summary="isi, rotate and reweight together (RotoGBML)",
+        reference="Zhang et al. 2023, arXiv 2303.06679, algorithm 1",
+        traits={"stateful", "stochastic", "scale_equivariant"},
+        needs={"losses", "norms", "features"},
+    )
