@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gradhomog.api import available, domain, learner, pipeline
-    from gradhomog.conflict import conflict_rate, cosines, magnitude_similarity
+    from gradhomog.conflict import conflict_rate, cosines, distance_bound, distances, magnitude_similarity
     from gradhomog.domains import Domain, Split
     from gradhomog.errors import (
         AmbiguousPluginError,
@@ -44,7 +44,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "api": ("available", "domain", "learner", "pipeline"),
-    "conflict": ("conflict_rate", "cosines", "magnitude_similarity"),
+    "conflict": ("conflict_rate", "cosines", "distance_bound", "distances", "magnitude_similarity"),
     "domains": ("Domain", "Split"),
     "errors": (
         "AmbiguousPluginError",
@@ -112,6 +112,8 @@ __all__ = [
     "available",
     "conflict_rate",
     "cosines",
+    "distance_bound",
+    "distances",
     "domain",
     "hookimpl",
     "learner",

@@ -1,13 +1,18 @@
 """What to look at before homogenizing: how far the tasks' gradients differ in direction and in size.
 
-All three read a Gramian `[..., tasks, tasks]`, so they cost nothing beside it; all are differentiable where defined.
+The measures read a Gramian `[..., tasks, tasks]`, so they cost nothing beside it; all but the rate are differentiable
+where defined. `distance_bound` says how far the gradients of two distributions can be apart at all.
 """
 
 from __future__ import annotations
 
+import math
+from typing import Literal
+
 import torch
 from torch import Tensor
 
+from gradhomog.errors import OptionError
 from gradhomog.rows import safe_sqrt
 
 
@@ -41,3 +46,128 @@ def conflict_rate(gramian: Tensor) -> Tensor:
     tasks = gramian.shape[-1]
     pairs = max(tasks * (tasks - 1), 1)
     return (gramian < 0).sum(dim=(-2, -1)).double() / pairs
+
+
+def distances(gramian: Tensor) -> Tensor:
+    """Distances between rows by the law of cosines, `[..., tasks, tasks]` ≥ 0; the diagonal is exactly 0.
+
+    d_ij² = n_i² + n_j² − 2 n_i n_j cos(g_i, g_j),  taken as (G_ii − G_ij) + (G_jj − G_ij)
+
+    Both differences are exact for nearly equal rows (Sterbenz), so nothing is lost beyond the Gramian's own rounding u:
+    d_ij² is right to some 4u (G_ii + G_jj). Rows nearer than about 3√u of their norm (3e-8 in float64, 7e-4 where the
+    Gramian was multiplied in float32) are therefore not told from equal ones; subtract the rows where that matters.
+
+    Differentiable; the derivative at distance zero is taken as zero. Cost: O(tasks²).
+
+    Source: Zhang et al. 2023 (RotoGBML), arXiv 2303.06679, section "Theoretical Analysis". Deviation: the paper infers
+    that homogenizing brings *every* pair nearer; equal norms alone can move two tasks apart (0.2 → 6.8 for the norms
+    0.1, 0.1 and 10 made equal to their mean): `tests/theory/test_law_of_cosines.py` has what is true.
+
+    >>> distances(torch.tensor([[9.0, 0.0], [0.0, 16.0]]))
+    tensor([[0., 5.],
+            [5., 0.]])
+
+    Raises:
+        OptionError: `gramian` is not square in its last two dimensions.
+    """
+    if gramian.dim() < 2 or gramian.shape[-1] != gramian.shape[-2]:
+        raise OptionError(
+            f"`gramian` must have shape [..., tasks, tasks]; got {tuple(gramian.shape)}. Of rows it is rows @ rows.T."
+        )
+    squares = gramian.diagonal(dim1=-2, dim2=-1)
+    return safe_sqrt((squares.unsqueeze(-1) - gramian) + (squares.unsqueeze(-2) - gramian))
+
+
+def distance_bound(
+    total_variation: Tensor | float,
+    gradient_bound: float,
+    smoothness: float,
+    inner_lr: float,
+    inner_steps: int = 1,
+    *,
+    first_order: bool = True,
+    support_variation: Tensor | float | None = None,
+    hessian_smoothness: float | None = None,
+    variant: Literal["corrected", "paper"] = "corrected",
+) -> Tensor:
+    """The largest distance of two tasks' rows that the total variation of their distributions allows: Theorem 4.1.
+
+    first order:            d_ij ≤ 2 G min{(1 + ηL)^τ δ, 1}
+    through one inner step: d_ij ≤ 2 G min{((1 + ηL)² + ηL) δ, 1 + ηL}
+    `variant="paper"`:      d_ij ≤ 4 η G L δ,  as printed, which is false
+
+    Rows are gradients of the expected query loss after τ steps of gradient descent on the expected support loss. The
+    bound also holds for the difference of *expected* rows over sampled support and query sets of any size. It does not
+    hold for the rows of two independently sampled tasks: those differ even if δ = 0.
+
+    Args:
+        total_variation: δ in [0, 1], `[...]`; sup_A |P_i(A) − P_j(A)|, half the 1-norm for discrete distributions.
+        gradient_bound: G ≥ 0, on ‖∇ℓ(ψ, x)‖ for all ψ and x.
+        smoothness: L ≥ 0, on ‖∇²ℓ(ψ, x)‖.
+        inner_lr: η ≥ 0.
+        inner_steps: τ ≥ 0.
+        first_order: rows as FOMAML forms them; False: through the inner loop, as MAML does.
+        support_variation: δ of the support sets, where it is another; `total_variation` is then that of the query sets.
+        hessian_smoothness: ρ ≥ 0, ‖∇²ℓ(ψ, x) − ∇²ℓ(ψ', x)‖ ≤ ρ ‖ψ − ψ'‖. Needed through two inner steps or more:
+            with G and L alone no multiple of δ bounds d_ij there.
+        variant: the corrected bound, or the printed one, which is the same for every τ and both orders.
+
+    Returns:
+        The bound, float64 `[...]`. Differentiable in the total variations. Cost: O(τ) of their size.
+
+    Source: Zhang et al. 2023 (RotoGBML), arXiv 2303.06679, theorem 4.1. Deviation: the printed bound vanishes with η
+    while the query distributions still differ; derivation: docs/decisions/0007-theorem-4-1.md.
+
+    >>> distance_bound(1.0, gradient_bound=1.0, smoothness=1.0, inner_lr=0.01)
+    tensor(2., dtype=torch.float64)
+    >>> distance_bound(1.0, gradient_bound=1.0, smoothness=1.0, inner_lr=0.01, variant="paper")  # d = 0.888 exists
+    tensor(0.0400, dtype=torch.float64)
+
+    Raises:
+        OptionError: an argument is out of range, or `hessian_smoothness` is needed.
+    """
+    steps = inner_steps
+    for name, value in (
+        ("gradient_bound", gradient_bound),
+        ("smoothness", smoothness),
+        ("inner_lr", inner_lr),
+        ("hessian_smoothness", hessian_smoothness or 0.0),
+    ):
+        if not 0 <= value < math.inf:
+            raise OptionError(f"`{name}` must be finite and not negative; got {value!r}.")
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+        raise OptionError(f"`inner_steps` must be an integer of at least 0; got {steps!r}.")
+    if variant not in ("corrected", "paper"):
+        raise OptionError(f'`variant` must be one of "corrected", "paper"; got {variant!r}.')
+    query = _variation("total_variation", total_variation)
+    support = query if support_variation is None else _variation("support_variation", support_variation)
+    rate = inner_lr * smoothness
+    if variant == "paper":
+        return 4 * rate * gradient_bound * query
+    try:
+        growth = math.expm1(steps * math.log1p(rate))  # (1 + ηL)^τ − 1, exact for small ηL
+    except OverflowError:
+        raise OptionError(
+            f"(1 + `inner_lr` · `smoothness`)^`inner_steps` must be a float; (1 + {rate:g})^{steps} overflows."
+        ) from None
+    gradients = 2 * gradient_bound * (query + growth * support)
+    if first_order:
+        return gradients.clamp(max=2 * gradient_bound)
+    if steps > 1 and hessian_smoothness is None:
+        raise OptionError(
+            f"`hessian_smoothness` is needed with `first_order=False` and {steps} inner steps: without it no multiple "
+            "of the total variation bounds the distance. Give it, or take `first_order=True` or `inner_steps=1`."
+        )
+    apart, hessians = torch.zeros_like(support), torch.zeros_like(support)  # ‖ψ_i − ψ_j‖, Σ ‖H_i − H_j‖ along the loop
+    for _ in range(steps):
+        hessians = hessians + (2 * smoothness * support + (hessian_smoothness or 0.0) * apart).clamp(max=2 * smoothness)
+        apart = (1 + rate) * apart + 2 * inner_lr * gradient_bound * support
+    through = inner_lr * (1 + growth) / (1 + rate) * hessians * gradient_bound
+    return ((1 + growth) * gradients + through).clamp(max=2 * gradient_bound * (1 + growth))
+
+
+def _variation(name: str, value: Tensor | float) -> Tensor:
+    variation = torch.as_tensor(value, dtype=torch.float64)
+    if not bool(((variation >= 0) & (variation <= 1)).all()):
+        raise OptionError(f"`{name}` must be in [0, 1]; got {value!r}.")
+    return variation

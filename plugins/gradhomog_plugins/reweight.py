@@ -10,6 +10,8 @@ from torch import Tensor
 
 from gradhomog import Evidence, Homogenizer, HomogenizerSpec, OptionError, hookimpl
 
+# Of norms that were summed in float32.
+ROUNDING = 1e-6
 # Adam's published constants; the gradient is divided by the mean norm first, so that 1e-8 is relative.
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
 
@@ -36,7 +38,7 @@ class Reweight(Homogenizer):
             otherwise take all of N and drag the common norm to zero.
         scale: `"mean"`: Σω = N, also the paper's; `"norm"`: Σ ω_i G_i = Σ G_i, the mean norm is kept.
         variant: `"paper"` is equations 4 and 5 to the letter (I_i = L̂_i / Σ L̂, raw ω, no normalisation), with
-            `solver="gradient"`. It shrinks all weights to zero when tasks agree.
+            `solver="gradient"`. It shrinks all weights to zero when tasks agree. Its Adam sees absolute gradients.
 
     Differentiable in rows and losses with `"fixed_point"`, in the rows with the others. Only norms are needed: no
     second backward. State of `"gradient"`: a and Adam's moments by key. A task without gradient keeps weight one.
@@ -102,12 +104,15 @@ class Reweight(Homogenizer):
             return
         norms = self._norms(evidence)
         weights = self._leader_weights(evidence).to(norms.device)
-        mean = (weights * norms).mean()
+        weighted = weights.abs() * norms
+        mean = weighted.mean()
         if not mean > 0:
             return  # no task has a gradient: nothing to balance
-        slope = torch.sign(weights * norms - mean * self._targets(evidence, norms)) * norms / mean
-        if self.variant == "corrected":  # through ω = N softmax(a)
-            slope = weights * (slope - (weights * slope).mean())
+        gap = weighted - mean * self._targets(evidence, norms)
+        # Equal up to rounding is equal: the sign of a rounding error would move the weights by a whole step.
+        slope = torch.where(gap.abs() > ROUNDING * mean, torch.sign(gap), 0.0) * torch.sign(weights) * norms
+        if self.variant == "corrected":  # relative, so that a common factor changes nothing; through ω = N softmax(a)
+            slope = weights * (slope - (weights * slope).mean()) / mean
         gradient: dict[str, float] = {}
         for key, value in zip(evidence.by(self.key), slope.tolist(), strict=True):
             gradient[key] = gradient.get(key, 0.0) + value  # two tasks of one key move it together

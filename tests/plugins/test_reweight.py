@@ -64,14 +64,6 @@ def test_a_common_factor_of_the_losses_changes_nothing(values, factor):
         torch.testing.assert_close(plain, scaled, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.1, 1.5])
-def test_the_leader_converges_to_the_fixed_point(beta):
-    norms, losses = [4.0, 1.0, 0.5, 2.0], [1.0, 2.0, 0.5, 1.5]
-    exact = weights(f"reweight(beta={beta}, solver='fixed_point')", norms, losses)
-    found = weights(f"reweight(beta={beta}, lr=0.005)", norms, losses, steps=1500)
-    torch.testing.assert_close(found, exact, rtol=0.05, atol=0)
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_the_leaders_first_step_follows_a_double_backward_through_the_norms(seed):
     generator = torch.Generator().manual_seed(seed)
@@ -201,3 +193,13 @@ def test_identical_tasks_leave_the_meta_step_of_the_plain_learner_unchanged(solv
 def test_what_cannot_be_weighed_is_refused(text, losses, message):
     with pytest.raises(OptionError, match=message):
         gradhomog.pipeline(text).combine(torch.eye(2), losses=losses)
+
+
+def test_norms_that_are_equal_up_to_rounding_move_no_weight():
+    # The sign of a rounding error is a sign: found by weights of 0.986 after four steps at lr=0.3.
+    rows = torch.randn(3, 40, generator=torch.Generator().manual_seed(0))
+    rows = torch.nn.functional.normalize(rows, dim=1) * (1 + 1e-7 * torch.arange(3.0))[:, None]
+    pipe = gradhomog.pipeline("reweight(lr=0.3)")
+    for _ in range(4):
+        found = pipe.homogenize(rows, torch.ones(3)).weights
+    assert found.tolist() == [1, 1, 1]

@@ -1,0 +1,168 @@
+"""The paper's second claim: homogenizing sizes and directions shortens the distances between task gradients.
+
+True for two tasks, for equal cosines, for the sum of squares nearly always, and for every pair once directions agree;
+false for every pair in general.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+import gradhomog
+from gradhomog import OptionError, distances
+from tests.strategies import jacobians
+
+MEANS = {  # the common norm: reweight's scales, `"norm"` and `"mean"`
+    "norm": lambda norms: norms.mean(),
+    "mean": lambda norms: 1 / (1 / norms).mean(),
+}
+
+
+def equalised(rows, scale="norm"):
+    """The rows as RotoGBML's reweighting leaves them at its fixed point with β = 0: of one norm."""
+    pipe = gradhomog.pipeline(f"reweight(beta=0, solver='fixed_point', scale='{scale}')")
+    return pipe.homogenize(rows).weights[:, None] * rows
+
+
+def sum_of_squares(rows):
+    return float(torch.cdist(rows, rows).square().sum())
+
+
+def random_rows(seed, tasks=4, params=6):
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(tasks, params, generator=generator, dtype=torch.float64)
+    return rows * 10 ** (2 * torch.rand(tasks, 1, generator=generator, dtype=torch.float64) - 1)
+
+
+@given(jacobians(tasks=(1, 6)))
+def test_the_law_of_cosines_is_an_identity(rows):
+    found = distances(rows @ rows.T)
+    squares = rows.square().sum(1)
+    exact = (rows[:, None] - rows[None]).square().sum(-1)
+    assert float(((found.square() - exact).abs() / (squares[:, None] + squares).clamp(min=1e-300)).max()) < 2e-15
+    assert (found.diagonal() == 0).all()
+
+
+def test_nothing_is_lost_beyond_the_gramians_own_rounding():
+    """Rows of length 2²⁶ and 2²⁶ + 1: an exact Gramian, whose trace is no float."""
+    long, longer = 2.0**26, 2.0**26 + 1
+    gramian = torch.tensor([[long * long, long * longer], [long * longer, longer * longer]], dtype=torch.float64)
+    assert float(distances(gramian)[0, 1]) == 1
+    assert float(gramian[0, 0] + gramian[1, 1] - 2 * gramian[0, 1]) == 0  # the textbook order
+
+
+def test_nearly_equal_rows_are_told_apart_down_to_the_stated_rounding():
+    generator = torch.Generator().manual_seed(0)
+    row, step = torch.nn.functional.normalize(torch.randn(2, 1000, generator=generator, dtype=torch.float64), dim=1)
+    for length in (1e-2, 1e-4, 1e-6):
+        rows = torch.stack([row, row + length * step])
+        found = float(distances(rows @ rows.T)[0, 1])
+        assert abs(found**2 - length**2) < 4 * 2**-53 * 2 * (1 + length) ** 2
+        assert found == pytest.approx(length, rel=1e-3)
+
+
+def test_distances_have_gradients_that_are_zero_at_distance_zero():
+    rows = random_rows(0).requires_grad_()
+    assert torch.autograd.gradcheck(lambda r: distances(r @ r.T).triu(1), rows)
+    equal = torch.ones(2, 3, dtype=torch.float64, requires_grad=True)
+    distances(equal @ equal.T).sum().backward()
+    assert equal.grad.tolist() == [[0.0] * 3] * 2
+
+
+def test_distances_scale_with_the_rows_and_take_batches():
+    rows = torch.stack([random_rows(seed) for seed in range(3)])
+    found = distances(rows @ rows.mT)
+    torch.testing.assert_close(found, torch.cdist(rows, rows), rtol=1e-7, atol=1e-7)
+    for factor in (1e-18, 1e18):
+        torch.testing.assert_close(
+            distances((factor * rows) @ (factor * rows).mT) / factor, found, rtol=1e-7, atol=1e-7
+        )
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 3)])
+def test_what_is_no_gramian_is_refused(shape):
+    with pytest.raises(OptionError, match=r"`gramian` must have shape \[..., tasks, tasks\]; got \(.*rows @ rows.T"):
+        distances(torch.zeros(shape))
+
+
+def test_equal_norms_alone_can_move_two_tasks_apart():
+    """Norms (0.1, 0.1, 10), the small ones opposite, made equal to their mean 3.4: d_12 grows from 0.2 to 6.8."""
+    rows = torch.tensor([[0.1, 0.0], [-0.1, 0.0], [0.0, 10.0]], dtype=torch.float64)
+    before, after = distances(rows @ rows.T), distances((new := equalised(rows)) @ new.T)
+    assert new.norm(dim=1).tolist() == pytest.approx([3.4] * 3)
+    assert float(before[0, 1]) == pytest.approx(0.2)
+    assert float(after[0, 1]) == pytest.approx(6.8)
+    assert sum_of_squares(new) < sum_of_squares(rows)  # the others came nearer by more
+
+
+@pytest.mark.parametrize("scale", MEANS)
+@given(rows=jacobians(tasks=(2, 2), params=(2, 6)))
+def test_two_tasks_always_come_nearer(scale, rows):
+    assume(bool((rows.norm(dim=1) > 0).all()))
+    new = equalised(rows, scale)
+    assert new.norm(dim=1).tolist() == pytest.approx([float(MEANS[scale](rows.norm(dim=1)))] * 2)
+    assert float((new[0] - new[1]).norm()) <= float((rows[0] - rows[1]).norm()) + 1e-9 * float(rows.norm())
+
+
+@pytest.mark.parametrize("scale", MEANS)
+@given(seed=st.integers(0, 2**31), tasks=st.integers(2, 6), share=st.floats(0, 1))
+def test_the_sum_of_squares_shrinks_where_all_pairs_have_one_cosine(scale, seed, tasks, share):
+    """N Σ n_i² − |Σ g_i|² falls by (N − 1 + cos)(Σ n_i² − N n̄²) at least; orthogonal rows among them."""
+    cosine = -1 / (tasks - 1) + share * (1 + 1 / (tasks - 1))
+    gramian = torch.full((tasks, tasks), cosine, dtype=torch.float64).fill_diagonal_(1)
+    values, vectors = torch.linalg.eigh(gramian)
+    generator = torch.Generator().manual_seed(seed)
+    norms = 10 ** (2 * torch.rand(tasks, 1, generator=generator, dtype=torch.float64) - 1)
+    rows = norms * (vectors * values.clamp(min=0).sqrt())
+    assert sum_of_squares(equalised(rows, scale)) <= sum_of_squares(rows) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("scale", MEANS)
+def test_the_sum_of_squares_shrinks_for_nearly_all_random_rows(scale):
+    shrunk = sum(sum_of_squares(equalised(rows, scale)) < sum_of_squares(rows) for rows in map(random_rows, range(500)))
+    assert shrunk >= 0.98 * 500
+
+
+def test_the_sum_of_squares_can_grow_too():
+    """Nine equal rows, and a tiny one against them that is made as large as they are."""
+    rows = torch.tensor([[1.0]] * 9 + [[-0.01]], dtype=torch.float64)
+    assert sum_of_squares(equalised(rows)) > 3 * sum_of_squares(rows)
+
+
+@given(jacobians(tasks=(2, 6), params=(2, 8)))
+def test_every_distance_vanishes_once_norms_are_equal_and_rotation_is_complete(rows):
+    norms = rows.norm(dim=1)
+    assume(bool((norms > 0).all()))
+    new = equalised(rows)
+    mean = float(norms.mean())
+    target = torch.zeros_like(rows[0])
+    target[0] = mean
+    # A reflection takes each row to the common direction; like a rotation it changes no norm.
+    rotated = []
+    for row in new:
+        axis = row - target
+        length = float(axis @ axis)
+        rotated.append(row - 2 * axis * (axis @ row) / length if length > 1e-18 * mean**2 else row)
+    aligned = torch.stack(rotated)
+    assert float(distances(aligned @ aligned.T).max()) < 1e-7 * mean  # √rounding, as `distances` states
+    assert float((aligned - target).abs().max()) < 1e-7 * mean
+
+
+@given(seed=st.integers(0, 2**31), shares=st.tuples(st.floats(0, 1), st.floats(0, 1)))
+def test_with_equal_norms_every_pair_comes_nearer_as_all_turn_to_one_direction_of_a_plane(seed, shares):
+    """On the half circle around the common direction; the distance is 2 n sin(half the angle)."""
+    generator = torch.Generator().manual_seed(seed)
+    angles = math.pi * (torch.rand(5, generator=generator, dtype=torch.float64) - 0.5)
+    less, more = sorted(shares)
+
+    def turned(share):
+        now = (1 - share) * angles
+        rows = torch.stack([now.cos(), now.sin()], 1)
+        return distances(rows @ rows.T)
+
+    assert (turned(more) <= turned(less) + 1e-7).all()

@@ -1,0 +1,144 @@
+"""What RotoGBML's reweighting must leave alone, on whole steps; its options and formulas are in tests/plugins."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gradhomog
+from tests.strategies import jacobians
+
+DOMAINS = [f"domain {index}" for index in range(6)]
+TEXTS = [
+    "reweight(beta=0, solver='fixed_point')",
+    "reweight(beta=1.5, solver='fixed_point')",
+    "reweight(beta=1.5, solver='fixed_point', max_weight=1.2)",
+    "reweight(beta=0.1, lr=0.3, key='domain')",
+]
+
+
+def losses_for(rows, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(len(rows), generator=generator, dtype=torch.float64) + 0.05
+
+
+def play(text, rows, losses, steps=4, order=None):
+    """The last of several steps on the same rows, which may come in another order with every step."""
+    pipe = gradhomog.pipeline(text)
+    for step in range(steps):
+        now = torch.arange(len(rows)) if order is None else order[step]
+        domains = [DOMAINS[index] for index in now]
+        last = pipe.homogenize(rows[now], losses[now], domains=domains)
+    return last.weights[now.argsort()], last.direction
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@given(rows=jacobians(), seed=st.integers(0, 99))
+def test_no_weight_is_negative_and_they_sum_to_the_number_of_tasks(text, rows, seed):
+    """In float32, zero, duplicate and opposite rows among them."""
+    weights, _ = play(text, rows.float(), losses_for(rows, seed))
+    assert float(weights.min()) > 0
+    assert float(weights.sum()) == pytest.approx(len(rows), rel=1e-6)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@given(seed=st.integers(0, 2**31), tasks=st.integers(1, 6), loss=st.floats(1e-3, 1e3))
+def test_tasks_that_agree_in_size_and_loss_take_the_plain_step_whatever_their_directions(text, seed, tasks, loss):
+    generator = torch.Generator().manual_seed(seed)
+    signs = torch.randint(0, 2, (tasks, 5), generator=generator) * 2.0 - 1
+    # Of one norm to the last bit: the leader steps by signs, also by that of a rounding error.
+    rows = signs * torch.randn(5, generator=generator, dtype=torch.float64)
+    weights, direction = play(text, rows, torch.full((tasks,), loss, dtype=torch.float64))
+    torch.testing.assert_close(weights, torch.ones_like(weights), rtol=1e-6, atol=0)
+    torch.testing.assert_close(direction, rows.mean(0), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@given(rows=jacobians(), exponent=st.integers(-60, 60), losses_exponent=st.integers(-30, 30))
+def test_a_common_factor_of_rows_or_losses_does_not_change_the_weights(text, rows, exponent, losses_exponent):
+    losses = losses_for(rows)
+    plain, _ = play(text, rows, losses)
+    scaled, _ = play(text, rows * 2.0**exponent, losses * 2.0**losses_exponent)
+    torch.testing.assert_close(scaled, plain, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@given(rows=jacobians(tasks=(2, 6)), seed=st.integers(0, 2**31))
+def test_permuting_the_tasks_permutes_their_weights_and_nothing_else(text, rows, seed):
+    """The leader's state too, where it is held by domain: the order is another with every step."""
+    generator = torch.Generator().manual_seed(seed)
+    order = [torch.randperm(len(rows), generator=generator) for _ in range(4)]
+    losses = losses_for(rows)
+    (plain, direction), (turned, turned_direction) = play(text, rows, losses), play(text, rows, losses, order=order)
+    torch.testing.assert_close(turned, plain, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(turned_direction, direction, rtol=1e-9, atol=1e-12 * float(rows.abs().max()))
+
+
+@given(seed=st.integers(0, 2**31), beta=st.sampled_from([0.1, 0.5, 1.5]))
+def test_a_task_with_the_larger_loss_gets_the_larger_weighted_gradient(seed, beta):
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(5, 8, generator=generator, dtype=torch.float64) * torch.tensor([[9.0], [3], [1], [0.3], [0.1]])
+    losses = losses_for(rows, seed)
+    weights, _ = play(f"reweight(beta={beta}, solver='fixed_point')", rows, losses)
+    weighted = weights * rows.norm(dim=1)
+    assert weighted.argsort().tolist() == losses.argsort().tolist()
+
+
+def test_the_step_is_the_gradient_of_the_reweighted_loss_with_the_weights_held_fixed():
+    """Equation 1 of the paper: 1/N Σ ω_i L_i, through the whole computation at once."""
+    theta, losses, rows = tasks_of(0)
+    weights, direction = play("reweight(beta=1.5, solver='fixed_point')", rows, losses.detach())
+    (expected,) = torch.autograd.grad((weights * losses).mean(), theta)
+    torch.testing.assert_close(direction, expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1, 1.5])
+def test_the_leader_with_falling_rates_converges_to_the_closed_form_within_a_hundredth(beta):
+    norms, losses = torch.tensor([4.0, 1.0, 0.5, 2.0]), torch.tensor([1.0, 2.0, 0.5, 1.5])
+    exact, _ = play(f"reweight(beta={beta}, solver='fixed_point')", norms.diag(), losses, steps=1)
+    state = None
+    for rate, steps in ((0.05, 150), (0.01, 100), (0.002, 100), (0.0005, 100)):
+        pipe = gradhomog.pipeline(f"reweight(beta={beta}, lr={rate})")
+        if state is not None:
+            pipe.load_state_dict(state)
+        for _ in range(steps):
+            found = pipe.homogenize(norms.diag(), losses).weights
+        state = pipe.state_dict()
+    torch.testing.assert_close(found, exact, rtol=1e-2, atol=0)
+
+
+def tasks_of(seed, equal=False):
+    """Four small losses of one parameter vector, their graph, and their rows."""
+    generator = torch.Generator().manual_seed(seed)
+    theta = torch.randn(5, generator=generator, dtype=torch.float64, requires_grad=True)
+    maps = torch.randn(1 if equal else 4, 6, 5, generator=generator, dtype=torch.float64).expand(4, -1, -1)
+    factors = torch.ones(4) if equal else torch.tensor([1.0, 4.0, 0.2, 2.0])
+    losses = (maps @ theta).tanh().square().sum(1) * factors
+    rows = torch.stack([torch.autograd.grad(loss, theta, retain_graph=True)[0] for loss in losses])
+    return theta, losses, rows
+
+
+@pytest.mark.parametrize("beta", [0.1, 1.5])
+@pytest.mark.parametrize("equal", [False, True])
+def test_the_papers_variant_is_equations_4_and_5_by_a_double_backward(beta, equal):
+    """Raw ω, I = L̂ / Σ L̂, ḡ constant, Adam; tasks that agree lose all of their weight, in step."""
+    theta, losses, rows = tasks_of(1, equal)
+    omega = torch.ones(4, dtype=torch.float64, requires_grad=True)
+    adam = torch.optim.Adam([omega], lr=0.01)
+    pipe = gradhomog.pipeline(f"reweight(beta={beta}, variant='paper', lr=0.01)")
+    for _ in range(150):
+        found = pipe.homogenize(rows, losses.detach()).weights
+        torch.testing.assert_close(found, omega.detach(), rtol=1e-9, atol=1e-12)
+        terms = (weight * loss for weight, loss in zip(omega, losses, strict=True))
+        weighted = torch.stack([torch.autograd.grad(term, theta, create_graph=True)[0].norm() for term in terms])
+        mean = weighted.mean().detach()
+        targets = mean * (losses / losses.sum()).detach() ** beta
+        (slope,) = torch.autograd.grad((weighted - targets).abs().sum(), omega)
+        omega.grad = slope
+        adam.step()
+    assert float(found.min()) < 0.1  # the raw weights fall to zero, and may go below
+    if equal:
+        assert float(found.max()) < 0.05
+        torch.testing.assert_close(found, found[:1].expand(4))

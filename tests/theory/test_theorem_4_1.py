@@ -1,0 +1,309 @@
+"""Theorem 4.1 of RotoGBML: the corrected bound holds and is sharp, the printed one is false.
+
+Rows are exact: expectations over discrete distributions, the inner loop by autograd. Derivation:
+docs/decisions/0007-theorem-4-1.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradhomog import OptionError, distance_bound
+
+
+@dataclass(frozen=True)
+class Family:
+    """Losses of one parameter vector and one point (a, c) with known constants, everywhere."""
+
+    loss: object
+    smoothness: float  # L; the gradient bound G is 1 for all
+    hessian_smoothness: float  # ρ
+
+    def expected(self, psi, points, chances):
+        return chances @ self.loss(psi, *points)
+
+
+def pseudo_huber(psi, a, c):
+    return (1 + (psi - 3 * c[:, None] * a).square().sum(1)).sqrt()
+
+
+def logistic(psi, a, c):
+    return torch.nn.functional.softplus(a @ psi + c)
+
+
+def sine(wave):
+    return lambda psi, a, c: torch.cos(wave * (a @ psi + c)) / wave
+
+
+# The largest third derivatives on a line: of √(1+t²) at t = 1/2, of softplus, and of the sine.
+FAMILIES = {
+    "pseudo_huber": Family(pseudo_huber, 1.0, 1.5 / 1.25**2.5),
+    "logistic": Family(logistic, 0.25, 1 / (6 * math.sqrt(3))),
+    "sine": Family(sine(1.0), 1.0, 1.0),
+    "fast sine": Family(sine(8.0), 8.0, 64.0),
+}
+
+
+def row(family, psi, points, support, query, lr, steps, first_order):
+    """g = ∇_ψ of the expected query loss after `steps` of gradient descent on the expected support loss."""
+    start = psi.detach().requires_grad_()
+    adapted = start
+    for _ in range(steps):
+        loss = family.expected(adapted, points, support)
+        (slope,) = torch.autograd.grad(loss, adapted, create_graph=not first_order)
+        adapted = adapted - lr * slope
+        if first_order:
+            adapted = adapted.detach().requires_grad_()
+    loss = family.expected(adapted, points, query)
+    return torch.autograd.grad(loss, adapted if first_order else start)[0]
+
+
+def random_problem(seed, points=4, params=3, closeness=0.0):
+    """Two distributions over the same points, from disjoint ones to nearly equal ones."""
+    generator = torch.Generator().manual_seed(seed)
+    normal = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
+    a = torch.nn.functional.normalize(normal(points, params), dim=1)
+    first, second = torch.softmax(3 * normal(2, points), 1)
+    second = closeness * first + (1 - closeness) * second
+    return 2 * normal(params), (a, 2 * normal(points)), first, second
+
+
+def variation(first, second):
+    return float((first - second).abs().sum() / 2)
+
+
+def distance(family, psi, points, first, second, lr, steps, first_order):
+    rows = [row(family, psi, points, chances, chances, lr, steps, first_order) for chances in (first, second)]
+    return float((rows[0] - rows[1]).norm())
+
+
+def bound(family, delta, lr, steps=1, **given):
+    given = {"hessian_smoothness": family.hessian_smoothness, **given}
+    return float(distance_bound(delta, 1.0, family.smoothness, lr, steps, **given))
+
+
+@pytest.mark.parametrize("first_order", [True, False])
+@pytest.mark.parametrize("name", FAMILIES)
+@given(
+    seed=st.integers(0, 2**31),
+    rate=st.floats(1e-3, 2),
+    steps=st.integers(0, 3),
+    closeness=st.sampled_from([0.0, 0.9, 0.999]),
+)
+def test_the_corrected_bound_holds_over_random_discrete_distributions(name, first_order, seed, rate, steps, closeness):
+    family = FAMILIES[name]
+    psi, points, first, second = random_problem(seed, closeness=closeness)
+    lr = rate / family.smoothness
+    found = distance(family, psi, points, first, second, lr, steps, first_order)
+    assert found <= bound(family, variation(first, second), lr, steps, first_order=first_order) * (1 + 1e-9) + 1e-12
+
+
+@given(seed=st.integers(0, 2**31), rate=st.floats(1e-3, 0.2), steps=st.integers(0, 3), first_order=st.booleans())
+def test_it_holds_for_quadratic_losses_with_the_constants_of_the_region_that_is_visited(seed, rate, steps, first_order):
+    generator = torch.Generator().manual_seed(seed)
+    roots = torch.randn(4, 3, 3, generator=generator, dtype=torch.float64)
+    signs = torch.tensor([[1.0, 1.0, -1.0], [1.0, 1.0, 1.0], [-1.0, 1.0, 1.0], [1.0, -1.0, -1.0]]).double()
+    orthogonal = torch.linalg.qr(roots)[0]
+    curves = orthogonal @ torch.diag_embed(signs) @ orthogonal.mT  # norm 1, most of them indefinite: L = 1
+    linear = torch.randn(4, 3, generator=generator, dtype=torch.float64)
+
+    def loss(psi, curve, slope):
+        return (curve @ psi) @ psi / 2 - slope @ psi
+
+    psi = torch.randn(3, generator=generator, dtype=torch.float64)
+    # A radius R that τ steps of length η (R + |b|) do not leave, and G = R + |b| inside it.
+    steepest = float(linear.norm(dim=1).max())
+    radius = (float(psi.norm()) + steps * rate * steepest) / (1 - steps * rate)
+    family = Family(loss, 1.0, 0.0)
+    first, second = torch.softmax(3 * torch.randn(2, 4, generator=generator, dtype=torch.float64), 1)
+    found = distance(family, psi, (curves, linear), first, second, rate, steps, first_order)
+    largest = distance_bound(
+        variation(first, second), radius + steepest, 1.0, rate, steps, first_order=first_order, hessian_smoothness=0.0
+    )
+    assert found <= float(largest) * (1 + 1e-9)
+
+
+@given(seed=st.integers(0, 2**31), rate=st.floats(1e-3, 2), steps=st.integers(1, 3), first_order=st.booleans())
+def test_support_and_query_sets_may_differ_by_different_variations(seed, rate, steps, first_order):
+    family = FAMILIES["sine"]
+    psi, points, *support = random_problem(seed)
+    _, _, *query = random_problem(seed + 1, closeness=0.9)
+    rows = [
+        row(family, psi, points, inner, outer, rate, steps, first_order)
+        for inner, outer in zip(support, query, strict=True)
+    ]
+    given_variations = {"support_variation": variation(*support), "first_order": first_order}
+    assert float((rows[0] - rows[1]).norm()) <= bound(family, variation(*query), rate, steps, **given_variations) + 1e-9
+
+
+@pytest.mark.parametrize("first_order", [True, False])
+@pytest.mark.parametrize("seed", range(3))
+def test_expected_rows_over_sampled_sets_obey_it_and_sampled_tasks_do_not(seed, first_order):
+    family = FAMILIES["sine"]
+    psi, points, first, second = random_problem(seed, points=3)
+    sets = list(itertools.product(range(3), repeat=2))  # all support and all query sets of two samples
+
+    def rows_and_chances(chances):
+        rows, weights = [], []
+        for support, query in itertools.product(sets, repeat=2):
+            shares = [torch.bincount(torch.tensor(chosen), minlength=3).double() / 2 for chosen in (support, query)]
+            rows.append(row(family, psi, points, *shares, 0.5, 1, first_order))
+            weights.append(chances[list(support)].prod() * chances[list(query)].prod())
+        return torch.stack(rows), torch.stack(weights)
+
+    (rows, weights), (_, others) = rows_and_chances(first), rows_and_chances(second)
+    assert float(weights.sum()) == pytest.approx(1)
+    largest = bound(family, variation(first, second), 0.5, first_order=first_order)
+    assert float((weights @ rows - others @ rows).norm()) <= largest
+    # Two tasks drawn from the *same* distribution: no variation, and yet a distance.
+    assert float(torch.cdist(rows, rows).max()) > 0.1 > bound(family, 0.0, 0.5, first_order=first_order)
+
+
+def test_the_printed_bound_fails_on_two_points():
+    family = Family(lambda psi, a, c: (1 + (psi - a).square().sum(1)).sqrt(), 1.0, 1.5 / 1.25**2.5)
+    points = (torch.tensor([[0.0], [1.0]]).double(), torch.zeros(2))
+    first, second = torch.eye(2, dtype=torch.float64)
+    psi = torch.tensor([0.5], dtype=torch.float64)
+    found = distance(family, psi, points, first, second, 0.01, 1, first_order=True)
+    adapted = 0.5 - 0.01 * 0.5 / math.sqrt(1.25)
+    assert found == pytest.approx(2 * adapted / math.sqrt(1 + adapted**2), rel=1e-12)  # 0.888
+    assert round(found, 3) == 0.888
+    assert bound(family, 1.0, 0.01, variant="paper") == pytest.approx(0.04)
+    assert bound(family, 1.0, 0.01) == 2
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_printed_bound_fails_for_most_random_problems_with_a_small_rate(name):
+    family = FAMILIES[name]
+    lr = 0.01 / family.smoothness
+    failed = 0
+    for seed in range(50):
+        psi, points, first, second = random_problem(seed)
+        found = distance(family, psi, points, first, second, lr, 1, first_order=True)
+        failed += found > bound(family, variation(first, second), lr, variant="paper")
+    assert failed > 45
+
+
+@pytest.mark.parametrize("first_order", [True, False])
+def test_the_constant_2_is_attained_as_the_rate_vanishes(first_order):
+    """d / (G δ) → 2 for two opposite slopes; the printed bound goes to zero."""
+    family = FAMILIES["sine"]
+    points = (torch.ones(2, 1, dtype=torch.float64), torch.tensor([0.0, math.pi], dtype=torch.float64))
+    psi = torch.tensor([math.pi / 2], dtype=torch.float64)
+    for lr in (1e-2, 1e-4, 1e-6):
+        found = distance(family, psi, points, *torch.eye(2, dtype=torch.float64), lr, 1, first_order)
+        assert found == pytest.approx(2, abs=2 * lr)
+        assert found <= bound(family, 1.0, lr, first_order=first_order)
+        assert bound(family, 1.0, lr, variant="paper") == pytest.approx(4 * lr)
+
+
+def ripples(lr, turns):
+    """One parameter, G = L = 1: ∇ℓ = ±(1 − ε) ∓ ε sin(ψ/ε), the sign being the point's a.
+
+    At 0 the slope of + is −1, and again after each step of length η (1 − ε), which is `turns` periods.
+    """
+    epsilon = lr / (2 * math.pi * turns + lr)
+
+    def loss(psi, a, c):
+        return a[:, 0] * ((1 - epsilon) * psi[0] + epsilon**2 * torch.cos(psi[0] / epsilon))
+
+    points = (torch.tensor([[1.0], [-1.0]]).double(), torch.zeros(2, dtype=torch.float64))
+    return Family(loss, 1.0, 1 / epsilon), points
+
+
+def ripple_distance(lr, turns, delta, steps, first_order):
+    family, points = ripples(lr, turns)
+    first, second = torch.tensor([[1.0, 0.0], [1 - delta, delta]], dtype=torch.float64)
+    psi = torch.zeros(1, dtype=torch.float64)
+    return distance(family, psi, points, first, second, lr, steps, first_order)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("lr", [0.01, 0.1, 1.0])
+def test_the_first_order_constant_is_sharp_for_small_variations(lr, steps):
+    found = ripple_distance(lr, 1000, 1e-6, steps, first_order=True)
+    exact = float(distance_bound(1e-6, 1.0, 1.0, lr, steps))
+    assert 0.99 * exact < found <= exact
+    assert exact == pytest.approx(2e-6 * (1 + lr) ** steps)
+
+
+@pytest.mark.parametrize("lr", [0.01, 0.1, 1.0])
+def test_through_one_inner_step_the_constant_is_larger_and_sharp_for_small_variations(lr):
+    """2 G (1 + ηL) δ, the constant of the first-order row, is exceeded: the tasks' curvatures differ, too."""
+    found = ripple_distance(lr, 1000, 1e-6, 1, first_order=False)
+    exact = float(distance_bound(1e-6, 1.0, 1.0, lr, first_order=False))
+    assert 0.999 * exact < found <= exact
+    assert exact == pytest.approx(2e-6 * ((1 + lr) ** 2 + lr))
+    assert found > 1.015 * float(distance_bound(1e-6, 1.0, 1.0, lr))
+
+
+def test_the_first_order_constant_fails_through_the_inner_step_at_variations_that_matter_too():
+    found = ripple_distance(0.5, 1, 0.01, 1, first_order=False)
+    assert found > 1.5 * float(distance_bound(0.01, 1.0, 1.0, 0.5))
+    assert found <= float(distance_bound(0.01, 1.0, 1.0, 0.5, first_order=False))
+
+
+def test_through_two_inner_steps_no_multiple_of_the_variation_bounds_the_distance():
+    """G = L = 1 and η = 0.5 throughout; curvature that turns within the distance of the adapted points makes d jump."""
+    distances = []
+    for delta in (1e-2, 1e-3, 1e-4):
+        # The second task's first step is 2ηδ(1 − ε) shorter: half a period of the ripples.
+        turns = round(1 / (4 * delta))
+        found = ripple_distance(0.5, turns, delta, 2, first_order=False)
+        family, _ = ripples(0.5, turns)
+        assert found <= bound(family, delta, 0.5, 2, first_order=False)
+        distances.append(found)
+    assert min(distances) > 1
+    with pytest.raises(OptionError, match=r"`hessian_smoothness` is needed .* 2 inner steps"):
+        distance_bound(0.1, 1.0, 1.0, 0.5, 2, first_order=False)
+
+
+def test_formulas_of_the_bound():
+    assert distance_bound(0.3, 2.0, 5.0, 0.1, 0) == pytest.approx(2 * 2 * 0.3)
+    assert distance_bound(0.1, 2.0, 5.0, 0.1, 3) == pytest.approx(2 * 2 * 0.1 * 1.5**3)
+    assert distance_bound(0.1, 2.0, 5.0, 0.1, first_order=False) == pytest.approx(2 * 2 * 0.1 * (1.5**2 + 0.5))
+    assert distance_bound(0.1, 2.0, 5.0, 0.1, 3, variant="paper") == pytest.approx(4 * 0.1 * 2 * 5 * 0.1)
+    assert distance_bound(0.9, 2.0, 5.0, 0.1, 3) == 4  # no two rows of norm G are further apart than 2 G
+    assert distance_bound(0.9, 2.0, 5.0, 0.1, first_order=False) == pytest.approx(6)
+    one_sided = distance_bound(0.0, 1.0, 1.0, 0.5, support_variation=0.1)
+    assert one_sided == pytest.approx(2 * 0.5 * 0.1)
+    # By hand: J differs by (1 + ηL) η (2Lδ + 2Lδ + ρ 2ηGδ), L = G = 1, η = 0.5, ρ = 3, δ = 0.01.
+    by_hand = 1.5**2 * 2 * 0.01 * 1.5**2 + 1.5 * 0.5 * (0.02 + 0.02 + 3 * 0.01)
+    found = distance_bound(0.01, 1.0, 1.0, 0.5, 2, first_order=False, hessian_smoothness=3.0)
+    assert found == pytest.approx(by_hand)
+
+
+def test_a_matrix_of_variations_gives_a_matrix_and_gradients():
+    deltas = torch.tensor([[0.0, 0.1], [0.1, 0.0]], dtype=torch.float64, requires_grad=True)
+    found = distance_bound(deltas, 1.0, 1.0, 0.1)
+    torch.testing.assert_close(found, 2.2 * deltas)
+    found.sum().backward()
+    torch.testing.assert_close(deltas.grad, torch.full((2, 2), 2.2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((1.5, 1.0, 1.0, 0.1), {}, r"`total_variation` must be in \[0, 1\]; got 1.5"),
+        ((math.nan, 1.0, 1.0, 0.1), {}, r"`total_variation` must be in \[0, 1\]; got nan"),
+        ((0.5, -1.0, 1.0, 0.1), {}, r"`gradient_bound` must be finite and not negative; got -1.0"),
+        ((0.5, 1.0, math.inf, 0.1), {}, r"`smoothness` must be finite"),
+        ((0.5, 1.0, 1.0, math.nan), {}, r"`inner_lr` must be finite"),
+        ((0.5, 1.0, 1.0, 0.1, -1), {}, r"`inner_steps` must be an integer of at least 0; got -1"),
+        ((0.5, 1.0, 1.0, 0.1, 1.5), {}, r"`inner_steps` must be an integer of at least 0; got 1.5"),
+        ((0.5, 1.0, 1.0, 0.1), {"support_variation": -0.1}, r"`support_variation` must be in \[0, 1\]"),
+        ((0.5, 1.0, 1.0, 0.1), {"hessian_smoothness": -1.0}, r"`hessian_smoothness` must be finite and not negative"),
+        ((0.5, 1.0, 1.0, 0.1), {"variant": "printed"}, r'`variant` must be one of "corrected", "paper"'),
+        ((0.5, 1.0, 1.0, 9.0, 10**6), {}, r"\(1 \+ 9\)\^1000000 overflows"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(arguments, options, message):
+    with pytest.raises(OptionError, match=message):
+        distance_bound(*arguments, **options)
