@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import tomli_w
 
+from gradhomog.bench import suites
 from gradhomog.errors import ConfigError
 from gradhomog.options import fits, words
 
@@ -94,15 +95,7 @@ class Config:
     """A comparison. `workers` 0 means one per core; `threads` is per run, so results do not depend on `workers`."""
 
     learner: str | list[str] = "maml"
-    homogenizers: list[str] = field(
-        default_factory=lambda: [
-            "none",
-            'static | static(weights="random", seed=1) | static(weights="random", seed=2)',
-            "pcgrad",
-            'gradnorm(key="domain", initial_loss=1.609)',
-            "mgda",
-        ]
-    )
+    homogenizers: list[str] = field(default_factory=lambda: suites.members("default"))
     seeds: int | list[int] = 3
     workers: int = _at_least(0, 0)
     threads: int = _at_least(1, 1)
@@ -140,7 +133,7 @@ def load(
 ) -> Config:
     """Read a run file and apply `--set key.path=value` overrides; what is left out has a default.
 
-    `defaults` replaces defaults of top-level keys.
+    `defaults` replaces defaults of top-level keys. A suite that `homogenizers` names is listed in full.
 
     Raises:
         ConfigError: the file is missing or no TOML; a key is unknown (with a suggestion), a value of the wrong type or
@@ -158,6 +151,8 @@ def load(
     for override in overrides:
         _override(content, override)
     try:
+        if isinstance(suite := content.get("homogenizers"), str):
+            content["homogenizers"] = suites.members(suite)
         config: Config = _build(Config, content, "")
         _check(config)
     except ConfigError as error:
