@@ -21,7 +21,7 @@ def render_table(summary: Summary) -> str:
     """The table as aligned plain text, with the meaning of ± and what is missing under it."""
     if not summary.rows:
         return "\n".join(["No run has finished, so there is no table.", *notes(summary)])
-    lines = [*_aligned([header(summary), *(cells(summary, row) for row in summary.rows)])]
+    lines = [*aligned([header(summary), *(cells(summary, row) for row in summary.rows)])]
     return "\n".join([*lines, "", *notes(summary)])
 
 
@@ -148,7 +148,7 @@ def write_csv(summary: Summary, path: str | Path) -> None:
             writer.writerow(["" if value is None or value != value else value for value in values])
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Columns padded to equal width, with a rule under the header; `±` stands under `±` where a column has it."""
     columns = [_stacked(column) for column in zip(*rows, strict=True)]
     lines = ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]

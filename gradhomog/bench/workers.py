@@ -17,6 +17,7 @@ import torch
 
 from gradhomog.bench.config import Config
 from gradhomog.bench.plan import Run
+from gradhomog.bench.threads import threads
 from gradhomog.bench.training import Training
 from gradhomog.errors import GradhomogError
 
@@ -53,7 +54,7 @@ def _serial(config: Config, pending: deque[Run], folder: Path, handle: Handle) -
     def emit(record: dict[str, Any]) -> None:
         pending.extend(handle(record))
 
-    with _on_interrupt(interrupt), _threads(config.threads):
+    with _on_interrupt(interrupt), threads(config.threads):
         while pending:
             _make(config, pending.popleft(), folder, emit, lambda: stopping)
             if stopping:
@@ -178,16 +179,6 @@ def _work(connection: Any, stop: Any, config: Config, folder: Path) -> None:
             _make(config, run, folder, connection.send, stop.is_set)
     except (BrokenPipeError, EOFError, ConnectionResetError):
         return  # the parent is gone; the last checkpoint is on disk
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager

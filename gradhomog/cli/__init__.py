@@ -8,10 +8,10 @@ import sys
 from collections.abc import Sequence
 
 import gradhomog
-from gradhomog.cli import compare, env, list_, report, show, train
+from gradhomog.cli import bench, compare, env, list_, report, show, train
 from gradhomog.errors import GradhomogError
 
-COMMANDS = (list_, show, env, train, compare, report)
+COMMANDS = (list_, show, env, train, compare, report, bench)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -1,0 +1,125 @@
+"""One whole update of rotations: ours by name, beside `torch.nn.utils.parametrizations.orthogonal`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import gradhomog
+from gradhomog import TaskKey
+from gradhomog.bench.cost import table
+from gradhomog.bench.cost.rotation_peers import MAPS, OrthogonalLayers
+from gradhomog.bench.cost.table import Table
+from gradhomog.bench.cost.timing import Progress, Work, interleave
+from gradhomog.bench.threads import threads
+from gradhomog.errors import OptionError
+
+SHAPES = ((4, 75, 64), (4, 75, 512), (4, 75, 1600))
+"""Tasks, queries, features: of 5-way episodes with 15 queries; conv4 with 64 filters at 28 and 84 px, and ResNets."""
+
+EXPRESSIONS = ("rotate", 'rotate(parameterization="cayley")', 'rotate(parameterization="geodesic")')
+LARGEST_HOUSEHOLDER = 512
+"""Beyond it the Householder map takes several seconds per update."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """Features `[tasks, queries, features]`, and the derivative of the tasks' losses by the rotated features."""
+
+    features: Tensor
+    cotangents: Tensor
+
+
+class Update:
+    """One step of a pipeline as a learner makes it: features through `transform`, cotangents back, `update`."""
+
+    def __init__(self, text: str, tasks: int) -> None:
+        self.pipe = gradhomog.pipeline(text)
+        self.keys = [TaskKey(slot, f"domain {slot}") for slot in range(tasks)]
+        # So small that nothing but the rotation takes time.
+        self.rows = torch.randn(tasks, 8, generator=torch.Generator().manual_seed(1))
+        self.losses = torch.ones(tasks)
+
+    def __call__(self, given: Given) -> Tensor:
+        features = given.features.detach().requires_grad_()
+        rotated = self.pipe.transform(features, self.keys)[-1]
+        (cotangents,) = torch.autograd.grad((rotated * given.cotangents).sum(), features)
+        self.pipe.combine(
+            self.rows,
+            losses=self.losses,
+            domains=[key.domain for key in self.keys],
+            features=features.detach(),
+            feature_cotangents=given.cotangents,
+        )
+        return cotangents
+
+
+def draw(shape: Sequence[int], number: int) -> Given:
+    """Input of a round: random features, and cotangents with a direction that all tasks share and one of their own."""
+    tasks, queries, width = shape
+    random = torch.Generator().manual_seed(number)
+    shared = functional.normalize(torch.randn(1, 1, width, generator=random), dim=-1)
+    own = functional.normalize(torch.randn(tasks, 1, width, generator=random), dim=-1)
+    noise = torch.randn(tasks, queries, width, generator=random) / width**0.5
+    return Given(torch.randn(tasks, queries, width, generator=random), shared + own + noise)
+
+
+def rotation_costs(
+    expressions: Sequence[str] = (),
+    shapes: Sequence[Sequence[int]] = (),
+    *,
+    rounds: int,
+    seconds: float,
+    thread_count: int = 1,
+    progress: Progress = lambda done, most: None,
+) -> list[Table]:
+    """One table per shape `(tasks, queries, features)`: seconds per update, and ratios to the matrix exponential.
+
+    Raises:
+        GradhomogError: an expression names no pipeline, or a shape is not of three sizes.
+    """
+    texts, shapes = list(expressions or EXPRESSIONS), list(shapes or SHAPES)
+    for shape in shapes:
+        if len(shape) != 3 or min(shape) < 1:
+            found = "x".join(map(str, shape))
+            raise OptionError(f"the shape of a rotation is tasks x queries x features; got {found}.")
+    works = [_works(texts, shape) for shape in shapes]
+    with threads(thread_count):
+        return [
+            _table(one, shape, rounds, seconds / len(shapes), thread_count, progress)
+            for one, shape in zip(works, shapes, strict=True)
+        ]
+
+
+def _works(texts: Sequence[str], shape: Sequence[int]) -> dict[str, Work]:
+    tasks, _, width = shape
+    found: dict[str, Work] = {text: Update(text, tasks) for text in texts}
+    for name in MAPS:
+        if name != "householder" or width <= LARGEST_HOUSEHOLDER:
+            found[f"torch orthogonal, {name}"] = OrthogonalLayers(tasks, width, name)
+    return found
+
+
+def _table(
+    works: dict[str, Work], shape: Sequence[int], rounds: int, seconds: float, count: int, progress: Progress
+) -> Table:
+    reference = f"torch orthogonal, {MAPS[0]}"
+    timings = interleave(
+        works, lambda number: draw(shape, number), reference=reference, rounds=rounds, seconds=seconds,
+        at_least=2,  # the first update starts at the identity and may have nothing to rotate
+        together=False, progress=progress,
+    )  # fmt: skip
+    tasks, queries, width = shape
+    title = f"one update of {tasks} rotations of {width} features, {queries} queries each, {count} thread"
+    notes = (
+        "An update: rotate the features, bring the losses' derivatives back, take one step on the objective.",
+        f"to {reference}: median over rounds of its time / median of the other's.",
+        table.INTERVAL_NOTE,
+        f"{table.SHARE_NOTE} The first round does not count.",
+    )
+    rows = table.rows(timings, [reference], paired=False, peaks={}, held={})
+    return Table(title + ("s" if count > 1 else ""), (reference,), rows, notes, timings.failures)

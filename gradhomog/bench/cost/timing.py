@@ -1,0 +1,116 @@
+"""Timing several works in turn on the same inputs, so that what slows the machine slows all of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gradhomog.errors import GradhomogError
+
+Work = Callable[[Any], object]
+"""Called with the input of a round; what it returns is dropped."""
+
+Progress = Callable[[int, int], None]
+"""Called after every round with the number of rounds done, and the number that there are at most."""
+
+
+@dataclass
+class Timings:
+    """Seconds by work and round.
+
+    Attributes:
+        warm_up: rounds before this one count only for a work that was in no later one.
+        failures: by work, the message of the error after which it was not run again.
+    """
+
+    warm_up: int
+    seconds: dict[str, dict[int, float]]
+    failures: dict[str, str] = field(default_factory=dict)
+
+    def counted(self, label: str) -> dict[int, float]:
+        """The seconds of a work in the rounds that count."""
+        every = self.seconds[label]
+        return {number: taken for number, taken in every.items() if number >= self.warm_up} or every
+
+    def ratios(self, label: str, reference: str) -> list[float]:
+        """Of every round that counts: the work's seconds in it, divided by the reference's in the same round."""
+        below = self.counted(reference)
+        return [taken / below[number] for number, taken in self.counted(label).items() if number in below]
+
+
+def order(labels: Sequence[str], number: int) -> list[str]:
+    """The order of a round: the labels rotated by one place in every second round, and reversed in those between.
+
+    Over 2 · len(labels) rounds every work takes every place twice, and a drift over two rounds cancels.
+    """
+    start = (number // 2) % len(labels)
+    turned = [*labels[start:], *labels[:start]]
+    return turned[::-1] if number % 2 else turned
+
+
+def interleave(
+    works: Mapping[str, Work],
+    inputs: Callable[[int], Any],
+    *,
+    reference: str,
+    rounds: int,
+    seconds: float,
+    at_least: int,
+    together: bool,
+    warm_up: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
+    synchronize: Callable[[], None] = lambda: None,
+    progress: Progress = lambda done, most: None,
+) -> Timings:
+    """Run every work once per round, all on the same input, in an order that rotates.
+
+    Args:
+        works: by label.
+        inputs: makes the input of round 0, 1, 2, …; not timed.
+        reference: the work that others are compared with; if it fails, everything does.
+        rounds: how many, after the warm-up.
+        seconds: budget. With `together` all works stop when it is spent, so all have the same rounds. Else each has
+            an equal share of it, so a slow one is timed less often than the others.
+        at_least: rounds, warm-up included, that every work is given whatever they take.
+        warm_up: first rounds, which do not count.
+        synchronize: called before the clock is read, for devices that work on while Python does.
+
+    Raises:
+        GradhomogError: of the reference; another work that raises one is told in `failures` and left out from then on.
+    """
+    found = Timings(warm_up, {label: {} for label in works})
+    spent = dict.fromkeys(works, 0.0)
+    started = clock()
+
+    def within_share(label: str, number: int) -> bool:
+        last = found.seconds[label].get(number - 1)  # None: it was left out before, and stays so
+        return last is not None and spent[label] + last <= seconds / len(works)
+
+    for number in range(warm_up + rounds):
+        spare = clock() - started < seconds
+        chosen = [
+            label
+            for label in order(list(works), number)
+            if label not in found.failures
+            and (number < at_least or (spare if together else within_share(label, number)))
+        ]
+        if not chosen:
+            break
+        given = inputs(number)
+        for label in chosen:
+            synchronize()
+            start = clock()
+            try:
+                works[label](given)
+            except GradhomogError as error:
+                if label == reference:
+                    raise
+                found.failures[label] = str(error)
+                continue
+            synchronize()
+            found.seconds[label][number] = taken = clock() - start
+            spent[label] += taken
+        progress(number + 1, warm_up + rounds)
+    return found

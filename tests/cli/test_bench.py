@@ -1,0 +1,108 @@
+"""`gradhomog bench` as a user types it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from gradhomog.cli import main
+from tests.bench.conftest import SMALL
+
+SETTINGS = [argument for override in SMALL for argument in ("--set", override)]
+QUICK = ["--rounds", "3", "--seconds", "0.01"]
+
+
+def test_the_table_has_the_run_files_methods_with_plain_twice(capsys):
+    assert main(["bench", *SETTINGS, *QUICK]) == 0
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    assert lines[0].startswith("one meta-step of maml")
+    assert [line.split("  ")[0] for line in lines[4:8]] == ["plain", "plain again", "pcgrad", "static"]
+    assert "to plain" in lines[2]
+    assert "second plain learner" in out
+
+
+def test_json_is_data_with_versions_and_machine(capsys):
+    assert main(["bench", *SETTINGS, *QUICK, "--homogenizer", "mgda", "--threads", "1", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert set(data) == {"kernel", "versions", "machine", "tables"}
+    (found,) = data["tables"]
+    assert set(found) == {"title", "references", "rows", "failures", "notes"}
+    assert [row["label"] for row in found["rows"]] == ["plain", "plain again", "mgda"]
+    row = found["rows"][2]
+    assert set(row) == {"label", "seconds", "ratios", "peak_bytes", "held_bytes", "added_bytes"}
+    spread = {"median", "low", "high", "quarter", "three_quarters", "minimum", "maximum", "n"}
+    assert set(row["seconds"]) == set(row["ratios"]["plain"]) == spread
+    assert row["ratios"]["plain"]["n"] == 3
+
+
+def test_a_kernel_is_timed_beside_its_peers(capsys):
+    shape = ["--homogenizer", "none", "--shape", "2x3x4"]
+    assert main(["bench", "--kernel", "rotate", *shape, *QUICK]) == 0
+    assert "torch orthogonal, cayley" in capsys.readouterr().out
+    assert main(["bench", "--kernel", "isi", *shape[:3], "2x3x8x8", *QUICK, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["kernel"] == "isi"
+    assert data["tables"][0]["references"] == ["convolution", "published form", "unfold form"]
+
+
+def test_a_homogenizer_that_fails_is_exit_code_1_with_the_others_in_the_table(distribution, capsys):
+    from gradhomog.registry import installed
+    from tests.bench.test_compare import FAULTY
+
+    distribution("faulty-dist", FAULTY, plugin="faulty")
+    installed.cache_clear()
+    try:
+        assert main(["bench", *SETTINGS, "--homogenizer", "faulty", "--rounds", "4", "--seconds", "9"]) == 1
+    finally:
+        installed.cache_clear()
+    printed = capsys.readouterr()
+    assert "faulty failed: " in printed.err
+    assert "plain again" in printed.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere.toml"], "nowhere.toml: the run file cannot be read"),
+        (["--set", "train.stpes=3"], "Did you mean `train.steps`?"),
+        (["--homogenizer", "pcgard"], "Did you mean 'pcgrad'?"),
+        (["--set", 'domains.train=["nowhere.npz"]'], "nowhere.npz"),
+        (["--shape", "2x3x4"], "--shape is for --kernel"),
+        (["--kernel", "rotate", "my.toml"], "--kernel takes no run file"),
+        (["--kernel", "isi", "--set", "threads=2"], "--kernel takes no run file and no --set"),
+        (["--kernel", "rotate", "--shape", "4x75"], "tasks x queries x features; got 4x75"),
+        (["--kernel", "rotate", "--homogenizer", "rotaet"], "rotaet"),
+    ],
+)
+def test_bad_input_is_one_message_and_exit_code_2(arguments, message, capsys):
+    assert main(["bench", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rounds", "2"], "at least 3; got '2'"),
+        (["--seconds", "0"], "above 0; got '0'"),
+        (["--seconds", "nan"], "above 0; got 'nan'"),
+        (["--threads", "0"], "at least 1"),
+        (["--kernel", "rotate", "--shape", "4xbig"], "whole numbers with x between them; got '4xbig'"),
+        (["--kernel", "matmul"], "invalid choice: 'matmul'"),
+    ],
+)
+def test_a_wrong_number_is_refused_before_anything_runs(arguments, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["bench", *arguments])
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_its_module_imports_nothing_heavy():
+    code = "import sys, gradhomog.cli.bench; assert not {'torch', 'numpy', 'tqdm'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
