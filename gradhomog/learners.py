@@ -73,7 +73,9 @@ class Learner(ABC):
     def adapted_outputs(self, support_x: Tensor, support_y: Tensor, query_x: Tensor) -> Tensor:
         """Outputs `[queries, ways]` of the network adapted to the support set, without any homogenizer.
 
-        Called in evaluation mode. Must leave parameters and buffers as they were.
+        Called in evaluation mode. Must leave parameters and buffers as they were. Where `query_x` requires grad, the
+        outputs should be differentiable by it, the adapted network held fixed: saliency maps need this, and are left
+        out for a learner that returns outputs outside the graph.
         """
 
     def mode(self, training: bool) -> AbstractContextManager[None]:

@@ -127,7 +127,8 @@ class MAML(Learner):
         network, buffers = self._network, self._network.buffers()
         with torch.enable_grad():  # the inner loop differentiates, whatever the caller's mode is
             adapted = self._adapt(network.parameters(), buffers, support_x, support_y, self.test_steps, False)
-        with torch.no_grad(), self._replay(adapted, buffers, support_x):
+        differentiable = torch.is_grad_enabled() and query_x.requires_grad
+        with torch.set_grad_enabled(differentiable), self._replay(adapted, buffers, support_x):
             return network.outputs(adapted, buffers, query_x)
 
     def _adapt(

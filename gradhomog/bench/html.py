@@ -42,5 +42,8 @@ def inline_svg(text: str, prefix: str) -> str:
     """An SVG file as an element of a page, its identifiers prefixed, since several figures in one page share theirs."""
     svg = text[text.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)  # names outside resources that nobody needs
+    svg = re.sub(
+        r'(<image\b[^>]*?) id="[^"]*"', r"\1", svg
+    )  # equal pictures have equal ones, and nobody refers to them
     svg = re.sub(r'\bid="', f'id="{prefix}-', svg)
     return re.sub(r'(url\(#|href="#)', rf"\g<1>{prefix}-", svg)

@@ -37,11 +37,30 @@ def captions(summary: Summary) -> dict[str, str]:
         "domains": f"The same scores by the domain that the test tasks come from: mean and 95 % interval over {over}.",
         "conflict": "How the tasks' gradients agree during training, before homogenization: the mean cosine between "
         f"the gradients of two tasks, and the norm of the longest over that of the shortest. {smooth}",
+        "stages": "What each module does to the tasks' gradients: the mean cosine between two of them, the norm of the "
+        "longest over that of the shortest, and the mean distance ‖gᵢ − gⱼ‖ of two over their mean norm, before any "
+        "module and after each, in the order of the pipeline. A distance of 0 is one gradient for all tasks, √2 "
+        "(dashed) equal lengths at right angles; a common factor changes none of the three. Where a method has dots "
+        "only at validations, these are the encoder's gradients of one batch with and without each module at the same "
+        "parameters; else all gradients of the training steps, a running mean over a tenth of training. Averaged over "
+        "seeds. Gradients that agree are not yet a better network: the scores above say that.",
         "weights": "Each task's share in the step for the methods that reweight, 1 being the plain mean: by training "
         "domain, or with a single one by rank within the step. Running mean over a tenth of training, "
         "averaged over seeds.",
+        "measured": "What the modules measured of themselves, by method: running mean over a tenth of training, "
+        "averaged over seeds; of a quantity with a number for each task the mean, and a band from the lowest to the "
+        "highest task. Angles are in radians.",
         "validation": f"Validation score during training, averaged over seeds; {band}. The best one decides "
         "which state is tested.",
+        "looks": "Query images of the first test tasks, the same for every method, under the tested network of the "
+        "first seed. Saliency (SmoothGrad) is the derivative of the output of the true class by the pixels, averaged "
+        "over noisy copies of the image, for the network adapted to the task and with every homogenizer removed: "
+        "bright pixels change the output most. Each image is scaled to its own range, so brightness cannot be "
+        "compared between images or methods. The number is the probability given to the true class: the saliency of "
+        "a wrong answer explains a wrong answer. Maps of homogenizers, where there are any (of isi: the probability "
+        "that an activation is dropped, by layer), are those of the network before adaptation, from 0 (dark) to the "
+        "largest of the row. A few images show where to look and prove nothing: saliency that follows a shape is no "
+        "evidence of better scores.",
     }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from gradhomog.bench import figures, tables
+from gradhomog.bench import figures, looks, tables
 from gradhomog.bench.html import STYLE, definitions, inline_svg, table
 from gradhomog.bench.reading import captions, reading
 from gradhomog.bench.results import Record, ResultLog
@@ -29,7 +29,7 @@ def write_report(folder: str | Path, expected_runs: int | None = None) -> Summar
     write_csv(summary, folder / "summary.csv")
     try:
         figures.require_matplotlib()
-        pictures = _pictures(folder / "figures", records, summary)
+        pictures = _pictures(folder, records, summary)
     except figures.MissingMatplotlib as error:
         pictures = {}
         print(f"{error}", file=sys.stderr)
@@ -38,15 +38,20 @@ def write_report(folder: str | Path, expected_runs: int | None = None) -> Summar
 
 
 def _pictures(folder: Path, records: Sequence[Record], summary: Summary) -> dict[str, Path]:
-    """Draw what there is to draw; the SVG of each figure by its name."""
+    """Draw what there is to draw into `figures/`; the SVG of each figure by its name."""
     drawn = {
         "scores": figures.scores(summary),
         "domains": figures.domain_scores(summary),
         "conflict": figures.conflict(records),
+        "stages": figures.stages(records),
         "weights": figures.weights(records),
+        "measured": figures.measured(records),
         "validation": figures.validation(records, summary.metric),
+        "looks": figures.looks(looks.collect(folder, records)),
     }
-    return {name: figures.save(figure, folder / name)[0] for name, figure in drawn.items() if figure is not None}
+    return {
+        name: figures.save(figure, folder / "figures" / name)[0] for name, figure in drawn.items() if figure is not None
+    }
 
 
 def _page(summary: Summary, records: Sequence[Record], pictures: dict[str, Path]) -> str:

@@ -19,6 +19,7 @@ from gradhomog.bench import networks
 from gradhomog.bench.config import Config
 from gradhomog.bench.episodes import EpisodeStream
 from gradhomog.bench.plan import Run
+from gradhomog.bench.saliency import write_looks
 from gradhomog.domains import Domain
 from gradhomog.errors import ConfigError
 from gradhomog.learners import Learner
@@ -137,7 +138,7 @@ def _device(name: str) -> torch.device:
 
 
 class Training:
-    """One run in a folder of its own: `checkpoint.pt` while it trains, `best.pt` when it is done.
+    """One run in a folder of its own: `checkpoint.pt` while it trains, `best.pt` and `looks.npz` when it is done.
 
     The checkpoint stays until somebody calls `forget_checkpoint`: whoever has put the result on disk.
 
@@ -213,6 +214,7 @@ class Training:
         self.learner.load_state_dict(self.best)
         result = self._evaluate(self.source.test, self.config.test.episodes)
         _write(self.folder / "best.pt", self.best)
+        write_looks(self.learner, self.source.test, self.config.device, self.folder)
         self.emit(
             {
                 "event": "result", "run": self.run.id, "label": self.run.label, "learner": self.run.learner,

@@ -61,8 +61,46 @@ def start(methods: Sequence[str] = METHODS, seeds: int = 3, learners: Sequence[s
     }
 
 
+def modules(label: str) -> list[str]:
+    """The homogenizers of a method, by name."""
+    return [] if label == "plain" else [text.split("(")[0].strip() for text in label.split(" + ")]
+
+
+def stage(name: str, rows: np.ndarray) -> Record:
+    """A stage's rows `[tasks, params]`, as a record tells of them."""
+    norms = np.linalg.norm(rows, axis=1)
+    cosines = np.divide(
+        rows @ rows.T, np.outer(norms, norms), where=np.outer(norms, norms) > 0, out=np.full((4, 4), np.nan)
+    )
+    return {"name": name, "norms": norms.tolist(), "cosines": cosines.tolist()}
+
+
+def probe(run: str, number: int, label: str) -> Record:
+    """The encoder's rows before and after each module, of four tasks."""
+    random = np.random.default_rng(number)
+    rows = [random.normal(size=(4, 6)) + 0.2 * index for index in range(len(modules(label)) + 1)]
+    names = ["plain", *modules(label)]
+    return {"event": "probe", "run": run, "step": number, "stages": list(map(stage, names, rows))}
+
+
+def measured(number: int, label: str) -> Record:
+    """What the modules of the paper measure."""
+    found: Record = {}
+    if "isi" in modules(label):
+        found["isi"] = {"drop_rate": 0.2 + 0.001 * number, "drop_rate.0": 0.1, "drop_rate.4": 0.3}
+    if "rotate" in modules(label):
+        angles = [0.01 * number * (1 + slot) for slot in range(4)]
+        found["rotate"] = {"angle": angles, "feature_cosine_before": 0.1, "feature_cosine_after": 0.01 * number}
+    return found
+
+
 def step(
-    run: str, number: int, random: np.random.Generator, weights: bool = True, train: Sequence[str] = TRAIN
+    run: str,
+    number: int,
+    random: np.random.Generator,
+    weights: bool = True,
+    train: Sequence[str] = TRAIN,
+    label: str = "plain",
 ) -> Record:
     """What one training step showed, of four tasks."""
     tasks = 4
@@ -80,6 +118,8 @@ def step(
         "weights": shares.tolist(),
         "tasks": list(range(tasks)),
         "domains": [str(name) for name in random.choice(train, tasks)],
+        "stages": [stage(name, shares[:, None] * rows) for name in modules(label) if name not in ("isi", "rotate")],
+        "measured": measured(number, label),
     }
 
 
@@ -112,10 +152,12 @@ def comparison(
                             records.append({**found, **more, "tuned_from": None, "chosen": None})
                 run = found["run"]
                 for number in [1, *range(5, 5 * steps, 5)]:
-                    records.append(step(run, number, random, label != "plain", train))
+                    records.append(step(run, number, random, label != "plain", train, label))
                 for number in (20, 40, 60):
                     score = float(0.3 + number / 500 + random.normal(0, 0.01))
                     record = {"event": "validation", "run": run, "step": number, "score": score, "half_width": 0.02}
                     records.append(record)
+                    if "isi" in modules(label):
+                        records.append(probe(run, number, label))
                 records.append(found)
     return records

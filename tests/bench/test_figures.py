@@ -11,8 +11,8 @@ pytest.importorskip("matplotlib")
 
 from gradhomog.bench import figures
 from gradhomog.bench.figures import style
+from gradhomog.bench.figures.agreement import mean_cosine, norm_ratio
 from gradhomog.bench.figures.curves import average, running_mean
-from gradhomog.bench.figures.training import mean_cosine, norm_ratio
 from gradhomog.bench.report import write_report
 from gradhomog.bench.results import ResultLog
 from gradhomog.bench.summary import summarize
@@ -26,13 +26,15 @@ def draw(records):
         "scores": figures.scores(summary),
         "domains": figures.domain_scores(summary),
         "conflict": figures.conflict(records),
+        "stages": figures.stages(records),
         "weights": figures.weights(records),
+        "measured": figures.measured(records),
         "validation": figures.validation(records, summary.metric),
     }
 
 
 def test_every_figure_is_written_as_svg_and_png_with_the_same_bytes_twice(tmp_path):
-    records = comparison(METHODS[:3], seeds=2)
+    records = comparison(["plain", METHODS[-1]], seeds=2)
     for name, figure in draw(records).items():
         first = [path.read_bytes() for path in figures.save(figure, tmp_path / name)]
         again = [path.read_bytes() for path in figures.save(draw(records)[name], tmp_path / "again" / name)]
@@ -44,7 +46,9 @@ def test_every_figure_is_written_as_svg_and_png_with_the_same_bytes_twice(tmp_pa
 
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_two_learners_and_one_training_domain_are_drawn_too(tmp_path, seeds):
-    records = comparison(METHODS[:3], seeds, ["maml", "fomaml"], train=["glyphs:latin"], test=list("abcde"), steps=4)
+    records = comparison(
+        ["plain", METHODS[-1]], seeds, ["maml", "fomaml"], train=["glyphs:latin"], test=list("abcde"), steps=4
+    )
     for name, figure in draw(records).items():
         figures.save(figure, tmp_path / name)
 
@@ -95,11 +99,13 @@ def test_any_label_can_be_drawn(tmp_path, label):
 
 
 def test_steps_with_dropped_tasks_or_without_numbers_are_drawn(tmp_path):
-    records = comparison(METHODS[:2], seeds=1, steps=6)
+    records = comparison(["plain", METHODS[-1]], seeds=1, steps=6)
     steps = [record for record in records if record["event"] == "step"]
     steps[1] |= {"weights": [1.0], "tasks": [2]}
     for record in steps[2:4]:
-        record |= {"norms": [None] * 4, "cosines": [[None] * 4] * 4, "weights": [None] * 4}
+        nothing = {"norms": [None] * 4, "cosines": [[None] * 4] * 4}
+        record |= {**nothing, "weights": [None] * 4, "stages": [{"name": "m", **nothing} for _ in record["stages"]]}
+        record["measured"] = {"rotate": {"angle": [None] * 4, "energy": None}}
     for name, figure in draw(records).items():
         figures.save(figure, tmp_path / name)
 
@@ -147,6 +153,40 @@ def test_the_mean_cosine_leaves_out_the_diagonal_and_zero_rows():
 def test_the_norm_ratio_leaves_out_zero_rows():
     assert norm_ratio({"norms": [2.0, 0.0, 8.0, None]}) == 4
     assert math.isnan(norm_ratio({"norms": [2.0, 0.0]}))
+
+
+def test_a_row_that_only_rounding_keeps_from_zero_is_zero():
+    assert norm_ratio({"norms": [2.0, 3e-8, 1.0]}) == 2
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_run_of_a_step_or_two_shows_its_points(steps):
+    for name, figure in draw(comparison([*METHODS[:2], METHODS[-1]], seeds=1, steps=steps)).items():
+        if name not in ("scores", "domains"):
+            drawn = [line for axes in figure.axes for line in axes.lines if line.get_color() != style.GUIDE]
+            assert drawn
+            assert all(line.get_marker() == "o" for line in drawn)
+
+
+def test_a_method_that_coincides_with_plain_is_drawn_over_it():
+    records = comparison(["plain", "static"], seeds=1)
+    lines = {line.get_label(): line for line in figures.conflict(records).axes[0].lines}
+    assert lines["static"].get_zorder() > lines["plain"].get_zorder()
+    assert lines["static"].get_linewidth() < lines["plain"].get_linewidth()
+
+
+@pytest.mark.parametrize(
+    ("label", "lines"),
+    [
+        ("isi + rotate + reweight", ["isi + rotate +", "reweight"]),
+        ('reweight(solver="fixed_point", beta=1.5)', ["reweight(solver=", '"fixed_point",', "beta=1.5)"]),
+        ("glyphs:geometric", ["glyphs:", "geometric"]),
+        ("a" * 40, ["a" * 16, "a" * 16, "a" * 8]),
+        ("", [""]),
+    ],
+)
+def test_labels_are_broken_where_one_would_break_them(label, lines):
+    assert style.wrapped(label, 16 if label != "glyphs:geometric" else 15).split("\n") == lines
 
 
 def test_a_running_mean_keeps_straight_lines_and_skips_gaps():

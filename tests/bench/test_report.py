@@ -16,6 +16,7 @@ from gradhomog.bench.results import ResultLog
 from gradhomog.errors import ConfigError
 from tests.bench.synthetic import METHODS, comparison, result, start
 
+SHOWN = ["plain", "static (tuned)", "pcgrad", "isi + rotate + reweight(beta=1.5)"]
 VOID = {"meta", "br", "link", "img"}
 
 
@@ -74,13 +75,13 @@ def report(folder, records, **options):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
-    return folder, *report(folder, comparison(METHODS[:4], seeds=2))
+    return folder, *report(folder, comparison(SHOWN, seeds=2))
 
 
 def test_everything_that_the_log_allows_is_written(finished):
     folder, summary, _ = finished
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    drawn = ("scores", "domains", "conflict", "weights", "validation")
+    drawn = ("scores", "domains", "conflict", "stages", "weights", "measured", "validation")
     pictures = {f"figures/{name}.{ending}" for name in drawn for ending in ("svg", "png")}
     assert names == {"results.jsonl", "summary.csv", "report.html", *pictures}
     assert summary.finished == summary.expected == 8
@@ -111,7 +112,7 @@ def test_the_configuration_on_the_page_is_toml_of_the_configuration_that_ran(fin
     _, _, page = finished
     command, config = page.code
     assert command == "pip install 'gradhomog[plot]==0.1.0'\ngradhomog compare run.toml"
-    assert tomllib.loads(config) == start(METHODS[:4], seeds=2)["config"]
+    assert tomllib.loads(config) == start(SHOWN, seeds=2)["config"]
 
 
 def test_writing_the_report_again_changes_no_byte(tmp_path):

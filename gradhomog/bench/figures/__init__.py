@@ -3,7 +3,10 @@
 Matplotlib (the extra `plot`) is imported when the first figure is drawn, and its global state is left as it was.
 """
 
+from gradhomog.bench.figures.looks import looks
+from gradhomog.bench.figures.measured import measured
 from gradhomog.bench.figures.scores import domain_scores, scores
+from gradhomog.bench.figures.stages import stages
 from gradhomog.bench.figures.style import MissingMatplotlib, require_matplotlib, save
 from gradhomog.bench.figures.training import conflict, validation, weights
 
@@ -11,9 +14,12 @@ __all__ = [
     "MissingMatplotlib",
     "conflict",
     "domain_scores",
+    "looks",
+    "measured",
     "require_matplotlib",
     "save",
     "scores",
+    "stages",
     "validation",
     "weights",
 ]

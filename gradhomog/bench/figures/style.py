@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -98,8 +99,15 @@ def colors(labels: Sequence[str]) -> dict[str, tuple[str, str]]:
 
 
 def wrapped(label: str, width: int = 26) -> str:
-    """A label in lines short enough for an axis or a legend."""
-    return "\n".join(textwrap.wrap(label, width)) or label
+    """A label in lines short enough for an axis or a legend; words are broken only where they are longer."""
+    found = [""]
+    for piece in re.split(r"(?<=[ (,:=_/+])", label):
+        if len(found[-1]) + len(piece.rstrip()) <= width:
+            found[-1] += piece
+        else:
+            found += textwrap.wrap(piece, width) or [""]
+            found[-1] += " " * piece.endswith(" ")
+    return "\n".join(line.rstrip() for line in found if line.strip()) or label
 
 
 def scaled(interval: Interval, metric: str) -> tuple[float, float]:
