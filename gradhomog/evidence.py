@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gradhomog import rows as row_math
-from gradhomog.errors import OptionError, PluginRunError
+from gradhomog.errors import DataError, OptionError, PluginRunError
 from gradhomog.rows import Rows
 from gradhomog.specs import STATISTICS
 
@@ -58,6 +58,15 @@ class Observation:
         self.features = tuple(features)
         self.feature_cotangents = tuple(feature_cotangents)
         self.targets = targets
+        for name, shown in (
+            ("features", self.features), ("feature_cotangents", self.feature_cotangents),
+            ("targets", () if targets is None else (targets,)),
+        ):  # fmt: skip
+            if any(len(tensor) != len(self.keys) for tensor in shown):
+                raise DataError(
+                    f"`{name}` must have the {len(self.keys)} tasks of the rows in its first dimension; "
+                    f"got {[tuple(tensor.shape) for tensor in shown]}."
+                )
         self.gramian_wanted = gramian_wanted
 
     @property

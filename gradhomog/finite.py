@@ -28,6 +28,8 @@ def apply(observation: Observation, policy: Nonfinite, norms_known: bool) -> tup
         fine = row_math.finite_tasks(observation.rows)
     if observation.losses is not None:
         fine = fine & torch.isfinite(observation.losses).to(fine.device)
+    for cotangents in observation.feature_cotangents:
+        fine = fine & torch.isfinite(cotangents.detach().flatten(1).sum(1, dtype=torch.float64)).to(fine.device)
     tasks = len(observation.keys)
     kept = [index for index, good in enumerate(fine.tolist()) if good]
     if len(kept) == tasks:
@@ -55,7 +57,7 @@ def _describe(observation: Observation, lost: Sequence[int]) -> str:
     else:
         blocks = row_math.blocks(observation.rows)
         bad = [name for name, block in blocks.items() if not torch.isfinite(block[index]).all()]
-        where = f"its gradient is not finite in {', '.join(bad[:4]) or 'the row'}"
+        where = f"its gradient is not finite in {', '.join(bad[:4]) or 'the row or by its features'}"
     others = f" (and tasks {', '.join(map(str, lost[1:]))})" if len(lost) > 1 else ""
     return (
         f"task {index}{f' of domain {key.domain}' if key.domain else ''}{others} is not finite: {where}. "

@@ -188,7 +188,8 @@ class Learner(ABC):
                 whole.load_state_dict(state)
                 self.homogenizers = Pipeline(whole.members[:count], whole.nonfinite)
                 if count == 0 or whole.members[count - 1].before_rows:
-                    rows = self.rows(batch)
+                    with torch.random.fork_rng():  # of dropout in the network, the same for all too
+                        rows = self.rows(batch)
                 gramian = self.homogenizers.gramian_after(
                     rows.jacobian, rows.losses, pattern, domains=batch.domains or None, features=rows.features,
                     feature_cotangents=rows.feature_cotangents, targets=batch.query_y,

@@ -105,8 +105,8 @@ class Pipeline:
         losses: Tensor | Sequence[float] | None = None,
         *,
         domains: Sequence[str] | None = None,
-        features: Tensor | None = None,
-        feature_cotangents: Tensor | None = None,
+        features: Tensor | Sequence[Tensor] = (),
+        feature_cotangents: Tensor | Sequence[Tensor] = (),
         targets: Tensor | None = None,
         create_graph: bool = False,
     ) -> Direction:
@@ -117,7 +117,9 @@ class Pipeline:
                 and never written to. Its dtype is the direction's; N×N algebra is done in float64.
             losses: `[tasks]`, for the homogenizers that need them.
             domains: one name per task, for state held by domain.
-            features, feature_cotangents: `[tasks, queries, features]`, for the homogenizers that learn from them.
+            features, feature_cotangents: `[tasks, queries, features]`, for the homogenizers that learn from them: what
+                went into `transform` and the losses' derivatives by what came out of it. Where several homogenizers
+                transform, sequences: all that `transform` returned, and the derivatives by each.
             targets: `[tasks, queries]`, the classes of the queries, for those that tell them apart.
             create_graph: keep the graph from jacobian and losses to the direction. Every homogenizer must claim
                 `differentiable`.
@@ -141,13 +143,24 @@ class Pipeline:
             jacobian,
             losses,
             domains=domains,
-            features=() if features is None else (features,) * (len(self._transforming) + 1),
-            feature_cotangents=(
-                () if feature_cotangents is None else (feature_cotangents,) * (len(self._transforming) + 1)
-            ),
+            features=self._at_taps("features", features),
+            feature_cotangents=self._at_taps("feature_cotangents", feature_cotangents),
             targets=targets,
             create_graph=create_graph,
         ).direction
+
+    def _at_taps(self, name: str, given: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:
+        taps = len(self._transforming) + 1
+        if isinstance(given, Tensor) and taps <= 2:  # one transform reads its input there and its cotangents here
+            return (given,) * taps
+        if isinstance(given, Tensor) or (given and len(given) != taps):
+            found = "a tensor" if isinstance(given, Tensor) else f"{len(given)} tensors"
+            raise OptionError(
+                f"`{name}` must be a sequence of {taps} tensors, one before and one after each of the {taps - 1} "
+                f"homogenizers that transform features; got {found}. Pass what transform() returned, and the "
+                "derivatives of the losses by each."
+            )
+        return given
 
     def homogenize(
         self,

@@ -25,6 +25,7 @@ SUITES: dict[str, tuple[str, ...]] = {
         f"isi + {REWEIGHT}",
         "isi + rotate",
         f"isi + rotate + {REWEIGHT}",
+        "rotate_rows",
         "pcgrad",
         GRADNORM,
         TUNED_STATIC,

@@ -24,7 +24,9 @@ def pooled(cotangents: Tensor, pool: Pool, targets: Tensor | None = None) -> Ten
         return cotangents
     if targets is None or targets.is_floating_point():
         raise OptionError('rotate: `pool="class"` needs the classes of the queries; these targets are no classes.')
-    members = torch.nn.functional.one_hot(targets, int(targets.max()) + 1).to(cotangents)
+    if bool((targets < 0).any()):
+        raise OptionError(f'rotate: `pool="class"` needs classes of 0 and above; got {int(targets.min())}.')
+    members = torch.nn.functional.one_hot(targets.long(), int(targets.max()) + 1).to(cotangents)
     return members.transpose(1, 2) @ cotangents
 
 
@@ -34,15 +36,15 @@ def unit(vectors: Tensor) -> Tensor:
     return torch.where(norms > 0, vectors / torch.where(norms > 0, norms, torch.ones_like(norms)), 0.0)
 
 
-def matched(vectors: Tensor) -> Tensor:
-    """For each task an order `[tasks, vectors]` in which its unit vectors fit those of the tasks before it best.
+def matched(vectors: Tensor, reference: Tensor) -> Tensor:
+    """For each task an order `[tasks, vectors]` in which its unit vectors fit those of the reference best.
 
     Class 3 of one task has nothing to do with class 3 of another. Greedy: the pair with the largest cosine to the
-    sum of those matched so far is taken first.
+    sum of the reference and the tasks matched so far is taken first.
     """
     tasks, count, _ = vectors.shape
-    orders, total = [torch.arange(count, device=vectors.device)], vectors[0].clone()
-    for task in range(1, tasks):
+    orders, total = [], reference.clone()
+    for task in range(tasks):
         cosines = unit(total) @ vectors[task].T
         order = torch.zeros(count, dtype=torch.int64, device=vectors.device)
         for _ in range(count):

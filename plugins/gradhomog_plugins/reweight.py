@@ -93,11 +93,9 @@ class Reweight(Homogenizer):
             weights = self._leader_weights(evidence).to(norms.device)
         if self.variant == "paper":
             return weights
-        if self.max_weight is not None:
-            weights = bounded(weights, self.max_weight)
         if self.scale == "norm" and bool((weights * norms).sum() > 0):
             weights = weights * norms.sum() / (weights * norms).sum()
-        return weights
+        return weights if self.max_weight is None else bounded(weights, self.max_weight)
 
     def update(self, evidence: Evidence) -> None:
         if self.solver != "gradient" or self.key == "batch":

@@ -10,12 +10,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gradhomog import DataError, Evidence, Homogenizer, HomogenizerSpec, OptionError, TaskKey, hookimpl
+from gradhomog import ConfigError, DataError, Evidence, Homogenizer, HomogenizerSpec, OptionError, TaskKey, hookimpl
 from gradhomog_plugins import _rotations
 from gradhomog_plugins._pooling import matched, mean_cosine, pooled, pooled_energy, unit
 from gradhomog_plugins._rotations.base import Rotation, Settings
 
-SEVERAL = ("procrustes", "geodesic", "cayley", "dense_cayley", "expm", "subspace")
+CLOSED = ("plane", "procrustes")
 
 
 class Rotate(Homogenizer):
@@ -26,18 +26,18 @@ class Rotate(Homogenizer):
     `variant="paper"`: raise Σ_i ⟨R_i g_i, ḡ⟩, g_i = R_iᵀ Σ_q g̃_iq and ḡ = mean of R_j g_j constant
 
     Args:
-        parameterization: `"plane"`, the smallest rotation that takes v to u, in closed form, of their running means;
-            `"procrustes"`, the same for several directions; learnt: `"cayley"` (low rank), `"geodesic"` (dense,
+        parameterization: `"plane"`, the smallest rotation that takes v to u, in closed form, of directions that follow
+            them slowly; `"procrustes"`, the same for several; learnt: `"cayley"` (low rank), `"geodesic"` (dense,
             Riemannian), `"subspace"` (of the first `rank` features), and for reference `"dense_cayley"`, `"expm"`.
-        lr: > 0, radians by which one leader step may turn a rotation, whatever m is.
-        max_angle: in (0, π], radians from the identity that are never left. The head was adapted to features that are
-            not rotated: far from the identity it does not know what it sees.
+        lr: > 0, radians by which one leader step turns a rotation at most, whatever m is.
+        max_angle: in (0, π], radians from the identity that are never left (of several planes, their root sum of
+            squares). The head was adapted to features that are not rotated: far from the identity it does not know
+            what it sees.
         pool: the vectors that are compared: `"task"`, summed over all queries; `"class"`, over the queries of each
-            class, classes of different tasks matched by cosine; `"sample"`, one by one, for multi-task learning, where
-            the tasks have the same inputs. The last two need another parameterization than `"plane"`.
+            class, classes of different tasks matched by cosine, not with `"plane"`; `"sample"`, one by one, for
+            multi-task learning, where the tasks have the same inputs, learnt only.
         key: rotations by `"slot"` or by `"domain"`. A new one starts at the identity.
-        limit: ≥ 1, number of rotations kept; the least recently used leave.
-        momentum: in [0, 1), of the running means of `"plane"` and `"procrustes"`.
+        limit: ≥ 1, number of rotations kept; the least recently used leave, but none of the batch.
         rank: ≥ 1, of `"cayley"` and `"subspace"`.
         variant: `"paper"` is equation 6 to the letter. It aligns what reaches the head, and by that turns what reaches
             the encoder apart.
@@ -53,12 +53,13 @@ class Rotate(Homogenizer):
 
     Deviations: (1) equation 6 aligns R_i g_i, the gradients at the head; what reaches the encoder is R_iᵀ g̃_i, whose
     cosine it lowers, so RotoGrad's objective is taken; (2) unit gradients, so that large tasks do not decide v; (3)
-    identity at first, where RotoGrad's code starts at random rotations; (4) steps are angles: Adam at 5e-4 on a
-    dense matrix turns 1600 features by a radian; (5) pooled gradients hold a small part of their energy in few-shot
+    identity at first, where RotoGrad's code starts at random rotations; (4) steps are angles: Adam at the paper's 5e-4
+    on a dense matrix turns 64 features by 0.04 radians and 1600 by one; a step that would lower the alignment is not
+    taken; (5) pooled gradients hold a small part of their energy in few-shot
     classification, so that their alignment hardly moves the encoder's parameter gradients: see `rotate_rows`.
 
     >>> import torch, gradhomog
-    >>> pipe = gradhomog.pipeline("rotate(lr=1.6, momentum=0)")
+    >>> pipe = gradhomog.pipeline("rotate(lr=1.6)")
     >>> cotangents = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])  # [tasks, queries, features]
     >>> _ = pipe.combine(torch.eye(2), features=cotangents, feature_cotangents=cotangents)
     >>> keys = [gradhomog.TaskKey(slot) for slot in range(2)]
@@ -73,12 +74,11 @@ class Rotate(Homogenizer):
         parameterization: Literal[
             "plane", "procrustes", "cayley", "geodesic", "subspace", "dense_cayley", "expm"
         ] = "plane",
-        lr: float = 5e-4,
+        lr: float = 5e-3,
         max_angle: float = 0.5,
         pool: Literal["task", "class", "sample"] = "task",
         key: Literal["slot", "domain"] = "slot",
         limit: int | None = None,
-        momentum: float = 0.9,
         rank: int = 4,
         variant: Literal["corrected", "paper"] = "corrected",
         seed: int = 0,
@@ -87,23 +87,28 @@ class Rotate(Homogenizer):
             raise OptionError(f"rotate: `lr` must be positive; got {lr!r}.")
         if not 0 < max_angle <= math.pi:
             raise OptionError(f"rotate: `max_angle` must be in (0, π] radians; got {max_angle!r}.")
-        if not 0 <= momentum < 1:
-            raise OptionError(f"rotate: `momentum` must be in [0, 1); got {momentum!r}.")
         for name, value in (("limit", limit), ("rank", rank)):
             if value is not None and value < 1:
                 raise OptionError(f"rotate: `{name}` must be at least 1; got {value!r}.")
-        if pool != "task" and parameterization == "plane":
+        if pool == "class" and parameterization == "plane":
             raise OptionError(
-                f"rotate: `pool` {pool!r} gives several directions a task, and a plane has one; "
-                f"use parameterization={' or '.join(map(repr, SEVERAL[:2]))}."
+                "rotate: `pool` 'class' gives several directions a task, and a plane has one; "
+                "use parameterization='procrustes' or 'geodesic'."
+            )
+        if pool == "sample" and parameterization in CLOSED:
+            raise OptionError(
+                f"rotate: `pool` 'sample' gives other directions in every batch, and {parameterization!r} follows them "
+                "from batch to batch; use parameterization='geodesic' or 'cayley'."
             )
         self.parameterization, self.pool, self.key, self.limit = parameterization, pool, key, limit
         self.variant, self.seed = variant, seed
-        self.settings = Settings(lr, max_angle, momentum, rank)
+        self.settings = Settings(lr, max_angle, rank)
         self.rotations: dict[str, Rotation] = {}  # the most recently used last
+        self.reference = torch.zeros(0, 0, dtype=torch.float64)  # what the classes were called by in the last step
         self._measured: dict[str, float | Sequence[float]] = {}
 
     def transform(self, features: Tensor, keys: Sequence[TaskKey]) -> Tensor:
+        _check(features, len(keys), "features")
         found = [self._find(key.by(self.key), features) for key in keys]
         if not any(rotation is not None and rotation.tensors for rotation in found):
             return features
@@ -121,14 +126,13 @@ class Rotate(Homogenizer):
 
     def update(self, evidence: Evidence) -> None:
         keys, cotangents = evidence.by(self.key), evidence.feature_cotangents
+        _check(cotangents, len(keys), "feature_cotangents")
         sums = pooled(cotangents, self.pool, evidence.targets if self.pool == "class" else None)
         heads = unit(sums)  # u, and what reaches the encoder of it
         rotations = [self._used(key, heads) for key in keys]
         arriving = torch.stack([r.rotate(u, transposed=True) for r, u in zip(rotations, heads, strict=True)])
         if self.pool == "class":
-            order = matched(arriving)
-            sums, heads, arriving = (torch.stack([x[o] for x, o in zip(t, order, strict=True)]) for t in
-                                     (sums, heads, arriving))  # fmt: skip
+            sums, heads, arriving = self._renamed(sums, heads, arriving)
         self._measured = {
             "angle": [rotation.angle for rotation in rotations],
             "feature_cosine_before": mean_cosine(heads),
@@ -138,14 +142,25 @@ class Rotate(Homogenizer):
         goal = unit(arriving.sum(0)) if self.variant == "corrected" else unit(sums.sum(0))
         pairs: dict[str, list[tuple[Tensor, Tensor]]] = {}
         for key, head, arrived in zip(keys, heads, arriving, strict=True):
-            some = (head.norm(dim=1) > 0) & (goal.norm(dim=1) > 0)
-            if bool(some.any()):
-                pair = (head[some], goal[some]) if self.variant == "corrected" else (goal[some], arrived[some])
+            pair = (head, goal) if self.variant == "corrected" else (goal, arrived)
+            if bool((head * goal).any()):
                 pairs.setdefault(key, []).append(pair)
-        for key, found in pairs.items():
-            self.rotations[key].turn(torch.cat([u for u, _ in found]), torch.cat([v for _, v in found]))
-        while self.limit is not None and len(self.rotations) > self.limit:
+        for key, found in pairs.items():  # tasks of one key turn it together
+            u, v = (unit(torch.stack(vectors).sum(0)) for vectors in zip(*found, strict=True))
+            there = (u != 0).any(1) & (v != 0).any(1)
+            if bool(there.all()) or (self.parameterization not in CLOSED and bool(there.any())):
+                self.rotations[key].turn(u[there], v[there])
+        while self.limit is not None and len(self.rotations) > max(self.limit, len(set(keys))):
             del self.rotations[next(iter(self.rotations))]
+
+    def _renamed(self, *vectors: Tensor) -> list[Tensor]:
+        """The classes of all tasks called alike, and as in the last step: by what arrives at the encoder."""
+        arriving = vectors[-1]
+        known = self.reference.shape == arriving[0].shape
+        order = matched(arriving, self.reference.to(arriving.device) if known else arriving[0])
+        renamed = [torch.stack([x[o] for x, o in zip(task, order, strict=True)]) for task in vectors]
+        self.reference = unit(renamed[-1].sum(0))
+        return renamed
 
     def _used(self, key: str, vectors: Tensor) -> Rotation:
         rotation = self._find(key, vectors)
@@ -161,16 +176,32 @@ class Rotate(Homogenizer):
         return self._measured
 
     def state_dict(self) -> dict[str, Any]:
-        return {
+        saved = {
             key: {name: value.clone() if isinstance(value, Tensor) else value
                   for name, value in rotation.state_dict().items()}
             for key, rotation in self.rotations.items()
         }  # fmt: skip
+        return {"rotations": saved, "reference": self.reference.clone()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if set(state) != {"rotations", "reference"}:
+            raise ConfigError(
+                f"the state of Rotate must hold rotations and reference; found {sorted(state)}. "
+                "It was saved by another homogenizer or version."
+            )
         self.rotations = {
-            key: _rotations.restore(self.parameterization, self.settings, saved) for key, saved in state.items()
+            key: _rotations.restore(self.parameterization, self.settings, saved)
+            for key, saved in state["rotations"].items()
         }
+        self.reference = state["reference"].clone()
+
+
+def _check(features: Tensor, tasks: int, name: str) -> None:
+    if features.dim() != 3 or features.shape[0] != tasks:
+        raise DataError(
+            f"rotate: `{name}` must have shape [tasks, queries, features] with {tasks} tasks; got "
+            f"{tuple(features.shape)}. An encoder of maps needs a torch.nn.Flatten() at its end."
+        )
 
 
 @hookimpl

@@ -9,8 +9,10 @@ from torch import Tensor
 
 from gradhomog import Evidence, Homogenizer, HomogenizerSpec, OptionError, hookimpl
 
-# Rows closer than this to the mean direction, or to its opposite, span no plane with it, in float64.
-PARALLEL = 1e-9
+# Gramians of float32 rows are right to some 1e-7 of the norms' product. Where unit rows add up to so little, in squared
+# length per row, that this could turn their sum, there is no mean direction; where a row is so close to it, or to its
+# opposite, in squared sine, there is no plane.
+NOTHING, PARALLEL = 1e-4, 1e-6
 
 
 class RotateRows(Homogenizer):
@@ -24,8 +26,9 @@ class RotateRows(Homogenizer):
     Args:
         max_angle: in [0, π], radians. π aligns all rows but those opposite to v; 0 is the plain learner.
 
-    Differentiable in the rows, but where an angle reaches the cap. A zero row, one opposite to v, and all rows where
-    Σ u_j = 0 are left as they are. State: none. Cost: one Gramian and one read of the rows; O(N²).
+    Differentiable in the rows, but where an angle reaches the cap. A zero row, one within 1e-3 radians of v or of its
+    opposite, and all rows where ‖Σ u_j‖² ≤ 1e-4 N are left as they are: closer, float32 rows cannot be told apart.
+    State: none. Cost: one Gramian and one read of the rows; O(N²).
 
     Source: none as such: equation 6 of RotoGBML (Zhang et al. 2023, arXiv 2303.06679) for gradients ∇_θ instead of ∇_z,
     which the paper names and leaves for its size; in the span of N rows it has none.
@@ -47,12 +50,12 @@ class RotateRows(Homogenizer):
         norms, cosines = evidence.norms(), _cosines(evidence)
         size = cosines.sum()  # ‖Σ u_j‖²: unit rows
         there = norms > 0
-        if not bool(size > PARALLEL * len(norms)):
+        if not bool(size > NOTHING * len(norms)):
             return torch.ones_like(norms)
         share = there.to(norms) / size.sqrt()  # v = Σ_j share_j u_j
         to_mean = (cosines @ share).clamp(-1, 1)
         sines = (1 - to_mean.square()).clamp_min(0)
-        turns = there & (sines > PARALLEL**2)
+        turns = there & (sines > PARALLEL)
         sine = torch.where(turns, sines, 1.0).sqrt()
         angle = torch.atan2(torch.where(turns, sine, 0.0), to_mean)
         turn = angle.clamp(max=self.max_angle)

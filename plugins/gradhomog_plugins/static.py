@@ -33,8 +33,8 @@ class Static(Homogenizer):
 
     Differentiable in the rows. State: none. Cost: one read of the rows.
 
-    Source: linear scalarization; the row *hyper* of table 4 of RotoGBML (Zhang et al., arXiv 2303.06679) is a fixed
-    weight vector whose values the paper does not give. That it matches adaptive methods when tuned: Kurin et al. 2022
+    Source: linear scalarization; the row *hyper* in the ablation of RotoGBML (Zhang et al., arXiv 2303.06679, section
+    6.3) is the list [0.1, 0.5, 0.3, 0.4]. That it matches adaptive methods when tuned: Kurin et al. 2022
     (arXiv 2201.04122), Xin et al. 2022 (arXiv 2209.11379).
 
     Deviations: weights of 1 are 1 here and the mean is taken; LibMTL documents 1/T and uses 1.

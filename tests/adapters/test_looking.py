@@ -122,3 +122,17 @@ def test_targets_reach_the_homogenizers_that_read_features():
     assert torch.equal(reader.seen, torch.stack([task.query_y for task in batch]))
     with pytest.raises(gradhomog.OptionError, match=r"needs the tasks' targets.*\[tasks, queries\]"):
         gradhomog.pipeline([Reader()]).combine(torch.eye(2))
+
+
+def test_a_probe_gives_dropout_the_same_numbers_and_leaves_the_global_generator_alone():
+    # Found as rows that differed between "plain" and an identity.
+    class Identity(Homogenizer):
+        def transform(self, features, keys):
+            return features
+
+    model = learner([Identity()])
+    model.encoder.append(nn.Dropout(0.5))
+    state = torch.get_rng_state()
+    plain, same = model.probe(tasks())
+    assert torch.equal(plain.norms, same.norms)
+    assert torch.equal(torch.get_rng_state(), state)

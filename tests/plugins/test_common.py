@@ -21,6 +21,7 @@ METHODS = [
     "rotate(lr=0.1)", "rotate(parameterization='geodesic', variant='paper', lr=0.1)",
     "rotate_rows", "rotate_rows(max_angle=0.3)",
     "rotogbml(isi=false, rotate={'lr': 0.1})",
+    "isi", "isi(temperature=inf, sampling='multinomial', until=1)",
 ]  # fmt: skip
 
 

@@ -203,3 +203,10 @@ def test_norms_that_are_equal_up_to_rounding_move_no_weight():
     for _ in range(4):
         found = pipe.homogenize(rows, torch.ones(3)).weights
     assert found.tolist() == [1, 1, 1]
+
+
+def test_no_weight_exceeds_its_bound_whatever_the_scale():
+    # Found with the bound before the scale: 2.998.
+    rows = torch.tensor([1e-3, 1.0, 1.0, 1.0]).diag()
+    pipe = gradhomog.pipeline("reweight(beta=0, solver='fixed_point', max_weight=2.0, scale='norm')")
+    assert float(pipe.homogenize(rows, torch.ones(4)).weights.max()) <= 2

@@ -66,7 +66,7 @@ def test_the_encoders_gradients_align_and_the_literal_objective_turns_them_apart
     cotangents[0, 0, 0], cotangents[1, 0, :2] = 1, torch.tensor([0.5, math.sqrt(0.75)])
     found = {}
     for variant in ("corrected", "paper"):
-        pipe = gradhomog.pipeline(f"rotate(lr=0.2, max_angle=3, momentum=0, variant='{variant}')")
+        pipe = gradhomog.pipeline(f"rotate(lr=0.2, max_angle=3, variant='{variant}')")
         learn(pipe, cotangents, steps=4)
         found[variant] = pair_cosine(arriving(pipe, cotangents))
     assert pair_cosine(cotangents) == pytest.approx(0.5)
@@ -78,7 +78,7 @@ def test_the_encoders_gradients_align_and_the_literal_objective_turns_them_apart
 @given(seed=st.integers(0, 500), count=st.integers(2, 5), lr=st.floats(1e-3, 1.5))
 def test_one_leader_step_lowers_no_alignment(name, seed, count, lr):
     cotangents = draw(count, 3, 6, seed=seed)
-    pipe = gradhomog.pipeline(f"rotate(parameterization='{name}', lr={lr}, momentum=0, max_angle=3)")
+    pipe = gradhomog.pipeline(f"rotate(parameterization='{name}', lr={lr}, max_angle=3)")
     before = pair_cosine(cotangents)
     for _ in range(3):
         learn(pipe, cotangents)
@@ -153,7 +153,7 @@ def test_class_pooling_aligns_classes_whatever_they_are_called():
     cotangents = torch.stack([directions, directions @ square.T])
     targets = torch.tensor([[0, 1, 2], [2, 0, 1]])
     shuffled = torch.stack([cotangents[0], cotangents[1]])
-    pipe = gradhomog.pipeline("rotate(parameterization='procrustes', pool='class', lr=0.1, max_angle=3, momentum=0)")
+    pipe = gradhomog.pipeline("rotate(parameterization='procrustes', pool='class', lr=0.1, max_angle=3)")
     cosine = lambda x: float(torch.nn.functional.cosine_similarity(x[0], x[1], dim=1).mean())  # noqa: E731
     before = cosine(shuffled)
     learn(pipe, shuffled, 20, targets=targets)
@@ -169,9 +169,16 @@ def test_sample_pooling_compares_paired_queries():
     assert after > before + 0.3
 
 
-@pytest.mark.parametrize("text", ["rotate(pool='class')", "rotate(pool='sample')"])
-def test_a_plane_has_one_direction(text):
-    with pytest.raises(OptionError, match="a plane has one; use parameterization='procrustes'"):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rotate(pool='class')", "a plane has one; use parameterization='procrustes'"),
+        ("rotate(pool='sample')", "follows them from batch to batch; use parameterization='geodesic'"),
+        ("rotate(pool='sample', parameterization='procrustes')", "use parameterization='geodesic'"),
+    ],
+)
+def test_a_parameterisation_that_does_not_suit_the_pooling_is_refused(text, message):
+    with pytest.raises(OptionError, match=message):
         gradhomog.pipeline(text)
 
 
@@ -180,7 +187,6 @@ def test_a_plane_has_one_direction(text):
     [
         ("rotate(lr=0)", "`lr` must be positive"),
         ("rotate(max_angle=4.0)", r"`max_angle` must be in \(0, π\]"),
-        ("rotate(momentum=1.0)", r"`momentum` must be in \[0, 1\)"),
         ("rotate(limit=0)", "`limit` must be at least 1"),
         ("rotate(rank=0)", "`rank` must be at least 1"),
     ],
@@ -188,6 +194,24 @@ def test_a_plane_has_one_direction(text):
 def test_wrong_options_are_refused_by_name(text, message):
     with pytest.raises(OptionError, match=message):
         gradhomog.pipeline(text)
+
+
+def test_a_state_of_another_parameterisation_is_refused_and_changes_nothing():
+    plane, cayley = (gradhomog.pipeline(f"rotate(parameterization='{name}')") for name in ("plane", "cayley"))
+    for pipe in (plane, cayley):
+        learn(pipe, draw(2, 1, 6))
+    with pytest.raises(gradhomog.ConfigError, match=r"'cayley' holds \['features', 'seed', 'u', 'v'\]; found"):
+        next(iter(cayley)).load_state_dict(next(iter(plane)).state_dict())
+    with pytest.raises(gradhomog.ConfigError, match="the state of Rotate must hold"):
+        next(iter(plane)).load_state_dict({"generator": torch.zeros(3)})
+
+
+def test_features_of_another_shape_are_refused_with_what_to_do():
+    pipe = gradhomog.pipeline("rotate")
+    with pytest.raises(gradhomog.DataError, match=r"\[tasks, queries, features\] with 1 tasks.*Flatten"):
+        pipe.transform(torch.zeros(1, 3, 4, 5, 5), [TaskKey(0)])
+    with pytest.raises(gradhomog.DataError, match="must have the 2 tasks of the rows"):
+        pipe.combine(torch.eye(2), features=torch.zeros(3, 1, 4), feature_cotangents=torch.zeros(3, 1, 4))
 
 
 def test_another_number_of_features_is_refused():
@@ -217,12 +241,37 @@ def test_two_tasks_of_one_domain_turn_their_rotation_together():
     pipe = gradhomog.pipeline("rotate(key='domain', lr=0.3)")
     learn(pipe, cotangents, domains=["a", "a", "b"])
     rotations = next(iter(pipe)).rotations
-    assert rotations["a"].steps == rotations["b"].steps == 1
+    together = cotangents[:2].sum(1)
+    u = torch.nn.functional.normalize(torch.nn.functional.normalize(together, dim=1).sum(0), dim=0)
+    assert rotations["a"].alignment(u[None], rotations["a"].follower_v) > float(u @ rotations["a"].follower_v[0])
+
+
+def test_rotations_of_the_batch_do_not_leave_whatever_the_limit():
+    pipe = gradhomog.pipeline("rotate(limit=1, lr=0.3)")
+    learn(pipe, draw(3, 1, 6), 2)
+    assert list(next(iter(pipe)).rotations) == ["0", "1", "2"]
+
+
+def test_classes_keep_their_names_from_step_to_step():
+    cotangents, targets = draw(2, 3, 8), torch.tensor([[0, 1, 2], [0, 1, 2]])
+    text = "rotate(parameterization='procrustes', pool='class', lr=0.05, max_angle=3)"
+    plain, renamed = gradhomog.pipeline(text), gradhomog.pipeline(text)
+    for step in range(10):
+        learn(plain, cotangents, targets=targets)
+        learn(renamed, cotangents, targets=(targets + step) % 3)
+    torch.testing.assert_close(arriving(renamed, cotangents), arriving(plain, cotangents), rtol=1e-6, atol=1e-8)
+
+
+def test_a_batch_without_one_of_the_classes_turns_nothing_in_closed_form():
+    cotangents, targets = draw(2, 3, 8), torch.tensor([[0, 1, 2], [0, 1, 1]])
+    pipe = gradhomog.pipeline("rotate(parameterization='procrustes', pool='class', lr=0.05)")
+    learn(pipe, cotangents, targets=targets)
+    assert next(iter(pipe)).rotations["1"].angle == 0
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_training_goes_on_bit_for_bit_from_a_saved_state(name):
-    text = f"rotate(parameterization='{name}', lr=0.2, momentum=0.5)"
+    text = f"rotate(parameterization='{name}', lr=0.2)"
     model = learner(text)
     outer = torch.optim.SGD(model.parameters(), lr=0.1)
     for seed in range(3):
@@ -298,3 +347,28 @@ def test_angles_cosines_and_the_pooled_share_are_told():
     assert told["feature_cosine_after"] == pytest.approx(pair_cosine(before))
     share = (cotangents.sum(1).norm(dim=1) ** 2 / (4 * cotangents.square().sum((1, 2)))).mean()
     assert told["pooled_energy"] == pytest.approx(float(share))
+
+
+def test_several_transforms_learn_from_what_each_of_them_shows():
+    # Found as rotations that cancelled: both had been given the cotangents of the last.
+    cotangents = draw(3, 2, 6)
+    pipe = gradhomog.pipeline("rotate(lr=0.2, max_angle=3) + rotate(lr=0.2, max_angle=3)")
+    keys = [TaskKey(slot) for slot in range(3)]
+    with pytest.raises(OptionError, match="a sequence of 3 tensors, one before and one after each of the 2"):
+        learn(pipe, cotangents)
+    for _ in range(12):
+        taps = pipe.transform(torch.zeros_like(cotangents, requires_grad=True), keys)
+        taps = [tap if tap.requires_grad else tap.requires_grad_() for tap in taps]
+        slopes = torch.autograd.grad((taps[-1] * cotangents).sum(), taps)
+        pipe.combine(torch.eye(3, dtype=torch.float64), features=taps, feature_cotangents=slopes)
+    assert pair_cosine(arriving(pipe, cotangents)) > max(0.99, pair_cosine(cotangents))
+
+
+def test_a_task_whose_cotangents_are_not_finite_is_named_or_dropped():
+    cotangents = draw(3, 2, 6)
+    cotangents[1, 0, 0] = torch.nan
+    with pytest.raises(gradhomog.NonfiniteError, match=r"task 1 is not finite.*by its features"):
+        learn(gradhomog.pipeline("rotate"), cotangents)
+    pipe = gradhomog.pipeline("rotate", nonfinite="drop")
+    learn(pipe, cotangents)
+    assert list(next(iter(pipe)).rotations) == ["0", "2"]

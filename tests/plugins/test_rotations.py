@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 
 import pytest
 import torch
@@ -17,8 +18,8 @@ CLOSED = ["plane", "procrustes"]
 LEARNT = [name for name in NAMES if name not in CLOSED]
 
 
-def made(name, features=8, lr=0.1, max_angle=math.pi, momentum=0.0, rank=4):
-    return _rotations.make(name, features, Settings(lr, max_angle, momentum, rank), seed=1)
+def made(name, features=8, lr=0.1, max_angle=math.pi, rank=4):
+    return _rotations.make(name, features, Settings(lr, max_angle, rank), seed=1)
 
 
 def directions(count, features, seed):
@@ -61,9 +62,11 @@ def test_it_stays_a_rotation_and_keeps_norms(name, seed, steps, pairs):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_is_orthogonal_in_float32_after_ten_thousand_steps(name):
-    rotation = made(name, features=4, lr=0.01, momentum=0.9, rank=3)
-    u, v = directions(10_000, 4, seed=0)
-    for step in range(10_000):
+    # In the others nothing adds up that could leave the rotations; `explore` runs all of them to the end.
+    whole = name in ("plane", "geodesic", "cayley") or os.environ.get("HYPOTHESIS_PROFILE") == "explore"
+    rotation, steps = made(name, features=4, lr=0.01, rank=3), 10_000 if whole else 500
+    u, v = directions(steps, 4, seed=0)
+    for step in range(steps):
         rotation.turn(u[step : step + 1], v[step : step + 1])
     single = matrix(rotation, torch.float32)
     assert defect(single) < 5e-6
@@ -88,10 +91,6 @@ def test_one_leader_step_never_lowers_the_alignment(name, seed, lr, pairs, befor
     for step in range(before):
         rotation.turn(*directions(pairs, 8, seed + 1 + step))
     u, v = directions(pairs, 8, seed)
-    if name in CLOSED and before:  # they forget where they were, so they start from turns of the same directions
-        rotation = made(name, lr=lr)
-        for _ in range(before):
-            rotation.turn(u, v)
     earlier = rotation.alignment(u, v)
     rotation.turn(u, v)
     assert rotation.alignment(u, v) >= earlier - 1e-9
@@ -119,18 +118,55 @@ def test_one_step_turns_by_at_most_its_rate_whatever_the_number_of_features(name
 
 
 @pytest.mark.parametrize("name", NAMES)
-@given(seed=st.integers(0, 1000))
-def test_the_angle_from_the_identity_stays_below_its_limit(name, seed):
+@given(seed=st.integers(0, 1000), pairs=st.integers(1, 3))
+def test_the_angle_from_the_identity_stays_below_its_limit(name, seed, pairs):
     rotation = made(name, lr=0.2, max_angle=0.5)
     for step in range(8):
-        rotation.turn(*directions(1, 8, seed + (step > 4)))
+        rotation.turn(*directions(pairs, 8, seed + (step > 4)))
     principal = torch.linalg.eigvals(matrix(rotation)).angle().abs().max()
-    assert principal <= 0.5 + 1e-5
+    assert principal <= 0.5 + 1e-6
+    assert rotation.angle <= 0.5 + 1e-6
+    assert defect(matrix(rotation)) < 1e-9
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_after_many_noisy_steps_one_step_still_turns_by_its_rate_at_most(name):
+    # Found with lr · steps as a cap on the angle from the identity: later steps turned by up to a radian.
+    rotation = made(name, features=16, lr=0.01, max_angle=0.5, rank=16)
+    largest = 0.0
+    for step in range(200):
+        before = matrix(rotation)
+        rotation.turn(*directions(1, 16, seed=step))
+        apart = before.T @ matrix(rotation)
+        largest = max(largest, float(torch.linalg.eigvals(apart).angle().abs().max()))
+    assert largest < 0.01 * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("name", ["plane", "cayley", "geodesic", "dense_cayley", "expm"])
+def test_at_the_limit_it_can_still_turn_to_other_directions(name):
+    # Found with steps that were taken back at the limit: alignment 0 after a thousand of them.
+    first, second, third, fourth = torch.eye(8, dtype=torch.float64)[:4].split(1)
+    rotation = made(name, lr=0.02, max_angle=0.5, rank=8)
+    for _ in range(60):
+        rotation.turn(first, second)
+    assert rotation.angle > 0.49
+    for _ in range(600):
+        rotation.turn(third, fourth)
+    assert rotation.angle <= 0.5 + 1e-6
+    assert rotation.alignment(third, fourth) > (0.3 if name != "plane" else 0.2)
+
+
+def test_an_angle_does_not_creep_over_its_limit():
+    rotation = made("geodesic", lr=8e-7, max_angle=1e-4)
+    u, v = directions(1, 8, seed=0)
+    for _ in range(500):
+        rotation.turn(u, v)
+    assert rotation.angle < 1e-4 * (1 + 1e-3)
 
 
 @given(seed=st.integers(0, 10_000))
 def test_the_angle_told_is_that_of_a_plane_rotation(seed):
-    rotation = made("plane", features=5, lr=4)
+    rotation = made("plane", features=5, lr=6)
     rotation.turn(*directions(1, 5, seed))
     principal = torch.linalg.eigvals(matrix(rotation)).angle().abs().max()
     assert rotation.angle == pytest.approx(float(principal), abs=1e-6)
@@ -138,7 +174,7 @@ def test_the_angle_told_is_that_of_a_plane_rotation(seed):
 
 def test_the_plane_takes_v_to_u_and_leaves_everything_orthogonal_to_both():
     u, v = directions(1, 6, seed=0)
-    rotation = made("plane", features=6, lr=4)
+    rotation = made("plane", features=6, lr=7)
     rotation.turn(u, v)
     torch.testing.assert_close(rotation.rotate(v), u, rtol=0, atol=1e-12)
     complement = torch.linalg.qr(torch.cat([u, v]).T, mode="complete")[0][:, 2:].T
@@ -148,7 +184,7 @@ def test_the_plane_takes_v_to_u_and_leaves_everything_orthogonal_to_both():
 @pytest.mark.parametrize("sign", [1, -1])
 def test_parallel_and_opposite_directions_span_no_plane_and_are_not_turned(sign):
     u, _ = directions(1, 6, seed=0)
-    rotation = made("plane", features=6, lr=4)
+    rotation = made("plane", features=6, lr=7)
     rotation.turn(u, sign * u)
     assert rotation.angle == 0
 
@@ -157,7 +193,7 @@ def test_procrustes_is_the_best_rotation_of_the_span_by_scipy():
     from scipy.linalg import orthogonal_procrustes
 
     u, v = directions(4, 4, seed=6)  # the span is the whole space
-    rotation = made("procrustes", features=4, lr=4)
+    rotation = made("procrustes", features=4, lr=9)
     rotation.turn(u, v)
     best, _ = orthogonal_procrustes(v.numpy(), u.numpy())  # v best ≈ u, so R = bestᵀ
     assert torch.linalg.det(torch.from_numpy(best)) > 0, "a seed whose best orthogonal matrix is a rotation"
@@ -187,7 +223,7 @@ def test_a_learnt_step_follows_the_gradient_of_the_alignment(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_saved_rotation_goes_on_bit_for_bit(name):
-    rotation, u, v = made(name, momentum=0.5), *directions(6, 8, seed=4)
+    rotation, u, v = made(name), *directions(6, 8, seed=4)
     for step in range(3):
         rotation.turn(u[step : step + 1], v[step : step + 1])
     other = _rotations.restore(name, rotation.settings, rotation.state_dict())

@@ -17,27 +17,26 @@ class Settings:
     """How far and how fast rotations turn.
 
     Attributes:
-        lr: radians by which one leader step may turn a rotation, whatever m is.
+        lr: radians by which one leader step turns a rotation at most, whatever m is.
         max_angle: radians from the identity that are never left.
-        momentum: of the running means of the closed forms.
         rank: columns of the low-rank Cayley transform; features of the subspace.
     """
 
     lr: float
     max_angle: float
-    momentum: float
     rank: int
 
 
-# Of an angle, in radians: it is read off a trace, whose rounding a small angle sees under the root.
-ROUNDING = 1e-6
+# Of an alignment and of an angle: both are sums of many products in float64.
+ROUNDING = 1e-12
 
 
 class Rotation(ABC):
     """R in SO(m) for row vectors: `rotate(x)` is x Rᵀ, every row x becomes R x.
 
-    `turn(u, v)` is one leader step: raises mean_k ⟨Rᵀ u_k, v_k⟩ for unit vectors `[pairs, m]`, never lowers it.
-    Parameters are float64: they are small, and R stays orthogonal to rounding in the dtype of the features.
+    `turn(u, v)` is one leader step for unit vectors `[pairs, m]`: it raises mean_k ⟨Rᵀ u_k, v_k⟩ or leaves R alone,
+    turns R by about `lr` at most, and stays within `max_angle`. Parameters are float64: they are small, and R stays
+    orthogonal to rounding in the dtype of the features.
     """
 
     saved: tuple[str, ...] = ()
@@ -57,7 +56,11 @@ class Rotation(ABC):
 
     @abstractmethod
     def step(self, u: Tensor, v: Tensor) -> None:
-        """One leader step, of float64 `[pairs, m]`; changes only what is saved, and never in place."""
+        """Turn by `lr` at most, wherever that leads; changes only what is saved, and never in place."""
+
+    @abstractmethod
+    def shrink(self) -> None:
+        """Scale the angles until `angle` is `max_angle`; likewise."""
 
     @property
     @abstractmethod
@@ -75,11 +78,14 @@ class Rotation(ABC):
         return self.apply(x.to(dtype), self._cast[place], transposed).to(x.dtype)
 
     def turn(self, u: Tensor, v: Tensor) -> None:
-        """One leader step; taken back where it would leave `max_angle`."""
-        angle, state = self.angle, self.state_dict()
-        self.step(u.double(), v.double())
+        """One leader step; taken back where it, or keeping within `max_angle`, has lowered the alignment."""
+        before, state = self.alignment(u, v), self.state_dict()
+        self.step(u, v)
         self.changed()
-        if self.angle > max(angle, self.settings.max_angle) + ROUNDING:
+        if self.angle > self.settings.max_angle:
+            self.shrink()
+            self.changed()
+        if self.alignment(u, v) < before - ROUNDING:
             self.load_state_dict(state)
 
     def changed(self) -> None:
@@ -88,9 +94,9 @@ class Rotation(ABC):
 
     @property
     def angle(self) -> float:
-        """2 asin(‖R − I‖_F / √8) in [0, π]: the angle of a plane rotation; of several planes, their root sum of squares
-        where small."""
-        return 2 * math.asin(min(1.0, math.sqrt(max(self.defect, 0.0) / 4)))
+        """2 asin(‖R − I‖_F / √8) in [0, π]: of a plane rotation its angle; of several planes no less than the largest,
+        and about their root sum of squares."""
+        return angle_of(self.defect)
 
     def alignment(self, u: Tensor, v: Tensor) -> float:
         """Mean inner product ⟨Rᵀ u_k, v_k⟩."""
@@ -118,6 +124,11 @@ class Factored(Rotation):
             return 0.0
         left, core, right = self.tensors
         return -float((core * (left.T @ right)).sum())
+
+
+def angle_of(defect: float) -> float:
+    """2 asin(√(defect / 4)): ‖R − I‖_F² = 2 (m − trace R)."""
+    return 2 * math.asin(min(1.0, math.sqrt(max(defect, 0.0) / 4)))
 
 
 def cayley(skew: Tensor) -> Tensor:

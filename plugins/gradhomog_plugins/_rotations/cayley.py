@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gradhomog_plugins._rotations.base import Factored, Settings
-from gradhomog_plugins._rotations.learnt import ascend
+from gradhomog_plugins._rotations.learnt import ascend, largest
 
 
 class LowRankCayley(Factored):
@@ -51,6 +51,16 @@ class LowRankCayley(Factored):
             return (change.square().sum() - (inside * inside.T).sum()).sqrt()
 
         self.u = ascend(self.u, objective, angle, self.settings.lr)
+
+    def shrink(self) -> None:
+        whole = self.u
+
+        def within(scale: float) -> bool:
+            self.u = scale * whole
+            self.changed()
+            return self.angle <= self.settings.max_angle
+
+        self.u = largest(within) * whole
 
     def _span(self, v: Tensor) -> None:
         rank = min(self.settings.rank, self.features)

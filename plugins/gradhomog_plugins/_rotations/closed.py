@@ -1,4 +1,4 @@
-"""Rotations in closed form: a function of what u and v have been lately, their running means."""
+"""Rotations in closed form of directions that follow the gradients slowly."""
 
 from __future__ import annotations
 
@@ -8,43 +8,46 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from gradhomog_plugins._rotations.base import Factored, Settings
+from gradhomog_plugins._rotations.base import Factored, Settings, angle_of
+
+# A step that turns R too far is halved until it does not; exactly as far is not too far.
+HALVINGS = 40
+ROUNDING = 1e-6
 
 
 class Closed(Factored):
-    """Keeps running means of u and v `[pairs, m]` and the number of steps; R is a function of these.
+    """R is the smallest rotation from followers of v to followers of u, unit vectors `[pairs, m]`.
 
-    R turns by at most min(max_angle, lr · steps), so that the leader is slow at first too.
+    Both start at the first v, so that R starts at the identity; in a step each goes `lr` along the great circle
+    towards its own, or less where R would turn by more. Where gradients are noise the followers stay about
+    where they are; where they persist R ends at Rᵀ u = v.
     """
 
-    saved = ("mean_u", "mean_v", "steps")
+    saved = ("follower_u", "follower_v")
 
     def __init__(self, features: int, settings: Settings, seed: int) -> None:
         super().__init__(features, settings, seed)
-        self.mean_u = self.mean_v = torch.zeros(0, features, dtype=torch.float64)
-        self.steps = 0
+        self.follower_u = self.follower_v = torch.zeros(0, features, dtype=torch.float64)
         self._tensors: tuple[Tensor, ...] | None = ()
 
-    @property
-    def allowed(self) -> float:
-        return min(self.settings.max_angle, self.settings.lr * self.steps, math.pi)
-
     @abstractmethod
-    def make(self) -> tuple[Tensor, ...]:
-        """The factors of R; none where no direction is to be turned."""
-
-    def turn(self, u: Tensor, v: Tensor) -> None:
-        self.step(u.double(), v.double())
-        self.changed()
+    def make(self, u: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        """The factors of the smallest rotation of the v to the u, no further than `max_angle`; none: the identity."""
 
     def step(self, u: Tensor, v: Tensor) -> None:
-        if self.mean_u.shape == u.shape:
-            keep = self.settings.momentum
-            self.mean_u = keep * self.mean_u.to(u.device) + (1 - keep) * u
-            self.mean_v = keep * self.mean_v.to(v.device) + (1 - keep) * v
-        else:  # the first, or another number of pairs
-            self.mean_u, self.mean_v = u.clone(), v.clone()
-        self.steps += 1
+        if self.follower_v.shape != v.shape:  # the first
+            self.follower_u = self.follower_v = v
+        old_u, old_v = self.follower_u.to(u.device), self.follower_v.to(v.device)
+        reach, factors = self.settings.lr, self.tensors
+        for _ in range(HALVINGS):
+            new = follow(old_u, u, reach), follow(old_v, v, reach)
+            if angle_of(relative_defect(factors, self.make(*new))) <= self.settings.lr * (1 + ROUNDING):
+                self.follower_u, self.follower_v = new
+                return
+            reach /= 2
+
+    def shrink(self) -> None:
+        """Nothing: `make` keeps within the angle."""
 
     def changed(self) -> None:
         super().changed()
@@ -53,5 +56,25 @@ class Closed(Factored):
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         if self._tensors is None:
-            self._tensors = self.make()
+            self._tensors = self.make(self.follower_u, self.follower_v) if len(self.follower_v) else ()
         return self._tensors
+
+
+def follow(follower: Tensor, goal: Tensor, reach: float) -> Tensor:
+    """Unit vectors after going up to `reach` radians along the great circle to a goal; opposite to it they stay."""
+    cosine = (follower * goal).sum(1, keepdim=True)
+    across = goal - cosine * follower
+    sine = across.norm(dim=1, keepdim=True)
+    going = sine > 0
+    angle = torch.atan2(sine, cosine).clamp(max=reach)
+    moved = torch.cos(angle) * follower + torch.sin(angle) * across / torch.where(going, sine, 1.0)
+    return torch.where(going, moved / moved.norm(dim=1, keepdim=True), follower)
+
+
+def relative_defect(first: tuple[Tensor, ...], second: tuple[Tensor, ...]) -> float:
+    """m − trace(R₁ᵀ R₂) for rotations I + L C Zᵀ given by their factors."""
+    total = sum(-float((core * (left.T @ right)).sum()) for left, core, right in (f for f in (first, second) if f))
+    if first and second:
+        (l1, c1, z1), (l2, c2, z2) = first, second
+        total -= float(((z2.T @ z1) @ c1.T @ (l1.T @ l2) * c2.T).sum())
+    return total if math.isfinite(total) else 4.0

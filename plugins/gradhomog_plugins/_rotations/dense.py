@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradhomog_plugins._rotations.base import Rotation, Settings, cayley
-from gradhomog_plugins._rotations.learnt import ascend
+from gradhomog_plugins._rotations.learnt import ascend, largest
 
 
 class Dense(Rotation):
@@ -59,6 +59,16 @@ class Dense(Rotation):
 
         half = ascend(self.skew / 2, objective, angle, self.settings.lr)
         self.skew = half - half.T
+
+    def shrink(self) -> None:
+        whole = self.skew
+
+        def within(scale: float) -> bool:
+            self.skew = scale * whole
+            self.changed()
+            return self.angle <= self.settings.max_angle
+
+        self.skew = largest(within) * whole
 
 
 class DenseCayley(Dense):

@@ -1,4 +1,4 @@
-"""One step of gradient ascent whose size is an angle, shared by the learnt parameterisations."""
+"""Steps whose size is an angle, and the way back from an angle that is too large, for the learnt parameterisations."""
 
 from __future__ import annotations
 
@@ -32,3 +32,12 @@ def ascend(
             return parameter + change
         change = change / 2
     return parameter
+
+
+def largest(within: Callable[[float], bool]) -> float:
+    """The largest scale in [0, 1] that is within, by bisection; what is within must be so for all smaller scales."""
+    low, high = 0.0, 1.0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if within(middle) else (low, middle)
+    return low

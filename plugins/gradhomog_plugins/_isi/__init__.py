@@ -1,0 +1,1 @@
+"""The parts of invariant self-information: which layers, how common their patches are, what is dropped."""

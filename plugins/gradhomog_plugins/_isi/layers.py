@@ -1,0 +1,137 @@
+"""Which layers of an encoder an option names, and what each of them is run on, call by call."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from gradhomog import OptionError
+from gradhomog_plugins._isi.self_information import Patches
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One run of a layer. For a pooling, inputs, patches and size are those of the convolution that ran before it."""
+
+    name: str
+    layer: nn.Module
+    inputs: Tensor  # [n, channels, *map]
+    patches: Patches
+    size: tuple[int, ...]
+    output: Tensor
+
+
+def choose(encoder: nn.Module, layers: int | str | Sequence[str]) -> dict[str, nn.Module]:
+    """The convolutions and max-poolings that `layers` means, by name: the first ones, or those that patterns match.
+
+    Raises:
+        OptionError: there is no convolution, or a pattern matches no such layer.
+    """
+    every = {name or type(module).__name__: module for name, module in encoder.named_modules()}
+    fit = {
+        name: module
+        for name, module in every.items()
+        if isinstance(module, CONVOLUTIONS) or (isinstance(module, POOLS) and not module.return_indices)
+    }
+    if isinstance(layers, int):
+        first = [name for name, module in fit.items() if isinstance(module, CONVOLUTIONS)][:layers]
+        if not first:
+            raise OptionError(
+                f"isi: `layers` counts convolutions, but the encoder has none; its layers: {_listed(every)}. "
+                "Self-information is that of patches: leave isi out."
+            )
+        return {name: fit[name] for name in first}
+    chosen: set[str] = set()
+    for pattern in [layers] if isinstance(layers, str) else layers:
+        matches = fnmatch.filter(fit, pattern)
+        if not matches:
+            without = ", ".join(f"{name} ({type(every[name]).__name__})" for name in fnmatch.filter(every, pattern)[:3])
+            raise OptionError(
+                f"isi: `layers` must match convolutions or max-poolings; {pattern!r} matches "
+                f"{without or 'nothing'}. Those there are: {_listed(fit)}."
+            )
+        chosen.update(matches)
+    return {name: module for name, module in fit.items() if name in chosen}
+
+
+def watch(
+    encoder: nn.Module, chosen: Mapping[str, nn.Module], act: Callable[[Call], Tensor | None]
+) -> list[RemovableHandle]:
+    """Call `act` after each run of a chosen layer; what it returns, if not None, is the layer's output from then on.
+
+    A layer that runs several times in a pass is called `name`, `name#2`, and so on.
+    """
+    runs: dict[str, int] = {}
+    latest: list[Call] = []  # the convolution that ran last, for the pooling after it
+
+    def restart(*_: Any) -> None:
+        runs.clear()
+        latest.clear()
+
+    def remember(module: Any, args: Any, kwargs: Any, output: Tensor) -> None:
+        latest[:] = [_of_convolution("", module, _first(args, kwargs), output)]
+
+    def run(name: str, module: Any, args: Any, kwargs: Any, output: Tensor) -> Tensor | None:
+        runs[name] = runs.get(name, 0) + 1
+        name = name if runs[name] == 1 else f"{name}#{runs[name]}"
+        if isinstance(module, CONVOLUTIONS):
+            return act(_of_convolution(name, module, _first(args, kwargs), output))
+        found = latest[0] if latest else None
+        if found is None or found.size != _first(args, kwargs).shape[-len(found.size) :]:
+            raise OptionError(
+                f"isi: the max-pooling {name!r} in `layers` must pool the output of a convolution; the one that ran "
+                f"before it gave {list(found.size) if found else 'nothing'}, it pools "
+                f"{list(_first(args, kwargs).shape[2:])}. Name the convolution instead."
+            )
+        return act(Call(name, module, found.inputs, found.patches, found.size, output))
+
+    handles = [encoder.register_forward_pre_hook(restart)]
+    if any(isinstance(module, POOLS) for module in chosen.values()):
+        handles += [
+            module.register_forward_hook(remember, with_kwargs=True)
+            for module in encoder.modules()
+            if isinstance(module, CONVOLUTIONS)
+        ]
+    for name, module in chosen.items():
+        hook = lambda *given, name=name: run(name, *given)  # noqa: E731
+        handles.append(module.register_forward_hook(hook, with_kwargs=True))
+    return handles
+
+
+def pooled(log_s: Tensor, layer: Any) -> Tensor:
+    """Behind a max-pooling the least log S of each window, that of its most informative patch."""
+    if not isinstance(layer, POOLS):
+        return log_s
+    pooling = getattr(torch.nn.functional, f"max_pool{log_s.dim() - 1}d")
+    least: Tensor = -pooling(
+        -log_s[:, None], layer.kernel_size, layer.stride, layer.padding, layer.dilation, ceil_mode=layer.ceil_mode
+    )
+    return least[:, 0]
+
+
+def _first(args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor]) -> Tensor:
+    return args[0] if args else next(iter(kwargs.values()))
+
+
+def _of_convolution(name: str, layer: Any, inputs: Tensor, output: Tensor) -> Call:
+    padding = layer.padding
+    if isinstance(padding, str):  # "same" pads less before the map than after it where the sum is odd
+        same = [d * (k - 1) // 2 for k, d in zip(layer.kernel_size, layer.dilation, strict=True)]
+        padding = same if padding == "same" else [0] * len(same)
+    patches = Patches(layer.kernel_size, layer.stride, tuple(padding), layer.dilation)
+    dims = len(layer.kernel_size)
+    batch = inputs if inputs.dim() == dims + 2 else inputs[None]
+    return Call(name, layer, batch, patches, tuple(output.shape[-dims:]), output)
+
+
+def _listed(modules: Mapping[str, nn.Module]) -> str:
+    return ", ".join(f"{name} ({type(module).__name__})" for name, module in modules.items()) or "none"

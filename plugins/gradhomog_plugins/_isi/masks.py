@@ -1,0 +1,75 @@
+"""Masks: which activations of a run of a layer are dropped, by how common the patches are that they were made of."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradhomog_plugins._isi.drop import (
+    bernoulli,
+    draws_per_position,
+    keep_probabilities,
+    keep_probabilities_of_draws,
+    multinomial,
+    position_probabilities,
+)
+from gradhomog_plugins._isi.layers import Call, pooled
+from gradhomog_plugins._isi.self_information import log_kernel_sum, neighbourhood
+
+
+@dataclass(frozen=True)
+class Masks:
+    """The options that say how masks are made; `ISI` says what they mean."""
+
+    rate: float
+    temperature: float
+    radius: int
+    bandwidth: float
+    neighbours: int | None
+    sampling: str
+    rescale: bool
+
+    def drop_probabilities(self, call: Call, generator: torch.Generator) -> Tensor:
+        """P, float32 `[n, *size of the output]`."""
+        return 1 - self._keep(self._shares(call, call.inputs, generator))
+
+    def draw(self, call: Call, inputs: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """A mask `[n, channels, *size]`: 0 where an activation is dropped, elsewhere the factor that makes up for it.
+
+        And the number of zeros. `inputs` for the inputs of the call: of several calls at once under vmap.
+        """
+        seed = int(torch.randint(2**62, (), generator=generator))  # a generator's saved state then knows no device
+        local = torch.Generator(inputs.device).manual_seed(seed)
+        shares = self._shares(call, inputs, generator)
+        keep = self._keep(shares)
+        mean = keep.flatten(1).mean(1)
+        value = 1 / torch.where(mean > 0, mean, torch.ones_like(mean)) if self.rescale else torch.ones_like(mean)
+        channels, dtype = call.output.shape[-shares.dim()], call.output.dtype
+        if self.sampling == "bernoulli":
+            return bernoulli(keep, value, channels, dtype, local)
+        draws = math.floor(self._draws(shares) + float(torch.rand((), generator=generator)))
+        return multinomial(shares, draws, value, channels, dtype, local)
+
+    def _shares(self, call: Call, inputs: Tensor, generator: torch.Generator) -> Tensor:
+        """The softmax of log S / T over positions, float32 `[n, *size of the output]`."""
+        dims = len(call.size)
+        if self.temperature == math.inf:
+            size = call.output.shape[-dims:]
+            return torch.full((len(inputs), *size), 1 / math.prod(size), device=inputs.device)
+        shifts = None
+        if self.neighbours is not None:
+            every = neighbourhood(self.radius, dims)
+            shifts = [every[place] for place in torch.randperm(len(every), generator=generator)[: self.neighbours]]
+        log_s = log_kernel_sum(inputs, call.patches, call.size, self.radius, self.bandwidth, shifts)
+        return position_probabilities(pooled(log_s, call.layer), self.temperature)
+
+    def _keep(self, shares: Tensor) -> Tensor:
+        if self.sampling == "bernoulli":
+            return keep_probabilities(shares, self.rate)
+        return keep_probabilities_of_draws(shares, self._draws(shares))
+
+    def _draws(self, shares: Tensor) -> float:
+        return draws_per_position(self.rate) * shares[0].numel()

@@ -1,0 +1,155 @@
+"""Drop probabilities and masks of self-information: calibration, both ways to draw, extremes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import scipy.stats
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from gradhomog_plugins._isi.drop import bernoulli, keep_probabilities, multinomial, position_probabilities
+from gradhomog_plugins.isi import ISI
+
+temperatures = st.sampled_from([0.0, 1e-300, 1e-40, 1e-6, 0.1, 1.0, 1e6, 1e300, math.inf])
+
+
+def textured_square(side=48):
+    """A square of noise on a smooth ground; its outline, and the ground away from it."""
+    image = torch.linspace(0, 0.2, side)[:, None].repeat(1, side)
+    inside = slice(14, side - 14)
+    noise = torch.randn(side, side, generator=torch.Generator().manual_seed(0))
+    image[inside, inside] = 1 + 0.1 * noise[inside, inside]
+    edges, flat = torch.zeros(side, side, dtype=torch.bool), torch.ones(side, side, dtype=torch.bool)
+    edges[13 : side - 13, 13 : side - 13] = True
+    edges[15 : side - 15, 15 : side - 15] = False
+    flat[9 : side - 9, 9 : side - 9] = False
+    return image[None, None], edges, flat
+
+
+def drop_map(inputs, channels=1, **options):
+    layer = nn.Sequential(nn.Conv2d(inputs.shape[1], channels, 3, padding=1))
+    return ISI(layers=1, **options).maps(layer, inputs)["0"]
+
+
+@pytest.mark.parametrize(
+    ("temperature", "edges", "flat"), [(0.1, (0, 0.005), (0.11, 0.14)), (0.5, (0, 0.04), (0.11, 0.12)),
+                                       (2.0, (0.03, 0.08), (0.1, 0.11)), (math.inf, (0.095,) * 2, (0.095,) * 2)],
+)  # fmt: skip
+def test_outlines_are_dropped_less_than_the_ground_the_more_so_the_lower_the_temperature(temperature, edges, flat):
+    image, outline, ground = textured_square()
+    found = drop_map(image, rate=0.095, temperature=temperature)[0]
+    for place, (least, most) in ((outline, edges), (ground, flat)):
+        assert least - 1e-6 <= float(found[place].mean()) <= most + 1e-6
+
+
+@given(rate=st.floats(0, 0.999), size=st.tuples(st.integers(1, 9), st.integers(1, 9)))
+def test_at_infinite_temperature_every_probability_is_the_rate(rate, size):
+    found = drop_map(torch.randn(2, 1, *size), rate=rate, temperature=math.inf)
+    torch.testing.assert_close(found, torch.full_like(found, rate), rtol=0, atol=1e-6)
+
+
+@given(temperatures)
+def test_a_constant_image_is_plain_dropout(temperature):
+    found = drop_map(torch.full((2, 3, 7, 6), 0.7), rate=0.3, temperature=temperature)
+    torch.testing.assert_close(found, torch.full_like(found, 0.3), rtol=0, atol=1e-6)
+
+
+@given(temperatures, st.floats(0, 0.999), st.integers(0, 50), st.sampled_from(["bernoulli", "multinomial"]))
+def test_probabilities_are_finite_between_0_and_1_and_not_above_the_rate_on_average(temperature, rate, seed, sampling):
+    inputs = torch.randn(2, 1, 7, 6, generator=torch.Generator().manual_seed(seed))
+    found = drop_map(inputs, rate=rate, temperature=temperature, sampling=sampling)
+    assert bool(((found >= 0) & (found <= 1)).all())
+    if sampling == "bernoulli":  # P is concave in the share
+        assert float(found.flatten(1).mean(1).max()) <= rate + 1e-5
+
+
+@given(st.integers(0, 100))
+def test_a_lower_temperature_tells_more_and_zero_is_the_limit(seed):
+    log_s = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(seed))
+    spread = [float(position_probabilities(log_s, t).std()) for t in (0.0, 0.1, 0.5, 2.0, 1e5)]
+    assert spread == sorted(spread, reverse=True)
+    zero = position_probabilities(log_s, 0.0)
+    torch.testing.assert_close(position_probabilities(log_s, 1e-5), zero, rtol=0, atol=1e-6)
+    assert torch.equal(zero.flatten(1).argmax(1), log_s.flatten(1).argmax(1))
+
+
+def test_at_zero_temperature_the_least_informative_share_all():
+    shares = position_probabilities(torch.tensor([[1.0, 2.0, 2.0, 0.5]]), 0.0)
+    assert shares.tolist() == [[0, 0.5, 0.5, 0]]
+    torch.testing.assert_close(1 - keep_probabilities(shares, 0.1), torch.tensor([[0, 0.19, 0.19, 0]]))
+
+
+def test_what_is_not_a_number_is_told_apart_by_nothing():
+    assert position_probabilities(torch.tensor([[math.nan] * 4]), 0.5).tolist() == [[0.25] * 4]
+
+
+def test_at_infinite_temperature_masks_are_inverted_dropout():
+    layer, inputs = nn.Conv2d(2, 16, 3, padding=1), torch.randn(8, 2, 16, 16)
+    isi = ISI(layers=1, rate=0.3, temperature=math.inf)
+    isi.attach(layer)
+    plain = layer.eval()(inputs).detach()
+    dropped = layer.train()(inputs).detach()
+    kept = dropped != 0
+    torch.testing.assert_close(dropped[kept], plain[kept] / 0.7)
+    assert scipy.stats.binomtest(int((~kept).sum()), kept.numel(), 0.3).pvalue > 1e-3
+    counts = (~kept).sum(dim=(2, 3)).flatten().double()  # of 256 positions: dropout's are binomial
+    expected = scipy.stats.binom(256, 0.3)
+    assert (
+        scipy.stats.kstest(counts.numpy(), expected.cdf).pvalue > 1e-3 or abs(counts.var() / expected.var() - 1) < 0.3
+    )
+    torch.testing.assert_close(counts.var(), torch.tensor(expected.var()).double(), rtol=0.3, atol=0)
+
+
+def draws_of(sample, shape, times=40):
+    total = torch.zeros(shape)
+    for seed in range(times):
+        mask, zeros = sample(torch.Generator().manual_seed(seed))
+        assert int(zeros) == int((mask == 0).sum())
+        total += (mask == 0).float().mean(1)
+    return total / times
+
+
+def test_each_position_is_dropped_with_its_probability_whichever_way_it_is_drawn():
+    log_s = torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(0))
+    shares, one = position_probabilities(log_s, 0.7), torch.ones(2)
+    keep = keep_probabilities(shares, 0.4)
+    draws, channels = round(-math.log(0.6) * 30), 500
+    for found, expected in (
+        (draws_of(lambda g: bernoulli(keep, one, channels, torch.float32, g), (2, 6, 5)), 1 - keep),
+        (draws_of(lambda g: multinomial(shares, draws, one, channels, torch.float32, g), (2, 6, 5)),
+         1 - (1 - shares) ** draws),
+    ):  # fmt: skip
+        error = (expected * (1 - expected) / (40 * channels)).sqrt()
+        assert float(((found - expected) / error).abs().max()) < 5
+    # The calibration is the multinomial's marginal, up to what a number of draws that is not Poisson changes.
+    torch.testing.assert_close(1 - (1 - shares) ** draws, 1 - keep, rtol=0, atol=0.03)
+
+
+@pytest.mark.parametrize("positions", [1, 3, 400])
+def test_the_multinomial_drops_at_its_rate_on_maps_of_every_size(positions):
+    layer = nn.Conv1d(1, 8, 1)
+    isi = ISI(layers=1, rate=0.1, temperature=math.inf, sampling="multinomial", rescale=False)
+    isi.attach(layer)
+    inputs = torch.randn(4, 1, positions)
+    found = sum(float((layer(inputs) == 0).float().mean()) for _ in range(300)) / 300
+    assert found == pytest.approx(0.1, abs=0.06 if positions == 1 else 0.02)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_masks_have_the_dtype_asked_for_and_the_same_zeros(dtype):
+    keep, value = torch.rand(3, 5, 7), torch.full((3,), 1.25)
+    found = bernoulli(keep, value, 3, dtype, torch.Generator().manual_seed(0))[0]
+    plain = bernoulli(keep, value, 3, torch.float32, torch.Generator().manual_seed(0))[0]
+    assert found.dtype == dtype
+    assert torch.equal(found.float(), plain)
+
+
+def test_probabilities_of_nothing_and_almost_everything_are_met():
+    keep = torch.tensor([[1.0, 1e-9]])
+    mask = bernoulli(keep, torch.ones(1), 10_000, torch.float32, torch.Generator().manual_seed(0))[0]
+    assert float(mask[0, :, 0].min()) == 1
+    assert float(mask[0, :, 1].sum()) <= 3
