@@ -13,10 +13,9 @@ import gradhomog
 from gradhomog import TaskKey
 from gradhomog.bench.cost import table
 from gradhomog.bench.cost.rotation_peers import MAPS, OrthogonalLayers
+from gradhomog.bench.cost.shapes import for_each_shape
 from gradhomog.bench.cost.table import Table
 from gradhomog.bench.cost.timing import Progress, Work, interleave
-from gradhomog.bench.threads import threads
-from gradhomog.errors import OptionError
 
 SHAPES = ((4, 75, 64), (4, 75, 512), (4, 75, 1600))
 """Tasks, queries, features: of 5-way episodes with 15 queries; conv4 with 64 filters at 28 and 84 px, and ResNets."""
@@ -82,17 +81,12 @@ def rotation_costs(
     Raises:
         GradhomogError: an expression names no pipeline, or a shape is not of three sizes.
     """
-    texts, shapes = list(expressions or EXPRESSIONS), list(shapes or SHAPES)
-    for shape in shapes:
-        if len(shape) != 3 or min(shape) < 1:
-            found = "x".join(map(str, shape))
-            raise OptionError(f"the shape of a rotation is tasks x queries x features; got {found}.")
-    works = [_works(texts, shape) for shape in shapes]
-    with threads(thread_count):
-        return [
-            _table(one, shape, rounds, seconds / len(shapes), thread_count, progress)
-            for one, shape in zip(works, shapes, strict=True)
-        ]
+    texts = list(expressions or EXPRESSIONS)
+    return for_each_shape(
+        list(shapes or SHAPES), "tasks x queries x features", lambda shape: _works(texts, shape),
+        lambda works, shape, share: _table(works, shape, rounds, share, thread_count, progress),
+        seconds=seconds, thread_count=thread_count,
+    )  # fmt: skip
 
 
 def _works(texts: Sequence[str], shape: Sequence[int]) -> dict[str, Work]:

@@ -12,10 +12,9 @@ import gradhomog
 from gradhomog import TaskKey
 from gradhomog.bench.cost import memory, table
 from gradhomog.bench.cost.self_information_peers import concatenated_differences, drop, unfolded_patches
+from gradhomog.bench.cost.shapes import for_each_shape
 from gradhomog.bench.cost.table import Table
 from gradhomog.bench.cost.timing import Progress, Work, interleave
-from gradhomog.bench.threads import threads
-from gradhomog.errors import OptionError
 
 SHAPES = ((75, 64, 42, 42),)
 """The second convolution of conv4 at 84 px, on the queries of a 5-way episode with 15 queries."""
@@ -67,17 +66,12 @@ def self_information_costs(
     Raises:
         GradhomogError: an expression names no pipeline, or a shape is not of four sizes.
     """
-    texts, shapes = list(expressions or EXPRESSIONS), list(shapes or SHAPES)
-    for shape in shapes:
-        if len(shape) != 4 or min(shape) < 1:
-            found = "x".join(map(str, shape))
-            raise OptionError(f"the shape of an input is images x channels x height x width; got {found}.")
-    works = [_works(texts, shape) for shape in shapes]
-    with threads(thread_count):
-        return [
-            _table(one, shape, rounds, seconds / len(shapes), thread_count, progress)
-            for one, shape in zip(works, shapes, strict=True)
-        ]
+    texts = list(expressions or EXPRESSIONS)
+    return for_each_shape(
+        list(shapes or SHAPES), "images x channels x height x width", lambda shape: _works(texts, shape),
+        lambda works, shape, share: _table(works, shape, rounds, share, thread_count, progress),
+        seconds=seconds, thread_count=thread_count,
+    )  # fmt: skip
 
 
 def _works(texts: Sequence[str], shape: Sequence[int]) -> dict[str, Work]:

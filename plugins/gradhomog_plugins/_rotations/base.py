@@ -43,12 +43,12 @@ class Rotation(ABC):
 
     def __init__(self, features: int, settings: Settings, seed: int) -> None:
         self.features, self.settings, self.seed = features, settings, seed
+        self._tensors: tuple[Tensor, ...] | None = None
         self._cast: dict[tuple[torch.dtype, torch.device], tuple[Tensor, ...]] = {}
 
-    @property
     @abstractmethod
-    def tensors(self) -> tuple[Tensor, ...]:
-        """What `rotate` multiplies with, float64; empty while R is the identity."""
+    def derive(self) -> tuple[Tensor, ...]:
+        """From the parameters, what `rotate` multiplies with, float64; empty while R is the identity."""
 
     @abstractmethod
     def apply(self, x: Tensor, tensors: tuple[Tensor, ...], transposed: bool) -> Tensor:
@@ -66,6 +66,13 @@ class Rotation(ABC):
     @abstractmethod
     def defect(self) -> float:
         """m − trace R ≥ 0, from which the angle is read."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What was derived, until the parameters change."""
+        if self._tensors is None:
+            self._tensors = self.derive()
+        return self._tensors
 
     def rotate(self, x: Tensor, transposed: bool = False) -> Tensor:
         """R x (or Rᵀ x) of each row of `[..., m]`, in its dtype; differentiable in x. Half precision in float32."""
@@ -90,6 +97,7 @@ class Rotation(ABC):
 
     def changed(self) -> None:
         """Forget what was derived from the parameters."""
+        self._tensors = None
         self._cast.clear()
 
     @property

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from gradhomog_plugins._rotations.base import Factored, Settings
-from gradhomog_plugins._rotations.learnt import ascend, largest
+from gradhomog_plugins._rotations.learnt import Learnt, ascend
 
 
-class LowRankCayley(Factored):
+class LowRankCayley(Learnt, Factored):
     """R = (I − A/2)⁻¹ (I + A/2), A = U Vᵀ − V Uᵀ: U is learnt from zero, V `[m, rank]` is fixed and orthonormal.
 
     With W = [U, −V], Z = [V, U]:  R = I + W (I − ZᵀW/2)⁻¹ Zᵀ.
@@ -26,17 +26,9 @@ class LowRankCayley(Factored):
         super().__init__(features, settings, seed)
         self.u = torch.zeros(features, 0, dtype=torch.float64)
         self.v = torch.zeros(features, 0, dtype=torch.float64)
-        self._tensors: tuple[Tensor, ...] | None = ()
 
-    def changed(self) -> None:
-        super().changed()
-        self._tensors = None
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        if self._tensors is None:
-            self._tensors = _factors(self.u, self.v) if self.u.any() else ()
-        return self._tensors
+    def derive(self) -> tuple[Tensor, ...]:
+        return _factors(self.u, self.v) if self.u.any() else ()
 
     def step(self, u: Tensor, v: Tensor) -> None:
         if self.v.shape[1] == 0:
@@ -51,16 +43,6 @@ class LowRankCayley(Factored):
             return (change.square().sum() - (inside * inside.T).sum()).sqrt()
 
         self.u = ascend(self.u, objective, angle, self.settings.lr)
-
-    def shrink(self) -> None:
-        whole = self.u
-
-        def within(scale: float) -> bool:
-            self.u = scale * whole
-            self.changed()
-            return self.angle <= self.settings.max_angle
-
-        self.u = largest(within) * whole
 
     def _span(self, v: Tensor) -> None:
         rank = min(self.settings.rank, self.features)

@@ -28,7 +28,6 @@ class Closed(Factored):
     def __init__(self, features: int, settings: Settings, seed: int) -> None:
         super().__init__(features, settings, seed)
         self.follower_u = self.follower_v = torch.zeros(0, features, dtype=torch.float64)
-        self._tensors: tuple[Tensor, ...] | None = ()
 
     @abstractmethod
     def make(self, u: Tensor, v: Tensor) -> tuple[Tensor, ...]:
@@ -49,15 +48,8 @@ class Closed(Factored):
     def shrink(self) -> None:
         """Nothing: `make` keeps within the angle."""
 
-    def changed(self) -> None:
-        super().changed()
-        self._tensors = None
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        if self._tensors is None:
-            self._tensors = self.make(self.follower_u, self.follower_v) if len(self.follower_v) else ()
-        return self._tensors
+    def derive(self) -> tuple[Tensor, ...]:
+        return self.make(self.follower_u, self.follower_v) if len(self.follower_v) else ()
 
 
 def follow(follower: Tensor, goal: Tensor, reach: float) -> Tensor:

@@ -7,11 +7,11 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from gradhomog_plugins._rotations.base import Rotation, Settings, cayley
-from gradhomog_plugins._rotations.learnt import ascend, largest
+from gradhomog_plugins._rotations.base import Settings, cayley
+from gradhomog_plugins._rotations.learnt import Learnt, ascend
 
 
-class Dense(Rotation):
+class Dense(Learnt):
     """R = f(A) of a learnt skew-symmetric A `[m, m]`, A = 0 at first."""
 
     saved = ("skew",)
@@ -19,24 +19,14 @@ class Dense(Rotation):
     def __init__(self, features: int, settings: Settings, seed: int) -> None:
         super().__init__(features, settings, seed)
         self.skew = torch.zeros(0, dtype=torch.float64)
-        self._matrix: Tensor | None = None
 
     @staticmethod
     @abstractmethod
     def matrix(skew: Tensor) -> Tensor:
         """f."""
 
-    def changed(self) -> None:
-        super().changed()
-        self._matrix = None
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        if not len(self.skew):
-            return ()
-        if self._matrix is None:
-            self._matrix = self.matrix(self.skew)
-        return (self._matrix,)
+    def derive(self) -> tuple[Tensor, ...]:
+        return (self.matrix(self.skew),) if len(self.skew) else ()
 
     def apply(self, x: Tensor, tensors: tuple[Tensor, ...], transposed: bool) -> Tensor:
         return x @ tensors[0] if transposed else x @ tensors[0].T
@@ -59,16 +49,6 @@ class Dense(Rotation):
 
         half = ascend(self.skew / 2, objective, angle, self.settings.lr)
         self.skew = half - half.T
-
-    def shrink(self) -> None:
-        whole = self.skew
-
-        def within(scale: float) -> bool:
-            self.skew = scale * whole
-            self.changed()
-            return self.angle <= self.settings.max_angle
-
-        self.skew = largest(within) * whole
 
 
 class DenseCayley(Dense):

@@ -33,8 +33,7 @@ class Geodesic(Rotation):
         self.matrix = torch.zeros(0, dtype=torch.float64)  # made when it is first turned
         self.steps = 0
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
+    def derive(self) -> tuple[Tensor, ...]:
         return (self.matrix,) if self.steps else ()
 
     def apply(self, x: Tensor, tensors: tuple[Tensor, ...], transposed: bool) -> Tensor:

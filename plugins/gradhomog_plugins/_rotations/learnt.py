@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from gradhomog_plugins._rotations.base import Rotation
+
 # A step that overshoots is halved until it does not; after 30 halvings there is nothing left to gain.
 HALVINGS = 30
 
@@ -34,10 +36,16 @@ def ascend(
     return parameter
 
 
-def largest(within: Callable[[float], bool]) -> float:
-    """The largest scale in [0, 1] that is within, by bisection; what is within must be so for all smaller scales."""
-    low, high = 0.0, 1.0
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if within(middle) else (low, middle)
-    return low
+class Learnt(Rotation):
+    """A rotation whose angles shrink with its parameter, the first that is saved."""
+
+    def shrink(self) -> None:
+        name = self.saved[0]
+        whole = getattr(self, name)
+        low, high = 0.0, 1.0
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            setattr(self, name, middle * whole)
+            self.changed()
+            low, high = (middle, high) if self.angle <= self.settings.max_angle else (low, middle)
+        setattr(self, name, low * whole)
