@@ -75,7 +75,7 @@ class ISI(Homogenizer):
     >>> image = torch.zeros(1, 1, 20, 20)
     >>> image[..., 5:15, 5:15] = 1.0  # a square: its outline is rare among its surroundings, ground and inside are not
     >>> [round(float(p), 3) for p in ISI(layers=1).maps(encoder, image)["0"][0, 10, [0, 5, 10]]]
-    [0.154, 0.023, 0.154]
+    [0.634, 0.0, 0.634]
     """
 
     carried = ("generator", "steps")

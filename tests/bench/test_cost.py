@@ -359,7 +359,7 @@ def test_rotation_tables_have_ours_and_the_peers(calls):
     ("costs", "shape"), [(rotation_costs, (4, 75)), (rotation_costs, (4, 0, 2)), (self_information_costs, (2, 3, 4))]
 )
 def test_a_shape_that_does_not_suit_the_kernel_is_refused(costs, shape):
-    with pytest.raises(OptionError, match="the shape of .* got " + "x".join(map(str, shape))):
+    with pytest.raises(OptionError, match="`--shape` must be .* got " + "x".join(map(str, shape))):
         costs(["none"], [shape], rounds=3, seconds=1)
 
 
