@@ -71,3 +71,9 @@ def test_identical_tasks_leave_the_plain_meta_gradient_to_rounding():
     plain = trained(None, 3, alike)
     for text in ("reweight(lr=0.1)", "rotate(lr=0.5)", "rotogbml(isi=false, reweight={'lr': 0.1}, rotate={'lr': 0.5})"):
         torch.testing.assert_close(trained(text, 3, alike), plain, rtol=1e-5, atol=1e-6)
+
+
+def test_permuting_the_tasks_of_every_batch_changes_no_meta_step_where_state_is_held_by_domain():
+    text = "rotogbml(isi=false, key='domain', rotate={'lr': 0.3}, reweight={'lr': 0.1})"
+    permuted = lambda seed=0: [images(3, seed)[slot] for slot in (2, 0, 1)]  # noqa: E731
+    torch.testing.assert_close(trained(text, 4, permuted), trained(text, 4), rtol=1e-4, atol=1e-5)
