@@ -74,7 +74,7 @@ def test_a_homogenizer_that_fails_is_exit_code_1_with_the_others_in_the_table(di
         (["--shape", "2x3x4"], "--shape is for --kernel"),
         (["--kernel", "rotate", "my.toml"], "--kernel takes no run file"),
         (["--kernel", "isi", "--set", "threads=2"], "--kernel takes no run file and no --set"),
-        (["--kernel", "rotate", "--shape", "4x75"], "tasks x queries x features; got 4x75"),
+        (["--kernel", "rotate", "--shape", "4x75"], "tasks x queries x features, each at least 1; got 4x75"),
         (["--kernel", "rotate", "--homogenizer", "rotaet"], "rotaet"),
     ],
 )
