@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from gradhomog import Evidence, Homogenizer, HomogenizerSpec, OptionError, hookimpl
+from gradhomog import Evidence, Homogenizer, HomogenizerSpec, OptionError, cosines, hookimpl
 
 # Gramians of float32 rows are right to some 1e-7 of the norms' product. Where unit rows add up to so little, in squared
 # length per row, that this could turn their sum, there is no mean direction; where a row is so close to it, or to its
@@ -47,13 +47,13 @@ class RotateRows(Homogenizer):
         self.max_angle = max_angle
 
     def mix(self, evidence: Evidence) -> Tensor:
-        norms, cosines = evidence.norms(), _cosines(evidence)
-        size = cosines.sum()  # ‖Σ u_j‖²: unit rows
+        norms, between = evidence.norms(), cosines(evidence.gramian())
+        size = between.sum()  # ‖Σ u_j‖²: unit rows
         there = norms > 0
         if not bool(size > NOTHING * len(norms)):
             return torch.ones_like(norms)
         share = there.to(norms) / size.sqrt()  # v = Σ_j share_j u_j
-        to_mean = (cosines @ share).clamp(-1, 1)
+        to_mean = (between @ share).clamp(-1, 1)
         sines = (1 - to_mean.square()).clamp_min(0)
         turns = there & (sines > PARALLEL)
         sine = torch.where(turns, sines, 1.0).sqrt()
@@ -63,12 +63,6 @@ class RotateRows(Homogenizer):
         other = torch.where(turns, torch.sin(turn) / sine, 0.0)
         inverse = torch.where(there, 1 / torch.where(there, norms, 1.0), 0.0)
         return torch.diag(own) + (norms * other)[:, None] * (share * inverse)[None, :]
-
-
-def _cosines(evidence: Evidence) -> Tensor:
-    gramian, norms = evidence.gramian(), evidence.norms()
-    safe = torch.where(norms > 0, norms, 1.0)
-    return gramian / safe[:, None] / safe[None, :]
 
 
 @hookimpl
