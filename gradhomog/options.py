@@ -30,11 +30,11 @@ def accepted(spec: Spec) -> dict[str, inspect.Parameter]:
 
 def describe(spec: Spec) -> list[str]:
     """The options of a plugin as a user writes them, with what each may be: `alpha=1.5 (a number)`."""
-    annotations = _annotations(spec.factory)
+    hints = type_hints(spec.factory)
     described = []
     for name, parameter in accepted(spec).items():
         default = "" if parameter.default is parameter.empty else f"={_written(parameter.default)}"
-        described.append(f"{name}{default} ({words(annotations.get(name, Any))})")
+        described.append(f"{name}{default} ({words(hints.get(name, Any))})")
     return described
 
 
@@ -60,17 +60,18 @@ def bind(spec: Spec, plugin: str, options: Mapping[str, Any]) -> dict[str, Any]:
     for name, parameter in parameters.items():
         if parameter.default is parameter.empty and name not in options:
             raise OptionError(f"{plugin} needs the option '{name}'. Its options: {known}.")
-    annotations = _annotations(spec.factory)
+    hints = type_hints(spec.factory)
     bound = {}
     for name, value in options.items():
-        annotation = annotations.get(name, Any)
+        annotation = hints.get(name, Any)
         if not fits(value, annotation):
             raise OptionError(f"{plugin}: `{name}` must be {words(annotation)}; got {value!r}.")
         bound[name] = value
     return bound
 
 
-def _annotations(factory: Callable[..., Any]) -> dict[str, Any]:
+def type_hints(factory: Callable[..., Any]) -> dict[str, Any]:
+    """The annotated types of a factory's parameters by name; none if one of them cannot be resolved."""
     while isinstance(factory, functools.partial):
         factory = factory.func
     target = factory.__init__ if inspect.isclass(factory) else factory

@@ -26,10 +26,19 @@ TRAITS = frozenset(
         "stochastic",  # draws from its own generator
         "permutation_equivariant",  # the tasks' order changes nothing
         "scale_equivariant",  # a common factor of the rows is the same factor of the direction
+        "rotation_equivariant",  # a rotation of parameter space rotates the direction: only inner products count
         "non_conflicting",  # the direction has no negative inner product with any row
+        "orthogonal",  # `transform` is a rotation of feature space: linear, keeps inner products, determinant one
     }
 )
 """What a homogenizer can claim. A claim is tested; what is not claimed is not promised."""
+
+LEARNER_TRAITS = frozenset(
+    {
+        "exact_rows",  # a row is the whole derivative of the task's query loss by the parameters: finite differences
+    }
+)
+"""What a learner can claim."""
 
 
 def _subset(given: Iterable[str], allowed: frozenset[str], what: str) -> frozenset[str]:
@@ -52,6 +61,8 @@ class HomogenizerSpec:
         reference: where the method comes from: authors, year, DOI or arXiv number.
         traits: claims, from `TRAITS`.
         needs: statistics read in any stage, from `STATISTICS`. Reading one that is not declared is an error.
+        last: whether it must be the last of a pipeline, because its promise is about the step itself. A pipeline in
+            which another one comes after it is refused.
     """
 
     factory: Callable[..., Homogenizer | Sequence[Any]]
@@ -59,6 +70,7 @@ class HomogenizerSpec:
     reference: str = ""
     traits: Set[str] = field(default_factory=frozenset)
     needs: Set[str] = field(default_factory=frozenset)
+    last: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "traits", _subset(self.traits, TRAITS, "trait"))
@@ -72,11 +84,16 @@ class LearnerSpec:
     Attributes:
         factory: called as `factory(encoder, head, homogenizers=pipeline, **options)`; returns a `Learner`.
         summary, reference: as in `HomogenizerSpec`.
+        traits: claims, from `LEARNER_TRAITS`.
     """
 
     factory: Callable[..., Learner]
     summary: str
     reference: str = ""
+    traits: Set[str] = field(default_factory=frozenset)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "traits", _subset(self.traits, LEARNER_TRAITS, "trait"))
 
 
 @dataclass(frozen=True)

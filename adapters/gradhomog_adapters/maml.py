@@ -163,4 +163,5 @@ def gradhomog_learner() -> LearnerSpec:
         factory=MAML,
         summary="learns an initialisation by differentiating through the inner loop",
         reference="Finn et al. 2017, arXiv 1703.03400",
+        traits={"exact_rows"},
     )

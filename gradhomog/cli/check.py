@@ -1,0 +1,77 @@
+"""`gradhomog check NAME`: the conformance kit: what a plugin keeps of what is asked of all and of what it claims."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from gradhomog.cli._output import add_json, print_json
+from gradhomog.errors import OptionError
+
+
+def add(commands: Any) -> None:
+    command = commands.add_parser(
+        "check",
+        help="run the conformance kit on plugins",
+        description=__doc__,
+        epilog="Exit codes: 0 all is kept that is asked of everybody or claimed; 1 a check failed; 2 the input is not usable.",
+    )
+    command.add_argument(
+        "names", nargs="+", metavar="NAME", help='a plugin, with options: pcgrad, "static(weights=[1,2])"'
+    )
+    command.add_argument(
+        "--kind",
+        choices=("homogenizers", "learners", "domains"),
+        help="where several kinds have a name; found otherwise",
+    )
+    command.add_argument("--only", metavar="PATTERN", help="checks whose name a glob pattern matches")
+    command.add_argument(
+        "--expect", action="append", default=[], metavar="CHECK=REASON",
+        help="a check that is expected to fail, and why; may be repeated",
+    )  # fmt: skip
+    add_json(command)
+    command.set_defaults(run=run)
+
+
+def run(given: argparse.Namespace) -> int:
+    from gradhomog import testing
+
+    kits = {
+        "homogenizers": testing.check_homogenizer,
+        "learners": testing.check_learner,
+        "domains": testing.check_domain,
+    }
+    expected = dict(_expectation(text) for text in given.expect)
+    reports = []
+    for name in given.names:
+        if sys.stderr.isatty():
+            print(f"checking {name} …", file=sys.stderr)
+        check = kits[given.kind or _kind(name)]
+        reports.append(check(name, expected_failures=expected, only=given.only))
+        if not given.json:
+            print(reports[-1], end="\n\n" if name is not given.names[-1] else "\n")
+    if given.json:
+        print_json([report.record() for report in reports])
+    return 0 if all(report.passed for report in reports) else 1
+
+
+def _expectation(text: str) -> tuple[str, str]:
+    check, equals, reason = text.partition("=")
+    if not equals or not reason.strip():
+        raise OptionError(
+            f'`--expect` is CHECK=REASON, with a reason; got {text!r}. For example: --expect "cost=slow".'
+        )
+    return check.strip(), reason.strip()
+
+
+def _kind(text: str) -> str:
+    """The kind of plugin that a name is of: homogenizers first, if of several."""
+    from gradhomog.registry import KINDS, installed
+
+    selector = text.partition("(")[0].strip()
+    for kind in KINDS:
+        selectors = {form for info in installed().list(kind) for form in (info.name, info.selector)}
+        if selector in selectors or (kind == "domains" and selector.partition(":")[0] in selectors):
+            return kind
+    return "homogenizers"  # whose error suggests a near name

@@ -1,0 +1,1 @@
+"""The checks of homogenizers, by what they look at."""

@@ -1,0 +1,86 @@
+"""The kit as pytest tests: one per plugin and check that is asked of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import pytest
+
+from gradhomog import expression
+from gradhomog.errors import GradhomogError
+from gradhomog.registry import Kind
+from gradhomog.testing.checking import Check, CheckFailure, Subject, run
+from gradhomog.testing.kits import selected, subject, valid_expectations
+
+Test = TypeVar("Test", bound=Callable[..., Any])
+
+
+class BoundCheck:
+    """A check of one plugin; called, it raises if the plugin fails it."""
+
+    def __init__(self, check: Check, what: Any, made: Subject) -> None:
+        self.check, self.what, self.made = check, what, made
+
+    def __call__(self) -> None:
+        __tracebackhide__ = True
+        result = run(self.check, self.made)
+        if result.outcome == "not applicable":
+            return  # what a check does not apply to is decided by the check, when it is run
+        if result.outcome == "failed":
+            example = "".join(f"\n{name} = {value}" for name, value in result.example.items())
+            raise CheckFailure(f"{self.made}: {result.check}: {result.message}{example}\n{self.check.explanation}")
+
+
+class Unusable:
+    """Stands for all checks of a plugin that cannot even be made: fails, and says why."""
+
+    def __init__(self, error: GradhomogError) -> None:
+        self.error = error
+
+    def __call__(self) -> None:
+        raise self.error
+
+
+def parametrize_with_checks(
+    what: Iterable[Any],
+    *,
+    expected_failures: Mapping[str, str] | None = None,
+    kind: Kind = "homogenizers",
+    only: str | None = None,
+) -> Callable[[Test], Test]:
+    """Turn a test function with the argument `check` into one test per plugin and check.
+
+    Checks that are asked of all and those of claimed traits; what is not claimed is for `gradhomog check` to report.
+
+    Args:
+        what: as for `check_homogenizer` (or `check_learner`, `check_domain`), several.
+        expected_failures: why a check fails, by its name: such a test is an expected failure; if it passes, it fails.
+        kind: of plugins.
+        only: a glob pattern over the checks' names.
+
+    >>> @parametrize_with_checks(["static", "pcgrad"], only="identical_*")
+    ... def test_it_conforms(check):
+    ...     check()
+    """
+    chosen, expected = selected(kind, only), valid_expectations(kind, expected_failures)
+    cases = []
+    for one in what:
+        label = _label(one)
+        try:
+            made = subject(kind, one)
+        except GradhomogError as error:
+            cases.append(pytest.param(Unusable(error), id=f"{label}-loads"))
+            continue
+        for check in chosen:
+            if check.binds(made):
+                reason = expected.get(check.name)
+                marks = [pytest.mark.xfail(reason=reason, raises=CheckFailure, strict=True)] if reason else []
+                cases.append(pytest.param(BoundCheck(check, one, made), id=f"{label}-{check.name}", marks=marks))
+    return pytest.mark.parametrize("check", cases)
+
+
+def _label(what: Any) -> str:
+    if isinstance(what, tuple):
+        return expression.render([(what[0], dict(what[1]))])
+    return what if isinstance(what, str) else getattr(what.factory, "__name__", "plugin")

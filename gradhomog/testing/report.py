@@ -1,0 +1,69 @@
+"""The results of a subject's checks, and the table that is printed of them."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from gradhomog.testing.checking import CheckResult
+
+MARKS = {"passed": "✓", "failed": "✗", "expected": "x", "held": "+", "not held": "·", "reported": "i"}
+WIDTH = 120
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What the checks of one plugin came to.
+
+    Attributes:
+        subject: the plugin, its distribution and version, with the options it was checked with.
+        results: one per check, in order.
+    """
+
+    subject: str
+    results: tuple[CheckResult, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether no check failed that is asked of all or claimed."""
+        return all(result.outcome != "failed" for result in self.results)
+
+    def __iter__(self) -> Iterator[CheckResult]:
+        return iter(self.results)
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    def __getitem__(self, check: str) -> CheckResult:
+        """The result of a check by name."""
+        for result in self.results:
+            if result.check == check:
+                return result
+        raise KeyError(check)
+
+    def record(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {
+            "subject": self.subject,
+            "passed": self.passed,
+            "results": [result.record() for result in self.results],
+        }
+
+    def __str__(self) -> str:
+        counts = Counter(result.outcome for result in self.results)
+        width = max((len(result.check) for result in self.results), default=0)
+        lines = [self.subject, ""]
+        for result in self.results:
+            lines.append(f"  {MARKS.get(result.outcome, '-')} {result.check:<{width}}  {result.outcome}".rstrip())
+            if result.message:
+                lines += textwrap.wrap(
+                    result.message, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6, break_long_words=False
+                )
+            lines += [f"      {name} = {json.dumps(value)}" for name, value in result.example.items()]
+        total = sum(result.seconds for result in self.results)
+        found = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+        return "\n".join([*lines, "", f"{found}; {total:.1f} s"])
