@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 
 from gradhomog import conflict_rate, cosines, magnitude_similarity
-from tests.strategies import jacobians
+from gradhomog.testing import jacobians
 
 
 @given(jacobians(tasks=(2, 6)))

@@ -6,10 +6,12 @@ import ast
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import gradhomog
+import gradhomog.testing
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "docs" / "examples"
@@ -28,6 +30,10 @@ CORE = [path for path in WHOLE if path not in (*BENCH, *CLI)]
 PLUGINS = python_files(ROOT / "plugins")
 ADAPTERS = python_files(ROOT / "adapters")
 PACKAGES = [*WHOLE, *PLUGINS, *ADAPTERS]
+
+
+both = pytest.mark.parametrize("package", [gradhomog, gradhomog.testing], ids=lambda package: package.__name__)
+"""The packages whose public names are listed and imported on use."""
 
 
 def source_name(path: Path) -> str:
@@ -112,6 +118,8 @@ def test_plugins_and_adapters_do_not_import_each_other() -> None:
 @pytest.mark.parametrize("path", [*PLUGINS, *ADAPTERS, *python_files(EXAMPLES)], ids=source_name)
 def test_plugins_adapters_and_examples_use_public_names_only(path: Path) -> None:
     public = {"gradhomog", *(f"gradhomog.{name}" for name in gradhomog.__all__)}
+    if path.name.startswith("test_"):
+        public |= {f"gradhomog.testing.{name}" for name in gradhomog.testing.__all__}
     assert {name for name in imports(path) if within(name, "gradhomog")} <= public
     used = {
         f"gradhomog.{node.attr}"
@@ -153,26 +161,30 @@ def test_every_module_of_the_packages_says_what_it_is() -> None:
     assert silent == []
 
 
-def test_the_public_names_are_sorted_and_all_there() -> None:
-    assert gradhomog.__all__ == sorted(gradhomog.__all__)
-    for name in gradhomog.__all__:
-        assert getattr(gradhomog, name) is not None
-    assert set(gradhomog.__all__) <= set(dir(gradhomog))
-    with pytest.raises(AttributeError, match="module 'gradhomog' has no attribute 'pipelin'"):
-        _ = gradhomog.pipelin
+@both
+def test_the_public_names_are_sorted_and_all_there(package: ModuleType) -> None:
+    assert package.__all__ == sorted(package.__all__)
+    for name in package.__all__:
+        assert getattr(package, name) is not None
+    assert set(package.__all__) <= set(dir(package))
+    with pytest.raises(AttributeError, match=f"module '{package.__name__}' has no attribute 'pipelin'"):
+        _ = package.pipelin
 
 
-def test_no_public_name_is_hidden_by_a_module_of_the_same_name() -> None:
+@both
+def test_no_public_name_is_hidden_by_a_module_of_the_same_name(package: ModuleType) -> None:
     # Importing `gradhomog.x` sets the attribute `x` of the package, over what `__getattr__` would have found.
-    assert [name for name in gradhomog.__all__ if importlib.util.find_spec(f"gradhomog.{name}")] == []
+    assert [name for name in package.__all__ if importlib.util.find_spec(f"{package.__name__}.{name}")] == []
 
 
-def test_type_checkers_are_told_of_the_same_names_at_the_same_places() -> None:
-    table = {f"gradhomog.{module}.{name}" for module, names in gradhomog._HOMES.items() for name in names}
-    assert {name.rpartition(".")[2] for name in table} == set(gradhomog.__all__)
+@both
+def test_type_checkers_are_told_of_the_same_names_at_the_same_places(package: ModuleType) -> None:
+    table = {f"{package.__name__}.{module}.{name}" for module, names in package._HOMES.items() for name in names}
+    assert {name.rpartition(".")[2] for name in table} == set(package.__all__)
+    path = Path(str(package.__file__))
     [block] = [
         node
-        for node in ast.parse((ROOT / "gradhomog" / "__init__.py").read_text(encoding="utf-8")).body
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
     ]
-    assert imports(ROOT / "gradhomog" / "__init__.py", ast.walk(block)) == table
+    assert imports(path, ast.walk(block)) == table

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gradhomog import DataError
 from gradhomog import rows as row_math
-from tests.strategies import jacobians
+from gradhomog.testing import jacobians
 
 
 def as_dict(rows: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradhomog import minimum_norm_weights
-from tests.strategies import jacobians
+from gradhomog.testing import jacobians
 
 
 def kkt_residual(gramian, weights):

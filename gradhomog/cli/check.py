@@ -15,7 +15,7 @@ def add(commands: Any) -> None:
         "check",
         help="run the conformance kit on plugins",
         description=__doc__,
-        epilog="Exit codes: 0 all is kept that is asked of everybody or claimed; 1 a check failed; 2 the input is not usable.",
+        epilog="Exit codes: 0 no check failed; 1 one failed that is asked of all or is claimed; 2 unusable input.",
     )
     command.add_argument(
         "names", nargs="+", metavar="NAME", help='a plugin, with options: pcgrad, "static(weights=[1,2])"'
@@ -25,7 +25,9 @@ def add(commands: Any) -> None:
         choices=("homogenizers", "learners", "domains"),
         help="where several kinds have a name; found otherwise",
     )
-    command.add_argument("--only", metavar="PATTERN", help="checks whose name a glob pattern matches")
+    command.add_argument(
+        "--only", action="append", metavar="PATTERN", help="checks whose name a glob pattern matches; may be repeated"
+    )
     command.add_argument(
         "--expect", action="append", default=[], metavar="CHECK=REASON",
         help="a check that is expected to fail, and why; may be repeated",

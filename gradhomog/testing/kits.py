@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gradhomog.errors import OptionError
@@ -45,7 +45,7 @@ def check_homogenizer(
     *,
     expected_failures: Mapping[str, str] | None = None,
     registry: Registry | None = None,
-    only: str | None = None,
+    only: str | Sequence[str] | None = None,
 ) -> CheckReport:
     """Run the conformance kit on a homogenizer.
 
@@ -54,7 +54,7 @@ def check_homogenizer(
             {"weights": [1, 2]})`); or a `HomogenizerSpec` that no distribution offers yet.
         expected_failures: why it does not keep a check, by the check's name. One that does not fail is a failure.
         registry: where the name is looked up; by default among the installed distributions.
-        only: a glob pattern over the checks' names.
+        only: a glob pattern over the checks' names, or several.
 
     Raises:
         UnknownPluginError, PluginLoadError, OptionError: it cannot be made, or a check is called otherwise.
@@ -75,7 +75,7 @@ def check_learner(
     *,
     expected_failures: Mapping[str, str] | None = None,
     registry: Registry | None = None,
-    only: str | None = None,
+    only: str | Sequence[str] | None = None,
 ) -> CheckReport:
     """Run the conformance kit on a learner, by name or `LearnerSpec`; otherwise as `check_homogenizer`."""
     return _check("learners", what, expected_failures, registry, only)
@@ -86,14 +86,18 @@ def check_domain(
     *,
     expected_failures: Mapping[str, str] | None = None,
     registry: Registry | None = None,
-    only: str | None = None,
+    only: str | Sequence[str] | None = None,
 ) -> CheckReport:
     """Run the conformance kit on a domain, by text (`"glyphs:greek"`) or `DomainSpec`; else as `check_homogenizer`."""
     return _check("domains", what, expected_failures, registry, only)
 
 
 def _check(
-    kind: Kind, what: Any, expected: Mapping[str, str] | None, registry: Registry | None, only: str | None
+    kind: Kind,
+    what: Any,
+    expected: Mapping[str, str] | None,
+    registry: Registry | None,
+    only: str | Sequence[str] | None,
 ) -> CheckReport:
     chosen, expected = selected(kind, only), valid_expectations(kind, expected)
     made = subject(kind, what, registry)
@@ -101,9 +105,10 @@ def _check(
     return CheckReport(str(made), tuple(results))
 
 
-def selected(kind: Kind, only: str | None) -> tuple[Check, ...]:
-    """The checks whose name a glob pattern matches; all, if there is none."""
-    found = tuple(check for check in checks(kind) if only is None or fnmatch.fnmatchcase(check.name, only))
+def selected(kind: Kind, only: str | Sequence[str] | None) -> tuple[Check, ...]:
+    """The checks whose names one of some glob patterns matches; all, if there is none."""
+    patterns = ["*"] if only is None else [only] if isinstance(only, str) else list(only)
+    found = tuple(check for check in checks(kind) if any(fnmatch.fnmatchcase(check.name, p) for p in patterns))
     if not found:
         raise OptionError(f"`only` must match the name of a check; {only!r} matches none of: {_names(kind)}.")
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import pytest
@@ -47,7 +47,7 @@ def parametrize_with_checks(
     *,
     expected_failures: Mapping[str, str] | None = None,
     kind: Kind = "homogenizers",
-    only: str | None = None,
+    only: str | Sequence[str] | None = None,
 ) -> Callable[[Test], Test]:
     """Turn a test function with the argument `check` into one test per plugin and check.
 
@@ -57,7 +57,7 @@ def parametrize_with_checks(
         what: as for `check_homogenizer` (or `check_learner`, `check_domain`), several.
         expected_failures: why a check fails, by its name: such a test is an expected failure; if it passes, it fails.
         kind: of plugins.
-        only: a glob pattern over the checks' names.
+        only: a glob pattern over the checks' names, or several.
 
     >>> @parametrize_with_checks(["static", "pcgrad"], only="identical_*")
     ... def test_it_conforms(check):

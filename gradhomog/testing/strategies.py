@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from hypothesis import assume
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from torch import Tensor
@@ -40,7 +41,8 @@ def jacobians(
         rank: the rows span at most so many dimensions; by default any number.
         spread: their norms lie over up to so many orders of magnitude, ≥ 0.
         conflict: −cosine between any two rows, in [−1, 1/(tasks − 1)]; needs params ≥ tasks. By default rows are free.
-        zero, duplicate, opposite: whether a row may be zero, or a multiple of the first by 1 or −1.
+        zero, duplicate, opposite: whether a row may be zero, or is made the first times 1 or −1 now and then; without,
+            no row is zero, and two are parallel only by chance.
 
     >>> from hypothesis import given
     >>> @given(jacobians(tasks=3, params=(3, 8), conflict=0.5, zero=False, duplicate=False, opposite=False))
@@ -56,6 +58,8 @@ def jacobians(
         rows = _entries(draw, n, rank) @ _entries(draw, rank, p)
     else:
         rows = _entries(draw, n, p)
+    if not zero:
+        assume(bool(rows.any(dim=1).all()))
     if spread > 0:
         exponents = draw(st.lists(st.floats(0, spread).map(lambda e: round(e, 1)), min_size=n, max_size=n))
         rows = rows * 10 ** -torch.tensor(exponents, dtype=torch.float64)[:, None]

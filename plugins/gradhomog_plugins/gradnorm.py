@@ -146,6 +146,6 @@ def gradhomog_homogenizer() -> HomogenizerSpec:
         factory=GradNorm,
         summary="learns weights under which gradient norms follow training rates",
         reference="Chen et al. 2018, arXiv 1711.02257",
-        traits={"differentiable", "stateful", "scale_equivariant"},
+        traits={"differentiable", "stateful", "scale_equivariant", "rotation_equivariant"},
         needs={"losses", "norms"},
     )

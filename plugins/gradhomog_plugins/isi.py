@@ -198,5 +198,5 @@ def gradhomog_homogenizer() -> HomogenizerSpec:
         factory=ISI,
         summary="drops activations over patches that carry little information (RotoGBML)",
         reference="Zhang et al. 2023, arXiv 2303.06679, equations 7 to 9; Shi et al. 2020, arXiv 2008.04254",
-        traits={"differentiable", "stateful", "stochastic", "scale_equivariant"},
+        traits={"differentiable", "stateful", "stochastic", "scale_equivariant", "rotation_equivariant"},
     )

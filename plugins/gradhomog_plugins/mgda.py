@@ -82,6 +82,12 @@ def gradhomog_homogenizer() -> HomogenizerSpec:
         factory=MGDA,
         summary="the shortest vector in the convex hull of the gradients",
         reference="Désidéri 2012, doi 10.1016/j.crma.2012.03.014; Sener and Koltun 2018, arXiv 1810.04650",
-        traits={"differentiable", "permutation_equivariant", "scale_equivariant", "non_conflicting"},
+        traits={
+            "differentiable",
+            "permutation_equivariant",
+            "scale_equivariant",
+            "rotation_equivariant",
+            "non_conflicting",
+        },
         needs={"gramian", "losses"},
     )

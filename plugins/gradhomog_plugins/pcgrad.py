@@ -87,6 +87,6 @@ def gradhomog_homogenizer() -> HomogenizerSpec:
         factory=PCGrad,
         summary="projects each task's gradient off those that it conflicts with",
         reference="Yu et al. 2020, arXiv 2001.06782",
-        traits={"differentiable", "stateful", "stochastic", "scale_equivariant"},
+        traits={"differentiable", "stateful", "stochastic", "scale_equivariant", "rotation_equivariant"},
         needs={"gramian"},
     )

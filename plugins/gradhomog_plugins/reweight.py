@@ -190,6 +190,6 @@ def gradhomog_homogenizer() -> HomogenizerSpec:
         factory=Reweight,
         summary="weights under which gradient norms follow the tasks' losses (RotoGBML)",
         reference="Zhang et al. 2023, arXiv 2303.06679, equations 4 and 5",
-        traits={"differentiable", "stateful", "scale_equivariant"},
+        traits={"differentiable", "stateful", "scale_equivariant", "rotation_equivariant"},
         needs={"losses", "norms"},
     )

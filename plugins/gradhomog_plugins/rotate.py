@@ -210,6 +210,6 @@ def gradhomog_homogenizer() -> HomogenizerSpec:
         factory=Rotate,
         summary="rotates features so that the gradients that reach the encoder align (RotoGBML)",
         reference="Zhang et al. 2023, arXiv 2303.06679, equation 6",
-        traits={"differentiable", "stateful", "scale_equivariant"},
+        traits={"differentiable", "stateful", "scale_equivariant", "rotation_equivariant", "orthogonal"},
         needs={"features"},
     )

@@ -71,6 +71,6 @@ def gradhomog_homogenizer() -> HomogenizerSpec:
         factory=RotateRows,
         summary="turns each task's gradient towards their mean direction, by at most an angle",
         reference="after Zhang et al. 2023, arXiv 2303.06679, equation 6",
-        traits={"differentiable", "permutation_equivariant", "scale_equivariant"},
+        traits={"differentiable", "permutation_equivariant", "scale_equivariant", "rotation_equivariant"},
         needs={"gramian", "norms"},
     )

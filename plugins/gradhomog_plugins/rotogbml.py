@@ -49,6 +49,13 @@ def gradhomog_homogenizer() -> HomogenizerSpec:
         factory=rotogbml,
         summary="isi, rotate and reweight together (RotoGBML)",
         reference="Zhang et al. 2023, arXiv 2303.06679, algorithm 1",
-        traits={"stateful", "stochastic", "scale_equivariant"},
+        traits={
+            "differentiable",
+            "stateful",
+            "stochastic",
+            "scale_equivariant",
+            "rotation_equivariant",
+            "orthogonal",
+        },  # fmt: skip,
         needs={"losses", "norms", "features"},
     )

@@ -91,5 +91,5 @@ def gradhomog_homogenizer() -> HomogenizerSpec:
         factory=Static,
         summary="fixed weights, by slot or by domain; tuned, the baseline that methods must beat",
         reference="Kurin et al. 2022, arXiv 2201.04122",
-        traits={"differentiable", "scale_equivariant"},
+        traits={"differentiable", "scale_equivariant", "rotation_equivariant"},
     )

@@ -7,7 +7,7 @@ from hypothesis import given
 
 import gradhomog
 from gradhomog import OptionError
-from tests.strategies import jacobians
+from gradhomog.testing import jacobians
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradhomog
-from tests.strategies import jacobians
+from gradhomog.testing import jacobians
 
 
 def algorithm_1(rows, orders):

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import gradhomog
-from tests.strategies import jacobians
+from gradhomog.testing import jacobians
 
 
 def mixing(text, rows):
@@ -20,7 +20,7 @@ def mixing(text, rows):
 
 
 def _observation(rows):
-    from gradhomog.evidence import Observation
+    from gradhomog.observation import Observation
 
     return Observation(rows, None, [gradhomog.TaskKey(slot) for slot in range(len(rows))])
 
@@ -40,7 +40,7 @@ def test_norms_are_kept_and_rows_turn_by_at_most_the_angle_towards_the_mean_dire
         assert left == pytest.approx(theta if opposite else max(theta - angle, 0), abs=1e-5)
 
 
-@given(rows=jacobians(tasks=(2, 5), params=(6, 10), degenerate=False))
+@given(rows=jacobians(tasks=(2, 5), params=(6, 10), zero=False, duplicate=False, opposite=False))
 def test_each_row_is_turned_by_a_rotation_of_parameter_space(rows):
     """Against the explicit rotation matrix, made by the exponential of a generator of the plane."""
     unit = torch.nn.functional.normalize(rows, dim=1)
@@ -57,7 +57,7 @@ def test_each_row_is_turned_by_a_rotation_of_parameter_space(rows):
         torch.testing.assert_close(new, expected, rtol=1e-8, atol=1e-9 * float(old.norm()))
 
 
-@given(rows=jacobians(tasks=(2, 5), params=(6, 10), degenerate=False))
+@given(rows=jacobians(tasks=(2, 5), params=(6, 10), zero=False, duplicate=False, opposite=False))
 def test_complete_rotation_leaves_no_conflict_and_no_difference_of_direction(rows):
     assume(torch.nn.functional.normalize(rows, dim=1).sum(0).norm() > 1e-2)
     turned = torch.nn.functional.normalize(mixing("rotate_rows", rows), dim=1)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import gradhomog
 from gradhomog import OptionError, distances
-from tests.strategies import jacobians
+from gradhomog.testing import jacobians
 
 MEANS = {  # the common norm: reweight's scales, `"norm"` and `"mean"`
     "norm": lambda norms: norms.mean(),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradhomog
-from tests.strategies import jacobians
+from gradhomog.testing import jacobians
 
 DOMAINS = [f"domain {index}" for index in range(6)]
 TEXTS = [

@@ -1,0 +1,76 @@
+"""Every built-in homogenizer runs the conformance kit: whole by its name, and with options what options can break."""
+
+from __future__ import annotations
+
+from gradhomog.registry import installed
+from gradhomog.testing import parametrize_with_checks
+
+BUILT_IN = [
+    info.name for info in installed().list("homogenizers")
+    if info.distribution == "gradhomog" and info.name != "torchjd"  # runs it with each aggregator, in its own file
+]  # fmt: skip
+
+ON_ROWS = (
+    "finite_*", "identical_rows", "no_gradient_*", "half_*", "*equivariant", "differentiable",
+    "resumes_from_state_dict",
+)  # fmt: skip
+
+
+@parametrize_with_checks(BUILT_IN)
+def test_a_built_in_conforms(check):
+    check()
+
+
+@parametrize_with_checks(
+    [
+        "static(weights=[1, 2, 3, 4, 5, 6])", "static(weights='random')",
+        "pcgrad(order='fixed')",
+        "gradnorm(alpha=0, key='domain')",
+        "reweight(lr=0.1)", "reweight(solver='fixed_point', max_weight=2)",
+        "reweight(beta=0, key='domain', scale='norm')",
+        "rotate(lr=0.1)", "rotate_rows(max_angle=0.3)",
+        "isi(temperature=inf, sampling='multinomial', until=1)",
+    ],
+    only=ON_ROWS,
+)  # fmt: skip
+def test_a_built_in_with_options_conforms(check):
+    check()
+
+
+@parametrize_with_checks(
+    ["rotate(parameterization='geodesic', variant='paper', lr=0.1)"], only=[*ON_ROWS, "orthogonal"]
+)
+def test_a_rotation_with_options_conforms(check):
+    check()
+
+
+@parametrize_with_checks(
+    ["rotogbml(isi=false, rotate={'lr': 0.1})"], only=[*ON_ROWS, "stochastic"],
+    expected_failures={"stochastic": "of its three, only isi draws"},
+)  # fmt: skip
+def test_a_preset_with_options_conforms(check):
+    check()
+
+
+PARALLEL = (
+    "of parallel rows with different norms several weights are shortest after normalization, and it matters which"
+)
+
+
+@parametrize_with_checks(
+    ["mgda(normalize='l2')"], only=[*ON_ROWS, "non_conflicting"],
+    expected_failures={
+        "non_conflicting": "the vector that conflicts with no row is that of the rows of norm one",
+        "permutation_equivariant": PARALLEL, "rotation_equivariant": PARALLEL, "scale_equivariant": PARALLEL,
+    },
+)  # fmt: skip
+def test_mgda_of_unit_rows_conforms(check):
+    check()
+
+
+@parametrize_with_checks(
+    ["mgda(normalize='loss+', zero_rows='drop')"], only=[*ON_ROWS, "non_conflicting"],
+    expected_failures={"non_conflicting": "what conflicts with no row is the vector of the rows over their losses"},
+)  # fmt: skip
+def test_mgda_of_rows_over_losses_conforms(check):
+    check()
