@@ -100,7 +100,9 @@ def _members(registry: Registry, selector: str, options: Mapping[str, Any]) -> l
     if isinstance(made, Sequence) and not isinstance(made, str):
         return list(pipeline(made, registry=registry).members)
     if not isinstance(made, Homogenizer):
-        raise PluginRunError(f"{info} must make a gradhomog.Homogenizer; its factory returned {type(made).__name__}.")
+        raise PluginRunError(
+            f"{info} must make a gradhomog.Homogenizer; its factory returned {type(made).__name__}. {info.advice}"
+        )
     assert isinstance(spec, HomogenizerSpec)
     return [Member(made, selector, dict(options), info, spec)]
 
@@ -126,7 +128,9 @@ def learner(
         "learners", selector, {**written, **options}, encoder, head, homogenizers=pipe
     )
     if not isinstance(made, Learner):
-        raise PluginRunError(f"{info} must make a gradhomog.Learner; its factory returned {type(made).__name__}.")
+        raise PluginRunError(
+            f"{info} must make a gradhomog.Learner; its factory returned {type(made).__name__}. {info.advice}"
+        )
     return made
 
 
@@ -145,8 +149,15 @@ def domain(text: str, *, size: int = 28, registry: Registry | None = None) -> Do
     selector, variant, options = _split_domain(text, registry)
     info, _, made = registry.make("domains", selector, options, variant, size=size)
     if not isinstance(made, Domain):
-        raise PluginRunError(f"{info} must make a gradhomog.Domain; its factory returned {type(made).__name__}.")
+        raise PluginRunError(
+            f"{info} must make a gradhomog.Domain; its factory returned {type(made).__name__}. {info.advice}"
+        )
     return made
+
+
+def domain_plugin(text: str) -> str:
+    """The plugin that a domain's text names, as `Registry.find` takes it."""
+    return _split_domain(text, installed())[0]
 
 
 def domain_identity(text: str) -> str:

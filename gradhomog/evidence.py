@@ -1,9 +1,8 @@
-"""What one step shows of its tasks: losses, row norms, Gramian, rows, features; each computed once, on demand."""
+"""What one step shows to a homogenizer: the statistics of its tasks that it has declared, and no others."""
 
 from __future__ import annotations
 
 import fnmatch
-import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +10,8 @@ import torch
 from torch import Tensor
 
 from gradhomog import rows as row_math
-from gradhomog.errors import DataError, OptionError, PluginRunError
+from gradhomog.errors import OptionError, PluginRunError
+from gradhomog.observation import Observation
 from gradhomog.rows import Rows
 from gradhomog.specs import STATISTICS
 
@@ -33,142 +33,6 @@ class TaskKey:
                 f"slot {self.slot} has none. Pass domains=[...] with the tasks, or hold it by slot."
             )
         return self.domain
-
-
-class Observation:
-    """The statistics of one set of rows, shared by all who look at it.
-
-    A homogenizer does not see this class but an `Evidence` of it, which holds it to the statistics it has declared.
-    """
-
-    def __init__(
-        self,
-        rows: Rows,
-        losses: Tensor | None,
-        keys: Sequence[TaskKey],
-        features: Sequence[Tensor] = (),
-        feature_cotangents: Sequence[Tensor] = (),
-        targets: Tensor | None = None,
-        *,
-        gramian_wanted: bool = True,
-    ) -> None:
-        self._rows = rows
-        self.losses = None if losses is None else losses.to(torch.float64)
-        self.keys = tuple(keys)
-        self.features = tuple(features)
-        self.feature_cotangents = tuple(feature_cotangents)
-        self.targets = targets
-        for name, shown in (
-            ("features", self.features), ("feature_cotangents", self.feature_cotangents),
-            ("targets", () if targets is None else (targets,)),
-        ):  # fmt: skip
-            if any(len(tensor) != len(self.keys) for tensor in shown):
-                raise DataError(
-                    f"`{name}` must have the {len(self.keys)} tasks of the rows in its first dimension; "
-                    f"got {[tuple(tensor.shape) for tensor in shown]}."
-                )
-        self.gramian_wanted = gramian_wanted
-
-    @property
-    def rows(self) -> Rows:
-        return self._rows
-
-    @property
-    def rows_as_given(self) -> Rows:
-        """Before any mixing: never formed anew."""
-        return self._rows
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return ("",) if isinstance(self._rows, Tensor) else tuple(self._rows)
-
-    @functools.cached_property
-    def block_gramians(self) -> tuple[tuple[str, ...], Tensor]:
-        return row_math.block_gramians(self._rows)
-
-    @functools.cached_property
-    def block_squared_norms(self) -> tuple[tuple[str, ...], Tensor]:
-        if self.gramian_wanted or "block_gramians" in self.__dict__:
-            names, gramians = self.block_gramians
-            return names, gramians.diagonal(dim1=1, dim2=2).clamp_min(0)
-        return row_math.block_squared_norms(self._rows)
-
-    def gramian(self, parameters: str = "*") -> Tensor:
-        names, gramians = self.block_gramians
-        return gramians[_matching(names, parameters)].sum(0)
-
-    def norms(self, parameters: str = "*") -> Tensor:
-        names, squares = self.block_squared_norms
-        return row_math.safe_sqrt(squares[_matching(names, parameters)].sum(0))
-
-    def mixed(self, mixing: Tensor) -> Observation:
-        """The observation of `mixing @ rows`: Gramian C·G·Cᵀ, rows formed only if somebody reads them."""
-        return _Mixed(self, mixing)
-
-    def at_tap(self, before: int, after: int) -> Observation:
-        """The same observation; features as one `transform` stage was given them, cotangents as it returned them."""
-        return _AtTap(self, before, after)
-
-
-class _AtTap(Observation):
-    def __init__(self, source: Observation, before: int, after: int) -> None:
-        features, cotangents = source.features[before : before + 1], source.feature_cotangents[after : after + 1]
-        super().__init__(source._rows, source.losses, source.keys, features, cotangents, source.targets)
-        self._source = source
-
-    @property
-    def rows(self) -> Rows:
-        return self._source.rows
-
-    @property
-    def block_gramians(self) -> tuple[tuple[str, ...], Tensor]:
-        return self._source.block_gramians  # the source's cache: what one reader computes, the next finds
-
-    @property
-    def block_squared_norms(self) -> tuple[tuple[str, ...], Tensor]:
-        return self._source.block_squared_norms
-
-
-class _Mixed(Observation):
-    def __init__(self, source: Observation, mixing: Tensor) -> None:
-        super().__init__(
-            source._rows, source.losses, source.keys, source.features, source.feature_cotangents, source.targets
-        )
-        self._source, self._mixing = source, mixing
-
-    @functools.cached_property
-    def _mixed_rows(self) -> Rows:
-        return row_math.mix(self._source.rows, self._mixing)
-
-    @property
-    def rows(self) -> Rows:
-        return self._mixed_rows
-
-    @functools.cached_property
-    def block_gramians(self) -> tuple[tuple[str, ...], Tensor]:
-        names, gramians = self._source.block_gramians
-        return names, self._mixing @ gramians @ self._mixing.T
-
-    @functools.cached_property
-    def block_squared_norms(self) -> tuple[tuple[str, ...], Tensor]:
-        if torch.count_nonzero(self._mixing - self._mixing.diagonal().diag()) == 0:  # weights: norms are enough
-            names, squares = self._source.block_squared_norms
-            return names, squares * self._mixing.diagonal().square()
-        names, gramians = self.block_gramians
-        return names, gramians.diagonal(dim1=1, dim2=2).clamp_min(0)
-
-
-def _matching(names: Sequence[str], pattern: str) -> list[int]:
-    if pattern == "*":
-        return list(range(len(names)))
-    found = [index for index, name in enumerate(names) if fnmatch.fnmatchcase(name, pattern)]
-    if not found:
-        some = ", ".join(names[:6]) + (", …" if len(names) > 6 else "")
-        raise OptionError(
-            f"`parameters` must match the name of at least one tensor of the rows; {pattern!r} matches none of: "
-            f"{some or 'one unnamed tensor'}."
-        )
-    return found
 
 
 def _visible(tensor: Tensor) -> Tensor:
@@ -263,3 +127,18 @@ class Evidence:
     def by(self, key: str) -> list[str]:
         """One key per task under which state is held: `by("slot")` or `by("domain")`."""
         return [task.by(key) for task in self.keys]
+
+
+def shown(evidence: Evidence) -> list[tuple[str, Tensor]]:
+    """What a homogenizer reads without a copy, as far as it is formed, by name: all of it is shared with others."""
+    observation, needs = evidence._observation, evidence._needs
+    found: list[tuple[str, Tensor]] = []
+    if "losses" in needs and observation.losses is not None:
+        found.append(("losses", observation.losses))
+    if "rows" in needs and (rows := observation.formed_rows) is not None:
+        found += [("rows", value) for value in ([rows] if isinstance(rows, Tensor) else rows.values())]
+    if "features" in needs:
+        found += [("features", value) for value in observation.features]
+        found += [("feature_cotangents", value) for value in observation.feature_cotangents]
+        found += [("targets", observation.targets)] if observation.targets is not None else []
+    return found

@@ -9,7 +9,7 @@ import torch
 
 from gradhomog import rows as row_math
 from gradhomog.errors import NonfiniteError
-from gradhomog.evidence import Observation
+from gradhomog.observation import Observation
 
 Nonfinite = Literal["raise", "drop"]
 

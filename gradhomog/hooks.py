@@ -51,6 +51,7 @@ def gradhomog_make(spec: Spec, arguments: tuple[Any, ...], options: dict[str, An
 def gradhomog_observers(config: Mapping[str, Any]) -> Observer | None:
     """Return an observer of a run, or None. Called once when a run starts, with its resolved configuration.
 
-    The observer is called with `("start", record)`, `("step", record)`, `("validation", record)`, `("result", record)`
-    and `("failed", record)`. One that raises is reported once and dropped: an observer never stops a run.
+    The observer is called with `("start", record)`, `("step", record)`, `("probe", record)`, `("validation", record)`,
+    `("result", record)` and `("failed", record)`. One that raises, or whose hook does, is reported once and dropped: an
+    observer never stops a run.
     """

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-import traceback
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-import gradhomog
+from gradhomog import returned
+from gradhomog.blame import passed_through_package, told
 from gradhomog.errors import GradhomogError, PluginRunError
-from gradhomog.evidence import Evidence, TaskKey
+from gradhomog.evidence import Evidence, TaskKey, shown
 from gradhomog.homogenizer import Homogenizer, Part, Removable
 from gradhomog.registry import PluginInfo
 from gradhomog.rows import Rows
 from gradhomog.specs import STATISTICS, HomogenizerSpec
+from gradhomog.watch import Shown, Watch
 
 
-@dataclass(frozen=True, eq=False)  # identity: a homogenizer may hold tensors, which do not compare
+@dataclass(eq=False)  # identity: a homogenizer may hold tensors, which do not compare
 class Member:
     """A homogenizer with where it came from; every stage is called through here, so that all results are checked.
 
     `info` and `spec` are None for an object that was handed in without a plugin around it: such a one may read every
-    statistic, and claims nothing.
+    statistic, and claims nothing. `seconds` is the time spent in its stages by the clock; what runs within the encoder
+    because `attach` put it there, and what derivatives of `transform` take, is not in it.
     """
 
     homogenizer: Homogenizer
@@ -32,97 +35,140 @@ class Member:
     options: Mapping[str, Any]
     info: PluginInfo | None = None
     spec: HomogenizerSpec | None = None
+    seconds: float = field(default=0.0, init=False)
 
     @property
     def needs(self) -> Set[str]:
         return STATISTICS if self.spec is None else self.spec.needs
 
+    @property
+    def must_be_last(self) -> bool:
+        return self.spec is not None and self.spec.last
+
     def __str__(self) -> str:
         return str(self.info) if self.info else f"homogenizer {type(self.homogenizer).__name__}"
+
+    @property
+    def advice(self) -> str:
+        return self.info.advice if self.info else "Correct it, or leave it out."
 
     @property
     def before_rows(self) -> bool:
         """Whether it changes what the rows are, not only what is made of them."""
         return self.homogenizer.overrides("attach") or self.homogenizer.overrides("transform")
 
+    # -- stages ------------------------------------------------------------------------------------------------------
+
     def attach(self, encoder: nn.Module) -> list[Removable]:
         """The handles that undo what was attached: all of them, whether one or several were returned."""
+        handles: list[Any] = []
 
-        def attach(encoder: nn.Module) -> list[Any]:
-            returned: Any = self.homogenizer.attach(encoder)
-            return list(returned) if isinstance(returned, Iterable) else [returned]
+        def attach() -> None:
+            given: Any = self.homogenizer.attach(encoder)
+            handles.extend(handle for handle in (given if isinstance(given, Iterable) else [given]))
 
-        handles: list[Any] = self._call("attach", attach, encoder)
-        for handle in handles:
-            if not hasattr(handle, "remove"):
-                raise self._wrong("attach", "handles with a method `remove`", handle)
+        try:
+            self._call("`attach`", attach)
+            for handle in handles:
+                self._expect("attach", "" if hasattr(handle, "remove") else "handles with a method `remove`", handle)
+        except GradhomogError:
+            for handle in handles:
+                if hasattr(handle, "remove"):
+                    self.detach(handle)
+            raise
         return handles
+
+    def detach(self, handle: Removable) -> None:
+        self._call("`remove` of what `attach` returned", handle.remove)
 
     def begin(self, key: TaskKey, part: Part) -> None:
         self._run("begin", key, part)
 
     def transform(self, features: Tensor, keys: Sequence[TaskKey]) -> Tensor:
-        changed = self._run("transform", features, keys)
-        if not isinstance(changed, Tensor) or changed.shape != features.shape:
-            raise self._wrong("transform", f"features of shape {tuple(features.shape)}", changed)
+        changed: Tensor = self._watched("transform", lambda: [("features", features)], features, keys)
+        self._expect("transform", returned.features(changed, features), changed)
         return changed
 
     def mix(self, evidence: Evidence) -> Tensor:
         """The mixing matrix, float64 `[tasks, tasks]`; weights become the diagonal matrix that they are."""
-        tasks = evidence.tasks
-        result = self._run("mix", evidence)
-        if not isinstance(result, Tensor) or result.shape not in ((tasks,), (tasks, tasks)):
-            raise self._wrong("mix", f"weights of shape [{tasks}] or a matrix [{tasks}, {tasks}]", result)
+        result: Tensor = self._watched("mix", lambda: shown(evidence), evidence)
+        self._expect("mix", returned.mixing(result, evidence.tasks), result)
         if not torch.isfinite(result).all():
-            raise PluginRunError(f"{self} returned NaN or infinity from `mix`: {result.detach().tolist()}.")
-        if result.requires_grad and not torch.is_grad_enabled():
-            raise self._wrong("mix", "a tensor outside the graph, as create_graph was not asked for,", result)
+            raise self.not_finite("mix", f": {result.detach().tolist()}")
         matrix = result.to(evidence.device, torch.float64)
         return torch.diag(matrix) if matrix.dim() == 1 else matrix
 
     def rows(self, given: Rows) -> Rows:
-        result = self._run("rows", given)
-        if isinstance(given, Tensor):
-            same = isinstance(result, Tensor) and (result.shape, result.dtype) == (given.shape, given.dtype)
-        else:
-            same = (
-                isinstance(result, Mapping)
-                and set(result) == set(given)
-                and all((result[k].shape, result[k].dtype) == (v.shape, v.dtype) for k, v in given.items())
-            )
-        if not same:
-            raise self._wrong("rows", "rows of the structure, shapes and dtypes that it was given", result)
-        changed: Rows = result
+        tensors = [given] if isinstance(given, Tensor) else list(given.values())
+        changed: Rows = self._watched("rows", lambda: [("rows", tensor) for tensor in tensors], given)
+        self._expect("rows", returned.rows(changed, given), changed)
         values = [changed] if isinstance(changed, Tensor) else changed.values()
         if not all(bool(torch.isfinite(value).all()) for value in values):
-            raise PluginRunError(f"{self} returned NaN or infinity from `rows`.")
+            raise self.not_finite("rows")
         return changed
 
     def update(self, evidence: Evidence) -> None:
-        self._run("update", evidence)
+        self._watched("update", lambda: shown(evidence), evidence)
 
     def measured(self) -> dict[str, float | Sequence[float]]:
-        return dict(self._run("measured"))
+        found: Mapping[str, float | Sequence[float]] = self._run("measured")
+        self._expect("measured", returned.measured(found), found)
+        return dict(found)
+
+    def maps(self, encoder: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
+        found: Mapping[str, Tensor] = self._watched("maps", lambda: [("inputs", inputs)], encoder, inputs)
+        self._expect("maps", returned.maps(found, inputs), found)
+        return dict(found)
+
+    # -- state -------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = self._run("state_dict")
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._run("load_state_dict", state)
+
+    # -- what goes wrong ---------------------------------------------------------------------------------------------
+
+    def caused(self, error: BaseException) -> bool:
+        """Whether an error from within the encoder was raised in what this plugin attached to it."""
+        return self.info is not None and passed_through_package(error, type(self.homogenizer).__module__)
+
+    def failure(self, where: str, cause: BaseException) -> PluginRunError:
+        return PluginRunError(f"{self} raised in {where}: {told(cause)}. {self.advice}")
+
+    def not_finite(self, stage: str, what: str = "") -> PluginRunError:
+        return PluginRunError(f"{self} returned NaN or infinity from `{stage}`{what}. {self.advice}")
+
+    def _expect(self, stage: str, expected: str, found: object) -> None:
+        """Raise unless nothing is left to be expected."""
+        if expected:
+            what = returned.description(found)
+            raise PluginRunError(f"{self} must return from `{stage}` {expected}; got {what}. {self.advice}")
+
+    def _watched(self, stage: str, seen: Shown, *arguments: Any) -> Any:
+        watch = Watch(seen)
+        result = self._run(stage, *arguments)
+        if name := watch.changed():
+            raise PluginRunError(
+                f"{self} changed `{name}` in place in `{stage}`, but others read the same memory. "
+                f"It has to work on a copy, {name}.clone(). {self.advice}"
+            )
+        return result
 
     def _run(self, stage: str, *arguments: Any) -> Any:
-        return self._call(stage, getattr(self.homogenizer, stage), *arguments)
+        return self._call(f"`{stage}`", getattr(self.homogenizer, stage), *arguments)
 
-    def _call(self, stage: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    def _call(self, where: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        start = time.perf_counter()
         try:
             return function(*arguments)
-        except GradhomogError:
+        except GradhomogError as error:
+            if self.info is not None and self.info.name not in str(error):
+                error.args = (f"{self}, in {where}: {error}",)  # its own words and class, with its author
             raise
-        except Exception as cause:
-            last = traceback.extract_tb(cause.__traceback__)[-1]
-            raise PluginRunError(
-                f"{self} raised in `{stage}`: {type(cause).__name__}: {cause} "
-                f"({last.filename}:{last.lineno}; gradhomog {gradhomog.__version__})"
-            ) from cause
-
-    def _wrong(self, stage: str, expected: str, found: object) -> PluginRunError:
-        what = type(found).__name__
-        if isinstance(found, Tensor):
-            what = f"a tensor {tuple(found.shape)} {found.dtype}{' with a graph' if found.requires_grad else ''}"
-        elif isinstance(found, Mapping):
-            what = f"a dict of { ({k: tuple(getattr(v, 'shape', ())) for k, v in found.items()}) }"
-        return PluginRunError(f"{self} must return from `{stage}` {expected}; got {what}.")
+        except (Exception, SystemExit) as cause:
+            raise self.failure(where, cause) from cause
+        finally:
+            self.seconds += time.perf_counter() - start

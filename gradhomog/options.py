@@ -28,6 +28,14 @@ def accepted(spec: Spec) -> dict[str, inspect.Parameter]:
     }
 
 
+def documentation(spec: Spec) -> str:
+    """The docstring of a plugin's factory; empty if it has none of its own (a class inherits that of its base)."""
+    factory = spec.factory
+    while isinstance(factory, functools.partial):
+        factory = factory.func
+    return (inspect.getdoc(factory) or "") if getattr(factory, "__doc__", None) else ""
+
+
 def describe(spec: Spec) -> list[str]:
     """The options of a plugin as a user writes them, with what each may be: `alpha=1.5 (a number)`."""
     hints = type_hints(spec.factory)

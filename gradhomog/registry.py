@@ -6,60 +6,35 @@ silence, and of two plugins of one name it takes whichever the file system yield
 
 from __future__ import annotations
 
+import copy
 import difflib
 import functools
 import importlib.metadata
-import inspect
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from types import ModuleType
-from typing import Any, Literal, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 import pluggy
 
-import gradhomog
-from gradhomog import hooks
+from gradhomog import hooks, loading
+from gradhomog.blame import passed_through, told
 from gradhomog.errors import (
     AmbiguousPluginError,
     DisabledPluginError,
     GradhomogError,
     OptionError,
-    PluginLoadError,
     PluginRunError,
     UnknownPluginError,
 )
+from gradhomog.observers import Author, Observers, Report, collect
 from gradhomog.options import bind
-from gradhomog.specs import DomainSpec, HomogenizerSpec, LearnerSpec, Spec
+from gradhomog.plugininfo import KINDS, Kind, PluginInfo
+from gradhomog.specs import Spec
 
-Kind = Literal["homogenizers", "learners", "domains"]
+__all__ = ["KINDS", "Kind", "PluginInfo", "Registry", "installed", "using"]
 
-KINDS: dict[Kind, tuple[str, type[Any]]] = {
-    "homogenizers": ("gradhomog_homogenizer", HomogenizerSpec),
-    "learners": ("gradhomog_learner", LearnerSpec),
-    "domains": ("gradhomog_domain", DomainSpec),
-}
-"""Each kind's required hook and the type that it returns."""
-
-
-@dataclass(frozen=True, order=True)
-class PluginInfo:
-    """What the metadata of an installed distribution says about one plugin; nothing is imported to know it."""
-
-    name: str
-    distribution: str
-    version: str
-    module: str
-    kind: Kind
-    disabled: bool = False
-
-    @property
-    def selector(self) -> str:
-        """The unambiguous name, `distribution:name`."""
-        return f"{self.distribution}:{self.name}"
-
-    def __str__(self) -> str:
-        return f"{self.kind[:-1]} '{self.name}' of {self.distribution} {self.version} ({self.module})"
+_Found = dict[PluginInfo, importlib.metadata.Distribution | None]
 
 
 class Registry:
@@ -83,6 +58,7 @@ class Registry:
             disabled = os.environ.get("GRADHOMOG_DISABLE", "").split(",")
         self._disabled = frozenset(text.strip() for text in disabled if text.strip())
         self._entry_points = None if entry_points is None else tuple(entry_points)
+        self._added: dict[str, importlib.metadata.Distribution] = {}
         self._loaded: dict[PluginInfo, Spec] = {}
         self.manager = pluggy.PluginManager(hooks.PROJECT)
         self.manager.add_hookspecs(hooks)
@@ -91,29 +67,39 @@ class Registry:
     # -- listing: metadata only ---------------------------------------------------------------------------------------
 
     @functools.cached_property
-    def _plugins(self) -> dict[Kind, tuple[PluginInfo, ...]]:
+    def _plugins(self) -> dict[Kind, _Found]:
         # The path may hold a distribution twice (editable beside installed): the first on the path is the one imported.
-        found: dict[Kind, dict[tuple[str, str], PluginInfo]] = {kind: {} for kind in KINDS}
+        found: dict[Kind, _Found] = {}
         for kind in KINDS:
             group = f"gradhomog.{kind}"
-            points = (
-                importlib.metadata.entry_points(group=group)
-                if self._entry_points is None
-                else [point for point in self._entry_points if point.group == group]
-            )
-            for point in points:
+            points = importlib.metadata.entry_points(group=group) if self._entry_points is None else self._entry_points
+            infos: dict[tuple[str, str], tuple[PluginInfo, importlib.metadata.Distribution | None]] = {}
+            added = [point for dist in self._added.values() for point in dist.entry_points]
+            for point in (*added, *points):
+                if point.group != group:
+                    continue
                 dist = point.dist
                 distribution = (dist and dist.name) or "?"  # a folder left by a broken uninstall has no name
                 blocked = not self._disabled.isdisjoint({point.name, f"{distribution}:{point.name}"})
                 info = PluginInfo(point.name, distribution, (dist and dist.version) or "?", point.value, kind, blocked)
-                found[kind].setdefault((distribution, point.name), info)
-        return {kind: tuple(sorted(infos.values())) for kind, infos in found.items()}
+                infos.setdefault((distribution, point.name), (info, dist))
+            found[kind] = dict(sorted(infos.values(), key=lambda entry: entry[0]))
+        return found
+
+    def add(self, distribution: importlib.metadata.Distribution) -> None:
+        """Offer the plugins of a further distribution; one of that name that was there is forgotten. For tests."""
+        self._added[distribution.name] = distribution
+        self.__dict__.pop("_plugins", None)
+        for info in [info for info in self._loaded if info.distribution == distribution.name]:
+            del self._loaded[info]
+            if self.manager.has_plugin(loading.registered_name(info)):
+                self.manager.unregister(name=loading.registered_name(info))
 
     def list(self, kind: Kind) -> tuple[PluginInfo, ...]:
         """All plugins of a kind, sorted by name, disabled ones included; imports none of them."""
         if kind not in KINDS:
             raise OptionError(f"`kind` must be one of {', '.join(map(repr, KINDS))}; got {kind!r}.")
-        return self._plugins[kind]
+        return tuple(self._plugins[kind])
 
     def names(self, kind: Kind) -> tuple[str, ...]:
         """The names a user can type; of one name offered by several distributions, the forms `distribution:name`."""
@@ -169,57 +155,9 @@ class Registry:
         """
         info = self.find(kind, selector)
         if info not in self._loaded:
-            self._loaded[info] = self._import(info)
+            dist = self._plugins[kind][info]
+            self._loaded[info] = loading.load(self.manager, info, (dist and dist.requires) or ())
         return info, self._loaded[info]
-
-    def _import(self, info: PluginInfo) -> Spec:
-        hook_name, spec_type = KINDS[info.kind]
-        point = importlib.metadata.EntryPoint(info.name, info.module, f"gradhomog.{info.kind}")
-        try:
-            plugin = point.load()
-        except (Exception, SystemExit) as cause:  # SystemExit: a script without a guard must not end ours
-            raise self._refusal(info, f"did not load: {type(cause).__name__}: {cause}") from cause
-        if not isinstance(plugin, ModuleType):
-            raise self._refusal(info, f"must be a module; its entry point gives a {type(plugin).__name__}")
-        registered = self.manager.is_registered(plugin)
-        try:
-            if not registered:
-                self.manager.register(plugin, name=f"{info.kind}/{info.selector}")
-                self.manager.check_pending()
-        except pluggy.PluginValidationError as cause:
-            self._forget(plugin, registered)
-            raise self._refusal(info, f"has a hook that does not fit: {cause}{_near_hook(plugin)}") from cause
-        if not hasattr(plugin, hook_name) or not any(
-            impl.plugin is plugin for impl in getattr(self.manager.hook, hook_name).get_hookimpls()
-        ):
-            self._forget(plugin, registered)
-            raise self._refusal(info, f"has no hook `{hook_name}`: define it and mark it with @gradhomog.hookimpl")
-        try:
-            spec = getattr(plugin, hook_name)()
-        except Exception as cause:
-            self._forget(plugin, registered)
-            raise self._refusal(info, f"raised in `{hook_name}`: {type(cause).__name__}: {cause}") from cause
-        if not isinstance(spec, spec_type):
-            self._forget(plugin, registered)
-            raise self._refusal(
-                info, f"must return a {spec_type.__name__} from `{hook_name}`; got {type(spec).__name__}"
-            )
-        try:
-            inspect.signature(spec.factory)  # it is the list of options
-        except (TypeError, ValueError) as cause:
-            self._forget(plugin, registered)
-            raise self._refusal(
-                info, f"must have a callable `factory` with a Python signature; got {spec.factory!r}"
-            ) from cause
-        return cast(Spec, spec)
-
-    def _forget(self, plugin: object, was_registered: bool) -> None:
-        if not was_registered and self.manager.is_registered(plugin):
-            self.manager.unregister(plugin)
-
-    @staticmethod
-    def _refusal(info: PluginInfo, reason: str) -> PluginLoadError:
-        return PluginLoadError(f"{info} {reason} (gradhomog {gradhomog.__version__})")
 
     # -- making -------------------------------------------------------------------------------------------------------
 
@@ -241,35 +179,49 @@ class Registry:
             made = self.manager.hook.gradhomog_make(spec=spec, arguments=arguments, options={**bound, **given})
         except GradhomogError:
             raise
-        except Exception as cause:
+        except (Exception, SystemExit) as cause:
+            raise PluginRunError(self._unmade(info, cause)) from cause
+        if made is None and (meddling := self._meddling()):
             raise PluginRunError(
-                f"{info} could not be made: {type(cause).__name__}: {cause} (gradhomog {gradhomog.__version__})"
-            ) from cause
+                f"{info} was lost on its way through `gradhomog_make` of {' and '.join(map(str, meddling))}: a wrapper "
+                f"must return what its `yield` gives it. {meddling[0].advice}"
+            )
         return info, spec, made
 
-    def observers(self, config: Mapping[str, Any]) -> tuple[hooks.Observer, ...]:
+    def _meddling(self) -> tuple[Author, ...]:
+        """Who wraps or replaces the ordinary way of making, outermost first."""
+        impls = reversed(self.manager.hook.gradhomog_make.get_hookimpls())
+        return tuple(self._author(impl.plugin) for impl in impls if not isinstance(impl.plugin, _Maker))
+
+    def _unmade(self, info: PluginInfo, cause: BaseException) -> str:
+        if not passed_through(cause, _Maker.gradhomog_make):  # the factory was not called, or had returned
+            for impl in self.manager.hook.gradhomog_make.get_hookimpls():
+                if passed_through(cause, impl.function):
+                    author = self._author(impl.plugin)
+                    return f"{author} raised in `gradhomog_make` for {info}: {told(cause)}. {author.advice}"
+        return f"{info} could not be made: {told(cause)}. {info.advice}"
+
+    def observers(self, config: Mapping[str, Any], report: Report) -> Observers:
         """The observers that registered plugins provide for a run with this configuration.
 
-        Raises:
-            PluginRunError: a plugin's hook raises, or returns what is neither None nor callable.
+        A plugin whose hook raises, or returns what is neither None nor callable, has none; `report` is told of it with
+        the plugin's name, distribution and version, and later of every observer that raises.
         """
-        try:
-            made = self.manager.hook.gradhomog_observers(config=config)
-        except Exception as cause:
-            raise PluginRunError(
-                f"a plugin raised in `gradhomog_observers`: {type(cause).__name__}: {cause}"
-            ) from cause
-        for observer in made:
-            if observer is not None and not callable(observer):
-                raise PluginRunError(f"`gradhomog_observers` must return a function or None; got {observer!r}.")
-        return tuple(observer for observer in made if observer is not None)
 
+        def ask(impl: pluggy.HookImpl) -> Callable[[], Any]:
+            # Its signature was checked when it was registered: it has the argument `config`, or none.
+            return lambda: impl.function(*(copy.deepcopy(config) for _ in impl.argnames))
 
-def _near_hook(plugin: ModuleType) -> str:
-    known = [name for name in vars(hooks) if name.startswith("gradhomog_")]
-    strays = [name for name in vars(plugin) if name.startswith("gradhomog_") and name not in known]
-    near = [match for stray in strays for match in difflib.get_close_matches(stray, known, n=1)]
-    return f". Did you mean '{near[0]}'?" if near else ""
+        # Asked one by one: a call of the hook returns observers without their authors, and none if one raises.
+        found = self.manager.hook.gradhomog_observers.get_hookimpls()
+        return collect([(self._author(impl.plugin), ask(impl)) for impl in reversed(found)], report)
+
+    def _author(self, plugin: object) -> Author:
+        name = self.manager.get_name(plugin)
+        for info in self._loaded:
+            if loading.registered_name(info) == name:
+                return Author(str(info), info.advice)
+        return Author(f"the plugin {name}", "Correct it, or do not register it.")
 
 
 class _Maker:
@@ -280,7 +232,24 @@ class _Maker:
         return spec.factory(*arguments, **options)
 
 
-@functools.cache
+_in_use: list[Registry] = []
+
+
 def installed() -> Registry:
-    """The registry of the installed distributions, made once."""
+    """The registry of the installed distributions, made once; within `using`, the one given to it."""
+    return _in_use[-1] if _in_use else _of_the_environment()
+
+
+@functools.cache
+def _of_the_environment() -> Registry:
     return Registry()
+
+
+@contextmanager
+def using(registry: Registry) -> Iterator[Registry]:
+    """Within the context every name of the process is looked up in this registry; for tests."""
+    _in_use.append(registry)
+    try:
+        yield registry
+    finally:
+        _in_use.pop()

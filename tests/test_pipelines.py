@@ -23,7 +23,7 @@ from gradhomog import (
 from gradhomog.evidence import TaskKey
 from gradhomog.member import Member
 from gradhomog.pipelines import Pipeline
-from tests.strategies import jacobians
+from gradhomog.testing import jacobians
 
 
 class Weights(Homogenizer):
@@ -203,7 +203,9 @@ def test_a_faulty_stage_is_told_by_name_and_stage(stage, function, message):
 
 
 def test_a_transform_that_changes_the_shape_is_refused():
-    with pytest.raises(PluginRunError, match=r"features of shape \(1, 4, 3\); got a tensor \(1, 4\)"):
+    with pytest.raises(
+        PluginRunError, match=r"features of shape \(1, 4, 3\), torch.float32 on cpu; got a tensor \(1, 4\)"
+    ):
         gradhomog.pipeline([faulty("transform", lambda self, z, keys: z[..., 0])]).transform(
             torch.ones(1, 4, 3), [TaskKey(0)]
         )

@@ -79,7 +79,7 @@ class _Comparison:
                 self.results[record["run"], record["role"]] = record
         self.failures: dict[str, str] = {}
         self.expected = len(rows) * len(config.seed_list)
-        self._observers = list(installed().observers(config.to_dict()))
+        self._observers = installed().observers(config.to_dict(), report=lambda text: print(text, file=sys.stderr))
 
     def run(self) -> None:
         runs = [run for run in plan.first_runs(self.config, self.rows) if (run.id, run.role) not in self.results]
@@ -148,12 +148,7 @@ class _Comparison:
 
     def _append(self, record: dict[str, Any]) -> None:
         self.log.append(record)
-        for observer in list(self._observers):
-            try:
-                observer(record["event"], record)
-            except Exception as error:  # an observer never stops a run
-                self._observers.remove(observer)
-                print(f"observer {observer!r} raised {type(error).__name__}: {error}; it is dropped.", file=sys.stderr)
+        self._observers(record["event"], record)
 
 
 def _rank(record: dict[str, Any]) -> float:

@@ -10,8 +10,9 @@ Every record has an `event`. What is written, and read back:
   first, with the first two, and so on, at the same parameters; only where a homogenizer acts before rows exist.
 * `validation`: `run`, `step`, `score`, `half_width`.
 * `result`: `run`, `label`, `learner`, `homogenizers`, `seed`, `role` ("compare" or "candidate"), `metric`, `scores`,
-  `losses` and `domains` (one per test task), `validation`, `best_step`, `steps`, `seconds`, `step_seconds`; a tuned
-  method's result also has `tuned_from` and `chosen`.
+  `losses` and `domains` (one per test task), `validation`, `best_step`, `steps`, `seconds`, `step_seconds`,
+  `homogenizer_seconds` (`homogenizer`, `plugin`, `seconds` of each, by the clock as `seconds` is); a tuned method's
+  result also has `tuned_from` and `chosen`.
 * `failed`: `run`, `label`, `seed`, `error`.
 
 JSON knows no NaN and no infinity: a number that is not finite is written as null, and `numbers` reads null as NaN.

@@ -123,13 +123,8 @@ def _maps(learner: Learner, inputs: Tensor) -> dict[str, Tensor]:
         again = selectors.count(member.selector)
         selector = f"{member.selector}#{again}" if again > 1 else member.selector
         with torch.no_grad():
-            maps = member.homogenizer.maps(learner.encoder, inputs)
+            maps = member.maps(learner.encoder, inputs)
         for name, value in maps.items():
-            if len(value) != len(inputs):
-                raise ValueError(
-                    f"{member} must return from `maps` one map for each of {len(inputs)} inputs; {name!r} is "
-                    f"{tuple(value.shape)}."
-                )
             if value.dim() == 3:
                 found[f"{selector}: {name}"] = value
     return found

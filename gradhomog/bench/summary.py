@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gradhomog.bench.results import PLAIN, Record, numbers, plain, row_order
+from gradhomog.bench.slowness import Slow, slow
 from gradhomog.bench.statistics import Interval, mean_interval, paired_interval
 from gradhomog.errors import ConfigError
 
@@ -72,7 +73,8 @@ class Candidate:
 class Summary:
     """The table. `tasks` counts test tasks, the same for every run; `finished` counts runs that belong to a row.
 
-    `failures` holds the last message of each run that failed and has no result.
+    `failures` holds the last message of each run that failed and has no result; `slow` the homogenizers that took most
+    of the time of their training steps.
     """
 
     metric: str
@@ -82,6 +84,7 @@ class Summary:
     finished: int
     expected: int | None
     failures: dict[str, str]
+    slow: tuple[Slow, ...] = ()
 
     @property
     def learners(self) -> tuple[str, ...]:
@@ -120,6 +123,7 @@ def summarize(records: Iterable[Record], expected_runs: int | None = None) -> Su
         finished=len(compared),
         expected=expected_runs if expected_runs is not None else _expected(config),
         failures={r["run"]: str(r["error"]) for r in records if r["event"] == "failed" and r["run"] not in done},
+        slow=slow(results),
     )
 
 

@@ -98,6 +98,7 @@ def notes(summary: Summary) -> list[str]:
         if row.chosen is not None:
             lines.append(f"{row.label}: validation chose {row.chosen} among {len(row.tuned_from)}.")
     lines.append("step time: processor time while other runs used the machine; an indication, no benchmark.")
+    lines += [str(found) for found in summary.slow]
     broken = [row.label for row in summary.rows if math.isnan(row.score.mean)]
     if broken:
         lines.append(f"nan: a score is not finite, so no mean is given ({', '.join(broken)}).")

@@ -20,10 +20,11 @@ from gradhomog.bench.config import Config
 from gradhomog.bench.episodes import EpisodeStream
 from gradhomog.bench.plan import Run
 from gradhomog.bench.saliency import write_looks
+from gradhomog.bench.slowness import Meter
 from gradhomog.domains import Domain
 from gradhomog.errors import ConfigError
 from gradhomog.learners import Learner
-from gradhomog.registry import installed
+from gradhomog.registry import Registry, installed
 from gradhomog.reports import Evaluation
 
 CHECKPOINT = "checkpoint.pt"
@@ -47,8 +48,8 @@ class Streams:
 
 
 @functools.lru_cache(maxsize=64)  # one process runs many trainings on the same domains
-def _domain(text: str, size: int) -> Domain:
-    return api.domain(text, size=size)
+def _domain(text: str, size: int, registry: Registry) -> Domain:
+    return api.domain(text, size=size, registry=registry)
 
 
 def streams(config: Config, seed: int) -> Streams:
@@ -59,7 +60,10 @@ def streams(config: Config, seed: int) -> Streams:
         ConfigError: regression and classification domains are mixed.
     """
     size, shape = config.network.size, config.episodes
-    train, test = ([_domain(text, size) for text in texts] for texts in (config.domains.train, config.domains.test))
+    registry = installed()
+    train, test = (
+        [_domain(text, size, registry) for text in texts] for texts in (config.domains.train, config.domains.test)
+    )
     trained = {api.domain_identity(text) for text in config.domains.train}
     seen = [api.domain_identity(text) in trained for text in config.domains.test]
     _tell_apart(config.domains.train, train)
@@ -153,6 +157,7 @@ class Training:
         self.source = streams(config, run.seed)
         self.learner = make_learner(config, run, self.source)
         self.outer = torch.optim.Adam(self.learner.parameters(), lr=config.train.outer_lr)
+        self.meter = Meter(self.learner.homogenizers.members)
         self.done = 0
         self.seconds = 0.0  # by the clock, as a user waits
         self.processor_seconds = 0.0  # of the processor: what other runs take does not count
@@ -183,7 +188,8 @@ class Training:
     def _step(self, progress: Emit) -> None:
         train, start, processor = self.config.train, time.perf_counter(), time.process_time()
         batch = self.source.train.batch(self.done).to(self.config.device)
-        report = self.learner.step(batch, self.outer)
+        with self.meter.counting():
+            report = self.learner.step(batch, self.outer)
         self.done += 1
         self.seconds += time.perf_counter() - start
         self.processor_seconds += time.process_time() - processor
@@ -222,6 +228,7 @@ class Training:
                 "metric": self.source.metric, "scores": result.scores, "losses": result.losses,
                 "domains": result.domains, "validation": self.best_score, "best_step": self.best_step,
                 "steps": self.done, "seconds": self.seconds, "step_seconds": self.processor_seconds / self.done,
+                "homogenizer_seconds": self.meter.record(),
             }
         )  # fmt: skip
 
@@ -233,6 +240,7 @@ class Training:
             "done": self.done,
             "seconds": self.seconds,
             "processor_seconds": self.processor_seconds,
+            "homogenizer_seconds": self.meter.seconds,
             "best_score": self.best_score,
             "best_step": self.best_step,
             "best": self.best,
@@ -257,7 +265,7 @@ class Training:
         self.learner.load_state_dict(state["learner"])
         self.outer.load_state_dict(state["outer"])
         self.done, self.seconds = state["done"], state["seconds"]
-        self.processor_seconds = state["processor_seconds"]
+        self.processor_seconds, self.meter.seconds = state["processor_seconds"], state["homogenizer_seconds"]
         self.best_score, self.best_step, self.best = state["best_score"], state["best_step"], state["best"]
         torch.set_rng_state(state["random"])
         if torch.cuda.is_available() and state["random_cuda"]:

@@ -6,7 +6,6 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,10 +15,10 @@ from typing import Any
 import torch
 
 from gradhomog.bench.config import Config
+from gradhomog.bench.failure import reason
 from gradhomog.bench.plan import Run
 from gradhomog.bench.threads import threads
 from gradhomog.bench.training import Training
-from gradhomog.errors import GradhomogError
 
 Handle = Callable[[dict[str, Any]], list[Run]]
 """Called in the parent with every record; returns further runs to be made (after a tuning is decided)."""
@@ -70,10 +69,8 @@ def _make(
         training.finish(
             stop, lambda record: emit({"event": "progress", "label": run.label, "seed": run.seed, **record})
         )
-    except GradhomogError as error:
-        emit(_failure(run, str(error)))
-    except Exception:  # a defect of ours or of a plugin's: its traceback is worth keeping
-        emit(_failure(run, traceback.format_exc()))
+    except Exception as error:
+        emit(_failure(run, reason(config, run, error)))
 
 
 def _failure(run: Run, error: str) -> dict[str, Any]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from gradhomog.cli._output import add_json, print_json
@@ -37,6 +40,8 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
+    # Hypothesis keeps files of its own where it runs: not in the user's folder, who did not ask for hypothesis.
+    os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(Path(tempfile.gettempdir()) / "gradhomog-hypothesis"))
     from gradhomog import testing
 
     kits = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 from typing import Any
 
 from gradhomog.cli._output import add_json, print_json
@@ -36,7 +35,7 @@ def run(given: argparse.Namespace) -> int:
         data |= {"traits": sorted(spec.traits), "needs": sorted(spec.needs)}
     if isinstance(spec, DomainSpec):
         data |= {"variants": list(spec.variants)}
-    data["documentation"] = inspect.getdoc(spec.factory) or ""
+    data["documentation"] = options.documentation(spec)
     if given.json:
         print_json(data)
         return 0
@@ -47,5 +46,5 @@ def run(given: argparse.Namespace) -> int:
         if name in data:
             print(f"{name:<12}  {', '.join(data[name]) or 'none'}")
     print("options       " + ("\n              ".join(accepted) or "none"))
-    print(f"\n{data['documentation']}")
+    print(f"\n{data['documentation'] or 'It has no documentation.'}")
     return 0

@@ -15,8 +15,6 @@ from gradhomog.bench import folder as folders
 from gradhomog.bench.compare import compare
 from gradhomog.bench.config import load
 from gradhomog.bench.results import ResultLog
-from gradhomog.hooks import hookimpl
-from gradhomog.registry import installed
 from tests.bench.conftest import SMALL
 
 
@@ -149,14 +147,10 @@ def gradhomog_homogenizer():
 """
 
 
-def test_a_method_that_fails_is_told_and_the_others_finish(distribution, tmp_path, monkeypatch):
-    distribution("faulty-dist", FAULTY, plugin="faulty")
-    installed.cache_clear()
-    try:
-        config = load(None, [*SMALL, 'homogenizers=["none", "faulty"]', "seeds=1"])
-        outcome = compare(config, tmp_path / "out")
-    finally:
-        installed.cache_clear()
+def test_a_method_that_fails_is_told_and_the_others_finish(gradhomog_install, tmp_path):
+    gradhomog_install("faulty-dist", FAULTY, plugin="faulty")
+    config = load(None, [*SMALL, 'homogenizers=["none", "faulty"]', "seeds=1"])
+    outcome = compare(config, tmp_path / "out")
     (error,) = outcome.failures.values()
     assert "'faulty' of faulty-dist" in error
     assert "RuntimeError: out of ideas" in error
@@ -166,33 +160,28 @@ def test_a_method_that_fails_is_told_and_the_others_finish(distribution, tmp_pat
     assert any(r["event"] == "step" and r["step"] == 4 for r in records if "faulty" in r.get("run", ""))
 
 
-def test_observers_see_every_record_and_one_that_raises_is_dropped(small, tmp_path, capsys):
-    seen = []
+SEEING = """
+import gradhomog, torch
+class Even(gradhomog.Homogenizer):
+    def mix(self, evidence):
+        return torch.ones(evidence.tasks)
+@gradhomog.hookimpl
+def gradhomog_homogenizer():
+    return gradhomog.HomogenizerSpec(factory=Even, summary="weighs all alike, and observes")
+SEEN = []
+@gradhomog.hookimpl
+def gradhomog_observers(config):
+    assert config["learner"] == "maml"
+    return lambda event, record: SEEN.append((event, record))
+"""
 
-    class Good:
-        @hookimpl
-        def gradhomog_observers(self, config):
-            assert config["learner"] == "maml"
-            return lambda event, record: seen.append(event)
 
-    class Bad:
-        @hookimpl
-        def gradhomog_observers(self, config):
-            def observer(event, record):
-                raise RuntimeError("no disk")
-
-            return observer
-
-    manager = installed().manager
-    plugins = [manager.register(Good()), manager.register(Bad())]
-    try:
-        compare(load(None, [*SMALL, 'homogenizers=["none"]', "seeds=1"]), tmp_path / "out")
-    finally:
-        for name in plugins:
-            manager.unregister(name=name)
-    assert seen.count("result") == 1
-    assert seen.count("step") == 7
-    assert capsys.readouterr().err.count("no disk") == 1
+def test_an_observer_sees_every_record_of_the_log(gradhomog_install, tmp_path):
+    gradhomog_install("seeing-dist", SEEING, plugin="seeing")
+    outcome = compare(load(None, [*SMALL, 'homogenizers=["seeing"]', "seeds=1"]), tmp_path / "out")
+    events = [event for event, _ in sys.modules["seeing_dist"].SEEN]
+    assert events == [record["event"] for record in ResultLog.read(outcome.folder / folders.LOG)]
+    assert (events.count("result"), events.count("step")) == (1, 7)
 
 
 def test_a_result_is_on_disk_before_the_next_run_starts(small, tmp_path):
@@ -222,15 +211,11 @@ def test_workers_that_cannot_start_are_told_and_not_called_a_success(tmp_path):
     assert '__name__ == "__main__"' in done.stdout
 
 
-def test_a_candidate_that_fails_leaves_the_choice_to_the_others(distribution, tmp_path):
-    distribution("faulty-dist", FAULTY, plugin="faulty")
-    installed.cache_clear()
-    try:
-        config = load(None, [*SMALL, 'homogenizers=["none", "faulty | pcgrad"]'])
-        outcome = compare(config, tmp_path / "out")
-        again = compare(config, tmp_path / "out", resume=True)
-    finally:
-        installed.cache_clear()
+def test_a_candidate_that_fails_leaves_the_choice_to_the_others(gradhomog_install, tmp_path):
+    gradhomog_install("faulty-dist", FAULTY, plugin="faulty")
+    config = load(None, [*SMALL, 'homogenizers=["none", "faulty | pcgrad"]'])
+    outcome = compare(config, tmp_path / "out")
+    again = compare(config, tmp_path / "out", resume=True)
     for one in (outcome, again):
         row = one.summary.rows[1]
         assert (row.label, row.chosen, len(row.seeds)) == ("faulty | pcgrad (tuned)", "pcgrad", 2)
@@ -275,22 +260,17 @@ FAULTY_WITH_SEED_1 = FAULTY.replace("self.calls == 5", "self.calls == 5 and __im
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_tuned_method_that_fails_with_a_later_seed_is_tried_once(distribution, tmp_path, monkeypatch, workers):
+def test_a_tuned_method_that_fails_with_a_later_seed_is_tried_once(gradhomog_install, tmp_path, workers):
     """Its failure must not be taken for a candidate's: that would decide the tuning again, and run it again."""
-    distribution("faulty-dist", FAULTY_WITH_SEED_1, plugin="faulty")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))  # for worker processes
-    installed.cache_clear()
+    gradhomog_install("faulty-dist", FAULTY_WITH_SEED_1, plugin="faulty")
     failures = []
 
     def watch(record):
         failures.extend([record] if record["event"] == "failed" else [])
         assert len(failures) < 3
 
-    try:
-        overrides = [*SMALL, f"workers={workers}", 'homogenizers=["none", "faulty | faulty + static"]', "seeds=3"]
-        outcome = compare(load(None, overrides), tmp_path / "out", progress=watch)
-    finally:
-        installed.cache_clear()
+    overrides = [*SMALL, f"workers={workers}", 'homogenizers=["none", "faulty | faulty + static"]', "seeds=3"]
+    outcome = compare(load(None, overrides), tmp_path / "out", progress=watch)
     assert len(failures) == 1
     assert "out of ideas" in failures[0]["error"]
     assert outcome.summary.rows[1].seeds == (0, 2)

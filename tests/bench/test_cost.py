@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 
@@ -19,7 +20,6 @@ from gradhomog.bench.cost.spread import Spread
 from gradhomog.bench.cost.timing import Timings, interleave, order
 from gradhomog.bench.threads import threads
 from gradhomog.errors import GradhomogError, OptionError, PluginRunError
-from gradhomog.registry import installed
 from gradhomog.tasks import TaskBatch
 from tests.bench.conftest import SMALL
 
@@ -262,15 +262,11 @@ def test_every_learner_has_a_table(small):
     assert all(row.seconds.n == 3 for one in found for row in one.rows)
 
 
-def test_a_homogenizer_that_fails_in_a_step_is_told(distribution):
+def test_a_homogenizer_that_fails_in_a_step_is_told(gradhomog_install):
     from tests.bench.test_compare import FAULTY
 
-    distribution("faulty-dist", FAULTY, plugin="faulty")
-    installed.cache_clear()
-    try:
-        (found,) = steps.step_costs(load(None, [*SMALL, 'homogenizers=["faulty"]']), rounds=6, seconds=1e9)
-    finally:
-        installed.cache_clear()
+    gradhomog_install("faulty-dist", FAULTY, plugin="faulty")
+    (found,) = steps.step_costs(load(None, [*SMALL, 'homogenizers=["faulty"]']), rounds=6, seconds=1e9)
     assert "out of ideas" in found.failures["faulty"]
     assert [row.label for row in found.rows] == ["plain", "plain again"]
 
@@ -321,13 +317,9 @@ def gradhomog_homogenizer():
 
 
 @pytest.fixture
-def calls(distribution):
-    distribution("fake-kernels", FAKE, plugin="fake_kernel")
-    installed.cache_clear()
-    import importlib
-
-    yield importlib.import_module("fake_kernels").CALLS
-    installed.cache_clear()
+def calls(gradhomog_install):
+    gradhomog_install("fake-kernels", FAKE, plugin="fake_kernel")
+    return importlib.import_module("fake_kernels").CALLS
 
 
 def test_our_update_brings_cotangents_back_and_tells_the_homogenizer_detached(calls):

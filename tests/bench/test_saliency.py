@@ -206,9 +206,9 @@ def test_maps_of_other_inputs_are_refused_by_name(tmp_path, capsys):
             return {"m": torch.zeros(1, 2, 2)}
 
     write_looks(MAML(*network(16), [Short()]), glyphs(), "cpu", tmp_path)
-    assert "homogenizer Short must return from `maps` one map for each of 6 inputs; 'm' is (1, 2, 2)" in (
-        capsys.readouterr().err
-    )
+    told = capsys.readouterr().err
+    assert "homogenizer Short must return from `maps` one map for each of 6 inputs, as tensors by name" in told
+    assert "got a dict of {'m': a tensor (1, 2, 2) torch.float32 on cpu}" in told
 
 
 def test_there_is_nothing_to_look_at_in_vectors(small, tmp_path):

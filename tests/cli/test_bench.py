@@ -49,16 +49,11 @@ def test_a_kernel_is_timed_beside_its_peers(capsys):
     assert data["tables"][0]["references"] == ["convolution", "published form", "unfold form"]
 
 
-def test_a_homogenizer_that_fails_is_exit_code_1_with_the_others_in_the_table(distribution, capsys):
-    from gradhomog.registry import installed
+def test_a_homogenizer_that_fails_is_exit_code_1_with_the_others_in_the_table(gradhomog_install, capsys):
     from tests.bench.test_compare import FAULTY
 
-    distribution("faulty-dist", FAULTY, plugin="faulty")
-    installed.cache_clear()
-    try:
-        assert main(["bench", *SETTINGS, "--homogenizer", "faulty", "--rounds", "4", "--seconds", "9"]) == 1
-    finally:
-        installed.cache_clear()
+    gradhomog_install("faulty-dist", FAULTY, plugin="faulty")
+    assert main(["bench", *SETTINGS, "--homogenizer", "faulty", "--rounds", "4", "--seconds", "9"]) == 1
     printed = capsys.readouterr()
     assert "faulty failed: " in printed.err
     assert "plain again" in printed.out

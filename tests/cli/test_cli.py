@@ -29,17 +29,14 @@ def test_list_shows_every_plugin_with_its_distribution(capsys):
 
 
 def test_list_says_what_is_disabled(monkeypatch, capsys):
-    from gradhomog.registry import installed
+    from gradhomog.registry import Registry, using
 
     monkeypatch.setenv("GRADHOMOG_DISABLE", "pcgrad")
-    installed.cache_clear()
-    try:
+    with using(Registry()):
         main(["list", "homogenizers"])
         assert "pcgrad (disabled)" in capsys.readouterr().out
         assert main(["show", "pcgrad"]) == 2
         assert "disabled by GRADHOMOG_DISABLE=pcgrad" in capsys.readouterr().err
-    finally:
-        installed.cache_clear()
 
 
 def test_show_gives_options_claims_and_documentation(capsys):
@@ -145,17 +142,12 @@ def test_bad_input_is_one_message_and_exit_code_2(arguments, message, tmp_path, 
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_failed_run_is_exit_code_1_with_the_others_in_the_table(distribution, tmp_path, capsys):
-    from gradhomog.registry import installed
+def test_a_failed_run_is_exit_code_1_with_the_others_in_the_table(gradhomog_install, tmp_path, capsys):
     from tests.bench.test_compare import FAULTY
 
-    distribution("faulty-dist", FAULTY, plugin="faulty")
-    installed.cache_clear()
-    try:
-        arguments = overrides("seeds=1", 'homogenizers=["none", "faulty"]')
-        assert main(["compare", *arguments, "--out", str(tmp_path / "out")]) == 1
-    finally:
-        installed.cache_clear()
+    gradhomog_install("faulty-dist", FAULTY, plugin="faulty")
+    arguments = overrides("seeds=1", 'homogenizers=["none", "faulty"]')
+    assert main(["compare", *arguments, "--out", str(tmp_path / "out")]) == 1
     printed = capsys.readouterr()
     assert "out of ideas" in printed.err
     assert "plain" in printed.out

@@ -1,0 +1,34 @@
+"""What a record says of a run that failed for another reason than a plugin's pipeline or the input."""
+
+from __future__ import annotations
+
+import traceback
+
+from gradhomog import api, expression
+from gradhomog.bench.config import Config
+from gradhomog.bench.plan import Run
+from gradhomog.blame import passed_through_package, told
+from gradhomog.errors import GradhomogError
+from gradhomog.plugininfo import PluginInfo
+from gradhomog.registry import installed
+
+
+def reason(config: Config, run: Run, error: Exception) -> str:
+    """The error in a line, with the learner or the domain whose code it came through; then its traceback.
+
+    An error of gradhomog says all of this itself, and is no defect: its traceback tells nothing.
+    """
+    if isinstance(error, GradhomogError):
+        return str(error)
+    strangers = [info for info in _plugins(config, run) if info.distribution != "gradhomog"]
+    author = next((info for info in strangers if passed_through_package(error, info.module)), None)
+    line = f"{author} raised {told(error)} {author.advice}" if author else told(error)
+    return f"{line}\n\n{''.join(traceback.format_exception(error))}"
+
+
+def _plugins(config: Config, run: Run) -> list[PluginInfo]:
+    domains = dict.fromkeys(api.domain_plugin(text) for text in (*config.domains.train, *config.domains.test))
+    return [
+        *(installed().find("domains", selector) for selector in domains),
+        installed().find("learners", expression.parse_one(run.learner)[0]),
+    ]

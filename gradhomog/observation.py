@@ -1,0 +1,167 @@
+"""The statistics of one set of rows: losses, norms, Gramian, features; each computed once, on demand, for all."""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from gradhomog import rows as row_math
+from gradhomog.errors import DataError, OptionError
+from gradhomog.rows import Rows
+
+if TYPE_CHECKING:
+    from gradhomog.evidence import TaskKey
+
+
+class Observation:
+    """The statistics of one set of rows, shared by all who look at it.
+
+    A homogenizer does not see this class but an `Evidence` of it, which holds it to the statistics it has declared.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        losses: Tensor | None,
+        keys: Sequence[TaskKey],
+        features: Sequence[Tensor] = (),
+        feature_cotangents: Sequence[Tensor] = (),
+        targets: Tensor | None = None,
+        *,
+        gramian_wanted: bool = True,
+    ) -> None:
+        self._rows = rows
+        self.losses = None if losses is None else losses.to(torch.float64)
+        self.keys = tuple(keys)
+        self.features = tuple(features)
+        self.feature_cotangents = tuple(feature_cotangents)
+        self.targets = targets
+        for name, shown in (
+            ("features", self.features), ("feature_cotangents", self.feature_cotangents),
+            ("targets", () if targets is None else (targets,)),
+        ):  # fmt: skip
+            if any(len(tensor) != len(self.keys) for tensor in shown):
+                raise DataError(
+                    f"`{name}` must have the {len(self.keys)} tasks of the rows in its first dimension; "
+                    f"got {[tuple(tensor.shape) for tensor in shown]}."
+                )
+        self.gramian_wanted = gramian_wanted
+
+    @property
+    def rows(self) -> Rows:
+        return self._rows
+
+    @property
+    def rows_as_given(self) -> Rows:
+        """Before any mixing: never formed anew."""
+        return self._rows
+
+    @property
+    def formed_rows(self) -> Rows | None:
+        """The rows if they are in memory already."""
+        return self._rows
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("",) if isinstance(self._rows, Tensor) else tuple(self._rows)
+
+    @functools.cached_property
+    def block_gramians(self) -> tuple[tuple[str, ...], Tensor]:
+        return row_math.block_gramians(self._rows)
+
+    @functools.cached_property
+    def block_squared_norms(self) -> tuple[tuple[str, ...], Tensor]:
+        if self.gramian_wanted or "block_gramians" in self.__dict__:
+            names, gramians = self.block_gramians
+            return names, gramians.diagonal(dim1=1, dim2=2).clamp_min(0)
+        return row_math.block_squared_norms(self._rows)
+
+    def gramian(self, parameters: str = "*") -> Tensor:
+        names, gramians = self.block_gramians
+        return gramians[_matching(names, parameters)].sum(0)
+
+    def norms(self, parameters: str = "*") -> Tensor:
+        names, squares = self.block_squared_norms
+        return row_math.safe_sqrt(squares[_matching(names, parameters)].sum(0))
+
+    def mixed(self, mixing: Tensor) -> Observation:
+        """The observation of `mixing @ rows`: Gramian C·G·Cᵀ, rows formed only if somebody reads them."""
+        return _Mixed(self, mixing)
+
+    def at_tap(self, before: int, after: int) -> Observation:
+        """The same observation; features as one `transform` stage was given them, cotangents as it returned them."""
+        return _AtTap(self, before, after)
+
+
+class _AtTap(Observation):
+    def __init__(self, source: Observation, before: int, after: int) -> None:
+        features, cotangents = source.features[before : before + 1], source.feature_cotangents[after : after + 1]
+        super().__init__(source._rows, source.losses, source.keys, features, cotangents, source.targets)
+        self._source = source
+
+    @property
+    def rows(self) -> Rows:
+        return self._source.rows
+
+    @property
+    def formed_rows(self) -> Rows | None:
+        return self._source.formed_rows
+
+    @property
+    def block_gramians(self) -> tuple[tuple[str, ...], Tensor]:
+        return self._source.block_gramians  # the source's cache: what one reader computes, the next finds
+
+    @property
+    def block_squared_norms(self) -> tuple[tuple[str, ...], Tensor]:
+        return self._source.block_squared_norms
+
+
+class _Mixed(Observation):
+    def __init__(self, source: Observation, mixing: Tensor) -> None:
+        super().__init__(
+            source._rows, source.losses, source.keys, source.features, source.feature_cotangents, source.targets
+        )
+        self._source, self._mixing = source, mixing
+
+    @functools.cached_property
+    def _mixed_rows(self) -> Rows:
+        return row_math.mix(self._source.rows, self._mixing)
+
+    @property
+    def rows(self) -> Rows:
+        return self._mixed_rows
+
+    @property
+    def formed_rows(self) -> Rows | None:
+        return self.__dict__.get("_mixed_rows")
+
+    @functools.cached_property
+    def block_gramians(self) -> tuple[tuple[str, ...], Tensor]:
+        names, gramians = self._source.block_gramians
+        return names, self._mixing @ gramians @ self._mixing.T
+
+    @functools.cached_property
+    def block_squared_norms(self) -> tuple[tuple[str, ...], Tensor]:
+        if torch.count_nonzero(self._mixing - self._mixing.diagonal().diag()) == 0:  # weights: norms are enough
+            names, squares = self._source.block_squared_norms
+            return names, squares * self._mixing.diagonal().square()
+        names, gramians = self.block_gramians
+        return names, gramians.diagonal(dim1=1, dim2=2).clamp_min(0)
+
+
+def _matching(names: Sequence[str], pattern: str) -> list[int]:
+    if pattern == "*":
+        return list(range(len(names)))
+    found = [index for index, name in enumerate(names) if fnmatch.fnmatchcase(name, pattern)]
+    if not found:
+        some = ", ".join(names[:6]) + (", …" if len(names) > 6 else "")
+        raise OptionError(
+            f"`parameters` must match the name of at least one tensor of the rows; {pattern!r} matches none of: "
+            f"{some or 'one unnamed tensor'}."
+        )
+    return found

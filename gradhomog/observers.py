@@ -1,0 +1,75 @@
+"""The observers of a run, each with its author: one that fails is reported once and dropped."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gradhomog.blame import told
+from gradhomog.hooks import Observer
+
+Report = Callable[[str], None]
+"""Called with one message for each observer that is dropped."""
+
+
+@dataclass(frozen=True)
+class Author:
+    """Who wrote a hook: the plugin with its distribution and version, and what to do where it is at fault."""
+
+    name: str
+    advice: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Observers:
+    """Called as `observers(event, record)`: hands each of them a copy of its own, and never raises.
+
+    Args:
+        found: the observers, each after its author.
+        report: told of what is dropped.
+    """
+
+    def __init__(self, found: Iterable[tuple[Author, Observer]], report: Report) -> None:
+        self._observers = list(found)
+        self._report = report
+
+    def __len__(self) -> int:
+        return len(self._observers)
+
+    def __call__(self, event: str, record: Mapping[str, Any]) -> None:
+        for entry in list(self._observers):
+            author, observer = entry
+            try:
+                observer(event, copy.deepcopy(record))
+            except (Exception, SystemExit) as cause:
+                self._observers.remove(entry)
+                self._report(
+                    f"the observer of {author} raised at `{event}`: {told(cause)}. The run goes on without it. "
+                    f"{author.advice}"
+                )
+
+
+def collect(hooks: Iterable[tuple[Author, Callable[[], Any]]], report: Report) -> Observers:
+    """Ask each author's hook `gradhomog_observers`; one that raises or returns no observer is reported and left out."""
+    found: list[tuple[Author, Observer]] = []
+    for author, hook in hooks:
+        try:
+            observer = hook()
+        except (Exception, SystemExit) as cause:
+            report(
+                f"{author} raised in `gradhomog_observers`: {told(cause)}. The run goes on without its observer. "
+                f"{author.advice}"
+            )
+            continue
+        if observer is not None and not callable(observer):
+            report(
+                f"{author} must return from `gradhomog_observers` a function or None; got {type(observer).__name__}. "
+                f"The run goes on without its observer. {author.advice}"
+            )
+        elif observer is not None:
+            found.append((author, observer))
+    return Observers(found, report)

@@ -1,0 +1,61 @@
+"""A learner with the faulty homogenizer `bad` in its pipeline, and what one step of it comes to."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import gradhomog
+from gradhomog import Learner, PluginRunError, TaskBatch
+from tests.hostile.plugins import install
+
+Fail = Callable[..., str]
+
+
+class Setting:
+    """Two tasks of regression for a small network that has taken one step, so that its optimizer has a state."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.encoder, self.head = nn.Linear(3, 4), nn.Linear(4, 1)
+        self.batch = TaskBatch(
+            torch.randn(2, 5, 3), torch.randn(2, 5, 1), torch.randn(2, 5, 3), torch.randn(2, 5, 1), ("a", "b")
+        )
+        self.outer = torch.optim.Adam([*self.encoder.parameters(), *self.head.parameters()], lr=0.1)
+        self.learner("none").step(self.batch, self.outer)
+
+    def learner(self, text: str) -> Learner:
+        return gradhomog.learner("maml", self.encoder, self.head, homogenizers=text, inner_steps=1)
+
+    def state(self) -> str:
+        """All that a step changes, as text: parameters, their gradients, and the optimizer's state."""
+        parameters = [*self.encoder.parameters(), *self.head.parameters()]
+        return repr([parameters, [p.grad for p in parameters], self.outer.state_dict()])
+
+
+@pytest.fixture
+def fail(gradhomog_install) -> Fail:
+    """Install `bad` with these methods, take a step of a learner that has it, and return the message.
+
+    Whatever stage fails: the network, its gradients, its hooks and the optimizer are left as they were, and so is the
+    homogenizer before it.
+    """
+
+    def fail(methods: str, spec: str = "needs=gradhomog.specs.STATISTICS", text: str = "gradnorm + bad") -> str:
+        install(gradhomog_install, methods, spec)
+        setting = Setting()
+        learner = setting.learner(text)
+        before, first = setting.state(), copy.deepcopy(next(iter(learner.homogenizers)).state_dict())
+        with pytest.raises(PluginRunError) as raised:
+            learner.step(setting.batch, setting.outer)
+        assert setting.state() == before
+        assert not any(module._forward_hooks for module in setting.encoder.modules())
+        if "in `update`" not in str(raised.value) and "`measured`" not in str(raised.value):
+            assert repr(next(iter(learner.homogenizers)).state_dict()) == repr(first)
+        return str(raised.value)
+
+    return fail

@@ -1,0 +1,198 @@
+"""Whole comparisons with faulty plugins: what was done is kept, what is dropped is told once, what is slow is named."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import signal
+import textwrap
+
+import pytest
+
+from gradhomog.bench import folder as folders
+from gradhomog.bench.compare import compare
+from gradhomog.bench.config import load
+from gradhomog.bench.report import write_report
+from gradhomog.bench.results import ResultLog
+from gradhomog.bench.summary import to_json
+from gradhomog.bench.tables import render_table
+from tests.bench.conftest import SMALL
+from tests.hostile.plugins import HERE, assert_blamed, install, plugin
+
+EVEN = "def mix(self, evidence): return torch.ones(evidence.tasks)"
+
+
+def config(homogenizers, *more):
+    return load(None, [*SMALL, f"homogenizers={json.dumps(homogenizers)}", "seeds=1", *more])
+
+
+@pytest.mark.parametrize("stage", ["mix(self, evidence)", "update(self, evidence)"])
+def test_one_that_fails_stops_its_run_and_all_results_so_far_are_kept(gradhomog_install, tmp_path, stage):
+    # One process makes the runs in turn: plain before it, pcgrad after it.
+    methods = f"""
+        calls = 0
+        def {stage}:
+            self.calls += 1
+            if self.calls == 5:
+                raise RuntimeError("out of ideas")
+            return torch.ones(evidence.tasks)
+    """
+    install(gradhomog_install, methods)
+    outcome = compare(config(["none", "bad", "pcgrad"]), tmp_path / "out")
+    [(run, error)] = outcome.failures.items()
+    assert_blamed(error, f"raised in `{stage.partition('(')[0]}`: RuntimeError: out of ideas")
+    records = ResultLog.read(outcome.folder / folders.LOG)
+    of_bad = [record for record in records if record.get("run") == run]
+    assert [record["step"] for record in of_bad if record["event"] == "step"] == [1, 2, 4]
+    assert [record["error"] for record in of_bad if record["event"] == "failed"] == [error]
+    assert [row.label for row in outcome.summary.rows] == ["plain", "pcgrad"]
+    assert all(math.isfinite(row.score.mean) for row in outcome.summary.rows)
+    table = render_table(outcome.summary)
+    assert_blamed(next(line for line in table.splitlines() if line.startswith("Failed: ")))
+    assert "Partial: 2 of 3 runs finished." in table
+
+
+LEARNER = """
+    from gradhomog import Learner, LearnerSpec, hookimpl
+
+    class Bad(Learner):
+        def task_row(self, task, key):
+            return {}["nothing here"]
+        def adapted_outputs(self, support_x, support_y, query_x):
+            return self.head(self.encoder(query_x))
+
+    @hookimpl
+    def gradhomog_learner():
+        return LearnerSpec(factory=Bad, summary="a learner that fails")
+"""
+
+DOMAIN = """
+    from gradhomog import Domain, DomainSpec, hookimpl
+
+    class Bad(Domain):
+        name, outputs = "bad", None
+        def __init__(self, variant, size=28):
+            self.input_shape = (1, size, size)
+        def check(self, split, *, ways, shots, queries):
+            pass
+        def sample(self, split, random, *, ways, shots, queries):
+            return {}["nothing here"]
+
+    @hookimpl
+    def gradhomog_domain():
+        return DomainSpec(factory=Bad, summary="a domain that fails")
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "settings"),
+    [
+        ("learners", LEARNER, ['learner="bad"']),
+        ("domains", DOMAIN, ['domains.train=["bad"]', 'domains.test=["bad"]', "network.name=conv4"]),
+    ],
+)
+def test_a_learner_or_a_domain_that_fails_is_named_in_the_table(gradhomog_install, tmp_path, kind, source, settings):
+    gradhomog_install("gradhomog-bad", source, plugin="bad", kind=kind, version="4.2")
+    outcome = compare(config(["none"], *settings), tmp_path / "out")
+    line = next(line for line in render_table(outcome.summary).splitlines() if line.startswith("Failed: "))
+    assert f"{kind[:-1]} 'bad' of gradhomog-bad 4.2 (gradhomog_bad) raised KeyError: 'nothing here'" in line
+    assert "Report it to the authors of gradhomog-bad, or leave 'bad' out." in line
+    [error] = outcome.failures.values()
+    assert "Traceback (most recent call last)" in error
+
+
+# -- observers -------------------------------------------------------------------------------------------------------
+
+OBSERVERS = {
+    "raises-late": "def gradhomog_observers(config): return lambda event, record: SEEN[event]",
+    "exits": "def gradhomog_observers(config): return lambda event, record: sys.exit(3)",
+    "raises": "def gradhomog_observers(config): return 1 / 0",
+    "no-observer": "def gradhomog_observers(config): return 'step'",
+    "meddles": """
+        def gradhomog_observers(config):
+            def observer(event, record):
+                for name in list(record):
+                    record[name] = "meddled"
+            config.clear()
+            return observer
+    """,
+}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The log of a comparison that nobody observes; `static` has the results of plain."""
+    return ResultLog.read(compare(config(["static"]), tmp_path_factory.mktemp("undisturbed")).folder / folders.LOG)
+
+
+def lasting(record):
+    """A record without what differs from run to run."""
+    varying = ("time", "config", "versions", "rows", "homogenizers", "label", "run", "stages", "seconds")
+    return {key: value for key, value in record.items() if not key.endswith(varying)}
+
+
+def test_observers_that_fail_are_each_reported_once_and_stop_nothing(gradhomog_install, tmp_path, capsys, undisturbed):
+    for name, hook in OBSERVERS.items():
+        more = "SEEN = {'start': 1, 'step': 2}\n@hookimpl\n" + textwrap.dedent(hook).strip()
+        gradhomog_install(name, plugin(EVEN, more=more), version="0.7")
+    names = [name.replace("-", "_") for name in OBSERVERS]
+    outcome = compare(config([" + ".join(names)]), tmp_path / "out")
+    assert outcome.failures == {}
+    records = ResultLog.read(outcome.folder / folders.LOG)
+    assert list(map(lasting, records)) == list(map(lasting, undisturbed))
+    told = capsys.readouterr().err.splitlines()
+    expected = {
+        "raises_late": "raised at `validation`: KeyError: 'validation' (",
+        "exits": "raised at `start`: SystemExit: 3 (",
+        "raises": "raised in `gradhomog_observers`: ZeroDivisionError: division by zero (",
+        "no_observer": "must return from `gradhomog_observers` a function or None; got str",
+    }
+    assert len(told) == len(expected)
+    for name, words in expected.items():
+        distribution = name.replace("_", "-")
+        [line] = [line for line in told if f"homogenizer '{name}' of {distribution} 0.7 ({name})" in line]
+        assert words in line
+        assert "The run goes on without it" in line
+        assert line.endswith(f"Report it to the authors of {distribution}, or leave '{name}' out.")
+
+
+# -- slow ------------------------------------------------------------------------------------------------------------
+
+SLOW = "def mix(self, evidence): time.sleep(0.1); return torch.ones(evidence.tasks)"
+
+
+def slow_lines(summary):
+    return [line for line in render_table(summary).splitlines() if line.startswith("Slow: ")]
+
+
+def test_one_that_is_slow_is_named_once_in_the_table_and_in_every_report_made_again(gradhomog_install, tmp_path):
+    install(gradhomog_install, SLOW)
+    settings = config(["none", "bad", "pcgrad + bad"])
+
+    def interrupt(record):
+        if record["event"] == "progress" and record["label"] == "bad" and record["step"] == 6:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        compare(settings, tmp_path / "out", progress=interrupt)
+    outcome = compare(settings, tmp_path / "out", resume=True)
+    [line] = slow_lines(outcome.summary)
+    assert line.startswith(f"Slow: {HERE} took ")
+    assert line.endswith("`gradhomog bench --homogenizer bad` measures what it adds to a step.")
+    assert slow_lines(write_report(outcome.folder)) == [line]
+    assert html.escape(line) in (outcome.folder / "report.html").read_text(encoding="utf-8")
+    [found] = outcome.summary.slow
+    assert to_json(outcome.summary)["slow"][0]["share"] == found.share > 0.5
+    # All 12 steps of a run are counted, those before the interruption too; what was asleep is no more than the steps.
+    for record in ResultLog.read(outcome.folder / folders.LOG):
+        if record["event"] == "result" and "bad" in record["label"]:
+            [mine] = [entry for entry in record["homogenizer_seconds"] if entry["homogenizer"] == "bad"]
+            assert mine["plugin"] == HERE
+            assert 12 * 0.1 <= mine["seconds"] <= record["seconds"]
+
+
+def test_what_is_not_slow_leaves_the_table_as_it_was(tmp_path):
+    outcome = compare(config(["none", "pcgrad", "static"]), tmp_path / "out")
+    assert slow_lines(outcome.summary) == []
+    assert outcome.summary.slow == ()

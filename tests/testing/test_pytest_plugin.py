@@ -1,0 +1,164 @@
+"""The fixtures that pytest has wherever gradhomog is installed: an empty registry, distributions in milliseconds."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+import time
+
+import pytest
+import torch  # now: it looks for plugins of its own when it is imported
+
+import gradhomog
+from gradhomog import PluginLoadError, Registry, UnknownPluginError
+from gradhomog.registry import installed
+
+SOURCE = """
+    import gradhomog, torch
+
+    class Even(gradhomog.Homogenizer):
+        def mix(self, evidence):
+            return torch.ones(evidence.tasks)
+
+    @gradhomog.hookimpl
+    def gradhomog_homogenizer():
+        return gradhomog.HomogenizerSpec(factory=Even, summary="first release")
+"""
+
+STRANGER = f'''
+import importlib.metadata, sys
+import pytest
+import gradhomog
+
+SOURCE = """{SOURCE}"""
+PATH = list(sys.path)
+
+def test_nothing_heavy_is_there_because_gradhomog_is_installed():
+    assert not {{"torch", "numpy", "hypothesis", "torchopt"}} & set(sys.modules)
+
+def test_the_registry_is_empty(gradhomog_registry):
+    assert gradhomog.available() == gradhomog.available("learners") == gradhomog.available("domains") == ()
+    with pytest.raises(gradhomog.UnknownPluginError, match="Installed: none"):
+        gradhomog.pipeline("pcgrad")
+
+def test_both(gradhomog_install, gradhomog_registry):
+    assert gradhomog_install("fake-one", SOURCE) == "fake_one"
+    assert gradhomog.available() == ("fake_one",)
+    assert len(gradhomog.pipeline("fake_one")) == 1
+
+def test_beside_what_is_installed(gradhomog_install):
+    gradhomog_install("fake-one", SOURCE)
+    assert {{"fake_one", "pcgrad"}} <= set(gradhomog.available())
+    assert len(gradhomog.pipeline("fake_one + pcgrad")) == 2
+
+def test_a_module_of_that_name_is_hidden_for_the_time(gradhomog_install):
+    import colorsys  # stands for any
+    gradhomog.pipeline(gradhomog_install("colorsys", SOURCE))
+    assert hasattr(sys.modules["colorsys"], "Even")
+    sys.modules["hidden"] = colorsys
+
+def test_all_is_undone():
+    assert sys.modules["colorsys"] is sys.modules.pop("hidden")
+    assert sys.path == PATH
+    assert "fake_one" not in sys.modules
+    assert "fake_one" not in gradhomog.available()
+    assert "pcgrad" in gradhomog.available()
+    with pytest.raises(ModuleNotFoundError):
+        import fake_one
+    with pytest.raises(importlib.metadata.PackageNotFoundError):
+        importlib.metadata.version("fake-one")
+'''
+
+
+def test_a_strangers_tests_can_use_both_fixtures_and_find_all_undone(tmp_path):
+    (tmp_path / "test_stranger.py").write_text(STRANGER, encoding="utf-8")
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "test_stranger.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith("6 passed")
+
+
+def test_importing_the_plugin_imports_nothing_heavy():
+    code = (
+        "import sys, gradhomog.testing.pytest_plugin\n"
+        "heavy = {'torch', 'numpy', 'hypothesis', 'torchopt', 'gradhomog.registry'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# -- the registry ----------------------------------------------------------------------------------------------------
+
+
+def test_nothing_of_the_environment_is_looked_at(monkeypatch, request):
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: pytest.fail("looked"))
+    registry = request.getfixturevalue("gradhomog_registry")
+    assert installed() is registry
+    assert [registry.list(kind) for kind in ("homogenizers", "learners", "domains")] == [()] * 3
+    assert gradhomog.available() == ()
+    with pytest.raises(UnknownPluginError):
+        gradhomog.learner("maml", torch.nn.Identity(), torch.nn.Linear(1, 1))
+
+
+def test_what_the_environment_disables_is_not_disabled_there(monkeypatch, request):
+    monkeypatch.setenv("GRADHOMOG_DISABLE", "fake_one")
+    request.getfixturevalue("gradhomog_registry")
+    request.getfixturevalue("gradhomog_install")("fake-one", SOURCE)
+    assert gradhomog.available() == ("fake_one",)
+
+
+def test_a_built_in_is_there_if_it_is_installed_on_purpose(gradhomog_registry, gradhomog_install):
+    gradhomog_install("mine", "", plugin="pcgrad", target="gradhomog_plugins.pcgrad")
+    gradhomog_install("my-learner", "", plugin="maml", target="gradhomog_adapters.maml", kind="learners")
+    assert (gradhomog.available(), gradhomog.available("learners")) == (("pcgrad",), ("maml",))
+    assert type(next(iter(gradhomog.pipeline("mine:pcgrad")))).__name__ == "PCGrad"
+
+
+@pytest.mark.parametrize("first", ["gradhomog_registry", "gradhomog_install"])
+def test_the_order_of_the_fixtures_does_not_matter(request, first):
+    request.getfixturevalue(first)
+    registry, install = (request.getfixturevalue(name) for name in ("gradhomog_registry", "gradhomog_install"))
+    install("fake-one", SOURCE)
+    assert registry.names("homogenizers") == gradhomog.available() == ("fake_one",)
+
+
+# -- installing ------------------------------------------------------------------------------------------------------
+
+
+def test_an_installed_distribution_is_as_one_by_an_installer(gradhomog_install):
+    gradhomog_install("Fake.One-b", SOURCE, plugin="even", version="3.1", requires=["gradhomog>=0.0.1", "torch"])
+    found = importlib.metadata.distribution("Fake.One-b")
+    assert (found.version, found.requires) == ("3.1", ["gradhomog>=0.0.1", "torch"])
+    for registry in (installed(), Registry()):
+        info, spec = registry.load("homogenizers", "even")
+        assert str(info) == "homogenizer 'even' of Fake.One-b 3.1 (Fake_One_b)"
+        assert spec.summary == "first release"
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_installed_again_it_is_the_new_release_even_if_the_old_one_was_used(request, gradhomog_install, alone):
+    if alone:
+        request.getfixturevalue("gradhomog_registry")
+    for version, summary in (("1.0", "first release"), ("1.0", "same number"), ("2.0", "second release")):
+        gradhomog_install("fake-one", SOURCE.replace("first release", summary), version=version)
+        info, spec = installed().load("homogenizers", "fake_one")
+        assert (info.version, spec.summary) == (version, summary)
+    gradhomog_install("fake-one", "", version="3.0", requires=["gradhomog>=99"])
+    with pytest.raises(PluginLoadError, match=r"of fake-one 3\.0 .* needs gradhomog >=99"):
+        gradhomog.pipeline("fake_one")
+
+
+def test_several_are_there_together(gradhomog_install):
+    gradhomog_install("fake-one", SOURCE)
+    gradhomog_install("fake-two", SOURCE, folder="elsewhere")
+    assert len(gradhomog.pipeline("fake_one + fake_two + pcgrad")) == 3
+
+
+def test_it_takes_milliseconds(gradhomog_install):
+    seconds = []
+    for number in range(5):
+        start = time.perf_counter()
+        gradhomog_install(f"fake-{number}", SOURCE)
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 0.05  # measured: 0.001; an installer takes seconds
