@@ -38,7 +38,8 @@ class Learner(ABC):
         loss: by default cross entropy for integer targets and mean squared error for others.
 
     A parameter of the learner is called `encoder.<name>` or `head.<name>`; those with `requires_grad=False` are
-    constants.
+    constants. A subclass may learn more than a network (inner rates, a relation): it calls `learn`, and such parameters
+    are called `learner.<name>`.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Learner(ABC):
             if not isinstance(module, nn.Module):
                 raise OptionError(f"`{name}` must be a torch.nn.Module; got {type(module).__name__}.")
         self.encoder, self.head = encoder, head
+        self.own = nn.ModuleDict()
         self.homogenizers: Pipeline = pipeline(homogenizers)
         self.loss = loss or default_loss
         if not self.named_parameters():
@@ -78,16 +80,24 @@ class Learner(ABC):
         out for a learner that returns outputs outside the graph.
         """
 
+    def learn(self, name: str, module: nn.Module) -> None:
+        """Learn a module's parameters too, as `learner.<name>.*`; for the constructors of subclasses.
+
+        The module goes to the device and dtype of the encoder's first parameter, and is saved with the learner.
+        """
+        like = next(iter([*self.encoder.parameters(), *self.head.parameters()]))
+        self.own[name] = module.to(like)
+
     def mode(self, training: bool) -> AbstractContextManager[None]:
         """Within the context the network is in training or evaluation mode; afterwards in the one it was in before."""
-        return _mode((self.encoder, self.head), training)
+        return _mode((self.encoder, self.head, self.own), training)
 
     # -- parameters and state ----------------------------------------------------------------------------------------
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters that are learnt, each once: `encoder.*` and `head.*`."""
-        both = nn.ModuleDict({"encoder": self.encoder, "head": self.head})
-        return {name: p for name, p in both.named_parameters() if p.requires_grad}
+        """The parameters that are learnt, each once: `encoder.*`, `head.*` and, of some learners, `learner.*`."""
+        everything = nn.ModuleDict({"encoder": self.encoder, "head": self.head, "learner": self.own})
+        return {name: p for name, p in everything.named_parameters() if p.requires_grad}
 
     def parameters(self) -> list[nn.Parameter]:
         """The parameters that are learnt, for an outer optimizer."""
@@ -95,18 +105,24 @@ class Learner(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Network and homogenizers, fit for `torch.save` with `weights_only=True`."""
+        own = {"learner": self.own.state_dict()} if len(self.own) else {}
         return {
             "encoder": self.encoder.state_dict(),
             "head": self.head.state_dict(),
+            **own,
             "homogenizers": self.homogenizers.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a saved state; network and pipeline must be built alike."""
-        if set(state) != {"encoder", "head", "homogenizers"}:
-            raise ConfigError(f"a learner's state must hold encoder, head and homogenizers; found {sorted(state)}.")
-        self.encoder.load_state_dict(state["encoder"])
-        self.head.load_state_dict(state["head"])
+        parts = {"encoder": self.encoder, "head": self.head, **({"learner": self.own} if len(self.own) else {})}
+        if set(state) != {*parts, "homogenizers"}:
+            raise ConfigError(
+                f"the state of {type(self).__name__} must hold {', '.join(parts)} and homogenizers; "
+                f"found {sorted(state)}."
+            )
+        for name, module in parts.items():
+            module.load_state_dict(state[name])
         self.homogenizers.load_state_dict(state["homogenizers"])
 
     # -- training ----------------------------------------------------------------------------------------------------

@@ -25,7 +25,12 @@ def fomaml(
     norm: Norm = "batch",
     loss: Any = None,
 ) -> MAML:
-    """`MAML(..., first_order=True)`: row_i = ∇L_Q at the adapted point, so no Hessian is formed; options as there.
+    """`MAML(..., first_order=True)`: row_i = ∇L_Q at the adapted point, so no Hessian is formed.
+
+    Args:
+        encoder, head, homogenizers, loss: see `Learner`.
+        inner, inner_lr, inner_steps, test_steps, adapt, norm: as of `MAML`: the inner optimizer, its rate, its steps
+            while training and at meta-test, the parameters it changes, and what batch normalization normalizes with.
 
     Source: Finn et al. 2017, arXiv 1703.03400, section 5.2.
     """

@@ -126,6 +126,8 @@ def run(check: Check, subject: Subject, reason: str | None = None) -> CheckResul
     outcome, message, example = _judge(check, subject)
     if reason is not None and outcome == "failed":
         outcome, message = "expected", f"{reason} ({message})"
+    elif reason is not None and outcome in ("held", "not held"):
+        outcome, message = "failed", f"'{check.claim}' is not claimed, so no failure is to be expected: take it out"
     elif reason is not None and outcome != "not applicable":
         outcome = "failed"
         message = f"it was expected to fail ({reason}), and does not: take it out of the expected failures"

@@ -22,7 +22,7 @@ def agree(found: Any, expected: Tensor, what: str, *, rtol: float, atol: float, 
         )
     off = (found - expected).abs() - rtol * expected.abs()
     if not bool((off <= atol).all()):  # NaN too
-        worst = float((found - expected).abs().nan_to_num(torch.inf).max())
+        worst = float((found - expected).detach().abs().nan_to_num(torch.inf).max())
         raise CheckFailure(
             f"{what}: off by {worst:.3g} (allowed: {atol:.1g} + {rtol:.1g} · expected)",
             **example, expected=expected, found=found,
@@ -32,5 +32,5 @@ def agree(found: Any, expected: Tensor, what: str, *, rtol: float, atol: float, 
 def same(found: Tensor, expected: Tensor, what: str, **example: Any) -> None:
     """Raise unless two tensors are the same, bit for bit."""
     if not torch.equal(found, expected):
-        worst = float((found - expected).abs().max()) if found.shape == expected.shape else float("nan")
+        worst = float((found - expected).detach().abs().max()) if found.shape == expected.shape else float("nan")
         raise CheckFailure(f"{what}: not the same, bit for bit (off by {worst:.3g})", **example)

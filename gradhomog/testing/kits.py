@@ -19,8 +19,11 @@ MODULES: dict[Kind, tuple[str, ...]] = {
     "homogenizers": (
         "declared", "output", "purity", "agreement", "equivariance", "before_rows", "derivatives", "state", "cost",
     ),
-    "learners": (),
-    "domains": (),
+    "learners": (
+        "declared", "served", "rows", "derivatives", "protocol", "steps", "untouched", "meta_test", "state",
+        "networks", "cost",
+    ),
+    "domains": ("declared", "attributes", "tasks", "randomness", "splits", "limits", "variants", "cost"),
 }  # fmt: skip
 
 

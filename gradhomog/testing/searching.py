@@ -22,6 +22,14 @@ _SETTINGS = hypothesis.settings(
     verbosity=hypothesis.Verbosity.quiet,
     suppress_health_check=list(hypothesis.HealthCheck),
 )
+# Nothing is known of earlier runs, and nobody reads which part of an input may vary (the dearest phase by far).
+_PHASES = (hypothesis.Phase.generate, hypothesis.Phase.shrink)
+# Runs after the first failure: an example that is not the simplest is worth more than one that is waited for.
+SIMPLIFYING = 1000
+
+
+class _Enough(BaseException):
+    """Ends a search at once: hypothesis passes on what is no Exception."""
 
 
 def for_all(*, examples: int = 40, **inputs: SearchStrategy[Any]) -> Callable[[Callable[..., None]], None]:
@@ -32,33 +40,48 @@ def for_all(*, examples: int = 40, **inputs: SearchStrategy[Any]) -> Callable[[C
     """
 
     def search(function: Callable[..., None]) -> None:
-        failing: dict[str, Any] = {}
+        found: list[tuple[Exception, dict[str, Any]]] = []  # the last failure: simpler than those before
+        runs = 0
 
         def attempt(**drawn: Any) -> None:
+            nonlocal runs
+            runs += bool(found)
+            if runs > SIMPLIFYING:
+                raise _Enough
             try:
                 function(**drawn)
             except hypothesis.errors.HypothesisException:
                 raise
-            except BaseException:
-                failing.clear()
-                failing.update({name: plain(value) for name, value in drawn.items()})
+            except Exception as error:
+                found[:] = [(error, {name: plain(value) for name, value in drawn.items()})]
                 raise
 
         attempt.__name__ = attempt.__qualname__ = function.__name__
-        phases = [phase for phase in hypothesis.Phase if SHRINKING.get() or phase is not hypothesis.Phase.shrink]
+        phases = _PHASES if SHRINKING.get() else _PHASES[:1]
         trial = hypothesis.settings(_SETTINGS, max_examples=examples, phases=phases)(
             hypothesis.given(**inputs)(attempt)
         )
         try:
             trial()
-        except CheckFailure as failure:
-            failure.example = {**failing, **failure.example}
-            raise
+        except hypothesis.errors.Flaky:
+            error, example = found[0]
+            raise CheckFailure(f"{_told(error)}; and the next time, with the same input, not", **example) from error
         except hypothesis.errors.HypothesisException:
             raise
-        except GradhomogError as error:
-            raise CheckFailure(f"{type(error).__name__}: {error}", **failing) from error
-        except Exception as error:
-            raise CheckFailure(f"raised {type(error).__name__}: {error}", **failing) from error
+        except (Exception, _Enough) as end:
+            if not found:
+                raise
+            error, example = found[0]
+            if isinstance(error, CheckFailure):
+                error.example = {**example, **error.example}
+                raise error from None
+            raise CheckFailure(_told(error), **example) from (error if isinstance(end, _Enough) else end)
 
     return search
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, CheckFailure):
+        return str(error)
+    raised = "" if isinstance(error, GradhomogError) else "raised "
+    return f"{raised}{type(error).__name__}: {error}"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
 import torch
 from hypothesis import assume
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
 from torch import Tensor
 
 from gradhomog.errors import OptionError
@@ -17,8 +16,10 @@ from gradhomog.tasks import TaskBatch
 Range = int | tuple[int, int]
 """A number, or the least and the greatest that is drawn."""
 
-# Entries of half precision: they shrink to small whole numbers, and none but zero is so small that its square is lost.
-_ENTRIES = st.floats(-8, 8, width=16, allow_subnormal=False)
+# A byte picks an entry: a sixteenth in (−6, 6], or for a quarter of them zero. Bytes are simplified towards 0, so whole
+# numbers come first, the smallest before all.
+_SIXTEENTHS = sorted((k / 16 for k in range(-95, 97)), key=lambda x: (x.as_integer_ratio()[1], abs(x), x < 0))
+_ENTRIES = torch.tensor(_SIXTEENTHS + [0.0] * 64, dtype=torch.float64)
 
 
 @st.composite
@@ -38,11 +39,11 @@ def jacobians(
 
     Args:
         tasks, params: numbers of rows and columns.
-        rank: the rows span at most so many dimensions; by default any number.
-        spread: their norms lie over up to so many orders of magnitude, ≥ 0.
+        rank: the rows span at most so many dimensions, ≥ 1; by default any number.
+        spread: norms that are not zero lie within so many orders of magnitude, ≥ 0.
         conflict: −cosine between any two rows, in [−1, 1/(tasks − 1)]; needs params ≥ tasks. By default rows are free.
-        zero, duplicate, opposite: whether a row may be zero, or is made the first times 1 or −1 now and then; without,
-            no row is zero, and two are parallel only by chance.
+        zero, duplicate, opposite: whether a row may be zero, may be equal to another, may be the negative of another;
+            where it may, now and then one is made so.
 
     >>> from hypothesis import given
     >>> @given(jacobians(tasks=3, params=(3, 8), conflict=0.5, zero=False, duplicate=False, opposite=False))
@@ -51,25 +52,26 @@ def jacobians(
     ...     assert (inner[~torch.eye(3, dtype=torch.bool)] < 0).all()
     >>> test_every_two_tasks_conflict()
     """
+    kinds = ["free"] * 12 + ["zero"] * zero + ["duplicate"] * duplicate + ["opposite"] * opposite
     n, p = _number(draw, tasks), _number(draw, params)
+    most, longest = _largest(tasks), _largest(params)
+    # As many as there can be, of which the last are taken: simplified, rows and their entries begin with zeros.
+    row = st.tuples(st.integers(0, int(10 * spread)), st.sampled_from(kinds), _vectors(rank or longest))
+    tenths, sorts, vectors = zip(*draw(_list(row, most))[most - n :], strict=True)
+    rows = torch.stack(vectors)
+    if rank is not None:
+        rows = rows @ torch.stack(draw(_list(_vectors(longest), rank)))
+    rows = rows[:, longest - p :]
     if conflict is not None:
-        rows = _with_conflict(_entries(draw, n, p), conflict)
-    elif rank is not None:
-        rows = _entries(draw, n, rank) @ _entries(draw, rank, p)
-    else:
-        rows = _entries(draw, n, p)
-    if not zero:
-        assume(bool(rows.any(dim=1).all()))
-    if spread > 0:
-        exponents = draw(st.lists(st.floats(0, spread).map(lambda e: round(e, 1)), min_size=n, max_size=n))
-        rows = rows * 10 ** -torch.tensor(exponents, dtype=torch.float64)[:, None]
-    kinds = ["free", *(["zero"] * zero), *(["duplicate"] * duplicate), *(["opposite"] * opposite)]
-    if len(kinds) > 1:
-        for row in range(1, n):
-            kind = draw(st.sampled_from(kinds)) if draw(st.integers(0, 3)) == 3 else "free"
-            if kind != "free":
-                rows[row] = {"zero": 0.0, "duplicate": 1.0, "opposite": -1.0}[kind] * rows[0]
-    return rows
+        rows = _with_conflict(rows, conflict)
+    rows = _within(rows * 10 ** (-torch.tensor(tenths, dtype=torch.float64) / 10)[:, None], spread)
+    for index, kind in enumerate(sorts):
+        if kind != "free":
+            rows[index] = {"zero": 0.0, "duplicate": 1.0, "opposite": -1.0}[kind] * rows[0]
+    assume(zero or bool(rows.any(dim=1).all()))
+    assume(duplicate or not _pair(rows, rows))
+    assume(opposite or not _pair(rows, -rows))
+    return rows + 0.0  # no −0.0
 
 
 def gramians(
@@ -145,9 +147,30 @@ def _number(draw: st.DrawFn, given: Range) -> int:
     return given if isinstance(given, int) else draw(st.integers(*given))
 
 
-def _entries(draw: st.DrawFn, rows: int, columns: int) -> Tensor:
-    drawn = draw(arrays.arrays(np.float16, (rows, columns), elements=_ENTRIES))
-    return torch.from_numpy(drawn).double() + 0.0  # no −0.0
+def _largest(given: Range) -> int:
+    return given if isinstance(given, int) else given[1]
+
+
+def _list(strategy: st.SearchStrategy[Any], size: int) -> st.SearchStrategy[list[Any]]:
+    return st.lists(strategy, min_size=size, max_size=size)
+
+
+def _vectors(size: int) -> st.SearchStrategy[Tensor]:
+    return st.binary(min_size=size, max_size=size).map(lambda drawn: _ENTRIES[list(drawn)])
+
+
+def _within(rows: Tensor, spread: float) -> Tensor:
+    """Rows made longer, where their norms would lie further apart than by `spread` orders of magnitude."""
+    norms = rows.norm(dim=1)
+    least = norms.max() / 10**spread
+    short = (norms > 0) & (norms < least)
+    return rows * torch.where(short, least / torch.where(short, norms, 1.0), 1.0)[:, None]
+
+
+def _pair(rows: Tensor, others: Tensor) -> bool:
+    """Whether a row, not zero, is equal to one of the others but its own."""
+    equal = (rows[:, None] == others[None]).all(dim=2) & rows.any(dim=1)[:, None]
+    return bool(equal.fill_diagonal_(False).any())
 
 
 def _with_conflict(drawn: Tensor, conflict: float) -> Tensor:

@@ -38,15 +38,17 @@ def no_gradient_no_direction(subject: HomogenizerSubject) -> None:
 def identical_tasks(subject: HomogenizerSubject) -> None:
     """N times the same task: three meta-steps of every installed learner are those of the plain learner.
 
-    Where the homogenizer acts before rows exist, only as long as the rows of such tasks are those of the plain learner.
+    Where it attaches something to the encoder, only as long as rows of such tasks are those of the plain learner: what
+    drops activations is not the identity for anybody. Features are to be transformed only where tasks differ.
     """
     arena, compared = subject.arena, 0
+    attaching = any(member.homogenizer.overrides("attach") for member in subject.pipeline().members)
     for name in arena.learners:
         plain, other = arena.learner(name, None), arena.learner(name, subject.pipeline())
         optimizers = [torch.optim.SGD(made.parameters(), lr=0.1) for made in (plain, other)]
         for step in range(3):
             batch = arena.same(seed=step)
-            if subject.acts_before_rows and not _rows_agree(plain, other, batch):
+            if attaching and not _rows_agree(plain, other, batch):
                 break
             for made, optimizer in zip((plain, other), optimizers, strict=True):
                 made.step(batch, optimizer)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import gc
+import contextlib
 import itertools
 import pickle
 import statistics
 import time
+from collections import deque
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch import Tensor
 from gradhomog.pipelines import Pipeline
 from gradhomog.testing.checking import CheckFailure, check
 from gradhomog.testing.homogenizers.subject import HomogenizerSubject
+from gradhomog.testing.memory import tensor_bytes
 
 LOOKS = (40, 120, 200)  # steps after which memory is read
 NOISE = 0.5  # bytes per step: a counter that passes 255 is pickled in one byte more
@@ -24,30 +26,36 @@ def memory_constant(subject: HomogenizerSubject) -> None:
     """Over 200 steps neither the tensors of the process nor what the homogenizer holds become more.
 
     Read after 40, 120 and 200 steps; growth in both halves is a leak: a window that fills up once is none. What it
-    holds is measured by its pickle: counting Python's allocations would count those of PyTorch's wrappers too.
+    holds is measured by its pickle, and those of its classes' attributes: counting Python's allocations would count
+    those of PyTorch's wrappers too.
     """
     pipe, done, found = subject.pipeline(), 0, []
     rows = torch.randn(4, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    batch = subject.arena.batch(tasks=2)
     for until in LOOKS:
-        while done < until:
-            subject.combine(rows, pipe=pipe)
-            done += 1
-        gc.collect()
-        found.append((_tensor_bytes(), len(pickle.dumps(pipe))))
+        for _ in range(done, until):
+            if subject.acts_before_rows:
+                subject.lap(pipe, batch)
+            else:
+                subject.combine(rows, pipe=pipe)
+        done = until
+        found.append((tensor_bytes(), _held_bytes(pipe)))
     for what, sizes in zip(("the tensors of the process", "what it holds"), zip(*found, strict=True), strict=True):
         growth = [(after - before) / (LOOKS[1] - LOOKS[0]) for before, after in itertools.pairwise(sizes)]
         if min(growth) > NOISE:
-            raise CheckFailure(f"{what} grow by {min(growth):.0f} bytes with every step")
+            raise CheckFailure(f"{what}: {min(growth):.0f} bytes more with every step")
 
 
-def _tensor_bytes() -> int:
-    storages = {}
-    for found in gc.get_objects():
-        # isinstance() would call the properties of lazy proxies
-        if issubclass(type(found), Tensor) and found.layout == torch.strided:
-            storage = found.untyped_storage()
-            storages[storage._cdata] = storage.nbytes()
-    return sum(storages.values())
+def _held_bytes(pipe: Pipeline) -> int:
+    owners = {owner: None for homogenizer in pipe for owner in type(homogenizer).__mro__}
+    shared = [
+        value for owner in owners for value in vars(owner).values() if isinstance(value, (list, dict, set, deque))
+    ]
+    size = 0
+    for value in (pipe, *shared):
+        with contextlib.suppress(Exception):  # that it cannot be pickled is told by another check
+            size += len(pickle.dumps(value))
+    return size
 
 
 @check("homogenizers")

@@ -21,15 +21,18 @@ STEP, RTOL = 1e-5, 1e-4  # of central differences in float64
 
 @check("homogenizers", claim="differentiable")
 def differentiable(subject: HomogenizerSubject) -> None:
-    """The direction is differentiable in rows and losses, twice: `gradcheck` and `gradgradcheck` in float64."""
-    for tasks in (2, 4):
+    """The direction is differentiable in rows and losses, twice: `gradcheck` and `gradgradcheck` in float64.
+
+    In the first step of two tasks and in the second of four; and where a row is zero, derivatives are not NaN.
+    """
+    for tasks, earlier in ((2, 0), (4, 1)):
         generator = torch.Generator().manual_seed(7 * tasks)
         rows = torch.randn(tasks, 6, generator=generator, dtype=torch.float64, requires_grad=True)
         losses = torch.rand(tasks, generator=generator, dtype=torch.float64).add(0.5).requires_grad_()
 
-        def direction(jacobian: Tensor, values: Tensor) -> Tensor:
-            # A fresh one for each of the many calls: orders and weights must be those of the first step.
-            found = _differentiable(subject, jacobian, values)
+        def direction(jacobian: Tensor, values: Tensor, earlier: int = earlier) -> Tensor:
+            # A fresh one for each of the many calls: orders and weights must be those of one and the same step.
+            found = _differentiable(subject, jacobian, values, earlier)
             assert isinstance(found, Tensor)
             return found
 
@@ -42,13 +45,21 @@ def differentiable(subject: HomogenizerSubject) -> None:
                     f"{judge.__name__} with {tasks} tasks: {reason}", jacobian=rows, losses=losses
                 ) from None
 
+        beside_zero = torch.cat([torch.zeros_like(rows[:1]), rows[1:].detach()]).requires_grad_()
+        slopes = torch.autograd.grad(direction(beside_zero, losses).sum(), (beside_zero, losses), allow_unused=True)
+        if not all(bool(slope.isfinite().all()) for slope in slopes if slope is not None):
+            raise CheckFailure(
+                "with a zero row a derivative is NaN or infinity: keep the root and the quotient of zero out of it",
+                jacobian=beside_zero, derivatives=slopes[0],
+            )  # fmt: skip
+
 
 @check("homogenizers", claim="differentiable")
 def meta_gradient(subject: HomogenizerSubject) -> None:
     """A function of the direction differentiates through an inner loop as finite differences say.
 
-    Rows are meta-gradients of a small network after two inner steps, with their graph; the direction's derivative by
-    the network's parameters is compared along three random directions.
+    Rows are meta-gradients of a small network after two inner steps, with their graph, in the homogenizer's second
+    step; the direction's derivative by the network's parameters is compared along three random directions.
     """
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
     generator = torch.Generator().manual_seed(1)
@@ -63,7 +74,7 @@ def meta_gradient(subject: HomogenizerSubject) -> None:
 
     def value(parameters: dict[str, Tensor]) -> Tensor:
         rows, losses = _meta_rows(model, parameters, tasks)
-        direction = _differentiable(subject, rows, losses)
+        direction = _differentiable(subject, rows, losses, 1)
         assert isinstance(direction, dict)
         return torch.stack([(direction[name] * probe[name]).sum() for name in probe]).sum()
 
@@ -105,8 +116,18 @@ def _meta_rows(
     return stacked, torch.stack(losses)
 
 
-def _differentiable(subject: HomogenizerSubject, rows: Tensor | dict[str, Tensor], losses: Tensor) -> Direction:
-    pipe = subject.pipeline(assume="differentiable")
+def _differentiable(
+    subject: HomogenizerSubject, rows: Tensor | dict[str, Tensor], losses: Tensor, earlier: int
+) -> Direction:
+    """The direction with its graph, after some steps on other rows, always the same."""
+    pipe, generator = subject.pipeline(assume="differentiable"), torch.Generator().manual_seed(3)
+
+    def other(value: Tensor) -> Tensor:
+        return torch.randn(value.shape, generator=generator, dtype=value.dtype)
+
+    for _ in range(earlier):
+        others = other(rows) if isinstance(rows, Tensor) else {name: other(value) for name, value in rows.items()}
+        subject.combine(others, pipe=pipe)
     return subject.combine(rows, pipe=pipe, losses=losses, create_graph=True)
 
 

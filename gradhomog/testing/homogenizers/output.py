@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
 from gradhomog.testing.checking import CheckFailure, NotApplicable, check
 from gradhomog.testing.comparing import agree
+from gradhomog.testing.holding import held
 from gradhomog.testing.homogenizers.subject import HomogenizerSubject
 from gradhomog.testing.searching import for_all
 from gradhomog.testing.strategies import jacobians
@@ -36,12 +39,16 @@ def finite_for_finite_rows(subject: HomogenizerSubject) -> None:
 
 @check("homogenizers")
 def half_precision(subject: HomogenizerSubject) -> None:
-    """Rows of float16 and bfloat16 give the direction of the same rows in float64, up to their precision."""
-    for dtype in (torch.float16, torch.bfloat16):
-        rows = _rows(4, 33, seed=1).to(dtype)
+    """Rows of float16 and bfloat16 give the direction of the same rows in float64, up to their precision.
+
+    Also where the sum of a row's squares is more than float16 can hold.
+    """
+    for dtype, size in itertools.product((torch.float16, torch.bfloat16), (1.0, 100.0)):
+        rows = (size * _rows(4, 33, seed=1)).to(dtype)
         expected = subject.combine(rows.double())
         assert isinstance(expected, Tensor)
-        agree(subject.combine(rows), expected.to(dtype), f"{dtype}", rtol=1e-2, atol=1e-2)
+        what = f"{dtype}, entries of about {size:g}"
+        agree(subject.combine(rows), expected.to(dtype), what, rtol=1e-2, atol=1e-2 * size)
 
 
 @check("homogenizers")
@@ -80,16 +87,21 @@ def devices(subject: HomogenizerSubject) -> None:
 
 @check("homogenizers")
 def no_graph_unasked(subject: HomogenizerSubject) -> None:
-    """Without `create_graph` neither the direction nor anything kept holds on to a graph."""
+    """Without `create_graph` neither the direction nor anything kept holds on to a graph.
+
+    Also of what it is shown before rows exist, which has one.
+    """
     rows = _rows(3, 8).requires_grad_()
     losses = torch.tensor([0.5, 1.0, 1.5], dtype=torch.float64, requires_grad=True)
     pipe = subject.pipeline()
     direction = subject.combine(rows, losses=losses, pipe=pipe, steps=2)
     if isinstance(direction, Tensor) and direction.requires_grad:
         raise CheckFailure("the direction requires grad, though create_graph was not asked for")
-    for homogenizer in pipe:
-        for name, value in vars(homogenizer).items():
-            if isinstance(value, Tensor) and value.grad_fn is not None:
+    before_rows = subject.pipeline()
+    subject.lap(before_rows, subject.arena.batch())
+    for homogenizer in (*pipe, *before_rows):
+        for path, tensor in held(homogenizer, Tensor):
+            if tensor.grad_fn is not None:
                 raise CheckFailure(
-                    f"`{name}` of {type(homogenizer).__name__} holds on to the graph of a step: detach it"
+                    f"`{path}` of {type(homogenizer).__name__} holds on to the graph of a step: detach it"
                 )

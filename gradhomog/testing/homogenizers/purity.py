@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import random
-
-import numpy as np
 import torch
 
+from gradhomog.evidence import TaskKey
 from gradhomog.testing.checking import CheckFailure, check
 from gradhomog.testing.comparing import same
+from gradhomog.testing.generators import positions, seeded
+from gradhomog.testing.holding import held
 from gradhomog.testing.homogenizers.subject import HomogenizerSubject
 
 
 @check("homogenizers")
 def input_untouched(subject: HomogenizerSubject) -> None:
-    """Rows, losses, features and what else is shown hold after two steps what they held before."""
+    """Rows, losses, features and what else is shown hold after two steps what they held before.
+
+    And so do features that go through `transform`, and the inputs of the encoder that it is attached to.
+    """
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(4, 12, generator=generator, dtype=torch.float64)
     rows[1] = -2 * rows[0]
@@ -28,20 +31,25 @@ def input_untouched(subject: HomogenizerSubject) -> None:
     for name, value in given.items():
         same(value, before[name], f"`{name}` after the steps")
 
+    features = torch.randn(3, 4, 5, generator=generator, dtype=torch.float64)
+    shown_features = features.clone()
+    pipe.transform(features, [TaskKey(slot, f"domain {slot}") for slot in range(3)])
+    same(features, shown_features, "the features given to `transform`")
+    if subject.acts_before_rows:
+        batch, untouched = subject.arena.batch(), subject.arena.batch()
+        for _ in range(2):
+            subject.lap(pipe, batch)
+        for name in ("support_x", "query_x"):
+            same(getattr(batch, name), getattr(untouched, name), f"`{name}` after the steps")
+
 
 @check("homogenizers")
 def global_generators_untouched(subject: HomogenizerSubject) -> None:
     """The global generators of torch, numpy and Python are where they were: randomness is the homogenizer's own."""
-    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # type: ignore[index]
-    subject.exercise(subject.pipeline(), steps=3)
-    after = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # type: ignore[index]
-    moved = [
-        name
-        for name, was, now in zip(("torch", "numpy", "Python"), before, after, strict=True)
-        if not (
-            torch.equal(was, now) if isinstance(was, torch.Tensor) and isinstance(now, torch.Tensor) else was == now
-        )
-    ]
+    with seeded(271828):  # where nobody seeds them to
+        before = positions()
+        subject.exercise(subject.pipeline(), steps=3)
+        moved = [name for name, now in positions().items() if now != before[name]]
     if moved:
         raise CheckFailure(
             f"it draws from the global generator of {', '.join(moved)}: draw from a torch.Generator of its own, "
@@ -54,8 +62,7 @@ def same_seed_same_answer(subject: HomogenizerSubject) -> None:
     """Two made alike give the same directions, bit for bit, whatever the global generators are."""
     found = []
     for seed in (1, 2):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             found.append(subject.exercise(subject.pipeline(), steps=4))
     for step, (one, two) in enumerate(zip(*found, strict=True)):
         same(one, two, f"output {step} of two made alike")
@@ -64,7 +71,5 @@ def same_seed_same_answer(subject: HomogenizerSubject) -> None:
 @check("homogenizers", claim="stochastic")
 def stochastic(subject: HomogenizerSubject) -> None:
     """It carries a `torch.Generator` of its own."""
-    for homogenizer in subject.pipeline():
-        if any(isinstance(getattr(homogenizer, name, None), torch.Generator) for name in homogenizer.carried):
-            return
-    raise CheckFailure("no torch.Generator among the attributes that are `carried`")
+    if not any(generators for homogenizer in subject.pipeline() for generators in held(homogenizer, torch.Generator)):
+        raise CheckFailure("no torch.Generator among its attributes")

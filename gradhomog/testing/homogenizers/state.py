@@ -29,7 +29,10 @@ def _goes_on(subject: HomogenizerSubject, again: Callable[[Pipeline], Pipeline],
 
 @check("homogenizers")
 def resumes_from_state_dict(subject: HomogenizerSubject) -> None:
-    """Its `state_dict`, saved by `torch.save` and read with `weights_only=True`, continues a fresh one bit for bit."""
+    """Its `state_dict`, saved by `torch.save` and read with `weights_only=True`, continues a fresh one bit for bit.
+
+    And it is a copy, which neither who gave it nor who took it goes on writing to.
+    """
 
     def again(pipe: Pipeline) -> Pipeline:
         file = io.BytesIO()
@@ -45,6 +48,16 @@ def resumes_from_state_dict(subject: HomogenizerSubject) -> None:
         return fresh
 
     _goes_on(subject, again, "saved and loaded")
+
+    first = subject.pipeline()
+    subject.exercise(first, STEPS)
+    state = first.state_dict()
+    expected = subject.exercise(first, STEPS, start=STEPS)
+    for advice in ("saved, who saved it goes on", "loaded, who loaded it goes on"):
+        fresh = subject.pipeline()
+        fresh.load_state_dict(state)
+        for one, two in zip(subject.exercise(fresh, STEPS, start=STEPS), expected, strict=True):
+            same(one, two, f"the state after it was {advice} writing to it; copy what is held. Outputs")
 
 
 @check("homogenizers")
@@ -77,7 +90,10 @@ def stateful(subject: HomogenizerSubject) -> None:
 
 @check("homogenizers")
 def nonfinite_policy(subject: HomogenizerSubject) -> None:
-    """A task with NaN or infinity raises and leaves all state as it was; with `nonfinite="drop"` the others go on."""
+    """A task with NaN or infinity raises and leaves all state as it was; with `nonfinite="drop"` the others go on.
+
+    In the first step, and between steps of all tasks.
+    """
     rows = torch.randn(4, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for value in (torch.nan, torch.inf):
         broken = rows.clone()
@@ -95,6 +111,8 @@ def nonfinite_policy(subject: HomogenizerSubject) -> None:
         assert isinstance(one, torch.Tensor)
         assert isinstance(two, torch.Tensor)
         same(one, two, f"a direction after a step was refused because of {value}: state has changed")
-        direction = subject.combine(broken, pipe=subject.pipeline(nonfinite="drop"), steps=2)
-        if not isinstance(direction, torch.Tensor) or not bool(torch.isfinite(direction).all()):
-            raise CheckFailure(f"with nonfinite='drop' the direction of the other tasks is not finite ({value})")
+        dropping = subject.pipeline(nonfinite="drop")
+        for given in (broken, rows, broken, rows):
+            direction = subject.combine(given, pipe=dropping)
+            if not isinstance(direction, torch.Tensor) or not bool(torch.isfinite(direction).all()):
+                raise CheckFailure(f"with nonfinite='drop' the direction of the other tasks is not finite ({value})")

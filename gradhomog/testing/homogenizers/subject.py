@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradhomog import api, expression
-from gradhomog.errors import OptionError, PluginRunError
+from gradhomog.blame import told
+from gradhomog.errors import GradhomogError, OptionError, PluginRunError
+from gradhomog.evidence import TaskKey
 from gradhomog.finite import Nonfinite
 from gradhomog.homogenizer import Homogenizer
 from gradhomog.member import Member
@@ -19,7 +21,8 @@ from gradhomog.pipelines import Pipeline
 from gradhomog.registry import PluginInfo, Registry, installed
 from gradhomog.rows import Direction, Rows, blocks
 from gradhomog.specs import HomogenizerSpec
-from gradhomog.testing.arena import Arena
+from gradhomog.tasks import TaskBatch
+from gradhomog.testing.arena import Arena, network
 
 What = str | tuple[str, Mapping[str, Any]] | HomogenizerSpec
 """A plugin's name, with options as in a pipeline's text or beside it; or a spec that no distribution offers yet."""
@@ -62,7 +65,7 @@ class HomogenizerSubject:
         if self.info is not None:
             pipe = api.pipeline([(self.selector, given)], nonfinite=nonfinite, registry=self.registry)
         else:
-            made = self.spec.factory(**bind(self.spec, self.selector, given))
+            made = self._made(given)
             if isinstance(made, Homogenizer):
                 pipe = Pipeline([Member(made, self.selector, given, None, self.spec)], nonfinite)
             elif isinstance(made, Sequence):
@@ -72,6 +75,15 @@ class HomogenizerSubject:
         if assume is None:
             return pipe
         return Pipeline([_assuming(member, assume) for member in pipe.members], nonfinite)
+
+    def _made(self, options: Mapping[str, Any]) -> Any:
+        bound = bind(self.spec, self.selector, options)
+        try:
+            return self.spec.factory(**bound)
+        except GradhomogError:
+            raise
+        except (Exception, SystemExit) as cause:
+            raise PluginRunError(f"{self} could not be made: {told(cause)}.") from cause
 
     def combine(
         self, rows: Rows, *, pipe: Pipeline | None = None, losses: Tensor | None = None, steps: int = 1,
@@ -96,7 +108,8 @@ class HomogenizerSubject:
         numbers = torch.arange(tasks) if order is None else order
         if losses is None:
             losses = torch.linspace(0.5, 1.5, tasks, dtype=torch.float64)[numbers]
-        features = matrix[:, None, :]
+        # A network has more than one feature: a method may take that for granted.
+        features = (matrix if matrix.shape[1] > 1 else matrix.repeat(1, 2))[:, None, :]
         transforming = sum(member.homogenizer.overrides("transform") for member in pipe.members)
         taps: Any = features if transforming <= 1 else [features] * (transforming + 1)
         return {
@@ -117,11 +130,36 @@ class HomogenizerSubject:
             if self.acts_before_rows and self.arena.learners:
                 found += self._meta_step(pipe, step)
             else:
-                rows = torch.randn(4, 12, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
-                direction = self.combine(rows, pipe=pipe)
+                generator = torch.Generator().manual_seed(step)
+                rows = torch.randn(4, 12, generator=generator, dtype=torch.float64)
+                losses = torch.rand(4, generator=generator, dtype=torch.float64) + 0.5
+                direction = self.combine(rows, pipe=pipe, losses=losses)
                 assert isinstance(direction, Tensor)
                 found.append(direction)
         return found
+
+    def lap(self, pipe: Pipeline, batch: TaskBatch) -> None:
+        """One step through all stages as a learner takes it, with no learner: no inner loop, few lines of ours."""
+        encoder, head = network()
+        names, parameters = zip(*encoder.named_parameters(), strict=True)
+        slopes: list[tuple[Tensor, ...]] = []
+        taps: list[list[Tensor]] = []
+        losses: list[Tensor] = []
+        with pipe.attached(encoder):
+            for slot, task in enumerate(batch):
+                key = TaskKey(slot, task.domain)
+                pipe.begin(key, "support")
+                encoder(task.support_x)
+                pipe.begin(key, "query")
+                taps.append(pipe.transform(encoder(task.query_x)[None], [key]))
+                losses.append(nn.functional.cross_entropy(head(taps[-1][-1][0]), task.query_y))
+                slopes.append(torch.autograd.grad(losses[-1], [*parameters, *taps[-1]]))
+        stacked = [torch.stack(parts) for parts in zip(*slopes, strict=True)]
+        pipe.homogenize(
+            dict(zip(names, stacked, strict=False)), torch.stack(losses).detach(), domains=batch.domains,
+            features=[torch.cat(tap).detach() for tap in zip(*taps, strict=True)],
+            feature_cotangents=[tap[:, 0] for tap in stacked[len(names) :]], targets=batch.query_y,
+        )  # fmt: skip
 
     def _meta_step(self, pipe: Pipeline, step: int) -> list[Tensor]:
         made, batch = self.arena.learner(self.arena.learners[0], pipe), self.arena.batch(seed=step)

@@ -1,0 +1,1 @@
+"""New plugin projects: a complete distribution written from templates, for `gradhomog new`."""

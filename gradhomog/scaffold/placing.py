@@ -1,0 +1,73 @@
+"""Putting a project in its place: whether the name is free, writing all or nothing, and what to type next."""
+
+from __future__ import annotations
+
+import importlib.util
+import shlex
+import tempfile
+from pathlib import Path
+
+from gradhomog.errors import OptionError, PluginError
+from gradhomog.registry import KINDS, Registry
+from gradhomog.scaffold.naming import Names
+from gradhomog.scaffold.project import PluginKind, Project
+
+TRIALS: dict[PluginKind, tuple[str, ...]] = {
+    "homogenizer": ('homogenizers=["none", "{0}"]',),
+    "learner": ('learner=["maml", "{0}"]', 'homogenizers=["none", "pcgrad"]'),
+    "domain": ('domains.train=["{0}:stripes", "{0}:checks"]', 'domains.test=["{0}:waves"]'),
+}
+"""What `gradhomog compare --set` takes to try the example of each kind."""
+
+
+def check_free(names: Names, registry: Registry) -> None:
+    """Raise `PluginError` if an installed distribution, gradhomog included, has a plugin or a module of this name."""
+    for kind in KINDS:
+        for info in registry.list(kind):
+            if info.name == names.plugin:
+                raise PluginError(
+                    f"the name '{names.plugin}' is taken: {info.distribution} {info.version} offers a {kind[:-1]} of "
+                    "this name. Choose another name, or uninstall that distribution."
+                )
+    spec = importlib.util.find_spec(names.module)
+    if spec is not None and spec.origin is not None:
+        raise PluginError(f"the module {names.module} exists already: {spec.origin}. Choose another name.")
+
+
+def write(project: Project, into: Path) -> Path:
+    """Write a project to a new folder in `into`, and return that folder. Whatever goes wrong, nothing is left behind.
+
+    Raises:
+        OptionError: `into` is no folder, or the project's folder exists and is not empty.
+    """
+    target = into / project.names.distribution
+    if not into.is_dir():
+        raise OptionError(f"`--into` must be a folder that exists; got {str(into)!r}. Make it first.")
+    if target.is_symlink() or (target.exists() and not target.is_dir()):
+        raise OptionError(f"{target} exists and is no folder. Move it, or choose another name or `--into`.")
+    if target.exists() and any(target.iterdir()):
+        raise OptionError(f"{target} exists and is not empty. Move it, or choose another name or `--into`.")
+    with tempfile.TemporaryDirectory(prefix=".gradhomog-new-", dir=into) as temporary:
+        # One level down: the temporary folder itself is readable by its owner only.
+        built = Path(temporary) / project.names.distribution
+        for path, text in project.texts.items():
+            (built / path).parent.mkdir(parents=True, exist_ok=True)
+            (built / path).write_text(text, encoding="utf-8", newline="\n")
+        if target.exists():
+            target.rmdir()
+        built.rename(target)
+    return target
+
+
+def next_commands(project: Project, folder: Path) -> list[str]:
+    """What to type next: install it from its folder, check it, compare it."""
+    name = project.names.plugin
+    # With a `./` before it, or pip would take the folder for a name to download.
+    where = str(folder) if folder.is_absolute() else f"./{folder}"
+    checked = f"{name}:stripes" if project.kind == "domain" else name
+    trial = [part for text in TRIALS[project.kind] for part in ("--set", text.format(name))]
+    return [
+        shlex.join(["python", "-m", "pip", "install", "-e", f"{where}[test]"]),
+        shlex.join(["gradhomog", "check", checked]),
+        shlex.join(["gradhomog", "compare", *trial]),
+    ]

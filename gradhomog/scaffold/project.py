@@ -1,0 +1,122 @@
+"""A plugin project: the texts of its files, from templates."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files as resources
+from typing import Literal, get_args
+
+from packaging.version import Version
+
+import gradhomog
+from gradhomog.errors import OptionError
+from gradhomog.scaffold.naming import Names
+
+PluginKind = Literal["homogenizer", "learner", "domain"]
+Licence = Literal["MIT", "Apache-2.0", "BSD-3-Clause", "none"]
+
+DESCRIPTIONS: dict[PluginKind, str] = {
+    "homogenizer": "Gradient homogenization by rescaling rows towards their mean norm",
+    "learner": "A meta-learner that adapts its head by ridge regression",
+    "domain": "Few-shot classification of gratings drawn from formulas",
+}
+
+
+@dataclass(frozen=True)
+class Project:
+    """What is to be written.
+
+    Attributes:
+        names: what the plugin and its parts are called.
+        kind: of plugin.
+        texts: each file's text by its path within the project.
+    """
+
+    names: Names
+    kind: PluginKind
+    texts: Mapping[str, str]
+
+
+def project(names: Names, kind: PluginKind = "homogenizer", licence: str = "MIT", author: str | None = None) -> Project:
+    """The project of a plugin, nothing written yet.
+
+    The templates are the project of a plugin called `plugin_name`, so they read as what they become.
+
+    Args:
+        names: from `naming.names`.
+        kind: of plugin.
+        licence: an SPDX expression of `Licence`; `"none"` reserves all rights.
+        author: who holds the rights; `"The gradhomog-… authors"` by default.
+
+    Raises:
+        OptionError: the licence is unknown, or the author's name is empty or does not print.
+    """
+    if licence not in get_args(Licence):
+        raise OptionError(f"`--licence` must be one of {', '.join(get_args(Licence))}; got {licence!r}.")
+    author = f"The {names.distribution} authors" if author is None else author.strip()
+    if not author or not author.isprintable():
+        raise OptionError(f"`--author` must be a name on one line; got {author!r}.")
+    templates = {
+        "pyproject.toml": "pyproject.toml.template",
+        "README.md": f"{kind}/README.md.template",
+        ".gitignore": "gitignore.template",
+        f"{names.module}/__init__.py": f"{kind}/__init__.py.template",
+        f"{names.module}/_{names.plugin}.py": f"{kind}/plugin.py.template",
+        f"tests/test_{names.plugin}.py": f"{kind}/test.py.template",
+    }
+    if licence != "none":
+        templates["LICENSE"] = f"licences/{licence}.txt"
+    sources = {path: _read(template) for path, template in templates.items()}
+    code = "\n".join(text for path, text in sources.items() if path.endswith(".py"))
+    values = {
+        "plugin_name": names.plugin,
+        "plugin-name": names.plugin.replace("_", "-"),
+        "PluginName": names.class_name(kind, code),
+        "<group>": f"{kind}s",
+        "<description>": DESCRIPTIONS[kind],
+        "<gradhomog_range>": dependency_range(gradhomog.__version__),
+        "<licence_fields>": _licence_fields(licence),
+        "<licence_sentence>": _licence_sentence(licence),
+        "<year>": str(datetime.date.today().year),
+        "<author>": author,
+        "<quoted_author>": json.dumps(author, ensure_ascii=False),  # a text of JSON is one of TOML
+    }
+    return Project(names, kind, {path: _fill(text, values) for path, text in sources.items()})
+
+
+def dependency_range(version: str) -> str:
+    """The versions of gradhomog that a plugin made with this one may be expected to work with.
+
+    >>> dependency_range("0.1.0"), dependency_range("1.4.2"), dependency_range("0.2.0.dev1+local")
+    ('>=0.1,<0.2', '>=1.4,<2', '>=0.2.0.dev1,<0.3')
+    """
+    parsed = Version(version)
+    # A version before the release is below it, so `>=0.2` would refuse 0.2.0.dev1.
+    lowest = parsed.public if parsed.is_prerelease else f"{parsed.major}.{parsed.minor}"
+    next_one = f"0.{parsed.minor + 1}" if parsed.major == 0 else f"{parsed.major + 1}"
+    return f">={lowest},<{next_one}"
+
+
+def _licence_fields(licence: str) -> str:
+    if licence == "none":
+        return 'classifiers = ["Private :: Do Not Upload"] # no licence is given, so the package index shall refuse it'
+    return f'license = "{licence}"\nlicense-files = ["LICENSE"]'
+
+
+def _licence_sentence(licence: str) -> str:
+    if licence == "none":
+        return "No licence is given: all rights are reserved."
+    return f"Licence: {licence}, see `LICENSE`."
+
+
+def _read(name: str) -> str:
+    return (resources("gradhomog.scaffold") / "templates" / name).read_text(encoding="utf-8")
+
+
+def _fill(text: str, values: Mapping[str, str]) -> str:
+    """All markers in one pass: an author who is called like a marker keeps his name."""
+    return re.sub("|".join(map(re.escape, values)), lambda match: values[match[0]], text)

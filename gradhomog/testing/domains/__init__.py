@@ -1,0 +1,1 @@
+"""The checks of domains, by what they look at."""

@@ -1,0 +1,96 @@
+"""Splits: training shares nothing with validation and test."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+from gradhomog.domains import Split
+from gradhomog.errors import DataError, OptionError
+from gradhomog.testing.checking import CheckFailure, NotApplicable, check
+from gradhomog.testing.domains.looking import alike, inputs
+from gradhomog.testing.domains.subject import MANY, TRIED, DomainSubject, Numbers, draw, generator, largest, serves
+
+APART: tuple[Split, ...] = ("train", "val", "test")
+DRAWS = 60  # tasks of each split
+POINTS: Numbers = {"ways": 1, "shots": 20, "queries": 20}  # of a function
+
+
+def _apart(subject: DomainSubject) -> list[Split]:
+    """The splits of the three that are served."""
+    found = [split for split in APART if split in subject.served]
+    if len(found) < 2:
+        raise NotApplicable(f"of train, val and test it serves {found[0] if found else 'none'} only")
+    return found
+
+
+def _numbers(subject: DomainSubject, one: Split, two: Split) -> Numbers:
+    """Numbers that both of two splits serve."""
+    if not subject.classifies:
+        return POINTS if all(serves(subject.domain, split, POINTS) for split in (one, two)) else TRIED[-1]
+    return next(numbers for numbers in TRIED if all(serves(subject.domain, split, numbers) for split in (one, two)))
+
+
+@check("domains")
+def splits_differ(subject: DomainSubject) -> None:
+    """From one generator seed, different splits give different tasks: what is asked for is not ignored."""
+    for one, two in combinations(_apart(subject), 2):
+        numbers = _numbers(subject, one, two)
+        pairs = [[draw(subject.domain, split, seed, numbers) for split in (one, two)] for seed in range(8)]
+        if all(alike(*pair) for pair in pairs):
+            raise CheckFailure(f"the splits {one!r} and {two!r} give the same tasks, seed for seed")
+
+
+@check("domains")
+def splits_share_no_input(subject: DomainSubject) -> None:
+    """Over many draws no input of one split equals one of another."""
+    if not subject.classifies:
+        raise NotApplicable("regression: two functions may be told at the same points")
+    seen: dict[Split, set[bytes]] = {}
+    for split in _apart(subject):
+        tasks = [draw(subject.domain, split, seed, subject.served[split]) for seed in range(DRAWS)]
+        seen[split] = {one for task in tasks for x in (task.support_x, task.query_x) for one in inputs(x)}
+    for one, two in combinations(seen, 2):
+        if shared := seen[one] & seen[two]:
+            raise CheckFailure(f"{len(shared)} inputs are in the split {one!r} and in the split {two!r}")
+
+
+@check("domains")
+def splits_share_no_class(subject: DomainSubject) -> None:
+    """By `check`, train, val and test together have at most as many classes as `"all"`: they share none."""
+    if not subject.classifies:
+        raise NotApplicable("regression: there are no classes to count")
+    whole = largest(subject.domain, "all", "ways", MANY)
+    if whole == MANY:
+        raise NotApplicable("`check` accepts any number of ways: see the check `refuses_too_much`")
+    parts = {split: largest(subject.domain, split, "ways", MANY) for split in _apart(subject)}
+    if sum(parts.values()) > whole:
+        found = ", ".join(f"{count} of {split}" for split, count in parts.items())
+        raise CheckFailure(
+            f"`check` accepts tasks of up to {found} classes, and of all only {whole}: some are in two splits"
+        )
+
+
+@check("domains")
+def all_serves(subject: DomainSubject) -> None:
+    """`"all"` serves what any other split serves: it is every class, for domains that a run only tests on."""
+    for split, numbers in subject.served.items():
+        if not serves(subject.domain, "all", numbers):
+            raise CheckFailure(f"the split 'all' refuses {numbers}, which the split {split!r} serves")
+
+
+@check("domains")
+def unknown_split_refused(subject: DomainSubject) -> None:
+    """A split that does not exist is refused, by `check` and by `sample`, in a `DataError` that quotes it."""
+    numbers = next(iter(subject.served.values()))
+    unknown: Split = "tset"  # type: ignore[assignment]
+    for name in ("check", "sample"):
+        try:
+            if name == "check":
+                subject.domain.check(unknown, **numbers)
+            else:
+                subject.domain.sample(unknown, generator(0), **numbers)
+        except (DataError, OptionError) as error:
+            if unknown not in str(error):
+                raise CheckFailure(f"`{name}` refuses the split {unknown!r} without quoting it: {error}") from error
+            continue
+        raise CheckFailure(f"`{name}` accepts the split {unknown!r}")

@@ -1,0 +1,1 @@
+"""The checks of learners, by what they look at."""

@@ -1,0 +1,99 @@
+"""A step: the outer optimizer's, on the mean of the rows, or on what the homogenizers make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from gradhomog import api
+from gradhomog.errors import GradhomogError, NonfiniteError
+from gradhomog.learners import Learner
+from gradhomog.pipelines import Pipeline
+from gradhomog.tasks import TaskBatch
+from gradhomog.testing.checking import CheckFailure, check
+from gradhomog.testing.comparing import agree
+from gradhomog.testing.learners.picture import unchanged
+from gradhomog.testing.learners.spies import Opinion
+from gradhomog.testing.learners.subject import LearnerSubject
+
+RTOL, ATOL = 1e-9, 1e-12
+
+
+def _adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Adam:
+    return torch.optim.Adam(parameters, lr=0.05)
+
+
+def _judge_steps(subject: LearnerSubject, made: Learner, pipe: Pipeline) -> None:
+    """Three steps, and three of copies of the parameters, whose `.grad` a pipeline of our own makes of the rows."""
+    copies = {name: nn.Parameter(parameter.detach().clone()) for name, parameter in made.named_parameters().items()}
+    outer, by_hand = _adam(made.parameters()), _adam(copies.values())
+    for number in range(3):
+        for parameter in made.parameters():
+            parameter.grad = torch.full_like(parameter, 7.0)  # of an earlier step: it must not count
+        batch = subject.batch(seed=number)
+        rows, report = made.rows(batch), made.step(batch, outer)
+        agree(report.losses, rows.losses, "the losses in the step's report", rtol=RTOL, atol=ATOL)
+        direction = pipe.homogenize(
+            rows.jacobian, rows.losses, domains=batch.domains, features=rows.features,
+            feature_cotangents=rows.feature_cotangents, targets=batch.query_y,
+        ).direction  # fmt: skip
+        assert isinstance(direction, dict)
+        for name, parameter in copies.items():
+            parameter.grad = direction[name].clone()
+        by_hand.step()
+        for name, parameter in made.named_parameters().items():
+            what = f"`{name}` after {number + 1} steps of Adam"
+            agree(parameter.detach(), copies[name].detach(), what, rtol=RTOL, atol=ATOL)
+
+
+@check("learners")
+def steps_on_mean(subject: LearnerSubject) -> None:
+    """The plain step is the outer optimizer's step on the mean of the rows; older values of `.grad` do not count."""
+    _judge_steps(subject, subject.learner(), Pipeline())
+
+
+@check("learners")
+def steps_homogenized(subject: LearnerSubject) -> None:
+    """With a homogenizer, it is the step on `homogenize(rows, …)`, and what that remembers goes from step to step.
+
+    Losses, domains, features, cotangents and targets are handed over: the homogenizer's weights depend on all of them.
+    """
+    _judge_steps(subject, subject.learner([Opinion()]), api.pipeline([Opinion()]))
+
+
+@check("learners")
+def nonfinite_told(subject: LearnerSubject) -> None:
+    """A task with NaN among its inputs is told by a `NonfiniteError`, and nothing has changed.
+
+    In its support or its query set. With `nonfinite="drop"` the step is that of the other tasks.
+    """
+    batch = subject.batch()
+    for part in ("support_x", "query_x"):
+        broken = TaskBatch(**{**vars(batch), part: getattr(batch, part).clone()})
+        getattr(broken, part)[1, 0] = torch.nan
+        made = subject.learner()
+        outer = _adam(made.parameters())
+        made.step(batch, outer)
+        with unchanged(made, f"after a task with NaN in `{part}`", outer):
+            try:
+                made.step(broken, outer)
+            except NonfiniteError:
+                pass
+            except GradhomogError as error:
+                raise CheckFailure(
+                    f"NaN in `{part}` is told by {type(error).__name__}, not by a NonfiniteError: {error}"
+                ) from error
+            else:
+                raise CheckFailure(f"a step on a task with NaN in `{part}` is taken, as if nothing was wrong")
+        _judge_drop(subject, batch, broken, part)
+
+
+def _judge_drop(subject: LearnerSubject, batch: TaskBatch, broken: TaskBatch, part: str) -> None:
+    made, others = subject.learner(nonfinite="drop"), subject.learner()
+    made.step(broken, torch.optim.SGD(made.parameters(), lr=0.1))
+    others.step([batch[0], batch[2]], torch.optim.SGD(others.parameters(), lr=0.1))
+    for name, parameter in others.named_parameters().items():
+        what = f"`{name}` after a step without the task with NaN in `{part}`"
+        agree(made.named_parameters()[name].detach(), parameter.detach(), what, rtol=RTOL, atol=ATOL)

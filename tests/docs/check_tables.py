@@ -1,0 +1,34 @@
+"""The tables of all checks in `docs/guide/check.md`, between two marks."""
+
+from __future__ import annotations
+
+import re
+
+from gradhomog.registry import KINDS
+from gradhomog.testing import checks
+
+BEGIN, END = "<!-- generated: checks -->", "<!-- end of what is generated -->"
+
+
+def page(text: str) -> str:
+    """The page with its tables made anew."""
+    before, between, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (between and end):
+        raise ValueError(f"the page must hold {BEGIN} and {END}, with the tables between them")
+    return f"{before}{BEGIN}\n{tables()}\n{END}{after}"
+
+
+def tables() -> str:
+    """One table for each kind of plugin."""
+    lines: list[str] = []
+    for kind in KINDS:
+        lines += ["", f"### {kind.capitalize()}", "", "| check | what is asked | of |", "|---|---|---|"]
+        for check in checks(kind):
+            asked = "all" if check.claim is None else f"who claims `{check.claim}`"
+            lines.append(f"| `{check.name}` | {_cell(check.summary)} | {asked} |")
+    return "\n".join([*lines, ""])
+
+
+def _cell(text: str) -> str:
+    return re.sub(r"\s+", " ", text).replace("|", "\\|")

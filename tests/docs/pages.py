@@ -1,0 +1,30 @@
+"""Reading pages: their fenced blocks, and the tables and texts in them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def text(page: str) -> str:
+    """A page of `docs/` by its path there."""
+    return (DOCS / page).read_text(encoding="utf-8")
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """The contents of the fenced blocks in a language."""
+    return re.findall(rf"^```{language} *\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def inline(text: str) -> set[str]:
+    """What stands between single backticks outside of fenced blocks, in headings too."""
+    outside = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    return {" ".join(found.split()) for found in re.findall(r"`([^`]+)`", outside)}
+
+
+def row(text: str, name: str) -> str:
+    """The row of a table whose first cell is a name in backticks; empty if there is none."""
+    found = re.search(rf"^\| `{re.escape(name)}` \|.*$", text, re.MULTILINE)
+    return found[0] if found else ""

@@ -1,0 +1,190 @@
+"""Each hook has a page, and nothing that an author can write or read is missing from it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import io
+import re
+from collections.abc import Iterator
+from types import FunctionType
+
+import pytest
+
+from gradhomog import hooks
+from gradhomog.bench import results
+from gradhomog.bench.compare import KEPT
+from gradhomog.domains import Domain
+from gradhomog.evidence import Evidence
+from gradhomog.homogenizer import Homogenizer
+from gradhomog.learners import Learner
+from gradhomog.reports import TaskRow
+from gradhomog.specs import LEARNER_TRAITS, STATISTICS, TRAITS, DomainSpec, HomogenizerSpec, LearnerSpec
+from gradhomog.tasks import Task
+from tests.docs import pages
+from tests.docs.signatures import signature
+
+HOOKS = {name: found for name, found in vars(hooks).items() if name.startswith("gradhomog_")}
+
+
+def page(hook: str) -> str:
+    return pages.text(f"guide/hooks/{hook}.md")
+
+
+def public(cls: type) -> Iterator[tuple[str, FunctionType]]:
+    for name, found in vars(cls).items():
+        if isinstance(found, FunctionType) and not name.startswith("_"):
+            yield name, found
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_page_is_headed_by_the_exact_signature_of_its_hook(hook: str) -> None:
+    assert page(hook).splitlines()[0] == f"# `{signature(HOOKS[hook])}`"
+
+
+def test_there_is_a_page_for_every_hook_and_no_other() -> None:
+    assert {path.stem for path in (pages.DOCS / "guide" / "hooks").glob("*.md")} == set(HOOKS)
+
+
+@pytest.mark.parametrize(
+    ("hook", "argument"),
+    [(hook, str(argument)) for hook, found in HOOKS.items() for argument in inspect.signature(found).parameters],
+)
+def test_every_argument_of_a_hook_is_explained(hook: str, argument: str) -> None:
+    annotation = inspect.signature(HOOKS[hook]).parameters[argument].annotation
+    assert f"- `{argument}: {annotation}`:" in page(hook)
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_page_says_when_the_hook_is_called_and_what_must_be_returned(hook: str) -> None:
+    assert "**When it is called:**" in page(hook)
+    assert "**What must be returned:**" in page(hook)
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_page_shows_an_entry_point_and_links_to_code_in_the_tree(hook: str) -> None:
+    assert '[project.entry-points."gradhomog.' in "".join(pages.blocks(page(hook), "toml"))
+    links = re.findall(r"\]\((\.\./\.\./[^)#]+\.py)\)", page(hook))
+    assert links
+    assert all((pages.DOCS / "guide" / "hooks" / link).is_file() for link in links)
+
+
+@pytest.mark.parametrize(("name", "annotation"), Domain.__annotations__.items())
+def test_every_attribute_of_a_domain_is_explained(name: str, annotation: str) -> None:
+    default = f" = {vars(Domain)[name]!r}" if name in vars(Domain) else ""
+    assert f"- `{name}: {annotation}{default}`:" in page("gradhomog_domain")
+
+
+SPECS = {
+    "gradhomog_homogenizer": HomogenizerSpec, "gradhomog_learner": LearnerSpec, "gradhomog_domain": DomainSpec,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("hook", "field"),
+    [(hook, field) for hook, spec in SPECS.items() for field in dataclasses.fields(spec)],
+    ids=lambda given: getattr(given, "name", given),
+)
+def test_every_field_of_a_spec_is_explained_with_its_type_and_default(
+    hook: str, field: dataclasses.Field[object]
+) -> None:
+    default = ""
+    if field.default_factory is not dataclasses.MISSING:
+        default = f" = {field.default_factory()!r}"
+    elif field.default is not dataclasses.MISSING:
+        default = f" = {field.default!r}".replace("''", '""')
+    assert f"- `{field.name}: {field.type}{default}`:" in page(hook)
+
+
+METHODS = [("gradhomog_homogenizer", *found) for found in public(Homogenizer)] + [
+    (hook, name, found)
+    for hook, cls in (("gradhomog_learner", Learner), ("gradhomog_domain", Domain))
+    for name, found in public(cls)
+    if name in cls.__abstractmethods__
+]
+
+
+@pytest.mark.parametrize(("hook", "name", "method"), METHODS)
+def test_every_method_that_an_author_overrides_stands_with_its_exact_signature(
+    hook: str, name: str, method: FunctionType
+) -> None:
+    assert signature(method) in pages.inline(page(hook))
+
+
+STAGES = ("attach", "begin", "transform", "mix", "rows", "update")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_argument_of_a_stage_is_explained_under_its_heading(stage: str) -> None:
+    method = vars(Homogenizer)[stage]
+    section = page("gradhomog_homogenizer").split(f"### `{signature(method)}`")[1].split("\n##")[0]
+    for argument in list(inspect.signature(method).parameters)[1:]:
+        assert f"- `{argument}`:" in section
+
+
+def test_the_stages_are_all_methods_that_raise_unless_overridden() -> None:
+    assert set(STAGES) == {
+        name for name, found in public(Homogenizer) if "NotImplementedError" in found.__code__.co_names
+    }
+
+
+TABLES = {"gradhomog_homogenizer": ("homogenizers", TRAITS), "gradhomog_learner": ("learners", LEARNER_TRAITS)}
+
+
+@pytest.mark.parametrize(
+    ("hook", "trait"), [(hook, trait) for hook, (_, traits) in TABLES.items() for trait in sorted(traits)]
+)
+def test_every_trait_has_a_sentence_and_the_checks_that_it_switches_on(hook: str, trait: str) -> None:
+    from gradhomog.testing import checks
+
+    cells = [cell.strip() for cell in pages.row(page(hook), trait).split("|")[1:-1]]
+    assert len(cells) == 3
+    assert cells[1].endswith(".")
+    switched = {check.name for check in checks(TABLES[hook][0]) if check.claim == trait}
+    assert set(re.findall(r"`(\w+)`", cells[2])) == switched
+
+
+@pytest.mark.parametrize("statistic", sorted(STATISTICS))
+def test_every_statistic_is_in_the_table(statistic: str) -> None:
+    assert f"`evidence.{statistic}" in pages.row(page("gradhomog_homogenizer"), statistic)
+
+
+def test_all_that_evidence_shows_is_on_the_page() -> None:
+    shown = {name for name in vars(Evidence) if not name.startswith("_")} | {"tasks", "keys"}
+    text = page("gradhomog_homogenizer")
+    assert {name for name in shown if f"`evidence.{name}" not in text} == set()
+
+
+def test_the_fields_of_what_a_learner_is_given_and_returns_are_on_its_page() -> None:
+    names = pages.inline(page("gradhomog_learner"))
+    assert {field.name for cls in (Task, TaskRow) for field in dataclasses.fields(cls)} <= names
+
+
+def test_every_event_that_observers_see_is_in_the_table() -> None:
+    text = page("gradhomog_observers")
+    assert all(pages.row(text, event) for event in {"start", *KEPT})
+
+
+@pytest.mark.parametrize("event", ["start", *sorted(KEPT)])
+def test_an_event_has_the_fields_that_the_run_log_documents(event: str) -> None:
+    [described] = re.findall(rf"^\* `{event}`: (.*?)(?=^\* |\n\n)", results.__doc__ or "", re.DOTALL | re.MULTILINE)
+    outside = re.sub(r"\([^()]*\)", "", described)  # in brackets: the fields of a field
+    fields = set(re.findall(r"`(\w+)`", outside)) - {"StepReport"}
+    assert fields <= set(re.findall(r"`(\w+)`", pages.row(page("gradhomog_observers"), event)))
+
+
+PRINTING = [
+    (hook, block)
+    for hook in HOOKS
+    for block in pages.blocks(page(hook), "python")
+    if re.search(r"^print\(", block, re.M)
+]
+
+
+@pytest.mark.parametrize(("hook", "block"), PRINTING, ids=[hook for hook, _ in PRINTING])
+def test_an_example_prints_what_the_page_says(hook: str, block: str) -> None:
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        exec(compile(block, hook, "exec"), {"__name__": "example"})
+    assert output.getvalue().splitlines() == re.findall(r"^print\(.*\)  # (.*)$", block, re.M)

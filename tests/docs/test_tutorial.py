@@ -1,0 +1,57 @@
+"""`docs/guide/write-a-homogenizer.md` is typed as it stands, in an environment of its own, and prints what it shows."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+from tests.docs import console, pages
+
+PAGE = pages.text("guide/write-a-homogenizer.md")
+FILES = [step for step in console.steps(PAGE) if isinstance(step, console.File)]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """Variables of a shell in a fresh virtual environment on top of this one: nothing is installed into this one."""
+    root = tmp_path / "environment"
+    venv.create(root, with_pip=False, symlinks=True)
+    home = sysconfig.get_path("purelib", "venv", vars={"base": str(root), "platbase": str(root)})
+    # `addsitedir`, not a bare path: an editable gradhomog is itself found by a .pth file.
+    (Path(home) / "outer.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+    command = root / "bin" / "gradhomog"
+    main = "import sys\nfrom gradhomog.cli import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
+    command.write_text(f"#!{root / 'bin' / 'python'}\n{main}")
+    command.chmod(0o755)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "PYTHON", "GRADHOMOG"))}
+    return {
+        **kept,
+        "PATH": f"{root / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "VIRTUAL_ENV": str(root),
+        "OMP_NUM_THREADS": "1",
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        # What `pip install .` would fetch is here: the build backend and gradhomog.
+        "PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_CONFIG_FILE": os.devnull,
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_ROOT_USER_ACTION": "ignore",
+    }  # fmt: skip
+
+
+def test_every_command_does_what_the_page_shows(tmp_path: Path, environment: dict[str, str]) -> None:
+    folder = tmp_path / "reader"
+    folder.mkdir()
+    complaints = console.run(console.steps(PAGE), folder, environment, timeout=300)
+    assert not complaints, "\n\n".join(complaints)
+
+
+def test_it_starts_from_eleven_lines_of_python_and_six_of_toml() -> None:
+    first = {file.path: len(file.content.splitlines()) for file in reversed(FILES)}
+    assert (first["gradhomog_even.py"], first["pyproject.toml"]) == (11, 6)
+
+
+@pytest.mark.parametrize("command", ["list", "show", "check", "compare", "pip install", "pytest", "gradhomog.pipeline"])
+def test_each_step_is_shown_by_a_command(command: str) -> None:
+    assert any(command in step.line for step in console.steps(PAGE) if isinstance(step, console.Command))

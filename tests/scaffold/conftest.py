@@ -1,0 +1,63 @@
+"""One project of each kind, built and installed into an environment of its own, and how to run things there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gradhomog.scaffold.naming import names
+from gradhomog.scaffold.placing import write
+from gradhomog.scaffold.project import project
+
+KINDS = {"sign_vote": "homogenizer", "ridge_head": "learner", "gratings": "domain"}
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A virtual environment that sees what is installed here, and that nothing here sees."""
+
+    folder: Path
+    projects: dict[str, Path]
+
+    def run(self, *arguments: str, cwd: Path | None = None) -> str:
+        """Standard output of its Python, started in a folder that is not on its path."""
+        environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+        for name in ("PYTHONPATH", "GRADHOMOG_DISABLE"):
+            environment.pop(name, None)
+        done = subprocess.run(
+            [str(self.folder / "bin" / "python"), "-P", *arguments],
+            capture_output=True, text=True, cwd=cwd or self.folder, env=environment, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+def pip(*arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments], check=True)
+
+
+@pytest.fixture(scope="session")
+def projects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The folder of one project of each kind, by the plugin's name."""
+    into = tmp_path_factory.mktemp("projects")
+    return {name: write(project(names(name), kind), into) for name, kind in KINDS.items()}
+
+
+@pytest.fixture(scope="session")
+def environment(projects: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    folder, wheels = tmp_path_factory.mktemp("environment"), tmp_path_factory.mktemp("wheels")
+    pip("wheel", "--no-deps", "--no-build-isolation", "-w", str(wheels), *map(str, projects.values()))
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    [site] = folder.glob("lib/python*/site-packages")
+    # `addsitedir`, as a bare path would not follow the .pth file of an editable gradhomog.
+    seen = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+    lines = [f"import site; site.addsitedir({path!r})\n" for path in seen]
+    (site / "host.pth").write_text("".join(lines), encoding="utf-8")
+    built = [str(wheel) for wheel in wheels.iterdir()]
+    pip("--python", str(folder / "bin" / "python"), "install", "--no-deps", "--no-index", *built)
+    return Environment(folder, projects)

@@ -1,0 +1,90 @@
+"""The projects installed as wheels into a clean environment: listed, used by name in a comparison, and self-tested."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from gradhomog.bench.folder import LOG
+from gradhomog.bench.results import ResultLog
+from tests.scaffold.conftest import KINDS, Environment
+
+TINY = [
+    "seeds=1", "workers=1", "network.width=4", "network.size=16", "episodes.ways=3", "episodes.tasks=2",
+    "train.steps=3", "train.inner_steps=1", "train.validation_episodes=2", "test.episodes=4",
+]  # fmt: skip
+
+
+def test_they_are_listed_without_being_imported(environment: Environment) -> None:
+    code = (
+        "import sys\n"
+        "from gradhomog.cli import main\n"
+        "main(['list', '--json'])\n"
+        "found = {'torch', 'numpy', 'gradhomog_sign_vote', 'gradhomog_ridge_head', 'gradhomog_gratings'}\n"
+        "assert not found & set(sys.modules)\n"
+    )
+    listed = {info["name"]: info for info in json.loads(environment.run("-c", code)) if info["name"] in KINDS}
+    assert {name: info["kind"] for name, info in listed.items()} == {name: f"{kind}s" for name, kind in KINDS.items()}
+    for name, info in listed.items():
+        assert info["distribution"] == "gradhomog-" + name.replace("_", "-")
+        assert info["version"] == "0.1.0"
+
+
+def test_only_that_environment_sees_them(environment: Environment) -> None:
+    here = {
+        point.name for kind in KINDS.values() for point in importlib.metadata.entry_points(group=f"gradhomog.{kind}s")
+    }
+    assert "pcgrad" in here
+    assert not here & set(KINDS)
+    files = environment.run(
+        "-c", "import gradhomog_sign_vote as a, gradhomog_gratings as b; print(a.__file__, b.__file__)"
+    )
+    assert all(Path(file).is_relative_to(environment.folder) for file in files.split())
+
+
+def test_they_are_used_by_name_in_a_comparison(environment: Environment, tmp_path: Path) -> None:
+    settings = [
+        'learner=["ridge_head", "maml"]', 'homogenizers=["none", "sign_vote(power=1)"]',
+        'domains.train=["gratings:stripes", "gratings:checks"]', 'domains.test=["gratings:waves(noise=0.2)"]', *TINY,
+    ]  # fmt: skip
+    arguments = [part for setting in settings for part in ("--set", setting)]
+    command = ("-m", "gradhomog", "compare", *arguments, "--out", "out", "--json")
+    data = json.loads(environment.run(*command, cwd=tmp_path))
+    assert data["failures"] == {}
+    rows = {(row["learner"], row["label"]): row["score"]["mean"] for row in data["rows"]}
+    assert set(rows) == {(a, b) for a in ("ridge_head", "maml") for b in ("plain", "sign_vote(power=1)")}
+    assert all(0 <= score <= 1 and math.isfinite(score) for score in rows.values())
+    start = next(record for record in ResultLog.read(tmp_path / "out" / LOG) if record["event"] == "start")
+    assert start["versions"]["gradhomog-sign-vote"] == start["versions"]["gradhomog-ridge-head"] == "0.1.0"
+
+
+def test_the_programs_in_the_readme_files_run(environment: Environment) -> None:
+    programs = [
+        program
+        for folder in environment.projects.values()
+        for program in re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    ]
+    assert len(programs) == len(KINDS)
+    environment.run("-c", "\n".join(programs))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_its_own_tests_pass_unmodified(environment: Environment, name: str) -> None:
+    output = environment.run("-m", "pytest", "-v", "-p", "no:cacheprovider", cwd=environment.projects[name])
+    assert output.count(f"::test_it_conforms[{name}") > 20
+    summary = output.strip().splitlines()[-1]
+    assert " passed" in summary
+    assert "skipped" not in summary
+    assert "xfailed" not in summary
+
+
+def test_nothing_is_left_in_the_project_by_building_and_testing_it(environment: Environment) -> None:
+    for name, folder in environment.projects.items():
+        assert {path.name for path in folder.iterdir()} <= {
+            ".gitignore", ".hypothesis", "LICENSE", "README.md", "pyproject.toml", "tests", f"gradhomog_{name}",
+        }  # fmt: skip

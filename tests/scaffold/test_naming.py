@@ -1,0 +1,94 @@
+"""Names: three spellings of one plugin, and what a name that cannot be has to be instead."""
+
+from __future__ import annotations
+
+import keyword
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from packaging.utils import canonicalize_name
+
+from gradhomog import OptionError, expression
+from gradhomog.scaffold.naming import LONGEST, Names, names
+
+WORDS = st.from_regex(r"[a-z][a-z0-9]{0,5}", fullmatch=True)
+PARTS = st.lists(WORDS, min_size=1, max_size=4).filter(lambda parts: parts[0] != "gradhomog")
+
+
+def usable(parts: list[str]) -> bool:
+    name = "_".join(parts)
+    return len(name) <= LONGEST and not keyword.iskeyword(name) and name not in ("none", "true", "false", "inf")
+
+
+@given(PARTS.filter(usable), st.sampled_from("-_"), st.sampled_from(["", "gradhomog-", "gradhomog_"]))
+def test_all_spellings_of_a_name_give_the_same_plugin(parts: list[str], separator: str, prefix: str) -> None:
+    found = names(prefix + separator.join(parts))
+    assert found.plugin == "_".join(parts)
+    assert found.distribution == "gradhomog-" + "-".join(parts)
+    assert found.module == "gradhomog_" + "_".join(parts)
+
+
+@given(PARTS.filter(usable))
+def test_an_accepted_name_is_good_as_a_distribution_a_module_a_class_and_in_a_pipeline(parts: list[str]) -> None:
+    found = names("-".join(parts))
+    assert canonicalize_name(found.distribution) == found.distribution
+    assert found.module.isidentifier()
+    assert expression.parse(found.plugin) == [(found.plugin, {})]
+    name = found.class_name("homogenizer", "")
+    assert name.isidentifier()
+    assert not keyword.iskeyword(name)
+    assert name[0].isupper()
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_read_or_refused_with_a_name_that_is_accepted(text: str) -> None:
+    try:
+        found = names(text)
+    except OptionError as error:
+        suggested = re.search(r"Write '([^']*)', for example\.\Z", str(error))
+        assert suggested
+        assert names(suggested[1])
+    else:
+        assert names(found.distribution) == names(found.plugin) == found
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            "",
+            "must be lower-case letters, digits and single hyphens, beginning with a letter; got ''. Write 'sign-vote'",
+        ),
+        ("SignVote", "got 'SignVote'. Write 'sign-vote'"),
+        ("sign vote!", "got 'sign vote!'. Write 'sign-vote'"),
+        ("2nd-order", "beginning with a letter; got '2nd-order'. Write 'nd-order'"),
+        ("sign--vote", "single hyphens, beginning with a letter; got 'sign--vote'. Write 'sign-vote'"),
+        ("sign-", "got 'sign-'. Write 'sign'"),
+        ("größe", "got 'größe'. Write 'gr-e'"),
+        ("gradhomog-", "got 'gradhomog-'. Write 'sign-vote'"),
+        ("gradhomog", "must name the plugin, not gradhomog; got 'gradhomog'"),
+        ("gradhomog-lambda", "must be no keyword of Python; got 'gradhomog-lambda'. Write 'lambda-rows'"),
+        ("none", "must be no word that means something else in a pipeline; got 'none'. Write 'none-rows'"),
+        ("a" * 29, f"must have at most 28 letters; got '{'a' * 29}'. Write '{'a' * 28}'"),
+    ],
+)
+def test_a_name_that_cannot_be_is_refused_with_one_that_can(given: str, message: str) -> None:
+    with pytest.raises(OptionError) as refused:
+        names(given)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("plugin", "source", "expected"),
+    [
+        ("sign_vote", "class PluginName: ...", "SignVote"),
+        ("sign_vote", "from gradhomog import SignVotes", "SignVote"),
+        ("evidence", "from gradhomog import Evidence", "EvidenceLearner"),
+        ("value_error", "", "ValueErrorLearner"),
+        ("r2_d2", "", "R2D2"),
+    ],
+)
+def test_the_class_hides_no_other_name(plugin: str, source: str, expected: str) -> None:
+    assert Names(plugin).class_name("learner", source) == expected

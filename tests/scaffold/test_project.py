@@ -1,0 +1,146 @@
+"""The texts of a project: metadata, dependencies, licences, and code that uses public names only."""
+
+from __future__ import annotations
+
+import ast
+import datetime
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gradhomog
+import gradhomog.testing
+from gradhomog import OptionError
+from gradhomog.scaffold import project as projects_module
+from gradhomog.scaffold.naming import names
+from gradhomog.scaffold.placing import write
+from gradhomog.scaffold.project import dependency_range, project
+from tests.test_house import imports
+
+KINDS = ("homogenizer", "learner", "domain")
+LICENCES = ("MIT", "Apache-2.0", "BSD-3-Clause")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_of_the_template_is_left_in_what_is_written(kind):
+    for path, text in project(names("x"), kind, author="Ada").texts.items():
+        for marker in ("plugin_name", "plugin-name", "PluginName", "<author>", "<year>", "<group>", "_fields>"):
+            assert marker not in text, path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_metadata_name_the_entry_point_the_range_of_gradhomog_and_the_kit(kind):
+    data = tomllib.loads(project(names("sign-vote"), kind).texts["pyproject.toml"])
+    own = data["project"]
+    assert own["name"] == "gradhomog-sign-vote"
+    assert own["entry-points"] == {f"gradhomog.{kind}s": {"sign_vote": "gradhomog_sign_vote"}}
+    assert own["dependencies"] == ["gradhomog>=0.1,<0.2"]
+    assert "gradhomog[check]>=0.1,<0.2" in own["optional-dependencies"]["test"]
+    assert (own["license"], own["license-files"]) == ("MIT", ["LICENSE"])
+    assert own["authors"] == [{"name": "The gradhomog-sign-vote authors"}]
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("0.1.0", ">=0.1,<0.2"),
+        ("0.9.3", ">=0.9,<0.10"),
+        ("1.4.2", ">=1.4,<2"),
+        ("0.2.0.dev1+local", ">=0.2.0.dev1,<0.3"),
+        ("2.0rc1", ">=2.0rc1,<3"),
+    ],
+)
+def test_the_range_holds_the_running_version_and_ends_before_the_next_that_may_break(version, expected):
+    from packaging.specifiers import SpecifierSet
+
+    assert dependency_range(version) == expected
+    assert SpecifierSet(expected).contains(version.partition("+")[0], prereleases=True)
+
+
+@pytest.mark.parametrize("licence", LICENCES)
+def test_the_licence_is_declared_and_holds_year_and_author(licence):
+    texts = project(names("x"), licence=licence, author="Ada Lovelace").texts
+    year = datetime.date.today().year
+    assert f"{year} Ada Lovelace" in texts["LICENSE"]
+    assert tomllib.loads(texts["pyproject.toml"])["project"]["license"] == licence
+    assert f"Licence: {licence}," in texts["README.md"]
+
+
+@pytest.mark.parametrize(
+    ("licence", "sentences"),
+    [
+        ("MIT", ["Permission is hereby granted, free of charge", 'THE SOFTWARE IS PROVIDED "AS IS"']),
+        ("BSD-3-Clause", ["Redistribution and use in source and binary forms", "Neither the name of the copyright"]),
+        ("Apache-2.0", ["Version 2.0, January 2004", "Grant of Patent License", "END OF TERMS AND CONDITIONS"]),
+    ],
+)
+def test_the_licence_is_the_one_it_says(licence, sentences):
+    text = project(names("x"), licence=licence).texts["LICENSE"]
+    assert all(sentence in text for sentence in sentences)
+
+
+def test_without_a_licence_there_is_no_licence_file_and_the_upload_is_refused():
+    texts = project(names("x"), licence="none").texts
+    own = tomllib.loads(texts["pyproject.toml"])["project"]
+    assert "LICENSE" not in texts
+    assert not {"license", "license-files"} & set(own)
+    assert own["classifiers"] == ["Private :: Do Not Upload"]
+    assert "all rights are reserved" in texts["README.md"]
+
+
+@given(
+    st.text(st.characters(codec="utf-8"), min_size=1).map(str.strip).filter(lambda text: text and text.isprintable())
+)
+def test_any_author_comes_out_as_given(author):
+    texts = project(names("x"), author=author).texts
+    assert tomllib.loads(texts["pyproject.toml"])["project"]["authors"] == [{"name": author}]
+    assert f" {author}\n" in texts["LICENSE"]
+
+
+@pytest.mark.parametrize("author", ["", "  ", "two\nlines", "bell\a"])
+def test_an_author_without_a_printable_name_is_refused(author):
+    with pytest.raises(OptionError, match="`--author` must be a name on one line; got"):
+        project(names("x"), author=author)
+
+
+def test_an_unknown_licence_is_refused_with_those_known():
+    message = "`--licence` must be one of MIT, Apache-2.0, BSD-3-Clause, none; got 'GPL-3.0'."
+    with pytest.raises(OptionError) as refused:
+        project(names("x"), licence="GPL-3.0")
+    assert str(refused.value) == message
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_code_uses_public_names_only(kind, tmp_path, monkeypatch):
+    folder = write(project(names("sign-vote"), kind), tmp_path)
+    monkeypatch.setattr("tests.test_house.ROOT", folder)
+    public = {"gradhomog", "gradhomog.testing"}
+    public |= {f"gradhomog.{name}" for name in gradhomog.__all__}
+    public |= {f"gradhomog.testing.{name}" for name in gradhomog.testing.__all__}
+    used: set[str] = set()
+    for path in folder.rglob("*.py"):
+        used |= {name for name in imports(path) if name.partition(".")[0] == "gradhomog"}
+        used |= {
+            ast.unparse(node)
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "gradhomog"
+        }
+    assert len(used) > 4
+    assert used <= public
+
+
+def test_every_template_is_used():
+    folder = Path(str(projects_module.resources("gradhomog.scaffold"))) / "templates"
+    read: set[str] = set()
+    original = projects_module._read
+    try:
+        projects_module._read = lambda name: read.add(name) or original(name)
+        for kind in KINDS:
+            for licence in LICENCES:
+                project(names("x"), kind, licence)
+    finally:
+        projects_module._read = original
+    assert {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} == read

@@ -1,0 +1,27 @@
+"""The check of imports, on a domain that is installed."""
+
+from __future__ import annotations
+
+from gradhomog.testing import check_domain
+from gradhomog.testing.generators import seeded
+
+PLUGIN = """
+import numpy
+from gradhomog import DomainSpec, hookimpl
+from tests.testing.domains.good import Blots
+
+numpy.random.seed(0)
+
+@hookimpl
+def gradhomog_domain():
+    return DomainSpec(factory=Blots, summary="images of blots", variants=("one", "two"))
+"""
+
+
+def test_an_import_that_seeds_a_global_generator_is_found(gradhomog_install):
+    name = gradhomog_install("seeding-blots", PLUGIN, kind="domains")
+    with seeded(0):  # the check imports it in another process; naming it imports it here too
+        report = check_domain(f"{name}:two", only="imports_cleanly")
+    assert report.subject == "domain seeding_blots:two of seeding-blots 1.2 (seeding_blots)"
+    assert report["imports_cleanly"].outcome == "failed"
+    assert report["imports_cleanly"].message == "its import changes numpy's generator"

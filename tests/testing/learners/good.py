@@ -1,0 +1,89 @@
+"""A learner with nothing wrong, in small methods: each faulty one differs from it by a single error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from gradhomog import Learner, LearnerSpec, OptionError, TaskRow
+
+
+class OneStep(Learner):
+    """MAML with one inner step of gradient descent, by hand: row = derivative of the query loss through that step.
+
+    Args:
+        encoder, head, homogenizers, loss: as of every learner.
+        rate: > 0, of the inner step.
+    """
+
+    def __init__(self, encoder, head, homogenizers=None, *, rate: float = 0.1, loss: Any = None):
+        super().__init__(encoder, head, homogenizers, loss)
+        if not 0 < rate < float("inf"):
+            raise OptionError(f"`rate` must be positive and finite; got {rate!r}.")
+        self.rate = rate
+
+    def task_row(self, task, key):
+        buffers = self.buffers()
+        self.homogenizers.begin(key, "support")
+        adapted = self.adapt(task.support_x, task.support_y, buffers)
+        self.homogenizers.begin(key, "query")
+        features = self.encode(adapted, buffers, task.query_x)
+        if not features.requires_grad:
+            features = features.detach().requires_grad_()
+        taps = self.homogenizers.transform(features[None], [key])
+        outputs = self.classify(adapted, buffers, taps[-1][0])
+        loss = self.loss(outputs, task.query_y)
+        return self.row(loss, outputs, taps, *self.differentiate(loss, taps))
+
+    def differentiate(self, loss, taps):
+        """Gradients by name, and cotangents of the taps."""
+        parameters = self.named_parameters()
+        found = torch.autograd.grad(loss, [*parameters.values(), *taps], allow_unused=True)
+        return dict(zip(parameters, found, strict=False)), [one[0] for one in found[len(parameters) :]]
+
+    def row(self, loss, outputs, taps, gradients, cotangents):
+        return TaskRow(loss.detach(), gradients, outputs.detach(), [tap[0].detach() for tap in taps], cotangents)
+
+    def adapted_outputs(self, support_x, support_y, query_x):
+        buffers = self.buffers()
+        with torch.enable_grad():
+            adapted = self.adapt(support_x, support_y, buffers)
+        adapted = {name: value.detach() for name, value in adapted.items()}
+        return self.classify(adapted, buffers, self.encode(adapted, buffers, query_x))
+
+    def adapt(self, x, y, buffers):
+        """All learnt parameters after the step."""
+        start = self.starting_point()
+        loss = self.loss(self.classify(start, buffers, self.encode(start, buffers, x)), y)
+        found = torch.autograd.grad(loss, list(start.values()), create_graph=True, allow_unused=True)
+        pairs = zip(start.items(), found, strict=True)
+        return {name: p if slope is None else p - self.rate * slope for (name, p), slope in pairs}
+
+    def starting_point(self):
+        return self.named_parameters()
+
+    def buffers(self):
+        """Copies: what a task writes into them is gone with the task."""
+        both = nn.ModuleDict({"encoder": self.encoder, "head": self.head})
+        return {name: buffer.clone() for name, buffer in both.named_buffers()}
+
+    def encode(self, parameters, buffers, x):
+        return self.call("encoder", {**parameters, **buffers}, x)
+
+    def classify(self, parameters, buffers, features):
+        return self.call("head", {**parameters, **buffers}, features)
+
+    def call(self, part, tensors, x):
+        own = {name.removeprefix(f"{part}."): value for name, value in tensors.items() if name.startswith(part)}
+        return functional_call(getattr(self, part), own, (x,))
+
+
+GOOD = LearnerSpec(
+    factory=OneStep,
+    summary="adapts by one gradient step",
+    reference="Finn et al. 2017, arXiv 1703.03400, with K = 1",
+    traits={"exact_rows"},
+)

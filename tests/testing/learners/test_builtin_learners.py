@@ -1,0 +1,22 @@
+"""Every learner that comes with the package passes the whole kit, with several options."""
+
+from __future__ import annotations
+
+from gradhomog import available
+from gradhomog.testing import parametrize_with_checks
+
+BUILT_IN = [
+    "maml",
+    'maml(inner="adam", inner_steps=2, norm="support")',
+    "fomaml",
+    'fomaml(inner="momentum", inner_steps=2, test_steps=4, norm="frozen", adapt="head.*")',
+]
+
+
+@parametrize_with_checks(BUILT_IN, kind="learners")
+def test_it_conforms(check):
+    check()
+
+
+def test_none_is_forgotten():
+    assert {text.partition("(")[0] for text in BUILT_IN} == set(available("learners"))

@@ -1,0 +1,37 @@
+"""The kit tests itself: every check finds the faults that it is there for, and a good learner has none."""
+
+from __future__ import annotations
+
+import importlib
+import re
+
+import pytest
+
+from gradhomog.testing import check_learner, checks
+from tests.testing.learners.faults import FAULTS, Fault
+from tests.testing.learners.good import GOOD
+
+for theme in ("declared", "rows", "protocol", "steps", "untouched", "state"):
+    importlib.import_module(f"tests.testing.learners.faulty_{theme}")
+
+INSTALLED = "imports_cleanly"  # test_imports.py, with distributions that can be imported
+
+
+def test_every_check_has_a_faulty_learner():
+    assert {fault.check for fault in FAULTS} | {INSTALLED} == {check.name for check in checks("learners")}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=str)
+def test_a_fault_is_found(fault: Fault):
+    report = check_learner(fault.spec, only=fault.check)
+    result = report[fault.check]
+    assert result.outcome == "failed", result
+    assert re.search(fault.says, result.message), result.message
+    assert not report.passed
+
+
+def test_without_a_fault_nothing_is_found():
+    outcomes = {result.check: result.outcome for result in check_learner(GOOD)}
+    assert outcomes.pop(INSTALLED) == "not applicable"
+    assert outcomes.pop("saliency") == outcomes.pop("cost") == "reported"
+    assert set(outcomes.values()) == {"passed"}
