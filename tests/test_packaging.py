@@ -100,7 +100,8 @@ def test_the_installed_wheel_lists_and_loads_its_plugins_in_a_clean_process(whee
         [sys.executable, "-P", "-c", code], check=True, capture_output=True, text=True, cwd=tmp_path, env=environment
     ).stdout
     listed, files = json.loads(output)
-    assert listed == PROJECT["entry-points"]
+    ours = {group: points for group, points in PROJECT["entry-points"].items() if group.startswith("gradhomog.")}
+    assert listed == ours
     assert all(Path(file).is_relative_to(site) for file in files)  # not the tree that is installed beside it
 
 
