@@ -107,20 +107,16 @@ class SwallowsErrors(OneStep):
 
 
 @fails("restored_after_failure", "the next losses after the encoder raised .*: not the same")
-class ForgetsToForget(OneStep):
-    """Says that it is in a query pass, and goes on saying so when that fails."""
+class RemembersThatItRan(OneStep):
+    """Notes that the encoder is running, and never that it has failed."""
 
-    querying = False
-
-    def task_row(self, task, key):
-        self.querying = False if not self.querying else self.querying
-        return super().task_row(task, key)
+    running = False
 
     def encode(self, parameters, buffers, x):
-        scale = 2 if self.querying else 1
-        self.querying = True
+        scale = 2 if self.running else 1
+        self.running = True
         features = super().encode(parameters, buffers, scale * x)
-        self.querying = False
+        self.running = False
         return features
 
 
