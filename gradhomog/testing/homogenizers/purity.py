@@ -31,12 +31,11 @@ def input_untouched(subject: HomogenizerSubject) -> None:
     for name, value in given.items():
         same(value, before[name], f"`{name}` after the steps")
 
-    features = torch.randn(3, 4, 5, generator=generator, dtype=torch.float64)
-    shown_features = features.clone()
-    pipe.transform(features, [TaskKey(slot, f"domain {slot}") for slot in range(3)])
-    same(features, shown_features, "the features given to `transform`")
+    features = rows[:, None, :].clone()  # as wide as those that it has learnt from
+    pipe.transform(features, [TaskKey(slot, f"domain {slot}") for slot in range(len(rows))])
+    same(features, rows[:, None, :], "the features given to `transform`")
     if subject.acts_before_rows:
-        batch, untouched = subject.arena.batch(), subject.arena.batch()
+        pipe, batch, untouched = subject.pipeline(), subject.arena.batch(), subject.arena.batch()
         for _ in range(2):
             subject.lap(pipe, batch)
         for name in ("support_x", "query_x"):
