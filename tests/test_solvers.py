@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.optimize
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gradhomog import minimum_norm_weights
@@ -21,7 +21,14 @@ def kkt_residual(gramian, weights):
     return float((violation / (norms * norms.min())).max())
 
 
+# Opposite rows, duplicates and one that is short.
+CANCELLING = torch.tensor(
+    [[1, 5, 2.75], *[[0, 0, 1.0]] * 8, [0, 1, -1], [1, 5, 2.75], [-1, -5, -2.75], [0, 0, 10**-3.2]], dtype=torch.float64
+)
+
+
 @given(jacobians(tasks=(1, 16), params=(1, 24)))
+@example(CANCELLING)
 def test_weights_are_on_the_simplex_and_satisfy_the_optimality_conditions(rows):
     gramian = rows @ rows.T
     weights = minimum_norm_weights(gramian)
