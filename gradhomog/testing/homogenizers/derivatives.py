@@ -27,7 +27,9 @@ def differentiable(subject: HomogenizerSubject) -> None:
     """
     for tasks, earlier in ((2, 0), (4, 1)):
         generator = torch.Generator().manual_seed(7 * tasks)
-        rows = torch.randn(tasks, 6, generator=generator, dtype=torch.float64, requires_grad=True)
+        rows = torch.randn(tasks, 6, generator=generator, dtype=torch.float64)
+        rows[1] = 0.6 * rows[1] - 0.8 * rows[0]  # many methods do nothing, and cut no graph, where no rows conflict
+        rows.requires_grad_()
         losses = torch.rand(tasks, generator=generator, dtype=torch.float64).add(0.5).requires_grad_()
 
         def direction(jacobian: Tensor, values: Tensor, earlier: int = earlier) -> Tensor:
@@ -70,7 +72,9 @@ def meta_gradient(subject: HomogenizerSubject) -> None:
     shapes = {name: value.shape for name, value in model.named_parameters()}
     start = {name: 0.5 * normal(*shape) for name, shape in shapes.items()}
     probe = {name: normal(*shape) for name, shape in shapes.items()}
-    tasks = [(normal(5, 3), normal(5, 2), normal(5, 3), normal(5, 2)) for _ in range(3)]
+    tasks = [(normal(5, 3), normal(5, 2), normal(5, 3), normal(5, 2)) for _ in range(2)]
+    support_x, support_y, query_x, query_y = tasks[0]
+    tasks.append((support_x, -support_y, query_x, -query_y))  # against the first: rows that conflict
 
     def value(parameters: dict[str, Tensor]) -> Tensor:
         rows, losses = _meta_rows(model, parameters, tasks)
