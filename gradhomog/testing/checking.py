@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import time
 from collections.abc import Callable, Mapping, Set
@@ -94,10 +95,10 @@ class CheckResult:
     seconds: float = 0.0
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Plain data, for JSON: it knows no NaN and no infinity, so such numbers of an example are None."""
         return {
-            "check": self.check, "outcome": self.outcome, "message": self.message, "example": dict(self.example),
-            "seconds": round(self.seconds, 3),
+            "check": self.check, "outcome": self.outcome, "message": self.message,
+            "example": _finite(dict(self.example)), "seconds": round(self.seconds, 3),
         }  # fmt: skip
 
 
@@ -156,6 +157,14 @@ def _judge(check: Check, subject: Subject) -> tuple[Outcome, str, Mapping[str, A
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def plain(value: Any) -> Any:

@@ -8,6 +8,8 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import hypothesis  # noqa: F401  # the checks need it: `gradhomog.testing` says how to get it where it is missing
+
 from gradhomog.errors import OptionError
 from gradhomog.registry import KINDS, Kind, Registry
 from gradhomog.specs import HomogenizerSpec

@@ -66,7 +66,7 @@ def jacobians(
         rows = _with_conflict(rows, conflict)
     rows = _within(rows * 10 ** (-torch.tensor(tenths, dtype=torch.float64) / 10)[:, None], spread)
     for index, kind in enumerate(sorts):
-        if kind != "free":
+        if kind == "zero" or (kind != "free" and index > 0):  # the first has no other before it
             rows[index] = {"zero": 0.0, "duplicate": 1.0, "opposite": -1.0}[kind] * rows[0]
     assume(zero or bool(rows.any(dim=1).all()))
     assume(duplicate or not _pair(rows, rows))

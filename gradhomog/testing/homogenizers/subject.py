@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gradhomog import api, expression
 from gradhomog.blame import told
-from gradhomog.errors import GradhomogError, OptionError, PluginRunError
+from gradhomog.errors import GradhomogError, PluginRunError
 from gradhomog.evidence import TaskKey
 from gradhomog.finite import Nonfinite
 from gradhomog.homogenizer import Homogenizer
@@ -23,6 +23,7 @@ from gradhomog.rows import Direction, Rows, blocks
 from gradhomog.specs import HomogenizerSpec
 from gradhomog.tasks import TaskBatch
 from gradhomog.testing.arena import Arena, network
+from gradhomog.testing.naming import name_and_options
 
 What = str | tuple[str, Mapping[str, Any]] | HomogenizerSpec
 """A plugin's name, with options as in a pipeline's text or beside it; or a spec that no distribution offers yet."""
@@ -42,7 +43,7 @@ class HomogenizerSubject:
         if isinstance(what, HomogenizerSpec):
             self.spec, self.selector = what, getattr(what.factory, "__name__", "homogenizer")
         else:
-            self.selector, self.options = expression.parse_one(what) if isinstance(what, str) else _pair(what)
+            self.selector, self.options = name_and_options("homogenizers", what)
             self.info, spec = self.registry.load("homogenizers", self.selector)
             assert isinstance(spec, HomogenizerSpec)
             self.spec = spec
@@ -170,12 +171,6 @@ class HomogenizerSubject:
         ).direction  # fmt: skip
         assert isinstance(direction, dict)
         return [formed.losses, *formed.jacobian.values(), *direction.values()]
-
-
-def _pair(what: tuple[str, Mapping[str, Any]]) -> tuple[str, dict[str, Any]]:
-    if not (isinstance(what, tuple) and len(what) == 2 and isinstance(what[0], str)):
-        raise OptionError(f"what is checked is a name, a pair (name, options) or a HomogenizerSpec; got {what!r}.")
-    return what[0], dict(what[1])
 
 
 def _assuming(member: Member, trait: str) -> Member:

@@ -1,0 +1,244 @@
+"""`gradhomog check` as a user types it: table, data, exit codes, and messages instead of tracebacks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from gradhomog.cli import main
+
+NOT_A_NUMBER = """
+    import gradhomog, torch
+
+    class Bad(gradhomog.Homogenizer):
+        "Divides by the norms."
+        def mix(self, evidence):
+            return 0 / torch.zeros(evidence.tasks)
+
+    @gradhomog.hookimpl
+    def gradhomog_homogenizer():
+        return gradhomog.HomogenizerSpec(factory=Bad, summary="", reference="new")
+"""
+
+
+@pytest.fixture(autouse=True)
+def storage(monkeypatch, tmp_path):
+    """Where hypothesis may keep its files: the command sets it for the whole process, if nobody has."""
+    monkeypatch.setenv("HYPOTHESIS_STORAGE_DIRECTORY", str(tmp_path / "hypothesis"))
+
+
+def strictly(text):
+    """Data as every reader of JSON understands it: there are some that know no NaN."""
+    return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+
+def checked(text):
+    """The checks in the lines of a table."""
+    return [line.split()[1] for line in text.splitlines() if line.startswith("  ") and not line.startswith("   ")]
+
+
+@pytest.mark.parametrize(
+    ("name", "subject"),
+    [
+        ("static(weights=[1,2])", "homogenizer static(weights=[1, 2]) of gradhomog "),
+        ("gradhomog:static", "homogenizer gradhomog:static of gradhomog "),
+        ("fomaml", "learner fomaml of gradhomog "),
+        ("functions:step", "domain functions:step of gradhomog "),
+        ("functions", "domain functions:sinusoid of gradhomog "),
+    ],
+)
+def test_a_plugin_of_any_kind_is_found_by_its_name_and_the_table_printed(name, subject, capsys):
+    assert main(["check", name, "--only", "documented"]) == 0
+    printed = capsys.readouterr()
+    lines = printed.out.splitlines()
+    assert lines[0].startswith(subject)
+    assert lines[2:4] == ["  ✓ documented  passed", ""]
+    assert lines[4].startswith("1 passed; ")
+    assert printed.err == ""
+
+
+def test_several_plugins_give_several_tables_apart_by_a_line(capsys):
+    assert main(["check", "static", "fomaml", "--only", "documented"]) == 0
+    out = capsys.readouterr().out
+    assert checked(out) == ["documented"] * 2
+    assert "\n\nlearner fomaml of " in out
+    assert out.endswith("s\n")
+
+
+def test_only_may_be_repeated(capsys):
+    assert main(["check", "static", "--only", "documented", "--only", "half_*"]) == 0
+    assert checked(capsys.readouterr().out) == ["documented", "half_precision"]
+
+
+def test_a_kind_may_be_given_where_several_have_the_name(gradhomog_install, capsys):
+    gradhomog_install("my-static", "", plugin="static", target="gradhomog_adapters.fomaml", kind="learners")
+    assert main(["check", "static", "--only", "documented"]) == 0
+    assert main(["check", "static", "--only", "documented", "--kind", "learners"]) == 0
+    subjects = [line for line in capsys.readouterr().out.splitlines() if " of " in line]
+    assert [subject.partition(" of ")[0] for subject in subjects] == ["homogenizer static", "learner static"]
+
+
+def test_json_is_one_list_of_reports(capsys):
+    assert main(["check", "static", "functions", "--only", "documented", "--json"]) == 0
+    first, second = strictly(capsys.readouterr().out)
+    assert first["subject"].startswith("homogenizer static of ")
+    assert second["subject"].startswith("domain functions:sinusoid of ")
+    assert first["passed"] is second["passed"] is True
+    (result,) = first["results"]
+    assert {**result, "seconds": 0} == {
+        "check": "documented", "outcome": "passed", "message": "", "example": {}, "seconds": 0,
+    }  # fmt: skip
+
+
+# -- what fails ------------------------------------------------------------------------------------------------------
+
+
+def test_a_failure_is_exit_code_1_whichever_of_the_plugins_it_is(gradhomog_install, capsys):
+    bad = gradhomog_install("bad-one", NOT_A_NUMBER)
+    assert main(["check", bad, "static", "--only", "documented"]) == 1
+    out = capsys.readouterr().out
+    assert "  ✗ documented  failed\n      `summary` must be one line" in out
+    assert "  ✓ documented  passed" in out
+
+
+def test_what_is_not_a_number_is_null_in_data(gradhomog_install, capsys):
+    bad = gradhomog_install("bad-one", NOT_A_NUMBER)
+    assert main(["check", bad, "--only", "finite_*", "--json"]) == 1
+    (report,) = strictly(capsys.readouterr().out)
+    (result,) = report["results"]
+    assert (report["passed"], result["outcome"]) == (False, "failed")
+    assert "returned NaN or infinity from `mix`" in result["message"]
+    assert result["example"]["jacobian"] == [[0.0]]
+
+
+def test_numbers_of_an_example_that_json_does_not_know_are_null(monkeypatch, capsys):
+    from gradhomog.testing import checking, checks
+
+    def breaks(_):
+        raise checking.CheckFailure("not finite", direction=[float("nan"), float("-inf"), 1.0])
+
+    checks("homogenizers")
+    monkeypatch.setitem(
+        checking.KIT["homogenizers"], "documented", checking.Check("documented", "homogenizers", None, breaks)
+    )
+    assert main(["check", "static", "--only", "documented", "--json"]) == 1
+    assert strictly(capsys.readouterr().out)[0]["results"][0]["example"] == {"direction": [None, None, 1.0]}
+
+
+def test_an_expected_failure_is_no_failure_and_its_reason_shown(gradhomog_install, capsys):
+    bad = gradhomog_install("bad-one", NOT_A_NUMBER)
+    expectations = ["--expect", "documented = a draft = a start", "--expect", "cost=slow"]
+    assert main(["check", bad, "--only", "documented", *expectations]) == 0
+    assert "  x documented  expected\n      a draft = a start (`summary` must be" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("check", "says"),
+    [("documented", "expected to fail (a draft), and does not"), ("stochastic", "'stochastic' is not claimed")],
+)
+def test_an_expected_failure_that_passes_or_is_not_asked_for_is_exit_code_1(check, says, capsys):
+    assert main(["check", "static", "--only", check, "--expect", f"{check}=a draft"]) == 1
+    assert says in capsys.readouterr().out
+
+
+# -- what cannot be used ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["statik"], "Did you mean 'static'?"),
+        (["fomml", "--kind", "learners"], "Did you mean 'fomaml'?"),
+        (["static", "--kind", "learners"], "static"),
+        (["functions:sinosoid"], "Did you mean 'functions:sinusoid'?"),
+        (["static(weight=[1])"], "Did you mean 'weights'?"),
+        (["static(weights=[1"], "static(weights=[1\n"),
+        (["static", "--only", "documentd"], "['documentd'] matches none of: documented, "),
+        (["static", "--expect", "documented"], "`--expect` is CHECK=REASON, with a reason; got 'documented'."),
+        (["static", "--expect", "documented= "], "`--expect` is CHECK=REASON, with a reason; got 'documented= '."),
+        (["static", "--expect", "documentd=why"], "Did you mean 'documented'?"),
+        (["static", "--expect", "=why"], "names the check ''"),
+    ],
+)
+@pytest.mark.parametrize("json", [[], ["--json"]], ids=["text", "json"])
+def test_unusable_input_is_one_message_and_exit_code_2(arguments, message, json, capsys):
+    assert main(["check", *arguments, *json]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("gradhomog: ")
+    assert message in printed.err
+    assert printed.out == ""
+
+
+def test_a_plugin_that_does_not_load_is_exit_code_2(gradhomog_install, capsys):
+    gradhomog_install("bad-one", "import no_such_module")
+    assert main(["check", "bad_one"]) == 2
+    assert "homogenizer 'bad_one' of bad-one 1.2 (bad_one)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["static", "--kind", "adapters"]])
+def test_what_the_parser_refuses_is_exit_code_2(arguments, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["check", *arguments])
+    assert stop.value.code == 2
+    assert "usage: gradhomog check" in capsys.readouterr().err
+
+
+MISSING = """
+import sys
+import pytest
+sys.modules["hypothesis"] = None
+import gradhomog.testing
+from gradhomog.cli import main
+
+for name in ("check_homogenizer", "check_learner", "check_domain", "checks", "jacobians", "parametrize_with_checks"):
+    with pytest.raises(gradhomog.ConfigError) as raised:
+        getattr(gradhomog.testing, name)
+    print(raised.value)
+print(main(["check", "static"]))
+del sys.modules["hypothesis"]
+sys.modules["pytest"] = None
+sys.modules.pop("gradhomog.testing.parametrizing", None)
+try:
+    gradhomog.testing.parametrize_with_checks
+except gradhomog.ConfigError as error:
+    print(error)
+print(main(["check", "static", "--only", "finite_*", "--json"]))
+"""
+
+
+@pytest.fixture(scope="module")
+def missing(tmp_path_factory):
+    """What that prints, and the files that it leaves in the folder where it is run."""
+    folder = tmp_path_factory.mktemp("empty")
+    environment = {name: value for name, value in os.environ.items() if name != "HYPOTHESIS_STORAGE_DIRECTORY"}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", MISSING], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    return done.stdout.splitlines(), done.stderr, list(folder.iterdir())
+
+
+ADVICE = "which is not installed. Run: pip install 'gradhomog[check]'"
+
+
+def test_without_hypothesis_the_command_is_exit_code_2_and_tells_what_to_install(missing):
+    lines, error, _ = missing
+    assert lines[6] == "2"
+    assert error == f"gradhomog: gradhomog.testing.check_homogenizer needs hypothesis, {ADVICE}\n"
+
+
+def test_without_hypothesis_every_name_of_the_kit_tells_what_to_install(missing):
+    assert [line.partition(" needs ")[2] for line in missing[0][:6]] == [f"hypothesis, {ADVICE}"] * 6
+
+
+def test_without_pytest_only_what_makes_tests_of_checks_is_missing(missing):
+    lines, _, _ = missing
+    assert lines[7] == f"gradhomog.testing.parametrize_with_checks needs pytest, {ADVICE}"
+    assert (lines[8], lines[-1]) == ("[", "0")
+
+
+def test_hypothesis_keeps_no_files_where_the_command_is_run(missing):
+    assert missing[2] == []

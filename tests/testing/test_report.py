@@ -1,0 +1,78 @@
+"""What a report shows, as a table, as data, and as a collection of results."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gradhomog.testing import CheckReport, CheckResult
+
+RESULTS = (
+    CheckResult("documented", "passed", seconds=0.26),
+    CheckResult("dict_rows", "failed", "off by 2", {"jacobian": [[1.0, 0.0]], "dtype": "torch.float16"}, 0.50004),
+    CheckResult("half_precision", "expected", "eleven bits " * 15),
+    CheckResult("stochastic", "held", "not claimed"),
+    CheckResult("orthogonal", "not held", "no"),
+    CheckResult("devices", "not applicable", "no other"),
+    CheckResult("cost", "reported", "0.3 ms", seconds=1.0),
+)
+REPORT = CheckReport("homogenizer x of y 1.0 (x)", RESULTS)
+
+
+def test_the_table_has_a_line_for_each_result_in_order_with_its_mark():
+    lines = str(REPORT).splitlines()
+    assert lines[:2] == ["homogenizer x of y 1.0 (x)", ""]
+    assert [line for line in lines if line.startswith("  ") and not line.startswith("   ")] == [
+        "  ✓ documented      passed",
+        "  ✗ dict_rows       failed",
+        "  x half_precision  expected",
+        "  + stochastic      held",
+        "  · orthogonal      not held",
+        "  - devices         not applicable",
+        "  i cost            reported",
+    ]
+
+
+def test_message_and_example_stand_below_their_result():
+    lines = str(REPORT).splitlines()
+    below = lines[lines.index("  ✗ dict_rows       failed") + 1 :][:3]
+    assert below == ["      off by 2", "      jacobian = [[1.0, 0.0]]", '      dtype = "torch.float16"']
+    assert lines[lines.index("  ✓ documented      passed") + 1].startswith("  ✗")
+
+
+def test_a_long_message_is_wrapped_and_a_long_word_is_not_broken():
+    assert max(len(line) for line in str(REPORT).splitlines()) <= 120
+    word = "w" * 150
+    assert f"      {word}" in str(CheckReport("x", (CheckResult("c", "failed", f"see {word}"),))).splitlines()
+
+
+def test_the_last_line_counts_outcomes_and_seconds():
+    assert str(REPORT).splitlines()[-2:] == [
+        "",
+        "1 passed, 1 failed, 1 expected, 1 held, 1 not held, 1 not applicable, 1 reported; 1.8 s",
+    ]
+
+
+def test_only_a_failure_makes_it_fail():
+    assert not REPORT.passed
+    assert CheckReport("x", tuple(result for result in RESULTS if result.outcome != "failed")).passed
+
+
+def test_it_is_a_collection_of_results_by_name():
+    assert len(REPORT) == 7
+    assert tuple(REPORT) == RESULTS
+    assert REPORT["dict_rows"] is RESULTS[1]
+    with pytest.raises(KeyError, match="dict_row"):
+        REPORT["dict_row"]
+
+
+def test_its_record_survives_json():
+    record = json.loads(json.dumps(REPORT.record(), allow_nan=False))
+    assert record == REPORT.record()
+    assert (record["subject"], record["passed"]) == (REPORT.subject, False)
+    assert [entry["check"] for entry in record["results"]] == [result.check for result in RESULTS]
+    assert record["results"][1] == {
+        "check": "dict_rows", "outcome": "failed", "message": "off by 2",
+        "example": {"jacobian": [[1.0, 0.0]], "dtype": "torch.float16"}, "seconds": 0.5,
+    }  # fmt: skip
