@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
@@ -15,10 +15,8 @@ from gradhomog.errors import ConfigError, DataError, OptionError
 from gradhomog.evidence import TaskKey
 from gradhomog.pipelines import Pipeline
 from gradhomog.reports import Evaluation, StageReport, StepReport, TaskRow, TaskRows
+from gradhomog.scoring import Loss, accuracies, accuracy, default_loss
 from gradhomog.tasks import Task, TaskBatch
-
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""Called as `loss(outputs, targets)`, returns a scalar: the mean over the examples."""
 
 
 class OuterOptimizer(Protocol):
@@ -80,6 +78,17 @@ class Learner(ABC):
         out for a learner that returns outputs outside the graph.
         """
 
+    def batch_row(self, batch: TaskBatch) -> TaskRow | None:
+        """The rows of all tasks at once, each tensor with a first dimension `tasks`: for learners that can.
+
+        None, as by default, leaves it to `task_row`, one task after the other. Must leave parameters and buffers as
+        they were.
+        """
+        return None
+
+    def stepped(self) -> None:  # noqa: B027 - most learners do not
+        """Called at the end of every `step`, for learners that change with their number."""
+
     def learn(self, name: str, module: nn.Module) -> None:
         """Learn a module's parameters too, as `learner.<name>.*`; for the constructors of subclasses.
 
@@ -133,22 +142,32 @@ class Learner(ABC):
         Memory: one gradient per task, and the graph of one task.
         """
         batch = batch if isinstance(batch, TaskBatch) else TaskBatch.stack(batch)
+        with self.mode(training=True), self.homogenizers.attached(self.encoder), torch.enable_grad():
+            found = self.batch_row(batch) or self._one_by_one(batch)
+        jacobian = {}
+        for name, parameter in self.named_parameters().items():
+            rows = found.gradients.get(name)
+            jacobian[name] = parameter.new_zeros(len(batch), *parameter.shape) if rows is None else rows
+        return TaskRows(
+            jacobian, found.loss.double(), accuracies(found.outputs, batch.query_y), found.features,
+            found.feature_cotangents,
+        )  # fmt: skip
+
+    def _one_by_one(self, batch: TaskBatch) -> TaskRow:
         parameters, tasks = self.named_parameters(), len(batch)
         jacobian = {name: p.new_zeros(tasks, *p.shape) for name, p in parameters.items()}
         found: list[TaskRow] = []
-        with self.mode(training=True), self.homogenizers.attached(self.encoder), torch.enable_grad():
-            for slot, task in enumerate(batch):
-                row = self.task_row(task, TaskKey(slot, task.domain))
-                for name, gradient in row.gradients.items():
-                    if gradient is not None:
-                        jacobian[name][slot] = gradient
-                row.gradients = {}
-                found.append(row)
-        scores = [accuracy(row.outputs, task.query_y) for row, task in zip(found, batch, strict=True)]
-        return TaskRows(
+        for slot, task in enumerate(batch):
+            row = self.task_row(task, TaskKey(slot, task.domain))
+            for name, gradient in row.gradients.items():
+                if gradient is not None:
+                    jacobian[name][slot] = gradient
+            row.gradients = {}
+            found.append(row)
+        return TaskRow(
+            torch.stack([row.loss.detach() for row in found]),
             jacobian,
-            torch.stack([row.loss.detach().double() for row in found]),
-            None if None in scores else torch.tensor(scores, dtype=torch.float64),
+            torch.stack([row.outputs for row in found]),
             [torch.stack(tap) for tap in zip(*(row.features for row in found), strict=True)],
             [torch.stack(tap) for tap in zip(*(row.feature_cotangents for row in found), strict=True)],
         )
@@ -181,6 +200,7 @@ class Learner(ABC):
         for name, parameter in self.named_parameters().items():
             parameter.grad = direction[name]
         outer.step()
+        self.stepped()
         return StepReport(
             rows.losses, rows.accuracies, result.norms, result.cosines, result.weights, result.tasks, batch.domains,
             [StageReport.of(stage.name, stage.gramian) for stage in result.stages], result.measured,
@@ -255,20 +275,6 @@ def _check_holds(outer: OuterOptimizer, parameters: Iterable[Tensor]) -> None:
             "`outer` holds none of the learner's parameters, so its step would train nothing. "
             "Make it with learner.parameters()."
         )
-
-
-def default_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross entropy for integer targets, mean squared error for others."""
-    if targets.is_floating_point():
-        return torch.nn.functional.mse_loss(outputs, targets)
-    return torch.nn.functional.cross_entropy(outputs, targets)
-
-
-def accuracy(outputs: Tensor, targets: Tensor) -> float | None:
-    """The share of correct class predictions; None for regression."""
-    if targets.is_floating_point():
-        return None
-    return float((outputs.argmax(dim=1) == targets).double().mean())
 
 
 @contextmanager

@@ -1,8 +1,9 @@
-"""The inner loop: TorchOpt's functional transformations on named parameters, one fresh state per task."""
+"""The inner optimizer: TorchOpt's functional transformations on named parameters, one fresh state per task."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -69,33 +70,26 @@ def _captured(function: Any, name: str) -> Any:
     return None
 
 
-def descend(
-    make: Callable[[], GradientTransformation],
-    parameters: dict[str, Tensor],
-    loss: Callable[[dict[str, Tensor]], Tensor],
-    steps: int,
-    second_order: bool,
-) -> dict[str, Tensor]:
-    """`steps` steps of an inner optimizer on the named parameters; returns the adapted ones.
+@dataclass(frozen=True)
+class Descent:
+    """Where the inner loop stands: the parameters that it changes, and the optimizer's state."""
 
-    With `second_order` the result is a differentiable function of `parameters`; otherwise a set of new leaves.
-    """
-    transformation = make()
-    state = transformation.init(parameters)
-    if not second_order:
-        parameters = {name: p.detach().requires_grad_() for name, p in parameters.items()}
-    for _ in range(steps):
-        found = torch.autograd.grad(
-            loss(parameters), list(parameters.values()), create_graph=second_order, allow_unused=True
-        )
-        gradients = {
-            name: torch.zeros_like(p) if gradient is None else gradient
-            for (name, p), gradient in zip(parameters.items(), found, strict=True)
-        }
-        with torch.set_grad_enabled(second_order):
+    transformation: GradientTransformation
+    parameters: dict[str, Tensor]
+    state: Any
+
+    @classmethod
+    def start(cls, transformation: GradientTransformation, parameters: dict[str, Tensor]) -> Descent:
+        return cls(transformation, parameters, transformation.init(parameters))
+
+    def at(self, parameters: dict[str, Tensor]) -> Descent:
+        """The same state, at other variables of the same values."""
+        return Descent(self.transformation, parameters, self.state)
+
+    def step(self, gradients: dict[str, Tensor], differentiable: bool) -> Descent:
+        """One step; without `differentiable`, onto new leaves."""
+        with torch.set_grad_enabled(differentiable):
             # inplace=False: TorchOpt's default writes into the parameters and cuts the graph in silence.
-            updates, state = transformation.update(gradients, state, params=parameters, inplace=False)
-            parameters = dict(torchopt.apply_updates(parameters, updates, inplace=False))
-        if not second_order:
-            parameters = {name: p.detach().requires_grad_() for name, p in parameters.items()}
-    return parameters
+            updates, state = self.transformation.update(gradients, self.state, params=self.parameters, inplace=False)
+            parameters = dict(torchopt.apply_updates(self.parameters, updates, inplace=False))
+        return Descent(self.transformation, parameters, state)

@@ -19,40 +19,56 @@ parameters, with their gradient (inductive: queries can come one by one). `"froz
 the network came with. Running statistics are never written under any of them."""
 
 
+def check_norm(norm: Norm) -> None:
+    """Raises OptionError."""
+    if norm not in ("batch", "support", "frozen"):
+        raise OptionError(f"`norm` must be 'batch', 'support' or 'frozen'; got {norm!r}.")
+
+
+Statistics = dict[int, list[tuple[Tensor, Tensor]]]
+"""Mean and variance by layer, one entry per call: a layer may be used several times in a forward pass."""
+
+
 class SupportStatistics:
-    """For `norm="support"`: records each normalization's statistics on the support set, then uses them for queries."""
+    """For `norm="support"`: the normalizations of a network, which can be made to use given statistics."""
 
     def __init__(self, layers: Iterable[_BatchNorm]) -> None:
         self.layers = tuple(layers)
-        # By layer, one entry per call: a layer may be used several times in a forward pass.
-        self.recorded: dict[int, list[tuple[Tensor, Tensor]]] = {}
-        self.played: dict[int, int] = {}
-        self.replaying = False
-
-    def record(self) -> None:
-        """Forget what was recorded: the next forward pass is the one whose statistics count."""
-        self.recorded.clear()
+        self._recorded: Statistics | None = None
+        self._replayed: Statistics | None = None
+        self._calls: dict[int, int] = {}
 
     @contextmanager
-    def replay(self) -> Iterator[None]:
-        """Within the context the recorded statistics are used."""
-        self.replaying = True
-        self.played.clear()
+    def record(self) -> Iterator[Statistics]:
+        """Within the context the statistics of each batch are written down, with their graph."""
+        self._recorded = {}
+        try:
+            yield self._recorded
+        finally:
+            self._recorded = None
+
+    @contextmanager
+    def replay(self, statistics: Statistics) -> Iterator[None]:
+        """Within the context these are used; without any, those of each batch."""
+        self._replayed, self._calls = statistics or None, {}
         try:
             yield
         finally:
-            self.replaying = False
+            self._replayed = None
 
-    def forward_of(self, layer: _BatchNorm) -> Callable[[Tensor], Tensor]:
+    def forward_of(self, index: int) -> Callable[[Tensor], Tensor]:
+        layer = self.layers[index]
+
         def forward(x: Tensor) -> Tensor:
-            if self.replaying:
-                call = self.played.get(id(layer), 0)
-                self.played[id(layer)] = call + 1
-                mean, variance = self.recorded[id(layer)][call]
+            if self._replayed is not None:
+                call = self._calls.get(index, 0)
+                self._calls[index] = call + 1
+                mean, variance = self._replayed[index][call]
             else:
                 dims = [0, *range(2, x.dim())]
                 mean, variance = x.mean(dims), x.var(dims, unbiased=False)
-                self.recorded.setdefault(id(layer), []).append((mean, variance))
+                if self._recorded is not None:
+                    self._recorded.setdefault(index, []).append((mean, variance))
             shape = [1, -1] + [1] * (x.dim() - 2)
             normalized = (x - mean.view(shape)) * torch.rsqrt(variance.view(shape) + layer.eps)
             if layer.affine:
@@ -74,14 +90,15 @@ def policy(modules: Iterable[nn.Module], norm: Norm) -> Iterator[SupportStatisti
                 "(track_running_stats=False). Use 'batch' or 'support'."
             )
     statistics = SupportStatistics(layers)
-    before = [layer.training for layer in layers]
+    before = [(layer.training, layer.track_running_stats) for layer in layers]
     try:
-        for layer in layers:
+        for index, layer in enumerate(layers):
             layer.training = norm != "frozen"
+            layer.track_running_stats = norm == "frozen"  # otherwise they are neither read nor written
             if norm == "support":
-                layer.forward = statistics.forward_of(layer)  # type: ignore[method-assign, assignment]
+                layer.forward = statistics.forward_of(index)  # type: ignore[method-assign, assignment]
         yield statistics
     finally:
-        for layer, was in zip(layers, before, strict=True):
-            layer.training = was
+        for layer, (training, tracking) in zip(layers, before, strict=True):
+            layer.training, layer.track_running_stats = training, tracking
             layer.__dict__.pop("forward", None)

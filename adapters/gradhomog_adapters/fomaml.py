@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from gradhomog import LearnerSpec, hookimpl
+from gradhomog_adapters._engine import Autocast, Engine
 from gradhomog_adapters._inner import Inner
 from gradhomog_adapters._norm import Norm
 from gradhomog_adapters.maml import MAML
@@ -23,6 +24,9 @@ def fomaml(
     test_steps: int | None = None,
     adapt: str | list[str] = "*",
     norm: Norm = "batch",
+    engine: Engine = "auto",
+    compile: bool = False,
+    autocast: Autocast = None,
     loss: Any = None,
 ) -> MAML:
     """`MAML(..., first_order=True)`: row_i = ∇L_Q at the adapted point, so no Hessian is formed.
@@ -31,12 +35,14 @@ def fomaml(
         encoder, head, homogenizers, loss: see `Learner`.
         inner, inner_lr, inner_steps, test_steps, adapt, norm: as of `MAML`: the inner optimizer, its rate, its steps
             while training and at meta-test, the parameters it changes, and what batch normalization normalizes with.
+        engine, compile, autocast: as of `MAML`: one task after the other or all at once, compiled, in bfloat16.
 
     Source: Finn et al. 2017, arXiv 1703.03400, section 5.2.
     """
     return MAML(
         encoder, head, homogenizers, inner=inner, inner_lr=inner_lr, inner_steps=inner_steps,
-        test_steps=test_steps, first_order=True, adapt=adapt, norm=norm, loss=loss,
+        test_steps=test_steps, first_order=True, adapt=adapt, norm=norm, engine=engine, compile=compile,
+        autocast=autocast, loss=loss,
     )  # fmt: skip
 
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gradhomog import Learner, LearnerSpec, OptionError, Task, TaskRow, hookimpl
-from gradhomog_adapters._inner import Inner, descend, resolve
-from gradhomog_adapters._network import Network, choose, gradients
-from gradhomog_adapters._norm import Norm, SupportStatistics, policy
+from gradhomog import LearnerSpec, TaskRow, hookimpl
+from gradhomog_adapters._engine import Autocast, Engine
+from gradhomog_adapters._episode import Episode
+from gradhomog_adapters._episodic import Episodic
+from gradhomog_adapters._inner import Descent, Inner, resolve
+from gradhomog_adapters._network import Parameters, choose
+from gradhomog_adapters._norm import Norm
+from gradhomog_adapters._query import query_outputs, query_row
+from gradhomog_adapters._steps import check_steps
 
 
-class MAML(Learner):
+class MAML(Episodic):
     """Learns an initialisation from which a few inner steps on a task's support set do well on its query set.
 
     ψ_i⁰ = ψ,  ψ_i^{k+1} = ψ_i^k − α ∇L_S(ψ_i^k)  (or any other TorchOpt transformation)
@@ -36,6 +40,11 @@ class MAML(Learner):
         adapt: glob pattern, or several, over the parameter names that the inner loop changes: `"*"`, `"head.*"`. The
             others are learnt in the outer loop only.
         norm: what batch normalization normalizes with: `"batch"`, `"support"` or `"frozen"`; see below.
+        engine: `"loop"`, `"vmap"` (all tasks at once, for small networks) or `"auto"`.
+        compile: compile the vectorized engine.
+        autocast: `"bfloat16"` for forward passes; second-order rows lose accuracy (`docs/results/engines.md`).
+        recompute: keep only the parameters of each inner step, and build its graph again on the way back: memory does
+            not grow with K, for about 1.3 times the time. One task after the other.
 
     `norm`: `"batch"`, statistics of each batch, at meta-test too (the published results; transductive); `"support"`,
     queries with the support set's; `"frozen"`, the running statistics the network came with. None of them writes
@@ -76,85 +85,46 @@ class MAML(Learner):
         first_order: bool = False,
         adapt: str | Sequence[str] = "*",
         norm: Norm = "batch",
+        engine: Engine = "auto",
+        compile: bool = False,
+        autocast: Autocast = None,
+        recompute: bool = False,
         loss: Any = None,
     ) -> None:
-        super().__init__(encoder, head, homogenizers, loss)
-        for name, steps in (("inner_steps", inner_steps), ("test_steps", test_steps)):
-            if steps is not None and (not isinstance(steps, int) or steps < 0):
-                raise OptionError(f"`{name}` must be an integer and not negative; got {steps!r}.")
-        if norm not in ("batch", "support", "frozen"):
-            raise OptionError(f"`norm` must be 'batch', 'support' or 'frozen'; got {norm!r}.")
-        self._network = Network(encoder, head)
+        super().__init__(encoder, head, homogenizers, loss, norm, engine, compile, autocast)
+        self.inner_steps, self.test_steps = check_steps(inner_steps, test_steps)
+        self.first_order, self.recompute = first_order, recompute
         self._make_inner = resolve(inner, inner_lr)
-        self._adapted = choose(list(self._network.parameters()), adapt, "adapt")
-        self.inner_steps, self.first_order, self.norm = inner_steps, first_order, norm
-        self.test_steps = inner_steps if test_steps is None else test_steps
-        self._statistics = SupportStatistics(())
+        self._adapted = choose(list(self.network.parameters()), adapt, "adapt")
 
-    @contextmanager
-    def mode(self, training: bool) -> Iterator[None]:
-        with super().mode(training), policy((self.encoder, self.head), self.norm) as statistics:
-            self._statistics = statistics
-            try:
-                yield
-            finally:  # it holds graphs of the last task
-                self._statistics = SupportStatistics(())
+    def row(self, meta: Parameters, episode: Episode) -> TaskRow:
+        if self.first_order:  # by the adapted variables, and by the meta-parameters themselves where none was adapted
+            at = episode.calculus.leaf(self.adapted(meta, episode, self.inner_steps, False))
+            return query_row(self, episode, at, lambda point: point)
+        return query_row(self, episode, dict(meta), lambda at: self.adapted(at, episode, self.inner_steps, True))
 
-    def task_row(self, task: Task, key: Any) -> TaskRow:
-        network, buffers = self._network, self._network.buffers()
-        meta = network.parameters()
-        self.homogenizers.begin(key, "support")
-        adapted = self._adapt(meta, buffers, task.support_x, task.support_y, self.inner_steps, not self.first_order)
-        with self._replay(adapted, buffers, task.support_x):
-            self.homogenizers.begin(key, "query")
-            features = network.encode(adapted, buffers, task.query_x)
-            if not features.requires_grad:  # a frozen encoder: its features are where the derivatives end
-                features = features.detach().requires_grad_()
-            taps = self.homogenizers.transform(features[None], [key])
-            outputs = network.classify(adapted, buffers, taps[-1][0])
-        loss = self.loss(outputs, task.query_y)
-        # First order: by the adapted leaves, and by the meta-parameters themselves where nothing was adapted.
-        named, cotangents = gradients(loss, adapted if self.first_order else meta, taps)
-        return TaskRow(
-            loss.detach(),
-            named,
-            outputs.detach(),
-            [tap[0].detach() for tap in taps],
-            [cotangent[0] for cotangent in cotangents],
-        )
-
-    def adapted_outputs(self, support_x: Tensor, support_y: Tensor, query_x: Tensor) -> Tensor:
-        network, buffers = self._network, self._network.buffers()
+    def outputs(self, meta: Parameters, episode: Episode) -> Tensor:
         with torch.enable_grad():  # the inner loop differentiates, whatever the caller's mode is
-            adapted = self._adapt(network.parameters(), buffers, support_x, support_y, self.test_steps, False)
-        differentiable = torch.is_grad_enabled() and query_x.requires_grad
-        with torch.set_grad_enabled(differentiable), self._replay(adapted, buffers, support_x):
-            return network.outputs(adapted, buffers, query_x)
+            point = self.adapted(meta, episode, self.test_steps, False)
+        return query_outputs(self, episode, point)
 
-    def _adapt(
-        self,
-        meta: dict[str, Tensor],
-        buffers: dict[str, Tensor],
-        x: Tensor,
-        y: Tensor,
-        steps: int,
-        second_order: bool,
-    ) -> dict[str, Tensor]:
-        """All parameters, those of `adapt` after `steps` inner steps on the support set."""
+    def adapted(self, meta: Parameters, episode: Episode, steps: int, differentiable: bool) -> dict[str, Tensor]:
+        """All parameters, those of `adapt` after some inner steps on the support set."""
+        calculus, network = episode.calculus, self.network
+        # Some may have been frozen since.
+        start = {name: meta[name] for name in self._adapted if name in meta}
+        descent = Descent.start(self._make_inner(), start)
+        episode.begin("support")
 
         def loss(parameters: dict[str, Tensor]) -> Tensor:
-            return self.loss(self._network.outputs({**meta, **parameters}, buffers, x), y)
+            outputs = network.outputs({**meta, **parameters}, episode.buffers, episode.support_x)
+            return self.loss(outputs, episode.support_y)
 
-        start = {name: meta[name] for name in self._adapted if name in meta}  # some may have been frozen since
-        return {**meta, **descend(self._make_inner, start, loss, steps, second_order)}
-
-    def _replay(self, adapted: dict[str, Tensor], buffers: dict[str, Tensor], support_x: Tensor) -> Any:
-        """For `norm="support"`: record the support set's statistics under the adapted parameters, and use them."""
-        if self.norm != "support" or not self._statistics.layers:
-            return nullcontext()
-        self._statistics.record()
-        self._network.outputs(adapted, buffers, support_x)
-        return self._statistics.replay()
+        for _ in range(steps):
+            if not differentiable:
+                descent = descent.at(calculus.leaf(descent.parameters))
+            descent = descent.step(calculus.gradient(loss, descent.parameters, differentiable), differentiable)
+        return {**meta, **descent.parameters}
 
 
 @hookimpl

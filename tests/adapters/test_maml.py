@@ -306,9 +306,9 @@ def test_steps_and_evaluations_leave_buffers_modes_hooks_and_forwards_as_they_we
 @pytest.mark.parametrize("inner", ["sgd", "dampening", "adam"])
 def test_a_tasks_row_does_not_depend_on_the_other_tasks_of_the_batch(norm, inner):
     batch = tasks()
-    together = MAML(*networks(norm=True), inner=INNER[inner], norm=norm).rows(batch)
+    together = MAML(*networks(norm=True), inner=INNER[inner], norm=norm, engine="loop").rows(batch)
     for slot, task in enumerate(batch):
-        alone = MAML(*networks(norm=True), inner=INNER[inner], norm=norm).rows(TaskBatch.stack([task]))
+        alone = MAML(*networks(norm=True), inner=INNER[inner], norm=norm, engine="loop").rows(TaskBatch.stack([task]))
         for name, value in alone.jacobian.items():
             assert torch.equal(value[0], together.jacobian[name][slot])
 
@@ -371,7 +371,7 @@ class Bomb(nn.Module):
 def test_a_failing_inner_loop_leaves_everything_untouched(calls):
     encoder, head = networks(norm=True)
     encoder.append(Bomb(calls))
-    learner = MAML(encoder, head, "gradnorm", norm="support", inner_steps=4)
+    learner = MAML(encoder, head, "gradnorm", norm="support", inner_steps=4, engine="loop")
     outer = torch.optim.Adam(learner.parameters(), lr=0.1)
     before = copy.deepcopy((learner.state_dict(), outer.state_dict()))
     with pytest.raises(RuntimeError, match="boom"):

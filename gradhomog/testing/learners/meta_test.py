@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gradhomog.learners import accuracy
+from gradhomog.scoring import accuracy
 from gradhomog.testing.checking import CheckFailure, check
 from gradhomog.testing.comparing import agree, same
 from gradhomog.testing.learners.spies import Blind, Erase, Spy
