@@ -1,0 +1,76 @@
+"""`docs/guide/own-loop.md`: a plain loop becomes a homogenized one by five lines, and both run and agree."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+import runpy
+
+import pytest
+import torch
+
+from gradhomog import Task
+from tests.docs import pages
+
+PAGE = pages.text("guide/own-loop.md")
+FOLDER = pages.DOCS / "examples" / "own-loop"
+NAMES = ["plain.py", "homogenized.py"]
+PLAIN, HOMOGENIZED = ((FOLDER / name).read_text(encoding="utf-8").splitlines() for name in NAMES)
+
+
+def test_five_lines_are_changed_and_one_more_is_moved_to_the_right() -> None:
+    bare = [[line.strip() for line in script] for script in (PLAIN, HOMOGENIZED)]
+    changes = [change for change in difflib.SequenceMatcher(None, *bare).get_opcodes() if change[0] != "equal"]
+    assert sum(max(until - start, to - at) for _, start, until, at, to in changes) == 5
+    assert len(PLAIN) <= 60
+    moved = set(bare[0]) & set(bare[1]) - {line.strip() for line in set(PLAIN) & set(HOMOGENIZED)}
+    assert moved == {"for task in batch:"}
+
+
+def test_the_page_shows_the_plain_loop_and_the_difference() -> None:
+    assert pages.blocks(PAGE, "python")[0].splitlines() == PLAIN
+    difference = difflib.unified_diff(PLAIN, HOMOGENIZED, *NAMES, lineterm="", n=1)
+    assert pages.blocks(PAGE, "diff")[0].splitlines() == list(difference)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_script_learns_to_tell_characters_of_an_unseen_script(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    threads = torch.get_num_threads()
+    try:
+        runpy.run_path(str(FOLDER / name), run_name="__main__")
+    finally:
+        torch.set_num_threads(threads)
+    found = re.fullmatch(r"loss on an unseen script after 3 inner steps: (\d\.\d{3})\n", capsys.readouterr().out)
+    assert found
+    assert float(found[1]) < 0.9 * math.log(5)  # log 5: the loss of who cannot tell five characters apart
+
+
+def batches() -> list[list[Task]]:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(5)
+
+    def task() -> Task:
+        images = torch.randn(10, 1, 28, 28, generator=generator, dtype=torch.float64)
+        return Task(images[:5], labels, images[5:], labels)
+
+    return [[task() for _ in range(3)] for _ in range(3)]
+
+
+def trained(source: str) -> dict[str, torch.Tensor]:
+    names: dict[str, object] = {"__name__": "script"}
+    exec(source, names)
+    torch.manual_seed(0)
+    net = names["network"]().double()  # type: ignore[operator]
+    names["train"](net, batches())  # type: ignore[operator]
+    return net.state_dict()  # type: ignore[no-any-return]
+
+
+def test_with_no_homogenizer_the_homogenized_loop_is_the_plain_one_in_float64() -> None:
+    plain, source = trained("\n".join(PLAIN)), "\n".join(HOMOGENIZED)
+    same, other = trained(source.replace('"pcgrad"', '"none"')), trained(source)
+    for name, value in plain.items():
+        torch.testing.assert_close(same[name], value, rtol=1e-9, atol=1e-9)
+    assert not torch.allclose(plain["0.weight"], other["0.weight"], rtol=1e-6)
