@@ -59,9 +59,12 @@ class Episodes:
 
 @dataclass(frozen=True)
 class Network:
-    """`conv4` for images (64 filters in the papers), `mlp` for vectors. `channels` 0 takes what the domains have."""
+    """`mlp` for vectors, the others for images. `channels` 0 takes what the domains have.
 
-    name: Literal["conv4", "mlp"] = "conv4"
+    `width` counts the filters of the first block (64 in the papers) or the hidden units of mlp (40).
+    """
+
+    name: Literal["conv4", "conv6", "resnet10", "resnet12", "resnet18", "mlp"] = "conv4"
     width: int = _at_least(1, 16)
     size: int = _at_least(16, 28)
     channels: Literal[0, 1, 3] = 0

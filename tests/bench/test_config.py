@@ -73,7 +73,7 @@ def test_the_digest_ignores_the_number_of_workers_and_nothing_else():
         ("seeds=[-1]", r"`seeds` must not be negative"),
         ("seeds=x", r"`seeds` must be an integer or a list"),
         ("network.channels=2", r"`network.channels` must be one of 0, 1, 3; got 2"),
-        ("network.name=resnet", r'`network.name` must be one of "conv4", "mlp"'),
+        ("network.name=resnet", r'`network.name` must be one of "conv4", "conv6", .*"mlp"; got .resnet.'),
         ("train", r"--set needs key.path=value; got 'train'"),
         ("seeds.first=1", r"`seeds` must be an integer or a list"),
     ],
