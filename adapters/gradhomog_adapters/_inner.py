@@ -30,8 +30,37 @@ _BY_NAME: dict[str, Callable[[float], GradientTransformation]] = {
 }
 
 
-def resolve(inner: Inner, lr: float) -> Callable[[], GradientTransformation]:
-    """A function that makes the transformation anew for each task.
+class InnerOptimizer:
+    """Gives a transformation for each task.
+
+    Transformations are functions without a memory, their state is what `init` returns: all tasks share one, made before
+    the first step (compiled code cannot make one). Only with momentum and dampening TorchOpt keeps "first call" in a
+    closure: of such each task is given one of its own.
+    """
+
+    def __init__(self, make: Callable[[], GradientTransformation]) -> None:
+        self._make = make
+        self._shared: GradientTransformation | None = None
+        self.share()
+
+    def share(self) -> None:
+        made = self._make()
+        self.remembers = bool(_captured(made.update, "dampening"))
+        self._shared = None if self.remembers else made
+
+    def __call__(self) -> GradientTransformation:
+        return self._shared or self._make()
+
+    def __getstate__(self) -> dict[str, Any]:  # closures can neither be copied nor saved
+        return {"_make": self._make}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._make = state["_make"]
+        self.share()
+
+
+def resolve(inner: Inner, lr: float) -> InnerOptimizer:
+    """What gives each task its transformation.
 
     Raises:
         OptionError: an unknown name, something else than a transformation, or one with momentum and dampening: TorchOpt
@@ -44,16 +73,16 @@ def resolve(inner: Inner, lr: float) -> Callable[[], GradientTransformation]:
             )
         if not 0 < lr < float("inf"):
             raise OptionError(f"`inner_lr` must be positive; got {lr!r}.")
-        return partial(_BY_NAME[inner], lr)
+        return InnerOptimizer(partial(_BY_NAME[inner], lr))
     if isinstance(inner, GradientTransformation):
         if _captured(inner.update, "dampening"):
             raise OptionError(
                 "`inner` with momentum and dampening must be given as a function, lambda: torchopt.sgd(...), "
                 "so that each task starts with a fresh one."
             )
-        return lambda: inner
+        return InnerOptimizer(lambda: inner)
     if callable(inner) and not isinstance(inner, type) and isinstance(inner(), GradientTransformation):
-        return inner
+        return InnerOptimizer(inner)
     raise OptionError(f"`inner` must be a name, a TorchOpt transformation or a function that makes one; got {inner!r}.")
 
 

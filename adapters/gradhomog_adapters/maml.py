@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from gradhomog_adapters._network import Parameters, choose
 from gradhomog_adapters._norm import Norm
 from gradhomog_adapters._query import query_outputs, query_row
 from gradhomog_adapters._steps import check_steps
+from gradhomog_adapters._sweep import Sweep, check_sweepable
 
 
 class MAML(Episodic):
@@ -96,11 +98,16 @@ class MAML(Episodic):
         self.first_order, self.recompute = first_order, recompute
         self._make_inner = resolve(inner, inner_lr)
         self._adapted = choose(list(self.network.parameters()), adapt, "adapt")
+        if recompute:
+            check_sweepable(self, self._make_inner, compile)
+            self.engine = "loop"
 
     def row(self, meta: Parameters, episode: Episode) -> TaskRow:
         if self.first_order:  # by the adapted variables, and by the meta-parameters themselves where none was adapted
             at = episode.calculus.leaf(self.adapted(meta, episode, self.inner_steps, False))
             return query_row(self, episode, at, lambda point: point)
+        if self.recompute:
+            return self._swept_row(meta, episode)
         return query_row(self, episode, dict(meta), lambda at: self.adapted(at, episode, self.inner_steps, True))
 
     def outputs(self, meta: Parameters, episode: Episode) -> Tensor:
@@ -110,21 +117,38 @@ class MAML(Episodic):
 
     def adapted(self, meta: Parameters, episode: Episode, steps: int, differentiable: bool) -> dict[str, Tensor]:
         """All parameters, those of `adapt` after some inner steps on the support set."""
-        calculus, network = episode.calculus, self.network
-        # Some may have been frozen since.
-        start = {name: meta[name] for name in self._adapted if name in meta}
-        descent = Descent.start(self._make_inner(), start)
+        descent, others = self._start(meta)
         episode.begin("support")
-
-        def loss(parameters: dict[str, Tensor]) -> Tensor:
-            outputs = network.outputs({**meta, **parameters}, episode.buffers, episode.support_x)
-            return self.loss(outputs, episode.support_y)
-
         for _ in range(steps):
             if not differentiable:
-                descent = descent.at(calculus.leaf(descent.parameters))
-            descent = descent.step(calculus.gradient(loss, descent.parameters, differentiable), differentiable)
-        return {**meta, **descent.parameters}
+                descent = descent.at(episode.calculus.leaf(descent.parameters))
+            descent = self._advance(episode, descent, others, differentiable)
+        return {**others, **descent.parameters}
+
+    def _start(self, meta: Parameters) -> tuple[Descent, dict[str, Tensor]]:
+        """Where the inner loop begins, and the parameters that it does not change."""
+        start = {name: meta[name] for name in self._adapted if name in meta}  # some may have been frozen since
+        others = {name: tensor for name, tensor in meta.items() if name not in start}
+        return Descent.start(self._make_inner(), start), others
+
+    def _advance(self, episode: Episode, at: Descent, others: Parameters, differentiable: bool) -> Descent:
+        """One inner step."""
+
+        def loss(parameters: dict[str, Tensor]) -> Tensor:
+            outputs = self.network.outputs({**others, **parameters}, episode.buffers, episode.support_x)
+            return self.loss(outputs, episode.support_y)
+
+        return at.step(episode.calculus.gradient(loss, at.parameters, differentiable), differentiable)
+
+    def _swept_row(self, meta: Parameters, episode: Episode) -> TaskRow:
+        """The same row, by a sweep backwards over the inner steps."""
+        episode.begin("support")
+        sweep = Sweep(*self._start(meta), self.inner_steps, partial(self._advance, episode))
+        found = query_row(self, episode, {**sweep.others, **sweep.end.parameters}, lambda point: point)
+        slopes = {n: torch.zeros_like(meta[n]) if g is None else g for n, g in found.gradients.items()}
+        by_start, by_others = sweep.back({name: slopes[name] for name in sweep.end.parameters})
+        found.gradients = {**by_start, **{name: slopes[name] + by_others[name] for name in sweep.others}}
+        return found
 
 
 @hookimpl
