@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gradhomog_adapters._episodic import Episodic
 
 Engine = Literal["auto", "loop", "vmap"]
+Compile = bool | str
 Autocast = Literal["bfloat16"] | None
 
 # Above this many multiplications for a task's support set arithmetic outweighs the cost of calling operations.
@@ -28,15 +29,20 @@ SMALL = 2e6
 SLOWER = (nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention)
 
 
-def check_engine(engine: Engine, compile: bool) -> None:
+def check_engine(engine: Engine, compile: Compile) -> None:
     """Raises OptionError."""
     if engine not in ("auto", "loop", "vmap"):
         raise OptionError(
             f"`engine` must be 'auto', 'loop' or 'vmap' (of gradients: the gradient of a vmap is wrong for several "
             f"normalizations); got {engine!r}."
         )
+    if not isinstance(compile, bool) and compile not in torch.compiler.list_backends(exclude_tags=()):
+        backends = ", ".join(torch.compiler.list_backends(exclude_tags=()))
+        raise OptionError(f"`compile` must be true, false or a backend of torch.compile ({backends}); got {compile!r}.")
     if compile and engine == "loop":
-        raise OptionError("`compile` is of the vectorized engine; got compile=True with engine='loop'. Use 'vmap'.")
+        raise OptionError(
+            f"`compile` is of the vectorized engine; got compile={compile!r} with engine='loop'. Use 'vmap'."
+        )
 
 
 def check_autocast(autocast: Autocast) -> None:
@@ -52,7 +58,7 @@ class Vectorized:
     too. Under `vmap` derivatives are those of `torch.func`, inside; nothing is differentiated outside.
     """
 
-    def __init__(self, compile: bool) -> None:
+    def __init__(self, compile: Compile) -> None:
         self.compile = compile
         self._compiled: Callable[..., Any] | None = None
         self._refused = False
@@ -78,7 +84,7 @@ class Vectorized:
             return None
 
     def _asked(self, learner: Episodic) -> bool:
-        return learner.engine == "vmap" or (self.compile and learner.engine == "auto")
+        return learner.engine == "vmap" or (bool(self.compile) and learner.engine == "auto")
 
     def _serves(self, learner: Episodic, batch: TaskBatch) -> bool:
         acting = [member.selector for member in learner.homogenizers.members if member.before_rows]
@@ -122,7 +128,8 @@ class Vectorized:
 
         function = torch.func.vmap(one, randomness="different")
         if self.compile:
-            self._compiled = function = torch.compile(function)
+            backend = self.compile if isinstance(self.compile, str) else "inductor"
+            self._compiled = function = torch.compile(function, backend=backend)
         return function
 
 

@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from gradhomog import Learner, Task, TaskBatch, TaskRow
 from gradhomog_adapters import _usable
 from gradhomog_adapters._calculus import OnGraph
-from gradhomog_adapters._engine import Autocast, Engine, Vectorized, check_autocast, check_engine
+from gradhomog_adapters._engine import Autocast, Compile, Engine, Vectorized, check_autocast, check_engine
 from gradhomog_adapters._episode import Episode
 from gradhomog_adapters._network import Network, Parameters
 from gradhomog_adapters._norm import Norm, Statistics, SupportStatistics, check_norm, policy
@@ -33,7 +33,8 @@ class Episodic(Learner):
             tasks at once by `vmap(grad(task))`: up to tens of times faster for small networks, slower and hungrier for
             convolutions; `"auto"` chooses by the network, and takes the loop wherever a homogenizer acts before rows,
             or PyTorch cannot vectorize something.
-        compile: compile the vectorized engine with `torch.compile`; takes half a minute at the first step of a shape.
+        compile: compile the vectorized engine with `torch.compile`; takes half a minute at the first step of a shape;
+            or the name of one of its backends.
         autocast: `"bfloat16"` runs the network's forward passes in that dtype where PyTorch deems it safe.
     """
 
@@ -45,7 +46,7 @@ class Episodic(Learner):
         loss: Any,
         norm: Norm = "batch",
         engine: Engine = "auto",
-        compile: bool = False,
+        compile: Compile = False,
         autocast: Autocast = None,
     ) -> None:
         super().__init__(encoder, head, homogenizers, loss)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torchopt
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from gradhomog import OptionError
 from gradhomog_adapters._calculus import OnGraph
+from gradhomog_adapters._engine import Compile
 from gradhomog_adapters._episodic import Episodic
 from gradhomog_adapters._inner import Descent, InnerOptimizer
 
@@ -53,12 +55,11 @@ class Sweep:
             with _drawing(random, self._example):
                 there = self.advance(here, self.others, True)
             ends = [*there.parameters.values(), *_floating(there.state)]
-            pulling = [*(cotangents[name] for name in there.parameters), *(by_state or [None] * len(ends))]
-            pairs = [(end, c) for end, c in zip(ends, pulling, strict=False) if c is not None and end.requires_grad]
+            pulling: list[Tensor | None] = [cotangents[name] for name in there.parameters]
+            pulling += by_state or [None] * (len(ends) - len(pulling))
+            pairs = [(end, c) for end, c in zip(ends, pulling, strict=True) if c is not None and end.requires_grad]
             starts = [*here.parameters.values(), *state, *self.others.values()]
-            found = torch.autograd.grad(
-                [end for end, _ in pairs], starts, [c for _, c in pairs], allow_unused=True
-            )  # fmt: skip
+            found = torch.autograd.grad([end for end, _ in pairs], starts, [c for _, c in pairs], allow_unused=True)
             whole = [torch.zeros_like(s) if g is None else g for s, g in zip(starts, found, strict=True)]
             count = len(here.parameters)
             cotangents = dict(zip(here.parameters, whole[:count], strict=True))
@@ -68,7 +69,7 @@ class Sweep:
         return cotangents, by_others
 
 
-def check_sweepable(learner: Episodic, inner: InnerOptimizer, compile: bool) -> None:
+def check_sweepable(learner: Episodic, inner: InnerOptimizer, compile: Compile) -> None:
     """Raise OptionError for what does not do the same when it is run again."""
     if learner.engine == "vmap" or compile:
         raise OptionError("`recompute` works on one task after the other. Use engine='loop', without compile.")
@@ -84,8 +85,8 @@ def check_sweepable(learner: Episodic, inner: InnerOptimizer, compile: bool) -> 
         )
 
 
-def _floating(state: object) -> list[Tensor]:
-    leaves = torchopt.pytree.tree_leaves(state)
+def _floating(state: Any) -> list[Tensor]:
+    leaves: list[Any] = torchopt.pytree.tree_leaves(state)
     return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from gradhomog import LearnerSpec, hookimpl
-from gradhomog_adapters._engine import Autocast, Engine
+from gradhomog_adapters._engine import Autocast, Compile, Engine
 from gradhomog_adapters._inner import Inner
 from gradhomog_adapters._norm import Norm
 from gradhomog_adapters.maml import MAML
@@ -25,7 +25,7 @@ def fomaml(
     adapt: str | list[str] = "*",
     norm: Norm = "batch",
     engine: Engine = "auto",
-    compile: bool = False,
+    compile: Compile = False,
     autocast: Autocast = None,
     loss: Any = None,
 ) -> MAML:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog import LearnerSpec, TaskRow, hookimpl
-from gradhomog_adapters._engine import Autocast, Engine
+from gradhomog_adapters._engine import Autocast, Compile, Engine
 from gradhomog_adapters._episode import Episode
 from gradhomog_adapters._episodic import Episodic
 from gradhomog_adapters._inner import Descent, Inner, resolve
@@ -88,7 +88,7 @@ class MAML(Episodic):
         adapt: str | Sequence[str] = "*",
         norm: Norm = "batch",
         engine: Engine = "auto",
-        compile: bool = False,
+        compile: Compile = False,
         autocast: Autocast = None,
         recompute: bool = False,
         loss: Any = None,
@@ -119,10 +119,14 @@ class MAML(Episodic):
         """All parameters, those of `adapt` after some inner steps on the support set."""
         descent, others = self._start(meta)
         episode.begin("support")
+        encoded = None
+        if steps and not any(name.startswith("encoder.") for name in descent.parameters):
+            with torch.set_grad_enabled(differentiable):  # the same in every step
+                encoded = self.network.encode(others, episode.buffers, episode.support_x)
         for _ in range(steps):
             if not differentiable:
                 descent = descent.at(episode.calculus.leaf(descent.parameters))
-            descent = self._advance(episode, descent, others, differentiable)
+            descent = self._advance(episode, descent, others, differentiable, encoded)
         return {**others, **descent.parameters}
 
     def _start(self, meta: Parameters) -> tuple[Descent, dict[str, Tensor]]:
@@ -131,14 +135,22 @@ class MAML(Episodic):
         others = {name: tensor for name, tensor in meta.items() if name not in start}
         return Descent.start(self._make_inner(), start), others
 
-    def _advance(self, episode: Episode, at: Descent, others: Parameters, differentiable: bool) -> Descent:
-        """One inner step."""
+    def _advance(
+        self, episode: Episode, at: Descent, others: Parameters, differentiable: bool, encoded: Tensor | None = None
+    ) -> Descent:
+        """One inner step, on support features if they are known already."""
 
         def loss(parameters: dict[str, Tensor]) -> Tensor:
-            outputs = self.network.outputs({**others, **parameters}, episode.buffers, episode.support_x)
-            return self.loss(outputs, episode.support_y)
+            point, buffers = {**others, **parameters}, episode.buffers
+            features = self.network.encode(point, buffers, episode.support_x) if encoded is None else encoded
+            return self.loss(self.network.classify(point, buffers, features), episode.support_y)
 
-        return at.step(episode.calculus.gradient(loss, at.parameters, differentiable), differentiable)
+        slopes = episode.calculus.gradient(loss, at.parameters, differentiable and not self.first_order)
+        return at.step(self.preconditioned(slopes, others), differentiable)
+
+    def preconditioned(self, slopes: dict[str, Tensor], others: Parameters) -> dict[str, Tensor]:
+        """What the inner optimizer is given in place of the support gradient."""
+        return slopes
 
     def _swept_row(self, meta: Parameters, episode: Episode) -> TaskRow:
         """The same row, by a sweep backwards over the inner steps."""

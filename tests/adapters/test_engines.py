@@ -1,0 +1,217 @@
+"""The two engines give the same rows, for 13 kinds of network; and the order of transforms that PyTorch gets wrong."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torchopt
+from torch import nn
+from torch.func import functional_call
+
+import gradhomog
+from gradhomog import OptionError, TaskBatch
+from gradhomog_adapters.anil import anil
+from gradhomog_adapters.boil import boil
+from gradhomog_adapters.fomaml import fomaml
+from gradhomog_adapters.maml import MAML
+from gradhomog_adapters.meta_sgd import MetaSGD
+
+
+def conv(*layers):
+    return nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), *layers, nn.Flatten())
+
+
+# Kinds, and whether the derivative of a `vmap` is wrong for them in PyTorch 2.13.
+NETWORKS = {
+    "linear": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(32, 5), nn.Tanh()), False),
+    "convolution": (lambda: conv(nn.Tanh()), False),
+    "convolution, relu": (lambda: conv(nn.ReLU()), False),
+    "two convolutions": (lambda: conv(nn.Tanh(), nn.Conv2d(3, 3, 3)), False),
+    "max pooling": (lambda: conv(nn.MaxPool2d(2), nn.Tanh()), False),
+    "average pooling": (lambda: conv(nn.AvgPool2d(2), nn.Tanh()), False),
+    "adaptive pooling": (lambda: conv(nn.Tanh(), nn.AdaptiveAvgPool2d(2)), False),
+    "batch norm": (lambda: conv(nn.BatchNorm2d(3), nn.Tanh()), True),
+    "batch norm without affine": (lambda: conv(nn.BatchNorm2d(3, affine=False), nn.Tanh()), False),
+    "instance norm": (lambda: conv(nn.InstanceNorm2d(3, affine=True), nn.Tanh()), True),
+    "layer norm": (lambda: conv(nn.LayerNorm((3, 4, 4)), nn.Tanh()), True),
+    "group norm": (lambda: conv(nn.GroupNorm(3, 3), nn.Tanh()), False),
+    "strided, leaky": (lambda: nn.Sequential(nn.Conv2d(2, 3, 3, 2), nn.LeakyReLU(), nn.Flatten()), False),
+}
+LEARNERS = {
+    "maml": MAML,
+    "fomaml": fomaml,
+    "anil": anil,
+    "boil": boil,
+    "meta_sgd": MetaSGD,
+}
+
+
+def tasks(count=3):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(count, 10, 2, 4, 4, generator=generator, dtype=torch.float64)
+    x = x + torch.randn(count, 1, 2, 4, 4, generator=generator, dtype=torch.float64)
+    y = torch.arange(2).repeat(count, 5)
+    return TaskBatch(x[:, :4], y[:, :4], x[:, 4:], y[:, 4:])
+
+
+def network(kind):
+    torch.manual_seed(3)
+    encoder = NETWORKS[kind][0]()
+    head = nn.Linear(encoder(torch.zeros(2, 2, 4, 4)).shape[1], 2)
+    for part in encoder.modules():  # away from the values at which a wrong derivative would not show
+        if isinstance(part, nn.BatchNorm2d | nn.InstanceNorm2d | nn.LayerNorm | nn.GroupNorm) and hasattr(
+            part, "weight"
+        ):
+            for parameter in part.parameters():
+                nn.init.uniform_(parameter, 0.5, 1.5)
+    return encoder.double(), head.double()
+
+
+def apart(first, second):
+    """The largest distance of two rows by name, relative to the largest entry."""
+    size = max(float(value.abs().max()) for value in first.values())
+    return max(float((first[name] - second[name]).abs().max()) for name in first) / size
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_both_engines_give_the_same_rows(kind, learner):
+    options = {} if learner in ("boil", "meta_sgd") else {"inner_lr": 0.1, "inner_steps": 2}
+    loop, vmap = (
+        LEARNERS[learner](*network(kind), engine=engine, **options).rows(tasks()) for engine in ("loop", "vmap")
+    )
+    assert apart(loop.jacobian, vmap.jacobian) < 1e-11
+    torch.testing.assert_close(loop.losses, vmap.losses)
+    torch.testing.assert_close(loop.accuracies, vmap.accuracies)
+    for one, other in zip(
+        [*loop.features, *loop.feature_cotangents], [*vmap.features, *vmap.feature_cotangents], strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("norm", ["support", "frozen"])
+def test_both_engines_follow_the_norm_policy(norm):
+    loop, vmap = (
+        MAML(*network("batch norm"), norm=norm, engine=engine, inner_lr=0.1).rows(tasks())
+        for engine in ("loop", "vmap")
+    )
+    assert apart(loop.jacobian, vmap.jacobian) < 1e-11
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [torchopt.sgd(0.1, momentum=0.9, nesterov=True), torchopt.adam(0.02, eps_root=1e-8), torchopt.adagrad(0.05),
+     lambda: torchopt.sgd(0.1, momentum=0.9, dampening=0.5), "adamw"],
+    ids=["nesterov", "adam", "adagrad", "dampening", "adamw"],
+)  # fmt: skip
+def test_both_engines_run_the_same_inner_optimizer(inner):
+    loop, vmap = (MAML(*network("linear"), inner=inner, engine=engine).rows(tasks()) for engine in ("loop", "vmap"))
+    assert apart(loop.jacobian, vmap.jacobian) < 1e-9
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_the_derivative_of_a_vmap_is_wrong_just_where_it_was(kind):
+    """If this fails, PyTorch has changed: the warnings of `ByTransforms` and `engine` want to be looked at again."""
+    encoder, head = network(kind)
+    both, batch = nn.Sequential(encoder, head), tasks()
+    for part in both.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            part.track_running_stats, part.running_mean, part.running_var = False, None, None
+    start = {name: p.detach() for name, p in both.named_parameters()}
+
+    def loss(parameters, x, y):
+        return nn.functional.cross_entropy(functional_call(both, parameters, (x,)), y)
+
+    def task(parameters, support_x, support_y, query_x, query_y):
+        slopes = torch.func.grad(loss)(parameters, support_x, support_y)
+        return loss({name: p - 0.1 * slopes[name] for name, p in parameters.items()}, query_x, query_y)
+
+    data = (batch.support_x, batch.support_y, batch.query_x, batch.query_y)
+    inside = torch.func.vmap(torch.func.grad(task), (None, 0, 0, 0, 0))(start, *data)
+    right = {name: rows.mean(0) for name, rows in inside.items()}
+    outside = torch.func.grad(lambda p: torch.func.vmap(task, (None, 0, 0, 0, 0))(p, *data).mean())(start)
+    assert (apart(right, outside) > 1e-6) == NETWORKS[kind][1]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own imports
+def test_compiled_rows_are_those_of_the_loop():
+    loop = MAML(*network("linear"), engine="loop", inner_lr=0.1, inner_steps=2).rows(tasks())
+    compiled = MAML(*network("linear"), compile="aot_eager", inner_lr=0.1, inner_steps=2)
+    assert apart(loop.jacobian, compiled.rows(tasks()).jacobian) < 1e-11
+    again = pickle.loads(pickle.dumps(compiled))  # compiled code stays behind
+    assert apart(loop.jacobian, copy.deepcopy(again).rows(tasks()).jacobian) < 1e-11
+
+
+# -- which engine ----------------------------------------------------------------------------------------------------
+
+
+class Counted(nn.Module):
+    """Counts its calls: `vmap` makes as many for all tasks as the loop makes for one."""
+
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x
+
+
+@pytest.mark.parametrize(
+    ("layers", "homogenizers", "options", "tasks_at_once"),
+    [
+        ([nn.Flatten(), nn.Linear(32, 5)], "none", {}, True),
+        ([nn.Flatten(), nn.Linear(32, 5)], "pcgrad", {}, True),
+        ([nn.Flatten(), nn.Linear(32, 5)], "rotate", {}, False),
+        ([nn.Flatten(), nn.Linear(32, 5), nn.Dropout(0.1)], "none", {}, False),
+        ([nn.Flatten(), nn.Linear(32, 5)], "none", {"engine": "loop"}, False),
+        ([nn.Flatten(), nn.Linear(32, 5)], "none", {"recompute": True}, False),
+        ([nn.Conv2d(2, 3, 3), nn.Flatten()], "none", {}, False),
+        ([nn.Conv2d(2, 3, 3), nn.Flatten()], "none", {"engine": "vmap"}, True),
+    ],
+)
+def test_auto_runs_small_networks_at_once_unless_a_homogenizer_acts_before_rows(
+    layers, homogenizers, options, tasks_at_once
+):
+    torch.manual_seed(0)
+    encoder = nn.Sequential(Counted(), *layers)
+    head = nn.Linear(encoder(torch.zeros(2, 2, 4, 4)).shape[1], 2)
+    learner = MAML(encoder.double(), head.double(), homogenizers, inner_steps=1, **options)
+    encoder[0].calls = 0
+    learner.rows(tasks())
+    assert (encoder[0].calls == 2) == tasks_at_once
+
+
+def test_auto_takes_the_loop_where_the_optimizer_asks_for_a_value():
+    clipped = torchopt.chain(torchopt.clip.clip_grad_norm(0.1), torchopt.sgd(lr=0.1))
+    loop, auto = (MAML(*network("linear"), inner=clipped, engine=engine).rows(tasks()) for engine in ("loop", "auto"))
+    assert all(torch.equal(loop.jacobian[name], auto.jacobian[name]) for name in loop.jacobian)
+
+
+def test_vmap_is_refused_where_a_homogenizer_must_be_told_of_one_task_after_the_other():
+    learner = MAML(*network("linear"), "rotate", engine="vmap")
+    with pytest.raises(OptionError, match=r"rotate must be told of one after the other.*engine='loop'"):
+        learner.rows(tasks())
+
+
+@pytest.mark.parametrize("engine", ["grad(vmap)", "batched", None])
+def test_there_is_no_other_order_of_transforms_to_ask_for(engine):
+    with pytest.raises(OptionError, match="'auto', 'loop' or 'vmap'"):
+        MAML(*network("linear"), engine=engine)
+
+
+def test_dropout_draws_for_each_task_alone_under_vmap():
+    torch.manual_seed(0)
+    encoder = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(32, 5)).double()
+    one = tasks(1)
+    same = TaskBatch(
+        *(t.repeat(3, *[1] * (t.dim() - 1)) for t in (one.support_x, one.support_y, one.query_x, one.query_y))
+    )
+    losses = MAML(encoder, nn.Linear(5, 2).double(), engine="vmap").rows(same).losses
+    assert len(set(losses.tolist())) == 3
+
+
+def test_a_learner_by_name_takes_an_engine():
+    learner = gradhomog.learner("maml", *network("linear"), engine="vmap")
+    assert learner.rows(tasks()).losses.shape == (3,)
