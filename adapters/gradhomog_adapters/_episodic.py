@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gradhomog import Learner, Task, TaskBatch, TaskRow
 from gradhomog_adapters import _usable
@@ -18,6 +17,7 @@ from gradhomog_adapters._engine import Autocast, Compile, Engine, Vectorized, ch
 from gradhomog_adapters._episode import Episode
 from gradhomog_adapters._network import Network, Parameters
 from gradhomog_adapters._norm import Norm, Statistics, SupportStatistics, check_norm, policy
+from gradhomog_adapters._twice import differentiable_twice
 
 
 class Episodic(Learner):
@@ -76,8 +76,7 @@ class Episodic(Learner):
         with ExitStack() as stack:
             stack.enter_context(super().mode(training))
             self._normalizations = stack.enter_context(policy((self.encoder, self.head), self.norm))
-            # The fast kernels of attention have no second derivative.
-            stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+            stack.enter_context(differentiable_twice((self.encoder, self.head)))
             if self.autocast is not None:
                 device = next(iter(self.named_parameters().values())).device.type
                 stack.enter_context(torch.autocast(device, getattr(torch, self.autocast)))

@@ -26,8 +26,10 @@ class Network:
         both = nn.ModuleDict(self.modules)
         first: dict[int, str] = {}
         self._canonical: dict[str, str] = {}
-        for name, parameter in both.named_parameters(remove_duplicate=False):
-            self._canonical[name] = first.setdefault(id(parameter), name)
+        # By modules, each once: of one that stands at two places, a parameter must not be replaced twice.
+        for path, module in both.named_modules():
+            for own, parameter in module.named_parameters(path, recurse=False, remove_duplicate=False):
+                self._canonical[own] = first.setdefault(id(parameter), own)
         self._both = both
 
     def parameters(self) -> dict[str, Tensor]:

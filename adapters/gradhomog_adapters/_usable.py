@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from gradhomog import OptionError
 
@@ -33,4 +35,9 @@ def check(encoder: nn.Module, head: nn.Module) -> None:
                 raise OptionError(
                     f"{where} is compiled: the inner loop differentiates twice, which compiled code cannot. Give the "
                     "module itself, and compile=True to the learner for a small network."
+                )
+            if any(isinstance(hook, WeightNorm | SpectralNorm) for hook in part._forward_pre_hooks.values()):
+                raise OptionError(
+                    f"{where}, a {kind}, is normalized by a hook that sets its weight aside. Use weight_norm or "
+                    "spectral_norm of torch.nn.utils.parametrizations."
                 )

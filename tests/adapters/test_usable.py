@@ -1,0 +1,121 @@
+"""Which networks can be used: attention and recurrence differentiate twice; what is no function is told at once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import gradhomog
+from gradhomog import OptionError, TaskBatch
+from tests.adapters.few_shot import assert_rows_are_derivatives, networks, tasks
+
+
+class Attention(nn.Module):
+    """Three numbers as three tokens."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.up, self.layer = nn.Linear(1, 4), layer
+
+    def forward(self, x):
+        return self.layer(self.up(x[..., None])).flatten(1)
+
+
+class Direct(nn.Module):
+    """Calls the kernel itself."""
+
+    def forward(self, x):
+        return nn.functional.scaled_dot_product_attention(x, x, x)
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.LSTM(1, 4, batch_first=True)
+
+    def forward(self, x):
+        return self.layer(x[..., None])[0].flatten(1)
+
+
+def transformer():
+    return nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True, activation="gelu")
+
+
+ENCODERS = {
+    "transformer layer": lambda: Attention(transformer()),
+    "attention": lambda: Attention(Direct()),
+    "lstm": Recurrent,
+    "weight norm": lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 12)), nn.Tanh()),
+    "weight norm as a whole": lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 12), dim=-1)),
+    "tied weights": lambda: nn.Sequential(*(2 * [nn.Linear(3, 3)]), nn.Tanh(), nn.Linear(3, 12)),
+    "a lazy one, after a pass": lambda: nn.Sequential(nn.LazyLinear(12), nn.Tanh()),
+}
+
+
+@pytest.mark.parametrize("kind", ENCODERS)
+@pytest.mark.parametrize("learner", ["maml", "anil"])
+def test_rows_of_any_pair_of_modules_are_derivatives(learner, kind):
+    torch.manual_seed(0)
+    encoder, head = ENCODERS[kind](), nn.Linear(12, 3)
+    encoder(torch.zeros(2, 3))
+    made = gradhomog.learner(learner, encoder.double(), head.double(), inner_lr=0.3, inner_steps=2)
+    first = next(iter(made.named_parameters()))
+    assert_rows_are_derivatives(made, tasks()[0], [first, "head.bias"])
+
+
+@pytest.mark.parametrize(
+    ("encoder", "message"),
+    [
+        (lambda: nn.Sequential(nn.LazyLinear(4)), r"`encoder\.0`, a LazyLinear, has parameters without a shape yet"),
+        (lambda: nn.Sequential(nn.DataParallel(nn.Linear(3, 4))), r"`encoder\.0` is a DataParallel.*that it wraps"),
+    ],
+)
+def test_what_cannot_be_a_function_of_its_parameters_is_told_before_the_first_step(encoder, message):
+    with pytest.raises(OptionError, match=message):
+        gradhomog.learner("maml", encoder(), nn.Linear(4, 3))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own imports
+def test_a_compiled_module_is_told():
+    with pytest.raises(OptionError, match=r"`encoder` is compiled.*Give the module itself"):
+        gradhomog.learner("maml", torch.compile(nn.Linear(3, 4), backend="eager"), nn.Linear(4, 3))
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_weight_that_a_hook_computes_is_told():
+    with pytest.raises(OptionError, match=r"`head`, a Linear, is normalized by a hook.*parametrizations"):
+        gradhomog.learner("maml", nn.Linear(3, 4), nn.utils.weight_norm(nn.Linear(4, 3)))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TorchScript is on its way out
+def test_a_scripted_module_is_told():
+    with pytest.raises(OptionError, match=r"`head` is compiled by TorchScript"):
+        gradhomog.learner("maml", nn.Linear(3, 4), torch.jit.script(nn.Linear(4, 3)))
+
+
+def test_the_kernels_of_attention_are_as_before_afterwards():
+    encoder, head = networks()
+    before = torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.mem_efficient_sdp_enabled()
+    learner = gradhomog.learner("maml", encoder, head)
+    learner.rows(tasks())
+    with pytest.raises(RuntimeError):
+        learner.rows(TaskBatch(*(torch.zeros(1, 2, 7), torch.zeros(1, 2).long()) * 2))
+    assert (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.mem_efficient_sdp_enabled()) == before
+
+
+def test_second_derivatives_of_the_fused_weight_norm_are_still_wrong():
+    """If this fails, PyTorch has mended it, and `differentiable_twice` need not replace it any more."""
+    torch.manual_seed(0)
+    v, g = torch.randn(4, 3).double().requires_grad_(), torch.rand(4, 1).double().requires_grad_()
+    assert not torch.autograd.gradgradcheck(lambda *x: torch._weight_norm(*x, 0).tanh(), (v, g), raise_exception=False)
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_the_weight_norm_that_is_used_instead_is_the_same(dim):
+    encoder, head = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 4), dim=dim)), nn.Linear(4, 3)
+    task = tasks()[0]
+    learner = gradhomog.learner("maml", encoder.double(), head.double(), inner_steps=0)
+    with torch.no_grad():
+        expected = head(encoder(task.query_x))
+    torch.testing.assert_close(learner.predict(task.support_x, task.support_y, task.query_x), expected)
