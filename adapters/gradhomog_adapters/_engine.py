@@ -87,7 +87,11 @@ class Vectorized:
         return learner.engine == "vmap" or (bool(self.compile) and learner.engine == "auto")
 
     def _serves(self, learner: Episodic, batch: TaskBatch) -> bool:
-        acting = [member.selector for member in learner.homogenizers.members if member.before_rows]
+        acting = [
+            member.selector
+            for member in learner.homogenizers.members
+            if member.before_rows or member.homogenizer.overrides("begin")
+        ]
         if self._asked(learner):
             if acting:
                 raise OptionError(
