@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gradhomog.api import available, domain, learner, pipeline
     from gradhomog.conflict import conflict_rate, cosines, distance_bound, distances, magnitude_similarity
     from gradhomog.domains import Domain, Split
+    from gradhomog.ensemble import Ensemble
     from gradhomog.errors import (
         AmbiguousPluginError,
         ConfigError,
@@ -46,6 +47,7 @@ _HOMES = {
     "api": ("available", "domain", "learner", "pipeline"),
     "conflict": ("conflict_rate", "cosines", "distance_bound", "distances", "magnitude_similarity"),
     "domains": ("Domain", "Split"),
+    "ensemble": ("Ensemble",),
     "errors": (
         "AmbiguousPluginError",
         "ConfigError",
@@ -82,6 +84,7 @@ __all__ = [
     "DisabledPluginError",
     "Domain",
     "DomainSpec",
+    "Ensemble",
     "Evaluation",
     "Evidence",
     "ExpressionError",

@@ -1,0 +1,1 @@
+"""The parts of MAML++, one to a file; each works without the others."""

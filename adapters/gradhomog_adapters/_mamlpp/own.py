@@ -1,0 +1,55 @@
+"""What a learner has of its own for each inner step: rates, scales and shifts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from gradhomog_adapters._mamlpp.step_norm import affine_names
+from gradhomog_adapters._network import Network, Parameters
+
+
+class OwnByStep:
+    """Looks up, among all that is learnt, what holds in an inner step; steps beyond the K known ones do as the last.
+
+    Args:
+        own: the learner's modules `rates` and `norm`, `[K, ...]` by the names of the parameters that they go with.
+        network: whose batch normalizations have scales and shifts by step.
+        inner_steps: K.
+        norm: whether they have.
+    """
+
+    def __init__(self, own: nn.ModuleDict, network: Network, inner_steps: int, norm: bool) -> None:
+        self.own, self.inner_steps = own, inner_steps
+        given = network.parameters()
+        self._layers = {name: given[name] for name in affine_names(network)} if norm else {}
+
+    @property
+    def affine_names(self) -> Sequence[str]:
+        """Scales and shifts that there are K of, whatever has been frozen since."""
+        return list(self._layers)
+
+    def rates(self, meta: Parameters, names: Sequence[str], k: int) -> dict[str, Tensor]:
+        """α_{l,k} for each name l."""
+        return {name: self._look_up(meta, "rates", name, k) for name in names}
+
+    def affine(self, meta: Parameters, k: int) -> dict[str, Tensor]:
+        """γ_k and β_k; those of a layer that is frozen are its own."""
+        live = [name for name, parameter in self._layers.items() if parameter.requires_grad]
+        return {name: self._look_up(meta, "norm", name, k) for name in live}
+
+    def without_replaced(self, named: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+        """Of a layer's scale and the K in its place, only these; of a frozen layer neither is learnt."""
+        out = {name if name in named else f"learner.norm.{name}" for name in self._layers}
+        return {name: parameter for name, parameter in named.items() if name not in out}
+
+    def last_known(self, k: int) -> int:
+        """The step that step k does as."""
+        return max(min(k, self.inner_steps - 1), 0)
+
+    def _look_up(self, meta: Parameters, part: str, name: str, k: int) -> Tensor:
+        whole = meta.get(f"learner.{part}.{name}")
+        if whole is None:  # frozen
+            whole = self.own[part].get_parameter(name).detach()
+        return whole[self.last_known(k)]

@@ -1,0 +1,87 @@
+"""What changes with the number of meta-steps: the count itself, and the cosine of the outer rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradhomog import OptionError
+
+
+class Count(nn.Module):
+    """The number of meta-steps done, as a buffer: it is saved, loaded and copied with the learner."""
+
+    done: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("done", torch.zeros((), dtype=torch.int64))
+
+
+def _rate(initial: float, final: float, steps: int, done: Any) -> float:
+    share = min(float(done) / steps, 1.0)
+    return final + (initial - final) * (1 + math.cos(math.pi * share)) / 2
+
+
+def cosine(initial: float, final: float, steps: int) -> Callable[[Any], float]:
+    """The rate after so many steps: final + (initial − final)(1 + cos(π · done/steps))/2, and `final` from then on.
+
+    Also a schedule for TorchOpt's optimizers, `torchopt.Adam(parameters, lr=cosine(1e-3, 1e-5, 50_000))`.
+
+    Raises:
+        OptionError: `steps` is not positive.
+
+    >>> rate = cosine(1.0, 0.0, 100)
+    >>> [round(rate(done), 4) for done in (0, 50, 100, 200)]
+    [1.0, 0.5, 0.0, 0.0]
+    """
+    if steps < 1:
+        raise OptionError(f"`steps` must be at least 1; got {steps!r}.")
+    return partial(_rate, initial, final, steps)
+
+
+@contextmanager
+def annealed(outer: Any, done: int, steps: int, final: float) -> Iterator[None]:
+    """The optimizer's rates on the cosine, for a step within the context; as they were before if that raises.
+
+    Each group anneals from its `initial_lr`, kept in the group as PyTorch's schedulers do, so that it is saved with it.
+
+    Raises:
+        OptionError: not an optimizer of PyTorch: others keep their rate where it cannot be reached; or one whose rate
+            is below `final`.
+    """
+    if not isinstance(outer, torch.optim.Optimizer):
+        kind = f"{type(outer).__module__}.{type(outer).__qualname__}"
+        raise OptionError(
+            f"`anneal_steps` sets the rate of an optimizer of torch.optim; got a {kind}, whose rate cannot be reached. "
+            "Give it a schedule, lr=gradhomog_adapters.mamlpp.cosine(1e-3, 1e-5, 50_000) for one of TorchOpt, and "
+            "leave `anneal_steps` at 0."
+        )
+    before = [(group, group["lr"], "initial_lr" in group) for group in outer.param_groups]
+    try:
+        for group in outer.param_groups:
+            initial = float(group.setdefault("initial_lr", _copied(group["lr"])))
+            if final > initial:
+                raise OptionError(
+                    f"`final_outer_lr` must not exceed the outer optimizer's rate, {initial:g}; got {final:g}."
+                )
+            rate = cosine(initial, final, steps)(done)
+            # A new tensor in place of one: what holds the old one can be put back.
+            group["lr"] = torch.full_like(group["lr"], rate) if isinstance(group["lr"], Tensor) else rate
+        yield
+    except BaseException:
+        for group, rate, annealing in before:
+            group["lr"] = rate
+            if not annealing:
+                group.pop("initial_lr", None)
+        raise
+
+
+def _copied(rate: float | Tensor) -> float | Tensor:
+    return rate.clone() if isinstance(rate, Tensor) else rate

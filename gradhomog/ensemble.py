@@ -1,0 +1,71 @@
+"""One learner at several moments of its training: its outputs averaged."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradhomog.errors import DataError, OptionError
+from gradhomog.learners import Learner
+from gradhomog.reports import Evaluation
+from gradhomog.scoring import accuracy
+from gradhomog.tasks import Task, TaskBatch
+
+
+class Ensemble:
+    """Adapts a learner at each of several states to a task, and predicts the mean of their outputs.
+
+    outputs(x) = 1/E Σ_e outputs_e(x): of classifiers these are logits, not probabilities.
+
+    Args:
+        learner: of the states; it is copied, and stays as it is.
+        states: E ≥ 1 of its `state_dict`s, such as the best checkpoints by validation.
+
+    Cost: E copies of the learner, and E adaptations of each task.
+
+    Source: Antoniou et al. 2019 (MAML++), arXiv 1810.09502, section 5: the five best models by validation; logits are
+    averaged as in the authors' code.
+
+    Raises:
+        OptionError: there is no state. ConfigError: one is of another learner.
+
+    >>> import torch
+    >>> from gradhomog_adapters.maml import MAML
+    >>> learner = MAML(torch.nn.Linear(1, 4), torch.nn.Linear(4, 1))
+    >>> both = Ensemble(learner, [learner.state_dict(), learner.state_dict()])
+    >>> x = torch.linspace(-1, 1, 5)[:, None]
+    >>> torch.equal(both.predict(x, x.sin(), x), learner.predict(x, x.sin(), x))
+    True
+    """
+
+    def __init__(self, learner: Learner, states: Sequence[Mapping[str, Any]]) -> None:
+        if not states:
+            raise OptionError("`states` must hold at least one state of the learner; got none.")
+        self.members: list[Learner] = []
+        for state in states:
+            member = copy.deepcopy(learner)
+            member.load_state_dict(state)
+            self.members.append(member)
+
+    def predict(self, support_x: Tensor, support_y: Tensor, query_x: Tensor) -> Tensor:
+        """As `Learner.predict`: the mean of the members' outputs."""
+        return torch.stack([member.predict(support_x, support_y, query_x) for member in self.members]).mean(0)
+
+    def evaluate(self, tasks: TaskBatch | Iterable[Task]) -> Evaluation:
+        """As `Learner.evaluate`: scores and losses of the mean outputs."""
+        result, loss = Evaluation(), self.members[0].loss
+        for task in tasks:
+            outputs = self.predict(task.support_x, task.support_y, task.query_x)
+            score = accuracy(outputs, task.query_y)
+            if score is None:
+                result.metric, score = "mse", float((outputs - task.query_y).square().mean())
+            result.scores.append(score)
+            result.losses.append(float(loss(outputs, task.query_y)))
+            result.domains.append(task.domain)
+        if not result.scores:
+            raise DataError("`tasks` must hold at least one task to evaluate; got none.")
+        return result
