@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -39,4 +40,13 @@ class Domain(ABC):
 
         All randomness comes from `random`, so that the generator's seed alone decides the task. For regression `ways`
         is ignored, and `shots` and `queries` count points.
+
+        `Task.classes`, if the domain tells them, are numbers among `classes(split)`.
         """
+
+    def classes(self, split: Split) -> Sequence[int]:
+        """Numbers of all classes of a split, as `Task.classes` uses them; empty if the domain tells none.
+
+        Learners that classify all training classes at once need both.
+        """
+        return ()

@@ -20,6 +20,8 @@ class Task:
         support_y: int64 class indices `[support]` in 0..ways-1, or float targets `[support, outputs]`.
         query_x, query_y: the same for the query set.
         domain: the distribution that the task comes from, e.g. `"glyphs:greek"`; `""` where unknown.
+        classes: int64 `[ways]`, which class each label is, in a numbering of more classes than the task's: that of its
+            domain, or of all domains of a stream. None where there is none.
     """
 
     support_x: Tensor
@@ -27,31 +29,36 @@ class Task:
     query_x: Tensor
     query_y: Tensor
     domain: str = ""
+    classes: Tensor | None = None
 
     def to(self, device: torch.device | str) -> Task:
         """Copy to a device."""
         return Task(
-            self.support_x.to(device), self.support_y.to(device),
-            self.query_x.to(device), self.query_y.to(device), self.domain,
+            self.support_x.to(device), self.support_y.to(device), self.query_x.to(device), self.query_y.to(device),
+            self.domain, None if self.classes is None else self.classes.to(device),
         )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class TaskBatch:
-    """N tasks of one shape: every tensor of `Task` with a leading dimension `tasks`, and one domain name per task."""
+    """N tasks of one shape: every tensor of `Task` with a leading dimension `tasks`, and one domain name per task.
+
+    `classes` is `[tasks, ways]`, None unless every task has them.
+    """
 
     support_x: Tensor
     support_y: Tensor
     query_x: Tensor
     query_y: Tensor
     domains: tuple[str, ...] = ()
+    classes: Tensor | None = None
 
     def __post_init__(self) -> None:
         n = self.support_x.shape[0]
         if n == 0:
             raise DataError("a task batch needs at least one task; got none.")
-        for name in ("support_y", "query_x", "query_y"):
-            if getattr(self, name).shape[0] != n:
+        for name in ("support_y", "query_x", "query_y", "classes"):
+            if getattr(self, name) is not None and getattr(self, name).shape[0] != n:
                 raise DataError(
                     f"`{name}` must have the {n} tasks of `support_x` in its first dimension; "
                     f"got shape {tuple(getattr(self, name).shape)}."
@@ -64,7 +71,9 @@ class TaskBatch:
         """Stack tasks of equal shape along a new first dimension."""
         if not tasks:
             raise DataError("a task batch needs at least one task; got none.")
-        names = ("support_x", "support_y", "query_x", "query_y")
+        names = ["support_x", "support_y", "query_x", "query_y"]
+        if all(task.classes is not None for task in tasks):
+            names.append("classes")
         fields = {}
         for name in names:
             tensors = [getattr(task, name) for task in tasks]
@@ -79,8 +88,8 @@ class TaskBatch:
     def to(self, device: torch.device | str) -> TaskBatch:
         """Copy to a device."""
         return TaskBatch(
-            self.support_x.to(device), self.support_y.to(device),
-            self.query_x.to(device), self.query_y.to(device), self.domains,
+            self.support_x.to(device), self.support_y.to(device), self.query_x.to(device), self.query_y.to(device),
+            self.domains, None if self.classes is None else self.classes.to(device),
         )  # fmt: skip
 
     def __len__(self) -> int:
@@ -89,7 +98,7 @@ class TaskBatch:
     def __getitem__(self, index: int) -> Task:
         return Task(
             self.support_x[index], self.support_y[index], self.query_x[index], self.query_y[index],
-            self.domains[index] if self.domains else "",
+            self.domains[index] if self.domains else "", None if self.classes is None else self.classes[index],
         )  # fmt: skip
 
     def __iter__(self) -> Iterator[Task]:

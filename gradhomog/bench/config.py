@@ -72,7 +72,10 @@ class Network:
 
 @dataclass(frozen=True)
 class Train:
-    """Meta-training. Inner settings are handed to learners that have them; a learner's own options win."""
+    """Meta-training. Inner settings are handed to learners that have them; a learner's own options win.
+
+    The best `ensemble` states by validation are tested, with the mean of their outputs.
+    """
 
     steps: int = _at_least(1, 250)
     inner: str = "sgd"
@@ -83,6 +86,7 @@ class Train:
     validation_episodes: int = _at_least(1, 60)
     log_every: int = _at_least(1, 5)
     checkpoint_every: int = _at_least(1, 25)
+    ensemble: int = _at_least(1, 1)
     nonfinite: Literal["raise", "drop"] = "raise"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Literal, get_args
@@ -29,6 +30,8 @@ class EpisodeStream:
 
     Task i depends on the seed, the split, i, the domains in their order, and the numbers; on nothing else. Any worker
     can make any of them, and a run that resumes at batch b sees what it would have seen.
+
+    `classes` of tasks number those of the split over all domains, 0 .. `class_count` - 1, if the domains tell theirs.
 
     Args:
         domains: at least one, of one kind (classification, or regression with one number of outputs), one input size
@@ -83,6 +86,19 @@ class EpisodeStream:
         """All batches from `start` on, without end."""
         return (self.batch(index) for index in itertools.count(start))
 
+    @property
+    def class_count(self) -> int:
+        """How many classes the domains tell of the split, all together."""
+        return sum(map(len, self._class_numbers.values()))
+
+    @functools.cached_property
+    def _class_numbers(self) -> dict[str, dict[int, int]]:
+        """By domain, from its own number of a class to that among all."""
+        numbers, count = {}, itertools.count()
+        for domain in self.domains:
+            numbers[domain.name] = {own: next(count) for own in domain.classes(self.split)}
+        return numbers
+
     def _domains_of_batch(self, index: int) -> list[Domain]:
         random = self._random(_BATCH, index)
         if self.setting == "weak":
@@ -95,6 +111,8 @@ class EpisodeStream:
         task = domain.sample(
             self.split, self._random(_TASK, index), ways=self.ways, shots=self.shots, queries=self.queries
         )
+        if task.classes is not None:
+            task = dataclasses.replace(task, classes=self._number(domain, task.classes))
         if self.channels is None or domain.input_shape[0] == self.channels:
             return task
         return dataclasses.replace(
@@ -102,6 +120,17 @@ class EpisodeStream:
             support_x=_convert(task.support_x, self.channels),
             query_x=_convert(task.query_x, self.channels),
         )
+
+    def _number(self, domain: Domain, classes: Tensor) -> Tensor | None:
+        numbers = self._class_numbers[domain.name]
+        if not numbers:
+            return None  # it hands on the tasks of another domain, and no list of classes
+        if unknown := sorted(set(classes.tolist()) - set(numbers)):
+            raise DataError(
+                f"domain {domain.name!r}: `classes` of a task must be among the {len(numbers)} of "
+                f"`classes({self.split!r})`; found {unknown}."
+            )
+        return torch.tensor([numbers[own] for own in classes.tolist()])
 
     def _random(self, purpose: int, index: int) -> np.random.Generator:
         sequence = np.random.SeedSequence([purpose, self.seed, _SPLIT_CODES[self.split], index])

@@ -12,7 +12,7 @@ Every record has an `event`. What is written, and read back:
 * `result`: `run`, `label`, `learner`, `homogenizers`, `seed`, `role` ("compare" or "candidate"), `metric`, `scores`,
   `losses` and `domains` (one per test task), `validation`, `best_step`, `steps`, `seconds`, `step_seconds`,
   `homogenizer_seconds` (`homogenizer`, `plugin`, `seconds` of each, by the clock as `seconds` is); a tuned method's
-  result also has `tuned_from` and `chosen`.
+  result also has `tuned_from` and `chosen`, that of several states tested together `ensemble`, their steps.
 * `failed`: `run`, `label`, `seed`, `error`.
 
 JSON knows no NaN and no infinity: a number that is not finite is written as null, and `numbers` reads null as NaN.

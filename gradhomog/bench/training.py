@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 import math
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,116 +13,61 @@ import torch
 
 from gradhomog import api, expression, options
 from gradhomog.bench import networks
+from gradhomog.bench.best import Best
 from gradhomog.bench.config import Config
 from gradhomog.bench.episodes import EpisodeStream
 from gradhomog.bench.plan import Run
 from gradhomog.bench.saliency import write_looks
 from gradhomog.bench.slowness import Meter
-from gradhomog.domains import Domain
+from gradhomog.bench.streams import Streams as Streams  # others ask for them here
+from gradhomog.bench.streams import streams as streams
+from gradhomog.ensemble import Ensemble
 from gradhomog.errors import ConfigError
 from gradhomog.learners import Learner
-from gradhomog.registry import Registry, installed
+from gradhomog.registry import installed
 from gradhomog.reports import Evaluation
 
 CHECKPOINT = "checkpoint.pt"
 
 Emit = Callable[[dict[str, Any]], None]
 
-# Validation and test tasks are the same for every method and every training seed.
-EVALUATION_SEED = 0
-
-
-@dataclass(frozen=True)
-class Streams:
-    """The tasks of a configuration: what to train on, and fixed lists to validate and test on."""
-
-    train: EpisodeStream
-    validation: EpisodeStream
-    test: EpisodeStream
-    input_shape: tuple[int, ...]
-    outputs: int
-    metric: str
-
-
-@functools.lru_cache(maxsize=64)  # one process runs many trainings on the same domains
-def _domain(text: str, size: int, registry: Registry) -> Domain:
-    return api.domain(text, size=size, registry=registry)
-
-
-def streams(config: Config, seed: int) -> Streams:
-    """Open the domains and check that they can serve the episodes asked of them.
-
-    Raises:
-        DataError, OptionError, UnknownPluginError: a domain cannot be opened, or not serve; names it and the reason.
-        ConfigError: regression and classification domains are mixed.
-    """
-    size, shape = config.network.size, config.episodes
-    registry = installed()
-    train, test = (
-        [_domain(text, size, registry) for text in texts] for texts in (config.domains.train, config.domains.test)
-    )
-    trained = {api.domain_identity(text) for text in config.domains.train}
-    seen = [api.domain_identity(text) in trained for text in config.domains.test]
-    _tell_apart(config.domains.train, train)
-    _tell_apart(config.domains.test, test)
-    channels = None
-    if len(train[0].input_shape) == 3:
-        native = max(domain.input_shape[0] for domain in train + test)
-        channels = int(config.network.channels) or native
-    kind = {domain.outputs for domain in train + test}
-    if len(kind) > 1:
-        raise ConfigError("`domains` must be all of classification, or all of regression with one number of targets.")
-    outputs = kind.pop()
-    both = [domain for domain, known in zip(test, seen, strict=True) if known]
-    unseen = [domain for domain, known in zip(test, seen, strict=True) if not known]
-    if both and unseen:
-        known, others = (", ".join(domain.name for domain in found) for found in (both, unseen))
-        raise ConfigError(
-            "`domains.test` must hold only domains that are trained on (their test classes are used), or only others "
-            f"(all their classes are); it mixes {known} with {others}."
-        )
-
-    def stream(domains: list[Domain], split: Any, tasks: int, seed: int) -> EpisodeStream:
-        return EpisodeStream(
-            domains, split=split, ways=shape.ways, shots=shape.shots, queries=shape.queries, tasks=tasks,
-            setting=config.domains.setting, seed=seed, channels=channels,
-        )  # fmt: skip
-
-    input_shape = train[0].input_shape if channels is None else (channels, *train[0].input_shape[1:])
-    return Streams(
-        stream(train, "train", shape.tasks, seed),
-        stream(train, "val", 1, EVALUATION_SEED),
-        stream(test, "test" if both else "all", 1, EVALUATION_SEED),
-        input_shape,
-        shape.ways if outputs is None else outputs,
-        "accuracy" if outputs is None else "mse",
-    )
-
-
-def _tell_apart(texts: list[str], domains: list[Domain]) -> None:
-    """Domains of one name (files of one stem in two folders) are called by their texts instead."""
-    names = [domain.name for domain in domains]
-    for index, (text, name) in enumerate(zip(texts, names, strict=True)):
-        if names.count(name) > 1:
-            domains[index] = copy.copy(domains[index])
-            domains[index].name = text
-
 
 def make_learner(config: Config, run: Run, source: Streams) -> Learner:
     """The learner of a run, initialised from its seed; the same initialisation for every method."""
-    torch.manual_seed(run.seed)
-    encoder, head = networks.build(config.network.name, source.input_shape, source.outputs, config.network.width)
     selector, own = expression.parse_one(run.learner)
     _, spec = installed().load("learners", selector)
-    train = config.train
-    inner = {"inner": train.inner, "inner_steps": train.inner_steps, "inner_lr": train.inner_lr}
-    offered = {name: value for name, value in inner.items() if name in options.accepted(spec)}
+    chosen = {**_offered(config, source, set(options.accepted(spec)), run.learner), **own}
+    torch.manual_seed(run.seed)
+    encoder, head = networks.build(
+        config.network.name, source.input_shape, source.outputs, config.network.width,
+        flatten=chosen.get("maps") is not True,
+    )  # fmt: skip
     device = _device(config.device)
-    pipe = api.pipeline(run.homogenizers, nonfinite=train.nonfinite)
+    pipe = api.pipeline(run.homogenizers, nonfinite=config.train.nonfinite)
     made: Learner = installed().make(
-        "learners", selector, {**offered, **own}, encoder.to(device), head.to(device), homogenizers=pipe
+        "learners", selector, chosen, encoder.to(device), head.to(device), homogenizers=pipe
     )[2]
     return made
+
+
+def _offered(config: Config, source: Streams, accepted: set[str], learner: str) -> dict[str, Any]:
+    """Options that a learner accepts and a run knows the values of."""
+    train = config.train
+    known: dict[str, Any] = {
+        "inner": train.inner,
+        "inner_steps": train.inner_steps,
+        "inner_lr": train.inner_lr,
+        "input_shape": list(source.input_shape),
+        "maps": config.network.name != "mlp",  # the encoder's, in place of vectors
+        "classes": source.train.class_count or None,  # that are trained on
+    }
+    if "classes" in accepted and source.train.outputs is None and known["classes"] is None:
+        names = ", ".join(domain.name for domain in source.train.domains)
+        raise ConfigError(
+            f"{learner} is trained to tell all training classes apart, but `domains.train` do not tell theirs: "
+            f"{names}. A domain does by `Domain.classes` and `Task.classes`."
+        )
+    return {name: value for name, value in known.items() if name in accepted and value is not None}
 
 
 def _device(name: str) -> torch.device:
@@ -142,7 +84,8 @@ def _device(name: str) -> torch.device:
 
 
 class Training:
-    """One run in a folder of its own: `checkpoint.pt` while it trains, `best.pt` and `looks.npz` when it is done.
+    """One run in a folder of its own: `checkpoint.pt` while it trains, `best.pt` and `looks.npz` when it is done; and
+    `ensemble.pt`, where several states are tested together.
 
     The checkpoint stays until somebody calls `forget_checkpoint`: whoever has put the result on disk.
 
@@ -161,9 +104,7 @@ class Training:
         self.done = 0
         self.seconds = 0.0  # by the clock, as a user waits
         self.processor_seconds = 0.0  # of the processor: what other runs take does not count
-        self.best_score: float | None = None
-        self.best_step = 0
-        self.best: dict[str, Any] = {}
+        self.best = Best(config.train.ensemble, self._better)
         self._checkpoint = folder / CHECKPOINT
         if self._checkpoint.exists():
             self._load()
@@ -204,29 +145,34 @@ class Training:
                 self.emit({"event": "probe", **identity, "stages": stages})
             result = self._evaluate(self.source.validation, train.validation_episodes)
             self.emit({"event": "validation", **identity, "score": result.mean, "half_width": result.half_width})
-            if self.best_score is None or self._better(result.mean, self.best_score):
-                self.best_score, self.best_step = result.mean, self.done
-                self.best = copy.deepcopy(self.learner.state_dict())
+            self.best.offer(result.mean, self.done, self.learner.state_dict())
 
     def _better(self, new: float, old: float) -> bool:
         if math.isnan(new) or math.isnan(old):
             return math.isnan(old)
         return new > old if self.source.metric == "accuracy" else new < old
 
-    def _evaluate(self, stream: EpisodeStream, episodes: int) -> Evaluation:
-        return self.learner.evaluate(stream.task(index).to(self.config.device) for index in range(episodes))
+    def _evaluate(self, stream: EpisodeStream, episodes: int, tested: Ensemble | None = None) -> Evaluation:
+        tasks = (stream.task(index).to(self.config.device) for index in range(episodes))
+        return (tested or self.learner).evaluate(tasks)
 
     def _test(self) -> None:
-        self.learner.load_state_dict(self.best)
-        result = self._evaluate(self.source.test, self.config.test.episodes)
-        _write(self.folder / "best.pt", self.best)
+        best, together = self.best.first, {}
+        self.learner.load_state_dict(best.state)
+        _write(self.folder / "best.pt", best.state)
+        ensemble = None
+        if self.config.train.ensemble > 1:
+            ensemble = Ensemble(self.learner, [kept.state for kept in self.best.kept])
+            _write(self.folder / "ensemble.pt", {"states": self.best.state_dict()})
+            together = {"ensemble": [kept.step for kept in self.best.kept]}
+        result = self._evaluate(self.source.test, self.config.test.episodes, ensemble)
         write_looks(self.learner, self.source.test, self.config.device, self.folder)
         self.emit(
             {
                 "event": "result", "run": self.run.id, "label": self.run.label, "learner": self.run.learner,
                 "homogenizers": self.run.homogenizers, "seed": self.run.seed, "role": self.run.role,
                 "metric": self.source.metric, "scores": result.scores, "losses": result.losses,
-                "domains": result.domains, "validation": self.best_score, "best_step": self.best_step,
+                "domains": result.domains, "validation": best.score, "best_step": best.step, **together,
                 "steps": self.done, "seconds": self.seconds, "step_seconds": self.processor_seconds / self.done,
                 "homogenizer_seconds": self.meter.record(),
             }
@@ -241,9 +187,7 @@ class Training:
             "seconds": self.seconds,
             "processor_seconds": self.processor_seconds,
             "homogenizer_seconds": self.meter.seconds,
-            "best_score": self.best_score,
-            "best_step": self.best_step,
-            "best": self.best,
+            "best": self.best.state_dict(),
             "learner": self.learner.state_dict(),
             "outer": self.outer.state_dict(),
             # Dropout and the like draw from the global generators.
@@ -266,7 +210,7 @@ class Training:
         self.outer.load_state_dict(state["outer"])
         self.done, self.seconds = state["done"], state["seconds"]
         self.processor_seconds, self.meter.seconds = state["processor_seconds"], state["homogenizer_seconds"]
-        self.best_score, self.best_step, self.best = state["best_score"], state["best_step"], state["best"]
+        self.best.load_state_dict(state["best"])
         torch.set_rng_state(state["random"])
         if torch.cuda.is_available() and state["random_cuda"]:
             torch.cuda.set_rng_state_all(state["random_cuda"])

@@ -226,3 +226,42 @@ def test_negative_indices_are_refused():
         stream().task(-1)
     with pytest.raises(OptionError, match="`index` must be >= 0; got -2"):
         stream().batch(-2)
+
+
+@given(seed=seeds, index=st.integers(0, 10**6), split=st.sampled_from(["train", "val", "test", "all"]))
+@settings(max_examples=30, deadline=None)
+def test_classes_number_those_of_the_split_over_all_domains(seed, index, split):
+    """An image's corner says which class of its domain it is of; the stream's numbers are these, one domain after the
+    other."""
+    made = stream(seed=seed, split=split)
+    batch = made.batch(index)
+    all_of_them = [(domain.name, own) for domain in DOMAINS for own in domain.classes(split)]
+    assert made.class_count == len(all_of_them)
+    assert batch.classes.shape == (4, 3)
+    for task in batch:
+        for x, y in ((task.support_x, task.support_y), (task.query_x, task.query_y)):
+            found = [all_of_them[number] for number in task.classes[y].tolist()]
+            assert found == [(task.domain, own) for own in corner(x, 0)]
+
+
+def test_domains_that_tell_no_classes_give_tasks_without():
+    made = stream([functions("line"), functions("step")])
+    assert made.class_count == 0
+    assert made.batch(0).classes is None
+    assert made.task(0).classes is None
+
+
+def test_a_task_of_classes_that_its_domain_does_not_list_is_refused():
+    class Listing(ClassImages):
+        def classes(self, split):
+            return [own for own in super().classes(split) if own != self.hidden]
+
+        def _eligible(self, split, needed):
+            return super().classes(split)
+
+    labels = np.repeat(np.arange(4), IMAGES)
+    domain = Listing("four", np.zeros((len(labels), 4, 4, 1), dtype=np.uint8), labels, list("abcd"))
+    domain.hidden = 2
+    made = stream([domain], split="all", ways=4)
+    with pytest.raises(DataError, match=r"`classes` of a task must be among the 3 of `classes\('all'\)`; found \[2\]"):
+        made.task(0)

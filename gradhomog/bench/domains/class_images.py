@@ -114,6 +114,7 @@ class ClassImages(Domain):
             query_x=self._pixels(rows[:, shots:]),
             query_y=labels.repeat_interleave(queries),
             domain=self.name,
+            classes=torch.from_numpy(drawn),
         )
 
     def _pixels(self, rows: NDArray[np.int64]) -> Tensor:

@@ -13,6 +13,7 @@ import importlib.util
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from gradhomog.bench.domains import _cache, _options
 from gradhomog.bench.domains.class_images import ClassImages, split_classes
@@ -83,8 +84,11 @@ class Glyphs(Domain):
         """Draw one task; backgrounds carry the cue in `train` only."""
         pictures = self._cued if split == "train" else self._plain
         task = pictures.sample(split, random, ways=ways, shots=shots, queries=queries)
+        classes = task.classes
+        if pictures is self._cued:  # which holds the training classes only, and numbers these
+            classes = torch.tensor(self.classes("train"))[classes]
         # Two sets of options have one name; a run that uses both renames them.
-        return dataclasses.replace(task, domain=self.name)
+        return dataclasses.replace(task, domain=self.name, classes=classes)
 
 
 def glyphs(

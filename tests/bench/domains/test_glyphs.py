@@ -243,3 +243,15 @@ def test_describing_the_domain_imports_neither_matplotlib_nor_pillow():
         "print([m for m in ('matplotlib', 'PIL') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test", "all"])
+def test_classes_of_tasks_are_those_of_the_split_whichever_pictures_are_drawn(split):
+    domain = glyphs.glyphs("tifinagh", **SMALL)
+    task = domain.sample(split, np.random.default_rng(0), ways=3, shots=2, queries=2)
+    pool = pictures(domain, split)
+    listed = domain.classes(split)
+    drawn = ((task.support_x + 1) * 127.5).round().int().numpy()[:, 0]
+    for image, label in zip(drawn, task.support_y.tolist(), strict=True):
+        holders = [listed[place] for place in range(len(pool)) if (pool[place] == image).all((1, 2)).any()]
+        assert task.classes[label] in holders

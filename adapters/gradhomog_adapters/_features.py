@@ -1,0 +1,44 @@
+"""What shape an encoder's features have, known when a learner is made: its own modules are built for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from gradhomog import OptionError
+from gradhomog_adapters._episodic import Episodic
+
+
+def feature_shape(learner: Episodic, input_shape: Sequence[int] | None) -> tuple[int, ...]:
+    """Of one input's features: `(features,)` or `(C, h, w)`.
+
+    Args:
+        input_shape: of one input; the encoder is called on two of zeros, and left as it was. None: as many as the first
+            linear layer of the head takes.
+
+    Raises:
+        OptionError: the head has no linear layer, or the encoder does not take such inputs.
+    """
+    if input_shape is None:
+        linear = next((part for part in learner.head.modules() if isinstance(part, nn.Linear)), None)
+        if linear is None:
+            raise OptionError(
+                "`input_shape` must be given, as in input_shape=[3, 84, 84]: the head has no torch.nn.Linear that "
+                "would tell the number of features."
+            )
+        return (linear.in_features,)
+    if not input_shape or any(length < 1 for length in input_shape):
+        raise OptionError(f"`input_shape` must hold positive integers; got {list(input_shape)}.")
+    parameters = learner.meta_parameters()
+    zeros = next(iter(parameters.values())).new_zeros(2, *input_shape)
+    try:
+        with learner.mode(training=False), torch.no_grad():
+            features = learner.network.encode(parameters, learner.network.buffers(), zeros)
+    except (RuntimeError, ValueError, IndexError) as cause:
+        raise OptionError(
+            f"`input_shape` must be the shape of one input of the encoder, which does not take {list(input_shape)}: "
+            f"{str(cause).strip().partition(chr(10))[0]}"
+        ) from cause
+    return tuple(features.shape[1:])

@@ -1,0 +1,109 @@
+"""What the tests of learners without an inner loop share: smooth float64 networks, tasks, properties of any of them."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+from gradhomog import Task, TaskBatch
+
+WAYS = 3
+
+
+def networks(norm=False, seed=0):
+    """A smooth encoder of vectors, and a head of which only the outputs count."""
+    torch.manual_seed(seed)
+    layers = [nn.Linear(4, 6), *([nn.BatchNorm1d(6)] * norm), nn.Tanh(), nn.Linear(6, 5), nn.Tanh()]
+    return nn.Sequential(*layers).double(), nn.Linear(5, WAYS).double()
+
+
+def pictures(norm=False, seed=0):
+    """A smooth encoder that ends with maps `[n, 2, 5, 5]`, and a head that flattens."""
+    torch.manual_seed(seed)
+    layers = [nn.Conv2d(1, 2, 2), *([nn.BatchNorm2d(2)] * norm), nn.Tanh()]
+    return nn.Sequential(*layers).double(), nn.Sequential(nn.Flatten(), nn.Linear(50, WAYS)).double()
+
+
+def tasks(count=3, shape=(4,), shots=2, queries=3, seed=1, classes=None):
+    """Clusters, float64; with `classes`, each task's are drawn from so many."""
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for slot in range(count):
+        centres = torch.randn(WAYS, *shape, generator=generator, dtype=torch.float64)
+        parts = []
+        for number in (shots, queries):
+            y = torch.arange(WAYS).repeat(number)
+            noise = torch.randn(len(y), *shape, generator=generator, dtype=torch.float64)
+            parts += [centres[y] + 0.7 * noise, y]
+        chosen = None if classes is None else torch.randperm(classes, generator=generator)[:WAYS]
+        found.append(Task(*parts, f"domain {slot}", chosen))
+    return TaskBatch.stack(found)
+
+
+def rows_equal(one, two, rtol=1e-9, atol=1e-12):
+    """Rows, losses, features and cotangents of two learners."""
+    assert list(one.jacobian) == list(two.jacobian)
+    for name, block in one.jacobian.items():
+        torch.testing.assert_close(block, two.jacobian[name], rtol=rtol, atol=atol, msg=lambda text, n=name: n + text)
+    torch.testing.assert_close(one.losses, two.losses, rtol=rtol, atol=atol)
+    torch.testing.assert_close(one.accuracies, two.accuracies)
+    for ours, theirs in zip(
+        (*one.features, *one.feature_cotangents), (*two.features, *two.feature_cotangents), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol)
+
+
+def judge_by_finite_differences(learner, batch, step=1e-6):
+    """Rows along a random direction of all parameters at once."""
+    rows, generator = learner.rows(batch), torch.Generator().manual_seed(7)
+    named = learner.named_parameters()
+    along = {name: torch.randn(p.shape, generator=generator, dtype=p.dtype) for name, p in named.items()}
+    losses = []
+    for size in (step, -2 * step, step):
+        with torch.no_grad():
+            for name, parameter in named.items():
+                parameter += size * along[name]
+        losses.append(learner.rows(batch).losses)
+    found = sum((rows.jacobian[name] * along[name]).flatten(1).sum(1) for name in along)
+    torch.testing.assert_close(found, (losses[0] - losses[1]) / (2 * step), rtol=1e-6, atol=1e-8)
+
+
+def judge_by_autograd(learner, batch, loss):
+    """Rows against the derivatives of a loss of a task that was written down for the test."""
+    rows, named = learner.rows(batch), learner.named_parameters()
+    for slot, task in enumerate(batch):
+        value = loss(task)
+        torch.testing.assert_close(rows.losses[slot], value.detach(), rtol=1e-10, atol=1e-12)
+        expected = torch.autograd.grad(value, list(named.values()), allow_unused=True)
+        for (name, parameter), gradient in zip(named.items(), expected, strict=True):
+            gradient = torch.zeros_like(parameter) if gradient is None else gradient
+            torch.testing.assert_close(rows.jacobian[name][slot], gradient, rtol=1e-9, atol=1e-12, msg=name)
+
+
+def judge_untouched(learner, batch):
+    """Rows, steps' evaluations and predictions change nothing: parameters, buffers, modes, generators."""
+    before, random = copy.deepcopy(learner.state_dict()), torch.get_rng_state()
+    modes = [part.training for part in (*learner.encoder.modules(), *learner.own.modules())]
+    learner.rows(batch)
+    first = learner.evaluate(batch)
+    learner.predict(batch[0].support_x, batch[0].support_y, batch[0].query_x)
+    assert learner.evaluate(batch) == first
+    assert str(learner.state_dict()) == str(before)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert [part.training for part in (*learner.encoder.modules(), *learner.own.modules())] == modes
+
+
+def judge_homogenized(make, batch):
+    """Homogenizers of rows, and of features while training; meta-test is that of the bare learner."""
+    isi = "" if batch.support_x.dim() > 3 else "isi=false, "
+    for text in ("pcgrad", f"rotogbml({isi}rotate={{'lr': 0.5}})"):
+        made = make(text)
+        outer = torch.optim.SGD(made.parameters(), lr=0.1)
+        for _ in range(2):
+            report = made.step(batch, outer)
+        assert torch.isfinite(report.losses).all()
+        bare = make(None)
+        bare.load_state_dict({**made.state_dict(), "homogenizers": {}})
+        assert made.evaluate(batch) == bare.evaluate(batch)

@@ -1,0 +1,78 @@
+"""MetaOptNet: ridge regression against least squares of NumPy, the primal form, rows through the solution."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gradhomog import Task
+from gradhomog_adapters.metaoptnet import MetaOptNet
+from tests.adapters import direct
+
+
+def weights(support, y, strength):
+    """argmin ‖XW − Y‖² + λ‖W‖², as least squares of X over √λ I."""
+    features = support.shape[1]
+    above = np.concatenate([support, np.sqrt(strength) * np.eye(features)])
+    below = np.concatenate([np.eye(direct.WAYS)[y], np.zeros((features, direct.WAYS))])
+    return np.linalg.lstsq(above, below, rcond=None)[0]
+
+
+@pytest.mark.parametrize("strength", [1e-3, 1.0, 50.0])
+@pytest.mark.parametrize("shots", [1, 4])  # fewer supports than features, and more
+def test_outputs_are_those_of_regularized_least_squares(strength, shots):
+    encoder, head = direct.networks()
+    task = direct.tasks(shots=shots)[0]
+    learner = MetaOptNet(encoder, head, regularization=strength, scale=3.0)
+    outputs = learner.predict(task.support_x, task.support_y, task.query_x)
+    support, queries = (encoder(x).detach().numpy() for x in (task.support_x, task.query_x))
+    expected = 3 * queries @ weights(support, task.support_y.numpy(), strength)
+    np.testing.assert_allclose(outputs.numpy(), expected, rtol=1e-8, atol=1e-11)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_rows_are_those_of_the_primal_form(norm):
+    # W = (XᵀX + λI)⁻¹XᵀY, features by features; the code solves supports by supports.
+    encoder, head = direct.networks(norm)
+    learner = MetaOptNet(encoder, head, regularization=2.0, scale=1.5)
+    scale = learner.named_parameters()["learner.logits.scale"]
+    encoder.train()
+
+    def loss(task):
+        x, z = encoder(task.support_x), encoder(task.query_x)
+        y = nn.functional.one_hot(task.support_y, direct.WAYS).double()
+        w = torch.linalg.inv(x.T @ x + 2 * torch.eye(5, dtype=torch.float64)) @ x.T @ y
+        return nn.functional.cross_entropy(scale * z @ w, task.query_y)
+
+    direct.judge_by_autograd(learner, direct.tasks(shots=3), loss)
+
+
+def test_the_scale_is_learnt():
+    learner = MetaOptNet(*direct.networks())
+    rows = learner.rows(direct.tasks(shots=5))
+    assert rows.jacobian["learner.logits.scale"].shape == (3, 1)
+    assert rows.jacobian["learner.logits.scale"].abs().min() > 0
+    learner.own.requires_grad_(False)
+    assert "learner.logits.scale" not in learner.rows(direct.tasks(shots=5)).jacobian
+
+
+def test_a_support_given_n_times_is_a_support_of_weight_n():
+    # n‖xW − y‖² + λ‖W‖²: n copies of all supports are the same as λ/n.
+    encoder, head = direct.networks()
+    task = direct.tasks()[0]
+    many = Task(task.support_x.repeat(4, 1), task.support_y.repeat(4), task.query_x, task.query_y)
+    one = MetaOptNet(encoder, head, regularization=1.0).rows([task])
+    four = MetaOptNet(encoder, head, regularization=4.0).rows([many])
+    direct.rows_equal(four, one)
+
+
+def test_features_of_a_size_of_thousands_keep_their_digits_in_float32():
+    # The Gramian's condition is 1e8: a solution in float32 would have no digits left.
+    torch.manual_seed(0)
+    x, z = torch.randn(6, 8) * 1e3, torch.randn(4, 8) * 1e3
+    y = torch.arange(3).repeat(2)
+    learner = MetaOptNet(nn.Identity(), nn.Linear(8, 3), regularization=1e-2)
+    expected = z.double().numpy() @ weights(x.double().numpy(), y.numpy(), 1e-2)
+    np.testing.assert_allclose(learner.predict(x, y, z).numpy(), expected, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,89 @@
+"""RelationNet: rows against pairs that were written down one by one; the module as published; the bench's maps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from gradhomog import DataError, Task
+from gradhomog.bench import networks
+from gradhomog_adapters import _relation
+from gradhomog_adapters.relationnet import RelationNet
+from tests.adapters import direct
+
+MAPS = {"maps": True, "input_shape": [1, 6, 6]}
+
+
+def pairs(encoder, task):
+    """[mean of class; query], for each query all classes, from loops."""
+    support, queries = encoder(task.support_x), encoder(task.query_x)
+    means = [support[task.support_y == w].mean(0) for w in range(direct.WAYS)]
+    return torch.stack([torch.cat([mean, query]) for query in queries for mean in means])
+
+
+@pytest.mark.parametrize("objective", ["mse", "softmax"])
+@pytest.mark.parametrize("maps", [False, True])
+def test_rows_are_those_of_the_pairs_written_down(objective, maps):
+    encoder, head = direct.pictures() if maps else direct.networks()
+    learner = RelationNet(encoder, head, objective=objective, **(MAPS if maps else {}))
+    batch = direct.tasks(shape=(1, 6, 6) if maps else (4,))
+    relation = learner.own["relation"]
+
+    def loss(task):
+        scores = relation(pairs(encoder, task)).reshape(-1, direct.WAYS)
+        if objective == "softmax":
+            return nn.functional.cross_entropy(scores, task.query_y)
+        return nn.functional.mse_loss(torch.sigmoid(scores), nn.functional.one_hot(task.query_y, direct.WAYS).double())
+
+    direct.judge_by_autograd(learner, batch, loss)
+
+
+@pytest.mark.parametrize(("size", "padding", "numbers"), [(5, 1, 64), (7, 1, 64), (19, 0, 576), (54, 0, 9216)])
+def test_the_module_for_maps_has_the_published_sizes(size, padding, numbers):
+    # Chen et al. 2019: after two blocks s ↦ (s − 2 + 2·padding) / 2 rounded down; 64 maps.
+    module = _relation.of_maps((64, size, size), 8)
+    kinds = [type(part).__name__ for part in module]
+    block = ["Conv2d", "BatchNorm2d", "ReLU", "MaxPool2d"]
+    assert kinds == [*block, *block, "Flatten", "Linear", "ReLU", "Linear"]
+    assert (module[0].in_channels, module[0].out_channels, module[0].padding) == (128, 64, (padding, padding))
+    assert (module[9].in_features, module[9].out_features, module[11].out_features) == (numbers, 8, 1)
+    assert module(torch.rand(2, 128, size, size)).shape == (2, 1)
+
+
+def test_maps_of_one_number_are_not_pooled_away():
+    assert _relation.of_maps((4, 1, 1), 8)(torch.rand(3, 8, 1, 1)).shape == (3, 1)
+
+
+@pytest.mark.parametrize("name", ["conv4", "resnet10"])
+def test_it_takes_the_maps_of_the_bench_networks(name):
+    encoder, head = networks.build(name, (1, 28, 28), direct.WAYS, 4, flatten=False)
+    learner = RelationNet(encoder, head, maps=True, input_shape=[1, 28, 28])
+    before = {key: value.clone() for key, value in encoder.named_buffers()}
+    batch = direct.tasks(2, shape=(1, 28, 28))
+    batch = [Task(t.support_x.float(), t.support_y, t.query_x.float(), t.query_y) for t in batch]
+    rows = learner.rows(batch)
+    assert all(block.isfinite().all() for block in rows.jacobian.values())
+    assert all(torch.equal(value, before[key]) for key, value in encoder.named_buffers())
+
+
+def test_outputs_are_relations_between_0_and_1():
+    learner = RelationNet(*direct.networks())
+    task = direct.tasks()[0]
+    outputs = learner.predict(task.support_x, task.support_y, task.query_x)
+    assert 0 < outputs.min() < outputs.max() < 1
+
+
+def test_features_of_another_shape_than_the_module_is_for_are_told():
+    encoder, _ = direct.pictures()
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, direct.WAYS)).double()
+    learner = RelationNet(encoder, head, **MAPS)
+    with pytest.raises(DataError, match=r"features of the shape \[2, 5, 5\]; the encoder gives \[2, 7, 7\]"):
+        learner.rows(direct.tasks(shape=(1, 8, 8)))
+
+
+def test_its_loss_can_be_replaced():
+    batch = direct.tasks()
+    learner = RelationNet(*direct.networks(), loss=lambda outputs, y: outputs.sum())
+    torch.testing.assert_close(learner.rows(batch).losses[0], learner.rows([batch[0]]).losses[0])
+    assert learner.rows(batch).losses.min() > 1  # a sum of 27 relations, not a mean of squares
