@@ -1,0 +1,94 @@
+"""What holds for every learner: both engines, degenerate tasks, one task's NaN, homogenizers at meta-test."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import gradhomog
+from gradhomog import NonfiniteError, TaskBatch
+from gradhomog.options import accepted
+from gradhomog.registry import installed
+from tests.adapters.few_shot import networks, tasks
+
+LEARNERS = (
+    "anil", "baseline", "baseline_pp", "boil", "fomaml", "imaml", "maml", "mamlpp", "meta_sgd", "metaoptnet", "protonet",
+    "relationnet", "reptile",
+)  # fmt: skip
+
+
+def make(name, homogenizers=None, nonfinite="raise", pair=None, **options):
+    pipe = gradhomog.pipeline(homogenizers or "none", nonfinite=nonfinite)
+    shape = {"input_shape": (3,)} if name in ("baseline", "baseline_pp", "relationnet") else {}
+    return gradhomog.learner(name, *(pair or networks()), homogenizers=pipe, **shape, **options)
+
+
+def test_these_are_all():
+    assert set(LEARNERS) == set(gradhomog.available("learners"))
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("name", LEARNERS)
+def test_both_engines_give_the_same_rows(name, norm):
+    loop, vmap = (make(name, pair=networks(norm), engine=engine).rows(tasks()) for engine in ("loop", "vmap"))
+    size = max(float(rows.abs().max()) for rows in loop.jacobian.values())
+    assert size > 0
+    for parameter, rows in loop.jacobian.items():
+        assert float((rows - vmap.jacobian[parameter]).abs().max()) < 1e-9 * size, parameter
+    torch.testing.assert_close(loop.losses, vmap.losses)
+    torch.testing.assert_close(loop.features, vmap.features)
+    torch.testing.assert_close(loop.feature_cotangents, vmap.feature_cotangents, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_a_task_of_one_class_has_a_finite_row(name):
+    batch = tasks()
+    one = TaskBatch(batch.support_x, 0 * batch.support_y, batch.query_x, 0 * batch.query_y, batch.domains)
+    rows = make(name).rows(one)
+    assert all(bool(value.isfinite().all()) for value in [rows.losses, *rows.jacobian.values()])
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_dead_units_have_finite_rows(name):
+    encoder = nn.Sequential(nn.Linear(3, 4), nn.ReLU()).double()
+    nn.init.constant_(encoder[0].bias, -1e6)
+    inner = {} if "inner" not in options_of(name) else {"inner": "adam"}
+    rows = make(name, pair=(encoder, nn.Linear(4, 3).double()), **inner).rows(tasks())
+    assert all(bool(value.isfinite().all()) for value in rows.jacobian.values())
+
+
+def options_of(name):
+    return set(accepted(installed().load("learners", name)[1]))
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+@pytest.mark.parametrize("name", LEARNERS)
+def test_nan_in_one_task_is_told_or_dropped_and_reaches_no_other(name, engine):
+    batch = tasks()
+    poisoned = TaskBatch(batch.support_x.clone(), batch.support_y, batch.query_x, batch.query_y, batch.domains)
+    poisoned.support_x[1, 0, 0] = float("nan")
+    poisoned.query_x[1, 0, 0] = float("nan")
+    clean, found = make(name, engine=engine).rows(batch), make(name, engine=engine).rows(poisoned)
+    for parameter, rows in clean.jacobian.items():
+        torch.testing.assert_close(found.jacobian[parameter][[0, 2]], rows[[0, 2]], rtol=1e-10, atol=1e-13)
+    learner = make(name, engine=engine)
+    outer = torch.optim.SGD(learner.parameters(), lr=0.1)
+    with pytest.raises(NonfiniteError, match="task 1 of domain domain 1"):
+        learner.step(poisoned, outer)
+    dropping = make(name, nonfinite="drop", engine=engine)
+    report = dropping.step(poisoned, torch.optim.SGD(dropping.parameters(), lr=0.1))
+    assert tuple(report.tasks) == (0, 2)
+    assert all(bool(p.isfinite().all()) for p in dropping.parameters())
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_homogenizers_are_gone_at_meta_test(name):
+    batch, answers = tasks(), []
+    for homogenizers in ("none", "rotogbml(isi=false) + pcgrad"):
+        learner = make(name, homogenizers)
+        if homogenizers != "none":
+            learner.rows(batch)  # rotations exist, and are told nothing of what comes
+        task = batch[0]
+        answers.append(learner.predict(task.support_x, task.support_y, task.query_x))
+    assert torch.equal(*answers)

@@ -1,0 +1,291 @@
+"""iMAML: rows against closed forms, dense solutions, finite differences of solved problems, and TorchOpt's solver."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+
+import pytest
+import torch
+import torchopt
+from torch import nn
+
+from gradhomog import OptionError, TaskBatch
+from gradhomog.testing import arena
+from gradhomog_adapters.fomaml import fomaml
+from gradhomog_adapters.imaml import IMAML
+from gradhomog_adapters.reptile import Reptile
+from tests.adapters import direct
+from tests.adapters.few_shot import networks, tasks
+
+# Enough of both for the row to be the derivative of the loss up to rounding, on these networks.
+SOLVED = {"proximal": 5.0, "inner_lr": 0.15, "inner_steps": 150, "cg_steps": 40}
+
+
+class Point(nn.Module):
+    """½ zᵀ M z for z = (w, v), with M as input: both derivatives of every order are known."""
+
+    def __init__(self, size=4, other=3, shape=None):
+        super().__init__()
+        generator = torch.Generator().manual_seed(3)
+        w, v = (torch.randn(n, generator=generator, dtype=torch.float64) for n in (size, other))
+        self.w = nn.Parameter(w if shape is None else w.reshape(shape))
+        self.v = nn.Parameter(v)
+
+    def forward(self, x):
+        z = torch.cat([self.w.reshape(-1), self.v])
+        return (z @ x @ z / 2)[None, None]
+
+
+def definite(size, seed):
+    root = torch.randn(size, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return root @ root.T / size
+
+
+def quadratic(support, query):
+    y = torch.zeros(1, 1, 1)
+    return TaskBatch(support[None], y, query[None], y)
+
+
+def on_point(point, **options):
+    return IMAML(point, nn.Identity(), loss=lambda out, y: out.sum(), **options)
+
+
+@pytest.mark.parametrize("solver", ["own", "torchopt"])
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+@pytest.mark.parametrize("damping", [0.0, 0.3])
+def test_on_a_quadratic_the_row_is_the_closed_form(damping, engine, solver):
+    # θ* = (I + A/λ)⁻¹ θ, row = ((1 + δ)I + A/λ)⁻¹ B θ*
+    if solver == "torchopt" and engine == "vmap":
+        engine = "auto"
+    a, b, strength = definite(4, 0), definite(4, 1), 0.7
+    point, eye = Point(other=0), torch.eye(4, dtype=torch.float64)
+    learner = on_point(
+        point, proximal=strength, inner_lr=0.3, inner_steps=300, cg_steps=6, damping=damping, adapt="encoder.w",
+        engine=engine, solver=solver,
+    )  # fmt: skip
+    row = learner.rows(quadratic(a, b)).jacobian["encoder.w"][0]
+    solution = torch.linalg.solve(eye + a / strength, point.w.detach())
+    expected = torch.linalg.solve((1 + damping) * eye + a / strength, b @ solution)
+    torch.testing.assert_close(row, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("solver", ["own", "torchopt"])
+def test_on_a_quadratic_what_is_not_adapted_has_the_derivative_through_the_solution(solver):
+    # θ*(θ, ω) = (A + λI)⁻¹(λθ − Cω); autograd differentiates L_Q(θ*(θ, ω), ω) through this.
+    support, query, strength, point = definite(7, 0), definite(7, 1), 0.7, Point()
+    learner = on_point(
+        point, proximal=strength, inner_lr=0.3, inner_steps=300, cg_steps=6, adapt="encoder.w", solver=solver
+    )
+    rows = learner.rows(quadratic(support, query)).jacobian
+    matrix = support[:4, :4] + strength * torch.eye(4, dtype=torch.float64)
+    end = torch.linalg.solve(matrix, strength * point.w - support[:4, 4:] @ point.v)
+    z = torch.cat([end, point.v])
+    by_w, by_v = torch.autograd.grad(z @ query @ z / 2, (point.w, point.v))
+    torch.testing.assert_close(rows["encoder.w"][0], by_w, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(rows["encoder.v"][0], by_v, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("solver", ["own", "torchopt"])
+def test_a_parameter_without_dimensions_has_the_row_of_the_closed_form(solver):
+    point = Point(size=1, other=0, shape=())
+    support, query = torch.full((2, 1, 1), 2.0, dtype=torch.float64)
+    learner = on_point(point, proximal=0.5, inner_lr=0.2, inner_steps=200, adapt="encoder.w", solver=solver)
+    row = learner.rows(quadratic(support, query)).jacobian["encoder.w"][0]
+    torch.testing.assert_close(row, 2 * point.w.detach() / 25, rtol=1e-12, atol=0)  # (1 + 2/0.5)⁻² · 2w
+
+
+@pytest.mark.parametrize("norm", ["batch", "support"])
+@pytest.mark.parametrize("adapt", ["*", "head.*", "encoder.*"])
+def test_rows_are_derivatives_of_the_loss_at_the_solved_problem(adapt, norm):
+    held = {"proximal": 40.0, "inner_lr": 0.02, "inner_steps": 60} if adapt != "head.*" else {}
+    learner = IMAML(*networks(norm=True), adapt=adapt, norm=norm, **{**SOLVED, **held})
+    direct.judge_by_finite_differences(learner, tasks())
+
+
+def dense_row(encoder, head, task, strength):
+    """(I + H/λ)⁻¹ ∇L_Q with the whole Hessian, where L-BFGS arrives at."""
+    both = nn.Sequential(encoder, head)
+    named = dict(both.named_parameters())
+    start = nn.utils.parameters_to_vector(named.values()).detach()
+
+    def loss(flat, x, y):
+        parts = flat.split([p.numel() for p in named.values()])
+        point = {name: part.view_as(p) for part, (name, p) in zip(parts, named.items(), strict=True)}
+        return nn.functional.cross_entropy(torch.func.functional_call(both, point, (x,)), y)
+
+    def support(flat):
+        return loss(flat, task.support_x, task.support_y)
+
+    point = start.clone().requires_grad_()
+    optimizer = torch.optim.LBFGS(
+        [point], max_iter=500, tolerance_grad=1e-13, tolerance_change=0, line_search_fn="strong_wolfe"
+    )
+
+    def objective():
+        optimizer.zero_grad()
+        value = support(point) + strength / 2 * (point - start).square().sum()
+        value.backward()
+        return value
+
+    optimizer.step(objective)
+    hessian = torch.autograd.functional.hessian(support, point.detach())
+    gradient = torch.autograd.grad(loss(point, task.query_x, task.query_y), point)[0]
+    return torch.linalg.solve(torch.eye(len(start), dtype=start.dtype) + hessian / strength, gradient)
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+def test_rows_equal_a_dense_solution_at_the_adapted_point(engine):
+    learner, batch = IMAML(*networks(), engine=engine, **SOLVED), tasks(2)
+    rows = learner.rows(batch).jacobian
+    for slot, task in enumerate(batch):
+        expected = dense_row(learner.encoder, learner.head, task, SOLVED["proximal"])
+        found = torch.cat([block[slot].flatten() for block in rows.values()])
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
+
+
+INNER = {
+    "sgd": (lambda: torchopt.sgd(lr=0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
+    "momentum": (lambda: torchopt.sgd(lr=0.1, momentum=0.9), lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
+    "adam": (lambda: torchopt.adam(lr=0.1, betas=(0.5, 0.5)), lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.5, 0.5))),
+}
+
+
+@pytest.mark.parametrize("adapt", ["*", "head.*"])
+@pytest.mark.parametrize("inner", INNER)
+def test_every_inner_step_descends_on_the_proximal_objective(inner, adapt):
+    ours, theirs = INNER[inner]
+    encoder, head = networks(norm=inner != "adam")
+    task = tasks()[0]
+    learner = IMAML(encoder, head, inner=ours(), inner_steps=2, test_steps=4, proximal=3.0, adapt=adapt)
+    found = learner.predict(task.support_x, task.support_y, task.query_x)
+    encoder, head = copy.deepcopy((encoder, head))
+    parameters = [*head.parameters()] if adapt == "head.*" else [*encoder.parameters(), *head.parameters()]
+    starts, optimizer = [p.detach().clone() for p in parameters], theirs(parameters)
+    for _ in range(4):
+        optimizer.zero_grad()
+        away = sum((p - start).square().sum() for p, start in zip(parameters, starts, strict=True))
+        (nn.functional.cross_entropy(head(encoder(task.support_x)), task.support_y) + 1.5 * away).backward()
+        optimizer.step()
+    torch.testing.assert_close(found, head(encoder(task.query_x)).detach(), rtol=1e-7, atol=1e-9)
+
+
+def test_held_ever_more_strongly_rows_become_those_of_first_order_without_steps():
+    first = fomaml(*networks(True), inner_steps=0).rows(tasks()).jacobian
+    rows = IMAML(*networks(True), proximal=1e9, inner_lr=1e-10).rows(tasks()).jacobian
+    for name, block in first.items():
+        torch.testing.assert_close(rows[name], block, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("longest", [1.0, 2.0])
+def test_where_the_system_is_indefinite_rows_are_bounded_and_of_first_order_at_worst(longest):
+    generator, query = torch.Generator().manual_seed(0), torch.eye(4, dtype=torch.float64)
+    point = Point(other=0)
+    w = point.w.detach()
+    options = {"proximal": 1.0, "inner_steps": 0, "adapt": "encoder.w", "longest": longest}
+    for _ in range(10):
+        support = torch.randn(4, 4, generator=generator, dtype=torch.float64)
+        row = on_point(point, **options).rows(quadratic(3 * (support + support.T), query)).jacobian["encoder.w"][0]
+        assert float(row.norm()) <= longest * float(w.norm()) * (1 + 1e-12)
+        assert float(row @ w) > 0
+    row = on_point(point, **options).rows(quadratic(-5 * query, query)).jacobian["encoder.w"][0]
+    assert torch.equal(row, w)
+
+
+@pytest.mark.parametrize("norm", ["batch", "support", "frozen"])
+@pytest.mark.parametrize("options", [{}, {"adapt": "head.*"}, {"adapt": "encoder.*"}, {"inner": "adam"}], ids=str)
+def test_both_engines_give_the_same_rows(options, norm):
+    loop, vmap = (
+        IMAML(*networks(True), norm=norm, engine=engine, proximal=10.0, inner_lr=0.05, **options).rows(tasks())
+        for engine in ("loop", "vmap")
+    )
+    direct.rows_equal(loop, vmap, rtol=1e-9, atol=1e-8 if "inner" in options else 1e-12)
+
+
+@pytest.mark.parametrize("norm", ["batch", "support", "frozen"])
+@pytest.mark.parametrize("adapt", ["*", "head.*", "encoder.*"])
+def test_torchopts_solver_agrees_on_a_well_conditioned_problem(adapt, norm):
+    ours, theirs = (
+        IMAML(*networks(True), norm=norm, adapt=adapt, proximal=40.0, inner_lr=0.02, solver=solver, damping=0.1)
+        for solver in ("own", "torchopt")
+    )
+    direct.rows_equal(ours.rows(tasks()), theirs.rows(tasks()), rtol=1e-8, atol=1e-11)
+
+
+def test_a_frozen_parameter_is_a_constant_and_one_frozen_since_is_not_adapted():
+    for learner in (IMAML(*networks(), adapt="encoder.*"), IMAML(*networks())):
+        learner.encoder.requires_grad_(False)
+        rows = learner.rows(tasks()).jacobian
+        assert set(rows) == {"head.weight", "head.bias"}
+        assert float(rows["head.weight"].abs().min()) > 0
+
+
+class Alive(nn.Module):
+    """Counts, whenever it is called, how many of its earlier outputs are still there."""
+
+    def __init__(self):
+        super().__init__()
+        self.outputs, self.most = [], 0
+
+    def forward(self, x):
+        self.most = max(self.most, sum(ref() is not None for ref in self.outputs))
+        result = torch.tanh(x)
+        self.outputs.append(weakref.ref(result))
+        return result
+
+
+@pytest.mark.parametrize("make", [IMAML, Reptile])
+def test_graphs_of_inner_steps_are_not_kept(make):
+    most = set()
+    for steps in (3, 12):
+        encoder, head = networks()
+        encoder.append(Alive())
+        make(encoder, head, inner_steps=steps, engine="loop").rows(tasks(1))
+        assert len(encoder[-1].outputs) > steps
+        most.add(encoder[-1].most)
+    assert len(most) == 1
+    assert max(most) <= 2
+
+
+def test_homogenizers_attach_and_nothing_else_changes():
+    def make(homogenizers):
+        return IMAML(*arena.network(norm=True), homogenizers, inner_steps=4)
+
+    batch = TaskBatch.stack([arena.task(seed, queries=3) for seed in range(3)])
+    direct.judge_untouched(make(None), batch)
+    for text in ("pcgrad", "isi(layers=1)", "rotogbml(isi={'layers': 1}, rotate={'lr': 0.5})"):
+        learner = make(text)
+        for _ in range(2):
+            report = learner.step(batch, torch.optim.SGD(learner.parameters(), lr=0.1))
+        assert torch.isfinite(report.norms).all()
+        bare = make(None)
+        bare.load_state_dict({**learner.state_dict(), "homogenizers": {}})
+        assert learner.evaluate(batch) == bare.evaluate(batch)
+
+
+def test_rows_with_a_rotation_are_derivatives_too():
+    learner = IMAML(*networks(), "rotate", **SOLVED)
+    learner.step(tasks(), torch.optim.SGD(learner.parameters(), lr=0.0))
+    direct.judge_by_finite_differences(learner, tasks())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"proximal": 0.0}, "`proximal` must be positive and finite"),
+        ({"proximal": float("nan")}, "`proximal` must be positive and finite"),
+        ({"cg_steps": 0}, "`cg_steps` must be an integer of at least 1; got 0"),
+        ({"cg_steps": True}, "`cg_steps` must be an integer of at least 1"),
+        ({"damping": -0.1}, "`damping` must be finite and not negative"),
+        ({"longest": 0.5}, "`longest` must be at least 1"),
+        ({"solver": "scipy"}, "`solver` must be 'own' or 'torchopt'"),
+        ({"solver": "torchopt", "engine": "vmap"}, "`solver` 'torchopt' works on one task after the other"),
+        ({"solver": "torchopt", "compile": True}, "`solver` 'torchopt' works on one task after the other"),
+        ({"solver": "torchopt", "homogenizers": "isi"}, "runs the encoder on the support set again"),
+        ({"adapt": "body.*"}, "`adapt` must match"),
+        ({"inner_steps": 1.5}, "`inner_steps` must be an integer"),
+    ],
+)
+def test_options_that_cannot_be_used_are_refused(options, message):
+    with pytest.raises(OptionError, match=message):
+        IMAML(*networks(), **options)

@@ -1,0 +1,350 @@
+"""Reptile: displacement rows against loops of `torch.optim` and a closed form; minibatches, kept state, stages."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+import torchopt
+from torch import nn
+
+from gradhomog import OptionError, TaskBatch
+from gradhomog.testing import arena
+from gradhomog_adapters.reptile import Reptile
+from tests.adapters import direct
+from tests.adapters.few_shot import networks, tasks
+
+LR = 0.1
+# Powers of which are exact in float32: in this TorchOpt corrects the bias, whatever the parameters' dtype is.
+BETAS = (0.5, 0.5)
+INNER = {
+    "sgd": (lambda: "sgd", lambda p: torch.optim.SGD(p, lr=LR)),
+    "momentum": (lambda: "momentum", lambda p: torch.optim.SGD(p, lr=LR, momentum=0.9)),
+    "adam": (lambda: torchopt.adam(lr=LR, betas=BETAS), lambda p: torch.optim.Adam(p, lr=LR, betas=BETAS)),
+}
+
+
+def made(norm=False, homogenizers=None, **options):
+    if not isinstance(options.get("inner", ""), str):
+        options = {"scale": LR, **options}
+    return Reptile(*networks(norm), homogenizers, inner_lr=LR, **options)
+
+
+def ends(learner, optimizer, task, steps, examples=None):
+    """A copy of the network after some steps of an optimizer of PyTorch, by the learner's names."""
+    encoder, head = copy.deepcopy((learner.encoder, learner.head))
+    model = nn.ModuleDict({"encoder": encoder, "head": head})
+    outer = optimizer(model.parameters())
+    for step in range(steps):
+        x, y = examples[step] if examples else (task.support_x, task.support_y)
+        outer.zero_grad()
+        nn.functional.cross_entropy(head(encoder(x)), y).backward()
+        outer.step()
+    return model
+
+
+def judge(found, learner, model, divisor):
+    for name, start in learner.named_parameters().items():
+        expected = (start - model.get_parameter(name)).detach() / divisor
+        torch.testing.assert_close(
+            found[name], expected, rtol=1e-7, atol=1e-10, msg=lambda text, n=name: f"{n}: {text}"
+        )
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("inner", INNER)
+def test_rows_are_displacements_by_an_optimizer_of_pytorch(inner, norm, engine):
+    # A bias before batch normalization has no gradient but rounding, which Adam makes a step of.
+    norm = norm and inner != "adam"
+    ours, theirs = INNER[inner]
+    learner, batch = made(norm, inner=ours(), inner_steps=3, engine=engine), tasks()
+    rows = learner.rows(batch).jacobian
+    for slot, task in enumerate(batch):
+        found = {name: block[slot] for name, block in rows.items()}
+        judge(found, learner, ends(learner, theirs, task, 3), LR * 3)
+
+
+class Point(nn.Module):
+    """½ (w − c)·A(w − c), with A and c as inputs."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.w = nn.Parameter(torch.linspace(-1, 1, size, dtype=torch.float64))
+
+    def forward(self, x):
+        return ((self.w - x[-1]) @ x[:-1] @ (self.w - x[-1]) / 2)[None, None]
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_on_a_quadratic_the_row_is_the_closed_form(steps):
+    # θ^K − c = (I − αA)^K (θ − c)
+    generator, alpha = torch.Generator().manual_seed(0), 0.05
+    root, c = torch.randn(2, 4, 4, generator=generator, dtype=torch.float64)
+    a = root @ root.T
+    x = torch.cat([a, c[:1]])[None]
+    learner = Reptile(Point(4), nn.Identity(), inner_lr=alpha, inner_steps=steps, loss=lambda out, y: out.sum())
+    y = torch.zeros(1, 1, 1)
+    row = learner.rows(TaskBatch(x, y, x, y)).jacobian["encoder.w"][0]
+    w = learner.encoder.w.detach()
+    end = c[0] + torch.linalg.matrix_power(torch.eye(4, dtype=torch.float64) - alpha * a, steps) @ (w - c[0])
+    torch.testing.assert_close(row, (w - end) / (alpha * steps), rtol=1e-11, atol=1e-12)
+    if steps == 1:
+        torch.testing.assert_close(row, a @ (w - c[0]), rtol=1e-11, atol=1e-12)
+
+
+def test_without_steps_rows_are_zero_and_the_loss_is_the_networks():
+    learner, batch = made(inner_steps=0), tasks()
+    rows = learner.rows(batch)
+    assert all(torch.equal(block, torch.zeros_like(block)) for block in rows.jacobian.values())
+    expected = nn.functional.cross_entropy(learner.head(learner.encoder(batch[1].query_x)), batch[1].query_y)
+    torch.testing.assert_close(rows.losses[1], expected.detach())
+
+
+def test_with_plain_displacements_an_outer_sgd_takes_the_published_step():
+    learner, batch, epsilon = made(inner_steps=3, scale=1 / 3), tasks(), 0.7
+    models = [ends(learner, INNER["sgd"][1], task, 3) for task in batch]
+    before = {name: p.detach().clone() for name, p in learner.named_parameters().items()}
+    learner.step(batch, torch.optim.SGD(learner.parameters(), lr=epsilon))
+    for name, parameter in learner.named_parameters().items():
+        mean = torch.stack([model.get_parameter(name) for model in models]).mean(0)
+        torch.testing.assert_close(parameter, before[name] + epsilon * (mean - before[name]))
+
+
+def test_query_loss_outputs_features_and_cotangents_are_those_of_the_adapted_network():
+    learner, batch = made(True, inner_steps=3), tasks()
+    rows = learner.rows(batch)
+    for slot, task in enumerate(batch):
+        model = ends(learner, INNER["sgd"][1], task, 3)
+        features = model["encoder"](task.query_x).detach().requires_grad_()
+        loss = nn.functional.cross_entropy(model["head"](features), task.query_y)
+        torch.testing.assert_close(rows.losses[slot], loss.detach())
+        torch.testing.assert_close(rows.features[0][slot], features.detach())
+        torch.testing.assert_close(rows.feature_cotangents[0][slot], torch.autograd.grad(loss, features)[0])
+
+
+@pytest.mark.parametrize("norm", ["batch", "support", "frozen"])
+@pytest.mark.parametrize("options", [{}, {"inner": "adam"}, {"on": "all"}, {"inner_batch": 4}], ids=str)
+def test_both_engines_give_the_same_rows(options, norm):
+    loop, vmap = (Reptile(*networks(True), norm=norm, engine=e, **options).rows(tasks()) for e in ("loop", "vmap"))
+    direct.rows_equal(loop, vmap, rtol=1e-9, atol=1e-9 if "inner" in options else 1e-12)
+
+
+def test_on_all_runs_on_both_sets_in_training_and_on_the_support_set_at_meta_test():
+    batch = tasks()
+    x, y = torch.cat([batch.support_x, batch.query_x], 1), torch.cat([batch.support_y, batch.query_y], 1)
+    both = made(True).rows(TaskBatch(x, y, batch.query_x, batch.query_y))
+    direct.rows_equal(made(True, on="all").rows(batch), both)
+    assert made(True, on="all").evaluate(batch) == made(True).evaluate(batch)
+
+
+def test_what_is_not_adapted_has_a_zero_row():
+    rows = made(adapt="encoder.*").rows(tasks()).jacobian
+    assert torch.equal(rows["head.weight"], torch.zeros(3, 3, 4, dtype=torch.float64))
+    assert float(rows["encoder.0.weight"].abs().min()) > 0
+
+
+# -- minibatches -----------------------------------------------------------------------------------------------------
+
+
+class Seen(nn.Module):
+    """Notes the inputs that it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.inputs = []
+
+    def forward(self, x):
+        self.inputs.append(x.detach().clone())
+        return x
+
+
+def watched(**options):
+    encoder, head = networks()
+    return Reptile(nn.Sequential(Seen(), *encoder), head, inner_lr=LR, engine="loop", **options)
+
+
+def labels(task, x):
+    """Of some support inputs."""
+    return torch.stack([task.support_y[(task.support_x == one).all(1)][0] for one in x])
+
+
+@pytest.mark.parametrize("on", ["support", "all"])
+def test_minibatches_are_shuffles_of_all_examples_cut_up(on):
+    learner, task = watched(inner_steps=6, inner_batch=2, on=on), tasks(1)[0]
+    learner.rows([task])
+    examples = task.support_x if on == "support" else torch.cat([task.support_x, task.query_x])
+    *steps, queries = learner.encoder[0].inputs
+    assert torch.equal(queries, task.query_x)
+    assert [len(one) for one in steps] == [2] * 6
+    met = torch.cat(steps)
+    for epoch in met.split(len(examples)):
+        places = [int((examples == one).all(1).nonzero()) for one in epoch]
+        assert len(set(places)) == len(epoch)
+    if on == "support":
+        assert not torch.equal(met[:6], met[6:])
+
+
+def test_rows_of_minibatches_are_displacements_by_an_optimizer_of_pytorch():
+    learner, task = watched(inner_steps=4, inner_batch=4), tasks(1)[0]
+    rows = learner.rows([task]).jacobian
+    examples = [(x, labels(task, x)) for x in learner.encoder[0].inputs[:-1]]
+    model = ends(learner, INNER["sgd"][1], task, 4, examples)
+    judge({name: block[0] for name, block in rows.items()}, learner, model, LR * 4)
+
+
+def test_minibatches_are_the_steps_and_the_seeds_own_and_go_on_from_a_saved_state():
+    def given(learner):
+        learner.encoder[0].inputs.clear()
+        learner.rows(batch)
+        return torch.cat(learner.encoder[0].inputs)
+
+    batch, state = tasks(), torch.get_rng_state()
+    learner, other = (watched(inner_batch=2, seed=seed) for seed in (0, 1))
+    outer = torch.optim.SGD(learner.parameters(), lr=LR)
+    first = given(learner)
+    assert torch.equal(given(learner), first)
+    assert not torch.equal(given(other), first)
+    predicted = learner.predict(batch[0].support_x, batch[0].support_y, batch[0].query_x)
+    at_test = learner.encoder[0].inputs[-6:]
+    learner.step(batch, outer)
+    assert not torch.equal(given(learner), first)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert predicted.shape == (9, 3)
+    learner.predict(batch[0].support_x, batch[0].support_y, batch[0].query_x)
+    assert all(map(torch.equal, learner.encoder[0].inputs[-6:], at_test))
+
+    file, fresh = io.BytesIO(), watched(inner_batch=2)
+    torch.save(learner.state_dict(), file)
+    file.seek(0)
+    fresh.load_state_dict(torch.load(file, weights_only=True))
+    assert torch.equal(given(fresh), given(learner))
+
+
+def test_a_minibatch_of_all_examples_is_none():
+    direct.rows_equal(made(inner_batch=6).rows(tasks()), made().rows(tasks()), rtol=0, atol=0)
+
+
+# -- the inner optimizer's state -------------------------------------------------------------------------------------
+
+
+def keeping(**options):
+    return made(inner=torchopt.adam(lr=LR, betas=BETAS), inner_steps=3, keep_state=True, **options)
+
+
+def test_a_kept_state_is_that_of_one_optimizer_of_pytorch_for_all_tasks():
+    learner = keeping()
+    outer = torch.optim.SGD(learner.parameters(), lr=1.0)
+    encoder, head = copy.deepcopy((learner.encoder, learner.head))
+    model = nn.ModuleDict({"encoder": encoder, "head": head})
+    adam = torch.optim.Adam(model.parameters(), lr=LR, betas=BETAS)
+    for seed in (1, 2):
+        batch = tasks(seed=seed)
+        rows = learner.rows(batch).jacobian
+        again = learner.rows(batch).jacobian
+        assert all(torch.equal(rows[name], again[name]) for name in rows)
+        for slot, task in enumerate(batch):
+            model.load_state_dict({name: p.detach() for name, p in learner.named_parameters().items()})
+            for _ in range(3):
+                adam.zero_grad()
+                nn.functional.cross_entropy(head(encoder(task.support_x)), task.support_y).backward()
+                adam.step()
+            judge({name: block[slot] for name, block in rows.items()}, learner, model, LR * 3)
+        learner.step(batch, outer)
+
+
+def test_a_kept_state_is_saved_starts_meta_test_and_depends_on_the_order_of_tasks():
+    learner, batch = keeping(), tasks()
+    task = batch[0]
+    fresh = made(inner=torchopt.adam(lr=LR, betas=BETAS), inner_steps=3)
+    learner.step(batch, torch.optim.SGD(learner.parameters(), lr=0.0))
+    kept, new = (one.predict(task.support_x, task.support_y, task.query_x) for one in (learner, fresh))
+    assert not torch.allclose(kept, new)
+    assert torch.equal(learner.predict(task.support_x, task.support_y, task.query_x), kept)
+    turned = learner.rows([batch[2], batch[1], batch[0]]).jacobian["head.weight"]
+    assert not torch.allclose(turned.flip(0), learner.rows(batch).jacobian["head.weight"])
+
+    other = keeping()
+    other.load_state_dict(learner.state_dict())
+    direct.rows_equal(other.rows(batch), learner.rows(batch), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("part", ["support_x", "query_x"])
+def test_a_task_that_is_dropped_leaves_no_trace_in_a_kept_state(part):
+    batch = tasks()
+    broken = copy.deepcopy(batch)
+    getattr(broken, part)[1, 0] = torch.nan
+    one, two = keeping(), keeping()
+    one.homogenizers.nonfinite = "drop"
+    one.step(broken, torch.optim.SGD(one.parameters(), lr=LR))
+    two.step([batch[0], batch[2]], torch.optim.SGD(two.parameters(), lr=LR))
+    direct.rows_equal(one.rows(batch), two.rows(batch))
+
+
+def test_a_kept_state_of_parameters_that_were_frozen_since_is_told():
+    learner = keeping()
+    learner.encoder[0].bias.requires_grad_(False)
+    with pytest.raises(OptionError, match=r"encoder\.0\.bias was frozen since"):
+        learner.rows(tasks())
+
+
+# -- what is true of every learner -----------------------------------------------------------------------------------
+
+
+def test_predictions_are_those_of_the_adapted_network():
+    learner, task = made(True, test_steps=4), tasks()[0]
+    found = learner.predict(task.support_x, task.support_y, task.query_x)
+    model = ends(learner, INNER["sgd"][1], task, 4)
+    torch.testing.assert_close(found, model["head"](model["encoder"](task.query_x)).detach())
+
+
+@pytest.mark.parametrize("options", [{}, {"inner_batch": 4}, {"keep_state": True, "inner": "adam"}], ids=str)
+def test_homogenizers_attach_and_nothing_else_changes(options):
+    def make(homogenizers):
+        return Reptile(*arena.network(norm=True), homogenizers, **options)
+
+    batch = TaskBatch.stack([arena.task(seed, queries=3) for seed in range(3)])
+    direct.judge_untouched(make(None), batch)
+    for text in ("pcgrad", "isi(layers=1)", "rotogbml(isi={'layers': 1}, rotate={'lr': 0.5})"):
+        learner = make(text)
+        for _ in range(2):
+            report = learner.step(batch, torch.optim.SGD(learner.parameters(), lr=0.1))
+        assert torch.isfinite(report.norms).all()
+        bare = make(None)
+        bare.load_state_dict({**learner.state_dict(), "homogenizers": {}})
+        assert learner.evaluate(batch) == bare.evaluate(batch)
+
+
+def test_a_transform_learns_and_changes_no_row():
+    plain, rotated = made(inner_steps=2), made(homogenizers="rotate(lr=0.5)", inner_steps=2)
+    for name, block in plain.rows(tasks()).jacobian.items():
+        torch.testing.assert_close(rotated.rows(tasks()).jacobian[name], block)
+    before = copy.deepcopy(rotated.homogenizers.state_dict())
+    rotated.step(tasks(), torch.optim.SGD(rotated.parameters(), lr=0.1))
+    assert str(rotated.homogenizers.state_dict()) != str(before)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"inner": torchopt.sgd(lr=0.1)}, "`scale` must be given where `inner` is an object"),
+        ({"scale": 0.0}, "`scale` must be positive and finite"),
+        ({"scale": float("nan")}, "`scale` must be positive and finite"),
+        ({"on": "query"}, "`on` must be 'support' or 'all'; got 'query'"),
+        ({"inner_batch": 0}, "`inner_batch` must be an integer of at least 1"),
+        ({"inner_batch": 2, "seed": -1}, "`seed` must be an integer of at least 0"),
+        ({"keep_state": True, "engine": "vmap"}, "`keep_state` takes one task after the other"),
+        ({"keep_state": True, "compile": True}, "`keep_state` takes one task after the other"),
+        (
+            {"inner": lambda: torchopt.sgd(lr=0.1, momentum=0.9, dampening=0.5), "scale": 0.1, "keep_state": True},
+            "`keep_state` needs an inner optimizer whose state is all that it remembers",
+        ),
+        ({"adapt": "body.*"}, "`adapt` must match"),
+        ({"inner_steps": -1}, "`inner_steps` must be an integer"),
+    ],
+)
+def test_options_that_cannot_be_used_are_refused(options, message):
+    with pytest.raises(OptionError, match=message):
+        Reptile(*networks(), **options)
