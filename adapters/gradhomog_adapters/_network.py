@@ -90,6 +90,8 @@ def gradients(
     loss: Tensor, tensors: Parameters, extra: Sequence[Tensor] = (), create_graph: bool = False
 ) -> tuple[dict[str, Tensor | None], list[Tensor]]:
     """Derivatives of a loss by named tensors (None where it does not depend on one) and by further tensors (zeros)."""
+    if not tensors and not extra:
+        return {}, []
     found = torch.autograd.grad(loss, [*tensors.values(), *extra], create_graph=create_graph, allow_unused=True)
     named: dict[str, Tensor | None] = dict(zip(tensors, found[: len(tensors)], strict=True))
     others = [

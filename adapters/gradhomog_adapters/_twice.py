@@ -34,6 +34,7 @@ def _weight_norm_of(layer: _WeightNorm) -> Callable[[Tensor, Tensor], Tensor]:
     def forward(weight_g: Tensor, weight_v: Tensor) -> Tensor:
         kept = None if layer.dim == -1 else layer.dim % weight_v.dim()
         others = [dim for dim in range(weight_v.dim()) if dim != kept]
-        return weight_v * (weight_g / torch.linalg.vector_norm(weight_v, dim=others, keepdim=True))
+        length: Tensor = torch.linalg.vector_norm(weight_v, dim=others, keepdim=True)
+        return weight_v * (weight_g / length)
 
     return forward

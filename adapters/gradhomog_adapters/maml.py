@@ -120,6 +120,8 @@ class MAML(Episodic):
         descent, others = self._start(meta)
         episode.begin("support")
         encoded = None
+        if not descent.parameters:
+            return others
         if steps and not any(name.startswith("encoder.") for name in descent.parameters):
             with torch.set_grad_enabled(differentiable):  # the same in every step
                 encoded = self.network.encode(others, episode.buffers, episode.support_x)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torchopt
 from torch import Tensor, nn
 
 from gradhomog import LearnerSpec, OptionError, TaskRow, hookimpl
@@ -73,7 +72,7 @@ class MetaSGD(MAML):
         loss: Any = None,
     ) -> None:
         super().__init__(
-            encoder, head, homogenizers, inner=torchopt.sgd(lr=1.0), inner_steps=inner_steps, test_steps=test_steps,
+            encoder, head, homogenizers, inner="sgd", inner_lr=1.0, inner_steps=inner_steps, test_steps=test_steps,
             first_order=first_order, adapt=adapt, norm=norm, engine=engine, compile=compile, autocast=autocast,
             recompute=recompute, loss=loss,
         )  # fmt: skip

@@ -81,8 +81,13 @@ class Arena:
         return isinstance(spec, LearnerSpec) and "exact_rows" in spec.traits
 
     def learner(self, name: str, homogenizers: Any, seed: int = 0) -> Learner:
-        """A learner on a network of its own, initialised by seed."""
-        return api.learner(name, *network(seed), homogenizers=homogenizers, registry=self.registry)
+        """A learner on a network of its own, initialised by seed, with all that it learns beside the network.
+
+        The global generator is left as it was.
+        """
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return api.learner(name, *network(seed), homogenizers=homogenizers, registry=self.registry)
 
     def batch(self, seed: int = 0, tasks: int = 3) -> TaskBatch:
         """Different tasks of different domains."""

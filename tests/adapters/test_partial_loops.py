@@ -86,3 +86,18 @@ def test_parameters_are_chosen_by_pattern(name, pattern):
 def test_a_pattern_that_matches_nothing_is_told():
     with pytest.raises(OptionError, match=r"`adapt` must match.*'body\.\*' matches none of encoder\.0\.weight"):
         gradhomog.learner("boil", *networks(), adapt="body.*")
+
+
+def test_an_inner_loop_that_has_nothing_left_to_change_is_none():
+    rows = {}
+    for engine in ("loop", "vmap"):
+        encoder, head = networks()
+        learner = gradhomog.learner("anil", encoder, head, engine=engine)
+        head.requires_grad_(False)
+        rows[engine] = learner.rows(tasks()).jacobian["encoder.0.weight"]
+    encoder, head = networks()
+    task = tasks()[0]
+    loss = nn.functional.cross_entropy(head(encoder(task.query_x)), task.query_y)
+    (expected,) = torch.autograd.grad(loss, [encoder[0].weight])
+    torch.testing.assert_close(rows["loop"][0], expected)
+    torch.testing.assert_close(rows["vmap"][0], expected)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 import torch
 from torch import Tensor
 
@@ -37,6 +39,24 @@ def judge_targets(task: Task, domain: Domain, numbers: Numbers) -> None:
         outside = bool(((y < 0) | (y >= ways)).any())
         if outside or torch.bincount(y, minlength=ways).tolist() != [count] * ways:
             raise CheckFailure(f"{name}: labels {y.tolist()}; expected {count} of each of 0..{ways - 1}")
+
+
+def judge_classes(task: Task, told: Set[int], numbers: Numbers) -> None:
+    """Raise unless a task tells of which classes it is, if the domain tells its own: different ones of it."""
+    if task.classes is None or not told:
+        if (task.classes is None) != (not told):
+            one, other = ("`classes(split)`", "tasks") if told else ("tasks", "`classes(split)`")
+            raise CheckFailure(f"{one} tell classes, {other} do not; learners that classify all of them need both")
+        return
+    _judge_tensor("`classes`", task.classes, torch.int64, (numbers["ways"],))
+    found = task.classes.tolist()
+    if len(set(found)) < len(found) or not told.issuperset(found):
+        raise CheckFailure(f"`classes`: {found}; expected different ones of `classes(split)`, {_few(told)}")
+
+
+def _few(numbers: Set[int]) -> str:
+    first = ", ".join(map(str, sorted(numbers)[:5]))
+    return f"{first}, … ({len(numbers)})" if len(numbers) > 5 else first
 
 
 def _counts(numbers: Numbers) -> list[tuple[str, int]]:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gradhomog.domains import Split
 from gradhomog.testing.checking import CheckFailure, check
-from gradhomog.testing.domains.looking import TENSORS, alike, inputs, judge_inputs, judge_targets
+from gradhomog.testing.domains.looking import TENSORS, alike, inputs, judge_classes, judge_inputs, judge_targets
 from gradhomog.testing.domains.subject import DomainSubject, Numbers, draw, serves
 from gradhomog.testing.searching import for_all
 
@@ -42,6 +42,21 @@ def targets_fit(subject: DomainSubject) -> None:
     def _(split: Split, numbers: Numbers, seed: int) -> None:
         if serves(domain, split, numbers):
             judge_targets(draw(domain, split, seed, numbers), domain, numbers)
+
+
+@check("domains")
+def classes_told(subject: DomainSubject) -> None:
+    """`Task.classes`, if told, are different numbers of `classes(split)`, one for each label; both are told or neither.
+
+    Learners that classify all training classes at once go by them.
+    """
+    domain = subject.domain
+    told = {split: frozenset(domain.classes(split)) for split in subject.served}
+
+    @for_all(split=st.sampled_from(sorted(subject.served)), numbers=_NUMBERS, seed=_SEEDS)
+    def _(split: Split, numbers: Numbers, seed: int) -> None:
+        if serves(domain, split, numbers):
+            judge_classes(draw(domain, split, seed, numbers), told[split], numbers)
 
 
 @check("domains")

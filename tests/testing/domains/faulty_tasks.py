@@ -99,6 +99,33 @@ class DrawsTwice(Blots):
         return random.choice(INSTANCES, size=count)
 
 
+@fails("classes_told", r"`classes\(split\)` tell classes, tasks do not")
+class TellsInGeneral(Blots):
+    """Numbers for a split, none for a task."""
+
+    def told(self, drawn):
+        return None
+
+
+@fails("classes_told", r"tasks tell classes, `classes\(split\)` do not")
+class TellsInParticular(Ramps):
+    """Numbers for a task, none for a split."""
+
+    def sample(self, split, random, **numbers):
+        return dataclasses.replace(super().sample(split, random, **numbers), classes=torch.zeros(1).long())
+
+
+@fails(
+    "classes_told",
+    r"`classes`: \[0\]; expected different ones of `classes\(split\)`, \d+, \d+, \d+, \d+, \d+, … \(\d+\)",
+)
+class TellsLabels(Blots):
+    """The task's own labels, counted from zero."""
+
+    def told(self, drawn):
+        return torch.arange(len(drawn))
+
+
 @fails("tasks_named", "a task of the split 'train' says that its domain is ''; `name` is 'blots:one'")
 class Nameless(Blots):
     """A task of no domain."""

@@ -64,8 +64,11 @@ class Blots(Domain):
         rows = np.stack([self.instances(random, shots + queries) for _ in drawn])
         return Task(
             self.images(drawn, rows[:, :shots]), self.labels(ways, shots),
-            self.images(drawn, rows[:, shots:]), self.labels(ways, queries), self.name,
+            self.images(drawn, rows[:, shots:]), self.labels(ways, queries), self.name, self.told(drawn),
         )  # fmt: skip
+
+    def told(self, drawn):
+        return torch.from_numpy(drawn.astype(np.int64))
 
     def instances(self, random, count):
         return random.choice(INSTANCES, size=count, replace=False)

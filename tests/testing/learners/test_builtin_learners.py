@@ -10,6 +10,18 @@ BUILT_IN = [
     'maml(inner="adam", inner_steps=2, norm="support")',
     "fomaml",
     'fomaml(inner="momentum", inner_steps=2, test_steps=4, norm="frozen", adapt="head.*")',
+    "mamlpp",
+    "anil",
+    "boil",
+    "meta_sgd",
+    "reptile",
+    "imaml",
+    "protonet",
+    "metaoptnet",
+    "relationnet",
+    'relationnet(norm="support", objective="softmax")',
+    "baseline(test_epochs=5)",
+    'baseline_pp(test_epochs=5, norm="support")',
 ]
 
 
