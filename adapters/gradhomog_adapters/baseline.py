@@ -8,10 +8,10 @@ from typing import Any
 from torch import nn
 
 from gradhomog import LearnerSpec, hookimpl
-from gradhomog_adapters._base_classes import BaseClasses
-from gradhomog_adapters._classifiers import linear
-from gradhomog_adapters._engine import Autocast, Compile, Engine
-from gradhomog_adapters._norm import Norm
+from gradhomog_adapters._direct.base_classes import BaseClasses
+from gradhomog_adapters._direct.classifiers import linear
+from gradhomog_adapters._episodic.engine import Autocast, Compile, Engine
+from gradhomog_adapters._episodic.norm import Norm
 
 
 class Baseline(BaseClasses):

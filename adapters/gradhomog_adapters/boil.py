@@ -8,9 +8,9 @@ from typing import Any
 from torch import nn
 
 from gradhomog import LearnerSpec, hookimpl
-from gradhomog_adapters._engine import Autocast, Compile, Engine
-from gradhomog_adapters._inner import Inner
-from gradhomog_adapters._norm import Norm
+from gradhomog_adapters._episodic.engine import Autocast, Compile, Engine
+from gradhomog_adapters._episodic.norm import Norm
+from gradhomog_adapters._inner_loop.optimizer import Inner
 from gradhomog_adapters.maml import MAML
 
 

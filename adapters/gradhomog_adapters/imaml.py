@@ -9,16 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog import LearnerSpec, OptionError, TaskBatch, TaskRow, hookimpl
-from gradhomog_adapters import _conjugate_gradients, _custom_root
-from gradhomog_adapters._calculus import Loss, Operator
-from gradhomog_adapters._engine import Autocast, Engine
-from gradhomog_adapters._episode import Episode
-from gradhomog_adapters._episodic import Episodic
-from gradhomog_adapters._inner import Descent, Inner, resolve
-from gradhomog_adapters._network import Parameters, choose
-from gradhomog_adapters._norm import Norm
-from gradhomog_adapters._query import query_outputs, query_row
-from gradhomog_adapters._steps import check_steps
+from gradhomog_adapters._episodic.calculus import Loss, Operator
+from gradhomog_adapters._episodic.engine import Autocast, Compile, Engine
+from gradhomog_adapters._episodic.episode import Episode
+from gradhomog_adapters._episodic.learner import Episodic
+from gradhomog_adapters._episodic.network import Parameters, choose
+from gradhomog_adapters._episodic.norm import Norm
+from gradhomog_adapters._episodic.query import query_outputs, query_row
+from gradhomog_adapters._implicit import conjugate_gradients as _conjugate_gradients
+from gradhomog_adapters._implicit import custom_root
+from gradhomog_adapters._inner_loop.optimizer import Descent, Inner, resolve
+from gradhomog_adapters._inner_loop.steps import check_steps
 
 Solver = Literal["own", "torchopt"]
 
@@ -102,7 +103,7 @@ class IMAML(Episodic):
         adapt: str | Sequence[str] = "*",
         norm: Norm = "batch",
         engine: Engine = "auto",
-        compile: bool = False,
+        compile: Compile = False,
         autocast: Autocast = None,
         loss: Any = None,
     ) -> None:
@@ -116,7 +117,7 @@ class IMAML(Episodic):
         self._make_inner = resolve(inner, inner_lr)
         self._adapted = choose(list(self.network.parameters()), adapt, "adapt")
 
-    def _check_torchopt(self, compile: bool) -> None:
+    def _check_torchopt(self, compile: Compile) -> None:
         if self.engine == "vmap" or compile:
             raise OptionError("`solver` 'torchopt' works on one task after the other. Use engine='loop', not compiled.")
         if any(member.homogenizer.overrides("attach") for member in self.homogenizers.members):
@@ -132,8 +133,8 @@ class IMAML(Episodic):
         adapted, others, encoded = self._solved(meta, episode, self.inner_steps)
         if self.solver == "torchopt":
             loss = self._support_loss(episode, {})
-            arrive = _custom_root.differentiable(loss, adapted, self.proximal, self.damping, self.cg_steps)
-            with _custom_root.deprecations_unheard():
+            arrive = custom_root.differentiable(loss, adapted, self.proximal, self.damping, self.cg_steps)
+            with custom_root.deprecations_unheard():
                 return query_row(self, episode, dict(meta), arrive)
         # Before the encoder turns to the queries: what homogenizers have attached to it is then still the same.
         hessian = episode.calculus.hessian(self._support_loss(episode, others, encoded), adapted) if adapted else None

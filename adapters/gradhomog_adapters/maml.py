@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog import LearnerSpec, TaskRow, hookimpl
-from gradhomog_adapters._engine import Autocast, Compile, Engine
-from gradhomog_adapters._episode import Episode
-from gradhomog_adapters._episodic import Episodic
-from gradhomog_adapters._inner import Descent, Inner, resolve
-from gradhomog_adapters._network import Parameters, choose
-from gradhomog_adapters._norm import Norm
-from gradhomog_adapters._query import query_outputs, query_row
-from gradhomog_adapters._steps import check_steps
-from gradhomog_adapters._sweep import Sweep, check_sweepable
+from gradhomog_adapters._episodic.engine import Autocast, Compile, Engine
+from gradhomog_adapters._episodic.episode import Episode
+from gradhomog_adapters._episodic.learner import Episodic
+from gradhomog_adapters._episodic.network import Parameters, choose
+from gradhomog_adapters._episodic.norm import Norm
+from gradhomog_adapters._episodic.query import query_outputs, query_row
+from gradhomog_adapters._inner_loop.optimizer import Descent, Inner, resolve
+from gradhomog_adapters._inner_loop.steps import check_steps
+from gradhomog_adapters._inner_loop.sweep import Sweep, check_sweepable
 
 
 class MAML(Episodic):

@@ -12,10 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog import LearnerSpec, OptionError, StepReport, Task, TaskBatch, TaskRow, hookimpl
-from gradhomog_adapters._engine import Autocast, Compile, Engine
-from gradhomog_adapters._episode import Episode
-from gradhomog_adapters._episodic import Episodic
-from gradhomog_adapters._inner import Inner, resolve
+from gradhomog_adapters._episodic.engine import Autocast, Compile, Engine
+from gradhomog_adapters._episodic.episode import Episode
+from gradhomog_adapters._episodic.learner import Episodic
+from gradhomog_adapters._episodic.network import Parameters, choose
+from gradhomog_adapters._episodic.norm import Norm, Statistics
+from gradhomog_adapters._episodic.query import query_outputs
+from gradhomog_adapters._inner_loop.optimizer import Inner, resolve
+from gradhomog_adapters._inner_loop.steps import check_steps
 from gradhomog_adapters._mamlpp.inner_loop import InnerLoop
 from gradhomog_adapters._mamlpp.own import OwnByStep
 from gradhomog_adapters._mamlpp.passes import joint_row
@@ -24,10 +28,6 @@ from gradhomog_adapters._mamlpp.rates import rates
 from gradhomog_adapters._mamlpp.running import Running, statistics
 from gradhomog_adapters._mamlpp.schedule import Count, annealed, cosine
 from gradhomog_adapters._mamlpp.step_norm import affine
-from gradhomog_adapters._network import Parameters, choose
-from gradhomog_adapters._norm import Norm, Statistics
-from gradhomog_adapters._query import query_outputs
-from gradhomog_adapters._steps import check_steps
 
 __all__ = ["MAMLPP", "cosine", "gradhomog_learner"]
 

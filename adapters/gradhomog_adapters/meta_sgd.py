@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog import LearnerSpec, OptionError, TaskRow, hookimpl
-from gradhomog_adapters._engine import Autocast, Compile, Engine
-from gradhomog_adapters._episode import Episode
-from gradhomog_adapters._mirror import mirror
-from gradhomog_adapters._network import Parameters
-from gradhomog_adapters._norm import Norm
-from gradhomog_adapters._query import query_row
+from gradhomog_adapters._episodic.engine import Autocast, Compile, Engine
+from gradhomog_adapters._episodic.episode import Episode
+from gradhomog_adapters._episodic.mirror import mirror
+from gradhomog_adapters._episodic.network import Parameters
+from gradhomog_adapters._episodic.norm import Norm
+from gradhomog_adapters._episodic.query import query_row
 from gradhomog_adapters.maml import MAML
 
 RATES = "learner.rates."

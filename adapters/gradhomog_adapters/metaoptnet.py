@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog import LearnerSpec, OptionError, hookimpl
-from gradhomog_adapters._engine import Autocast, Compile, Engine
-from gradhomog_adapters._metric import Metric
-from gradhomog_adapters._network import Parameters
-from gradhomog_adapters._norm import Norm
+from gradhomog_adapters._direct.metric import Metric
+from gradhomog_adapters._episodic.engine import Autocast, Compile, Engine
+from gradhomog_adapters._episodic.network import Parameters
+from gradhomog_adapters._episodic.norm import Norm
 
 
 class MetaOptNet(Metric):

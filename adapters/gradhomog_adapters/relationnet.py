@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog import DataError, LearnerSpec, OptionError, hookimpl
-from gradhomog_adapters import _relation
-from gradhomog_adapters._engine import Autocast, Compile, Engine
-from gradhomog_adapters._features import feature_shape
-from gradhomog_adapters._metric import ABSENT, Metric, class_means, one_hot
-from gradhomog_adapters._network import Parameters
-from gradhomog_adapters._norm import Norm, SupportStatistics, policy
+from gradhomog_adapters._direct import relation as _relation
+from gradhomog_adapters._direct.features import feature_shape
+from gradhomog_adapters._direct.metric import ABSENT, Metric, class_means, one_hot
+from gradhomog_adapters._episodic.engine import Autocast, Compile, Engine
+from gradhomog_adapters._episodic.network import Parameters
+from gradhomog_adapters._episodic.norm import Norm, SupportStatistics, policy
 
 
 class RelationNet(Metric):

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog import LearnerSpec, OptionError, Task, TaskBatch, TaskRow, hookimpl
-from gradhomog_adapters._engine import Autocast, Engine
-from gradhomog_adapters._episode import Episode
-from gradhomog_adapters._episodic import Episodic
-from gradhomog_adapters._inner import Descent, Inner, resolve
-from gradhomog_adapters._kept_state import KeptState
-from gradhomog_adapters._minibatches import Minibatches
-from gradhomog_adapters._network import Parameters, choose
-from gradhomog_adapters._norm import Norm
-from gradhomog_adapters._query import query_outputs
-from gradhomog_adapters._steps import check_steps
+from gradhomog_adapters._episodic.engine import Autocast, Compile, Engine
+from gradhomog_adapters._episodic.episode import Episode
+from gradhomog_adapters._episodic.learner import Episodic
+from gradhomog_adapters._episodic.network import Parameters, choose
+from gradhomog_adapters._episodic.norm import Norm
+from gradhomog_adapters._episodic.query import query_outputs
+from gradhomog_adapters._inner_loop.optimizer import Descent, Inner, resolve
+from gradhomog_adapters._inner_loop.steps import check_steps
+from gradhomog_adapters._reptile.kept_state import KeptState
+from gradhomog_adapters._reptile.minibatches import Minibatches
 
 On = Literal["support", "all"]
 
@@ -98,7 +98,7 @@ class Reptile(Episodic):
         keep_state: bool = False,
         norm: Norm = "batch",
         engine: Engine = "auto",
-        compile: bool = False,
+        compile: Compile = False,
         autocast: Autocast = None,
         loss: Any = None,
     ) -> None:

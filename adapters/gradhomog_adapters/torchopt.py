@@ -9,8 +9,8 @@ import torchopt
 from torch import Tensor, nn
 
 from gradhomog import OptionError, Pipeline
-from gradhomog_adapters._meta_step import MetaStep
-from gradhomog_adapters._restoring import Restored
+from gradhomog_adapters._own_loop.meta_step import MetaStep
+from gradhomog_adapters._own_loop.restoring import Restored
 
 __all__ = ["MetaStep", "meta_step"]
 

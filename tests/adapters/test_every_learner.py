@@ -13,8 +13,8 @@ from gradhomog.registry import installed
 from tests.adapters.few_shot import networks, tasks
 
 LEARNERS = (
-    "anil", "baseline", "baseline_pp", "boil", "fomaml", "imaml", "maml", "mamlpp", "meta_sgd", "metaoptnet", "protonet",
-    "relationnet", "reptile",
+    "anil", "baseline", "baseline_pp", "boil", "fomaml", "imaml", "maml", "mamlpp", "meta_sgd", "metaoptnet",
+    "protonet", "relationnet", "reptile",
 )  # fmt: skip
 
 

@@ -11,11 +11,10 @@ import torchopt
 from torch import nn
 
 from gradhomog import NonfiniteError, OptionError, Task, TaskBatch, pipeline
-from gradhomog.testing import check_learner
 from gradhomog.testing.learners.spies import Shift
 from gradhomog_adapters._mamlpp.multi_step import shares
 from gradhomog_adapters.maml import MAML
-from gradhomog_adapters.mamlpp import MAMLPP, cosine, gradhomog_learner
+from gradhomog_adapters.mamlpp import MAMLPP, cosine
 
 OFF = {"learn_rates": False, "step_norm": False, "multi_step_steps": 0}
 
@@ -469,8 +468,3 @@ def test_running_statistics_need_layers_that_have_them():
         OptionError, match=r"'running' needs layers with running statistics; `encoder.0`, a BatchNorm1d"
     ):
         MAMLPP(encoder, nn.Linear(3, 3).double(), norm="running")
-
-
-def test_the_conformance_kit_passes():
-    report = check_learner(gradhomog_learner())
-    assert report.passed, str(report)

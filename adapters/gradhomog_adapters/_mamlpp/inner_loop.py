@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradhomog_adapters._episode import Episode
-from gradhomog_adapters._inner import Descent, InnerOptimizer
+from gradhomog_adapters._episodic.episode import Episode
+from gradhomog_adapters._episodic.network import Network, Parameters
+from gradhomog_adapters._inner_loop.optimizer import Descent, InnerOptimizer
 from gradhomog_adapters._mamlpp.own import OwnByStep
 from gradhomog_adapters._mamlpp.phase import Order
 from gradhomog_adapters._mamlpp.rates import advance
 from gradhomog_adapters._mamlpp.running import Running
-from gradhomog_adapters._network import Network, Parameters
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from gradhomog_adapters._episodic.network import Network, Parameters
 from gradhomog_adapters._mamlpp.step_norm import affine_names
-from gradhomog_adapters._network import Network, Parameters
 
 
 class OwnByStep:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from gradhomog import TaskRow
-from gradhomog_adapters._calculus import Lead, Score
-from gradhomog_adapters._episode import Episode
+from gradhomog_adapters._episodic.calculus import Lead, Score
+from gradhomog_adapters._episodic.episode import Episode
 
 Point = TypeVar("Point")
 

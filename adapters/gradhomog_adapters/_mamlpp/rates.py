@@ -8,8 +8,8 @@ import torch
 import torchopt
 from torch import Tensor, nn
 
-from gradhomog_adapters._inner import Descent
-from gradhomog_adapters._mirror import mirror
+from gradhomog_adapters._episodic.mirror import mirror
+from gradhomog_adapters._inner_loop.optimizer import Descent
 
 
 def rates(names: Sequence[str], inner_steps: int, start: float) -> nn.Module:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog import OptionError
-from gradhomog_adapters._episode import Episode
+from gradhomog_adapters._episodic.episode import Episode
+from gradhomog_adapters._episodic.network import Network
 from gradhomog_adapters._mamlpp.naming import buffers
 from gradhomog_adapters._mamlpp.step_norm import normalizations
-from gradhomog_adapters._network import Network
 
 
 def statistics(network: Network, slots: int) -> nn.Module:

@@ -7,9 +7,9 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from gradhomog_adapters._direct import Direct
-from gradhomog_adapters._episode import Episode
-from gradhomog_adapters._network import Parameters
+from gradhomog_adapters._direct.learner import Direct
+from gradhomog_adapters._episodic.episode import Episode
+from gradhomog_adapters._episodic.network import Parameters
 
 ABSENT = -torch.inf
 

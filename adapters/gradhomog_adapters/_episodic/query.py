@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from gradhomog import TaskRow
-from gradhomog_adapters._episode import Episode
-from gradhomog_adapters._episodic import Episodic
-from gradhomog_adapters._network import Parameters
-from gradhomog_adapters._norm import Statistics
+from gradhomog_adapters._episodic.episode import Episode
+from gradhomog_adapters._episodic.learner import Episodic
+from gradhomog_adapters._episodic.network import Parameters
+from gradhomog_adapters._episodic.norm import Statistics
 
 Arrived = tuple[Parameters, Statistics]
 

@@ -10,7 +10,7 @@ import torchopt
 from torch import Tensor, nn
 
 from gradhomog import OptionError
-from gradhomog_adapters._inner import InnerOptimizer
+from gradhomog_adapters._inner_loop.optimizer import InnerOptimizer
 
 
 class KeptState(nn.Module):

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from gradhomog_adapters._calculus import Calculus, OnGraph, Transform
-from gradhomog_adapters._network import Parameters
+from gradhomog_adapters._episodic.calculus import Calculus, OnGraph, Transform
+from gradhomog_adapters._episodic.network import Parameters
 
 
 def _alone(features: Tensor) -> list[Tensor]:

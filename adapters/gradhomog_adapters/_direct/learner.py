@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.func import functional_call
 
 from gradhomog import DataError, TaskRow
-from gradhomog_adapters._episode import Episode
-from gradhomog_adapters._episodic import Episodic
-from gradhomog_adapters._network import Parameters
-from gradhomog_adapters._norm import Statistics
+from gradhomog_adapters._episodic.episode import Episode
+from gradhomog_adapters._episodic.learner import Episodic
+from gradhomog_adapters._episodic.network import Parameters
+from gradhomog_adapters._episodic.norm import Statistics
 
 
 class Direct(Episodic):

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog import DataError, OptionError, Task, TaskBatch, TaskRow
-from gradhomog_adapters._classifiers import MakeClassifier, fit
-from gradhomog_adapters._direct import Direct, wide
-from gradhomog_adapters._engine import Autocast, Compile, Engine
-from gradhomog_adapters._episode import Episode
-from gradhomog_adapters._features import feature_shape
-from gradhomog_adapters._network import Parameters
-from gradhomog_adapters._norm import Norm
+from gradhomog_adapters._direct.classifiers import MakeClassifier, fit
+from gradhomog_adapters._direct.features import feature_shape
+from gradhomog_adapters._direct.learner import Direct, wide
+from gradhomog_adapters._episodic.engine import Autocast, Compile, Engine
+from gradhomog_adapters._episodic.episode import Episode
+from gradhomog_adapters._episodic.network import Parameters
+from gradhomog_adapters._episodic.norm import Norm
 
 Tasks = TypeVar("Tasks", Task, TaskBatch)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradhomog import TaskRow
-from gradhomog_adapters._network import gradients
+from gradhomog_adapters._episodic.network import gradients
 
 Point = TypeVar("Point")  # tensors in any nesting of dicts, lists and tuples
 

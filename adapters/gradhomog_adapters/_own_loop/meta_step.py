@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog import DataError, OptionError, Pipeline, StageReport, StepReport, TaskKey
-from gradhomog_adapters._own_task import OwnTask, Wishes
-from gradhomog_adapters._restoring import Restored
+from gradhomog_adapters._own_loop.own_task import OwnTask, Wishes
+from gradhomog_adapters._own_loop.restoring import Restored
 
 
 class MetaStep:

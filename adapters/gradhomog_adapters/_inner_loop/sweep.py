@@ -11,10 +11,10 @@ import torchopt
 from torch import Tensor
 
 from gradhomog import OptionError
-from gradhomog_adapters._calculus import OnGraph
-from gradhomog_adapters._engine import Compile
-from gradhomog_adapters._episodic import Episodic
-from gradhomog_adapters._inner import Descent, InnerOptimizer
+from gradhomog_adapters._episodic.calculus import OnGraph
+from gradhomog_adapters._episodic.engine import Compile
+from gradhomog_adapters._episodic.learner import Episodic
+from gradhomog_adapters._inner_loop.optimizer import Descent, InnerOptimizer
 
 Advance = Callable[[Descent, dict[str, Tensor], bool], Descent]
 """One inner step as a function of where the loop stands and of the parameters that it does not change; with its graph,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradhomog import OptionError, Pipeline, TaskKey
-from gradhomog_adapters._restoring import Restored
+from gradhomog_adapters._own_loop.restoring import Restored
 
 
 class Wishes:

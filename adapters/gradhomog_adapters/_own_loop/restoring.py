@@ -11,7 +11,7 @@ import torchopt
 from torch import Tensor, nn
 
 from gradhomog import OptionError
-from gradhomog_adapters._inner import _captured
+from gradhomog_adapters._inner_loop.optimizer import _captured
 
 Container = dict[str, Tensor | None]
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gradhomog import OptionError
-from gradhomog_adapters._episodic import Episodic
+from gradhomog_adapters._episodic.learner import Episodic
 
 
 def feature_shape(learner: Episodic, input_shape: Sequence[int] | None) -> tuple[int, ...]:

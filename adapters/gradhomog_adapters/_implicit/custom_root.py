@@ -11,7 +11,7 @@ import torch
 import torchopt
 from torch import Tensor
 
-from gradhomog_adapters._calculus import ByTransforms, Loss
+from gradhomog_adapters._episodic.calculus import ByTransforms, Loss
 
 Arrive = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradhomog import OptionError, TaskBatch, TaskRow
-from gradhomog_adapters._calculus import ByTransforms
-from gradhomog_adapters._episode import Episode
-from gradhomog_adapters._network import Parameters
+from gradhomog_adapters._episodic.calculus import ByTransforms
+from gradhomog_adapters._episodic.episode import Episode
+from gradhomog_adapters._episodic.network import Parameters
 
 if TYPE_CHECKING:
-    from gradhomog_adapters._episodic import Episodic
+    from gradhomog_adapters._episodic.learner import Episodic
 
 Engine = Literal["auto", "loop", "vmap"]
 Compile = bool | str

@@ -1,0 +1,1 @@
+"""Learners without an inner loop: what they compare, and what they compare by."""

@@ -1,0 +1,1 @@
+"""Implicit gradients: the linear systems of iMAML."""

@@ -1,0 +1,1 @@
+"""What `meta_step` does in a TorchOpt loop of one's own."""

@@ -1,0 +1,1 @@
+"""What Reptile needs beside the inner loop: minibatches, and optimizer state that is kept."""
