@@ -3,8 +3,9 @@
 Takes the run file of `compare`: one learner per homogenizer (of `a | b` the first) and two plain ones start from the
 same network and take their steps in turn on the same batches; ratios are taken within each round.
 
-With --kernel no run file is read and no learner made: `--kernel rotate` times one update of rotations beside PyTorch's
-orthogonal parametrization, `--kernel isi` self-information drop-out on one convolution beside its published form.
+With --kernel no run file is read: `--kernel rotate` times one update of rotations beside PyTorch's
+orthogonal parametrization, `--kernel isi` self-information drop-out on one convolution beside its published form,
+`--kernel maml` one meta-step of MAML beside a hand-written loop, TorchOpt's MetaSGD and `higher`.
 
 Close what else runs on the machine: ratios bear with a load that stays the same, not with one that comes and goes.
 """
@@ -12,8 +13,11 @@ Close what else runs on the machine: ratios bear with a load that stays the same
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +27,7 @@ from gradhomog.errors import OptionError
 if TYPE_CHECKING:
     from gradhomog.bench.cost.table import Table
 
-KERNELS = ("rotate", "isi")
+KERNELS = ("rotate", "isi", "maml")
 
 
 def add(commands: Any) -> None:
@@ -40,17 +44,25 @@ def add(commands: Any) -> None:
         "--homogenizer", action="append", default=[], metavar="PIPELINE", dest="homogenizers",
         help="time this one instead of the run file's, or the kernel's, list; may be repeated",
     )  # fmt: skip
+    command.add_argument(
+        "--learner", action="append", default=[], metavar="LEARNER", dest="learners",
+        help="with --kernel maml: time this one instead of its list; may be repeated",
+    )  # fmt: skip
     command.add_argument("--kernel", choices=KERNELS, help="time one kernel beside its peers instead of a learner")
     command.add_argument(
         "--shape", action="append", default=[], type=_shape, metavar="AxBxC", dest="shapes",
-        help="of a kernel's input: tasks x queries x features (rotate), images x channels x height x width (isi); "
-        "may be repeated",
+        help="of a kernel's input: tasks x queries x features (rotate), images x channels x height x width (isi), "
+        "tasks x channels x pixels x filters or, of sinusoids, tasks x hidden units (maml); may be repeated",
     )  # fmt: skip
     command.add_argument("--threads", type=_count(1), metavar="N", help="of PyTorch; by default the run file's, or 1")
     command.add_argument("--rounds", type=_count(3), default=50, metavar="N", help="at most; 50 by default, 3 or more")
     command.add_argument(
         "--seconds", type=_seconds, default=60.0, metavar="S",
         help="stop when they are over, with the rounds that there are, at least 3 (of a kernel: 1); 60 by default",
+    )  # fmt: skip
+    command.add_argument(
+        "--processor-time", action="store_true",
+        help="count what this process computes, not what it waits while others do: with one thread, on a busy machine",
     )  # fmt: skip
     add_json(command)
 
@@ -59,6 +71,9 @@ def run(given: argparse.Namespace) -> int:
     # Before torch is imported. Measuring memory, its allocator tells that it has not seen older blocks; nobody asks.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     tables = _kernel(given) if given.kernel else _steps(given)
+    if given.processor_time:
+        note = "Times are what this process computed: waiting, for others on this machine too, is not in them."
+        tables = [dataclasses.replace(table, notes=(*table.notes, note)) for table in tables]
     if given.json:
         from gradhomog.bench.cost.table import to_json
         from gradhomog.bench.environment import machine, versions
@@ -81,6 +96,8 @@ def _steps(given: argparse.Namespace) -> list[Table]:
     from gradhomog.bench.config import load
     from gradhomog.bench.cost.steps import step_costs
 
+    if given.learners:
+        raise OptionError("--learner is for --kernel maml; those of a run file by --set 'learner=[\"maml\"]'.")
     if given.shapes:
         raise OptionError("--shape is for --kernel; a learner's inputs come from the run file's domains and network.")
     overrides = list(given.overrides)
@@ -90,21 +107,32 @@ def _steps(given: argparse.Namespace) -> list[Table]:
         overrides.append(f"threads={given.threads}")
     config = load(given.run_file, overrides)
     with _Progress() as progress:
-        return step_costs(config, rounds=given.rounds, seconds=given.seconds, progress=progress)
+        return step_costs(
+            config, rounds=given.rounds, seconds=given.seconds, clock=_clock(given), progress=progress
+        )  # fmt: skip
 
 
 def _kernel(given: argparse.Namespace) -> list[Table]:
+    from gradhomog.bench.cost.maml import maml_costs
     from gradhomog.bench.cost.rotation import rotation_costs
     from gradhomog.bench.cost.self_information import self_information_costs
 
     if given.run_file or given.overrides:
         raise OptionError("--kernel takes no run file and no --set; use --homogenizer, --shape and --threads.")
-    costs = rotation_costs if given.kernel == "rotate" else self_information_costs
+    learns = given.kernel == "maml"
+    if given.homogenizers if learns else given.learners:
+        takes, other = ("--learner", "--homogenizer") if learns else ("--homogenizer", "--learner")
+        raise OptionError(f"--kernel {given.kernel} takes {takes}, no {other}.")
+    costs = {"rotate": rotation_costs, "isi": self_information_costs, "maml": maml_costs}[given.kernel]
     with _Progress() as progress:
         return costs(
-            given.homogenizers, given.shapes, rounds=given.rounds, seconds=given.seconds,
-            thread_count=given.threads or 1, progress=progress,
+            given.learners if learns else given.homogenizers, given.shapes, rounds=given.rounds, seconds=given.seconds,
+            thread_count=given.threads or 1, clock=_clock(given), progress=progress,
         )  # fmt: skip
+
+
+def _clock(given: argparse.Namespace) -> Callable[[], float]:
+    return time.process_time if given.processor_time else time.perf_counter
 
 
 class _Progress:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 
+from gradhomog.bench.cost import maml_peers
 from gradhomog.cli import main
 from tests.bench.conftest import SMALL
 
@@ -33,7 +35,7 @@ def test_json_is_data_with_versions_and_machine(capsys):
     assert set(found) == {"title", "references", "rows", "failures", "notes"}
     assert [row["label"] for row in found["rows"]] == ["plain", "plain again", "mgda"]
     row = found["rows"][2]
-    assert set(row) == {"label", "seconds", "ratios", "peak_bytes", "held_bytes", "added_bytes"}
+    assert set(row) == {"label", "seconds", "ratios", "peak_bytes", "held_bytes", "added_bytes", "cosine"}
     spread = {"median", "low", "high", "quarter", "three_quarters", "minimum", "maximum", "n"}
     assert set(row["seconds"]) == set(row["ratios"]["plain"]) == spread
     assert row["ratios"]["plain"]["n"] == 3
@@ -47,6 +49,37 @@ def test_a_kernel_is_timed_beside_its_peers(capsys):
     data = json.loads(capsys.readouterr().out)
     assert data["kernel"] == "isi"
     assert data["tables"][0]["references"] == ["convolution", "published form", "unfold form"]
+
+
+def test_a_learner_is_timed_beside_its_peers(capsys):
+    given = ["--kernel", "maml", "--learner", "maml", "--learner", "maml(inner_steps=1)", "--shape", "2x4", *QUICK]
+    assert main(["bench", *given, "--processor-time"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("one meta-step of MAML, 5 inner steps: mlp, two layers of 4, 2 sinusoids")
+    labels = [line.split("  ")[0] for line in lines[4:11]]
+    assert labels[0] == "hand-written loop"
+    assert labels[-2:] == ["maml", "maml(inner_steps=1)"]
+    assert main(["bench", *given, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["kernel"] == "maml"
+    *_, same, fewer = data["tables"][0]["rows"]
+    assert same["cosine"] == pytest.approx(1, abs=1e-5)
+    assert fewer["cosine"] < same["cosine"]
+
+
+def test_processor_time_does_not_count_waiting(monkeypatch, capsys):
+    step = maml_peers.by_hand
+    monkeypatch.setitem(maml_peers.PEERS, maml_peers.BY_HAND, lambda *given: (time.sleep(0.3), step(*given)))
+    given = ["bench", "--kernel", "maml", "--learner", "maml(inner_steps=0)", "--shape", "1x2", *QUICK, "--json"]
+
+    def found():
+        assert main(given) == 0
+        return json.loads(capsys.readouterr().out)["tables"][0]
+
+    assert found()["rows"][0]["seconds"]["median"] > 0.3
+    given.append("--processor-time")
+    assert found()["rows"][0]["seconds"]["median"] < 0.3
+    assert found()["notes"][-1].startswith("Times are what this process computed")
 
 
 def test_a_homogenizer_that_fails_is_exit_code_1_with_the_others_in_the_table(gradhomog_install, capsys):
@@ -71,6 +104,11 @@ def test_a_homogenizer_that_fails_is_exit_code_1_with_the_others_in_the_table(gr
         (["--kernel", "isi", "--set", "threads=2"], "--kernel takes no run file and no --set"),
         (["--kernel", "rotate", "--shape", "4x75"], "tasks x queries x features, each at least 1; got 4x75"),
         (["--kernel", "rotate", "--homogenizer", "rotaet"], "rotaet"),
+        (["--kernel", "maml", "--homogenizer", "pcgrad"], "--kernel maml takes --learner, no --homogenizer"),
+        (["--kernel", "isi", "--learner", "maml"], "--kernel isi takes --homogenizer, no --learner"),
+        (["--learner", "maml"], "--learner is for --kernel maml"),
+        (["--kernel", "maml", "--learner", "mamll"], "Did you mean 'maml'?"),
+        (["--kernel", "maml", "--shape", "4x1x28"], "tasks x hidden units (sinusoids), each at least 1; got 4x1x28"),
     ],
 )
 def test_bad_input_is_one_message_and_exit_code_2(arguments, message, capsys):

@@ -12,10 +12,9 @@ from torch.nn import functional
 import gradhomog
 from gradhomog import TaskKey
 from gradhomog.bench.cost import table
+from gradhomog.bench.cost.kernel import Kernel, Trial
 from gradhomog.bench.cost.rotation_peers import MAPS, OrthogonalLayers
-from gradhomog.bench.cost.shapes import for_each_shape
-from gradhomog.bench.cost.table import Table
-from gradhomog.bench.cost.timing import Progress, Work, interleave
+from gradhomog.bench.cost.timing import Work
 
 SHAPES = ((4, 75, 64), (4, 75, 512), (4, 75, 1600))
 """Tasks, queries, features: of 5-way episodes with 15 queries; conv4 with 64 filters at 28 and 84 px, and ResNets."""
@@ -67,28 +66,6 @@ def draw(shape: Sequence[int], number: int) -> Given:
     return Given(torch.randn(tasks, queries, width, generator=random), shared + own + noise)
 
 
-def rotation_costs(
-    expressions: Sequence[str] = (),
-    shapes: Sequence[Sequence[int]] = (),
-    *,
-    rounds: int,
-    seconds: float,
-    thread_count: int = 1,
-    progress: Progress = lambda done, most: None,
-) -> list[Table]:
-    """One table per shape `(tasks, queries, features)`: seconds per update, and ratios to the matrix exponential.
-
-    Raises:
-        GradhomogError: an expression names no pipeline, or a shape is not of three sizes.
-    """
-    texts = list(expressions or EXPRESSIONS)
-    return for_each_shape(
-        list(shapes or SHAPES), "tasks x queries x features", lambda shape: _works(texts, shape),
-        lambda works, shape, share: _table(works, shape, rounds, share, thread_count, progress),
-        seconds=seconds, thread_count=thread_count,
-    )  # fmt: skip
-
-
 def _works(texts: Sequence[str], shape: Sequence[int]) -> dict[str, Work]:
     tasks, _, width = shape
     found: dict[str, Work] = {text: Update(text, tasks) for text in texts}
@@ -98,22 +75,24 @@ def _works(texts: Sequence[str], shape: Sequence[int]) -> dict[str, Work]:
     return found
 
 
-def _table(
-    works: dict[str, Work], shape: Sequence[int], rounds: int, seconds: float, count: int, progress: Progress
-) -> Table:
-    reference = f"torch orthogonal, {MAPS[0]}"
-    timings = interleave(
-        works, lambda number: draw(shape, number), reference=reference, rounds=rounds, seconds=seconds,
-        at_least=2,  # the first update starts at the identity and may have nothing to rotate
-        together=False, progress=progress,
-    )  # fmt: skip
+def _trial(texts: Sequence[str], shape: Sequence[int]) -> Trial:
     tasks, queries, width = shape
-    title = f"one update of {tasks} rotations of {width} features, {queries} queries each, {count} thread"
-    notes = (
-        "An update: rotate the features, bring the losses' derivatives back, take one step on the objective.",
-        f"to {reference}: median over rounds of its time / median of the other's.",
-        table.INTERVAL_NOTE,
-        f"{table.SHARE_NOTE} The first round does not count.",
+    reference = f"torch orthogonal, {MAPS[0]}"
+    return Trial(
+        _works(texts or EXPRESSIONS, shape),
+        lambda number: draw(shape, number),
+        (reference,),
+        f"one update of {tasks} rotations of {width} features, {queries} queries each",
+        (
+            "An update: rotate the features, bring the losses' derivatives back, take one step on the objective.",
+            f"to {reference}: median over rounds of its time / median of the other's.",
+            table.INTERVAL_NOTE,
+            f"{table.SHARE_NOTE} The first round does not count.",
+        ),
+        at_least=2,  # the first update starts at the identity and may have nothing to rotate
+        with_memory=False,
     )
-    rows = table.rows(timings, [reference], paired=False, peaks={}, held={})
-    return Table(title + ("s" if count > 1 else ""), (reference,), rows, notes, timings.failures)
+
+
+rotation_costs = Kernel(("tasks x queries x features",), SHAPES, _trial)
+"""Seconds per update, and ratios to the matrix exponential."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -10,11 +9,10 @@ from torch import Tensor, nn
 
 import gradhomog
 from gradhomog import TaskKey
-from gradhomog.bench.cost import memory, table
+from gradhomog.bench.cost import table
+from gradhomog.bench.cost.kernel import Kernel, Trial
 from gradhomog.bench.cost.self_information_peers import concatenated_differences, drop, unfolded_patches
-from gradhomog.bench.cost.shapes import for_each_shape
-from gradhomog.bench.cost.table import Table
-from gradhomog.bench.cost.timing import Progress, Work, interleave
+from gradhomog.bench.cost.timing import Work
 
 SHAPES = ((75, 64, 42, 42),)
 """The second convolution of conv4 at 84 px, on the queries of a 5-way episode with 15 queries."""
@@ -52,28 +50,6 @@ class Peer:
         return drop(self.convolution(x), sums, 0.1, 0.5, self.random)
 
 
-def self_information_costs(
-    expressions: Sequence[str] = (),
-    shapes: Sequence[Sequence[int]] = (),
-    *,
-    rounds: int,
-    seconds: float,
-    thread_count: int = 1,
-    progress: Progress = lambda done, most: None,
-) -> list[Table]:
-    """One table per input shape: time and memory of the layer's forward pass, as multiples of the bare convolution's.
-
-    Raises:
-        GradhomogError: an expression names no pipeline, or a shape is not of four sizes.
-    """
-    texts = list(expressions or EXPRESSIONS)
-    return for_each_shape(
-        list(shapes or SHAPES), "images x channels x height x width", lambda shape: _works(texts, shape),
-        lambda works, shape, share: _table(works, shape, rounds, share, thread_count, progress),
-        seconds=seconds, thread_count=thread_count,
-    )  # fmt: skip
-
-
 def _works(texts: Sequence[str], shape: Sequence[int]) -> dict[str, Work]:
     convolution = nn.Conv2d(shape[1], FILTERS, 3, padding=1)
     return {
@@ -84,26 +60,24 @@ def _works(texts: Sequence[str], shape: Sequence[int]) -> dict[str, Work]:
     }
 
 
-def _table(
-    works: dict[str, Work], shape: Sequence[int], rounds: int, seconds: float, count: int, progress: Progress
-) -> Table:
+def _trial(texts: Sequence[str], shape: Sequence[int]) -> Trial:
     x = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
-    timings = interleave(
-        works, lambda number: x, reference=CONVOLUTION, rounds=rounds, seconds=seconds, at_least=1, together=False,
-        progress=progress,
-    )  # fmt: skip
-    alive = {label: work for label, work in works.items() if label not in timings.failures}
-    peaks = {label: memory.peak_bytes(functools.partial(work, x)) for label, work in alive.items()}
-    references = (CONVOLUTION, PUBLISHED, UNFOLD)
-    notes = (
-        f"Forward pass of a 3×3 convolution with {FILTERS} filters; of the others with the map of self-information",
-        f"(of the peers: from {(2 * RADIUS + 1) ** 2} neighbours) and a newly drawn mask.",
-        "to …: median over rounds of its time / median of the other's.",
-        table.INTERVAL_NOTE,
-        f"{table.SHARE_NOTE} The first round counts only if it is alone.",
-        f"{table.MEMORY_NOTE};",
-        f"others than {CONVOLUTION}: what they add.",
+    return Trial(
+        _works(texts or EXPRESSIONS, shape),
+        lambda number: x,
+        (CONVOLUTION, PUBLISHED, UNFOLD),
+        f"self-information on inputs {'x'.join(map(str, shape))}",
+        (
+            f"Forward pass of a 3×3 convolution with {FILTERS} filters; of the others with the map of self-information",
+            f"(of the peers: from {(2 * RADIUS + 1) ** 2} neighbours) and a newly drawn mask.",
+            "to …: median over rounds of its time / median of the other's.",
+            table.INTERVAL_NOTE,
+            f"{table.SHARE_NOTE} The first round counts only if it is alone.",
+            f"{table.MEMORY_NOTE};",
+            f"others than {CONVOLUTION}: what they add.",
+        ),
     )
-    title = f"self-information on inputs {'x'.join(map(str, shape))}, {count} thread{'s' if count > 1 else ''}"
-    rows = table.rows(timings, references, paired=False, peaks=peaks, held={})
-    return Table(title, references, rows, notes, timings.failures)
+
+
+self_information_costs = Kernel(("images x channels x height x width",), SHAPES, _trial)
+"""Time and memory of the layer's forward pass, as multiples of the bare convolution's."""

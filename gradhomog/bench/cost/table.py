@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from gradhomog.bench.cost.spread import Spread
@@ -25,6 +26,7 @@ class Row:
         ratios: to each reference, by its label.
         peak_bytes: see `memory.peak_bytes`; None if it was not measured.
         held_bytes: what its homogenizers keep from step to step.
+        cosine: between what it finds and what is right; None if that was not measured.
     """
 
     label: str
@@ -32,6 +34,7 @@ class Row:
     ratios: dict[str, Spread]
     peak_bytes: int | None = None
     held_bytes: int = 0
+    cosine: float | None = None
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,13 @@ class Table:
 
 
 def rows(
-    timings: Timings, references: Iterable[str], *, paired: bool, peaks: dict[str, int], held: dict[str, int]
+    timings: Timings,
+    references: Iterable[str],
+    *,
+    paired: bool,
+    peaks: Mapping[str, int],
+    held: Mapping[str, int],
+    cosines: Mapping[str, float] = MappingProxyType({}),
 ) -> tuple[Row, ...]:
     """One row per work that was timed.
 
@@ -79,22 +88,26 @@ def rows(
                 below = Spread.of(list(timings.counted(reference).values())).median
                 values = [taken / below for taken in own.values()]
             ratios[reference] = Spread.of(values)
-        found.append(Row(label, Spread.of(list(own.values())), ratios, peaks.get(label), held.get(label, 0)))
+        spread = Spread.of(list(own.values()))
+        found.append(Row(label, spread, ratios, peaks.get(label), held.get(label, 0), cosines.get(label)))
     return tuple(found)
 
 
 def render(table: Table) -> str:
     """Aligned text, with the notes under it."""
     with_memory = any(row.peak_bytes is not None for row in table.rows)
+    with_cosine = any(row.cosine is not None for row in table.rows)
     first, *others = table.references  # the interval is that of the ratio to the first
     header = ["method", "time", f"to {first}", "95 %", *(f"to {name}" for name in others)]
-    lines = [[*header, *(["memory"] if with_memory else []), "rounds"]]
+    lines = [[*header, *(["memory"] if with_memory else []), *(["cosine"] if with_cosine else []), "rounds"]]
     for row in table.rows:
         cells = [row.label, time_text(row.seconds.median)]
         cells += [NOTHING] * 2 if row.label == first else ratio_cells(row.ratios[first])
         cells += [NOTHING if row.label == name else ratio_cells(row.ratios[name])[0] for name in others]
         if with_memory:
             cells.append(memory_text(table, row))
+        if with_cosine:
+            cells.append(NOTHING if row.cosine is None else f"{row.cosine:.6f}")
         lines.append([*cells, str(row.seconds.n)])
     failed = [f"Failed: {label}: {message}" for label, message in table.failures.items()]
     return "\n".join([table.title, "", *aligned(lines), "", *table.notes, *failed])
@@ -150,6 +163,7 @@ def to_json(table: Table) -> dict[str, Any]:
                 "peak_bytes": row.peak_bytes,
                 "held_bytes": row.held_bytes,
                 "added_bytes": table.added_bytes(row),
+                "cosine": row.cosine,
             }
             for row in table.rows
         ],
