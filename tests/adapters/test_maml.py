@@ -14,6 +14,7 @@ from torch import nn
 import gradhomog
 from gradhomog import DataError, NonfiniteError, OptionError, Task, TaskBatch
 from gradhomog_adapters.maml import MAML
+from tests.adapters.few_shot import networks, tasks
 
 INNER = {
     "sgd": lambda: torchopt.sgd(lr=0.1),
@@ -24,21 +25,6 @@ INNER = {
     "rmsprop": lambda: torchopt.rmsprop(lr=0.02, eps=1e-3),
     "chain": lambda: torchopt.chain(torchopt.clip.clip_grad_norm(1e6), torchopt.sgd(lr=0.1)),
 }
-
-
-def networks(norm=False, bias=True):
-    """A smooth float64 network: finite differences are then exact to many digits."""
-    torch.manual_seed(0)
-    layers = [nn.Linear(3, 6, bias=bias), *([nn.BatchNorm1d(6)] if norm else []), nn.Tanh(), nn.Linear(6, 4), nn.Tanh()]
-    return nn.Sequential(*layers).double(), nn.Linear(4, 3).double()
-
-
-def tasks(count=3, seed=1):
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(count, 15, 3, generator=generator, dtype=torch.float64)
-    x = x + 3 * torch.randn(count, 1, 3, generator=generator, dtype=torch.float64)
-    y = torch.arange(3).repeat(count, 5)
-    return TaskBatch(x[:, :6], y[:, :6], x[:, 6:], y[:, 6:], tuple(f"domain {i}" for i in range(count)))
 
 
 def by_hand(encoder, head, task, inner, steps, first_order):

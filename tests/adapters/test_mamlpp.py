@@ -15,28 +15,14 @@ from gradhomog.testing.learners.spies import Shift
 from gradhomog_adapters._mamlpp.multi_step import shares
 from gradhomog_adapters.maml import MAML
 from gradhomog_adapters.mamlpp import MAMLPP, cosine
+from tests.adapters.few_shot import networks, tasks
 
 OFF = {"learn_rates": False, "step_norm": False, "multi_step_steps": 0}
 
 
-def networks(norm=True):
-    """A smooth float64 network: finite differences are then exact to many digits."""
-    torch.manual_seed(0)
-    layers = [nn.Linear(3, 6), *([nn.BatchNorm1d(6)] if norm else []), nn.Tanh(), nn.Linear(6, 4), nn.Tanh()]
-    return nn.Sequential(*layers).double(), nn.Linear(4, 3).double()
-
-
-def tasks(count=3, seed=1):
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(count, 15, 3, generator=generator, dtype=torch.float64)
-    x = x + 3 * torch.randn(count, 1, 3, generator=generator, dtype=torch.float64)
-    y = torch.arange(3).repeat(count, 5)
-    return TaskBatch(x[:, :6], y[:, :6], x[:, 6:], y[:, 6:], tuple(f"domain {i}" for i in range(count)))
-
-
 def learner(homogenizers=None, **options):
     """With rates, scales and shifts that differ from tensor to tensor and step to step."""
-    made = MAMLPP(*networks(), homogenizers, **{"inner_lr": 0.1, "inner_steps": 3, **options})
+    made = MAMLPP(*networks(True), homogenizers, **{"inner_lr": 0.1, "inner_steps": 3, **options})
     generator = torch.Generator().manual_seed(7)
     for name, parameter in made.named_parameters().items():
         if name.startswith("learner."):
@@ -151,8 +137,8 @@ def test_on_a_quadratic_rows_of_rates_and_start_are_the_closed_form(first_order)
 )
 def test_with_every_part_off_rows_and_predictions_are_those_of_maml_bit_for_bit(norm, first_order, inner):
     common = {"inner": inner, "inner_lr": 0.1, "inner_steps": 3, "norm": norm, "engine": "loop", "test_steps": 4}
-    ours = MAMLPP(*networks(), **common, **OFF, first_order_steps=int(first_order))
-    theirs = MAML(*networks(), **common, first_order=first_order)
+    ours = MAMLPP(*networks(True), **common, **OFF, first_order_steps=int(first_order))
+    theirs = MAML(*networks(True), **common, first_order=first_order)
     batch = tasks()
     found, expected = ours.rows(batch), theirs.rows(batch)
     assert list(found.jacobian) == list(expected.jacobian)
@@ -166,8 +152,8 @@ def test_with_every_part_off_rows_and_predictions_are_those_of_maml_bit_for_bit(
 def test_a_part_that_has_not_been_trained_yet_changes_no_loss(part):
     # Rates all start at inner_lr; scales and shifts start alike, but stay in the inner loop.
     batch, common = tasks(), {"inner_lr": 0.1, "inner_steps": 2}
-    ours = MAMLPP(*networks(), **common, **{**OFF, **part})
-    theirs = MAML(*networks(), **common, adapt=["encoder.[03].*", "head.*"] if "step_norm" in part else "*")
+    ours = MAMLPP(*networks(True), **common, **{**OFF, **part})
+    theirs = MAML(*networks(True), **common, adapt=["encoder.[03].*", "head.*"] if "step_norm" in part else "*")
     torch.testing.assert_close(ours.rows(batch).losses, theirs.rows(batch).losses, rtol=1e-12, atol=0)
 
 
@@ -224,7 +210,7 @@ def test_cotangents_are_the_derivatives_by_a_move_of_the_features_of_all_passes(
 def test_both_engines_give_the_same_rows(norm, inner, options):
     batch, found = tasks(), []
     for engine in ("loop", "vmap"):
-        made = MAMLPP(*networks(), inner=inner, inner_lr=0.05, inner_steps=2, norm=norm, engine=engine, **options)
+        made = MAMLPP(*networks(True), inner=inner, inner_lr=0.05, inner_steps=2, norm=norm, engine=engine, **options)
         found.append(made.rows(batch))
     for name, rows in found[0].jacobian.items():
         torch.testing.assert_close(found[1].jacobian[name], rows, rtol=1e-7, atol=1e-9, msg=name)
@@ -254,7 +240,7 @@ def test_homogenizers_attach_and_are_gone_at_meta_test(text):
 
 
 def test_scales_and_shifts_by_step_stand_in_for_the_layers_own():
-    made = MAMLPP(*networks(), inner_steps=3)
+    made = MAMLPP(*networks(True), inner_steps=3)
     names = set(made.named_parameters())
     assert {"learner.norm.encoder.1.weight", "learner.norm.encoder.1.bias", "learner.rates.encoder.0.bias"} < names
     assert not names & {"encoder.1.weight", "encoder.1.bias", "learner.rates.encoder.1.weight"}
@@ -297,8 +283,8 @@ def test_steps_beyond_those_of_training_do_as_the_last():
 
 
 def test_no_inner_step_at_all_is_a_network_that_is_not_adapted():
-    made, batch = MAMLPP(*networks(), inner_steps=0), tasks(1)
-    encoder, head = networks()
+    made, batch = MAMLPP(*networks(True), inner_steps=0), tasks(1)
+    encoder, head = networks(True)
     loss = nn.functional.cross_entropy(head(encoder(batch[0].query_x)), batch[0].query_y)
     torch.testing.assert_close(made.rows(batch).losses[0], loss.detach(), rtol=1e-12, atol=0)
 
@@ -307,7 +293,7 @@ def test_no_inner_step_at_all_is_a_network_that_is_not_adapted():
 
 
 def test_running_statistics_are_the_layers_average_of_what_each_step_meets():
-    made = MAMLPP(*networks(), inner_lr=0.1, inner_steps=1, norm="running", engine="loop")
+    made = MAMLPP(*networks(True), inner_lr=0.1, inner_steps=1, norm="running", engine="loop")
     seen = []
     made.encoder[1].register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0].detach()))
     made.step(tasks(2), torch.optim.SGD(made.parameters(), lr=0.0))
@@ -327,7 +313,7 @@ def test_running_statistics_are_the_layers_average_of_what_each_step_meets():
 def test_with_running_statistics_queries_do_not_see_each_other():
     task, inductive = tasks(1)[0], {}
     for norm in ("batch", "running"):
-        made = MAMLPP(*networks(), inner_lr=0.1, norm=norm)
+        made = MAMLPP(*networks(True), inner_lr=0.1, norm=norm)
         made.step(tasks(), torch.optim.SGD(made.parameters(), lr=0.1))
         whole = made.predict(task.support_x, task.support_y, task.query_x)
         parts = [made.predict(task.support_x, task.support_y, x) for x in task.query_x.split(3)]
@@ -339,12 +325,12 @@ def test_what_a_failing_or_dropped_task_showed_is_not_recorded():
     batch = tasks()
     broken = TaskBatch(batch.support_x, batch.support_y, batch.query_x.clone(), batch.query_y, batch.domains)
     broken.query_x[1] = torch.nan
-    made = MAMLPP(*networks(), norm="running")
+    made = MAMLPP(*networks(True), norm="running")
     before = copy.deepcopy(made.state_dict())
     with pytest.raises(NonfiniteError):
         made.step(broken, torch.optim.SGD(made.parameters(), lr=0.1))
     assert str(made.state_dict()) == str(before)
-    made = MAMLPP(*networks(), pipeline("none", nonfinite="drop"), norm="running")
+    made = MAMLPP(*networks(True), pipeline("none", nonfinite="drop"), norm="running")
     made.step(broken, torch.optim.SGD(made.parameters(), lr=0.1))
     found = dict(made.own["statistics"].named_buffers())
     assert bool(torch.isfinite(found["encoder.1.running_mean"]).all())
@@ -355,7 +341,7 @@ def test_what_a_failing_or_dropped_task_showed_is_not_recorded():
 
 
 def test_the_outer_rate_is_that_of_torchs_cosine_schedule():
-    made, batch = MAMLPP(*networks(), inner_steps=1, anneal_steps=4, final_outer_lr=0.01), tasks()
+    made, batch = MAMLPP(*networks(True), inner_steps=1, anneal_steps=4, final_outer_lr=0.01), tasks()
     groups = [{"params": made.parameters()[:2]}, {"params": made.parameters()[2:], "lr": 0.5}]
     outer = torch.optim.SGD(groups, lr=0.1)
     oracle = torch.optim.SGD([{"params": [nn.Parameter(torch.ones(1))], "lr": lr} for lr in (0.1, 0.5)])
@@ -372,7 +358,7 @@ def test_the_outer_rate_is_that_of_torchs_cosine_schedule():
 
 @pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)])
 def test_a_step_that_fails_leaves_the_rate_as_it_was(rate):
-    made, batch = MAMLPP(*networks(), inner_steps=1, anneal_steps=4), tasks()
+    made, batch = MAMLPP(*networks(True), inner_steps=1, anneal_steps=4), tasks()
     outer = torch.optim.SGD(made.parameters(), lr=rate)
     for expected in ({"lr"}, {"lr", "initial_lr"}):
         before = copy.deepcopy(outer.state_dict())
@@ -386,12 +372,12 @@ def test_a_step_that_fails_leaves_the_rate_as_it_was(rate):
 
 
 def test_optimizers_whose_rate_cannot_be_set_are_told_how_to_anneal_and_do():
-    made = MAMLPP(*networks(), inner_steps=1, anneal_steps=4)
+    made = MAMLPP(*networks(True), inner_steps=1, anneal_steps=4)
     with pytest.raises(OptionError, match=r"got a torchopt\.\S*Adam, whose rate cannot be reached.*mamlpp\.cosine"):
         made.step(tasks(), torchopt.Adam(made.parameters(), lr=0.1))
     with pytest.raises(OptionError, match=r"`final_outer_lr` must not exceed the outer optimizer's rate, 1e-06"):
         made.step(tasks(), torch.optim.SGD(made.parameters(), lr=1e-6))
-    ours, theirs = (MAMLPP(*networks(), inner_steps=1, anneal_steps=steps) for steps in (3, 0))
+    ours, theirs = (MAMLPP(*networks(True), inner_steps=1, anneal_steps=steps) for steps in (3, 0))
     one = torch.optim.SGD(ours.parameters(), lr=0.1)
     two = torchopt.SGD(theirs.parameters(), lr=cosine(0.1, 1e-5, 3))
     for seed in range(4):
@@ -402,9 +388,9 @@ def test_optimizers_whose_rate_cannot_be_set_are_told_how_to_anneal_and_do():
 
 
 def test_first_order_ends_after_its_steps():
-    made, batch = MAMLPP(*networks(), **OFF, inner_steps=2, inner_lr=0.1, first_order_steps=2), tasks()
+    made, batch = MAMLPP(*networks(True), **OFF, inner_steps=2, inner_lr=0.1, first_order_steps=2), tasks()
     outer = torch.optim.SGD(made.parameters(), lr=0.0)
-    expected = {order: MAML(*networks(), inner_steps=2, inner_lr=0.1, first_order=order).rows(batch).jacobian
+    expected = {order: MAML(*networks(True), inner_steps=2, inner_lr=0.1, first_order=order).rows(batch).jacobian
                 for order in (True, False)}  # fmt: skip
     for first_order in (True, True, False):
         found = made.rows(batch).jacobian
@@ -419,7 +405,7 @@ SCHEDULED = {"multi_step_steps": 5, "first_order_steps": 4, "anneal_steps": 6, "
 @pytest.mark.parametrize("how", ["saved", "pickled", "copied"])
 def test_in_the_middle_of_all_schedules_a_run_goes_on_bit_for_bit(how, tmp_path):
     def make():
-        made = MAMLPP(*networks(), "gradnorm", inner_lr=0.1, **SCHEDULED)
+        made = MAMLPP(*networks(True), "gradnorm", inner_lr=0.1, **SCHEDULED)
         return made, torch.optim.Adam(made.parameters(), lr=0.01)
 
     def go_on(made, outer):
@@ -459,7 +445,7 @@ def test_in_the_middle_of_all_schedules_a_run_goes_on_bit_for_bit(how, tmp_path)
 )
 def test_options_that_cannot_be_used_are_refused(options, message):
     with pytest.raises(OptionError, match=message):
-        MAMLPP(*networks(), **options)
+        MAMLPP(*networks(True), **options)
 
 
 def test_running_statistics_need_layers_that_have_them():
