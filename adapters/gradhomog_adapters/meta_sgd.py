@@ -76,9 +76,10 @@ class MetaSGD(MAML):
             first_order=first_order, adapt=adapt, norm=norm, engine=engine, compile=compile, autocast=autocast,
             recompute=recompute, loss=loss,
         )  # fmt: skip
-        low, high = (rates, rates) if isinstance(rates, (int, float)) else tuple(rates)
-        if not 0 <= low <= high < float("inf"):
+        bounds = [rates, rates] if isinstance(rates, (int, float)) else list(rates)
+        if len(bounds) != 2 or not 0 <= bounds[0] <= bounds[1] < float("inf"):
             raise OptionError(f"`rates` must be a number, or two in order, and not negative; got {rates!r}.")
+        low, high = bounds
         generator = torch.Generator().manual_seed(seed)
         weights = self.network.parameters()
         drawn = {}

@@ -84,7 +84,7 @@ def test_frozen_rates_keep_their_values():
     torch.testing.assert_close(rows["head.weight"], maml["head.weight"], rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.parametrize("rates", [-0.1, (0.2, 0.1), float("nan")])
+@pytest.mark.parametrize("rates", [-0.1, (0.2, 0.1), float("nan"), [0.1], ()])
 def test_impossible_rates_are_told(rates):
     with pytest.raises(OptionError, match="`rates` must be a number, or two in order"):
         MetaSGD(*networks(), rates=rates)
