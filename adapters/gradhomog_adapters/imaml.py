@@ -16,8 +16,7 @@ from gradhomog_adapters._episodic.learner import Episodic
 from gradhomog_adapters._episodic.network import Parameters, choose
 from gradhomog_adapters._episodic.norm import Norm
 from gradhomog_adapters._episodic.query import query_outputs, query_row
-from gradhomog_adapters._implicit import conjugate_gradients as _conjugate_gradients
-from gradhomog_adapters._implicit import custom_root
+from gradhomog_adapters._implicit import conjugate_gradients, custom_root
 from gradhomog_adapters._inner_loop.optimizer import Descent, Inner, resolve
 from gradhomog_adapters._inner_loop.steps import check_steps
 
@@ -195,7 +194,7 @@ class IMAML(Episodic):
             curved = hessian(vector)
             return {name: (1 + self.damping) * v + curved[name] / self.proximal for name, v in vector.items()}
 
-        solution = _conjugate_gradients.solve(operator, slopes, iterations=self.cg_steps, longest=self.longest)
+        solution = conjugate_gradients.solve(operator, slopes, iterations=self.cg_steps, longest=self.longest)
         return solution.tensors
 
 

@@ -92,6 +92,23 @@ def test_both_engines_give_the_same_rows(kind, learner):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-13)
 
 
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_rows_are_the_derivatives_of_the_losses(kind):
+    """Along a random direction of every parameter, against central differences."""
+    learner = MAML(*network(kind), engine="loop", inner_lr=0.1, inner_steps=2)
+    batch, generator = tasks(1), torch.Generator().manual_seed(5)
+    rows = learner.rows(batch).jacobian
+    for name, parameter in learner.named_parameters().items():
+        along = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+        start, losses = parameter.detach().clone(), []
+        for sign in (1, -1):
+            parameter.data = start + sign * 1e-6 * along
+            losses.append(float(learner.rows(batch).losses[0]))
+        parameter.data = start
+        expected = (losses[0] - losses[1]) / 2e-6
+        assert abs(float((rows[name][0] * along).sum()) - expected) < 1e-5 * abs(expected) + 1e-8, name
+
+
 @pytest.mark.parametrize("norm", ["support", "frozen"])
 def test_both_engines_follow_the_norm_policy(norm):
     loop, vmap = (
