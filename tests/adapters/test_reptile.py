@@ -201,8 +201,9 @@ def test_minibatches_are_the_steps_and_the_seeds_own_and_go_on_from_a_saved_stat
         learner.rows(batch)
         return torch.cat(learner.encoder[0].inputs)
 
-    batch, state = tasks(), torch.get_rng_state()
+    batch = tasks()
     learner, other = (watched(inner_batch=2, seed=seed) for seed in (0, 1))
+    state = torch.get_rng_state()  # the networks have been drawn by now
     outer = torch.optim.SGD(learner.parameters(), lr=LR)
     first = given(learner)
     assert torch.equal(given(learner), first)
