@@ -9,16 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog import LearnerSpec, OptionError, TaskBatch, TaskRow, hookimpl
-from gradhomog_adapters._episodic.calculus import Loss, Operator
+from gradhomog_adapters._episodic.calculus import Operator
 from gradhomog_adapters._episodic.engine import Autocast, Compile, Engine
 from gradhomog_adapters._episodic.episode import Episode
 from gradhomog_adapters._episodic.learner import Episodic
-from gradhomog_adapters._episodic.network import Parameters, choose
+from gradhomog_adapters._episodic.network import Parameters, choose, constants, filled
 from gradhomog_adapters._episodic.norm import Norm
 from gradhomog_adapters._episodic.query import query_outputs, query_row
 from gradhomog_adapters._implicit import conjugate_gradients, custom_root
 from gradhomog_adapters._inner_loop.optimizer import Descent, Inner, resolve
 from gradhomog_adapters._inner_loop.steps import check_steps
+from gradhomog_adapters._inner_loop.support import divided, encoded_once, support_loss
 
 Solver = Literal["own", "torchopt"]
 
@@ -131,17 +132,17 @@ class IMAML(Episodic):
     def row(self, meta: Parameters, episode: Episode) -> TaskRow:
         adapted, others, encoded = self._solved(meta, episode, self.inner_steps)
         if self.solver == "torchopt":
-            loss = self._support_loss(episode, {})
+            loss = support_loss(self, episode, {})
             arrive = custom_root.differentiable(loss, adapted, self.proximal, self.damping, self.cg_steps)
             with custom_root.deprecations_unheard():
                 return query_row(self, episode, dict(meta), arrive)
         # Before the encoder turns to the queries: what homogenizers have attached to it is then still the same.
-        hessian = episode.calculus.hessian(self._support_loss(episode, others, encoded), adapted) if adapted else None
+        hessian = episode.calculus.hessian(support_loss(self, episode, others, encoded), adapted) if adapted else None
         mixed = None
         if others and adapted:
-            mixed = episode.calculus.hessian(self._support_loss(episode, {}), {**others, **adapted})
+            mixed = episode.calculus.hessian(support_loss(self, episode, {}), {**others, **adapted})
         found = query_row(self, episode, episode.calculus.leaf({**others, **adapted}), lambda point: point)
-        slopes = {n: torch.zeros_like(meta[n]) if g is None else g for n, g in found.gradients.items()}
+        slopes = filled(found.gradients, meta)
         rows = dict(slopes)
         if hessian is not None:
             rows |= self._implicit(hessian, {name: slopes[name] for name in adapted})
@@ -161,31 +162,17 @@ class IMAML(Episodic):
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor | None]:
         """θ* after some steps, the parameters that are not adapted, and, if steps do not change them, the support
         features; all constants."""
-        fixed = {name: tensor.detach() for name, tensor in meta.items()}
-        start = {name: fixed[name] for name in self._adapted if name in fixed}  # some may have been frozen since
-        others = {name: tensor for name, tensor in fixed.items() if name not in start}
+        start, others = divided(constants(meta), self._adapted)
         descent = Descent.start(self._make_inner(), start)
         episode.begin("support")
-        encoded = None
-        if not any(name.startswith("encoder.") for name in start):
-            encoded = self.network.encode(others, episode.buffers, episode.support_x)
-        loss = self._support_loss(episode, others, encoded)
+        encoded = encoded_once(self, start, others, episode)
+        loss = support_loss(self, episode, others, encoded)
         for _ in range(steps if start else 0):
             here = episode.calculus.leaf(descent.parameters)
             slopes = episode.calculus.gradient(loss, here, False)
             pulled = {name: slopes[name] + self.proximal * (here[name].detach() - start[name]) for name in here}
             descent = descent.at(here).step(pulled, False)
-        return {name: tensor.detach() for name, tensor in descent.parameters.items()}, others, encoded
-
-    def _support_loss(self, episode: Episode, others: Parameters, encoded: Tensor | None = None) -> Loss:
-        """L_S as a function of parameters, the others held; on support features if they are known already."""
-
-        def loss(parameters: dict[str, Tensor]) -> Tensor:
-            point, buffers = {**others, **parameters}, episode.buffers
-            features = self.network.encode(point, buffers, episode.support_x) if encoded is None else encoded
-            return self.loss(self.network.classify(point, buffers, features), episode.support_y)
-
-        return loss
+        return constants(descent.parameters), others, encoded
 
     def _implicit(self, hessian: Operator, slopes: dict[str, Tensor]) -> dict[str, Tensor]:
         """((1 + δ)I + H/λ)⁻¹ applied to a gradient."""

@@ -13,11 +13,12 @@ from gradhomog import LearnerSpec, TaskRow, hookimpl
 from gradhomog_adapters._episodic.engine import Autocast, Compile, Engine
 from gradhomog_adapters._episodic.episode import Episode
 from gradhomog_adapters._episodic.learner import Episodic
-from gradhomog_adapters._episodic.network import Parameters, choose
+from gradhomog_adapters._episodic.network import Parameters, choose, filled
 from gradhomog_adapters._episodic.norm import Norm
 from gradhomog_adapters._episodic.query import query_outputs, query_row
 from gradhomog_adapters._inner_loop.optimizer import Descent, Inner, resolve
 from gradhomog_adapters._inner_loop.steps import check_steps
+from gradhomog_adapters._inner_loop.support import divided, encoded_once, support_loss
 from gradhomog_adapters._inner_loop.sweep import Sweep, check_sweepable
 
 
@@ -117,36 +118,24 @@ class MAML(Episodic):
 
     def adapted(self, meta: Parameters, episode: Episode, steps: int, differentiable: bool) -> dict[str, Tensor]:
         """All parameters, those of `adapt` after some inner steps on the support set."""
-        descent, others = self._start(meta)
+        start, others = divided(meta, self._adapted)
         episode.begin("support")
-        encoded = None
-        if not descent.parameters:
-            return others
-        if steps and not any(name.startswith("encoder.") for name in descent.parameters):
-            with torch.set_grad_enabled(differentiable):  # the same in every step
-                encoded = self.network.encode(others, episode.buffers, episode.support_x)
+        if not start or not steps:
+            return {**others, **start}
+        descent = Descent.start(self._make_inner(), start)
+        with torch.set_grad_enabled(differentiable):
+            encoded = encoded_once(self, start, others, episode)
         for _ in range(steps):
             if not differentiable:
                 descent = descent.at(episode.calculus.leaf(descent.parameters))
             descent = self._advance(episode, descent, others, differentiable, encoded)
         return {**others, **descent.parameters}
 
-    def _start(self, meta: Parameters) -> tuple[Descent, dict[str, Tensor]]:
-        """Where the inner loop begins, and the parameters that it does not change."""
-        start = {name: meta[name] for name in self._adapted if name in meta}  # some may have been frozen since
-        others = {name: tensor for name, tensor in meta.items() if name not in start}
-        return Descent.start(self._make_inner(), start), others
-
     def _advance(
         self, episode: Episode, at: Descent, others: Parameters, differentiable: bool, encoded: Tensor | None = None
     ) -> Descent:
         """One inner step, on support features if they are known already."""
-
-        def loss(parameters: dict[str, Tensor]) -> Tensor:
-            point, buffers = {**others, **parameters}, episode.buffers
-            features = self.network.encode(point, buffers, episode.support_x) if encoded is None else encoded
-            return self.loss(self.network.classify(point, buffers, features), episode.support_y)
-
+        loss = support_loss(self, episode, others, encoded)
         slopes = episode.calculus.gradient(loss, at.parameters, differentiable and not self.first_order)
         return at.step(self.preconditioned(slopes, others), differentiable)
 
@@ -157,9 +146,11 @@ class MAML(Episodic):
     def _swept_row(self, meta: Parameters, episode: Episode) -> TaskRow:
         """The same row, by a sweep backwards over the inner steps."""
         episode.begin("support")
-        sweep = Sweep(*self._start(meta), self.inner_steps, partial(self._advance, episode))
+        start, others = divided(meta, self._adapted)
+        descent = Descent.start(self._make_inner(), start)
+        sweep = Sweep(descent, others, self.inner_steps if start else 0, partial(self._advance, episode))
         found = query_row(self, episode, {**sweep.others, **sweep.end.parameters}, lambda point: point)
-        slopes = {n: torch.zeros_like(meta[n]) if g is None else g for n, g in found.gradients.items()}
+        slopes = filled(found.gradients, meta)
         by_start, by_others = sweep.back({name: slopes[name] for name in sweep.end.parameters})
         found.gradients = {**by_start, **{name: slopes[name] + by_others[name] for name in sweep.others}}
         return found

@@ -13,11 +13,12 @@ from gradhomog import LearnerSpec, OptionError, Task, TaskBatch, TaskRow, hookim
 from gradhomog_adapters._episodic.engine import Autocast, Compile, Engine
 from gradhomog_adapters._episodic.episode import Episode
 from gradhomog_adapters._episodic.learner import Episodic
-from gradhomog_adapters._episodic.network import Parameters, choose
+from gradhomog_adapters._episodic.network import Parameters, choose, constants
 from gradhomog_adapters._episodic.norm import Norm
 from gradhomog_adapters._episodic.query import query_outputs
 from gradhomog_adapters._inner_loop.optimizer import Descent, Inner, resolve
 from gradhomog_adapters._inner_loop.steps import check_steps
+from gradhomog_adapters._inner_loop.support import divided, support_loss
 from gradhomog_adapters._reptile.kept_state import KeptState
 from gradhomog_adapters._reptile.minibatches import Minibatches
 
@@ -146,7 +147,7 @@ class Reptile(Episodic):
             x, y = torch.cat([x, episode.query_x]), torch.cat([y, targets])
         kept = None if self._kept is None else self._kept.running
         descent = self._descend(meta, episode, x, y, self.inner_steps, self._positions, kept)
-        point = _constants({**meta, **descent.parameters})
+        point = constants({**meta, **descent.parameters})
         statistics = self.statistics(point, episode)
         features = self.encode(point, episode, statistics)
 
@@ -171,33 +172,26 @@ class Reptile(Episodic):
         with torch.enable_grad():  # the inner loop differentiates, whatever the caller's mode is
             kept = None if self._kept is None else self._kept.committed
             descent = self._descend(meta, episode, x, y, self.test_steps, positions, kept)
-        return query_outputs(self, episode, _constants({**meta, **descent.parameters}))
+        return query_outputs(self, episode, constants({**meta, **descent.parameters}))
 
     def _descend(
         self, meta: Parameters, episode: Episode, x: Tensor, y: Tensor, steps: int, positions: Tensor | None,
         kept: Callable[[dict[str, Tensor]], Any] | None,
     ) -> Descent:  # fmt: skip
         """Where some inner steps on examples lead, and the optimizer's state there."""
-        others = _constants(meta)
-        start = {name: others.pop(name) for name in self._adapted if name in meta}  # some may have been frozen since
+        start, others = divided(constants(meta), self._adapted)
         descent = Descent.start(self._make_inner(), start)
         if kept is not None:
             descent = Descent(descent.transformation, start, kept(start))
 
-        def loss_on(part_x: Tensor, part_y: Tensor) -> Any:
-            def loss(parameters: dict[str, Tensor]) -> Tensor:
-                return self.loss(self.network.outputs({**others, **parameters}, episode.buffers, part_x), part_y)
-
-            return loss
-
-        whole = loss_on(x, y)
         episode.begin("support")
+        loss = support_loss(self, episode, others, examples=(x, y))
         for step in range(steps if start else 0):
-            loss = whole
             if positions is not None:
                 if step:  # other inputs: what is drawn for them once is drawn anew
                     episode.begin("support")
-                loss = loss_on(x[positions[step]], y[positions[step]])
+                drawn = (x[positions[step]], y[positions[step]])
+                loss = support_loss(self, episode, others, examples=drawn)
             descent = descent.at(episode.calculus.leaf(descent.parameters))
             descent = descent.step(episode.calculus.gradient(loss, descent.parameters, False), False)
         return descent
@@ -208,10 +202,6 @@ class Reptile(Episodic):
             examples = support + queries if self.on == "all" else support
             drawn = self._minibatches.while_training(examples, self.inner_steps)
             self._positions = None if drawn is None else drawn.to(device)
-
-
-def _constants(tensors: Parameters) -> dict[str, Tensor]:
-    return {name: tensor.detach() for name, tensor in tensors.items()}
 
 
 def _scale(scale: float | None, inner: Inner, inner_lr: float) -> float:

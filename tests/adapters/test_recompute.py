@@ -97,3 +97,13 @@ def test_what_is_attached_to_the_encoder_is_refused():
     encoder = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten())
     with pytest.raises(OptionError, match="attached to it may act otherwise"):
         MAML(encoder, nn.Linear(8, 2), "isi", recompute=True)
+
+
+def test_a_loop_that_has_nothing_left_to_change_is_none():
+    rows = {}
+    for recompute in (False, True):
+        encoder, head = networks()
+        learner = MAML(encoder, head, adapt="head.*", engine="loop", recompute=recompute)
+        head.requires_grad_(False)
+        rows[recompute] = learner.rows(tasks()).jacobian
+    torch.testing.assert_close(rows[True], rows[False])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradhomog import TaskRow
-from gradhomog_adapters._episodic.network import gradients
+from gradhomog_adapters._episodic.network import constants, filled, gradients
 
 Point = TypeVar("Point")  # tensors in any nesting of dicts, lists and tuples
 
@@ -55,7 +55,7 @@ class OnGraph:
 
     def gradient(self, loss: Loss, at: dict[str, Tensor], differentiable: bool) -> dict[str, Tensor]:
         named, _ = gradients(loss(at), at, create_graph=differentiable)
-        return {name: torch.zeros_like(at[name]) if g is None else g for name, g in named.items()}
+        return filled(named, at)
 
     def hessian(self, loss: Loss, at: dict[str, Tensor]) -> Operator:
         at = self.leaf(at)
@@ -67,8 +67,7 @@ class OnGraph:
                 list(moving.values()), list(at.values()), [vector[name] for name in moving],
                 retain_graph=True, allow_unused=True,
             )  # fmt: skip
-            pairs = zip(at.items(), found, strict=True)
-            return {name: torch.zeros_like(tensor) if g is None else g for (name, tensor), g in pairs}
+            return filled(dict(zip(at, found, strict=True)), at)
 
         return product if moving else lambda vector: {name: torch.zeros_like(v) for name, v in vector.items()}
 
@@ -93,11 +92,11 @@ class ByTransforms:
     """
 
     def leaf(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name: tensor.detach() for name, tensor in tensors.items()}
+        return constants(tensors)
 
     def gradient(self, loss: Loss, at: dict[str, Tensor], differentiable: bool) -> dict[str, Tensor]:
         found: dict[str, Tensor] = torch.func.grad(loss)(at)
-        return found if differentiable else {name: g.detach() for name, g in found.items()}
+        return found if differentiable else constants(found)
 
     def hessian(self, loss: Loss, at: dict[str, Tensor]) -> Operator:
         pulled: Any = torch.func.vjp(torch.func.grad(loss), at)

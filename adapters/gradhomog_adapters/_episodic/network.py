@@ -86,6 +86,16 @@ def choose(names: Sequence[str], patterns: str | Sequence[str], option: str) -> 
     return [name for name in names if name in chosen]
 
 
+def constants(tensors: Parameters) -> dict[str, Tensor]:
+    """The same values; nothing is differentiated through them."""
+    return {name: tensor.detach() for name, tensor in tensors.items()}
+
+
+def filled(found: Mapping[str, Tensor | None], like: Parameters) -> dict[str, Tensor]:
+    """Named derivatives with zeros for what does not matter, of the shape of the tensors derived by."""
+    return {name: torch.zeros_like(like[name]) if slope is None else slope for name, slope in found.items()}
+
+
 def gradients(
     loss: Tensor, tensors: Parameters, extra: Sequence[Tensor] = (), create_graph: bool = False
 ) -> tuple[dict[str, Tensor | None], list[Tensor]]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from gradhomog_adapters._episodic.episode import Episode
 from gradhomog_adapters._episodic.network import Network, Parameters
 from gradhomog_adapters._inner_loop.optimizer import Descent, InnerOptimizer
+from gradhomog_adapters._inner_loop.support import divided
 from gradhomog_adapters._mamlpp.own import OwnByStep
 from gradhomog_adapters._mamlpp.phase import Order
 from gradhomog_adapters._mamlpp.rates import advance
@@ -48,8 +49,7 @@ class InnerLoop:
             after: rising numbers of inner steps.
             order: what is differentiated.
         """
-        start = {name: meta[name] for name in self.adapted if name in meta}  # some may have been frozen since
-        others = {name: tensor for name, tensor in meta.items() if name not in start}
+        start, others = divided(meta, self.adapted)
         descent = Descent.start(self.make_inner(), start)
         episode.begin("support")
         found: list[Parameters] = []

@@ -9,6 +9,7 @@ import torchopt
 from torch import Tensor, nn
 
 from gradhomog_adapters._episodic.mirror import mirror
+from gradhomog_adapters._episodic.network import constants
 from gradhomog_adapters._inner_loop.optimizer import Descent
 
 
@@ -25,7 +26,7 @@ def advance(
     With `constant` the updates do not depend on where the loop stands (weight decay would): first order means that the
     derivative of a step by the parameters before it is the identity.
     """
-    seen = {name: p.detach() for name, p in descent.parameters.items()} if constant else descent.parameters
+    seen = constants(descent.parameters) if constant else descent.parameters
     # inplace=False: TorchOpt's default writes into the parameters and cuts the graph in silence.
     updates, state = descent.transformation.update(gradients, descent.state, params=seen, inplace=False)
     if factors is not None:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from gradhomog import OptionError
 from gradhomog_adapters._episodic.episode import Episode
+from gradhomog_adapters._episodic.mirror import mirror_buffers
 from gradhomog_adapters._episodic.network import Network
-from gradhomog_adapters._mamlpp.naming import buffers
 from gradhomog_adapters._mamlpp.step_norm import normalizations
 
 
@@ -31,7 +31,7 @@ def statistics(network: Network, slots: int) -> nn.Module:
             )
         for part, buffer in layer.named_buffers(recurse=False):
             found[f"{name}.{part}"] = torch.stack([buffer] * slots)
-    return buffers(found)
+    return mirror_buffers(found)
 
 
 class Running:

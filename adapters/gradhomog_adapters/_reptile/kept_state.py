@@ -10,6 +10,7 @@ import torchopt
 from torch import Tensor, nn
 
 from gradhomog import OptionError
+from gradhomog_adapters._episodic.network import constants
 from gradhomog_adapters._inner_loop.optimizer import InnerOptimizer
 
 
@@ -33,8 +34,7 @@ class KeptState(nn.Module):
                 "dampening also remembers which call was the first. Use one without dampening."
             )
         self.names = list(parameters)
-        constants = {name: tensor.detach() for name, tensor in parameters.items()}
-        leaves, self._structure = torchopt.pytree.tree_flatten(inner().init(constants))
+        leaves, self._structure = torchopt.pytree.tree_flatten(inner().init(constants(parameters)))
         self._count = len(leaves)
         for index, leaf in enumerate(leaves):
             self.register_buffer(f"leaf{index}", leaf.clone())
