@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from gradhomog import LearnerSpec, OptionError, TaskBatch, TaskRow, hookimpl
+from gradhomog import LearnerSpec, OptionError, TaskRow, hookimpl
 from gradhomog_adapters._episodic.calculus import Operator
 from gradhomog_adapters._episodic.engine import Autocast, Compile, Engine
 from gradhomog_adapters._episodic.episode import Episode
@@ -111,23 +111,19 @@ class IMAML(Episodic):
         self.inner_steps, self.test_steps = check_steps(inner_steps, test_steps)
         _check(proximal, cg_steps, damping, longest, solver)
         if solver == "torchopt":
-            self._check_torchopt(compile)
+            self._check_torchopt()
         self.proximal, self.cg_steps, self.damping, self.longest = proximal, cg_steps, damping, longest
         self.solver = solver
         self._make_inner = resolve(inner, inner_lr)
         self._adapted = choose(list(self.network.parameters()), adapt, "adapt")
 
-    def _check_torchopt(self, compile: Compile) -> None:
-        if self.engine == "vmap" or compile:
-            raise OptionError("`solver` 'torchopt' works on one task after the other. Use engine='loop', not compiled.")
+    def _check_torchopt(self) -> None:
+        self.loop_only("`solver` 'torchopt' works on")
         if any(member.homogenizer.overrides("attach") for member in self.homogenizers.members):
             raise OptionError(
                 "`solver` 'torchopt' runs the encoder on the support set again after the queries, but a homogenizer "
                 "that is attached to it may act otherwise then. Use solver='own'."
             )
-
-    def batch_row(self, batch: TaskBatch) -> TaskRow | None:
-        return super().batch_row(batch) if self.solver == "own" else None
 
     def row(self, meta: Parameters, episode: Episode) -> TaskRow:
         adapted, others, encoded = self._solved(meta, episode, self.inner_steps)

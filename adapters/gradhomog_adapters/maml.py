@@ -100,8 +100,7 @@ class MAML(Episodic):
         self._make_inner = resolve(inner, inner_lr)
         self._adapted = choose(list(self.network.parameters()), adapt, "adapt")
         if recompute:
-            check_sweepable(self, self._make_inner, compile)
-            self.engine = "loop"
+            check_sweepable(self, self._make_inner)
 
     def row(self, meta: Parameters, episode: Episode) -> TaskRow:
         if self.first_order:  # by the adapted variables, and by the meta-parameters themselves where none was adapted

@@ -116,8 +116,7 @@ class Reptile(Episodic):
             self.learn("minibatches", self._minibatches)
         self._kept: KeptState | None = None
         if keep_state:
-            if engine == "vmap" or compile:
-                raise OptionError("`keep_state` takes one task after the other. Use engine='loop', not compiled.")
+            self.loop_only("`keep_state` takes")
             start = {name: self.network.parameters()[name] for name in self._adapted}
             self._kept = KeptState(self._make_inner, start)
             self.learn("inner_state", self._kept)
@@ -126,7 +125,6 @@ class Reptile(Episodic):
     def batch_row(self, batch: TaskBatch) -> TaskRow | None:
         if self._kept is not None:
             self._kept.restart()
-            return None
         self._draw(batch.support_x.shape[1], batch.query_x.shape[1], batch.support_x.device)
         return super().batch_row(batch)
 

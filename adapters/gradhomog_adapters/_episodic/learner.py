@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradhomog import Learner, Task, TaskBatch, TaskRow
+from gradhomog import Learner, OptionError, Task, TaskBatch, TaskRow
 from gradhomog_adapters._episodic import usable as _usable
 from gradhomog_adapters._episodic.calculus import OnGraph
 from gradhomog_adapters._episodic.engine import Autocast, Compile, Engine, Vectorized, check_autocast, check_engine
@@ -99,6 +99,16 @@ class Episodic(Learner):
         return self.outputs(self.meta_parameters(), episode)
 
     # -- for subclasses ----------------------------------------------------------------------------------------------
+
+    def loop_only(self, what: str) -> None:
+        """Take one task after the other, as an option must; `what` says which, and its verb.
+
+        Raises:
+            OptionError: the vectorized engine, or compiled code, was asked for.
+        """
+        if self.engine == "vmap" or self._vectorized.compile:
+            raise OptionError(f"{what} one task after the other. Use engine='loop', not compiled.")
+        self.engine = "loop"
 
     def meta_parameters(self) -> dict[str, Tensor]:
         """All that is learnt: of encoder and head, and `learner.*`."""

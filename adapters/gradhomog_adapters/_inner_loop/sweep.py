@@ -12,7 +12,6 @@ from torch import Tensor
 
 from gradhomog import OptionError
 from gradhomog_adapters._episodic.calculus import OnGraph
-from gradhomog_adapters._episodic.engine import Compile
 from gradhomog_adapters._episodic.learner import Episodic
 from gradhomog_adapters._inner_loop.optimizer import Descent, InnerOptimizer
 
@@ -69,10 +68,9 @@ class Sweep:
         return cotangents, by_others
 
 
-def check_sweepable(learner: Episodic, inner: InnerOptimizer, compile: Compile) -> None:
+def check_sweepable(learner: Episodic, inner: InnerOptimizer) -> None:
     """Raise OptionError for what does not do the same when it is run again."""
-    if learner.engine == "vmap" or compile:
-        raise OptionError("`recompute` works on one task after the other. Use engine='loop', without compile.")
+    learner.loop_only("`recompute` works on")
     if any(member.homogenizer.overrides("attach") for member in learner.homogenizers.members):
         raise OptionError(
             "`recompute` runs the encoder again on the way back, but a homogenizer that is attached to it may act "

@@ -1,34 +1,15 @@
-"""What a faulty domain is: one error, the check that has to find it, and what its author needs to be told."""
+"""The faulty domains, and how one is noted."""
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from typing import Any
 
 from gradhomog import DomainSpec
 from tests.testing.domains.good import GOOD
+from tests.testing.fault import Fault
 
-
-@dataclass(frozen=True)
-class Fault:
-    """A faulty domain.
-
-    Attributes:
-        check: that it must fail.
-        spec: of the faulty one.
-        says: a regular expression that the failure's message matches.
-    """
-
-    check: str
-    spec: DomainSpec
-    says: str
-
-    def __str__(self) -> str:
-        return f"{self.check}-{self.spec.factory.__name__}"
-
-
-FAULTS: list[Fault] = []
+FAULTS: list[Fault[DomainSpec]] = []
 
 
 def fails(check: str, says: str, **told: Any) -> Any:

@@ -8,8 +8,9 @@ import re
 import pytest
 
 from gradhomog.testing import check_domain, checks
-from tests.testing.domains.faults import FAULTS, Fault
+from tests.testing.domains.faults import FAULTS
 from tests.testing.domains.good import BLOTS, RAMPS
+from tests.testing.fault import Fault
 
 for theme in ("promises", "tasks"):
     importlib.import_module(f"tests.testing.domains.faulty_{theme}")

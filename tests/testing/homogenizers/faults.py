@@ -1,4 +1,4 @@
-"""What a faulty homogenizer is: one error, the check that has to find it, and what its author needs to be told."""
+"""The faulty homogenizers, and how one is noted."""
 
 from __future__ import annotations
 
@@ -8,32 +8,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradhomog import HomogenizerSpec
+from tests.testing.fault import Fault
 from tests.testing.homogenizers.good import GOOD
 
 
 @dataclass(frozen=True)
-class Fault:
+class FaultyHomogenizer(Fault[HomogenizerSpec]):
     """A faulty homogenizer.
 
     Attributes:
-        check: that it must fail.
-        spec: of the faulty one.
-        good: of the one that it would be without the error: with the same claims it passes that check.
-        says: a regular expression that the failure's message matches.
+        good: the spec of the one that it would be without the error: with the same claims it passes that check.
         shows: given the example of the failure, whether it is small and really shows the error.
     """
 
-    check: str
-    spec: HomogenizerSpec
     good: HomogenizerSpec
-    says: str
     shows: Callable[..., bool] | None = None
 
-    def __str__(self) -> str:
-        return f"{self.check}-{self.spec.factory.__name__}"
 
-
-FAULTS: list[Fault] = []
+FAULTS: list[FaultyHomogenizer] = []
 
 
 def fails(check: str, says: str, shows: Callable[..., bool] | None = None, claims: str = "", **told: Any) -> Any:
@@ -46,7 +38,7 @@ def fails(check: str, says: str, shows: Callable[..., bool] | None = None, claim
         base = GOOD[next(parent for parent in made.__mro__ if parent in GOOD)]
         traits = {*base.traits, *claims.split()}
         spec = dataclasses.replace(base, **{"factory": made, "traits": traits, **told})
-        FAULTS.append(Fault(check, spec, base, says, shows))
+        FAULTS.append(FaultyHomogenizer(check, spec, says, base, shows))
         return made
 
     return note

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from gradhomog.testing import check_homogenizer, checks
-from tests.testing.homogenizers.faults import FAULTS, Fault
+from tests.testing.homogenizers.faults import FAULTS, FaultyHomogenizer
 
 for theme in (
     "agreement",
@@ -35,7 +35,7 @@ def test_every_check_has_a_faulty_homogenizer():
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
-def test_a_fault_is_found(fault: Fault):
+def test_a_fault_is_found(fault: FaultyHomogenizer):
     report = check_homogenizer(fault.spec, only=fault.check)
     result = report[fault.check]
     assert result.outcome == "failed", result
@@ -46,6 +46,6 @@ def test_a_fault_is_found(fault: Fault):
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
-def test_without_the_fault_nothing_is_found(fault: Fault):
+def test_without_the_fault_nothing_is_found(fault: FaultyHomogenizer):
     result = check_homogenizer(fault.good, only=fault.check)[fault.check]
     assert result.outcome in ("passed", "not applicable", "not held"), result

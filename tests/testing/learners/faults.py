@@ -1,34 +1,15 @@
-"""What a faulty learner is: one error, the check that has to find it, and what its author needs to be told."""
+"""The faulty learners, and how one is noted."""
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from typing import Any
 
 from gradhomog import LearnerSpec
+from tests.testing.fault import Fault
 from tests.testing.learners.good import GOOD
 
-
-@dataclass(frozen=True)
-class Fault:
-    """A faulty learner.
-
-    Attributes:
-        check: that it must fail.
-        spec: of the faulty one.
-        says: a regular expression that the failure's message matches.
-    """
-
-    check: str
-    spec: LearnerSpec
-    says: str
-
-    def __str__(self) -> str:
-        return f"{self.check}-{self.spec.factory.__name__}"
-
-
-FAULTS: list[Fault] = []
+FAULTS: list[Fault[LearnerSpec]] = []
 
 
 def fails(check: str, says: str, **told: Any) -> Any:

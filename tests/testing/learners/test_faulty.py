@@ -8,7 +8,8 @@ import re
 import pytest
 
 from gradhomog.testing import check_learner, checks
-from tests.testing.learners.faults import FAULTS, Fault
+from tests.testing.fault import Fault
+from tests.testing.learners.faults import FAULTS
 from tests.testing.learners.good import GOOD
 
 for theme in ("declared", "rows", "protocol", "steps", "untouched", "state"):
