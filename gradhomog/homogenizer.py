@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Literal, Protocol
 
 import torch
@@ -32,9 +32,13 @@ class Homogenizer:
     What is carried from step to step stands in attributes whose names are listed in `carried`: tensors, numbers, texts,
     `torch.Generator`s, and dicts or lists of these. `state_dict` saves them all, and after `load_state_dict` into a
     fresh object everything goes on bit for bit the same.
+
+    Where options decide which statistics are read, `needs` is set in the constructor to those among the plugin's own
+    `HomogenizerSpec.needs` that are: the host then spares the rest. None stands for all of them.
     """
 
     carried: tuple[str, ...] = ()
+    needs: Set[str] | None = None
 
     def attach(self, encoder: nn.Module) -> Iterable[Removable]:
         """Change what the encoder computes while training; return handles whose `remove()` undoes it."""

@@ -37,9 +37,24 @@ class Member:
     spec: HomogenizerSpec | None = None
     seconds: float = field(default=0.0, init=False)
 
+    def __post_init__(self) -> None:
+        wanted = self.homogenizer.needs
+        if self.spec is not None and wanted is not None and not wanted <= self.spec.needs:
+            raise PluginRunError(
+                f"{self} sets `needs` to {sorted(wanted)}, but its plugin declares {sorted(self.spec.needs)}. "
+                f"Add {sorted(wanted - self.spec.needs)} to `needs` in its HomogenizerSpec."
+            )
+
     @property
     def needs(self) -> Set[str]:
+        if self.homogenizer.needs is not None:
+            return self.homogenizer.needs
         return STATISTICS if self.spec is None else self.spec.needs
+
+    @property
+    def declares_needs(self) -> bool:
+        """Whether it says what it needs; one that does not may read all that there is, and must do without."""
+        return self.spec is not None or self.homogenizer.needs is not None
 
     @property
     def must_be_last(self) -> bool:

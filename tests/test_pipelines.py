@@ -115,6 +115,17 @@ def test_reading_an_undeclared_statistic_is_an_error_that_says_what_to_declare()
         pipe.combine(ROWS)
 
 
+def test_an_object_may_need_less_than_its_plugin_and_not_more(monkeypatch):
+    spec = HomogenizerSpec(factory=Weights, summary="", needs={"gramian", "norms"})
+    modest = Weights(1, 3)
+    modest.needs = {"norms"}
+    monkeypatch.setattr(gradhomog.rows, "block_gramians", lambda rows: pytest.fail("computed"))
+    Pipeline([Member(modest, "modest", {}, None, spec)]).combine(ROWS)
+    modest.needs = {"losses"}
+    with pytest.raises(PluginRunError, match=r"sets `needs` to \['losses'\].*Add \['losses'\] to `needs`"):
+        Member(modest, "modest", {}, None, spec)
+
+
 def test_weights_reported_are_each_rows_share_in_the_direction():
     result = gradhomog.pipeline([Matrix(*C), Weights(1, 3)]).homogenize(ROWS)
     torch.testing.assert_close(result.direction, ((result.weights @ ROWS.double()) / 2).float())

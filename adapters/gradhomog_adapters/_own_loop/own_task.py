@@ -20,7 +20,7 @@ class Wishes:
         self.transforms = any(homogenizer.overrides("transform") for homogenizer in pipe)
         self.parts = any(homogenizer.overrides("begin") for homogenizer in pipe)
         # An object without a plugin around it may read everything: features are kept for it, but not demanded.
-        self.features = self.transforms or any(m.spec and "features" in m.spec.needs for m in pipe.members)
+        self.features = self.transforms or any(m.declares_needs and "features" in m.needs for m in pipe.members)
         self.features_if_any = self.features or any("features" in member.needs for member in pipe.members)
 
 
