@@ -30,9 +30,13 @@ if TYPE_CHECKING:
         UnknownPluginError,
     )
     from gradhomog.evidence import Evidence, TaskKey
+    from gradhomog.homogenization import Homogenization
     from gradhomog.homogenizer import Homogenizer
     from gradhomog.hooks import hookimpl
     from gradhomog.learners import Learner
+    from gradhomog.multitask.accumulation import accumulated
+    from gradhomog.multitask.backward import backward
+    from gradhomog.multitask.task_features import TaskFeatures, task_features
     from gradhomog.pipelines import Pipeline
     from gradhomog.registry import PluginInfo, Registry
     from gradhomog.reports import Evaluation, StageReport, StepReport, TaskRow, TaskRows
@@ -66,7 +70,11 @@ _HOMES = {
     "evidence": ("Evidence", "TaskKey"),
     "homogenizer": ("Homogenizer",),
     "hooks": ("hookimpl",),
+    "homogenization": ("Homogenization",),
     "learners": ("Learner",),
+    "multitask.accumulation": ("accumulated",),
+    "multitask.backward": ("backward",),
+    "multitask.task_features": ("TaskFeatures", "task_features"),
     "pipelines": ("Pipeline",),
     "registry": ("PluginInfo", "Registry"),
     "reports": ("Evaluation", "StageReport", "StepReport", "TaskRow", "TaskRows"),
@@ -89,6 +97,7 @@ __all__ = [
     "Evidence",
     "ExpressionError",
     "GradhomogError",
+    "Homogenization",
     "Homogenizer",
     "HomogenizerSpec",
     "Learner",
@@ -108,11 +117,14 @@ __all__ = [
     "StepReport",
     "Task",
     "TaskBatch",
+    "TaskFeatures",
     "TaskKey",
     "TaskRow",
     "TaskRows",
     "UnknownPluginError",
+    "accumulated",
     "available",
+    "backward",
     "conflict_rate",
     "cosines",
     "distance_bound",
@@ -123,6 +135,7 @@ __all__ = [
     "magnitude_similarity",
     "minimum_norm_weights",
     "pipeline",
+    "task_features",
 ]
 
 

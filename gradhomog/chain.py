@@ -41,11 +41,14 @@ class Acted:
 
     def direction(self) -> tuple[Direction, Tensor | None]:
         """The mean of the rows, and the share of each row given, None if they were replaced."""
-        if self.replaced or self.mixing is None:
-            tasks = len(self.last.keys)
-            return row_math.mean(self.last.rows), None if self.replaced else torch.ones(tasks, dtype=torch.float64)
-        weights = self.mixing.sum(0)  # direction = mean of (C·J) = 1/N (1ᵀC)·J
-        return row_math.weighted_mean(self.first.rows, weights), weights
+        given = self.last.given  # as given or replaced, before any mixing
+        if self.mixing is None:
+            weights = torch.ones(len(self.last.keys), dtype=torch.float64)
+            direction = row_math.mean(given, owned=self.replaced)
+        else:
+            weights = self.mixing.sum(0)  # direction = mean of (C·J) = 1/N (1ᵀC)·J
+            direction = row_math.weighted_mean(given, weights)
+        return direction, None if self.replaced else weights
 
 
 class Chain:

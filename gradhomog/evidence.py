@@ -68,8 +68,7 @@ class Evidence:
     @property
     def device(self) -> torch.device:
         """Where the rows are, and with them norms and Gramian."""
-        rows = self._observation.rows_as_given
-        return (rows if isinstance(rows, Tensor) else next(iter(rows.values()))).device
+        return self._observation.device
 
     @property
     def losses(self) -> Tensor:
@@ -98,7 +97,7 @@ class Evidence:
     def rows(self) -> Rows:
         """The rows themselves; not to be written to."""
         rows = self._declared("rows").rows
-        return rows if torch.is_grad_enabled() else row_math.detach(rows)
+        return rows if torch.is_grad_enabled() else row_math.transform(rows, Tensor.detach)
 
     @property
     def features(self) -> Tensor:

@@ -25,7 +25,7 @@ def apply(observation: Observation, policy: Nonfinite, norms_known: bool) -> tup
     if norms_known:
         fine = torch.isfinite(observation.block_squared_norms[1]).all(0)
     else:
-        fine = row_math.finite_tasks(observation.rows)
+        fine = row_math.finite_tasks(observation.given)
     if observation.losses is not None:
         fine = fine & torch.isfinite(observation.losses).to(fine.device)
     for cotangents in observation.feature_cotangents:
@@ -38,7 +38,7 @@ def apply(observation: Observation, policy: Nonfinite, norms_known: bool) -> tup
         lost = [index for index in range(tasks) if index not in kept]
         raise NonfiniteError(_describe(observation, lost) + (_ADVICE if policy == "raise" else " No task is left."))
     reduced = Observation(
-        row_math.select(observation.rows, kept),
+        row_math.select(observation.given, kept),
         None if observation.losses is None else observation.losses[kept],
         [observation.keys[index] for index in kept],
         [value[kept] for value in observation.features],

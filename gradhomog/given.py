@@ -8,7 +8,8 @@ from torch import Tensor
 
 from gradhomog.errors import NotDifferentiableError, OptionError
 from gradhomog.member import Member
-from gradhomog.rows import Rows, blocks
+from gradhomog.rows import AnyRows, blocks
+from gradhomog.unformed import UnformedRows
 
 
 def check_members(members: Sequence[Member]) -> None:
@@ -31,10 +32,14 @@ def check_members(members: Sequence[Member]) -> None:
 
 
 def check_step(
-    members: Sequence[Member], jacobian: Rows, losses: Tensor | None, domains: Sequence[str] | None, create_graph: bool
+    members: Sequence[Member],
+    jacobian: AnyRows,
+    losses: Tensor | None,
+    domains: Sequence[str] | None,
+    create_graph: bool,
 ) -> int:
     """The number of tasks, if rows, losses and domains agree on it and all members can do what is asked."""
-    tasks = next(iter(blocks(jacobian).values())).shape[0]
+    tasks = jacobian.tasks if isinstance(jacobian, UnformedRows) else len(next(iter(blocks(jacobian).values())))
     if losses is not None and losses.shape != (tasks,):
         raise OptionError(f"`losses` must have shape [{tasks}], one per task; got {tuple(losses.shape)}.")
     if domains and len(domains) != tasks:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog import returned
+from gradhomog import rows as row_math
 from gradhomog.blame import passed_through_package, told
 from gradhomog.errors import GradhomogError, PluginRunError
 from gradhomog.evidence import Evidence, TaskKey, shown
@@ -117,8 +118,7 @@ class Member:
         tensors = [given] if isinstance(given, Tensor) else list(given.values())
         changed: Rows = self._watched("rows", lambda: [("rows", tensor) for tensor in tensors], given)
         self._expect("rows", returned.rows(changed, given), changed)
-        values = [changed] if isinstance(changed, Tensor) else changed.values()
-        if not all(bool(torch.isfinite(value).all()) for value in values):
+        if not row_math.all_finite(changed):
             raise self.not_finite("rows")
         return changed
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,7 +12,8 @@ from torch import Tensor
 
 from gradhomog import rows as row_math
 from gradhomog.errors import DataError, OptionError
-from gradhomog.rows import Rows
+from gradhomog.rows import AnyRows, Rows
+from gradhomog.unformed import UnformedRows
 
 if TYPE_CHECKING:
     from gradhomog.evidence import TaskKey
@@ -26,7 +27,7 @@ class Observation:
 
     def __init__(
         self,
-        rows: Rows,
+        rows: AnyRows,
         losses: Tensor | None,
         keys: Sequence[TaskKey],
         features: Sequence[Tensor] = (),
@@ -35,7 +36,7 @@ class Observation:
         *,
         gramian_wanted: bool = True,
     ) -> None:
-        self._rows = rows
+        self.given = rows  # before any mixing, and as they are: never formed anew
         self.losses = None if losses is None else losses.to(torch.float64)
         self.keys = tuple(keys)
         self.features = tuple(features)
@@ -52,34 +53,40 @@ class Observation:
                 )
         self.gramian_wanted = gramian_wanted
 
-    @property
-    def rows(self) -> Rows:
-        return self._rows
+    @functools.cached_property
+    def _formed(self) -> Rows:
+        return self.given.formed() if isinstance(self.given, UnformedRows) else self.given
 
     @property
-    def rows_as_given(self) -> Rows:
-        """Before any mixing: never formed anew."""
-        return self._rows
+    def rows(self) -> Rows:
+        return self._formed
 
     @property
     def formed_rows(self) -> Rows | None:
-        """The rows if they are in memory already."""
-        return self._rows
+        """The rows if they are in memory already, formed."""
+        return self.__dict__.get("_formed") if isinstance(self.given, UnformedRows) else self.given
 
     @property
     def names(self) -> tuple[str, ...]:
-        return ("",) if isinstance(self._rows, Tensor) else tuple(self._rows)
+        if isinstance(self.given, UnformedRows):
+            return self.given.names
+        return ("",) if isinstance(self.given, Tensor) else tuple(self.given)
+
+    @property
+    def device(self) -> torch.device:
+        given = next(iter(self.given.values())) if isinstance(self.given, Mapping) else self.given
+        return given.device
 
     @functools.cached_property
     def block_gramians(self) -> tuple[tuple[str, ...], Tensor]:
-        return row_math.block_gramians(self._rows)
+        return row_math.block_gramians(self.given)
 
     @functools.cached_property
     def block_squared_norms(self) -> tuple[tuple[str, ...], Tensor]:
         if self.gramian_wanted or "block_gramians" in self.__dict__:
             names, gramians = self.block_gramians
             return names, gramians.diagonal(dim1=1, dim2=2).clamp_min(0)
-        return row_math.block_squared_norms(self._rows)
+        return row_math.block_squared_norms(self.given)
 
     def gramian(self, parameters: str = "*") -> Tensor:
         names, gramians = self.block_gramians
@@ -101,7 +108,7 @@ class Observation:
 class _AtTap(Observation):
     def __init__(self, source: Observation, before: int, after: int) -> None:
         features, cotangents = source.features[before : before + 1], source.feature_cotangents[after : after + 1]
-        super().__init__(source._rows, source.losses, source.keys, features, cotangents, source.targets)
+        super().__init__(source.given, source.losses, source.keys, features, cotangents, source.targets)
         self._source = source
 
     @property
@@ -124,7 +131,7 @@ class _AtTap(Observation):
 class _Mixed(Observation):
     def __init__(self, source: Observation, mixing: Tensor) -> None:
         super().__init__(
-            source._rows, source.losses, source.keys, source.features, source.feature_cotangents, source.targets
+            source.given, source.losses, source.keys, source.features, source.feature_cotangents, source.targets
         )
         self._source, self._mixing = source, mixing
 

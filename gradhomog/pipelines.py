@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,7 +22,7 @@ from gradhomog.homogenization import Homogenization
 from gradhomog.homogenizer import Homogenizer, Part
 from gradhomog.member import Member
 from gradhomog.observation import Observation
-from gradhomog.rows import Direction, Rows
+from gradhomog.rows import AnyRows, Direction, Rows
 
 
 class Pipeline:
@@ -41,6 +43,7 @@ class Pipeline:
         self.nonfinite: Nonfinite = nonfinite
         self._text = text
         self._chain = Chain(self.members)
+        self._parts: dict[str, Pipeline] = {}
 
     def __str__(self) -> str:
         if self._text is not None:
@@ -146,7 +149,7 @@ class Pipeline:
 
     def homogenize(
         self,
-        jacobian: Rows,
+        jacobian: AnyRows,
         losses: Tensor | None = None,
         *,
         domains: Sequence[str] | None = None,
@@ -195,20 +198,45 @@ class Pipeline:
 
     # -- state -------------------------------------------------------------------------------------------------------
 
+    def part(self, name: str) -> Pipeline:
+        """The pipeline of one group of parameters, where groups are homogenized apart: with a state of its own.
+
+        It starts as this one is when the group is first asked for, and is saved and loaded with this one.
+
+        Raises:
+            OptionError: a homogenizer acts before the rows exist, so that there is one of it for all parameters.
+        """
+        if name not in self._parts:
+            for member in self.members:
+                if member.before_rows or member.homogenizer.overrides("begin"):
+                    raise OptionError(
+                        f"{member} acts within the network, before there are gradients to be grouped. "
+                        "Leave it out, or homogenize all parameters together (per='model')."
+                    )
+            copies = [replace(member, homogenizer=copy.deepcopy(member.homogenizer)) for member in self.members]
+            self._parts[name] = Pipeline(copies, self.nonfinite, self._text)
+        return self._parts[name]
+
     def state_dict(self) -> dict[str, Any]:
         """All that the homogenizers carry, fit for `torch.save`; empty entries for those that carry nothing."""
-        return {f"{index}:{m.selector}": m.state_dict() for index, m in enumerate(self.members)}
+        whole = {f"{index}:{m.selector}": m.state_dict() for index, m in enumerate(self.members)}
+        return whole | {f"part {name}": part.state_dict() for name, part in self._parts.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a saved state; the pipeline must have the same homogenizers in the same order."""
         names = [f"{index}:{member.selector}" for index, member in enumerate(self.members)]
-        if list(state) != names:
+        parts = [name for name in state if name.startswith("part ")]
+        if list(state) != [*names, *parts]:
             raise ConfigError(f"the saved state is of the pipeline {list(state)}; this one is {names}.")
-        before = self.state_dict()
+        before, parts_before = self.state_dict(), dict(self._parts)
         try:
             for name, member in zip(names, self.members, strict=True):
                 member.load_state_dict(state[name])
+            self._parts.clear()
+            for name in parts:
+                self.part(name.removeprefix("part ")).load_state_dict(state[name])
         except Exception:
+            self._parts = parts_before
             for name, member in zip(names, self.members, strict=True):  # all or nothing
                 member.load_state_dict(before[name])
             raise

@@ -7,17 +7,18 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from gradhomog import products
 from gradhomog.errors import DataError
+from gradhomog.unformed import UnformedRows
 
 Rows = Tensor | Mapping[str, Tensor]
 """A tensor `[tasks, params]`, or a dict of tensors `[tasks, *shape]` keyed by parameter name."""
 
+AnyRows = Rows | UnformedRows
+"""What the host itself works on."""
+
 Direction = Tensor | dict[str, Tensor]
 """One row: a tensor `[params]`, or a dict of tensors `[*shape]`."""
-
-# Columns per block of the batched product. One `bmm` over blocks is 1.2 to 2.3 times as fast as `J @ J.T` on a CPU for
-# up to 8 rows of 10⁷ columns (measured; its inner dimension fits the cache), and lets partial sums be added in float64.
-BLOCK = 8192
 
 
 def blocks(rows: Rows) -> dict[str, Tensor]:
@@ -63,31 +64,61 @@ def transform(rows: Rows, function: Callable[[Tensor], Tensor]) -> Direction:
     return {name: function(value) for name, value in rows.items()}
 
 
-def detach(rows: Rows) -> Rows:
+def detach(rows: AnyRows) -> AnyRows:
     """The same memory, outside the graph."""
+    if isinstance(rows, UnformedRows):
+        return rows.detach()
     return transform(rows, Tensor.detach)
 
 
-def select(rows: Rows, tasks: list[int]) -> Rows:
+def select(rows: AnyRows, tasks: list[int]) -> AnyRows:
     """The rows of some tasks, copied."""
+    if isinstance(rows, UnformedRows):
+        return rows.select(tasks)
     return transform(rows, lambda value: value[tasks])
 
 
-def mean(rows: Rows) -> Direction:
-    """The plain learner's direction: the mean over tasks."""
-    return transform(rows, lambda value: value.mean(0))
+def repeated(value: Tensor) -> bool:
+    """Whether all rows are one in memory, as `expand` makes them: it is read once, and what holds of it holds of all.
+
+    Not of rows with a graph: the derivative of what is taken out of a view is as large as all of them.
+    """
+    return value.shape[0] > 1 and value.stride(0) == 0 and not value.requires_grad
 
 
-def weighted_mean(rows: Rows, weights: Tensor) -> Direction:
+def mean(rows: AnyRows, *, owned: bool = False) -> Direction:
+    """The plain learner's direction: the mean over tasks.
+
+    Of rows that are one in memory it is a copy of that one; or itself, if the rows are `owned` by nobody else and it is
+    all that their memory holds.
+    """
+    if isinstance(rows, UnformedRows):
+        return rows.weighted_mean(torch.ones(rows.tasks, dtype=torch.float64))
+
+    def average(value: Tensor) -> Tensor:
+        if not repeated(value):
+            return value.mean(0)
+        row = value[0]
+        alone = row.untyped_storage().nbytes() == row.numel() * row.element_size()
+        return row if owned and alone else row.clone()
+
+    return transform(rows, average)
+
+
+def weighted_mean(rows: AnyRows, weights: Tensor) -> Direction:
     """`1/N Σ_i weights_i · row_i`, in the dtype of the rows (float16 and bfloat16 rows are summed in float32).
 
     Cost: one read of the rows, one write of the direction.
     """
+    if isinstance(rows, UnformedRows):
+        return rows.weighted_mean(weights)
 
     def combine(value: Tensor) -> Tensor:
-        flat = value.reshape(value.shape[0], -1)
         dtype = value.dtype if value.dtype.itemsize >= 4 else torch.float32
         scaled = (weights / weights.shape[0]).to(value.device, dtype)
+        if repeated(value):
+            return (scaled.sum() * value[0].to(dtype)).to(value.dtype)
+        flat = value.reshape(value.shape[0], -1)
         return (scaled @ flat.to(dtype)).to(value.dtype).reshape(value.shape[1:])
 
     return transform(rows, combine)
@@ -105,7 +136,7 @@ def mix(rows: Rows, mixing: Tensor) -> Rows:
     return transform(rows, combine)
 
 
-def block_gramians(rows: Rows) -> tuple[tuple[str, ...], Tensor]:
+def block_gramians(rows: AnyRows) -> tuple[tuple[str, ...], Tensor]:
     """The Gramian of each block, float64 `[blocks, tasks, tasks]`, and the blocks' names.
 
     Rows of float32 and narrower are multiplied in float32 and added up in float64. Blocks with a row whose squares
@@ -114,86 +145,55 @@ def block_gramians(rows: Rows) -> tuple[tuple[str, ...], Tensor]:
 
     Cost: one read of the rows, N²/2 · params multiply-adds.
     """
+    if isinstance(rows, UnformedRows):
+        return rows.block_gramians()
     named = blocks(rows)
-    fast = torch.stack([_gramian(block) for block in named.values()])
-    unsafe = _unsafe(fast.diagonal(dim1=1, dim2=2), named)
-    if not any(unsafe):
-        return tuple(named), fast
-    exact = [
-        _product(block.double()) if bad and block.dtype != torch.float64 else gramian
-        for block, bad, gramian in zip(named.values(), unsafe, fast.unbind(), strict=True)
-    ]
-    return tuple(named), torch.stack(exact)
+    return tuple(named), products.of_blocks(list(named.values()), _read_once(products.gramian))
 
 
-def block_squared_norms(rows: Rows) -> tuple[tuple[str, ...], Tensor]:
+def block_squared_norms(rows: AnyRows) -> tuple[tuple[str, ...], Tensor]:
     """The squared norms of each block's rows, float64 `[blocks, tasks]`: what `block_gramians` has on its diagonals.
 
     Cost: one read of the rows, N · params multiply-adds.
     """
+    if isinstance(rows, UnformedRows):
+        return rows.block_squared_norms()
     named = blocks(rows)
-    fast = torch.stack([_squares(block) for block in named.values()])
-    unsafe = _unsafe(fast, named)
-    if not any(unsafe):
-        return tuple(named), fast
-    exact = [
-        _exact_squares(block) if bad else squares
-        for block, bad, squares in zip(named.values(), unsafe, fast.unbind(), strict=True)
-    ]
-    return tuple(named), torch.stack(exact)
+    return tuple(named), products.of_blocks(list(named.values()), _read_once(products.squared_norms))
 
 
-def finite_tasks(rows: Rows) -> Tensor:
+def finite_tasks(rows: AnyRows) -> Tensor:
     """Which rows hold neither NaN nor infinity, judged by their sums, `[tasks]`. Cost: one read of the rows."""
+    if isinstance(rows, UnformedRows):
+        return rows.finite_tasks()
     sums = [block.sum(1, dtype=torch.promote_types(block.dtype, torch.float32)) for block in blocks(rows).values()]
     return torch.stack([torch.isfinite(total) for total in sums]).all(0)
+
+
+def all_finite(rows: Rows) -> bool:
+    """Whether they hold neither NaN nor infinity. Cost: one read of the rows."""
+    for value in [rows] if isinstance(rows, Tensor) else rows.values():
+        part = value[:1] if repeated(value) else value
+        total = part.sum(dtype=torch.promote_types(part.dtype, torch.float32))
+        # A sum takes 1/25 of the time of looking at every number (measured), but can overflow where no number has.
+        if not (bool(torch.isfinite(total)) or bool(torch.isfinite(part).all())):
+            return False
+    return True
+
+
+def _read_once(product: products.Product) -> products.Product:
+    """The same product, for which rows that are one in memory are read as that one."""
+
+    def read(block: Tensor, exact: bool = False) -> Tensor:
+        if not repeated(block):
+            return product(block, exact)
+        one = product(block[:1], exact)
+        return one.expand([block.shape[0]] * one.dim())
+
+    return read
 
 
 def safe_sqrt(squares: Tensor) -> Tensor:
     """Square roots whose derivative at zero is zero, not NaN."""
     positive = squares > 0
     return torch.where(positive, torch.where(positive, squares, torch.ones_like(squares)).sqrt(), 0.0)
-
-
-def _product(block: Tensor) -> Tensor:
-    return block @ block.T
-
-
-def _unsafe(squares: Tensor, named: Mapping[str, Tensor]) -> list[bool]:
-    """Which blocks have a row whose squares leave float32's range, `squares` being `[blocks, tasks]`."""
-    sizes = torch.tensor([block.shape[1] for block in named.values()], dtype=squares.dtype, device=squares.device)
-    # A square below 1e-30 loses digits in float32 (its smallest normal number is 1.2e-38), one above 1e34 may overflow.
-    unsafe: list[bool] = ((squares < 1e-30 * sizes[:, None]) | ~(squares < 1e34)).any(dim=1).tolist()
-    return unsafe
-
-
-def _exact_squares(block: Tensor) -> Tensor:
-    norms: Tensor = torch.linalg.vector_norm(block, dim=1, dtype=torch.float64)
-    return norms.square()
-
-
-def _squares(block: Tensor) -> Tensor:
-    tasks, size = block.shape
-    if block.requires_grad or block.dtype == torch.float64:
-        return block.double().square().sum(1)
-    # Norms of pieces in float32, their squares added in float64: a reduction in float64 is 20 times as slow (measured).
-    whole = size // BLOCK
-    pieces = [block[:, : whole * BLOCK].view(tasks, whole, BLOCK)] if whole else []
-    pieces += [block[:, None, whole * BLOCK :]] if whole * BLOCK < size else []
-    norms = [torch.linalg.vector_norm(piece, dim=2, dtype=torch.float32).double() for piece in pieces]
-    return torch.cat(norms, dim=1).square().sum(1) if norms else block.new_zeros(tasks, dtype=torch.float64)
-
-
-def _gramian(block: Tensor) -> Tensor:
-    tasks, size = block.shape
-    if block.requires_grad or block.dtype == torch.float64:
-        return _product(block.double())
-    whole = size // BLOCK
-    total = torch.zeros(tasks, tasks, dtype=torch.float64, device=block.device)
-    if whole:
-        # [tasks, whole · BLOCK] seen as `whole` matrices [tasks, BLOCK]: strides only, no copy.
-        parts = block[:, : whole * BLOCK].view(tasks, whole, BLOCK).transpose(0, 1).to(torch.float32)
-        total += torch.bmm(parts, parts.transpose(1, 2)).double().sum(0)
-    if whole * BLOCK < size:
-        total += _product(block[:, whole * BLOCK :].to(torch.float32)).double()
-    return total

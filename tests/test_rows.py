@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from gradhomog import DataError
 from gradhomog import rows as row_math
+from gradhomog.products import BLOCK
 from gradhomog.testing import jacobians
 
 
@@ -30,7 +31,7 @@ def test_gramian_and_norms_are_those_of_the_matrix_for_tensor_and_dict(rows):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("size", [1, 100, row_math.BLOCK, 3 * row_math.BLOCK + 17])
+@pytest.mark.parametrize("size", [1, 100, BLOCK, 3 * BLOCK + 17])
 def test_narrow_rows_give_the_gramian_of_their_values(dtype, size):
     rows = torch.randn(5, size, generator=torch.Generator().manual_seed(0)).to(dtype)
     exact = rows.double() @ rows.double().T

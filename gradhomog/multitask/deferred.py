@@ -1,0 +1,99 @@
+"""Rows that are formed only if a homogenizer looks at them: else one pass gives the direction."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from gradhomog.errors import NonfiniteError
+from gradhomog.multitask.derivatives import Derivatives, ThroughFeatures
+from gradhomog.separate_rows import SeparateRows
+from gradhomog.unformed import UnformedRows
+
+
+class DeferredRows(UnformedRows):
+    """The rows that some derivatives would give.
+
+    A pipeline that needs neither norms nor inner products nor the rows themselves (weights from losses, or from
+    features) asks for nothing but the weighted mean at its end: then there is one backward pass instead of N.
+
+    Args:
+        derivatives: of the losses.
+        formed_first: form the rows at once, as each has to be judged on its own (`nonfinite="drop"`).
+    """
+
+    def __init__(self, derivatives: Derivatives, formed_first: bool = False) -> None:
+        self.derivatives = derivatives
+        self._shared: Mapping[str, Tensor] = derivatives.graph.shared
+        self.names = tuple(self._shared)
+        self.tasks = len(derivatives.graph.losses)
+        self.device = next(iter(self._shared.values())).device
+        if formed_first:
+            _ = self._rows
+
+    @functools.cached_property
+    def _rows(self) -> SeparateRows:
+        parts, factor = self.derivatives.rows(), self.derivatives.graph.factor
+        if factor != 1:  # undone, so that what a homogenizer remembers does not depend on it
+            parts = {name: [None if g is None else g / factor for g in gradients] for name, gradients in parts.items()}
+        return SeparateRows(parts, self._shared)
+
+    def formed(self) -> Mapping[str, Tensor]:
+        return self._rows.formed()
+
+    def separate(self) -> SeparateRows:
+        """The rows, parameter by parameter."""
+        return self._rows
+
+    def select(self, tasks: Sequence[int]) -> SeparateRows:
+        return self._rows.select(tasks)
+
+    def detach(self) -> DeferredRows:
+        return self  # whether derivatives have a graph was decided when they were asked for
+
+    def block_gramians(self) -> tuple[tuple[str, ...], Tensor]:
+        return self._rows.block_gramians()
+
+    def block_squared_norms(self) -> tuple[tuple[str, ...], Tensor]:
+        return self._rows.block_squared_norms()
+
+    def finite_tasks(self) -> Tensor:
+        if "_rows" in self.__dict__:
+            return self._rows.finite_tasks()
+        fine = torch.ones(self.tasks, dtype=torch.bool, device=self.device)
+        if isinstance(self.derivatives, ThroughFeatures):
+            for task, cotangents in enumerate(self.derivatives.cotangents):
+                for cotangent in cotangents:
+                    if cotangent is not None:
+                        fine[task] &= torch.isfinite(_sum(cotangent))
+        return fine
+
+    def weighted_mean(self, weights: Tensor) -> dict[str, Tensor]:
+        if "_rows" in self.__dict__ or (total := self.derivatives.weighted_sum(weights)) is None:
+            return self._rows.weighted_mean(weights)
+        mean = {
+            name: torch.zeros_like(like, requires_grad=False) if part is None else part
+            for (name, like), part in zip(self._shared.items(), total, strict=True)
+        }
+        scale = 1 / (self.tasks * self.derivatives.graph.factor)
+        # Not in place: autograd may give two parameters one gradient.
+        mean = dict(zip(mean, torch._foreach_mul(list(mean.values()), scale), strict=True))
+        self._check(mean)
+        return mean
+
+    def _check(self, mean: Mapping[str, Tensor]) -> None:
+        sums = torch.stack([_sum(part) for part in mean.values()])
+        if not bool(torch.isfinite(sums).all()):
+            bad = [name for name, total in zip(mean, sums, strict=True) if not torch.isfinite(total)]
+            raise NonfiniteError(
+                f"the gradient of the shared parameters is not finite in {', '.join(bad[:4])}, though every loss is. "
+                "Lower the learning rate, or give the scaler of a half-precision loop as `scaler`. Nothing was "
+                'changed. nonfinite="drop" tells which task it is and leaves it out.'
+            )
+
+
+def _sum(tensor: Tensor) -> Tensor:
+    return tensor.detach().sum(dtype=torch.promote_types(tensor.dtype, torch.float32)).double()

@@ -1,0 +1,161 @@
+"""Derivatives of the losses by what they share and by what is their own: task by task, or all in one pass."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gradhomog.multitask.given import as_dense
+
+Gradients = list[Tensor | None]
+Parts = dict[str, Gradients]
+"""For each shared parameter one gradient per task, None where the loss does not depend on it."""
+
+
+@dataclass
+class Graph:
+    """What is differentiated.
+
+    Attributes:
+        losses: one scalar per task.
+        shared: parameters by name, all of which some loss reaches.
+        own: for each task the other leaves that its loss reaches.
+        factor: of every derivative, against underflow in half precision.
+        create_graph, retain_graph: as in `torch.autograd.grad`.
+    """
+
+    losses: Sequence[Tensor]
+    shared: Mapping[str, Tensor]
+    own: Sequence[Sequence[Tensor]]
+    factor: float = 1.0
+    create_graph: bool = False
+    retain_graph: bool = False
+
+    def gradients(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Sequence[Tensor], last: bool
+    ) -> Gradients:
+        """Σ over outputs of cotangent · ∂output/∂input; the graph is freed after the last use of it."""
+        if not inputs or not outputs:
+            return [None] * len(inputs)
+        found = torch.autograd.grad(
+            outputs, inputs, cotangents, retain_graph=self.retain_graph or self.create_graph or not last,
+            create_graph=self.create_graph, allow_unused=True,
+        )  # fmt: skip
+        return [as_dense(gradient) for gradient in found]
+
+    def seed(self, loss: Tensor) -> Tensor:
+        return torch.full_like(loss, self.factor)
+
+
+@dataclass
+class Derivatives(ABC):
+    """The two ways to a direction: rows, one pass per task; or the weighted sum of them, in one pass.
+
+    Attributes:
+        own: for each task the gradients of its own leaves, once either way was gone.
+    """
+
+    graph: Graph
+    own: list[Gradients] = field(default_factory=list, init=False)
+
+    @abstractmethod
+    def rows(self) -> Parts:
+        """One gradient per task and shared parameter."""
+
+    @abstractmethod
+    def weighted_sum(self, weights: Tensor) -> Gradients | None:
+        """Σ_i weights_i · row_i by shared parameter; None if only the rows can tell."""
+
+    def _by_name(self, rows: Sequence[Gradients]) -> Parts:
+        return {name: [row[index] for row in rows] for index, name in enumerate(self.graph.shared)}
+
+
+class Direct(Derivatives):
+    """From the losses to all leaves in one pass of autograd."""
+
+    def rows(self) -> Parts:
+        graph, shared = self.graph, list(self.graph.shared.values())
+        rows, self.own = [], []
+        for task, (loss, own) in enumerate(zip(graph.losses, graph.own, strict=True)):
+            last = task == len(graph.losses) - 1
+            found = graph.gradients([loss], [*shared, *own], [graph.seed(loss)], last)
+            rows.append(found[: len(shared)])
+            self.own.append(found[len(shared) :])
+        return self._by_name(rows)
+
+    def weighted_sum(self, weights: Tensor) -> Gradients | None:
+        graph, shared = self.graph, list(self.graph.shared.values())
+        own = [leaf for leaves in graph.own for leaf in leaves]
+        # What several losses reach without sharing it, or what has no weight, cannot be told apart afterwards.
+        if len({id(leaf) for leaf in own}) < len(own) or (own and not bool((weights != 0).all())):
+            return None
+        shares = [weight.to(loss) for weight, loss in zip(weights.unbind(), graph.losses, strict=True)]
+        seeds = [share * graph.seed(loss) for share, loss in zip(shares, graph.losses, strict=True)]
+        found = graph.gradients(graph.losses, [*shared, *own], seeds, True)
+        rest = iter(found[len(shared) :])
+        plain = bool((weights == 1).all()) and not graph.create_graph
+        self.own = [[next(rest) for _ in leaves] for leaves in graph.own]
+        if not plain:
+            self.own = [
+                [None if gradient is None else gradient / share for gradient in gradients]
+                for gradients, share in zip(self.own, shares, strict=True)
+            ]
+        return found[: len(shared)]
+
+
+class ThroughFeatures(Derivatives):
+    """From each loss to the features at once, so that only the shared part is left for rows or their sum."""
+
+    def __init__(self, graph: Graph, features: Sequence[Tensor], taps: Sequence[Sequence[Tensor]] = ()) -> None:
+        """`taps`: for each task the tensors between features and head by which it is differentiated, too."""
+        super().__init__(graph)
+        self.features = list(features)
+        self.cotangents: list[Gradients] = []
+        self.tap_cotangents: list[Gradients] = []
+        for task, (loss, own) in enumerate(zip(graph.losses, graph.own, strict=True)):
+            between = list(taps[task]) if taps else []
+            last = task == len(graph.losses) - 1 and not taps
+            found = graph.gradients([loss], [*self.features, *between, *own], [graph.seed(loss)], last)
+            at, after = len(self.features), len(self.features) + len(between)
+            self.cotangents.append(found[:at])
+            self.tap_cotangents.append(found[at:after])
+            self.own.append(found[after:])
+
+    def rows(self) -> Parts:
+        tasks = len(self.cotangents)
+        return self._by_name([self._back(row, task == tasks - 1) for task, row in enumerate(self.cotangents)])
+
+    def weighted_sum(self, weights: Tensor) -> Gradients:
+        total: Gradients = []
+        for parts in zip(*self.cotangents, strict=True):
+            weighted = [weight.to(part) * part for weight, part in zip(weights, parts, strict=True) if part is not None]
+            total.append(torch.stack(weighted).sum(0) if weighted else None)
+        return self._back(total, True)
+
+    def back(self, cotangents: Gradients) -> Gradients:
+        """The shared parameters' gradient that belongs to a cotangent of the features."""
+        return self._back(cotangents, True)
+
+    def _back(self, cotangents: Gradients, last: bool) -> Gradients:
+        pairs = [(x, c) for x, c in zip(self.features, cotangents, strict=True) if c is not None]
+        shared = list(self.graph.shared.values())
+        outputs, seeds = [x for x, _ in pairs], [c for _, c in pairs]
+        return self.graph.gradients(outputs, shared, seeds, last)
+
+
+class Summed(Derivatives):
+    """Rows of several batches, added up: what there is of them already."""
+
+    def __init__(self, graph: Graph, parts: Parts, own: list[Gradients]) -> None:
+        super().__init__(graph)
+        self._parts, self.own = parts, own
+
+    def rows(self) -> Parts:
+        return self._parts
+
+    def weighted_sum(self, weights: Tensor) -> None:
+        return None

@@ -1,0 +1,77 @@
+"""Inner products of the rows of one block: multiplied in float32, added up in float64, exact where that falls short."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+# Columns per block of the batched product. One `bmm` over blocks is 1.2 to 2.3 times as fast as `J @ J.T` on a CPU for
+# up to 8 rows of 10⁷ columns (measured; its inner dimension fits the cache), and lets partial sums be added in float64.
+BLOCK = 8192
+
+
+class Product(Protocol):
+    """`gramian` or `squared_norms`."""
+
+    def __call__(self, block: Tensor, exact: bool = False) -> Tensor: ...
+
+
+def of_blocks(blocks: Sequence[Tensor], product: Product) -> Tensor:
+    """A product of the rows of each block, float64 `[blocks, tasks]` or `[blocks, tasks, tasks]`.
+
+    Blocks with a row whose squares leave float32's range are multiplied again, in float64.
+    """
+    fast = [product(block) for block in blocks]
+    found = torch.stack(fast)
+    bad = unsafe(found if found.dim() == 2 else found.diagonal(dim1=1, dim2=2), [block.shape[1] for block in blocks])
+    if not any(bad):
+        return found
+    pairs = zip(blocks, bad, fast, strict=True)
+    # float64 leaves nothing to be gained
+    again = [product(block, exact=True) if no and block.dtype != torch.float64 else value for block, no, value in pairs]
+    return torch.stack(again)
+
+
+def unsafe(squares: Tensor, sizes: Sequence[int]) -> list[bool]:
+    """Which blocks have a row whose squares leave float32's range: squared norms `[blocks, tasks]`, columns each."""
+    columns = torch.tensor(sizes, dtype=squares.dtype, device=squares.device)
+    # A square below 1e-30 loses digits in float32 (its smallest normal number is 1.2e-38), one above 1e34 may overflow.
+    found: list[bool] = ((squares < 1e-30 * columns[:, None]) | ~(squares < 1e34)).any(dim=1).tolist()
+    return found
+
+
+def gramian(block: Tensor, exact: bool = False) -> Tensor:
+    """`block @ block.T`, float64 `[tasks, tasks]`; with a graph or `exact`, in float64 throughout."""
+    tasks, size = block.shape
+    if exact or block.requires_grad or block.dtype == torch.float64:
+        wide = block.double()
+        return wide @ wide.T
+    whole = size // BLOCK
+    total = torch.zeros(tasks, tasks, dtype=torch.float64, device=block.device)
+    if whole:
+        # [tasks, whole · BLOCK] seen as `whole` matrices [tasks, BLOCK]: strides only, no copy.
+        parts = block[:, : whole * BLOCK].view(tasks, whole, BLOCK).transpose(0, 1).to(torch.float32)
+        total += torch.bmm(parts, parts.transpose(1, 2)).double().sum(0)
+    if whole * BLOCK < size:
+        rest = block[:, whole * BLOCK :].to(torch.float32)
+        total += (rest @ rest.T).double()
+    return total
+
+
+def squared_norms(block: Tensor, exact: bool = False) -> Tensor:
+    """Row by row the sum of squares, float64 `[tasks]`; with a graph or `exact`, in float64 throughout."""
+    tasks, size = block.shape
+    if block.requires_grad or block.dtype == torch.float64:
+        return block.double().square().sum(1)
+    if exact:
+        norm: Tensor = torch.linalg.vector_norm(block, dim=1, dtype=torch.float64)
+        return norm.square()
+    # Norms of pieces in float32, their squares added in float64: a reduction in float64 is 20 times as slow (measured).
+    whole = size // BLOCK
+    pieces = [block[:, : whole * BLOCK].view(tasks, whole, BLOCK)] if whole else []
+    pieces += [block[:, None, whole * BLOCK :]] if whole * BLOCK < size else []
+    norms = [torch.linalg.vector_norm(piece, dim=2, dtype=torch.float32).double() for piece in pieces]
+    return torch.cat(norms, dim=1).square().sum(1) if norms else block.new_zeros(tasks, dtype=torch.float64)
