@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from gradhomog import Evidence, Homogenizer, HomogenizerSpec, OptionError, hookimpl
+from gradhomog_plugins import _adam
 
 # Of norms that were summed in float32.
 ROUNDING = 1e-6
-# Adam's published constants; the gradient is divided by the mean norm first, so that 1e-8 is relative.
-BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
 
 
 class Reweight(Homogenizer):
@@ -83,7 +82,7 @@ class Reweight(Homogenizer):
         self.initial_loss, self.parameters, self.max_weight = initial_loss, parameters, max_weight
         self.scale, self.variant = scale, variant
         # By key: the leader's variable (a, or ω itself in the paper's variant), Adam's two moments, and its steps.
-        self.leader: dict[str, list[float]] = {}
+        self.leader: dict[str, _adam.Variable] = {}
 
     def mix(self, evidence: Evidence) -> Tensor:
         norms = self._norms(evidence)
@@ -111,20 +110,16 @@ class Reweight(Homogenizer):
         slope = torch.where(gap.abs() > ROUNDING * mean, torch.sign(gap), 0.0) * torch.sign(weights) * norms
         if self.variant == "corrected":  # relative, so that a common factor changes nothing; through ω = N softmax(a)
             slope = weights * (slope - (weights * slope).mean()) / mean
-        gradient: dict[str, float] = {}
-        for key, value in zip(evidence.by(self.key), slope.tolist(), strict=True):
-            gradient[key] = gradient.get(key, 0.0) + value  # two tasks of one key move it together
-        for key, value in gradient.items():
-            self.leader[key] = _adam(self.leader.get(key, self._start()), value, self.lr)
+        keys = evidence.by(self.key)
+        self.leader.update(_adam.moved(self.leader, keys, slope.tolist(), self.lr, otherwise=self._start()))
 
-    def _start(self) -> list[float]:
-        return [0.0 if self.variant == "corrected" else 1.0, 0.0, 0.0, 0.0]
+    def _start(self) -> float:
+        return 0.0 if self.variant == "corrected" else 1.0
 
     def _leader_weights(self, evidence: Evidence) -> Tensor:
         if self.solver == "none" or self.key == "batch":
             return torch.ones(evidence.tasks, dtype=torch.float64)
-        found = [self.leader.get(key, self._start())[0] for key in evidence.by(self.key)]
-        values = torch.tensor(found, dtype=torch.float64)
+        values = _adam.values(self.leader, evidence.by(self.key), self._start())
         return evidence.tasks * torch.softmax(values, dim=0) if self.variant == "corrected" else values
 
     def _norms(self, evidence: Evidence) -> Tensor:
@@ -173,15 +168,6 @@ def bounded(weights: Tensor, largest: float) -> Tensor:
         scaled = weights * rest / inside if bool(inside > 0) else torch.ones_like(weights) * rest / free.sum()
         weights = torch.where(free, scaled, torch.full_like(weights, largest))
     return weights
-
-
-def _adam(state: list[float], gradient: float, lr: float) -> list[float]:
-    value, first, second, steps = state
-    steps += 1
-    first = BETA_1 * first + (1 - BETA_1) * gradient
-    second = BETA_2 * second + (1 - BETA_2) * gradient * gradient
-    step = first / (1 - BETA_1**steps) / (math.sqrt(second / (1 - BETA_2**steps)) + EPSILON)
-    return [value - lr * step, first, second, steps]
 
 
 @hookimpl

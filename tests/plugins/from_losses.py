@@ -1,0 +1,51 @@
+"""Tasks whose losses and rows are known exactly, and what any function from losses to weights promises."""
+
+from __future__ import annotations
+
+import torch
+
+from gradhomog import pipeline
+
+
+def quadratics(tasks=4, params=6, seed=0, floor=0.3):
+    """A float64 point and a function of it that gives positive losses of several sizes, `[tasks]`."""
+    generator = torch.Generator().manual_seed(seed)
+    maps = torch.randn(tasks, 5, params, generator=generator, dtype=torch.float64)
+    goals = torch.randn(tasks, 5, generator=generator, dtype=torch.float64)
+    sizes = torch.logspace(-0.5, 0.5, tasks, dtype=torch.float64)
+    theta = torch.randn(params, generator=generator, dtype=torch.float64)
+    return theta, lambda point: floor + sizes * (maps @ point - goals).square().mean(dim=1)
+
+
+def rows_and_losses(losses_of, theta):
+    point = theta.clone().requires_grad_()
+    losses = losses_of(point)
+    rows = torch.stack([torch.autograd.grad(loss, point, retain_graph=True)[0] for loss in losses])
+    return rows, losses.detach()
+
+
+def gradient_of(combined, losses_of, theta):
+    """The derivative by theta of one number made of the losses, by autograd."""
+    point = theta.clone().requires_grad_()
+    return torch.autograd.grad(combined(losses_of(point)), point)[0]
+
+
+def weights(text, losses, steps=1, **given):
+    """Of the last of some steps on the same losses and orthogonal rows of norm one."""
+    pipe = text if not isinstance(text, str) else pipeline(text)
+    values = torch.as_tensor(losses, dtype=torch.float64)
+    for _ in range(steps):
+        result = pipe.homogenize(torch.eye(len(values), dtype=torch.float64), values, **given)
+    return result.weights
+
+
+def assert_pure(function, *inputs):
+    """Derivatives once and twice by finite differences; under vmap over a batch and compiled whole, the same values."""
+    variables = tuple(value.clone().requires_grad_() for value in inputs)
+    assert torch.autograd.gradcheck(function, variables)
+    assert torch.autograd.gradgradcheck(function, variables)
+    batches = [torch.stack([value, 1.5 * value, value.flip(0)]) for value in inputs]
+    expected = torch.stack([function(*one) for one in zip(*batches, strict=True)])
+    torch.testing.assert_close(torch.func.vmap(function)(*batches), expected, rtol=1e-12, atol=1e-12)
+    compiled = torch.compile(function, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(*inputs), function(*inputs), rtol=0, atol=0)

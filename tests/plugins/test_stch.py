@@ -1,0 +1,146 @@
+"""Smooth Tchebycheff against TorchJD's, its logarithmic variant against the authors' code written out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torchjd.scalarization
+
+import gradhomog
+from gradhomog import OptionError
+from gradhomog_plugins.stch import mean_weights, paper_weights
+from tests.plugins.from_losses import assert_pure, gradient_of, quadratics, rows_and_losses, weights
+
+PREFERENCE = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("mu", [0.01, 0.1, 1.0, 10.0])
+@pytest.mark.parametrize("preferred", [False, True])
+def test_the_papers_direction_is_the_gradient_of_torchjds(mu, preferred):
+    theta, losses_of = quadratics()
+    rows, losses = rows_and_losses(losses_of, theta)
+    given = ", weights=[1, 2, 3, 4], ideal=[0.1, 0.2, 0.0, 0.3]" if preferred else ""
+    ideal = torch.tensor([0.1, 0.2, 0.0, 0.3], dtype=torch.float64)
+    theirs = torchjd.scalarization.STCH(mu, PREFERENCE, ideal) if preferred else torchjd.scalarization.STCH(mu)
+    expected = gradient_of(theirs, losses_of, theta)
+    found = gradhomog.pipeline(f"stch(mu={mu}, scale='paper'{given})").combine(rows, losses)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    mean = gradhomog.pipeline(f"stch(mu={mu}{given})").combine(rows, losses)
+    torch.testing.assert_close(mean / mean.norm(), expected / expected.norm(), rtol=1e-9, atol=1e-12)
+
+
+def test_a_preference_that_is_not_on_the_simplex_is_another_method_in_torchjd():
+    losses = torch.tensor([0.5, 1.0, 0.8, 1.4], dtype=torch.float64)
+    once, twice = (
+        gradient_of(torchjd.scalarization.STCH(0.1, factor * PREFERENCE), lambda point: point, losses)
+        for factor in (1, 2)
+    )
+    assert not torch.allclose(once / once.sum(), twice / twice.sum(), rtol=0.1)  # as if μ were half as large
+    for text in ("stch(weights=[1, 2, 3, 4])", "stch(weights=[2, 4, 6, 8])"):
+        torch.testing.assert_close(weights(text, losses) / 4, once / once.sum())
+
+
+def test_a_small_mu_leaves_the_worst_task_and_a_large_one_the_preference():
+    losses = [1.0, 3.0, 2.0, 2.9]
+    assert weights("stch(mu=1e-9)", losses).tolist() == [0, 4, 0, 0]
+    found = weights("stch(mu=1e9, weights=[1, 2, 3, 4])", losses)
+    assert found.tolist() == pytest.approx([0.4, 0.8, 1.2, 1.6])
+
+
+def test_a_task_that_nobody_prefers_never_weighs_whatever_the_losses():
+    for losses in ([1.0, 1e9], [-1e9, 5.0], [0.0, 0.0]):
+        assert weights("stch(mu=0.01, weights=[1, 0])", losses).tolist() == [2, 0]
+
+
+def test_preference_and_ideal_by_domain_follow_the_domain():
+    text = 'stch(mu=1, weights={"a": 3}, ideal={"a": 1, "*": 0.5})'
+    found = weights(text, [2.0, 1.0], domains=["b", "a"])
+    heights = torch.tensor([0.25 * (2.0 - 0.5), 0.75 * 0.0], dtype=torch.float64)
+    expected = torch.tensor([0.25, 0.75], dtype=torch.float64) * heights.exp()
+    torch.testing.assert_close(found, expected / expected.mean())
+
+
+def authors_losses(losses, nadir, mu):
+    """What the authors' multi-task code differentiates, in the warm-up and after it, without their 1e-20."""
+    if nadir is None:
+        return losses.log().sum()
+    return mu * ((losses / nadir).log() / mu).exp().sum().log() * len(losses)
+
+
+@pytest.mark.parametrize("mu", [0.3, 1.0])
+def test_in_logarithms_every_direction_is_the_gradient_of_the_authors_code(mu):
+    generator = torch.Generator().manual_seed(0)
+    pipe = gradhomog.pipeline(f"stch(log=true, mu={mu}, warmup=2, period=3, scale='paper')")
+    theta, losses_of = quadratics()
+    average, count, nadir = 0.0, 0, None
+    for step in range(15):
+        point = theta + 0.1 * torch.randn(6, generator=generator, dtype=torch.float64)
+        rows, losses = rows_and_losses(losses_of, point)
+        epoch = step // 3
+        if epoch == 2:
+            average, count = average + losses, count + 1
+        elif epoch > 2:
+            nadir = average / count
+
+        def combined(values, nadir=nadir):
+            return authors_losses(values, nadir, mu)
+
+        torch.testing.assert_close(pipe.combine(rows, losses), gradient_of(combined, losses_of, point))
+
+
+def test_in_logarithms_with_the_authors_mu_the_weights_never_change_again():
+    pipe = gradhomog.pipeline("stch(log=true, warmup=0, period=1)")
+    weights(pipe, [0.5, 2.0])
+    fixed = [1.6, 0.4]  # as one over the losses of the first step
+    for losses in ([3.0, 0.1], [0.1, 3.0]):
+        assert weights(pipe, losses).tolist() == pytest.approx(fixed)
+    adapting = gradhomog.pipeline("stch(log=true, warmup=0, period=1, mu=0.3)")
+    weights(adapting, [0.5, 2.0])
+    assert weights(adapting, [3.0, 0.1]).tolist() != pytest.approx(fixed)
+
+
+def test_in_logarithms_the_unit_of_a_loss_changes_the_length_only():
+    rows, losses = rows_and_losses(*reversed(quadratics()))
+    units = torch.tensor([1.0, 100.0, 0.1, 5.0], dtype=torch.float64)
+    directions = []
+    for factor in (torch.ones_like(units), units):
+        pipe = gradhomog.pipeline("stch(log=true, warmup=0, period=1, mu=0.3)")
+        pipe.combine(factor[:, None] * rows, factor * losses)
+        found = pipe.combine(factor[:, None] * rows, factor * losses * torch.tensor([0.5, 0.9, 0.7, 0.8]))
+        directions.append(found / found.norm())
+    torch.testing.assert_close(*directions)
+
+
+def test_a_domain_first_seen_after_the_warm_up_is_measured_by_its_first_loss():
+    pipe = gradhomog.pipeline("stch(log=true, warmup=0, period=1, mu=0.5, key='domain')")
+    weights(pipe, [1.0, 2.0], domains=["a", "b"])
+    weights(pipe, [1.0, 4.0], domains=["a", "new"])
+    found = weights(pipe, [1.0, 2.0], domains=["a", "new"])
+    expected = torch.tensor([1.0, 0.5**2 / 2.0], dtype=torch.float64)  # (L/m)^{1/μ} / L
+    torch.testing.assert_close(found, expected / expected.mean())
+
+
+@pytest.mark.parametrize(
+    ("text", "losses", "message"),
+    [
+        ("stch(mu=0)", [1.0], "`mu` must be positive"),
+        ("stch(warmup=-1)", [1.0], "`warmup` must be at least 0"),
+        ("stch(period=0)", [1.0], "`period` must be at least 1"),
+        ("stch(weights=[-1, 2])", [1.0, 1.0], "stch: `weights` must be finite and at least 0; got -1"),
+        ("stch(weights=[0, 0])", [1.0, 1.0], "must not all be zero"),
+        ("stch(weights=[1])", [1.0, 1.0], "stch: `weights` must hold one number per task; got 1 for 2"),
+        ("stch(ideal=[0, inf])", [1.0, 1.0], "stch: `ideal` must be finite; got inf"),
+        ("stch(log=true, weights=[1, 1])", [1.0, 1.0], "have no place in the formula"),
+        ("stch(log=true)", [1.0, 0.0], r"stch: losses must be positive for `log=True`; task 1 has 0\.0"),
+        ("stch(log=true, key='domain')", [1.0], "needs to know the domain"),
+    ],
+)
+def test_what_has_no_maximum_or_is_out_of_range_is_refused(text, losses, message):
+    with pytest.raises(OptionError, match=message):
+        weights(text, losses)
+
+
+@pytest.mark.parametrize("function", [mean_weights, paper_weights])
+def test_the_weights_are_a_pure_function_of_heights_and_slopes(function):
+    heights = torch.tensor([0.5, 2.0, 1.2], dtype=torch.float64)
+    assert_pure(function, heights, torch.tensor([-1.0, 0.2, -0.3], dtype=torch.float64))

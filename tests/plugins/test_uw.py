@@ -1,0 +1,80 @@
+"""Uncertainty weighting against TorchJD's loss under torch's Adam, its fixed point, and its bound."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torchjd.scalarization
+
+import gradhomog
+from gradhomog import OptionError
+from tests.plugins.from_losses import gradient_of, quadratics, rows_and_losses, weights
+
+
+def test_thirty_steps_go_where_torchjds_loss_goes_with_an_adam_of_its_own():
+    theta, losses_of = quadratics()
+    theirs = torchjd.scalarization.UW(4).double()
+    optimizer = torch.optim.Adam(theirs.parameters(), lr=0.05)
+    pipe = gradhomog.pipeline("uw(lr=0.05, scale='paper')")
+    for _ in range(30):
+        rows, losses = rows_and_losses(losses_of, theta)
+        expected = gradient_of(theirs, losses_of, theta)
+        torch.testing.assert_close(pipe.combine(rows, losses), expected, rtol=1e-9, atol=1e-12)
+        optimizer.zero_grad()
+        theirs(losses).backward()
+        optimizer.step()
+        theta = theta - 0.02 * expected
+
+
+def test_classification_steps_by_the_derivative_of_its_own_form():
+    losses = torch.tensor([0.2, 1.0, 7.0], dtype=torch.float64)
+    variances = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.Adam([variances], lr=0.1)
+    pipe = gradhomog.pipeline("uw(kind='classification', lr=0.1, scale='paper')")
+    for _ in range(10):
+        torch.testing.assert_close(weights(pipe, losses) / 3, (-variances).exp().detach(), rtol=1e-9, atol=0)
+        optimizer.zero_grad()
+        ((-variances).exp() * losses + variances / 2).sum().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("kind", ["'regression'", "'classification'", '{"a": "classification", "*": "regression"}'])
+def test_at_rest_every_weight_is_half_the_inverse_of_the_loss_whatever_its_kind(kind):
+    losses, domains = [0.5, 2.0, 1.0], ["a", "b", "c"]
+    found = weights(f"uw(kind={kind}, lr=0.05, scale='paper')", losses, steps=500, domains=domains) / 3
+    assert found.tolist() == pytest.approx([1.0, 0.25, 0.5], rel=1e-3)
+
+
+def test_one_kind_for_all_drops_out_of_the_mean_and_two_kinds_start_at_two_to_one():
+    assert weights("uw", [1.0, 3.0]).tolist() == weights("uw(kind='classification')", [1.0, 3.0]).tolist() == [1, 1]
+    found = weights('uw(kind={"a": "classification"})', [1.0, 3.0], domains=["a", "b"])
+    assert found.tolist() == pytest.approx([4 / 3, 2 / 3])
+
+
+def test_a_loss_of_zero_ends_at_the_bound_and_not_at_infinity():
+    found = weights("uw(lr=0.5, bound=2, scale='paper')", [0.0, 1.0], steps=300) / 2
+    assert found.tolist() == pytest.approx([0.5 * math.exp(2), 0.5], rel=1e-3)
+
+
+def test_state_by_domain_follows_the_domain_to_another_slot_and_two_of_one_domain_share_it():
+    pipe = gradhomog.pipeline("uw(lr=0.1, key='domain')")
+    weights(pipe, [4.0, 0.1], steps=5, domains=["large", "small"])
+    found = weights(pipe, [1.0, 1.0, 1.0], domains=["small", "large", "small"])
+    assert float(found[0]) == float(found[2]) > 1 > float(found[1])
+
+
+@pytest.mark.parametrize(
+    ("text", "losses", "message"),
+    [
+        ("uw(lr=0)", [1.0], "`lr` must be positive"),
+        ("uw(bound=-1)", [1.0], "`bound` must be positive"),
+        ("uw(kind='ranking')", [1.0], "`kind` must be"),
+        ("uw", [1.0, -0.5], r"uw: losses must not be negative.*; task 1 has -0\.5"),
+        ('uw(kind={"a": "regression"})', [1.0], "needs to know the domain"),
+    ],
+)
+def test_what_has_no_variance_or_is_out_of_range_is_refused(text, losses, message):
+    with pytest.raises(OptionError, match=message):
+        weights(text, losses)
