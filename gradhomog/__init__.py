@@ -41,7 +41,12 @@ if TYPE_CHECKING:
     from gradhomog.registry import PluginInfo, Registry
     from gradhomog.reports import Evaluation, StageReport, StepReport, TaskRow, TaskRows
     from gradhomog.rows import Rows
-    from gradhomog.solvers import minimum_norm_weights
+    from gradhomog.solvers import (
+        bargaining_weights,
+        conflict_averse_weights,
+        dual_cone_weights,
+        minimum_norm_weights,
+    )
     from gradhomog.specs import DomainSpec, HomogenizerSpec, LearnerSpec
     from gradhomog.tasks import Task, TaskBatch
 
@@ -79,7 +84,7 @@ _HOMES = {
     "registry": ("PluginInfo", "Registry"),
     "reports": ("Evaluation", "StageReport", "StepReport", "TaskRow", "TaskRows"),
     "rows": ("Rows",),
-    "solvers": ("minimum_norm_weights",),
+    "solvers": ("bargaining_weights", "conflict_averse_weights", "dual_cone_weights", "minimum_norm_weights"),
     "specs": ("DomainSpec", "HomogenizerSpec", "LearnerSpec"),
     "tasks": ("Task", "TaskBatch"),
 }
@@ -125,11 +130,14 @@ __all__ = [
     "accumulated",
     "available",
     "backward",
+    "bargaining_weights",
+    "conflict_averse_weights",
     "conflict_rate",
     "cosines",
     "distance_bound",
     "distances",
     "domain",
+    "dual_cone_weights",
     "hookimpl",
     "learner",
     "magnitude_similarity",
@@ -142,7 +150,9 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module 'gradhomog' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"gradhomog.{_HOME_OF[name]}"), name)
+    value = getattr(importlib.import_module(f"gradhomog.{_HOME_OF[name]}"), name)
+    globals()[name] = value  # found once, it is an attribute like any other
+    return value
 
 
 def __dir__() -> list[str]:

@@ -25,22 +25,31 @@ def of_blocks(blocks: Sequence[Tensor], product: Product) -> Tensor:
     Blocks with a row whose squares leave float32's range are multiplied again, in float64.
     """
     fast = [product(block) for block in blocks]
-    found = torch.stack(fast)
-    bad = unsafe(found if found.dim() == 2 else found.diagonal(dim1=1, dim2=2), [block.shape[1] for block in blocks])
+    bad = unsafe([part if part.dim() == 1 else part.diagonal() for part in fast], [block.shape[1] for block in blocks])
     if not any(bad):
-        return found
+        return torch.stack(fast)
     pairs = zip(blocks, bad, fast, strict=True)
     # float64 leaves nothing to be gained
     again = [product(block, exact=True) if no and block.dtype != torch.float64 else value for block, no, value in pairs]
     return torch.stack(again)
 
 
-def unsafe(squares: Tensor, sizes: Sequence[int]) -> list[bool]:
-    """Which blocks have a row whose squares leave float32's range: squared norms `[blocks, tasks]`, columns each."""
-    columns = torch.tensor(sizes, dtype=squares.dtype, device=squares.device)
+def unsafe(squares: Sequence[Tensor], sizes: Sequence[int]) -> list[bool]:
+    """Which blocks have a row whose squares leave float32's range: squared norms of each, and its columns."""
+    if not squares:
+        return []
     # A square below 1e-30 loses digits in float32 (its smallest normal number is 1.2e-38), one above 1e34 may overflow.
-    found: list[bool] = ((squares < 1e-30 * columns[:, None]) | ~(squares < 1e34)).any(dim=1).tolist()
-    return found
+    fine = [
+        (1e-30 * size <= min(block, default=1.0)) and (max(block, default=1.0) < 1e34)
+        for block, size in zip(_numbers(squares), sizes, strict=True)
+    ]
+    return [not good for good in fine]
+
+
+def _numbers(tensors: Sequence[Tensor]) -> list[list[float]]:
+    """The numbers of short vectors, in one transfer from where they are."""
+    flat = iter(torch.cat([tensor.detach() for tensor in tensors]).tolist())
+    return [[next(flat) for _ in range(len(tensor))] for tensor in tensors]
 
 
 def gramian(block: Tensor, exact: bool = False) -> Tensor:
@@ -50,6 +59,9 @@ def gramian(block: Tensor, exact: bool = False) -> Tensor:
         wide = block.double()
         return wide @ wide.T
     whole = size // BLOCK
+    if not whole:
+        narrow = block.to(torch.float32)
+        return (narrow @ narrow.T).double()
     total = torch.zeros(tasks, tasks, dtype=torch.float64, device=block.device)
     if whole:
         # [tasks, whole · BLOCK] seen as `whole` matrices [tasks, BLOCK]: strides only, no copy.

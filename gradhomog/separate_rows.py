@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from gradhomog import products
-from gradhomog.products import BLOCK, Product
+from gradhomog.products import BLOCK
 from gradhomog.unformed import UnformedRows
 
 # Columns that are brought together, or added up, at a time: 16 rows of float32 of this width stay in a core's cache.
 WIDTH = 2 * BLOCK
+CACHED = 8 * BLOCK  # the same where rows are multiplied where they lie: up to 8 of them
+Product = Callable[[Sequence[Tensor], bool], Tensor]
 
 
 class SeparateRows(UnformedRows):
@@ -51,10 +53,10 @@ class SeparateRows(UnformedRows):
         )
 
     def block_gramians(self) -> tuple[tuple[str, ...], Tensor]:
-        return self.names, torch.stack([self._product(name, products.gramian) for name in self.names])
+        return self.names, self._products(_gramian, 2)
 
     def block_squared_norms(self) -> tuple[tuple[str, ...], Tensor]:
-        return self.names, torch.stack([self._product(name, products.squared_norms) for name in self.names])
+        return self.names, self._products(_squared_norms, 1)
 
     def finite_tasks(self) -> Tensor:
         def finite(task: int) -> Tensor:
@@ -68,30 +70,73 @@ class SeparateRows(UnformedRows):
         shares = weights.double() / self.tasks
         return {name: _weighted_sum(self._parts[name], shares, like) for name, like in self._like.items()}
 
-    def _product(self, name: str, product: Product) -> Tensor:
-        """A product of one parameter's rows: zero wherever a task has none."""
-        present = [task for task, part in enumerate(self._parts[name]) if part is not None]
-        pieces = _together([part.reshape(-1) for part in self._parts[name] if part is not None])
-        found = [products.of_blocks([piece], product)[0] for piece in pieces]
-        if not found:
-            found, present = [products.squared_norms(self._like[name].new_zeros(self.tasks, 1))], []
-            return torch.diag(found[0]) if product is products.gramian else found[0]
-        total = found[0] if len(found) == 1 else torch.stack(found).sum(0)
-        if len(present) == self.tasks:
-            return total
-        index = torch.tensor(present, device=self.device)
-        whole = total.new_zeros((self.tasks,) * total.dim())
-        return whole.index_put((index[:, None], index) if total.dim() == 2 else (index,), total)
+    def _products(self, product: Product, dims: int) -> Tensor:
+        """A product of each parameter's rows, `[blocks, tasks]` or Gramians (`dims` 2): zero where a task has none."""
+        present = [[task for task, part in enumerate(self._parts[name]) if part is not None] for name in self.names]
+        flat = [[part.reshape(-1) for part in self._parts[name] if part is not None] for name in self.names]
+        found = torch.zeros(len(self.names), *[self.tasks] * dims, dtype=torch.float64, device=self.device)
+        fast = [product(rows, False) if rows else found[0, :0] for rows in flat]
+        squares = [part.diagonal() if dims == 2 and rows else part for part, rows in zip(fast, flat, strict=True)]
+        sizes = [rows[0].numel() for rows in flat if rows]
+        bad = iter(products.unsafe([part for part, rows in zip(squares, flat, strict=True) if rows], sizes))
+        whole = []
+        for index, rows in enumerate(flat):
+            if not rows:
+                whole.append(found[index])
+                continue
+            part = product(rows, True) if next(bad) and rows[0].dtype != torch.float64 else fast[index]
+            whole.append(part if len(rows) == self.tasks else _placed(part, present[index], found[index]))
+        return torch.stack(whole)
+
+
+def _placed(part: Tensor, present: list[int], whole: Tensor) -> Tensor:
+    """A product of some tasks' rows among zeros."""
+    index = torch.tensor(present, device=whole.device)
+    return whole.index_put((index[:, None], index) if whole.dim() == 2 else (index,), part)
+
+
+def _gramian(rows: Sequence[Tensor], exact: bool) -> Tensor:
+    """Inner products of rows that lie apart, float64 `[len(rows), len(rows)]`."""
+    if len(rows) > 8 or not _by_dots(rows, exact):
+        pieces = [products.gramian(piece, exact) for piece in _together(rows)]
+        return pieces[0] if len(pieces) == 1 else torch.stack(pieces).sum(0)
+    pairs = torch.tril_indices(len(rows), len(rows))
+    pairs_list = list(zip(*pairs.tolist(), strict=True))
+    sums = [
+        torch.stack([torch.dot(piece[i], piece[j]) for i, j in pairs_list]).double() for piece in _pieces(rows, CACHED)
+    ]
+    lower = torch.zeros(len(rows), len(rows), dtype=torch.float64)
+    lower[pairs[0], pairs[1]] = sums[0] if len(sums) == 1 else torch.stack(sums).sum(0)
+    return lower + lower.tril(-1).T
+
+
+def _squared_norms(rows: Sequence[Tensor], exact: bool) -> Tensor:
+    """Sums of squares of rows that lie apart, float64 `[len(rows)]`."""
+    if not _by_dots(rows, exact):
+        pieces = [products.squared_norms(piece, exact) for piece in _together(rows)]
+        return pieces[0] if len(pieces) == 1 else torch.stack(pieces).sum(0)
+    sums = [torch.stack([torch.dot(row, row) for row in piece]).double() for piece in _pieces(rows, CACHED)]
+    return sums[0] if len(sums) == 1 else torch.stack(sums).sum(0)
+
+
+def _by_dots(rows: Sequence[Tensor], exact: bool) -> bool:
+    """Whether one product after the other is faster than bringing pieces together (measured, up to 8 rows)."""
+    some = rows[0]
+    plain = not exact and not any(row.requires_grad for row in rows)
+    return plain and some.device.type == "cpu" and some.dtype == torch.float32 and some.numel() > WIDTH
+
+
+def _pieces(rows: Sequence[Tensor], width: int) -> Iterator[list[Tensor]]:
+    for start in range(0, rows[0].numel(), width):
+        yield [row[start : start + width] for row in rows]
 
 
 def _together(rows: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Pieces `[len(rows), at most WIDTH]` of rows that lie apart, one at a time."""
-    if not rows:
-        return
-    size = rows[0].numel()
-    width = WIDTH if rows[0].device.type == "cpu" else max(size, 1)
-    for start in range(0, size, width):
-        yield torch.stack([row[start : start + width] for row in rows])
+    """Matrices `[len(rows), at most WIDTH]` of rows that lie apart, one at a time; one of them even of empty rows."""
+    width = WIDTH if rows[0].device.type == "cpu" else rows[0].numel()
+    yield from (torch.stack(piece) for piece in _pieces(rows, max(width, 1)))
+    if rows[0].numel() == 0:
+        yield torch.stack(list(rows))
 
 
 def _weighted_sum(parts: Sequence[Tensor | None], shares: Tensor, like: Tensor) -> Tensor:

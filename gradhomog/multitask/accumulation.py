@@ -48,7 +48,7 @@ class Accumulation:
         check(self._pipe, "parameters", "own", features)
         factor = scale_of(self._scaler, losses)
         shown = any("features" in member.needs for member in self._pipe.members)
-        batch = collect(losses, self._shared, features, factor, False, False, shown)
+        batch = collect(losses, self._shared, features, factor, False, False, shown, shown)
         if self._batches and len(batch.losses) != len(self._batches[0].losses):
             raise OptionError(
                 f"every batch must have the same tasks; this one has {len(batch.losses)} losses, the first had "

@@ -94,7 +94,9 @@ def backward(
     transforms = [member.selector for member in pipe.members if member.homogenizer.overrides("transform")]
     factor = scale_of(scaler, losses)
     shown = any("features" in member.needs for member in pipe.members)
-    batch = collect(losses, parameters, features, factor, create_graph, retain_graph, shown)
+    # One pass from loss to parameters is the cheaper way, unless what lies between is looked at.
+    through = shown or level == "features"
+    batch = collect(losses, parameters, features, factor, create_graph, retain_graph, through, shown)
     if transforms and not isinstance(features, TaskFeatures):
         raise OptionError(
             f"{' and '.join(transforms)} change what the heads see. Give them views = gradhomog.task_features(z, pipe, "

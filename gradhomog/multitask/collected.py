@@ -45,9 +45,9 @@ class Collected:
 
 def collect(
     given: Losses, parameters: Parameters | None, features: Features | None, factor: float, create_graph: bool,
-    retain_graph: bool, shown: bool,
+    retain_graph: bool, through: bool, shown: bool,
 ) -> Collected:  # fmt: skip
-    """Find out what is shared; with features, differentiate the losses down to them.
+    """Find out what is shared; with `through`, differentiate the losses down to the features.
 
     `shown`: whether a homogenizer looks at features, so that they are to be put side by side.
 
@@ -60,18 +60,16 @@ def collect(
         raise OptionError(f"`features` are views of {len(views)} tasks; there are {len(losses)} losses.")
     whole = features.features if isinstance(features, TaskFeatures) else features
     tops = [] if whole is None else features_of(whole)
-    given_shared = {} if parameters is None else parameters_of(parameters)
-    inner = [tensor for tensor in given_shared.values() if not tensor.is_leaf]  # what they were made of is not shared
-    reached, below = Reached(until=[*tops, *inner]), Reached(until=inner)
+    shared = {} if parameters is None else parameters_of(parameters)
+    inner = [tensor for tensor in shared.values() if not tensor.is_leaf]  # what they were made of is not shared
+    reached = Reached(until=[*tops, *inner])
     bits = [reached.by(loss) for loss in losses]
-    for top in tops:
-        below.by(top)
-    if parameters is not None:
-        seen = {id(leaf) for leaf in (*reached.leaves, *below.leaves)}
-        shared = {name: tensor for name, tensor in given_shared.items() if not tensor.is_leaf or id(tensor) in seen}
-    elif tops:
+    if parameters is None and tops:
+        below = Reached()
+        for top in tops:
+            below.by(top)
         shared = _numbered(below.leaves)
-    else:
+    elif parameters is None:
         shared = _numbered(reached.tensors(reached_by_several(bits)))
     shared_bits = reached.bits(shared.values())
     if not shared:
@@ -83,11 +81,12 @@ def collect(
         _check_through_features(bits, shared_bits, names)
     own = [reached.tensors(own_bits & ~shared_bits) for own_bits in bits]
     graph = Graph(losses, shared, own, factor, create_graph, retain_graph)
-    if not tops:
+    if not (tops and through):
         return Collected(losses, names, Direct(graph), own, [], [])
-    through = ThroughFeatures(graph, tops, views)
-    taps, cotangents = _shown(tops, through, views, factor) if shown else ([], [])
-    return Collected(losses, names, through, own, taps, cotangents)
+    derivatives = ThroughFeatures(graph, tops, views)
+    with torch.set_grad_enabled(create_graph):
+        taps, cotangents = _shown(tops, derivatives, views, factor) if shown else ([], [])
+    return Collected(losses, names, derivatives, own, taps, cotangents)
 
 
 def _numbered(leaves: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -109,7 +108,7 @@ def _shown(
     """Features and their cotangents at every tap, `[tasks, batch, features]`; several features side by side."""
     tasks = len(through.cotangents)
     if views:
-        taps = [torch.cat(list(tap)).detach() for tap in zip(*views, strict=True)]
+        taps = [torch.cat(list(tap)) for tap in zip(*views, strict=True)]
         slopes = [
             torch.cat(
                 [torch.zeros_like(like) if slope is None else slope for slope, like in zip(column, tap, strict=True)]
@@ -119,7 +118,7 @@ def _shown(
         return taps, [slope / factor for slope in slopes]
     if len({top.shape[0] for top in tops if top.dim()}) != 1:
         return [], []  # no one batch to speak of
-    flat = [top.detach().flatten(1) if top.dim() > 1 else top.detach()[:, None] for top in tops]
+    flat = [top.flatten(1) if top.dim() > 1 else top[:, None] for top in tops]
     features = flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)
     rows = [
         torch.cat([(torch.zeros_like(top) if slope is None else slope).reshape(like.shape) for slope, top, like in

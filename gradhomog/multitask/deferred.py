@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from gradhomog.errors import NonfiniteError
+from gradhomog.errors import NonfiniteError, OptionError
 from gradhomog.multitask.derivatives import Derivatives, ThroughFeatures
 from gradhomog.separate_rows import SeparateRows
 from gradhomog.unformed import UnformedRows
@@ -23,6 +23,9 @@ class DeferredRows(UnformedRows):
     Args:
         derivatives: of the losses.
         formed_first: form the rows at once, as each has to be judged on its own (`nonfinite="drop"`).
+
+    Attributes:
+        unused: names of parameters that no loss depends on, once rows or their mean were formed.
     """
 
     def __init__(self, derivatives: Derivatives, formed_first: bool = False) -> None:
@@ -31,12 +34,14 @@ class DeferredRows(UnformedRows):
         self.names = tuple(self._shared)
         self.tasks = len(derivatives.graph.losses)
         self.device = next(iter(self._shared.values())).device
+        self.unused: frozenset[str] = frozenset()
         if formed_first:
             _ = self._rows
 
     @functools.cached_property
     def _rows(self) -> SeparateRows:
         parts, factor = self.derivatives.rows(), self.derivatives.graph.factor
+        self._note_unused([name for name, gradients in parts.items() if all(part is None for part in gradients)])
         if factor != 1:  # undone, so that what a homogenizer remembers does not depend on it
             parts = {name: [None if g is None else g / factor for g in gradients] for name, gradients in parts.items()}
         return SeparateRows(parts, self._shared)
@@ -74,6 +79,7 @@ class DeferredRows(UnformedRows):
     def weighted_mean(self, weights: Tensor) -> dict[str, Tensor]:
         if "_rows" in self.__dict__ or (total := self.derivatives.weighted_sum(weights)) is None:
             return self._rows.weighted_mean(weights)
+        self._note_unused([name for name, part in zip(self._shared, total, strict=True) if part is None])
         mean = {
             name: torch.zeros_like(like, requires_grad=False) if part is None else part
             for (name, like), part in zip(self._shared.items(), total, strict=True)
@@ -83,6 +89,15 @@ class DeferredRows(UnformedRows):
         mean = dict(zip(mean, torch._foreach_mul(list(mean.values()), scale), strict=True))
         self._check(mean)
         return mean
+
+    def _note_unused(self, names: Sequence[str]) -> None:
+        if len(names) == len(self._shared):
+            raise OptionError(
+                f"the losses must depend on the shared parameters; they depend on none of {', '.join(names[:4])}"
+                f"{', …' if len(names) > 4 else ''}. The graph is cut somewhere (detach, a copy of the model), or the "
+                "parameters are another model's."
+            )
+        self.unused = frozenset(names)
 
     def _check(self, mean: Mapping[str, Tensor]) -> None:
         sums = torch.stack([_sum(part) for part in mean.values()])

@@ -65,8 +65,10 @@ def settle(pipe: Pipeline, batch: Collected, rows: AnyRows, way: Way) -> Homogen
         for name, gradient in direction.items():
             accumulate(graph.shared[name], gradient, shared_memory=True)
     else:
+        assert isinstance(rows, DeferredRows)
         for name, gradient in direction.items():
-            accumulate(graph.shared[name], gradient if graph.factor == 1 else graph.factor * gradient)
+            if name not in rows.unused:
+                accumulate(graph.shared[name], gradient if graph.factor == 1 else graph.factor * gradient)
     _write_own(batch, found, way.heads)
     return found
 

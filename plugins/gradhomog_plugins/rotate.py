@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -11,9 +10,9 @@ import torch
 from torch import Tensor
 
 from gradhomog import ConfigError, DataError, Evidence, Homogenizer, HomogenizerSpec, OptionError, TaskKey, hookimpl
-from gradhomog_plugins import _rotations
 from gradhomog_plugins._pooling import matched, mean_cosine, pooled, pooled_energy, unit
-from gradhomog_plugins._rotations.base import Rotation, Settings
+from gradhomog_plugins._rotations.base import Settings
+from gradhomog_plugins._rotations.by_key import Rotations
 
 CLOSED = ("plane", "procrustes")
 
@@ -101,35 +100,21 @@ class Rotate(Homogenizer):
                 "from batch to batch; use parameterization='geodesic' or 'cayley'."
             )
         self.parameterization, self.pool, self.key, self.limit = parameterization, pool, key, limit
-        self.variant, self.seed = variant, seed
-        self.settings = Settings(lr, max_angle, rank)
-        self.rotations: dict[str, Rotation] = {}  # the most recently used last
+        self.variant = variant
+        self.rotations = Rotations("rotate", parameterization, Settings(lr, max_angle, rank), seed)
         self.reference = torch.zeros(0, 0, dtype=torch.float64)  # what the classes were called by in the last step
         self._measured: dict[str, float | Sequence[float]] = {}
 
     def transform(self, features: Tensor, keys: Sequence[TaskKey]) -> Tensor:
         _check(features, len(keys), "features")
-        found = [self._find(key.by(self.key), features) for key in keys]
-        if not any(rotation is not None and rotation.tensors for rotation in found):
-            return features
-        pairs = zip(features, found, strict=True)
-        return torch.stack([task if rotation is None else rotation.rotate(task) for task, rotation in pairs])
-
-    def _find(self, key: str, features: Tensor) -> Rotation | None:
-        rotation = self.rotations.get(key)
-        if rotation is not None and rotation.features != features.shape[-1]:
-            raise DataError(
-                f"rotate: features must keep their number, {rotation.features}; got {features.shape[-1]}. "
-                "Make a new pipeline for another encoder."
-            )
-        return rotation
+        return self.rotations.rotated(features, [key.by(self.key) for key in keys])
 
     def update(self, evidence: Evidence) -> None:
         keys, cotangents = evidence.by(self.key), evidence.feature_cotangents
         _check(cotangents, len(keys), "feature_cotangents")
         sums = pooled(cotangents, self.pool, evidence.targets if self.pool == "class" else None)
         heads = unit(sums)  # u, and what reaches the encoder of it
-        rotations = [self._used(key, heads) for key in keys]
+        rotations = [self.rotations.used(key, heads.shape[-1]) for key in keys]
         arriving = torch.stack([r.rotate(u, transposed=True) for r, u in zip(rotations, heads, strict=True)])
         if self.pool == "class":
             sums, heads, arriving = self._renamed(sums, heads, arriving)
@@ -150,8 +135,8 @@ class Rotate(Homogenizer):
             there = (u != 0).any(1) & (v != 0).any(1)
             if bool(there.all()) or (self.parameterization not in CLOSED and bool(there.any())):
                 self.rotations[key].turn(u[there], v[there])
-        while self.limit is not None and len(self.rotations) > max(self.limit, len(set(keys))):
-            del self.rotations[next(iter(self.rotations))]
+        if self.limit is not None:
+            self.rotations.keep(max(self.limit, len(set(keys))))
 
     def _renamed(self, *vectors: Tensor) -> list[Tensor]:
         """The classes of all tasks called alike, and as in the last step: by what arrives at the encoder."""
@@ -162,26 +147,11 @@ class Rotate(Homogenizer):
         self.reference = unit(renamed[-1].sum(0))
         return renamed
 
-    def _used(self, key: str, vectors: Tensor) -> Rotation:
-        rotation = self._find(key, vectors)
-        if rotation is None:
-            # A seed of its own for each key, and the same whatever keys came before it.
-            seed = zlib.crc32(f"{self.seed}/{key}".encode())
-            rotation = _rotations.make(self.parameterization, vectors.shape[-1], self.settings, seed)
-        self.rotations.pop(key, None)
-        self.rotations[key] = rotation
-        return rotation
-
     def measured(self) -> Mapping[str, float | Sequence[float]]:
         return self._measured
 
     def state_dict(self) -> dict[str, Any]:
-        saved = {
-            key: {name: value.clone() if isinstance(value, Tensor) else value
-                  for name, value in rotation.state_dict().items()}
-            for key, rotation in self.rotations.items()
-        }  # fmt: skip
-        return {"rotations": saved, "reference": self.reference.clone()}
+        return {"rotations": self.rotations.state_dict(), "reference": self.reference.clone()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if set(state) != {"rotations", "reference"}:
@@ -189,10 +159,7 @@ class Rotate(Homogenizer):
                 f"the state of Rotate must hold rotations and reference; found {sorted(state)}. "
                 "It was saved by another homogenizer or version."
             )
-        self.rotations = {
-            key: _rotations.restore(self.parameterization, self.settings, saved)
-            for key, saved in state["rotations"].items()
-        }
+        self.rotations.load_state_dict(state["rotations"])
         self.reference = state["reference"].clone()
 
 

@@ -243,6 +243,7 @@ def test_names_of_losses_are_the_domains_that_state_is_held_by():
         (lambda m, z, o: o.update(pipe="pcgrad"), "`pipe` must be a pipeline"),
         (lambda m, z, o: o.update(level="features"), "level='features' is about features"),
         (lambda m, z, o: o.update(losses=m.losses(z.detach()), parameters=None), "share a parameter; they share none"),
+        (lambda m, z, o: o.update(losses=m.losses(z.detach())), r"depend on none of 0\.weight, 0\.bias"),
     ],
 )
 def test_a_call_that_cannot_be_meant_is_refused_in_words(change, message):

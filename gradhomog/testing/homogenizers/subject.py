@@ -104,7 +104,7 @@ class HomogenizerSubject:
         self, rows: Rows, pipe: Pipeline, losses: Tensor | None = None, order: Tensor | None = None
     ) -> dict[str, Any]:
         """What a homogenizer may ask for beside the rows: one query per task, whose features are like its row."""
-        matrix = torch.cat([block.detach() for block in blocks(rows).values()], dim=1)
+        matrix = torch.cat(list(blocks(rows).values()), dim=1)  # with the graph of the rows, if they have one
         tasks = len(matrix)
         numbers = torch.arange(tasks) if order is None else order
         if losses is None:

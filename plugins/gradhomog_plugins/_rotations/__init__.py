@@ -1,4 +1,4 @@
-"""Parameterisations of a rotation R in SO(m): identity when made, exactly orthogonal ever after."""
+"""Parameterisations of a rotation R in SO(m): identity when made unless told otherwise, orthogonal ever after."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from gradhomog_plugins._rotations.dense import DenseCayley, DenseExponential, Su
 from gradhomog_plugins._rotations.geodesic import Geodesic
 from gradhomog_plugins._rotations.plane import Plane
 from gradhomog_plugins._rotations.procrustes import Procrustes
+from gradhomog_plugins._rotations.riemannian import Riemannian
 
 BY_NAME: Mapping[str, type[Rotation]] = {
     "plane": Plane,
     "procrustes": Procrustes,
     "cayley": LowRankCayley,
     "geodesic": Geodesic,
+    "riemannian": Riemannian,
     "subspace": Subspace,
     "dense_cayley": DenseCayley,
     "expm": DenseExponential,
@@ -25,7 +27,7 @@ BY_NAME: Mapping[str, type[Rotation]] = {
 
 
 def make(name: str, features: int, settings: Settings, seed: int) -> Rotation:
-    """The identity of SO(features) in a parameterisation."""
+    """A rotation of so many features in a parameterisation, as it is at first."""
     return BY_NAME[name](features, settings, seed)
 
 
@@ -39,7 +41,7 @@ def restore(name: str, settings: Settings, state: Mapping[str, Any]) -> Rotation
     if not isinstance(state, Mapping) or set(state) != wanted:
         found = sorted(state) if isinstance(state, Mapping) else type(state).__name__
         raise ConfigError(
-            f"rotate: a saved rotation of parameterization {name!r} holds {sorted(wanted)}; found {found}. "
+            f"a saved rotation of parameterization {name!r} holds {sorted(wanted)}; found {found}. "
             "It was saved by another parameterization, homogenizer or version."
         )
     rotation = BY_NAME[name](int(state["features"]), settings, int(state["seed"]))

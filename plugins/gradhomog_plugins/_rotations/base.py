@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,11 +20,16 @@ class Settings:
         lr: radians by which one leader step turns a rotation at most, whatever m is.
         max_angle: radians from the identity that are never left.
         rank: columns of the low-rank Cayley transform; features of the subspace.
+        size, decay, start: of the Riemannian steps: how many features, the first, are rotated (None: all); what a step
+            multiplies `lr` by; and where they start.
     """
 
     lr: float
     max_angle: float
-    rank: int
+    rank: int = 1
+    size: int | None = None
+    decay: float = 1.0
+    start: Literal["identity", "haar"] = "identity"
 
 
 # Of an alignment and of an angle: both are sums of many products in float64.
@@ -35,8 +40,9 @@ class Rotation(ABC):
     """R in SO(m) for row vectors: `rotate(x)` is x Rᵀ, every row x becomes R x.
 
     `turn(u, v)` is one leader step for unit vectors `[pairs, m]`: it raises mean_k ⟨Rᵀ u_k, v_k⟩ or leaves R alone,
-    turns R by about `lr` at most, and stays within `max_angle`. Parameters are float64: they are small, and R stays
-    orthogonal to rounding in the dtype of the features.
+    turns R by about `lr` at most, and stays within `max_angle`; the Riemannian one takes vectors of any length, and
+    longer steps for longer ones. Parameters are float64: they are small, and R stays orthogonal to rounding in the
+    dtype of the features.
     """
 
     saved: tuple[str, ...] = ()
@@ -56,7 +62,7 @@ class Rotation(ABC):
 
     @abstractmethod
     def step(self, u: Tensor, v: Tensor) -> None:
-        """Turn by `lr` at most, wherever that leads; changes only what is saved, and never in place."""
+        """Turn by `lr` at most, wherever that leads; changes only what is saved, and never in place. `[pairs, size]`"""
 
     @abstractmethod
     def shrink(self) -> None:
@@ -66,6 +72,11 @@ class Rotation(ABC):
     @abstractmethod
     def defect(self) -> float:
         """m − trace R ≥ 0, from which the angle is read."""
+
+    @property
+    def size(self) -> int:
+        """How many of the features, the first, are rotated."""
+        return self.features
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -82,12 +93,13 @@ class Rotation(ABC):
         place = (dtype, x.device)
         if place not in self._cast:
             self._cast[place] = tuple(tensor.to(x.device, dtype) for tensor in self.tensors)
-        return self.apply(x.to(dtype), self._cast[place], transposed).to(x.dtype)
+        rotated = self.apply(x[..., : self.size].to(dtype), self._cast[place], transposed).to(x.dtype)
+        return rotated if self.size == self.features else torch.cat([rotated, x[..., self.size :]], dim=-1)
 
     def turn(self, u: Tensor, v: Tensor) -> None:
         """One leader step; taken back where it, or keeping within `max_angle`, has lowered the alignment."""
         before, state = self.alignment(u, v), self.state_dict()
-        self.step(u, v)
+        self.step(u[:, : self.size], v[:, : self.size])
         self.changed()
         if self.angle > self.settings.max_angle:
             self.shrink()

@@ -28,7 +28,7 @@ class LowRankCayley(Learnt, Factored):
         self.v = torch.zeros(features, 0, dtype=torch.float64)
 
     def derive(self) -> tuple[Tensor, ...]:
-        return _factors(self.u, self.v) if self.u.any() else ()
+        return factors(self.u, self.v) if self.u.any() else ()
 
     def step(self, u: Tensor, v: Tensor) -> None:
         if self.v.shape[1] == 0:
@@ -36,7 +36,7 @@ class LowRankCayley(Learnt, Factored):
         self.u, self.v = self.u.to(u.device), self.v.to(u.device)
 
         def objective(parameter: Tensor) -> Tensor:
-            return (self.apply(u, _factors(parameter, self.v), transposed=True) * v).sum(dim=1).mean()
+            return (self.apply(u, factors(parameter, self.v), transposed=True) * v).sum(dim=1).mean()
 
         def angle(change: Tensor) -> Tensor:  # ‖dA‖_F / √2, as V is orthonormal
             inside = self.v.T @ change
@@ -52,7 +52,8 @@ class LowRankCayley(Learnt, Factored):
         self.u = torch.zeros_like(self.v)
 
 
-def _factors(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def factors(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """L, C, Z with I + L C Zᵀ the Cayley transform of U Vᵀ − V Uᵀ, of columns `[m, k]`."""
     left, right = torch.cat([u, -v], dim=1), torch.cat([v, u], dim=1)
     identity = torch.eye(left.shape[1], dtype=left.dtype, device=left.device)
     core = torch.linalg.solve(identity - right.T @ left / 2, identity)

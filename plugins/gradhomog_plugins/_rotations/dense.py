@@ -33,7 +33,7 @@ class Dense(Learnt):
 
     @property
     def defect(self) -> float:
-        return self.features - float(self.tensors[0].trace()) if self.tensors else 0.0
+        return self.size - float(self.tensors[0].trace()) if self.tensors else 0.0
 
     def step(self, u: Tensor, v: Tensor) -> None:
         if not len(self.skew):
@@ -71,14 +71,6 @@ class DenseExponential(Dense):
 class Subspace(DenseCayley):
     """A rotation of the first `rank` features only, as the published RotoGrad does with large networks."""
 
-    def apply(self, x: Tensor, tensors: tuple[Tensor, ...], transposed: bool) -> Tensor:
-        size = tensors[0].shape[0]
-        return torch.cat([super().apply(x[..., :size], tensors, transposed), x[..., size:]], dim=-1)
-
     @property
-    def defect(self) -> float:
-        return tensors[0].shape[0] - float(tensors[0].trace()) if (tensors := self.tensors) else 0.0
-
-    def step(self, u: Tensor, v: Tensor) -> None:
-        size = min(self.settings.rank, self.features)
-        super().step(u[:, :size], v[:, :size])
+    def size(self) -> int:
+        return min(self.settings.rank, self.features)

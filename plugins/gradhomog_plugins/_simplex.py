@@ -1,0 +1,31 @@
+"""The Euclidean projection onto the probability simplex."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def project_onto_simplex(values: Tensor) -> Tensor:
+    """The nearest point with entries ≥ 0 and sum 1, of each vector `[..., tasks]`: argmin_{x ∈ Δ} ‖x − v‖².
+
+    x_i = max(v_i − θ, 0), where θ makes the sum 1: with u the values in falling order, θ = (u_1 + … + u_k − 1) / k for
+    the largest k for which u_k is above that.
+
+    Differentiable where no entry is just at the threshold. An entry of −∞ becomes 0. Exact up to the rounding of
+    differences between values, however large a number is added to all of them. Cost: one sort.
+
+    Source: Held, Wolfe and Crowder 1974, doi 10.1007/BF01580223; Duchi et al. 2008, doi 10.1145/1390156.1390191,
+    figure 1.
+
+    >>> project_onto_simplex(torch.tensor([0.5, 1.0, -2.0]))
+    tensor([0.2500, 0.7500, 0.0000])
+    """
+    # The same is subtracted from all, which the projection does not see, so that the 1 is not lost beside large values.
+    values = values - values.amax(dim=-1, keepdim=True).detach()
+    falling = values.sort(dim=-1, descending=True).values
+    excess = falling.cumsum(dim=-1) - 1
+    places = torch.arange(1, values.shape[-1] + 1, dtype=values.dtype, device=values.device)
+    kept = (falling * places > excess).sum(dim=-1, keepdim=True)
+    threshold = excess.gather(-1, kept - 1) / kept
+    return (values - threshold).clamp_min(0)

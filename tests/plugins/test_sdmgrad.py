@@ -1,0 +1,204 @@
+"""SDMGrad against SciPy, the closed forms of two tasks and of λ's ends, and TorchJD's descent step after step."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+from torchjd.aggregation import SDMGradWeighting
+
+import gradhomog
+from gradhomog import OptionError
+from gradhomog.testing import jacobians
+from gradhomog_plugins.sdmgrad import descend, towards_mean
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def combine(rows, text="sdmgrad", steps=1, **shown):
+    pipe = gradhomog.pipeline(text)
+    for _ in range(steps):
+        direction = pipe.combine(rows, **shown)
+    return direction
+
+
+def shortest(rows, regularization):
+    """The vector of the hull of g_i + λ g_0 with least norm by SciPy, divided by 1 + λ."""
+    shifted = rows.numpy() + regularization * rows.numpy().mean(0)
+    found = minimize(
+        lambda w: 0.5 * (w @ shifted) @ (w @ shifted), np.full(len(rows), 1 / len(rows)),
+        jac=lambda w: shifted @ (w @ shifted), bounds=[(0, 1)] * len(rows), method="SLSQP",
+        constraints={"type": "eq", "fun": lambda w: w.sum() - 1, "jac": np.ones_like}, options={"ftol": 1e-15},
+    )  # fmt: skip
+    return torch.from_numpy(found.x @ shifted) / (1 + regularization)
+
+
+# -- exact --
+
+
+@pytest.mark.parametrize("regularization", [0.0, 0.3, 2.0])
+@pytest.mark.parametrize(("tasks", "params"), [(2, 3), (4, 3), (6, 20)])
+def test_the_direction_is_the_optimum_that_scipy_finds(tasks, params, regularization):
+    rows = draw(tasks, params, seed=tasks)
+    found = combine(rows, f"sdmgrad(regularization={regularization})")
+    torch.testing.assert_close(found, shortest(rows, regularization), rtol=1e-5, atol=1e-6)
+
+
+@given(jacobians(tasks=(1, 6)), st.floats(0, 4))
+def test_no_task_could_make_the_vector_shorter(rows, regularization):
+    # Optimality on the simplex: ⟨v, h_i⟩ ≥ ‖v‖² for every task, v the vector and h_i = g_i + λ g_0.
+    vector = combine(rows, f"sdmgrad(regularization={regularization})") * (1 + regularization)
+    shifted = rows + regularization * rows.mean(0)
+    norms = shifted.norm(dim=1)
+    rounding = norms * (1e-7 * norms.min() + 1e-12 * norms.max())
+    assert (shifted @ vector >= vector @ vector - rounding).all()
+
+
+@given(jacobians(tasks=(1, 6)))
+def test_without_regularization_it_is_mgda(rows):
+    expected = gradhomog.pipeline("mgda").combine(rows)
+    torch.testing.assert_close(combine(rows, "sdmgrad(regularization=0)"), expected, rtol=1e-9, atol=0)
+
+
+@given(jacobians(tasks=(1, 6)))
+def test_much_regularization_is_the_mean(rows):
+    found = combine(rows, "sdmgrad(regularization=1e9)")
+    torch.testing.assert_close(found, rows.mean(0), rtol=0, atol=1e-8 * float(rows.norm(dim=1).max()))
+
+
+@given(st.floats(0.2, 5), st.floats(-0.95, 0.95), st.floats(0, 3))
+def test_two_tasks_have_a_closed_form(norm, cosine, regularization):
+    rows = torch.tensor([[1.0, 0.0], [norm * cosine, norm * (1 - cosine**2) ** 0.5]], dtype=torch.float64)
+    first, second = rows + regularization * rows.mean(0)
+    share = ((second - first) @ second / ((first - second) @ (first - second))).clamp(0, 1)
+    expected = (share * first + (1 - share) * second) / (1 + regularization)
+    torch.testing.assert_close(combine(rows, f"sdmgrad(regularization={regularization})"), expected)
+
+
+def test_the_gramian_of_the_shifted_rows_is_theirs():
+    rows = draw(5, 8)
+    shifted = rows + 0.7 * rows.mean(0)
+    torch.testing.assert_close(towards_mean(rows @ rows.T, 0.7), shifted @ shifted.T)
+
+
+@pytest.mark.parametrize("solver", ["exact", "sgd"])
+def test_zero_opposite_and_single_rows(solver):
+    row = draw(1, 4)
+    text = f"sdmgrad(solver='{solver}', lr=0.5)"
+    torch.testing.assert_close(combine(torch.cat([row, -row]), text, 3), torch.zeros(4, dtype=torch.float64))
+    torch.testing.assert_close(combine(row, text, 3), row[0])
+    assert not combine(torch.zeros(3, 4), text, 3).any()
+    beside_zero = combine(torch.cat([row, 0 * row]), text, 50)  # all weight on the zero row: λ g_0 / (1 + λ) is left
+    torch.testing.assert_close(beside_zero, 0.3 / 1.3 * row[0] / 2)
+
+
+# -- sgd --
+
+
+@pytest.mark.parametrize(("lr", "momentum", "iterations"), [(10.0, 0.5, 20), (0.5, 0.5, 20), (1.0, 0.0, 3)])
+@pytest.mark.parametrize("tasks", [2, 5])
+def test_the_descent_is_torchjds_on_three_times_the_same_batch(tasks, lr, momentum, iterations):
+    theirs = SDMGradWeighting(lr=lr, momentum=momentum, n_iter=iterations, lambda_=0.6)
+    pipe = gradhomog.pipeline(
+        f"sdmgrad(solver='sgd', regularization=0.6, lr={lr}, momentum={momentum}, iterations={iterations})"
+    )
+    for step in range(4):  # both start where they ended
+        rows = 10 * draw(tasks, 30, seed=step)
+        torch.testing.assert_close(pipe.combine(rows), theirs(rows @ rows.T) @ rows, rtol=1e-5, atol=1e-6)
+
+
+def test_small_gradients_are_weighed_as_large_ones_where_torchjd_adds_an_epsilon():
+    # Their A is G / (s² + 1e-8), which for norms of 1e-6 is nearly zero: w hardly leaves the start.
+    rows = torch.diag(torch.tensor([3.0, 1.0, 0.5], dtype=torch.float64))
+    text = "sdmgrad(solver='sgd', lr=0.5)"
+    torch.testing.assert_close(combine(1e-6 * rows, text), 1e-6 * combine(rows, text), rtol=1e-9, atol=0)
+    theirs = SDMGradWeighting(lr=0.5)(1e-12 * rows @ rows)
+    torch.testing.assert_close(theirs, torch.full_like(theirs, 1 / 3), rtol=0, atol=5e-3)
+
+
+@pytest.mark.parametrize(("lr", "least", "most"), [(10, 1.4, 1.9), (2, 1.0, 1.0001)])
+def test_the_authors_rate_stays_far_from_the_shortest_vector_and_a_smaller_one_finds_it(lr, least, most):
+    rows = draw(4, 1000, seed=1)
+    vectors = [combine(rows, text, steps=10) for text in (f"sdmgrad(solver='sgd', lr={lr})", "sdmgrad")]
+    # The norm of what is minimised is (1 + λ) times that of d.
+    assert least <= float(vectors[0].norm() / vectors[1].norm()) <= most
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_descent_goes_on_from_step_to_step_until_it_is_exact(seed):
+    rows = draw(4, 6, seed=seed)
+    found = combine(rows, "sdmgrad(solver='sgd', lr=0.3)", steps=100)
+    torch.testing.assert_close(found, combine(rows), rtol=1e-6, atol=1e-8)
+
+
+def test_what_is_held_by_domain_follows_the_domain_to_another_slot_and_batch():
+    rows, names = torch.diag(torch.tensor([3.0, 1.0, 2.0], dtype=torch.float64)), ["a", "b", "c"]
+    pipe = gradhomog.pipeline("sdmgrad(solver='sgd', lr=0.1, iterations=1, key='domain')")
+    turned = gradhomog.pipeline("sdmgrad(solver='sgd', lr=0.1, iterations=1, key='domain')")
+    for each in (pipe, turned):
+        each.combine(rows, domains=names)
+    held = next(iter(pipe)).weights
+    assert held["a"] < held["c"] < held["b"]
+    order = [2, 0, 1]
+    torch.testing.assert_close(
+        turned.combine(rows[order], domains=[names[i] for i in order]), pipe.combine(rows, domains=names)
+    )
+    share = held["a"] / (held["a"] + 0.5)
+    alone = pipe.homogenize(rows[:2], domains=["a", "d"])  # one known, one new: what is known is carried over
+    start = torch.tensor([share, 1 - share], dtype=torch.float64)
+    expected = descend(rows[:2] @ rows[:2].T, start, 0.3, 0.1, 0.5, 1)
+    torch.testing.assert_close(alone.weights, (2 * expected + 0.3) / 1.3)
+
+
+def test_a_batch_of_tasks_that_had_no_weight_starts_from_equal_ones():
+    pipe = gradhomog.pipeline("sdmgrad(solver='sgd', key='domain')")
+    next(iter(pipe)).weights = {"a": 0.0, "b": 0.0, "c": 1.0}
+    direction = pipe.combine(torch.eye(2), domains=["a", "b"])
+    torch.testing.assert_close(direction, torch.tensor([0.5, 0.5]))
+
+
+# -- as functions --
+
+
+def test_the_descent_differentiates_twice():
+    rows = draw(4, 6).requires_grad_()
+    start = torch.full((4,), 0.25, dtype=torch.float64)
+
+    def weights(jacobian):
+        return descend(jacobian @ jacobian.T, start, 0.3, 0.2, 0.5, 3)
+
+    assert torch.autograd.gradcheck(weights, (rows,))
+    assert torch.autograd.gradgradcheck(weights, (rows,))
+
+
+def test_the_functions_run_over_batches_and_compile_without_a_break():
+    rows = draw(3, 4, 6)
+    gramians, start = rows @ rows.mT, torch.full((4,), 0.25, dtype=torch.float64)
+
+    def both(gramian):
+        return towards_mean(gramian, 0.3), descend(gramian, start, 0.3, 0.5, 0.5, 4)
+
+    batched = torch.func.vmap(both)(gramians)
+    compiled = torch.compile(both, fullgraph=True, backend="eager")
+    for index, gramian in enumerate(gramians):
+        for found, alike, expected in zip(batched, compiled(gramian), both(gramian), strict=True):
+            torch.testing.assert_close(found[index], expected)
+            torch.testing.assert_close(alike, expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sdmgrad(regularization=-1)", "`regularization` must be finite and not negative"),
+        ("sdmgrad(lr=0)", "`lr` must be positive"),
+        ("sdmgrad(momentum=1)", r"`momentum` must be in \[0, 1\)"),
+        ("sdmgrad(iterations=0)", "`iterations` must be at least 1"),
+        ("sdmgrad(solver='adam')", "solver"),
+    ],
+)
+def test_wrong_options_are_refused_by_name(text, message):
+    with pytest.raises(OptionError, match=message):
+        gradhomog.pipeline(text)
