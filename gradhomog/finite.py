@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -23,15 +24,17 @@ def apply(observation: Observation, policy: Nonfinite, norms_known: bool) -> tup
         NonfiniteError: the policy is `"raise"` and a task is not finite, or no task is.
     """
     if norms_known:
-        fine = torch.isfinite(observation.block_squared_norms[1]).all(0)
+        squares = observation.block_squared_norms[1].detach()
+        total = squares[0] if len(squares) == 1 else squares.sum(0)
     else:
-        fine = row_math.finite_tasks(observation.given)
+        total = torch.where(row_math.finite_tasks(observation.given), 0.0, torch.nan)
+    # A sum of finite numbers, none near float64's end, is finite; and one is the sooner read.
     if observation.losses is not None:
-        fine = fine & torch.isfinite(observation.losses).to(fine.device)
+        total = total + observation.losses.detach().to(total.device)
     for cotangents in observation.feature_cotangents:
-        fine = fine & torch.isfinite(cotangents.detach().flatten(1).sum(1, dtype=torch.float64)).to(fine.device)
+        total = total + cotangents.detach().flatten(1).sum(1, dtype=torch.float64).to(total.device)
     tasks = len(observation.keys)
-    kept = [index for index, good in enumerate(fine.tolist()) if good]
+    kept = [index for index, value in enumerate(total.tolist()) if math.isfinite(value)]
     if len(kept) == tasks:
         return observation, tuple(kept)
     if policy == "raise" or not kept:

@@ -89,12 +89,10 @@ class Observation:
         return row_math.block_squared_norms(self.given)
 
     def gramian(self, parameters: str = "*") -> Tensor:
-        names, gramians = self.block_gramians
-        return gramians[_matching(names, parameters)].sum(0)
+        return _over(*self.block_gramians, parameters)
 
     def norms(self, parameters: str = "*") -> Tensor:
-        names, squares = self.block_squared_norms
-        return row_math.safe_sqrt(squares[_matching(names, parameters)].sum(0))
+        return row_math.safe_sqrt(_over(*self.block_squared_norms, parameters))
 
     def mixed(self, mixing: Tensor) -> Observation:
         """The observation of `mixing @ rows`: Gramian C·G·Cᵀ, rows formed only if somebody reads them."""
@@ -161,9 +159,14 @@ class _Mixed(Observation):
         return names, gramians.diagonal(dim1=1, dim2=2).clamp_min(0)
 
 
+def _over(names: Sequence[str], blocks: Tensor, parameters: str) -> Tensor:
+    """The sum of what blocks of rows hold, over those whose names match."""
+    if parameters == "*":
+        return blocks[0] if len(names) == 1 else blocks.sum(0)
+    return blocks[_matching(names, parameters)].sum(0)
+
+
 def _matching(names: Sequence[str], pattern: str) -> list[int]:
-    if pattern == "*":
-        return list(range(len(names)))
     found = [index for index, name in enumerate(names) if fnmatch.fnmatchcase(name, pattern)]
     if not found:
         some = ", ".join(names[:6]) + (", …" if len(names) > 6 else "")
