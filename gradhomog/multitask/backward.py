@@ -34,6 +34,7 @@ def backward(
     scaler: torch.amp.GradScaler | None = None,
     create_graph: bool = False,
     retain_graph: bool = False,
+    chunks: int = 1,
     inspect: bool = False,
 ) -> Homogenization:
     """In place of `sum(losses).backward()`: `.grad` of what the tasks share is the homogenized mean of their gradients.
@@ -62,6 +63,9 @@ def backward(
             written, so that the scaler skips the step, and the homogenizers learn nothing from it.
         create_graph: keep the graph of what is written. Every homogenizer must claim `differentiable`.
         retain_graph: keep the graph of the losses.
+        chunks: for less memory, form the rows of so many groups of parameters one after the other and keep none: norms
+            and inner products take up to `chunks` times the passes, the direction one more. Homogenizers that work on
+            the rows themselves need them whole.
         inspect: compute the Gramian for the result even if no homogenizer needs it.
 
     Returns:
@@ -79,7 +83,7 @@ def backward(
     Cost: N backward passes, each freed at once; with `features`, N through the heads. One pass in all where no
     homogenizer looks at norms, inner products or rows (the plain mean, fixed weights, weights from losses or, with
     `features`, from their derivatives): then nobody can tell which task it was that made a gradient NaN. Memory: N
-    gradients of the shared parameters, as autograd left them: none is concatenated or copied.
+    gradients of the shared parameters, as autograd left them: none is concatenated or copied; 1/`chunks` of that.
 
     >>> import torch, gradhomog
     >>> _ = torch.manual_seed(0)
@@ -90,7 +94,7 @@ def backward(
     >>> step.cosines.shape, encoder.weight.grad.shape, heads[0].weight.grad.shape
     (torch.Size([2, 2]), torch.Size([4, 3]), torch.Size([1, 4]))
     """
-    check(pipe, level, heads, features)
+    check(pipe, level, heads, features, chunks)
     transforms = [member.selector for member in pipe.members if member.homogenizer.overrides("transform")]
     factor = scale_of(scaler, losses)
     shown = any("features" in member.needs for member in pipe.members)
@@ -102,7 +106,7 @@ def backward(
             f"{' and '.join(transforms)} change what the heads see. Give them views = gradhomog.task_features(z, pipe, "
             "tasks=N), and pass features=views."
         )
-    rows: AnyRows = DeferredRows(batch.derivatives, formed_first=pipe.nonfinite == "drop")
+    rows: AnyRows = DeferredRows(batch.derivatives, formed_first=pipe.nonfinite == "drop", chunks=chunks)
     if level == "features":
         assert isinstance(batch.derivatives, ThroughFeatures)
         rows = _feature_rows(batch.derivatives, factor)
@@ -110,13 +114,20 @@ def backward(
     return settle(pipe, batch, rows, Way(domains, targets, level, per, heads, inspect, overflow))
 
 
-def check(pipe: Pipeline, level: Level, heads: Heads, features: Features | None) -> None:
+def check(pipe: Pipeline, level: Level, heads: Heads, features: Features | None, chunks: int = 1) -> None:
+    """Refuse options that say nothing, or that do not fit each other.
+
+    Raises:
+        OptionError.
+    """
     if not isinstance(pipe, Pipeline):
         raise OptionError(
             f"`pipe` must be a pipeline, made once before the loop: pipe = gradhomog.pipeline('pcgrad'); got {pipe!r}."
         )
     if level not in ("parameters", "features"):
         raise OptionError(f"`level` must be 'parameters' or 'features'; got {level!r}.")
+    if chunks < 1:
+        raise OptionError(f"`chunks` must be at least 1; got {chunks!r}.")
     if heads not in ("own", "weighted"):
         raise OptionError(f"`heads` must be 'own' or 'weighted'; got {heads!r}.")
     looking = [m.selector for m in pipe.members if m.declares_needs and "features" in m.needs]

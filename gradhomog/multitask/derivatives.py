@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from gradhomog.multitask.given import as_dense
+
+SMALLEST_SHARE = 1e-6
 
 Gradients = list[Tensor | None]
 Parts = dict[str, Gradients]
@@ -67,11 +69,15 @@ class Derivatives(ABC):
         """One gradient per task and shared parameter."""
 
     @abstractmethod
+    def some_rows(self, names: Sequence[str]) -> Parts:
+        """The same of some parameters; the graph is kept for more."""
+
+    @abstractmethod
     def weighted_sum(self, weights: Tensor) -> Gradients | None:
         """Σ_i weights_i · row_i by shared parameter; None if only the rows can tell."""
 
-    def _by_name(self, rows: Sequence[Gradients]) -> Parts:
-        return {name: [row[index] for row in rows] for index, name in enumerate(self.graph.shared)}
+    def _by_name(self, rows: Sequence[Gradients], names: Iterable[str]) -> Parts:
+        return {name: [row[index] for row in rows] for index, name in enumerate(names)}
 
 
 class Direct(Derivatives):
@@ -85,25 +91,40 @@ class Direct(Derivatives):
             found = graph.gradients([loss], [*shared, *own], [graph.seed(loss)], last)
             rows.append(found[: len(shared)])
             self.own.append(found[len(shared) :])
-        return self._by_name(rows)
+        return self._by_name(rows, graph.shared)
+
+    def some_rows(self, names: Sequence[str]) -> Parts:
+        graph, some = self.graph, [self.graph.shared[name] for name in names]
+        return self._by_name([graph.gradients([loss], some, [graph.seed(loss)], False) for loss in graph.losses], names)
 
     def weighted_sum(self, weights: Tensor) -> Gradients | None:
         graph, shared = self.graph, list(self.graph.shared.values())
         own = [leaf for leaves in graph.own for leaf in leaves]
-        # What several losses reach without sharing it, or what has no weight, cannot be told apart afterwards.
-        if len({id(leaf) for leaf in own}) < len(own) or (own and not bool((weights != 0).all())):
-            return None
-        shares = [weight.to(loss) for weight, loss in zip(weights.unbind(), graph.losses, strict=True)]
-        seeds = [share * graph.seed(loss) for share, loss in zip(shares, graph.losses, strict=True)]
-        found = graph.gradients(graph.losses, [*shared, *own], seeds, True)
+        if len({id(leaf) for leaf in own}) < len(own):
+            return None  # what several losses reach without sharing it cannot be told apart afterwards
+        factors: list[float] = weights.tolist()
+        # A head's gradient comes out of the same pass with its task's weight on it; a weight that could lose digits of
+        # it on the way gets a pass through the head of its own.
+        with_it = [abs(factor) > SMALLEST_SHARE for factor in factors]
+        self.own = [
+            [] if together else graph.gradients([loss], leaves, [graph.seed(loss)], False)
+            for together, loss, leaves in zip(with_it, graph.losses, graph.own, strict=True)
+        ]
+        pulling = [task for task, factor in enumerate(factors) if factor]
+        if not pulling:
+            return [torch.zeros_like(parameter, requires_grad=False) for parameter in shared]
+        losses = [graph.losses[task] for task in pulling]
+        shares = [weights[task].to(loss) for task, loss in zip(pulling, losses, strict=True)]
+        seeds = [share * graph.seed(loss) for share, loss in zip(shares, losses, strict=True)]
+        leaves = [leaf for task in pulling if with_it[task] for leaf in graph.own[task]]
+        found = graph.gradients(losses, [*shared, *leaves], seeds, True)
         rest = iter(found[len(shared) :])
-        plain = bool((weights == 1).all()) and not graph.create_graph
-        self.own = [[next(rest) for _ in leaves] for leaves in graph.own]
-        if not plain:
-            self.own = [
-                [None if gradient is None else gradient / share for gradient in gradients]
-                for gradients, share in zip(self.own, shares, strict=True)
-            ]
+        for task, share in zip(pulling, shares, strict=True):
+            if not with_it[task]:
+                continue
+            weighted = [next(rest) for _ in graph.own[task]]
+            plain = factors[task] == 1 and not graph.create_graph
+            self.own[task] = weighted if plain else [None if part is None else part / share for part in weighted]
         return found[: len(shared)]
 
 
@@ -126,25 +147,28 @@ class ThroughFeatures(Derivatives):
             self.own.append(found[after:])
 
     def rows(self) -> Parts:
-        tasks = len(self.cotangents)
-        return self._by_name([self._back(row, task == tasks - 1) for task, row in enumerate(self.cotangents)])
+        tasks, shared = len(self.cotangents), self.graph.shared
+        rows = [self._back(row, shared.values(), task == tasks - 1) for task, row in enumerate(self.cotangents)]
+        return self._by_name(rows, shared)
+
+    def some_rows(self, names: Sequence[str]) -> Parts:
+        some = [self.graph.shared[name] for name in names]
+        return self._by_name([self._back(row, some, False) for row in self.cotangents], names)
 
     def weighted_sum(self, weights: Tensor) -> Gradients:
         total: Gradients = []
         for parts in zip(*self.cotangents, strict=True):
             weighted = [weight.to(part) * part for weight, part in zip(weights, parts, strict=True) if part is not None]
             total.append(torch.stack(weighted).sum(0) if weighted else None)
-        return self._back(total, True)
+        return self.back(total)
 
     def back(self, cotangents: Gradients) -> Gradients:
         """The shared parameters' gradient that belongs to a cotangent of the features."""
-        return self._back(cotangents, True)
+        return self._back(cotangents, self.graph.shared.values(), True)
 
-    def _back(self, cotangents: Gradients, last: bool) -> Gradients:
+    def _back(self, cotangents: Gradients, inputs: Iterable[Tensor], last: bool) -> Gradients:
         pairs = [(x, c) for x, c in zip(self.features, cotangents, strict=True) if c is not None]
-        shared = list(self.graph.shared.values())
-        outputs, seeds = [x for x, _ in pairs], [c for _, c in pairs]
-        return self.graph.gradients(outputs, shared, seeds, last)
+        return self.graph.gradients([x for x, _ in pairs], list(inputs), [c for _, c in pairs], last)
 
 
 class Summed(Derivatives):
@@ -156,6 +180,9 @@ class Summed(Derivatives):
 
     def rows(self) -> Parts:
         return self._parts
+
+    def some_rows(self, names: Sequence[str]) -> Parts:
+        return {name: self._parts[name] for name in names}
 
     def weighted_sum(self, weights: Tensor) -> None:
         return None

@@ -77,11 +77,27 @@ def test_weights_known_from_losses_take_one_backward_pass(way, monkeypatch):
     assert sum(passes) == 3
 
 
+class Nothing(gradhomog.Homogenizer):
+    """Every task gets the weight zero."""
+
+    def mix(self, evidence):
+        return torch.zeros(evidence.tasks, dtype=torch.float64)
+
+
 def test_a_task_of_no_weight_leaves_its_head_its_own_gradient():
     model = Model()
     expected = by_hand(model, "static(weights=[1, 0, 2])", model.losses(model.encoder(inputs())))
     step(model, "static(weights=[1, 0, 2])", "given")
     torch.testing.assert_close(gradients(model), expected)
+    tiny = Model().float()
+    z = tiny.encoder(inputs().float())
+    losses = [1e-20 * head(z).square().mean() for head in tiny.heads]
+    gradhomog.backward(losses, gradhomog.pipeline("static(weights=[1e-30, 1, 1])"), parameters=tiny.encoder)
+    assert bool((tiny.heads[0].weight.grad != 0).all())
+    model.zero_grad()
+    step(model, gradhomog.pipeline([Nothing()]), "given")
+    torch.testing.assert_close(gradients(model)[4:], expected[4:])
+    assert all(bool((gradient == 0).all()) for gradient in gradients(model)[:4])
 
 
 def test_weighted_heads_are_those_of_the_weighted_mean_of_the_losses():

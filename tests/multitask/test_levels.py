@@ -95,6 +95,34 @@ def test_groups_need_names_and_rows():
     assert gradients(model) == [None] * len(gradients(model))
 
 
+@pytest.mark.parametrize("text", ["mgda", "gradnorm", "pcgrad(order='fixed')", "graddrop"])
+@pytest.mark.parametrize("through", [False, True])
+def test_chunks_change_how_much_is_held_and_nothing_else(text, through, monkeypatch):
+    model, reference = Model(), Model()
+    held = []
+    original = torch.autograd.grad
+    for owner, chunks in ((reference, 1), (model, 3)):
+        z = owner.encoder(inputs())
+        losses = owner.losses(z)
+        shared = {id(p) for p in owner.encoder.parameters()}
+
+        def noting(outputs, leaves, *rest, shared=shared, **options):
+            held.append(sum(leaf.numel() for leaf in leaves if id(leaf) in shared))
+            return original(outputs, leaves, *rest, **options)
+
+        held.clear()
+        monkeypatch.setattr(torch.autograd, "grad", noting)
+        features = z if through else None
+        pipe = gradhomog.pipeline(text)
+        gradhomog.backward(losses, pipe, parameters=owner.encoder, features=features, chunks=chunks)
+        monkeypatch.setattr(torch.autograd, "grad", original)
+    torch.testing.assert_close(gradients(model), gradients(reference))
+    total = sum(p.numel() for p in model.encoder.parameters())
+    if text != "graddrop":
+        assert held[-1] == total  # the direction, in one pass
+        assert max(held[:-1]) <= 0.7 * total
+
+
 class Turn(Homogenizer):
     """Multiplies a task's features by its number plus one, and notes what `update` is shown."""
 
