@@ -1,0 +1,147 @@
+"""Aligned-MTL against TorchJD where that is exact, singular values of the rows, and finite differences."""
+
+import pytest
+import torch
+import torchjd.aggregation
+from hypothesis import assume, given
+
+import gradhomog
+from gradhomog.testing import jacobians
+from gradhomog_plugins.aligned_mtl import balance
+
+MODES = ["min", "median", "rmse"]
+
+
+def random_rows(tasks, params, seed=0):
+    return torch.randn(tasks, params, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def equalised(rows, rank, mode):
+    """The rows with all their singular values made equal: from their singular value decomposition."""
+    left, values, right = torch.linalg.svd(rows, full_matrices=False)
+    squares = values[:rank].square()
+    scale = {"min": squares.min(), "median": squares.median(), "rmse": squares.mean()}[mode].sqrt()
+    return scale * left[:, :rank] @ right[:rank]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("tasks", [1, 2, 3, 6])
+def test_independent_float64_rows_give_what_torchjd_gives(tasks, mode):
+    rows = random_rows(tasks, 20, seed=tasks) * torch.logspace(-1, 1, tasks, dtype=torch.float64)[:, None]
+    expected = torchjd.aggregation.AlignedMTL(scale_mode=mode)(rows)
+    found = gradhomog.pipeline(f"aligned_mtl(scale_mode='{mode}')").combine(rows)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+    summed = gradhomog.pipeline(f"aligned_mtl(scale_mode='{mode}', scale='paper')").combine(rows)
+    torch.testing.assert_close(summed, tasks * expected, rtol=1e-9, atol=1e-11)
+
+
+@given(jacobians(tasks=(1, 5), params=(6, 12), zero=False, duplicate=False, opposite=False))
+def test_independent_rows_become_orthogonal_and_of_one_length(rows):
+    units = rows / rows.norm(dim=1, keepdim=True)
+    assume(float(torch.linalg.cond(units)) < 30)
+    assume(float(torch.linalg.cond(rows)) < 1e5)
+    changed = balance(rows @ rows.T) @ rows
+    inner = changed @ changed.T
+    torch.testing.assert_close(inner, float(inner[0, 0]) * torch.eye(len(rows), dtype=torch.float64), rtol=1e-4,
+                               atol=1e-4 * float(inner[0, 0]))  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_dependent_rows_have_their_singular_values_equalised_but_for_those_that_are_zero(dtype, mode):
+    one, other = random_rows(2, 50)
+    rows = torch.stack([one, 0.3 * one, other, -2 * other, one + other])
+    expected = equalised(rows, 2, mode).mean(0)
+    found = gradhomog.pipeline(f"aligned_mtl(scale_mode='{mode}')").combine(rows.to(dtype))
+    torch.testing.assert_close(found, expected.to(dtype), rtol=1e-5, atol=1e-5)
+
+
+def test_rounding_of_parallel_rows_does_not_shrink_the_step_as_it_does_torchjds():
+    one, other = random_rows(2, 100_000).float()
+    rows = torch.stack([one, 0.3 * one, other])  # products are rounded, so that in float64 these are independent
+    expected = equalised(rows.double(), 2, "min").mean(0)
+    torch.testing.assert_close(gradhomog.pipeline("aligned_mtl").combine(rows.double()), expected, rtol=1e-5, atol=1e-5)
+    assert torchjd.aggregation.AlignedMTL()(rows.double()).norm() < 1e-5 * expected.norm()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_equal_rows_are_dependent_at_every_scale_and_beside_zero_rows(mode):
+    # With a tolerance of N · eps alone, 0.6 of a row became 0.375 of it at one scale of five.
+    pipe = gradhomog.pipeline(f"aligned_mtl(scale_mode='{mode}')")
+    row, other = random_rows(2, 6)
+    for scale in torch.logspace(-18, 18, 23, dtype=torch.float64).tolist():
+        equal = torch.stack([row, 0 * row, 0 * row, row, row])
+        torch.testing.assert_close(pipe.combine(scale * equal) / scale, 0.6 * row)
+        two = torch.stack([row, 0 * row, 0 * row, other, row])
+        torch.testing.assert_close(pipe.combine(scale * two) / scale, equalised(two, 2, mode).mean(0))
+
+
+def test_a_short_row_is_no_rounding_though_torchjd_drops_it_in_float32():
+    rows = torch.diag(torch.tensor([1.0, 1e-4]))
+    torch.testing.assert_close(gradhomog.pipeline("aligned_mtl").combine(rows), torch.tensor([5e-5, 5e-5]))
+    torch.testing.assert_close(torchjd.aggregation.AlignedMTL()(rows), torch.tensor([0.5, 0.0]))
+
+
+def test_identical_rows_stay_opposite_rows_cancel_and_zero_rows_stay_zero():
+    row = random_rows(1, 7)
+    pipe = gradhomog.pipeline("aligned_mtl")
+    torch.testing.assert_close(pipe.combine(row.repeat(3, 1)), row[0])
+    assert float(pipe.combine(torch.cat([row, -row])).abs().max()) < 1e-15
+    alone = torch.cat([row, torch.zeros(1, 7)])
+    torch.testing.assert_close(pipe.combine(alone), row[0] / 2)
+    assert pipe.combine(torch.zeros(3, 4)).tolist() == [0.0] * 4
+
+
+def directions(mode):
+    return lambda rows: balance(rows @ rows.T, mode) @ rows
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_rows_are_twice_differentiable(mode):
+    assert torch.autograd.gradcheck(directions(mode), random_rows(3, 4).requires_grad_())
+    assert torch.autograd.gradgradcheck(directions(mode), random_rows(3, 4).requires_grad_())
+
+
+@pytest.mark.parametrize(("squares", "mode"), [([4, 4, 4], "rmse"), ([1, 4, 4], "min"), ([4, 4, 1], "rmse")])
+def test_equal_eigenvalues_have_both_derivatives_where_those_of_eigenvectors_are_infinite(squares, mode):
+    rows = torch.diag(torch.tensor(squares, dtype=torch.float64).sqrt())
+    assert torch.autograd.gradcheck(directions(mode), rows.clone().requires_grad_())
+    assert torch.autograd.gradgradcheck(directions(mode), rows.clone().requires_grad_())
+    theirs = torchjd.aggregation.AlignedMTL(scale_mode=mode)(variable := rows.clone().requires_grad_())
+    assert not torch.autograd.grad(theirs.sum(), variable)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_repeated_least_eigenvalue_counts_as_the_mean_of_its_copies(mode):
+    rows = 2 * torch.eye(3, 4, dtype=torch.float64)
+    slope = torch.func.jacrev(directions(mode))(rows)
+    assert torch.allclose(slope, torch.func.jacrev(directions("rmse"))(rows), atol=1e-12)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_dependent_rows_have_both_derivatives_along_what_keeps_their_rank(mode):
+    combination = random_rows(4, 2, seed=1)
+
+    def direction(basis):
+        return directions(mode)(combination @ basis)
+
+    assert torch.autograd.gradcheck(direction, random_rows(2, 3).requires_grad_())
+    assert torch.autograd.gradgradcheck(direction, random_rows(2, 3).requires_grad_())
+
+
+def test_derivatives_beside_a_zero_row_are_finite():
+    rows = torch.cat([random_rows(2, 5), torch.zeros(1, 5)]).requires_grad_()
+    [slope] = torch.autograd.grad(directions("min")(rows).square().sum(), rows, create_graph=True)
+    [curvature] = torch.autograd.grad(slope.sum(), rows)
+    assert slope.isfinite().all()
+    assert curvature.isfinite().all()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_mixing_matrix_runs_under_vmap_and_compile(mode):
+    rows = random_rows(12, 7).reshape(3, 4, 7)
+    gramians = rows @ rows.transpose(1, 2)
+    each = torch.stack([balance(gramian, mode) for gramian in gramians])
+    torch.testing.assert_close(torch.func.vmap(lambda gramian: balance(gramian, mode))(gramians), each)
+    compiled = torch.compile(balance, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(gramians[0], mode), each[0])

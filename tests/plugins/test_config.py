@@ -1,0 +1,142 @@
+"""ConFIG against TorchJD where that is exact, least squares on the rows, and its own promises."""
+
+import conflictfree.grad_operator
+import pytest
+import scipy.linalg
+import torch
+import torchjd.aggregation
+from hypothesis import assume, given
+
+import gradhomog
+from gradhomog.testing import jacobians
+from gradhomog_plugins.config import conflict_free_weights
+
+
+def units(rows):
+    return rows / rows.norm(dim=1, keepdim=True)
+
+
+def random_rows(tasks, params, seed=0):
+    return torch.randn(tasks, params, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@given(jacobians(tasks=(1, 5), params=(6, 9), zero=False, duplicate=False, opposite=False))
+def test_the_step_has_equal_positive_cosines_with_independent_rows(rows):
+    assume(float(torch.linalg.cond(units(rows))) < 100)
+    direction = gradhomog.pipeline("config").combine(rows)
+    cosines = units(rows) @ direction / direction.norm()
+    torch.testing.assert_close(cosines, cosines.mean().expand_as(cosines), rtol=1e-9, atol=0)
+    assert float(cosines.min()) > 0
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 3, 5, 8])
+def test_independent_float64_rows_give_what_torchjd_gives(tasks):
+    rows = random_rows(tasks, 20, seed=tasks) * torch.logspace(-1, 1, tasks, dtype=torch.float64)[:, None]
+    found = gradhomog.pipeline("config(scale='paper')").combine(rows)
+    torch.testing.assert_close(found, torchjd.aggregation.ConFIG()(rows), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("tasks", [2, 3, 5, 8])
+def test_independent_float64_rows_give_what_the_authors_package_gives(tasks):
+    rows = random_rows(tasks, 20, seed=tasks) * torch.logspace(-1, 1, tasks, dtype=torch.float64)[:, None]
+    torch.set_default_dtype(torch.float64)  # of which its weights are
+    try:
+        expected = conflictfree.grad_operator.ConFIG_update(rows)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    found = gradhomog.pipeline("config(scale='paper')").combine(rows)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_two_rows_give_their_bisector_with_half_the_sum_of_the_projections():
+    rows = torch.tensor([[3.0, 0.0], [-1.0, 1.0]], dtype=torch.float64)
+    bisector = units(units(rows).sum(0, keepdim=True))[0]
+    found = gradhomog.pipeline("config").combine(rows)
+    torch.testing.assert_close(found, 0.5 * (rows @ bisector).sum() * bisector)
+
+
+@pytest.mark.parametrize(
+    ("length", "value"),
+    [("min", 1.0), ("max", 4.0), ("harmonic", 3 / (1 + 1 / 2 + 1 / 4)), ("arithmetic", 7 / 3), ("geometric", 2.0)],
+)
+def test_each_length_model_projects_rows_of_that_length(length, value):
+    rows = torch.cat([units(random_rows(3, 6)) * torch.tensor([[1.0], [2.0], [4.0]]), torch.zeros(1, 6)])
+    direction = torch.from_numpy(scipy.linalg.lstsq(units(rows[:3]).numpy(), [1.0, 1.0, 1.0])[0])
+    direction = direction / direction.norm()
+    expected = value * (units(rows[:3]) @ direction).sum() * direction
+    found = gradhomog.pipeline(f"config(length='{length}', scale='paper')").combine(rows)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("scale", [1e-18, 1.0, 1e18])
+def test_zero_rows_have_no_say_in_the_direction_and_add_no_length(scale):
+    rows = torch.cat([random_rows(3, 5), torch.zeros(2, 5)])[[0, 3, 1, 4, 2]]
+    pipe = gradhomog.pipeline("config(scale='paper')")
+    torch.testing.assert_close(pipe.combine(scale * rows) / scale, pipe.combine(rows[[0, 2, 4]]))
+
+
+@pytest.mark.parametrize("length", ["projection", "min", "max", "harmonic", "arithmetic", "geometric"])
+def test_zero_rows_alone_give_zero_for_every_length(length):
+    assert gradhomog.pipeline(f"config(length='{length}')").combine(torch.zeros(3, 4)).tolist() == [0.0] * 4
+
+
+def test_opposite_rows_give_zero_where_torchjd_brings_rounding_to_the_length_of_the_rows():
+    row = random_rows(1, 1000)[0].float()
+    rows = torch.stack([row, -2 * row])
+    assert gradhomog.pipeline("config").combine(rows).tolist() == [0.0] * 1000
+    assert torchjd.aggregation.ConFIG()(rows).norm() > 0.5 * row.norm()
+
+
+def test_dependent_rows_get_the_nearest_cosines_in_every_precision_where_torchjd_takes_rounding_for_rank():
+    one, other = random_rows(2, 10_000).float()
+    rows = torch.stack([one, other, one + other])
+    unit = units(rows.double())
+    direction = unit[:2].T @ torch.from_numpy(scipy.linalg.lstsq((unit @ unit[:2].T).numpy(), [1.0, 1.0, 1.0])[0])
+    direction = direction / direction.norm()
+    expected = (rows.double() @ direction).mean() * direction
+    pipe = gradhomog.pipeline("config")
+    torch.testing.assert_close(pipe.combine(rows.double()), expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(pipe.combine(rows), expected.float(), rtol=1e-3, atol=1e-3)
+    assert torchjd.aggregation.ConFIG()(rows.double()).norm() < 1e-4 * expected.norm()
+
+
+def test_many_float32_parameters_cost_no_rank_where_torchjds_tolerance_grows_with_their_number():
+    basis = torch.linalg.qr(random_rows(3, 200_000).T)[0].T
+    near = torch.tensor([[1.0, 0.0, 0.0], [0.999, 0.0268, 0.0358], [0.0, 1.0, 0.0]], dtype=torch.float64)
+    rows = (near @ basis).float()
+
+    def spread(direction):
+        cosines = units(rows.double()) @ direction.double() / direction.double().norm()
+        return float(cosines.max() - cosines.min())
+
+    assert spread(gradhomog.pipeline("config").combine(rows)) < 1e-3
+    assert spread(torchjd.aggregation.ConFIG()(rows)) > 1e-2
+
+
+@pytest.mark.parametrize("rows", [random_rows(3, 5), 2 * torch.eye(3, 5, dtype=torch.float64)], ids=["any", "equal"])
+@pytest.mark.parametrize("length", ["projection", "geometric"])
+def test_the_direction_is_twice_differentiable(rows, length):
+    def direction(jacobian):
+        return conflict_free_weights(jacobian @ jacobian.T, length) @ jacobian
+
+    assert torch.autograd.gradcheck(direction, rows.clone().requires_grad_())
+    assert torch.autograd.gradgradcheck(direction, rows.clone().requires_grad_())
+
+
+def test_derivatives_beside_a_zero_row_are_finite():
+    rows = torch.cat([random_rows(2, 5), torch.zeros(1, 5)]).requires_grad_()
+    direction = conflict_free_weights(rows @ rows.T) @ rows
+    [slope] = torch.autograd.grad(direction.square().sum(), rows, create_graph=True)
+    [curvature] = torch.autograd.grad(slope.sum(), rows)
+    assert slope.isfinite().all()
+    assert curvature.isfinite().all()
+
+
+@pytest.mark.parametrize("length", ["projection", "min", "max", "harmonic", "arithmetic", "geometric"])
+def test_the_weights_run_under_vmap_and_compile(length):
+    rows = random_rows(12, 7).reshape(3, 4, 7)
+    gramians = rows @ rows.transpose(1, 2)
+    each = torch.stack([conflict_free_weights(gramian, length) for gramian in gramians])
+    torch.testing.assert_close(torch.func.vmap(lambda gramian: conflict_free_weights(gramian, length))(gramians), each)
+    compiled = torch.compile(conflict_free_weights, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(gramians[0], length), each[0])

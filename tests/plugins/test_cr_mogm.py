@@ -1,0 +1,109 @@
+"""CR-MOGM against TorchJD's, and what wrapping does to state, needs, derivatives and refusals."""
+
+import io
+
+import pytest
+import torch
+from torchjd.aggregation import AlignedMTLWeighting, CRMOGMWeighting, GramianWeightedAggregator
+
+import gradhomog
+from gradhomog import NotDifferentiableError, OptionError
+
+
+def random_rows(tasks, params, seed=0):
+    return torch.randn(tasks, params, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.7, 1.0])
+def test_the_averaged_weights_of_a_method_that_torchjd_has_exactly_are_torchjds(alpha):
+    pipe = gradhomog.pipeline(f"cr_mogm(of='aligned_mtl', alpha={alpha})")
+    theirs = GramianWeightedAggregator(CRMOGMWeighting(AlignedMTLWeighting(), alpha=alpha))
+    for seed in range(10):
+        rows = random_rows(3, 6, seed)
+        torch.testing.assert_close(pipe.combine(rows), theirs(rows), rtol=1e-9, atol=1e-11)
+
+
+def test_a_mixing_matrix_is_averaged_by_its_share_of_each_row_in_the_step():
+    steps = [random_rows(3, 4, seed) for seed in range(4)]
+    pipe, alone = gradhomog.pipeline("cr_mogm(of='pcgrad(seed=5)')"), gradhomog.pipeline("pcgrad(seed=5)")
+    average = None
+    for rows in steps:
+        shares = alone.homogenize(rows).weights
+        average = shares if average is None else 0.9 * average + 0.1 * shares
+        torch.testing.assert_close(pipe.combine(rows), average @ rows / 3)
+
+
+def test_averages_follow_a_domain_and_a_new_one_begins_with_its_weight():
+    pipe = gradhomog.pipeline("cr_mogm(of='mgda', alpha=0.5, key='domain')")
+    rows = torch.diag(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
+    pipe.combine(rows[:2], domains=["a", "b"])  # MGDA: 8/5, 2/5
+    weights = pipe.homogenize(rows[1:], domains=["b", "c"]).weights  # MGDA: 18/13, 8/13
+    assert weights.tolist() == pytest.approx([(2 / 5 + 18 / 13) / 2, 8 / 13])
+    weights = pipe.homogenize(rows[:1], domains=["a"]).weights
+    assert weights.tolist() == pytest.approx([(8 / 5 + 1) / 2])
+
+
+def test_tasks_of_one_key_move_their_average_together():
+    pipe = gradhomog.pipeline("cr_mogm(of='mgda', key='domain')")
+    pipe.combine(torch.diag(torch.tensor([1.0, 2.0, 4.0])), domains=["a", "a", "b"])
+    averages = pipe.state_dict()["0:cr_mogm"]["averages"]
+    assert averages == {"a": pytest.approx(3 * 10 / 21), "b": pytest.approx(3 * 1 / 21)}
+
+
+@pytest.mark.parametrize("of", ["gradvac(beta=0.3)", "gradnorm", "cr_mogm(of='pcgrad')"])
+def test_the_state_of_the_method_wrapped_is_saved_and_resumed(of):
+    def steps(pipe, start):
+        losses = [1.0, 2.0, 0.5]
+        return torch.stack([pipe.combine(random_rows(3, 5, seed), losses) for seed in range(start, start + 4)])
+
+    first = gradhomog.pipeline([("cr_mogm", {"of": of})])
+    steps(first, 0)
+    torch.save(first.state_dict(), file := io.BytesIO())
+    file.seek(0)
+    second = gradhomog.pipeline([("cr_mogm", {"of": of})])
+    second.load_state_dict(torch.load(file, weights_only=True))
+    assert torch.equal(steps(first, 4), steps(second, 4))
+
+
+def test_only_what_the_method_wrapped_needs_is_computed():
+    assert gradhomog.pipeline("cr_mogm(of='static')").members[0].needs == set()
+    assert gradhomog.pipeline("cr_mogm(of='gradnorm')").members[0].needs == {"losses", "norms"}
+    assert gradhomog.pipeline("cr_mogm(of='static')").homogenize(torch.eye(2)).gramian is None
+
+
+@pytest.mark.parametrize(
+    ("of", "message"),
+    [
+        ("none", "`of` must name one homogenizer; got 'none'"),
+        ("static + mgda", "`of` must name one homogenizer; got 'static \\+ mgda'"),
+        ("isi", "does nothing else; 'isi' has the stage 'attach'"),
+        ("rotate", "does nothing else; 'rotate' has the stage 'transform'"),
+    ],
+)
+def test_what_does_not_weigh_or_mix_and_nothing_else_is_refused(of, message):
+    with pytest.raises(OptionError, match=f"cr_mogm: .*{message}"):
+        gradhomog.pipeline([("cr_mogm", {"of": of})])
+
+
+def test_an_average_outside_zero_and_one_is_refused():
+    with pytest.raises(OptionError, match="cr_mogm: `alpha` must be in"):
+        gradhomog.pipeline("cr_mogm(alpha=1.1)")
+
+
+def test_what_the_method_wrapped_does_wrong_is_told_with_its_name():
+    with pytest.raises(OptionError, match="mgda: `normalize='loss'`"):
+        gradhomog.pipeline("cr_mogm(of=\"mgda(normalize='loss')\")").combine(torch.eye(2), losses=[0.0, 1.0])
+
+
+def test_a_graph_is_kept_through_a_differentiable_method_and_refused_through_another():
+    rows = random_rows(3, 4)
+
+    def second_step(jacobian):
+        pipe = gradhomog.pipeline("cr_mogm(of='aligned_mtl', alpha=0.5)")
+        pipe.combine(random_rows(3, 4, seed=1))
+        return pipe.combine(jacobian, create_graph=True)
+
+    assert torch.autograd.gradcheck(second_step, rows.clone().requires_grad_())
+    other = gradhomog.pipeline("cr_mogm(of='torchjd(aggregator=\"IMTLG\")')")
+    with pytest.raises(NotDifferentiableError, match="IMTLG"):
+        other.combine(rows.clone().requires_grad_(), create_graph=True)

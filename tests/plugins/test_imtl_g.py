@@ -1,0 +1,154 @@
+"""IMTL-G against the paper's formula, TorchJD where that is exact, and what both do near degeneracy."""
+
+import itertools
+
+import pytest
+import torch
+import torchjd.aggregation
+from hypothesis import given
+
+import gradhomog
+from gradhomog.testing import jacobians
+from gradhomog_plugins.imtl_g import impartial_weights
+
+
+def units(rows):
+    return rows / rows.norm(dim=1, keepdim=True)
+
+
+def random_rows(tasks, params, seed=0):
+    return torch.randn(tasks, params, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def papers_direction(rows):
+    """α_{2..N} = g_1 Uᵀ (D Uᵀ)⁻¹ with the rows g_1 − g_k of D and u_1 − u_k of U, α_1 = 1 − Σ, on the vectors."""
+    differences, turned = rows[0] - rows[1:], units(rows)[0] - units(rows)[1:]
+    others = torch.linalg.solve((differences @ turned.T).T, turned @ rows[0])
+    return (1 - others.sum()) * rows[0] + others @ rows[1:]
+
+
+@pytest.mark.parametrize("tasks", [2, 3, 5, 8])
+def test_independent_rows_give_the_papers_direction_and_torchjds(tasks):
+    rows = random_rows(tasks, 20, seed=tasks) * torch.logspace(-1, 1, tasks, dtype=torch.float64)[:, None]
+    found = gradhomog.pipeline("imtl_g").combine(rows)
+    torch.testing.assert_close(found, papers_direction(rows), rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(found, torchjd.aggregation.IMTLG()(rows), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("tasks", [2, 3, 5, 8])
+def test_projections_are_equal_and_weights_sum_to_one(tasks):
+    rows = random_rows(tasks, 20, seed=tasks) * torch.logspace(-2, 2, tasks, dtype=torch.float64)[:, None]
+    found = gradhomog.pipeline("imtl_g").homogenize(rows)
+    projections = units(rows) @ found.direction
+    torch.testing.assert_close(projections, projections.mean().expand_as(projections), rtol=1e-9, atol=0)
+    assert float(projections.min()) > 0
+    assert float(found.weights.mean()) == pytest.approx(1, abs=1e-12)
+
+
+def test_orthogonal_rows_are_weighed_by_their_inverse_norms():
+    rows = torch.diag(torch.tensor([1.0, 2.0, 4.0]))
+    weights = gradhomog.pipeline("imtl_g").homogenize(rows).weights
+    torch.testing.assert_close(weights, torch.tensor([12, 6, 3], dtype=torch.float64) / 7)
+
+
+@given(jacobians())
+def test_the_step_is_at_most_as_long_as_the_longest_row_times_its_mean_cosine(rows):
+    direction = gradhomog.pipeline("imtl_g").combine(rows)
+    length, longest = float(direction.norm()), float(rows.norm(dim=1).max())
+    there = rows[rows.any(dim=1)]
+    cosine = float((units(there) @ direction).mean()) / length if length else 0.0
+    assert length <= longest * cosine * (1 + 1e-6) + 1e-7 * longest
+
+
+def between(third):
+    """Two orthogonal rows and, nearly between them, a third of the norm given: its weight is negative."""
+    inner = units(torch.tensor([[1.0, 1.0, 0.3]], dtype=torch.float64))
+    return torch.cat([torch.eye(2, 3, dtype=torch.float64), third * inner])
+
+
+def test_where_the_papers_step_points_against_all_tasks_ours_points_along_them():
+    rows = between(0.01)
+    assert (rows @ papers_direction(rows) < 0).all()
+    assert (rows @ torchjd.aggregation.IMTLG()(rows) < 0).all()
+    direction = gradhomog.pipeline("imtl_g").combine(rows)
+    cosines = units(rows) @ direction / direction.norm()
+    torch.testing.assert_close(cosines, cosines.mean().expand_as(cosines))
+    assert float(direction.norm()) == pytest.approx(float(cosines[0]))  # times the longest row's norm, 1
+
+
+def test_no_step_is_long_however_small_the_sum_of_the_unscaled_weights():
+    lengths, papers = [], []
+    for third in torch.linspace(0.3, 0.9, 150, dtype=torch.float64).tolist():
+        rows = between(third)
+        lengths.append(float(gradhomog.pipeline("imtl_g").combine(rows).norm()))
+        papers.append(float(papers_direction(rows).norm()))
+    assert max(papers) > 50
+    assert max(lengths) < 2
+    assert max(abs(a - b) for a, b in itertools.pairwise(lengths)) < 0.02  # and nothing jumps
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_parallel_rows_have_the_harmonic_mean_of_their_norms_the_limit_of_rows_becoming_parallel(dtype):
+    # TorchJD prefers long rows: Σ n² / Σ n = 7/3, which is no limit of anything.
+    row = units(random_rows(1, 1000))
+    rows = torch.tensor([[1.0], [2.0], [3.0]], dtype=torch.float64) * row
+    expected = 18 / 11 * row[0]
+    found = gradhomog.pipeline("imtl_g").combine(rows.to(dtype))
+    torch.testing.assert_close(found, expected.to(dtype), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torchjd.aggregation.IMTLG()(rows), 7 / 3 * row[0], rtol=1e-6, atol=1e-8)
+    nearly = rows + 0.01 * rows.norm(dim=1, keepdim=True) * torch.linalg.qr(random_rows(3, 1000, seed=1).T)[0].T
+    torch.testing.assert_close(gradhomog.pipeline("imtl_g").combine(nearly), expected, rtol=0, atol=0.02)
+    assert (papers_direction(nearly) - expected).norm() < 0.02 < (expected - 7 / 3 * row[0]).norm()
+
+
+def test_opposite_rows_project_equally_on_zero_only_where_torchjd_follows_the_longer():
+    rows = torch.tensor([[1.0, 2.0], [-2.0, -4.0]], dtype=torch.float64)
+    assert float(gradhomog.pipeline("imtl_g").combine(rows).abs().max()) < 1e-15
+    torch.testing.assert_close(papers_direction(rows), torch.zeros(2, dtype=torch.float64))
+    torch.testing.assert_close(torchjd.aggregation.IMTLG()(rows), -5 * rows[0])
+
+
+def test_large_gradients_are_no_reason_to_stop_where_torchjd_returns_zero():
+    rows = random_rows(3, 5)
+    torch.testing.assert_close(
+        gradhomog.pipeline("imtl_g").combine(1e15 * rows), 1e15 * gradhomog.pipeline("imtl_g").combine(rows)
+    )
+    assert torchjd.aggregation.IMTLG()(1e15 * rows).tolist() == [0.0] * 5
+
+
+def test_a_zero_row_gets_no_weight():
+    pipe = gradhomog.pipeline("imtl_g")
+    rows = torch.cat([random_rows(3, 5), torch.zeros(2, 5)])[[0, 3, 1, 4, 2]]
+    for scale in (1e-18, 1.0, 1e18):
+        found = pipe.homogenize(scale * rows)
+        assert found.weights[[1, 3]].tolist() == [0, 0]
+        torch.testing.assert_close(found.direction / scale, pipe.combine(rows[[0, 2, 4]]))
+
+
+@pytest.mark.parametrize(
+    "rows", [random_rows(3, 5), 2 * torch.eye(3, 5, dtype=torch.float64), between(2.0)], ids=["any", "equal", "bound"]
+)
+def test_the_direction_is_twice_differentiable(rows):
+    def direction(jacobian):
+        return impartial_weights(jacobian @ jacobian.T) @ jacobian
+
+    assert torch.autograd.gradcheck(direction, rows.clone().requires_grad_())
+    assert torch.autograd.gradgradcheck(direction, rows.clone().requires_grad_())
+
+
+def test_derivatives_beside_a_zero_row_are_finite():
+    rows = torch.cat([random_rows(2, 5), torch.zeros(1, 5)]).requires_grad_()
+    direction = impartial_weights(rows @ rows.T) @ rows
+    [slope] = torch.autograd.grad(direction.square().sum(), rows, create_graph=True)
+    [curvature] = torch.autograd.grad(slope.sum(), rows)
+    assert slope.isfinite().all()
+    assert curvature.isfinite().all()
+
+
+def test_the_weights_run_under_vmap_and_compile():
+    rows = random_rows(12, 7).reshape(3, 4, 7)
+    gramians = rows @ rows.transpose(1, 2)
+    each = torch.stack([impartial_weights(gramian) for gramian in gramians])
+    torch.testing.assert_close(torch.func.vmap(impartial_weights)(gramians), each)
+    compiled = torch.compile(impartial_weights, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(gramians[0]), each[0])
