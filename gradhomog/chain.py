@@ -17,7 +17,7 @@ from gradhomog.finite import Nonfinite
 from gradhomog.homogenization import Stage
 from gradhomog.member import Member
 from gradhomog.observation import Observation
-from gradhomog.rows import Direction
+from gradhomog.rows import Direction, Rows
 
 
 @dataclass
@@ -25,28 +25,57 @@ class Acted:
     """What the `mix` and `rows` stages made of a step.
 
     Attributes:
-        first, last: the observations before the first stage and after the last.
-        mixing: product of the mixings since the rows were given or replaced; None without any.
-        replaced: whether a `rows` stage replaced the rows.
+        first: the observation before the first stage.
+        unmixed: that of the rows as given, or as the last `rows` stage made them.
+        mixing: what the `mix` stages since then come to, weights `[tasks]` or a matrix; None without any.
         seen: the evidence that each member was shown first, by its identity.
         stages: each stage's Gramian, if asked for.
     """
 
     first: Observation
-    last: Observation
+    unmixed: Observation
     mixing: Tensor | None = None
-    replaced: bool = False
     seen: dict[int, Evidence] = field(default_factory=dict)
     stages: list[Stage] = field(default_factory=list)
 
+    @property
+    def replaced(self) -> bool:
+        """Whether a `rows` stage replaced the rows."""
+        return self.unmixed is not self.first
+
+    def last(self) -> Observation:
+        """The observation after all stages so far."""
+        return self.unmixed if self.mixing is None else self.unmixed.mixed(self.mixing)
+
+    def mix(self, more: Tensor) -> None:
+        """One `mix` stage more."""
+        before = self.mixing
+        if before is None or (more.dim() == 1 and before.dim() == 1):
+            self.mixing = more if before is None else more * before
+        elif more.dim() == 1:
+            self.mixing = more[:, None] * before
+        else:
+            self.mixing = more * before if before.dim() == 1 else more @ before
+
+    def replace(self, rows: Rows, gramian_wanted: bool) -> None:
+        """A `rows` stage."""
+        old = self.unmixed
+        self.mixing = None
+        self.unmixed = Observation(
+            rows, old.losses, old.keys, old.features, old.feature_cotangents, old.targets, gramian_wanted=gramian_wanted
+        )
+
     def direction(self) -> tuple[Direction, Tensor | None]:
         """The mean of the rows, and the share of each row given, None if they were replaced."""
-        given = self.last.given  # as given or replaced, before any mixing
+        given = self.unmixed.given
         if self.mixing is None:
-            weights = torch.ones(len(self.last.keys), dtype=torch.float64)
-            direction = row_math.mean(given, owned=self.replaced)
+            weights = torch.ones(len(self.first.keys), dtype=torch.float64)
+            # Of rows that the caller gave as one in memory, a stage may have handed back that one: it is the caller's.
+            owned = self.replaced and not row_math.any_repeated(self.first.given)
+            direction = row_math.mean(given, owned=owned)
         else:
-            weights = self.mixing.sum(0)  # direction = mean of (C·J) = 1/N (1ᵀC)·J
+            # direction = mean of (C·J) = 1/N (1ᵀC)·J
+            weights = self.mixing if self.mixing.dim() == 1 else self.mixing.sum(0)
             direction = row_math.weighted_mean(given, weights)
         return direction, None if self.replaced else weights
 
@@ -94,21 +123,15 @@ class Chain:
         """Run the `mix` and `rows` stages."""
         acted = Acted(observation, observation)
         for stage, member in self.on_rows:
-            evidence = self.evidence(acted.last, member)
+            last = acted.last()
+            evidence = self.evidence(last, member)
             acted.seen.setdefault(id(member), evidence)
             if stage == "mix":
-                matrix = member.mix(evidence)
-                acted.mixing = matrix if acted.mixing is None else matrix @ acted.mixing
-                acted.last = acted.last.mixed(matrix)
+                acted.mix(member.mix(evidence))
             else:
-                last = acted.last
-                acted.last = Observation(
-                    member.rows(last.rows), last.losses, last.keys, last.features, last.feature_cotangents,
-                    last.targets, gramian_wanted=self.needs_gramian or inspect,
-                )  # fmt: skip
-                acted.mixing, acted.replaced = None, True
+                acted.replace(member.rows(last.rows), self.needs_gramian or inspect)
             if inspect:
-                acted.stages.append(Stage(member.selector, acted.last.gramian().detach()))
+                acted.stages.append(Stage(member.selector, acted.last().gramian().detach()))
         return acted
 
     def update(self, acted: Acted) -> None:
@@ -131,4 +154,4 @@ class Chain:
             index = self.transforming.index(member) if member in self.transforming else None
             before, after = (0, 0) if index is None else (index, index + 1)
             observation = observation.at_tap(before, after)
-        return Evidence(observation, member.needs, str(member))
+        return Evidence(observation, member.needs, member)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -35,6 +36,12 @@ class TaskKey:
         return self.domain
 
 
+@functools.lru_cache(maxsize=256)
+def task_keys(tasks: int, domains: tuple[str, ...]) -> tuple[TaskKey, ...]:
+    """The keys of a batch's tasks; without domains, of their slots alone."""
+    return tuple(TaskKey(slot, domains[slot] if domains else "") for slot in range(tasks))
+
+
 def _visible(tensor: Tensor) -> Tensor:
     """As the stage may see it: `update` runs without gradients and must not hold on to a graph."""
     return tensor if torch.is_grad_enabled() else tensor.detach()
@@ -50,7 +57,7 @@ class Evidence:
         keys: one `TaskKey` per task; after `nonfinite="drop"`, of the tasks that are left.
     """
 
-    def __init__(self, observation: Observation, needs: Iterable[str] = STATISTICS, reader: str = "") -> None:
+    def __init__(self, observation: Observation, needs: Iterable[str] = STATISTICS, reader: object = "") -> None:
         self._observation = observation
         self._needs = frozenset(needs)
         self._reader = reader

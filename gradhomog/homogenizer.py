@@ -64,7 +64,11 @@ class Homogenizer:
         raise NotImplementedError
 
     def rows(self, jacobian: Rows) -> Rows:
-        """Return rows of the same structure, shape and dtype; the rows given are not to be written to."""
+        """Return rows of the same structure, shape and dtype; the rows given are not to be written to.
+
+        Where all of them are one vector d, return `d.expand(tasks, ...)`: it is then read once, and taken for the
+        direction as it is, so do not keep it.
+        """
         raise NotImplementedError
 
     def update(self, evidence: Evidence) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -106,13 +107,13 @@ class Member:
         return changed
 
     def mix(self, evidence: Evidence) -> Tensor:
-        """The mixing matrix, float64 `[tasks, tasks]`; weights become the diagonal matrix that they are."""
+        """Weights `[tasks]` or the mixing matrix `[tasks, tasks]`, float64."""
         result: Tensor = self._watched("mix", lambda: shown(evidence), evidence)
         self._expect("mix", returned.mixing(result, evidence.tasks), result)
-        if not torch.isfinite(result).all():
+        # A sum that is finite has only finite terms; one that is not may be of finite terms that are too large for it.
+        if not math.isfinite(float(result.detach().sum())) and not bool(torch.isfinite(result).all()):
             raise self.not_finite("mix", f": {result.detach().tolist()}")
-        matrix = result.to(evidence.device, torch.float64)
-        return torch.diag(matrix) if matrix.dim() == 1 else matrix
+        return result.to(evidence.device, torch.float64)
 
     def rows(self, given: Rows) -> Rows:
         tensors = [given] if isinstance(given, Tensor) else list(given.values())

@@ -95,7 +95,7 @@ class Observation:
         return row_math.safe_sqrt(_over(*self.block_squared_norms, parameters))
 
     def mixed(self, mixing: Tensor) -> Observation:
-        """The observation of `mixing @ rows`: Gramian C·G·Cᵀ, rows formed only if somebody reads them."""
+        """The observation of `mixing @ rows`, or of rows times weights: Gramian C·G·Cᵀ, rows formed only if read."""
         return _Mixed(self, mixing)
 
     def at_tap(self, before: int, after: int) -> Observation:
@@ -148,13 +148,15 @@ class _Mixed(Observation):
     @functools.cached_property
     def block_gramians(self) -> tuple[tuple[str, ...], Tensor]:
         names, gramians = self._source.block_gramians
+        if self._mixing.dim() == 1:
+            return names, self._mixing[:, None] * gramians * self._mixing
         return names, self._mixing @ gramians @ self._mixing.T
 
     @functools.cached_property
     def block_squared_norms(self) -> tuple[tuple[str, ...], Tensor]:
-        if torch.count_nonzero(self._mixing - self._mixing.diagonal().diag()) == 0:  # weights: norms are enough
+        if self._mixing.dim() == 1:  # weights: norms are enough
             names, squares = self._source.block_squared_norms
-            return names, squares * self._mixing.diagonal().square()
+            return names, squares * self._mixing.square()
         names, gramians = self.block_gramians
         return names, gramians.diagonal(dim1=1, dim2=2).clamp_min(0)
 

@@ -15,7 +15,7 @@ from gradhomog import expression
 from gradhomog import rows as row_math
 from gradhomog.chain import Chain
 from gradhomog.errors import ConfigError, GradhomogError, OptionError
-from gradhomog.evidence import TaskKey
+from gradhomog.evidence import TaskKey, task_keys
 from gradhomog.finite import Nonfinite
 from gradhomog.given import at_taps, check_members, check_step
 from gradhomog.homogenization import Homogenization
@@ -167,7 +167,7 @@ class Pipeline:
         if not create_graph:
             jacobian = row_math.detach(jacobian)
             losses = None if losses is None else losses.detach()
-        keys = [TaskKey(slot, domains[slot] if domains else "") for slot in range(tasks)]
+        keys = task_keys(tasks, tuple(domains or ()))
         chain = self._chain
         gramian_wanted = chain.needs_gramian or inspect
         whole = Observation(
@@ -191,10 +191,10 @@ class Pipeline:
         For looking, not for stepping: no `update`, no direction. `shown` as for `homogenize`.
         """
         domains = shown.pop("domains", None)
-        keys = [TaskKey(slot, domains[slot] if domains else "") for slot in range(len(losses))]
+        keys = task_keys(len(losses), tuple(domains or ()))
         with torch.no_grad():
             observation, _ = self._chain.finite(Observation(jacobian, losses, keys, **shown), self.nonfinite, True)
-            return self._chain.act(observation, True).last.gramian(parameters)
+            return self._chain.act(observation, True).last().gramian(parameters)
 
     # -- state -------------------------------------------------------------------------------------------------------
 

@@ -48,6 +48,8 @@ def unsafe(squares: Sequence[Tensor], sizes: Sequence[int]) -> list[bool]:
 
 def _numbers(tensors: Sequence[Tensor]) -> list[list[float]]:
     """The numbers of short vectors, in one transfer from where they are."""
+    if len(tensors) == 1:
+        return [tensors[0].tolist()]
     flat = iter(torch.cat([tensor.detach() for tensor in tensors]).tolist())
     return [[next(flat) for _ in range(len(tensor))] for tensor in tensors]
 
@@ -61,15 +63,13 @@ def gramian(block: Tensor, exact: bool = False) -> Tensor:
     whole = size // BLOCK
     if not whole:
         narrow = block.to(torch.float32)
-        return (narrow @ narrow.T).double()
-    total = torch.zeros(tasks, tasks, dtype=torch.float64, device=block.device)
-    if whole:
-        # [tasks, whole · BLOCK] seen as `whole` matrices [tasks, BLOCK]: strides only, no copy.
-        parts = block[:, : whole * BLOCK].view(tasks, whole, BLOCK).transpose(0, 1).to(torch.float32)
-        total += torch.bmm(parts, parts.transpose(1, 2)).double().sum(0)
+        return torch.mm(narrow, narrow.T).double()
+    # [tasks, whole · BLOCK] seen as `whole` matrices [tasks, BLOCK]: strides only, no copy.
+    parts = block[:, : whole * BLOCK].view(tasks, whole, BLOCK).transpose(0, 1).to(torch.float32)
+    total = torch.bmm(parts, parts.transpose(1, 2)).sum(0, dtype=torch.float64)
     if whole * BLOCK < size:
         rest = block[:, whole * BLOCK :].to(torch.float32)
-        total += (rest @ rest.T).double()
+        total += torch.mm(rest, rest.T)
     return total
 
 

@@ -29,6 +29,8 @@ def blocks(rows: Rows) -> dict[str, Tensor]:
             not of floating point.
     """
     if isinstance(rows, Tensor):
+        if rows.dim() == 2 and rows.shape[0] and rows.is_floating_point():
+            return {"": rows}
         if rows.dim() != 2 or rows.shape[0] == 0:
             raise DataError(
                 f"`jacobian` must have shape [tasks, params] with at least one task; got {tuple(rows.shape)}. "
@@ -86,6 +88,13 @@ def repeated(value: Tensor) -> bool:
     return value.shape[0] > 1 and value.stride(0) == 0 and not value.requires_grad
 
 
+def any_repeated(rows: AnyRows) -> bool:
+    """Whether rows of some tensor are one in memory."""
+    if isinstance(rows, UnformedRows):
+        return False
+    return any(repeated(value) for value in ([rows] if isinstance(rows, Tensor) else rows.values()))
+
+
 def mean(rows: AnyRows, *, owned: bool = False) -> Direction:
     """The plain learner's direction: the mean over tasks.
 
@@ -113,19 +122,29 @@ def weighted_mean(rows: AnyRows, weights: Tensor) -> Direction:
     if isinstance(rows, UnformedRows):
         return rows.weighted_mean(weights)
 
+    shares = weights / weights.shape[0]
+
     def combine(value: Tensor) -> Tensor:
-        dtype = value.dtype if value.dtype.itemsize >= 4 else torch.float32
-        scaled = (weights / weights.shape[0]).to(value.device, dtype)
+        narrow = value.dtype.itemsize < 4
+        scaled = shares.to(value.device, torch.float32 if narrow else value.dtype)
         if repeated(value):
-            return (scaled.sum() * value[0].to(dtype)).to(value.dtype)
-        flat = value.reshape(value.shape[0], -1)
-        return (scaled @ flat.to(dtype)).to(value.dtype).reshape(value.shape[1:])
+            found = scaled.sum() * (value[0].float() if narrow else value[0])
+        else:
+            flat = value if value.dim() == 2 else value.reshape(value.shape[0], -1)
+            found = torch.mv(flat.t().float() if narrow else flat.t(), scaled)
+        if narrow:
+            found = found.to(value.dtype)
+        return found if found.dim() == value.dim() - 1 else found.reshape(value.shape[1:])
 
     return transform(rows, combine)
 
 
 def mix(rows: Rows, mixing: Tensor) -> Rows:
-    """`mixing @ rows`: new rows, materialised; cost N² · params."""
+    """`mixing @ rows`: new rows, materialised; cost N² · params. Of weights that are all one, the rows given."""
+    if mixing.dim() == 1:
+        if not mixing.requires_grad and mixing.tolist() == [1.0] * len(mixing):
+            return rows
+        mixing = torch.diag(mixing)
 
     def combine(value: Tensor) -> Tensor:
         flat = value.reshape(value.shape[0], -1)

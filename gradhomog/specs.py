@@ -24,6 +24,7 @@ TRAITS = frozenset(
         "differentiable",  # the direction is differentiable in rows and losses: gradcheck passes
         "stateful",  # something is carried from step to step: state_dict is not empty
         "stochastic",  # draws from its own generator
+        "momentum",  # averages rows over steps: only its first step on identical tasks is that of the plain learner
         "permutation_equivariant",  # the tasks' order changes nothing
         "scale_equivariant",  # a common factor of the rows is the same factor of the direction
         "rotation_equivariant",  # a rotation of parameter space rotates the direction: only inner products count

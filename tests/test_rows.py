@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import gradhomog
 from gradhomog import DataError
 from gradhomog import rows as row_math
 from gradhomog.products import BLOCK
@@ -91,3 +92,105 @@ def test_weighted_mean_keeps_dtype_and_shape(dtype):
 def test_what_are_no_rows_is_refused_with_what_was_found(bad, message):
     with pytest.raises(DataError, match=message):
         row_math.blocks(bad)
+
+
+# -- rows that are one in memory -------------------------------------------------------------------------------------
+
+
+class Repeat(gradhomog.Homogenizer):
+    """All rows become their sum, in the memory of one."""
+
+    def rows(self, jacobian):
+        return row_math.transform(jacobian, lambda value: value.sum(0).expand_as(value))
+
+
+class Pick(gradhomog.Homogenizer):
+    """All rows become the first of those given, in its own memory."""
+
+    def rows(self, jacobian):
+        return row_math.transform(jacobian, lambda value: value[:1].expand_as(value))
+
+
+class Whole(gradhomog.Homogenizer):
+    """Rows stay what they are."""
+
+    def rows(self, jacobian):
+        return jacobian
+
+
+@given(jacobians(tasks=(2, 5)))
+def test_rows_that_are_one_in_memory_have_the_statistics_of_their_copies(rows):
+    repeated = {name: part[:1].expand_as(part) for name, part in as_dict(rows).items()}
+    copies = {name: part.contiguous() for name, part in repeated.items()}
+    weights = torch.linspace(-1, 2, len(rows), dtype=torch.float64)
+    for statistic in (row_math.block_gramians, row_math.block_squared_norms):
+        torch.testing.assert_close(statistic(repeated)[1], statistic(copies)[1], rtol=1e-12, atol=0)
+    torch.testing.assert_close(row_math.mean(repeated), row_math.mean(copies), rtol=1e-12, atol=0)
+    found, expected = (row_math.weighted_mean(each, weights) for each in (repeated, copies))
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12 * float(rows.abs().max()))
+
+
+def test_later_stages_act_on_rows_that_are_one_in_memory_and_on_rows_that_are_not():
+    rows = torch.randn(3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    weighted = ("static", {"weights": [1, 2, 3]})
+    for later in (weighted, "pcgrad", Repeat()):
+        found = gradhomog.pipeline([Repeat(), later]).combine(rows)
+        factor = 3 if isinstance(later, Repeat) else 1
+        torch.testing.assert_close(found, factor * rows.sum(0))
+
+    class Double(gradhomog.Homogenizer):
+        def rows(self, jacobian):
+            return 2 * jacobian
+
+    expected = (2 * rows * torch.tensor([0.5, 1.0, 1.5], dtype=torch.float64)[:, None]).mean(0)
+    torch.testing.assert_close(gradhomog.pipeline([Double(), weighted]).combine(rows), expected)
+
+
+def test_a_row_that_all_have_become_is_the_direction_itself_and_no_copy():
+    memory = []
+
+    class Keep(Repeat):
+        def rows(self, jacobian):
+            memory.append(jacobian.sum(0))
+            return memory[0].expand_as(jacobian)
+
+    direction = gradhomog.pipeline([Keep()]).combine(torch.ones(3, 5))
+    assert direction.data_ptr() == memory[0].data_ptr()
+
+
+def test_a_direction_never_lies_in_the_memory_of_the_rows_given():
+    rows = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+    for shown in (rows, rows[:1].clone().expand(3, 5), {"a": rows[:, :2], "b": rows[:, 2]}):
+        before = row_math.transform(shown, torch.clone)
+        for homogenizers in ("none", [Pick()], [Whole()]):
+            direction = gradhomog.pipeline(homogenizers).combine(shown)
+            row_math.transform(direction, torch.Tensor.zero_)
+            torch.testing.assert_close(row_math.transform(shown, torch.clone), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_finite_numbers_whose_sum_is_not_are_finite(dtype):
+    rows = torch.full((2, 4), 0.9 * torch.finfo(dtype).max, dtype=dtype)
+    assert row_math.all_finite(rows)
+    assert row_math.all_finite({"a": rows, "b": rows[:1].expand(3, 4)})
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        rows[1, 2] = bad
+        assert not row_math.all_finite(rows)
+        assert not row_math.all_finite(rows[1:].expand(3, 4))
+    assert not row_math.all_finite(torch.tensor([[torch.inf, -torch.inf]]))
+
+
+def test_a_stage_that_returns_nan_is_told_where_all_its_rows_are_one_in_memory():
+    class Broken(gradhomog.Homogenizer):
+        def rows(self, jacobian):
+            return torch.full_like(jacobian[0], torch.nan).expand_as(jacobian)
+
+    with pytest.raises(gradhomog.PluginRunError, match="returned NaN or infinity from `rows`"):
+        gradhomog.pipeline([Broken()]).combine(torch.ones(3, 2))
+
+
+def test_through_rows_that_are_one_in_memory_derivatives_flow():
+    rows = torch.randn(3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
+    pipe = gradhomog.pipeline("graddrop(sharpness=1e9)")
+    (slope,) = torch.autograd.grad(pipe.combine(rows, create_graph=True).sum(), rows)
+    torch.testing.assert_close(slope, (rows.sign() == rows.sum(0).sign()).double() / 3)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor
 
 from gradhomog.errors import OptionError
-from gradhomog.evidence import TaskKey
+from gradhomog.evidence import task_keys
 from gradhomog.pipelines import Pipeline
 
 
@@ -63,5 +63,5 @@ def task_features(features: Tensor, pipe: Pipeline, tasks: int, domains: Sequenc
         )
     if domains is not None and len(domains) != tasks:
         raise OptionError(f"`domains` must name one domain for each of the {tasks} tasks; got {list(domains)}.")
-    keys = [TaskKey(slot, domains[slot] if domains else "") for slot in range(tasks)]
+    keys = task_keys(tasks, tuple(domains or ()))
     return TaskFeatures(features, [pipe.transform(features[None], [key]) for key in keys])

@@ -88,6 +88,17 @@ def stateful(subject: HomogenizerSubject) -> None:
         raise CheckFailure("`state_dict` is empty")
 
 
+@check("homogenizers", claim="momentum")
+def momentum(subject: HomogenizerSubject) -> None:
+    """What an earlier step showed is in the next: after rows that are all g, rows that are all h do not give h."""
+    first, second = torch.eye(2, 5, dtype=torch.float64)
+    pipe = subject.pipeline()
+    subject.combine(first.repeat(3, 1), pipe=pipe)
+    found = subject.combine(second.repeat(3, 1), pipe=pipe)
+    if torch.equal(torch.as_tensor(found), second):
+        raise CheckFailure("identical rows give that row whatever the step before showed", direction=found)
+
+
 @check("homogenizers")
 def nonfinite_policy(subject: HomogenizerSubject) -> None:
     """A task with NaN or infinity raises and leaves all state as it was; with `nonfinite="drop"` the others go on.

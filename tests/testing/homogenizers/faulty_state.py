@@ -86,6 +86,11 @@ class CarriesNothing(Clip):
     """Claims to be stateful."""
 
 
+@fails("momentum", "give that row whatever the step before showed", claims="momentum")
+class ForgetsRows(Lag):
+    """Carries losses over steps, but no rows."""
+
+
 @fails("nonfinite_policy", "raised in `mix`.*must match the size of tensor")
 class AsManyAsAtFirst(Balance):
     """A usual norm for each task of the first batch: one that is left out leaves a hole."""

@@ -1,0 +1,152 @@
+"""DB-MTL against the reference code's recursion written out, and what balance means."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gradhomog
+from gradhomog import OptionError
+from gradhomog.testing import jacobians
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def reference(steps, beta, sigma):
+    """The last direction of LibMTL's DB_MTL, without its epsilons: steps are pairs of rows and losses."""
+    average = torch.zeros_like(steps[0][0])
+    for count, (rows, losses) in enumerate(steps, start=1):
+        logarithmic = rows / torch.as_tensor(losses, dtype=rows.dtype)[:, None]
+        average = logarithmic + beta / count**sigma * (average - logarithmic)
+    norms = average.norm(dim=1)
+    return (norms.max() / norms) @ average
+
+
+def history(count, tasks=3, params=7):
+    return [
+        (normal(tasks, params, seed=s) * 10.0 ** (s % 3), (normal(tasks, seed=50 + s).abs() + 0.1))
+        for s in range(count)
+    ]
+
+
+@pytest.mark.parametrize(("beta", "sigma"), [(0.9, 0.0), (0.5, 0.5), (0.0, 0.0)])
+@pytest.mark.parametrize("steps", [1, 2, 6])
+def test_at_the_papers_scale_it_is_the_reference_codes_recursion(beta, sigma, steps):
+    pipe = gradhomog.pipeline(f"db_mtl(beta={beta}, sigma={sigma}, scale='paper')")
+    shown = history(steps)
+    for rows, losses in shown:
+        found = pipe.combine(rows, losses=losses)
+    torch.testing.assert_close(found, reference(shown, beta, sigma), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("sigma", [0.0, 0.5])
+def test_the_scales_differ_in_length_alone(sigma):
+    paper = gradhomog.pipeline(f"db_mtl(sigma={sigma}, scale='paper')")
+    mean = gradhomog.pipeline(f"db_mtl(sigma={sigma})")
+    lost = 1.0
+    for count, (rows, losses) in enumerate(history(5), start=1):
+        lost *= 0.9 / count**sigma
+        expected = paper.combine(rows, losses=losses) * losses.min() / 3 / (1 - lost)
+        torch.testing.assert_close(mean.combine(rows, losses=losses), expected, rtol=1e-9, atol=1e-12)
+
+
+@given(jacobians(tasks=(1, 5), zero=False), st.integers(0, 100))
+def test_without_average_all_rows_are_as_long_as_the_longest_of_relative_loss(rows, seed):
+    losses = normal(len(rows), seed=seed).abs() + 0.01
+    relative = rows.norm(dim=1) / losses
+    result = gradhomog.pipeline("db_mtl(beta=0)").homogenize(rows, losses, inspect=True)
+    expected = (relative.max() * losses.min()).expand(len(rows))
+    torch.testing.assert_close(result.stages[-1].gramian.diagonal().sqrt(), expected, rtol=1e-9, atol=0)
+
+
+def test_later_stages_see_the_balanced_rows():
+    rows = torch.diag(torch.tensor([100.0, 1.0], dtype=torch.float64))
+    after = gradhomog.pipeline("db_mtl + static(weights=[1, 0])").combine(rows, losses=[1.0, 1.0])
+    torch.testing.assert_close(after, torch.tensor([100.0, 0.0], dtype=torch.float64))
+
+
+def test_the_size_of_the_losses_changes_nothing_but_their_ratios():
+    one, other = gradhomog.pipeline("db_mtl"), gradhomog.pipeline("db_mtl")
+    for rows, losses in history(4):
+        expected = one.combine(rows, losses=losses)
+        torch.testing.assert_close(other.combine(rows, losses=1e-12 * losses), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_without_log_no_losses_are_needed_and_rows_are_averaged_as_they_are():
+    pipe, ones = gradhomog.pipeline("db_mtl(log=false)"), gradhomog.pipeline("db_mtl")
+    for rows, _ in history(3):
+        found = pipe.combine(rows)
+        torch.testing.assert_close(found, ones.combine(rows, losses=torch.ones(3)), rtol=1e-12, atol=0)
+
+
+def test_a_task_with_a_loss_of_zero_or_no_gradient_is_left_out_and_comes_back():
+    rows = torch.eye(3, dtype=torch.float64)
+    pipe = gradhomog.pipeline("db_mtl")
+    torch.testing.assert_close(pipe.combine(rows, losses=[1.0, 0.0, 1.0]), torch.tensor([1.0, 0.0, 1.0]).double() / 3)
+    later = pipe.combine(rows, losses=[1.0, 1.0, 1.0])
+    torch.testing.assert_close(later, torch.ones(3, dtype=torch.float64) / 3)
+    assert gradhomog.pipeline("db_mtl").combine(rows, losses=[0.0, 0.0, 0.0]).tolist() == [0.0, 0.0, 0.0]
+    rows[1] = 0
+    torch.testing.assert_close(gradhomog.pipeline("db_mtl").combine(rows, losses=[1.0] * 3), rows.mean(0))
+
+
+def test_averages_by_domain_follow_the_domain_and_wait_for_it():
+    first, second = normal(2, 5, seed=1), normal(2, 5, seed=2)
+    pipe = gradhomog.pipeline("db_mtl(key='domain')")
+    pipe.combine(first, losses=[1.0, 1.0], domains=["a", "b"])
+    pipe.combine(normal(1, 5), losses=[1.0], domains=["c"])
+    found = pipe.combine(second.flip(0), losses=[1.0, 1.0], domains=["b", "a"])
+    alone = gradhomog.pipeline("db_mtl")
+    alone.combine(first, losses=[1.0, 1.0])
+    torch.testing.assert_close(found, alone.combine(second, losses=[1.0, 1.0]))
+
+
+def test_two_tasks_of_one_domain_both_move_its_average():
+    rows = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
+    pipe = gradhomog.pipeline("db_mtl(key='domain', beta=0.5)")
+    pipe.combine(rows, losses=[1.0, 1.0], domains=["a", "a"])
+    found = pipe.combine(torch.zeros(1, 2, dtype=torch.float64), losses=[1.0], domains=["a"])
+    # b = ½ · ½ · (1, 0) + ½ · (0, 1) after two moves, half of it after the third; it started from zero.
+    torch.testing.assert_close(found, torch.tensor([0.125, 0.25], dtype=torch.float64) / (1 - 0.5**3))
+
+
+def test_rows_of_other_names_or_shapes_start_anew():
+    pipe, rows = gradhomog.pipeline("db_mtl"), normal(2, 6)
+    pipe.combine(normal(2, 4, seed=3), losses=[1.0, 1.0])
+    expected = gradhomog.pipeline("db_mtl").combine(rows, losses=[1.0, 1.0])
+    assert torch.equal(pipe.combine(rows, losses=[1.0, 1.0]), expected)
+
+
+def test_half_precision_rows_are_averaged_in_float32():
+    pipe = gradhomog.pipeline("db_mtl(beta=0.999, log=false)")
+    for _ in range(1000):
+        found = pipe.combine(torch.ones(2, 3, dtype=torch.bfloat16))
+    pipe.combine(torch.zeros(2, 3, dtype=torch.bfloat16))
+    assert found.dtype == torch.bfloat16
+    assert pipe.state_dict()["0:db_mtl"]["held"]["0"][""].dtype == torch.float32
+    assert float(pipe.combine(torch.zeros(2, 3, dtype=torch.bfloat16))[0]) < 1
+
+
+def test_looking_at_the_rows_changes_no_average():
+    pipe, rows = gradhomog.pipeline("db_mtl"), normal(2, 5)
+    pipe.combine(rows, losses=[1.0, 1.0])
+    before = pipe.state_dict()["0:db_mtl"]["held"]["0"][""]
+    pipe.gramian_after(normal(2, 5, seed=4), torch.ones(2))
+    assert torch.equal(pipe.state_dict()["0:db_mtl"]["held"]["0"][""], before)
+
+
+@pytest.mark.parametrize(
+    ("options", "losses", "message"),
+    [
+        ("beta=1", [1.0, 1.0], r"`beta` must be in \[0, 1\)"),
+        ("sigma=-1", [1.0, 1.0], "`sigma` must be finite and not negative"),
+        ("", [1.0, -1.0], "losses must not be negative"),
+        ("", None, "needs the tasks' losses"),
+        ("key='domain'", [1.0, 1.0], "needs to know the domain"),
+    ],
+)
+def test_what_has_no_logarithm_or_is_out_of_range_is_refused(options, losses, message):
+    with pytest.raises(OptionError, match=message):
+        gradhomog.pipeline(f"db_mtl({options})").combine(torch.eye(2), losses=losses)

@@ -1,0 +1,153 @@
+"""MoCo against its recursion written out on the vectors, MGDA as its limit, and what noise does to both."""
+
+import pytest
+import scipy.optimize
+import torch
+
+import gradhomog
+from gradhomog import OptionError
+from gradhomog_plugins.moco import descended
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def onto_simplex(values):
+    low, high = float(values.min()) - 1, float(values.max())
+    threshold = scipy.optimize.brentq(lambda t: float((values - t).clamp_min(0).sum()) - 1, low, high, xtol=1e-15)
+    return (values - threshold).clamp_min(0)
+
+
+def recursion(steps, beta, beta_decay, gamma, gamma_decay, rho, relative, paper):
+    """The paper's algorithm 1 on the vectors: the direction of the last step."""
+    tracked, lost = torch.zeros_like(steps[0]), 1.0
+    weights = torch.full((len(steps[0]),), 1 / len(steps[0]), dtype=torch.float64)
+    for count, rows in enumerate(steps, start=1):
+        rate = beta / count**beta_decay
+        tracked = tracked - rate * (tracked - rows)
+        lost *= 1 - rate
+        seen = tracked if paper else tracked / (1 - lost)
+        direction = weights @ seen
+        square = seen @ seen.T
+        size = square.trace() / len(rows) if relative else 1.0
+        slope = (square / size + rho * torch.eye(len(rows), dtype=torch.float64)) @ weights
+        weights = onto_simplex(weights - gamma / count**gamma_decay * slope)
+    return direction
+
+
+@pytest.mark.parametrize("scale", ["mean", "paper"])
+@pytest.mark.parametrize(("relative", "gamma", "rho"), [(True, 0.7, 0.0), (False, 0.02, 0.0), (True, 0.3, 0.5)])
+@pytest.mark.parametrize(("beta", "beta_decay", "gamma_decay"), [(0.5, 0.5, 0.5), (1.0, 0.0, 0.0)])
+def test_it_is_algorithm_1_written_out(scale, relative, gamma, rho, beta, beta_decay, gamma_decay):
+    options = {"beta": beta, "beta_decay": beta_decay, "gamma": gamma, "gamma_decay": gamma_decay, "rho": rho}
+    pipe = gradhomog.pipeline([("moco", {**options, "relative": relative, "scale": scale})])
+    steps = [normal(4, 6, seed=seed) + 0.5 for seed in range(8)]
+    for rows in steps:
+        found = pipe.combine({"a": rows[:, :4].reshape(4, 2, 2), "b": rows[:, 4:]})
+    expected = recursion(steps, **options, relative=relative, paper=scale == "paper")
+    torch.testing.assert_close(torch.cat([found["a"].flatten(), found["b"]]), expected, rtol=1e-9, atol=1e-10)
+
+
+def test_on_the_same_rows_it_goes_to_the_shortest_vector():
+    rows = normal(4, 6) * torch.tensor([1.0, 3.0, 0.5, 1.0], dtype=torch.float64)[:, None] + 0.3
+    pipe = gradhomog.pipeline("moco(gamma=0.5, gamma_decay=0)")
+    for _ in range(300):
+        found = pipe.combine(rows)
+    torch.testing.assert_close(found, gradhomog.pipeline("mgda").combine(rows), rtol=1e-6, atol=1e-8)
+
+
+def test_under_noise_it_comes_nearer_to_the_shortest_vector_than_mgda_does_on_average():
+    truth = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0]], dtype=torch.float64)
+    shortest = gradhomog.pipeline("mgda").combine(truth)
+    noise = [0.8 * normal(2, 3, seed=seed) for seed in range(600)]
+    ours, mgda = gradhomog.pipeline("moco(gamma=0.5)"), gradhomog.pipeline("mgda")
+    followed = [ours.combine(truth + each) for each in noise][300:]
+    answered = [mgda.combine(truth + each) for each in noise]
+    bias = (torch.stack(answered).mean(0) - shortest).norm()
+    assert float((torch.stack(followed).mean(0) - shortest).norm()) < 0.25 * float(bias)
+    assert float((followed[-1] - shortest).norm()) < 0.25 * float((torch.stack(answered) - shortest).norm(dim=1).mean())
+
+
+def test_a_weight_that_fell_to_zero_comes_back():
+    large, small = torch.diag(torch.tensor([9.0, 1.0])), torch.diag(torch.tensor([1.0, 9.0]))
+    pipe = gradhomog.pipeline("moco(beta=1, beta_decay=0, gamma=1, gamma_decay=0)")
+    pipe.combine(large)
+    assert pipe.state_dict()["0:moco"]["weights"] == pytest.approx({"0": 0.0, "1": 2.0}, abs=0.05)
+    for _ in range(5):
+        found = pipe.combine(small)
+    torch.testing.assert_close(found, torch.tensor([81 / 82, 9 / 82]), rtol=0.05, atol=0.01)
+
+
+def test_identical_rows_give_that_row_and_at_the_papers_scale_what_has_been_followed_of_it():
+    row = normal(1, 5)
+    mean, paper = gradhomog.pipeline("moco"), gradhomog.pipeline("moco(beta_decay=0, scale='paper')")
+    for count in range(1, 4):
+        torch.testing.assert_close(mean.combine(row.repeat(3, 1)), row[0])
+        torch.testing.assert_close(paper.combine(row.repeat(3, 1)), (1 - 0.5**count) * row[0])
+
+
+def test_what_is_held_by_domain_follows_the_domain_and_keeps_its_proportion():
+    rows = torch.diag(torch.tensor([4.0, 1.0, 1.0], dtype=torch.float64))
+    pipe = gradhomog.pipeline("moco(key='domain', gamma=0.5)")
+    for _ in range(3):
+        pipe.combine(rows, domains=["big", "small", "other"])
+    held = dict(pipe.state_dict()["0:moco"]["weights"])
+    pipe.combine(rows[:2].flip(0), domains=["small", "big"])
+    after = pipe.state_dict()["0:moco"]["weights"]
+    assert after["other"] == held["other"]
+    assert after["small"] + after["big"] == pytest.approx(held["small"] + held["big"])
+    assert after["small"] >= held["small"] > held["big"] >= after["big"]
+
+
+def test_two_tasks_of_one_domain_share_a_weight_and_an_average():
+    pipe = gradhomog.pipeline("moco(key='domain', beta=0.5, beta_decay=0, gamma=0.2)")
+    rows = torch.tensor([[5.0, 0.0], [0.0, 5.0], [1.0, 1.0]], dtype=torch.float64)
+    pipe.combine(rows, domains=["a", "a", "b"])
+    state = pipe.state_dict()["0:moco"]
+    torch.testing.assert_close(state["held"]["a"][""] * state["masses"]["a"], 0.25 * rows[0] + 0.5 * rows[1])
+    assert state["weights"]["a"] * 2 + state["weights"]["b"] == pytest.approx(3)
+    assert state["weights"]["a"] < 1 < state["weights"]["b"]
+
+
+def test_what_the_caller_does_to_the_direction_does_not_reach_the_averages():
+    rows = normal(3, 6)
+    pipe, other = gradhomog.pipeline("moco"), gradhomog.pipeline("moco")
+    pipe.combine(rows).zero_()
+    other.combine(rows)
+    assert torch.equal(pipe.combine(rows), other.combine(rows))
+
+
+def test_rows_of_other_names_or_shapes_start_anew():
+    pipe, rows = gradhomog.pipeline("moco(gamma=0)"), normal(2, 6)
+    pipe.combine(normal(2, 4, seed=3))
+    torch.testing.assert_close(pipe.combine(rows), rows.mean(0))
+
+
+def test_the_step_of_the_weights_differentiates_is_batched_and_compiles_whole():
+    weights, inner = torch.tensor([0.5, 0.3, 0.2]).double(), torch.tensor([1.0, 0.4, 0.2]).double()
+    size = torch.tensor(2.0).double()
+    weights.requires_grad_(), inner.requires_grad_()
+    assert torch.autograd.gradcheck(lambda w, i: descended(w, i, size, 0.1, 0.3), (weights, inner))
+    batch = torch.stack([weights, weights.flip(0)]), torch.stack([inner, 2 * inner])
+    mapped = torch.func.vmap(lambda w, i: descended(w, i, size, 0.1, 0.3))(*batch)
+    assert torch.equal(mapped[0], descended(weights, inner, size, 0.1, 0.3))
+    compiled = torch.compile(descended, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(weights, inner, size, 0.1, 0.3), mapped[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("beta=0", r"`beta` must be in \(0, 1\]"),
+        ("beta=1.5", r"`beta` must be in \(0, 1\]"),
+        ("beta_decay=-1", "`beta_decay` must be finite and not negative"),
+        ("gamma=-1", "`gamma` must be"),
+        ("gamma_decay=inf", "`gamma_decay` must be"),
+        ("rho=-0.1", "`rho` must be"),
+        ("key='domain'", "needs to know the domain"),
+    ],
+)
+def test_options_out_of_range_are_refused(options, message):
+    with pytest.raises(OptionError, match=message):
+        gradhomog.pipeline(f"moco({options})").combine(torch.eye(2))

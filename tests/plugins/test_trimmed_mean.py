@@ -1,0 +1,96 @@
+"""The trimmed mean against TorchJD's and SciPy's, and what outliers can do to it."""
+
+import itertools
+
+import pytest
+import scipy.stats
+import torch
+import torchjd.aggregation
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gradhomog
+from gradhomog import OptionError
+from gradhomog.testing import jacobians
+from gradhomog_plugins import trimmed_mean as module
+from gradhomog_plugins.trimmed_mean import mean_of_middle
+
+
+def normal(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+@pytest.mark.parametrize("tasks", range(1, 11))
+def test_every_order_of_zeros_and_ones_is_told_apart(tasks):
+    # What holds for all columns of zeros and ones holds for all columns, as minima and maxima commute with thresholds.
+    rows = torch.tensor(list(itertools.product([0.0, 1.0], repeat=tasks))).T
+    for trim in range((tasks + 1) // 2):
+        ones = (rows.sum(0) - trim).clamp(0, tasks - 2 * trim)
+        torch.testing.assert_close(mean_of_middle(rows, trim), ones / (tasks - 2 * trim))
+
+
+@given(jacobians(tasks=(1, 6)), st.integers(0, 2))
+def test_it_is_torchjd_and_scipy(rows, trim):
+    if 2 * trim >= len(rows):
+        return
+    found = gradhomog.pipeline(f"trimmed_mean(trim={trim})").combine(rows)
+    scale = 1e-12 * float(rows.abs().max())
+    torch.testing.assert_close(found, torchjd.aggregation.TrimmedMean(trim)(rows), rtol=1e-9, atol=scale)
+    share = scipy.stats.trim_mean(rows.numpy(), (trim + 0.5) / len(rows) if trim else 0.0)
+    torch.testing.assert_close(found, torch.from_numpy(share), rtol=1e-9, atol=scale)
+
+
+@pytest.mark.parametrize("tasks", [3, 4, 7, 16, 33])
+def test_a_share_is_rounded_down_as_scipy_does(tasks):
+    rows = normal(tasks, 40)
+    for share in (0.0, 0.1, 0.25, 0.49):
+        found = gradhomog.pipeline(f"trimmed_mean(trim={share})").combine(rows)
+        torch.testing.assert_close(found, torch.from_numpy(scipy.stats.trim_mean(rows.numpy(), share)))
+
+
+def test_one_broken_task_moves_the_direction_no_further_than_the_others_reach():
+    rows = normal(5, 30)
+    bounds = rows[:4].min(0).values, rows[:4].max(0).values
+    for broken in (1e30, -1e30):
+        rows[4] = broken
+        found = gradhomog.pipeline("trimmed_mean(trim=1)").combine(rows.float())
+        assert ((found >= bounds[0].float()) & (found <= bounds[1].float())).all()
+
+
+def test_blocks_and_tensors_change_nothing(monkeypatch):
+    rows = normal(5, 101, dtype=torch.float32)
+    whole = gradhomog.pipeline("trimmed_mean").combine(rows)
+    parts = gradhomog.pipeline("trimmed_mean").combine({"a": rows[:, :60].reshape(5, 4, 15), "b": rows[:, 60:]})
+    assert torch.equal(torch.cat([parts["a"].flatten(), parts["b"]]), whole)
+    monkeypatch.setattr(module, "COLUMNS", 7)
+    assert torch.equal(gradhomog.pipeline("trimmed_mean").combine(rows), whole)
+
+
+def test_it_differentiates_and_equal_entries_share_the_derivative():
+    rows = normal(6, 3).requires_grad_()
+    assert torch.autograd.gradcheck(lambda rows: mean_of_middle(rows, 2), rows)
+    assert torch.autograd.gradgradcheck(lambda rows: mean_of_middle(rows, 2), rows)
+    same = torch.ones(4, 1, dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(mean_of_middle(same, 1).sum(), same)
+    assert float(slope.sum()) == 1
+
+
+def test_the_mathematics_is_batched_and_compiles_whole():
+    rows = normal(5, 7, 8)
+    expected = torch.stack([mean_of_middle(each, 2) for each in rows])
+    assert torch.equal(torch.func.vmap(mean_of_middle, in_dims=(0, None))(rows, 2), expected)
+    assert torch.equal(torch.compile(mean_of_middle, fullgraph=True, backend="eager")(rows[0], 2), expected[0])
+
+
+@pytest.mark.parametrize(
+    ("trim", "tasks", "message"),
+    [
+        (-1, 3, "whole number of tasks, at least 0, or a share"),
+        (0.5, 3, r"a share of them in \[0, 0.5\); got 0.5"),
+        (1, 1, "1 are taken away at either end; got 1 in all"),
+        (2, 4, "must leave a task over"),
+    ],
+)
+def test_what_leaves_no_task_over_is_refused(trim, tasks, message):
+    with pytest.raises(OptionError, match=message):
+        gradhomog.pipeline([("trimmed_mean", {"trim": trim})]).combine(torch.ones(tasks, 2))
