@@ -30,6 +30,13 @@ def test_a_built_in_conforms(check):
         "reweight(beta=0, key='domain', scale='norm')",
         "rotate(lr=0.1)", "rotate_rows(max_angle=0.3)",
         "isi(temperature=inf, sampling='multinomial', until=1)",
+        "stch(log=true, warmup=0, period=1, mu=0.5)", "stch(weights=[1, 2, 3, 4, 5, 6])",
+        "famo(key='domain', lr=0.2)", "dwa(period=1)", "rlw(distribution='bernoulli')",
+        "uw(lr=0.1, key='domain')", "imtl_l(lr=0.1, key='domain')",
+        "config(length='min')", "config(length='geometric')", "krum(squared=false)",
+        "aligned_mtl(scale_mode='median')", "aligned_mtl(scale_mode='rmse')",
+        "gradvac(beta=0.5, order='fixed', key='domain')", "cr_mogm(of='gradvac(beta=0.5)', key='domain')",
+        "sdmgrad(solver='sgd')", "rotograd(variant='reference', pool='task', burn_in=2, key='domain', lr=0.5)",
     ],
     only=ON_ROWS,
 )  # fmt: skip
@@ -49,6 +56,14 @@ def test_a_rotation_with_options_conforms(check):
     expected_failures={"stochastic": "of its three, only isi draws"},
 )  # fmt: skip
 def test_a_preset_with_options_conforms(check):
+    check()
+
+
+@parametrize_with_checks(
+    ["famo(change='next_step')"], only=ON_ROWS,
+    expected_failures={"differentiable": "the losses of the next step do not depend on this one's rows"},
+)  # fmt: skip
+def test_famo_that_waits_for_the_next_losses_conforms(check):
     check()
 
 
