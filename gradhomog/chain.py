@@ -13,7 +13,7 @@ from gradhomog import finite
 from gradhomog import rows as row_math
 from gradhomog.errors import NonfiniteError
 from gradhomog.evidence import Evidence
-from gradhomog.finite import Nonfinite
+from gradhomog.finite import Judged, Nonfinite
 from gradhomog.homogenization import Stage
 from gradhomog.member import Member
 from gradhomog.observation import Observation
@@ -97,15 +97,30 @@ class Chain:
         reading = {*(m for _, m in self.on_rows), *self.updating}
         self.needs_gramian = any("gramian" in m.needs for m in reading)
         self.needs_norms = any("norms" in m.needs for m in reading)
+        self.reads_rows = any("rows" in m.needs for m in reading) or any(stage == "rows" for stage, _ in self.on_rows)
 
-    def finite(self, whole: Observation, policy: Nonfinite, norms_known: bool) -> tuple[Observation, tuple[int, ...]]:
+    def judged(self, gramian_wanted: bool) -> Judged:
+        """What tells whether rows are finite, at the least cost: what is computed anyway, and before anybody reads it.
+
+        Where only their weighted mean is wanted, that will do: NaN and infinity always reach it, and 0 · ∞ is NaN.
+        """
+        if gramian_wanted or self.needs_norms:
+            return "norms"
+        return "rows" if self.reads_rows else "afterwards"
+
+    def positions(self) -> list[tuple[torch.Generator, Tensor]]:
+        """The generators that `mix` may draw from, and where they are."""
+        carried = [getattr(m.homogenizer, name, None) for m in self.members for name in m.homogenizer.carried]
+        return [(found, found.get_state()) for found in carried if isinstance(found, torch.Generator)]
+
+    def finite(self, whole: Observation, policy: Nonfinite, judged: Judged) -> tuple[Observation, tuple[int, ...]]:
         """`finite.apply`, unless it is a `transform` stage that made NaN or infinity of finite features.
 
         Raises:
             PluginRunError, NonfiniteError.
         """
         try:
-            observation, kept = finite.apply(whole, policy, norms_known)
+            observation, kept = finite.apply(whole, policy, judged)
         except NonfiniteError:
             self._blame_transform(whole)
             raise

@@ -15,17 +15,21 @@ from gradhomog.observation import Observation
 Nonfinite = Literal["raise", "drop"]
 
 
-def apply(observation: Observation, policy: Nonfinite, norms_known: bool) -> tuple[Observation, tuple[int, ...]]:
-    """The observation of the finite tasks, and their indices.
+Judged = Literal["norms", "rows", "afterwards"]
+"""By what a row is judged: its norm, which somebody needs anyway; a sum over it; or nothing yet."""
 
-    With `norms_known` (somebody needs them anyway) a task is judged by its norms; else by a sum over its row.
+
+def apply(observation: Observation, policy: Nonfinite, judged: Judged) -> tuple[Observation, tuple[int, ...]]:
+    """The observation of the finite tasks, and their indices; losses and features are always looked at.
 
     Raises:
         NonfiniteError: the policy is `"raise"` and a task is not finite, or no task is.
     """
-    if norms_known:
+    if judged == "norms":
         squares = observation.block_squared_norms[1].detach()
         total = squares[0] if len(squares) == 1 else squares.sum(0)
+    elif judged == "afterwards":
+        total = torch.zeros(len(observation.keys), dtype=torch.float64, device=observation.device)
     else:
         total = torch.where(row_math.finite_tasks(observation.given), 0.0, torch.nan)
     # A sum of finite numbers, none near float64's end, is finite; and one is the sooner read.
@@ -58,13 +62,14 @@ def _describe(observation: Observation, lost: Sequence[int]) -> str:
     if losses is not None and not torch.isfinite(losses[index]):
         where = f"its loss is {losses[index].item()}"
     else:
-        blocks = row_math.blocks(observation.rows)
-        bad = [name for name, block in blocks.items() if not torch.isfinite(block[index]).all()]
+        names, squares = observation.block_squared_norms  # not the rows, which may not lie in one tensor
+        bad = [name for name, fine in zip(names, torch.isfinite(squares[:, index]).tolist(), strict=True) if not fine]
         where = f"its gradient is not finite in {', '.join(bad[:4]) or 'the row or by its features'}"
     others = f" (and tasks {', '.join(map(str, lost[1:]))})" if len(lost) > 1 else ""
     return (
         f"task {index}{f' of domain {key.domain}' if key.domain else ''}{others} is not finite: {where}. "
-        "Lower the inner learning rate, or give an Adam-like inner optimizer an eps_root. Nothing was changed."
+        "Lower the learning rate (in meta-learning the inner one; an Adam-like inner optimizer needs an eps_root). "
+        "Nothing was changed."
     )
 
 

@@ -158,10 +158,11 @@ class Pipeline:
         targets: Tensor | None = None,
         create_graph: bool = False,
         inspect: bool = False,
+        nonfinite: Nonfinite | None = None,
     ) -> Homogenization:
         """`combine` for learners: takes the features at every tap of `transform`, and tells more of the step.
 
-        With `inspect` the Gramian of the rows is computed even if no stage needs it.
+        With `inspect` the Gramian of the rows is computed even if no stage needs it; `nonfinite` is for this step only.
         """
         tasks = check_step(self.members, jacobian, losses, domains, create_graph)
         if not create_graph:
@@ -175,9 +176,17 @@ class Pipeline:
         )  # fmt: skip
         # One mode for all: a statistic that is computed (and cached) without a graph would cut it for later readers.
         with torch.set_grad_enabled(create_graph):
-            observation, kept = chain.finite(whole, self.nonfinite, gramian_wanted or chain.needs_norms)
+            policy, judged = nonfinite or self.nonfinite, chain.judged(gramian_wanted)
+            drawn = chain.positions() if judged == "afterwards" else []
+            observation, kept = chain.finite(whole, policy, judged)
             acted = chain.act(observation, inspect)
             direction, weights = acted.direction()
+            if judged == "afterwards" and not row_math.all_finite(direction):
+                for generator, position in drawn:
+                    generator.set_state(position)
+                observation, kept = chain.finite(whole, policy, "rows")
+                acted = chain.act(observation, inspect)
+                direction, weights = acted.direction()
         with torch.no_grad():
             chain.update(acted)
         known = "block_gramians" in observation.__dict__
@@ -193,7 +202,7 @@ class Pipeline:
         domains = shown.pop("domains", None)
         keys = task_keys(len(losses), tuple(domains or ()))
         with torch.no_grad():
-            observation, _ = self._chain.finite(Observation(jacobian, losses, keys, **shown), self.nonfinite, True)
+            observation, _ = self._chain.finite(Observation(jacobian, losses, keys, **shown), self.nonfinite, "norms")
             return self._chain.act(observation, True).last().gramian(parameters)
 
     # -- state -------------------------------------------------------------------------------------------------------

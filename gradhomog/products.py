@@ -29,9 +29,16 @@ def of_blocks(blocks: Sequence[Tensor], product: Product) -> Tensor:
     if not any(bad):
         return torch.stack(fast)
     pairs = zip(blocks, bad, fast, strict=True)
-    # float64 leaves nothing to be gained
-    again = [product(block, exact=True) if no and block.dtype != torch.float64 else value for block, no, value in pairs]
-    return torch.stack(again)
+    return torch.stack([product(block, exact=True) if no and gains(block) else value for block, no, value in pairs])
+
+
+def gains(block: Tensor) -> bool:
+    """Whether rows whose squares leave float32's range are better multiplied in float64: not if they are just zero."""
+    if block.dtype == torch.float64:
+        return False
+    largest = torch.linalg.vector_norm(block.detach(), torch.inf, dim=1) if block.shape[1] else block.detach().sum(1)
+    # An entry of 1e-14 has a square that float32 holds whole; a block of squares of 1e16 has a sum that it holds.
+    return bool(((largest > 0) & (largest < 1e-14) | ~(largest < 1e16)).any())
 
 
 def unsafe(squares: Sequence[Tensor], sizes: Sequence[int]) -> list[bool]:

@@ -18,45 +18,51 @@ Product = Callable[[Sequence[Tensor], bool], Tensor]
 
 
 class SeparateRows(UnformedRows):
-    """Row i is `parts[name][i]` over all names; None stands for zero, as autograd answers where nothing depends.
+    """Row i is `scale * parts[name][i]` over all names; None stands for zero: the loss does not depend on it.
 
     Args:
         parts: for each parameter as many gradients as tasks.
         like: for each parameter a tensor of its shape, dtype and device.
+        scale: of all rows, > 0; put on what is computed from them, not on them.
 
     Nothing longer than `WIDTH` columns is copied, unless a homogenizer reads the rows themselves.
     """
 
-    def __init__(self, parts: Mapping[str, Sequence[Tensor | None]], like: Mapping[str, Tensor]) -> None:
-        self._parts, self._like = parts, like
+    def __init__(
+        self, parts: Mapping[str, Sequence[Tensor | None]], like: Mapping[str, Tensor], scale: float = 1.0
+    ) -> None:
+        self._parts, self._like, self._scale = parts, like, scale
         self.names = tuple(like)
         self.tasks = len(next(iter(parts.values())))
         self.device = next(iter(like.values())).device
 
     def formed(self) -> Mapping[str, Tensor]:
-        return {
+        found = {
             name: torch.stack([torch.zeros_like(like) if part is None else part for part in self._parts[name]])
             for name, like in self._like.items()
         }
+        return found if self._scale == 1 else {name: self._scale * rows for name, rows in found.items()}
 
     def select(self, tasks: Sequence[int]) -> SeparateRows:
-        return SeparateRows({name: [parts[task] for task in tasks] for name, parts in self._parts.items()}, self._like)
+        return self._with({name: [parts[task] for task in tasks] for name, parts in self._parts.items()})
 
     def only(self, names: Sequence[str]) -> SeparateRows:
         """The rows of some parameters."""
-        return SeparateRows({name: self._parts[name] for name in names}, {name: self._like[name] for name in names})
+        return self._with({name: self._parts[name] for name in names})
 
     def detach(self) -> SeparateRows:
-        return SeparateRows(
-            {name: [None if part is None else part.detach() for part in parts] for name, parts in self._parts.items()},
-            self._like,
+        return self._with(
+            {name: [None if part is None else part.detach() for part in parts] for name, parts in self._parts.items()}
         )
 
+    def _with(self, parts: Mapping[str, Sequence[Tensor | None]]) -> SeparateRows:
+        return SeparateRows(parts, {name: self._like[name] for name in parts}, self._scale)
+
     def block_gramians(self) -> tuple[tuple[str, ...], Tensor]:
-        return self.names, self._products(_gramian, 2)
+        return self.names, self._scale**2 * self._products(_gramian, 2)
 
     def block_squared_norms(self) -> tuple[tuple[str, ...], Tensor]:
-        return self.names, self._products(_squared_norms, 1)
+        return self.names, self._scale**2 * self._products(_squared_norms, 1)
 
     def finite_tasks(self) -> Tensor:
         def finite(task: int) -> Tensor:
@@ -67,13 +73,15 @@ class SeparateRows(UnformedRows):
         return torch.stack([finite(task) for task in range(self.tasks)])
 
     def weighted_mean(self, weights: Tensor) -> dict[str, Tensor]:
-        shares = weights.double() / self.tasks
+        shares = weights.double() * (self._scale / self.tasks)
         return {name: _weighted_sum(self._parts[name], shares, like) for name, like in self._like.items()}
 
     def _products(self, product: Product, dims: int) -> Tensor:
         """A product of each parameter's rows, `[blocks, tasks]` or Gramians (`dims` 2): zero where a task has none."""
         present = [[task for task, part in enumerate(self._parts[name]) if part is not None] for name in self.names]
-        flat = [[part.reshape(-1) for part in self._parts[name] if part is not None] for name in self.names]
+        flat = [
+            [_flat(part, self._like[name]) for part in self._parts[name] if part is not None] for name in self.names
+        ]
         found = torch.zeros(len(self.names), *[self.tasks] * dims, dtype=torch.float64, device=self.device)
         fast = [product(rows, False) if rows else found[0, :0] for rows in flat]
         squares = [part.diagonal() if dims == 2 and rows else part for part, rows in zip(fast, flat, strict=True)]
@@ -84,7 +92,8 @@ class SeparateRows(UnformedRows):
             if not rows:
                 whole.append(found[index])
                 continue
-            part = product(rows, True) if next(bad) and rows[0].dtype != torch.float64 else fast[index]
+            exact = next(bad) and any(products.gains(row[None]) for row in rows)
+            part = product(rows, True) if exact else fast[index]
             whole.append(part if len(rows) == self.tasks else _placed(part, present[index], found[index]))
         return torch.stack(whole)
 
@@ -149,14 +158,21 @@ def _weighted_sum(parts: Sequence[Tensor | None], shares: Tensor, like: Tensor) 
         scaled = shares.to(like.device, dtype)
         return torch.stack([scaled[task] * part.to(dtype) for task, part in present]).sum(0).to(like.dtype)
     factors: list[float] = shares.tolist()
-    (first, part), *rest = present
-    total = part.to(dtype) * factors[first] if not rest else torch.empty(like.shape, dtype=dtype, device=like.device)
+    total = torch.empty_like(like, dtype=dtype, requires_grad=False)  # laid out as `like` if that has no gaps
+    whole, (first, *rest) = _flat(total, like), [(task, _flat(part, like)) for task, part in present]
     width = WIDTH if like.device.type == "cpu" else like.numel()
-    flat = [part.reshape(-1) for _, part in present]
-    for start in range(0, like.numel() if rest else 0, max(width, 1)):
+    for start in range(0, like.numel(), max(width, 1)):
         # In the cache: the sum is written to memory once, however many rows there are.
-        piece = total.view(-1)[start : start + width]
-        torch.mul(flat[0][start : start + width].to(dtype), factors[first], out=piece)
-        for (task, _), row in zip(rest, flat[1:], strict=True):
+        piece = whole[start : start + width]
+        torch.mul(first[1][start : start + width].to(dtype), factors[first[0]], out=piece)
+        for task, row in rest:
             piece.add_(row[start : start + width].to(dtype), alpha=factors[task])
     return total.to(like.dtype)
+
+
+def _flat(part: Tensor, like: Tensor) -> Tensor:
+    """All numbers of a tensor in the order in which `like` has them in memory: a view, of what lies as `like` does."""
+    if like.is_contiguous():
+        return part.reshape(-1)
+    order = sorted(range(like.dim()), key=lambda axis: (like.stride(axis), like.shape[axis]), reverse=True)
+    return part.permute(order).reshape(-1) if like.permute(order).is_contiguous() else part.reshape(-1)

@@ -63,10 +63,11 @@ def flat(direction):
 
 
 @given(jacobians())
-def test_empty_pipeline_is_the_mean_of_the_rows_bit_for_bit(rows):
+def test_empty_pipeline_is_the_mean_of_the_rows(rows):
+    rounding = {"rtol": 1e-12, "atol": 1e-14 * float(rows.abs().max())}
     for text in ("none", "", None, []):
-        assert torch.equal(gradhomog.pipeline(text).combine(rows), rows.mean(0))
-        assert torch.equal(gradhomog.pipeline(text).combine({"a": rows})["a"], rows.mean(0))
+        torch.testing.assert_close(gradhomog.pipeline(text).combine(rows), rows.mean(0), **rounding)
+        torch.testing.assert_close(gradhomog.pipeline(text).combine({"a": rows})["a"], rows.mean(0), **rounding)
 
 
 def test_mixing_matrices_compose_by_multiplication_and_the_second_sees_the_mixed_gramian():

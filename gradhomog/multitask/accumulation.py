@@ -15,7 +15,7 @@ from gradhomog.multitask.collected import Collected, Features, collect
 from gradhomog.multitask.deferred import DeferredRows
 from gradhomog.multitask.derivatives import Gradients, Graph, Parts, Summed
 from gradhomog.multitask.given import Losses, Parameters, parameters_of
-from gradhomog.multitask.groups import Per
+from gradhomog.multitask.groups import Per, grouped
 from gradhomog.multitask.settle import Heads, Way, settle
 from gradhomog.pipelines import Pipeline
 
@@ -23,9 +23,15 @@ from gradhomog.pipelines import Pipeline
 class Accumulation:
     """What `accumulated` hands to the loop: `add` for each batch, and when all is done `step`."""
 
-    def __init__(self, pipe: Pipeline, parameters: Mapping[str, Tensor], scaler: torch.amp.GradScaler | None) -> None:
-        self._pipe, self._shared, self._scaler = pipe, parameters, scaler
-        self._batches: list[Collected] = []
+    def __init__(
+        self, pipe: Pipeline, parameters: Mapping[str, Tensor], scaler: torch.amp.GradScaler | None, way: Way
+    ) -> None:
+        self._pipe, self._shared, self._scaler, self._way = pipe, parameters, scaler, way
+        self._over = False
+        self._factor = 1.0
+        self._names: tuple[str, ...] | None = None
+        self._losses: list[Tensor] = []
+        self._shown: list[tuple[list[Tensor], list[Tensor]]] = []
         self._parts: Parts = {}
         self._own: list[dict[int, tuple[Tensor, Tensor]]] = []
         self._step: Homogenization | None = None
@@ -38,51 +44,54 @@ class Accumulation:
         return self._step
 
     def add(self, losses: Losses, features: Features | None = None) -> None:
-        """Add the rows of a batch; its graph is freed.
+        """Add the rows of a batch.
 
         `losses` and `features` as in `gradhomog.backward`. Divide losses that are means by the number of batches.
 
         Raises:
-            OptionError: as of `backward`, or another number of tasks than before.
+            OptionError: as of `backward`, or other tasks than before; the block is over.
         """
-        check(self._pipe, "parameters", "own", features)
-        factor = scale_of(self._scaler, losses)
+        if self._over:
+            raise OptionError("`add` belongs within `with gradhomog.accumulated(...)`; that block is over.")
+        check(self._pipe, features)
+        self._factor = scale_of(self._scaler, losses)
         shown = any("features" in member.needs for member in self._pipe.members)
-        batch = collect(losses, self._shared, features, factor, False, False, shown, shown)
-        if self._batches and len(batch.losses) != len(self._batches[0].losses):
+        batch = collect(losses, self._shared, features, self._factor, False, False, shown, shown)
+        if self._own and (len(batch.losses) != len(self._own) or batch.names != self._names):
             raise OptionError(
-                f"every batch must have the same tasks; this one has {len(batch.losses)} losses, the first had "
-                f"{len(self._batches[0].losses)}."
+                f"every batch must have the same tasks; this one has {_told(batch.names, len(batch.losses))}, "
+                f"the first had {_told(self._names, len(self._own))}."
             )
-        rows = batch.derivatives.rows()
-        self._parts = _added(self._parts, rows) if self._parts else rows
-        self._own = self._own or [{} for _ in batch.losses]
+        self._add_rows(batch.derivatives.rows())
+        self._names, self._own = batch.names, self._own or [{} for _ in batch.losses]
         for own, pairs in zip(self._own, batch.own_gradients, strict=True):
             for leaf, gradient in pairs:
                 if gradient is not None:
                     before = own.get(id(leaf))
                     own[id(leaf)] = (leaf, gradient if before is None else before[1] + gradient)
-        batch.losses = [loss.detach() for loss in batch.losses]
-        batch.derivatives.graph.losses = batch.losses
-        self._batches.append(batch)
+        self._losses.append(torch.stack([loss.detach().double() for loss in batch.losses]))
+        self._shown.append((batch.features, batch.cotangents))
 
-    def finish(self, per: Per, heads: Heads, domains: Sequence[str] | None, inspect: bool) -> None:
+    def _add_rows(self, rows: Parts) -> None:
+        """One parameter after the other, so that there are never three of a row."""
+        for name, more in rows.items():
+            before = self._parts.get(name, [None] * len(more))
+            self._parts[name] = [_sum(*pair) for pair in zip(before, more, strict=True)]
+            more.clear()
+
+    def finish(self) -> None:
         """Homogenize what was added, and write."""
-        if not self._batches:
+        self._over = True
+        if not self._own:
             raise OptionError("`accumulated` needs at least one batch; got none. Call add(losses) within the block.")
-        first = self._batches[0]
-        losses = [torch.stack(parts).sum() for parts in zip(*(batch.losses for batch in self._batches), strict=True)]
+        losses = list(torch.stack(self._losses).sum(0).unbind())
         leaves = [[leaf for leaf, _ in own.values()] for own in self._own]
         slopes: list[Gradients] = [[slope for _, slope in own.values()] for own in self._own]
-        graph = Graph(losses, self._shared, leaves, first.derivatives.graph.factor)
-        features = _joined([batch.features for batch in self._batches])
-        cotangents = _joined([batch.cotangents for batch in self._batches])
-        batch = Collected(losses, first.names, Summed(graph, self._parts, slopes), leaves, features, cotangents)
-        rows = DeferredRows(batch.derivatives, formed_first=True)
-        overflow = self._scaler is not None and self._scaler.is_enabled()
-        self._step = settle(
-            self._pipe, batch, rows, Way(domains, per=per, heads=heads, inspect=inspect, overflow=overflow)
-        )
+        summed = Summed(Graph(losses, self._shared, leaves, self._factor), self._parts, slopes)
+        features, cotangents = (_joined(tensors) for tensors in zip(*self._shown, strict=True))
+        self._parts, self._own, self._shown = {}, [], []
+        batch = Collected(losses, self._names, summed, leaves, features, cotangents)
+        self._step = settle(self._pipe, batch, DeferredRows(summed, formed_first=True), self._way)
 
 
 @contextmanager
@@ -106,7 +115,7 @@ def accumulated(
     Raises:
         OptionError: no batch was added; as of `backward`. If the block ends with an error, nothing is written.
 
-    Cost: as `backward` for each batch, and one addition per gradient. Memory: N gradients, and those of a batch.
+    Cost: N passes for each batch, and one addition per gradient. Memory: N gradients, and those of a batch.
 
     >>> import torch, gradhomog
     >>> net, pipe = torch.nn.Linear(3, 2), gradhomog.pipeline("mgda")
@@ -116,16 +125,22 @@ def accumulated(
     >>> net.weight.grad.shape, several.step.weights.shape
     (torch.Size([2, 3]), torch.Size([2]))
     """
-    several = Accumulation(pipe, parameters_of(parameters), scaler)
+    check(pipe, heads=heads, per=per, asked_later=True)
+    shared = parameters_of(parameters)
+    grouped(list(shared), per)
+    overflow = scaler is not None and scaler.is_enabled()
+    way = Way(domains, per=per, heads=heads, inspect=inspect, overflow=overflow)
+    several = Accumulation(pipe, shared, scaler, way)
     yield several
-    several.finish(per, heads, domains, inspect)
+    several.finish()
 
 
-def _added(parts: Parts, more: Parts) -> Parts:
-    def added(first: Tensor | None, second: Tensor | None) -> Tensor | None:
-        return second if first is None else first if second is None else first + second
+def _sum(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    return second if first is None else first if second is None else first + second
 
-    return {name: [added(*pair) for pair in zip(parts[name], more[name], strict=True)] for name in parts}
+
+def _told(names: tuple[str, ...] | None, tasks: int) -> str:
+    return f"losses of {', '.join(names)}" if names else f"{tasks} losses"
 
 
 def _joined(batches: Sequence[Sequence[Tensor]]) -> list[Tensor]:

@@ -9,15 +9,14 @@ from torch import Tensor
 
 from gradhomog.errors import OptionError
 from gradhomog.homogenization import Homogenization
-from gradhomog.multitask.collected import Features, collect
+from gradhomog.multitask.collected import Features, collect, without_factor
 from gradhomog.multitask.deferred import DeferredRows
 from gradhomog.multitask.derivatives import ThroughFeatures
 from gradhomog.multitask.given import Losses, Parameters
-from gradhomog.multitask.groups import Per
+from gradhomog.multitask.groups import Per, grouped
 from gradhomog.multitask.settle import Heads, Level, Way, settle
 from gradhomog.multitask.task_features import TaskFeatures
 from gradhomog.pipelines import Pipeline
-from gradhomog.rows import AnyRows
 
 
 def backward(
@@ -94,28 +93,33 @@ def backward(
     >>> step.cosines.shape, encoder.weight.grad.shape, heads[0].weight.grad.shape
     (torch.Size([2, 2]), torch.Size([4, 3]), torch.Size([1, 4]))
     """
-    check(pipe, level, heads, features, chunks)
-    transforms = [member.selector for member in pipe.members if member.homogenizer.overrides("transform")]
+    check(pipe, features, level, per, heads, chunks)
     factor = scale_of(scaler, losses)
+    overflow = scaler is not None and scaler.is_enabled()
     shown = any("features" in member.needs for member in pipe.members)
     # One pass from loss to parameters is the cheaper way, unless what lies between is looked at.
     through = shown or level == "features"
     batch = collect(losses, parameters, features, factor, create_graph, retain_graph, through, shown)
-    if transforms and not isinstance(features, TaskFeatures):
-        raise OptionError(
-            f"{' and '.join(transforms)} change what the heads see. Give them views = gradhomog.task_features(z, pipe, "
-            "tasks=N), and pass features=views."
-        )
-    rows: AnyRows = DeferredRows(batch.derivatives, formed_first=pipe.nonfinite == "drop", chunks=chunks)
+    if parameters is None:
+        check_found(pipe, per)
+    if isinstance(features, TaskFeatures):
+        _check_same_domains(features.domains, tuple(domains or batch.names or ()))
+    way = Way(domains, targets, level, per, heads, inspect, overflow)
     if level == "features":
-        assert isinstance(batch.derivatives, ThroughFeatures)
-        rows = _feature_rows(batch.derivatives, factor)
-    overflow = scaler is not None and scaler.is_enabled()
-    return settle(pipe, batch, rows, Way(domains, targets, level, per, heads, inspect, overflow))
+        assert isinstance(batch.derivatives, ThroughFeatures)  # by `through`
+        return settle(pipe, batch, feature_rows(batch.derivatives, factor), way)
+    if per != "model":
+        grouped(list(batch.derivatives.graph.shared), per)  # what is wrong with it is told before anything is computed
+    drop = pipe.nonfinite == "drop" and not overflow
+    first = drop or per != "model" or any(m.declares_needs and "rows" in m.needs for m in pipe.members)
+    return settle(pipe, batch, DeferredRows(batch.derivatives, formed_first=first, chunks=chunks), way)
 
 
-def check(pipe: Pipeline, level: Level, heads: Heads, features: Features | None, chunks: int = 1) -> None:
-    """Refuse options that say nothing, or that do not fit each other.
+def check(
+    pipe: Pipeline, features: Features | None = None, level: Level = "parameters", per: Per = "model",
+    heads: Heads = "own", chunks: int = 1, asked_later: bool = False,
+) -> None:  # fmt: skip
+    """Refuse options that say nothing, or that do not fit each other. `asked_later`: for features, batch by batch.
 
     Raises:
         OptionError.
@@ -126,14 +130,54 @@ def check(pipe: Pipeline, level: Level, heads: Heads, features: Features | None,
         )
     if level not in ("parameters", "features"):
         raise OptionError(f"`level` must be 'parameters' or 'features'; got {level!r}.")
-    if chunks < 1:
-        raise OptionError(f"`chunks` must be at least 1; got {chunks!r}.")
+    if not isinstance(chunks, int) or chunks < 1:
+        raise OptionError(f"`chunks` must be a whole number of at least 1; got {chunks!r}.")
     if heads not in ("own", "weighted"):
         raise OptionError(f"`heads` must be 'own' or 'weighted'; got {heads!r}.")
+    if level == "features" and per != "model":
+        raise OptionError("`per` groups parameters; with level='features' there are none to group. Leave one out.")
+    replacing = [member.selector for member in pipe.members if member.homogenizer.overrides("rows")]
+    if heads == "weighted" and (replacing or per != "model"):
+        who = f"{' and '.join(replacing)} replaces rows" if replacing else f"per={per!r} weighs each group apart"
+        raise OptionError(
+            "heads='weighted' needs a step that is one weighted mean of the tasks' gradients, but "
+            f"{who}. Use heads='own'."
+        )
+    if asked_later:
+        return
     looking = [m.selector for m in pipe.members if m.declares_needs and "features" in m.needs]
     if features is None and (level == "features" or looking):
         who = f"{' and '.join(looking)} looks at features" if looking else "level='features' is about features"
         raise OptionError(f"{who}: pass what the shared part of the model returned as `features`.")
+    transforms = [member.selector for member in pipe.members if member.homogenizer.overrides("transform")]
+    if transforms and not isinstance(features, TaskFeatures):
+        raise OptionError(
+            f"{' and '.join(transforms)} change what the heads see. Give them views = gradhomog.task_features(z, pipe, "
+            "tasks=N), and pass features=views."
+        )
+
+
+def check_found(pipe: Pipeline, per: Per) -> None:
+    """Refuse what needs names of its own where parameters were found: they are called by the order they were met in.
+
+    Raises:
+        OptionError.
+    """
+    keeping = [
+        m.selector for m in pipe.members
+        if m.spec is not None and "stateful" in m.spec.traits and m.declares_needs and "rows" in m.needs
+    ]  # fmt: skip
+    if per != "model" or keeping:
+        who = f"{' and '.join(keeping)} keeps rows" if keeping else "per keeps a state"
+        raise OptionError(f"{who} by the parameters' names. Pass the shared module as `parameters`.")
+
+
+def _check_same_domains(views: tuple[str, ...], domains: tuple[str, ...]) -> None:
+    if views != domains:
+        raise OptionError(
+            f"the views in `features` were made for domains {list(views) or 'unnamed'}, the losses are of "
+            f"{list(domains) or 'unnamed ones'}. Pass domains=[...] to task_features in the order of the losses."
+        )
 
 
 def scale_of(scaler: torch.amp.GradScaler | None, losses: Losses) -> float:
@@ -144,11 +188,11 @@ def scale_of(scaler: torch.amp.GradScaler | None, losses: Losses) -> float:
     return float(scaler.scale(torch.ones((), device=some.device)))  # made on the first call
 
 
-def _feature_rows(derivatives: ThroughFeatures, factor: float) -> dict[str, Tensor]:
-    """∂L_i/∂z as rows: `[tasks, *shape]` by the place of the tensor among the features."""
+def feature_rows(derivatives: ThroughFeatures, factor: float) -> dict[str, Tensor]:
+    """∂L_i/∂z as rows: `[tasks, *shape]`, float32 or wider, by the place of the tensor among the features."""
     columns = list(zip(*derivatives.cotangents, strict=True))
     names = ["features"] if len(columns) == 1 else [f"features.{index}" for index in range(len(columns))]
     return {
-        name: torch.stack([torch.zeros_like(top) if slope is None else slope for slope in column]) / factor
+        name: torch.stack([without_factor(slope, top, factor) for slope in column])
         for name, column, top in zip(names, columns, derivatives.features, strict=True)
     }

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradhomog.errors import OptionError
 from gradhomog.multitask.derivatives import Derivatives, Direct, Graph, ThroughFeatures
-from gradhomog.multitask.given import Losses, Parameters, features_of, losses_of, parameters_of
+from gradhomog.multitask.given import Losses, Parameters, features_of, is_stacked, losses_of, parameters_of
 from gradhomog.multitask.graph import Reached, reached_by_several
 from gradhomog.multitask.task_features import TaskFeatures
 
@@ -61,24 +61,14 @@ def collect(
     whole = features.features if isinstance(features, TaskFeatures) else features
     tops = [] if whole is None else features_of(whole)
     shared = {} if parameters is None else parameters_of(parameters)
-    inner = [tensor for tensor in shared.values() if not tensor.is_leaf]  # what they were made of is not shared
-    reached = Reached(until=[*tops, *inner])
+    reached = Reached(until=tops, leaves=shared.values())
     bits = [reached.by(loss) for loss in losses]
-    if parameters is None and tops:
-        below = Reached()
-        for top in tops:
-            below.by(top)
-        shared = _numbered(below.leaves)
-    elif parameters is None:
-        shared = _numbered(reached.tensors(reached_by_several(bits)))
+    if parameters is None:
+        shared = _found(losses, bits, reached, tops, is_stacked(given))
     shared_bits = reached.bits(shared.values())
-    if not shared:
-        raise OptionError(
-            f"the {len(losses)} losses must share a parameter; they share none. Pass the shared ones as `parameters` "
-            "if they are no leaves of the graph, and check that nothing is detached."
-        )
     if tops:
         _check_through_features(bits, shared_bits, names)
+        _check_apart(tops)
     own = [reached.tensors(own_bits & ~shared_bits) for own_bits in bits]
     graph = Graph(losses, shared, own, factor, create_graph, retain_graph)
     if not (tops and through):
@@ -89,8 +79,27 @@ def collect(
     return Collected(losses, names, derivatives, own, taps, cotangents)
 
 
-def _numbered(leaves: Sequence[Tensor]) -> dict[str, Tensor]:
-    return {str(index): leaf for index, leaf in enumerate(leaves)}
+def _found(
+    losses: Sequence[Tensor], bits: Sequence[int], reached: Reached, tops: Sequence[Tensor], stacked: bool
+) -> dict[str, Tensor]:
+    """What is shared, where nobody said so: leaves that features reach, or several losses; `nn.Parameter`s, if any."""
+    if tops:
+        below = Reached()
+        for top in tops:
+            below.by(top)
+        leaves = below.leaves
+    elif stacked or len(losses) == 1:
+        which = "were put into one tensor, of which each reaches all that any does" if stacked else "are but one"
+        raise OptionError(f"the losses {which}, so what is shared cannot be found. Pass `parameters`.")
+    else:
+        leaves = reached.tensors(reached_by_several(bits))
+    if not leaves:
+        raise OptionError(
+            f"the {len(losses)} losses must share a parameter; they share none. Pass the shared ones as `parameters` "
+            "if they are no leaves of the graph, and check that nothing is detached."
+        )
+    learnt = [leaf for leaf in leaves if isinstance(leaf, nn.Parameter)]
+    return {str(index): leaf for index, leaf in enumerate(learnt or leaves)}
 
 
 def _check_through_features(bits: Sequence[int], shared: int, names: tuple[str, ...] | None) -> None:
@@ -102,6 +111,19 @@ def _check_through_features(bits: Sequence[int], shared: int, names: tuple[str, 
             )
 
 
+def _check_apart(tops: Sequence[Tensor]) -> None:
+    if len(tops) == 1:
+        return
+    among = Reached(leaves=tops)
+    every = among.bits(tops)
+    for index, top in enumerate(tops):
+        if top.grad_fn is not None and among.below(top) & every:
+            raise OptionError(
+                f"`features` must not be computed from one another; the one at place {index} is computed from another "
+                "one, whose derivatives would count twice. Give those that the heads see first, or leave them out."
+            )
+
+
 def _shown(
     tops: Sequence[Tensor], through: ThroughFeatures, views: Sequence[Sequence[Tensor]], factor: float
 ) -> tuple[list[Tensor], list[Tensor]]:
@@ -110,19 +132,27 @@ def _shown(
     if views:
         taps = [torch.cat(list(tap)) for tap in zip(*views, strict=True)]
         slopes = [
-            torch.cat(
-                [torch.zeros_like(like) if slope is None else slope for slope, like in zip(column, tap, strict=True)]
-            )
+            torch.cat([without_factor(slope, like, factor) for slope, like in zip(column, tap, strict=True)])
             for column, tap in zip(zip(*through.tap_cotangents, strict=True), zip(*views, strict=True), strict=True)
         ]
-        return taps, [slope / factor for slope in slopes]
+        return taps, slopes
     if len({top.shape[0] for top in tops if top.dim()}) != 1:
-        return [], []  # no one batch to speak of
+        raise OptionError(
+            "a homogenizer looks at features, so that all of them must have one batch in their first dimension; got "
+            f"{', '.join(str(tuple(top.shape)) for top in tops)}."
+        )
     flat = [top.flatten(1) if top.dim() > 1 else top[:, None] for top in tops]
     features = flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)
     rows = [
-        torch.cat([(torch.zeros_like(top) if slope is None else slope).reshape(like.shape) for slope, top, like in
+        torch.cat([without_factor(slope, top, factor).reshape(like.shape) for slope, top, like in
                    zip(slopes, tops, flat, strict=True)], dim=1)
         for slopes in through.cotangents
     ]  # fmt: skip
-    return [features.expand(tasks, *features.shape)], [torch.stack(rows) / factor]
+    return [features.expand(tasks, *features.shape)], [torch.stack(rows)]
+
+
+def without_factor(slope: Tensor | None, like: Tensor, factor: float) -> Tensor:
+    """A cotangent without the scaler's factor, which is there because half precision has no room for what is left."""
+    if slope is None:
+        return torch.zeros_like(like, requires_grad=False, dtype=torch.promote_types(like.dtype, torch.float32))
+    return slope.to(torch.promote_types(slope.dtype, torch.float32)) / factor

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradhomog.errors import NonfiniteError, OptionError
-from gradhomog.multitask.derivatives import Derivatives, Parts, ThroughFeatures
+from gradhomog.multitask.derivatives import Derivatives
 from gradhomog.separate_rows import SeparateRows
 from gradhomog.unformed import UnformedRows
 
@@ -22,7 +22,7 @@ class DeferredRows(UnformedRows):
 
     Args:
         derivatives: of the losses.
-        formed_first: form the rows at once, as each has to be judged on its own (`nonfinite="drop"`).
+        formed_first: form the rows at once: each is judged on its own, or read.
         chunks: for norms and inner products, form the rows of so many groups of parameters one after the other, and
             keep none.
 
@@ -37,6 +37,7 @@ class DeferredRows(UnformedRows):
         self.tasks = len(derivatives.graph.losses)
         self.device = next(iter(self._shared.values())).device
         self.unused: frozenset[str] = frozenset()
+        self._spent = False
         self._chunks = _even(self._shared, chunks) if chunks > 1 else []
         if formed_first:
             _ = self._rows
@@ -45,13 +46,7 @@ class DeferredRows(UnformedRows):
     def _rows(self) -> SeparateRows:
         parts = self.derivatives.rows()
         self._note_unused([name for name, gradients in parts.items() if all(part is None for part in gradients)])
-        return self._without_factor(parts)
-
-    def _without_factor(self, parts: Parts) -> SeparateRows:
-        factor = self.derivatives.graph.factor
-        if factor != 1:  # undone, so that what a homogenizer remembers does not depend on it
-            parts = {name: [None if g is None else g / factor for g in gradients] for name, gradients in parts.items()}
-        return SeparateRows(parts, {name: self._shared[name] for name in parts})
+        return SeparateRows(parts, self._shared, 1 / self.derivatives.graph.factor)
 
     def formed(self) -> Mapping[str, Tensor]:
         return self._rows.formed()
@@ -81,24 +76,23 @@ class DeferredRows(UnformedRows):
     ) -> tuple[tuple[str, ...], Tensor]:
         found: dict[str, Tensor] = {}
         for names in self._chunks:
-            rows = self._without_factor(self.derivatives.some_rows(names))
+            parts, like = self.derivatives.some_rows(names), {name: self._shared[name] for name in names}
+            rows = SeparateRows(parts, like, 1 / self.derivatives.graph.factor)
             found.update(zip(names, product(rows)[1].unbind(), strict=True))
         return self.names, torch.stack([found[name] for name in self.names])
 
     def finite_tasks(self) -> Tensor:
-        if "_rows" in self.__dict__:
-            return self._rows.finite_tasks()
-        fine = torch.ones(self.tasks, dtype=torch.bool, device=self.device)
-        if isinstance(self.derivatives, ThroughFeatures):
-            for task, cotangents in enumerate(self.derivatives.cotangents):
-                for cotangent in cotangents:
-                    if cotangent is not None:
-                        fine[task] &= torch.isfinite(_sum(cotangent))
-        return fine
+        if self._spent:
+            raise NonfiniteError(
+                "the gradient of the shared parameters is not finite, though every loss is. Lower the learning rate. "
+                'Nothing was changed. One pass took all tasks together: nonfinite="drop" tells which of them it is.'
+            )
+        return self._rows.finite_tasks()
 
     def weighted_mean(self, weights: Tensor) -> dict[str, Tensor]:
         if "_rows" in self.__dict__ or (total := self.derivatives.weighted_sum(weights)) is None:
             return self._rows.weighted_mean(weights)
+        self._spent = not self.derivatives.graph.retain_graph
         self._note_unused([name for name, part in zip(self._shared, total, strict=True) if part is None])
         mean = {
             name: torch.zeros_like(like, requires_grad=False) if part is None else part
@@ -106,28 +100,26 @@ class DeferredRows(UnformedRows):
         }
         scale = 1 / (self.tasks * self.derivatives.graph.factor)
         # Not in place: autograd may give two parameters one gradient.
-        mean = dict(zip(mean, torch._foreach_mul(list(mean.values()), scale), strict=True))
-        self._check(mean)
-        return mean
+        return dict(zip(mean, torch._foreach_mul(list(mean.values()), scale), strict=True))
 
     def _note_unused(self, names: Sequence[str]) -> None:
-        if len(names) == len(self._shared):
-            raise OptionError(
-                f"the losses must depend on the shared parameters; they depend on none of {', '.join(names[:4])}"
-                f"{', …' if len(names) > 4 else ''}. The graph is cut somewhere (detach, a copy of the model), or the "
-                "parameters are another model's."
-            )
         self.unused = frozenset(names)
+        require_some(self._shared, self.unused)
 
-    def _check(self, mean: Mapping[str, Tensor]) -> None:
-        sums = torch.stack([_sum(part) for part in mean.values()])
-        if not bool(torch.isfinite(sums).all()):
-            bad = [name for name, total in zip(mean, sums, strict=True) if not torch.isfinite(total)]
-            raise NonfiniteError(
-                f"the gradient of the shared parameters is not finite in {', '.join(bad[:4])}, though every loss is. "
-                "Lower the learning rate, or give the scaler of a half-precision loop as `scaler`. Nothing was "
-                'changed. nonfinite="drop" tells which task it is and leaves it out.'
-            )
+
+def require_some(shared: Mapping[str, Tensor], unused: frozenset[str]) -> None:
+    """Raise if no loss depends on any of the shared parameters.
+
+    Raises:
+        OptionError.
+    """
+    if len(unused) == len(shared):
+        some = list(shared)
+        raise OptionError(
+            f"the losses must depend on the shared parameters; they depend on none of {', '.join(some[:4])}"
+            f"{', …' if len(some) > 4 else ''}. The graph is cut somewhere (detach, a copy of the model), or the "
+            "parameters are another model's."
+        )
 
 
 def _even(shared: Mapping[str, Tensor], chunks: int) -> list[list[str]]:
@@ -140,7 +132,3 @@ def _even(shared: Mapping[str, Tensor], chunks: int) -> list[list[str]]:
         groups[-1].append(name)
         filled += tensor.numel()
     return groups
-
-
-def _sum(tensor: Tensor) -> Tensor:
-    return tensor.detach().sum(dtype=torch.promote_types(tensor.dtype, torch.float32)).double()

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from gradhomog.multitask.given import as_dense
 
-SMALLEST_SHARE = 1e-6
+SMALLEST_SHARE = {False: 1e-6, True: 1e-2}
+"""The smallest weight that a head's gradient comes through unhurt; True: on a graph that may be of half precision."""
 
 Gradients = list[Tensor | None]
 Parts = dict[str, Gradients]
@@ -24,7 +25,7 @@ class Graph:
 
     Attributes:
         losses: one scalar per task.
-        shared: parameters by name, all of which some loss reaches.
+        shared: parameters by name.
         own: for each task the other leaves that its loss reaches.
         factor: of every derivative, against underflow in half precision.
         create_graph, retain_graph: as in `torch.autograd.grad`.
@@ -105,12 +106,13 @@ class Direct(Derivatives):
         factors: list[float] = weights.tolist()
         # A head's gradient comes out of the same pass with its task's weight on it; a weight that could lose digits of
         # it on the way gets a pass through the head of its own.
-        with_it = [abs(factor) > SMALLEST_SHARE for factor in factors]
+        least = SMALLEST_SHARE[graph.factor != 1 or any(loss.dtype.itemsize < 4 for loss in graph.losses)]
+        with_it = [abs(factor) > least for factor in factors]
         self.own = [
             [] if together else graph.gradients([loss], leaves, [graph.seed(loss)], False)
             for together, loss, leaves in zip(with_it, graph.losses, graph.own, strict=True)
         ]
-        pulling = [task for task, factor in enumerate(factors) if factor]
+        pulling = [task for task, factor in enumerate(factors) if factor or weights.requires_grad]
         if not pulling:
             return [torch.zeros_like(parameter, requires_grad=False) for parameter in shared]
         losses = [graph.losses[task] for task in pulling]

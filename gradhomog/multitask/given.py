@@ -20,30 +20,40 @@ def losses_of(given: Losses) -> tuple[list[Tensor], tuple[str, ...] | None]:
     """One scalar per task, and the tasks' names if there are any.
 
     Raises:
-        OptionError: no loss; a loss is no scalar tensor or has no graph.
+        OptionError: no loss; a loss is no real scalar tensor or has no graph.
     """
     names = tuple(given) if isinstance(given, Mapping) else None
+    scalar = isinstance(given, Tensor) and given.dim() == 0
+    if scalar or not isinstance(given, (Tensor, Sequence, Mapping)):
+        found = "one scalar" if scalar else type(given).__name__
+        raise OptionError(f"`losses` must be a sequence, a dict or a vector with one loss per task; got {found}.")
     losses = list(given.values()) if isinstance(given, Mapping) else list(given)
     if not losses:
         raise OptionError("`losses` must hold one loss per task; got none.")
     for index, loss in enumerate(losses):
         which = f"the loss of task {names[index] if names else index}"
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise OptionError(f"{which} must be a scalar tensor; got {found}. Take the mean over its examples.")
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+            found = f"shape {tuple(loss.shape)}, {loss.dtype}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise OptionError(f"{which} must be a real scalar tensor; got {found}. Take the mean over its examples.")
         if not loss.requires_grad:
             raise OptionError(
                 f"{which} must have a graph; it has none. Compute it from the model's outputs, without torch.no_grad, "
                 "detach or item."
             )
-    return [loss.reshape(()) for loss in losses], names
+    with torch.enable_grad():  # who calls `backward` where gradients are off still has the graphs
+        return [loss if loss.dim() == 0 else loss.reshape(()) for loss in losses], names
+
+
+def is_stacked(given: Losses) -> bool:
+    """Whether losses were computed apart and put into one tensor: then each of them reaches what any of them does."""
+    return isinstance(given, Tensor) and type(given.grad_fn).__name__ in ("StackBackward0", "CatBackward0")
 
 
 def parameters_of(given: Parameters) -> dict[str, Tensor]:
-    """The shared tensors that require grad, by name; those without names are called by their place: `"0"`, `"1"`.
+    """The shared tensors that require grad, by name, each once; those without names are called by their place: `"0"`.
 
     Raises:
-        OptionError: none requires grad; something is no tensor.
+        OptionError: none requires grad; something is no real tensor; two tensors have one name.
     """
     if isinstance(given, Tensor):
         raise OptionError("`parameters` must be a module, or several tensors; got one tensor. Write [tensor].")
@@ -54,10 +64,21 @@ def parameters_of(given: Parameters) -> dict[str, Tensor]:
         named = [*given.items()]
     else:
         named = [entry if isinstance(entry, tuple) else (str(index), entry) for index, entry in enumerate(given)]
+    found: dict[str, Tensor] = {}
+    known: set[int] = set()
     for name, tensor in named:
-        if not isinstance(tensor, Tensor):
-            raise OptionError(f"`parameters` must hold tensors; {name!r} is {type(tensor).__name__}.")
-    found = {name: tensor for name, tensor in named if tensor.requires_grad}
+        if not isinstance(tensor, Tensor) or tensor.is_complex():
+            what = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise OptionError(f"`parameters` must hold real tensors; {name!r} is {what}.")
+        if not tensor.requires_grad or id(tensor) in known:
+            continue
+        if name in found:
+            raise OptionError(
+                f"`parameters` holds two tensors called {name!r}, of shapes {tuple(found[name].shape)} and "
+                f"{tuple(tensor.shape)}. Put their modules into one (nn.ModuleList), or leave the names out."
+            )
+        known.add(id(tensor))
+        found[name] = tensor
     if not found:
         raise OptionError(
             f"`parameters` must hold a tensor that requires grad; of {len(named)} given none does. Is the shared part "
@@ -67,11 +88,16 @@ def parameters_of(given: Parameters) -> dict[str, Tensor]:
 
 
 def features_of(given: Tensor | Sequence[Tensor]) -> list[Tensor]:
-    """The tensors that all heads start from.
+    """The tensors that all heads start from, each once.
 
     Raises:
-        OptionError: one is no tensor or requires no grad.
+        OptionError: there is none; one is no tensor or requires no grad.
     """
+    if not isinstance(given, (Tensor, list, tuple)) or (not isinstance(given, Tensor) and not given):
+        raise OptionError(
+            f"`features` must be a tensor, several, or what task_features returned; got {type(given).__name__}"
+            f"{'' if isinstance(given, Tensor) or given else ' without any'}."
+        )
     tensors = [given] if isinstance(given, Tensor) else list(given)
     for tensor in tensors:
         if not isinstance(tensor, Tensor) or not tensor.requires_grad:
@@ -80,7 +106,7 @@ def features_of(given: Tensor | Sequence[Tensor]) -> list[Tensor]:
                 f"`features` must be what the shared part of the model returned, with its graph; got {found}. "
                 "Leave `features` out if the shared part is frozen."
             )
-    return tensors
+    return list({id(tensor): tensor for tensor in tensors}.values())
 
 
 def as_dense(gradient: Tensor | None) -> Tensor | None:

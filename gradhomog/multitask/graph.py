@@ -13,37 +13,50 @@ class Reached:
 
     Args:
         until: tensors beyond which nobody walks, such as features: their own leaves are not told.
+        leaves: tensors that count as leaves though they have a graph of their own, such as adapted parameters.
     """
 
-    def __init__(self, until: Iterable[Tensor] = ()) -> None:
+    def __init__(self, until: Iterable[Tensor] = (), leaves: Iterable[Tensor] = ()) -> None:
         self.leaves: list[Tensor] = []
         self._bit: dict[int, int] = {}
         # A node's leaves are the bits of an integer: uniting two sets costs as much as an addition.
         self._found: dict[Any, int] = {}
+        # One of several outputs of a node is no other: the edge is told by both.
+        self._stops: dict[tuple[Any, int], int] = {}
         for tensor in until:
             if tensor.grad_fn is None:
                 self._bit[id(tensor)] = 0
             else:
-                self._found[tensor.grad_fn] = 0
+                self._stops[tensor.grad_fn, tensor.output_nr] = 0
+        for tensor in leaves:
+            if tensor.grad_fn is not None:
+                self._stops[tensor.grad_fn, tensor.output_nr] = self._leaf(tensor)
 
     def by(self, tensor: Tensor) -> int:
         """The leaves that a tensor reaches, as bits; bit k is `leaves[k]`."""
         if tensor.grad_fn is None:
             return self._leaf(tensor) if tensor.requires_grad else 0
-        found, stack = self._found, [tensor.grad_fn]
+        stop = self._stops.get((tensor.grad_fn, tensor.output_nr))
+        return self.below(tensor) if stop is None else stop
+
+    def below(self, tensor: Tensor) -> int:
+        """The same, although it may be one of those beyond which nobody walks."""
+        found = self._found
+        stack: list[Any] = [tensor.grad_fn]
         while stack:
             node = stack[-1]
             if node in found:
                 stack.pop()
                 continue
-            below = [following for following, _ in node.next_functions if following is not None]
-            if waiting := [following for following in below if following not in found]:
+            edges = [edge for edge in node.next_functions if edge[0] is not None]
+            if waiting := [edge[0] for edge in edges if edge not in self._stops and edge[0] not in found]:
                 stack.extend(waiting)
                 continue
-            variable = getattr(node, "variable", None)
-            bits = 0 if variable is None else self._leaf(variable)
-            for following in below:
-                bits |= found[following]
+            # Not every node that has a `variable` is a leaf's: a user's function may call so what it keeps.
+            bits = self._leaf(node.variable) if node.name().endswith("AccumulateGrad") else 0
+            for edge in edges:
+                stop = self._stops.get(edge)
+                bits |= found[edge[0]] if stop is None else stop
             found[node] = bits
             stack.pop()
         return found[tensor.grad_fn]

@@ -37,6 +37,8 @@ def grouped(names: Sequence[str], per: Per) -> dict[str, list[str]]:
 
 
 def _by_pattern(names: Sequence[str], patterns: Mapping[str, str]) -> dict[str, list[str]]:
+    if wrong := [entry for pair in patterns.items() for entry in pair if not isinstance(entry, str)]:
+        raise OptionError(f"`per` must hold texts, names of groups and patterns; got {wrong[0]!r}.")
     groups: dict[str, list[str]] = {group: [] for group in patterns}
     for name in names:
         for group, pattern in patterns.items():

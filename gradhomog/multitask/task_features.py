@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 
 from torch import Tensor
@@ -17,14 +18,14 @@ class TaskFeatures:
     A sequence: `views[i]` is for task i. Hand it to `gradhomog.backward(..., features=views)`.
     """
 
-    def __init__(self, features: Tensor, taps: Sequence[Sequence[Tensor]]) -> None:
-        self.features, self.taps = features, taps
+    def __init__(self, features: Tensor, taps: Sequence[Sequence[Tensor]], domains: tuple[str, ...] = ()) -> None:
+        self.features, self.taps, self.domains = features, taps, domains
 
     def __len__(self) -> int:
         return len(self.taps)
 
     def __getitem__(self, task: int) -> Tensor:
-        return self.taps[task][-1][0]
+        return self.taps[operator.index(task)][-1][0]
 
     def __iter__(self) -> Iterator[Tensor]:
         return (self[task] for task in range(len(self)))
@@ -57,6 +58,10 @@ def task_features(features: Tensor, pipe: Pipeline, tasks: int, domains: Sequenc
     >>> encoder.weight.grad.shape
     torch.Size([4, 3])
     """
+    if not isinstance(pipe, Pipeline):
+        raise OptionError(f"`pipe` must be a pipeline, gradhomog.pipeline('rotograd'); got {pipe!r}.")
+    if not isinstance(features, Tensor):
+        raise OptionError(f"`features` must be a tensor [batch, features]; got {type(features).__name__}.")
     if features.dim() != 2:
         raise OptionError(
             f"`features` must have shape [batch, features]; got {tuple(features.shape)}. Flatten maps first."
@@ -64,4 +69,4 @@ def task_features(features: Tensor, pipe: Pipeline, tasks: int, domains: Sequenc
     if domains is not None and len(domains) != tasks:
         raise OptionError(f"`domains` must name one domain for each of the {tasks} tasks; got {list(domains)}.")
     keys = task_keys(tasks, tuple(domains or ()))
-    return TaskFeatures(features, [pipe.transform(features[None], [key]) for key in keys])
+    return TaskFeatures(features, [pipe.transform(features[None], [key]) for key in keys], tuple(domains or ()))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor
+
+from gradhomog.multitask.given import as_dense
 
 
 def accumulate(leaf: Tensor, gradient: Tensor, shared_memory: bool = False) -> None:
@@ -15,17 +15,16 @@ def accumulate(leaf: Tensor, gradient: Tensor, shared_memory: bool = False) -> N
     """
     if not leaf.is_leaf:
         return
-    if leaf.grad is None:
-        leaf.grad = gradient.clone() if shared_memory else gradient
-    elif gradient.requires_grad:
-        leaf.grad = leaf.grad + gradient
-    else:
-        with torch.no_grad():
+    before = as_dense(leaf.grad)
+    if gradient.requires_grad:
+        leaf.grad = gradient if before is None else before + gradient
+        return
+    with torch.no_grad():
+        if before is not None:
+            leaf.grad = before  # strided now, if it was not
             leaf.grad += gradient
-
-
-def accumulate_all(pairs: Iterable[tuple[Tensor, Tensor | None]]) -> None:
-    """`accumulate` for each pair that has a gradient."""
-    for leaf, gradient in pairs:
-        if gradient is not None:
-            accumulate(leaf, gradient, shared_memory=True)
+        elif shared_memory or gradient.stride() != leaf.stride() or gradient.dtype != leaf.dtype:
+            # Laid out as the leaf is: fused optimizers walk through both side by side.
+            leaf.grad = torch.empty_like(leaf, requires_grad=False).copy_(gradient)
+        else:
+            leaf.grad = gradient

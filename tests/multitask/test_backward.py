@@ -248,7 +248,7 @@ def test_names_of_losses_are_the_domains_that_state_is_held_by():
     ("change", "message"),
     [
         (lambda m, z, o: o.update(losses=[]), "one loss per task; got none"),
-        (lambda m, z, o: o["losses"].__setitem__(1, z), r"task 1 must be a scalar tensor; got shape \(7, 6\)"),
+        (lambda m, z, o: o["losses"].__setitem__(1, z), r"task 1 must be a real scalar tensor; got shape \(7, 6\)"),
         (lambda m, z, o: o["losses"].__setitem__(2, torch.tensor(1.0)), "task 2 must have a graph"),
         (lambda m, z, o: o.update(parameters=z.detach()), "got one tensor"),
         (lambda m, z, o: o.update(parameters=[z.detach()]), "requires grad; of 1 given none does"),

@@ -14,14 +14,17 @@ from .networks import Model, gradients, inputs
 def test_feature_level_homogenizes_derivatives_by_the_features_and_goes_back_once(text):
     model, reference = Model(), Model()
     z = model.encoder(inputs())
-    found = gradhomog.backward(model.losses(z), gradhomog.pipeline(text), features=z, level="features")
+    found = gradhomog.backward(
+        model.losses(z), gradhomog.pipeline(text), parameters=model.encoder, features=z, level="features"
+    )
     z = reference.encoder(inputs())
     rows = torch.stack([torch.autograd.grad(loss, z, retain_graph=True)[0].flatten() for loss in reference.losses(z)])
     cotangent = gradhomog.pipeline(text).combine(rows).view_as(z)
     expected = torch.autograd.grad(z, list(reference.encoder.parameters()), cotangent)
     torch.testing.assert_close([p.grad for p in model.encoder.parameters()], list(expected))
     assert model.heads[0].weight.grad is not None
-    assert set(found.direction) == {"features"}
+    named = [name for name, _ in model.encoder.named_parameters()]
+    torch.testing.assert_close(found.direction, dict(zip(named, expected, strict=True)))
 
 
 def test_feature_level_of_several_tensors_and_of_maps():
@@ -29,10 +32,19 @@ def test_feature_level_of_several_tensors_and_of_maps():
     x = torch.randn(2, 1, 5, 5)
     maps, flat = shared(x), other(x[:, 0, :3, :3].flatten(1))
     losses = [maps.square().mean() + flat.mean(), (maps - 1).square().mean(), flat.square().mean()]
-    step = gradhomog.backward(losses, gradhomog.pipeline("mgda"), features=(maps, flat), level="features")
-    assert step.direction["features.0"].shape == maps.shape
-    assert step.direction["features.1"].shape == flat.shape
-    assert shared.weight.grad.shape == shared.weight.shape
+    rows = torch.stack([
+        torch.cat([torch.zeros(top.numel()) if g is None else g.flatten() for g, top in
+                   zip(torch.autograd.grad(loss, [maps, flat], retain_graph=True, allow_unused=True), (maps, flat),
+                       strict=True)])
+        for loss in losses
+    ])  # fmt: skip
+    cotangents = gradhomog.pipeline("mgda").combine(rows).split([maps.numel(), flat.numel()])
+    parameters = [*shared.parameters(), *other.parameters()]
+    expected = torch.autograd.grad(
+        [maps, flat], parameters, [cotangents[0].view_as(maps), cotangents[1].view_as(flat)], retain_graph=True
+    )
+    gradhomog.backward(losses, gradhomog.pipeline("mgda"), features=(maps, flat), level="features")
+    torch.testing.assert_close([p.grad for p in parameters], list(expected))
 
 
 @pytest.mark.parametrize(

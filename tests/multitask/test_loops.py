@@ -45,7 +45,8 @@ def interrupted(model, batches):
 
 
 @pytest.mark.parametrize(
-    ("batches", "message"), [([3], "power cut"), ([3, 2], "has 2 losses, the first had 3"), ([], "at least one batch")]
+    ("batches", "message"),
+    [([3], "power cut"), ([3, 2], "has 2 losses, the first had 3 losses"), ([], "at least one batch")],
 )
 def test_an_error_among_the_batches_writes_nothing(batches, message):
     model = Model()
