@@ -85,7 +85,8 @@ class CRMOGM(Homogenizer):
                 f"cr_mogm: {self.of!r} is not differentiable, so create_graph=True would cut the graph in silence. "
                 "Use create_graph=False, or an `of` that claims 'differentiable'."
             )
-        shares = self._inner.mix(evidence).sum(dim=0)
+        mixing = self._inner.mix(evidence)
+        shares = mixing if mixing.dim() == 1 else mixing.sum(dim=0)
         held = [self.averages.get(key, math.nan) for key in evidence.by(self.key)]
         past = torch.tensor(held, dtype=torch.float64, device=shares.device)
         weights = torch.where(past.isnan(), shares, self.alpha * past.nan_to_num() + (1 - self.alpha) * shares)
