@@ -14,9 +14,10 @@ from gradhomog.bench import folder as folders
 from gradhomog.bench import plan, training, workers
 from gradhomog.bench.config import Config
 from gradhomog.bench.environment import machine, versions
+from gradhomog.bench.metrics import metric
 from gradhomog.bench.plan import Method, Run
 from gradhomog.bench.report import write_report
-from gradhomog.bench.results import ResultLog
+from gradhomog.bench.results import PLAIN, ResultLog
 from gradhomog.bench.summary import Summary
 from gradhomog.registry import installed
 
@@ -56,21 +57,26 @@ def compare(
         GradhomogError: bad names, options, data or folder. KeyboardInterrupt: after all runs have written checkpoints.
     """
     rows = plan.methods(config)
-    source = training.streams(config, config.seed_list[0])
+    about: dict[str, Any] = {}
     for learner in config.learners:  # `methods` has made the pipelines
-        training.make_learner(config, Run(learner, "plain", "none", config.seed_list[0]), source)
+        about = training.trainee(config, Run(learner, PLAIN, "none", config.seed_list[0])).about()
     path = folders.prepare(config, out, resume, stem)
     with folders.locked(path):
-        comparison = _Comparison(config, rows, path, progress)
+        comparison = _Comparison(config, rows, about, path, progress)
         comparison.run()
         return Outcome(path, write_report(path, expected_runs=comparison.expected), comparison.failures)
 
 
 class _Comparison:
     def __init__(
-        self, config: Config, rows: list[Method], path: Path, progress: Callable[[Mapping[str, Any]], None]
+        self,
+        config: Config,
+        rows: list[Method],
+        about: Mapping[str, Any],
+        path: Path,
+        progress: Callable[[Mapping[str, Any]], None],
     ) -> None:
-        self.config, self.rows, self.path, self.progress = config, rows, path, progress
+        self.config, self.rows, self.about, self.path, self.progress = config, rows, about, path, progress
         ResultLog.recover(path / folders.LOG)
         self.log = ResultLog(path / folders.LOG)
         self.results: dict[tuple[str, str], dict[str, Any]] = {}
@@ -103,7 +109,8 @@ class _Comparison:
                 "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
                 "config": self.config.to_dict(),
                 "rows": [{"learner": row.learner, "label": row.label} for row in self.rows],
-                "versions": {**versions(), **plan.distributions(self.rows)},
+                **self.about,
+                "versions": {**versions(), **plan.distributions(self.config, self.rows)},
                 "machine": machine(),
             }
         )
@@ -156,4 +163,4 @@ def _rank(record: dict[str, Any]) -> float:
     score = record["validation"]
     if score is None or not math.isfinite(score):
         return -math.inf
-    return float(score if record["metric"] == "accuracy" else -score)
+    return float(score if metric(record["metric"]).higher_is_better else -score)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 import json
-import math
 import tomllib
-import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,13 +13,10 @@ from typing import Any, Literal
 
 import tomli_w
 
-from gradhomog.bench import suites
-from gradhomog.errors import ConfigError
-from gradhomog.options import fits, words
-
-
-def _at_least(minimum: float, default: Any, *, exclusive: bool = False) -> Any:
-    return field(default=default, metadata={"min": minimum, "exclusive": exclusive})
+from gradhomog.bench import problems, suites
+from gradhomog.bench.problems import ProblemSpec
+from gradhomog.bench.typed import at_least, build
+from gradhomog.errors import ConfigError, ExpressionError
 
 
 @dataclass(frozen=True)
@@ -51,10 +45,10 @@ class Domains:
 class Episodes:
     """The shape of a task, and how many make a batch."""
 
-    ways: int = _at_least(2, 5)
-    shots: int = _at_least(1, 1)
-    queries: int = _at_least(1, 5)
-    tasks: int = _at_least(1, 4)
+    ways: int = at_least(2, 5)
+    shots: int = at_least(1, 1)
+    queries: int = at_least(1, 5)
+    tasks: int = at_least(1, 4)
 
 
 @dataclass(frozen=True)
@@ -65,8 +59,8 @@ class Network:
     """
 
     name: Literal["conv4", "conv6", "resnet10", "resnet12", "resnet18", "mlp"] = "conv4"
-    width: int = _at_least(1, 16)
-    size: int = _at_least(16, 28)
+    width: int = at_least(1, 16)
+    size: int = at_least(16, 28)
     channels: Literal[0, 1, 3] = 0
 
 
@@ -77,16 +71,16 @@ class Train:
     The best `ensemble` states by validation are tested, with the mean of their outputs.
     """
 
-    steps: int = _at_least(1, 250)
+    steps: int = at_least(1, 250)
     inner: str = "sgd"
-    inner_steps: int = _at_least(0, 3)
-    inner_lr: float = _at_least(0, 0.05, exclusive=True)
-    outer_lr: float = _at_least(0, 0.002, exclusive=True)
-    validate_every: int = _at_least(1, 50)
-    validation_episodes: int = _at_least(1, 60)
-    log_every: int = _at_least(1, 5)
-    checkpoint_every: int = _at_least(1, 25)
-    ensemble: int = _at_least(1, 1)
+    inner_steps: int = at_least(0, 3)
+    inner_lr: float = at_least(0, 0.05, exclusive=True)
+    outer_lr: float = at_least(0, 0.002, exclusive=True)
+    validate_every: int = at_least(1, 50)
+    validation_episodes: int = at_least(1, 60)
+    log_every: int = at_least(1, 5)
+    checkpoint_every: int = at_least(1, 25)
+    ensemble: int = at_least(1, 1)
     nonfinite: Literal["raise", "drop"] = "raise"
 
 
@@ -94,35 +88,70 @@ class Train:
 class Test:
     """Meta-test: the same tasks for every run."""
 
-    episodes: int = _at_least(2, 300)
+    episodes: int = at_least(2, 300)
 
 
 @dataclass(frozen=True)
 class Config:
-    """A comparison. `workers` 0 means one per core; `threads` is per run, so results do not depend on `workers`."""
+    """A comparison. `workers` 0 means one per core; `threads` is per run, so results do not depend on `workers`.
+
+    With a multi-task `problem`, the options of one of `gradhomog.bench.problems`, learners, domains and episodes mean
+    nothing: what is `unused` is neither accepted from a run file nor written to one.
+    """
 
     learner: str | list[str] = "maml"
     homogenizers: list[str] = field(default_factory=lambda: suites.members("default"))
     seeds: int | list[int] = 3
-    workers: int = _at_least(0, 0)
-    threads: int = _at_least(1, 1)
+    workers: int = at_least(0, 0)
+    threads: int = at_least(1, 1)
     device: str = "cpu"
     domains: Domains = field(default_factory=Domains)
     episodes: Episodes = field(default_factory=Episodes)
     network: Network = field(default_factory=Network)
     train: Train = field(default_factory=Train)
     test: Test = field(default_factory=Test)
+    problem: problems.Options | None = None
 
     @property
     def learners(self) -> list[str]:
+        """What is trained: learners, or the network of the problem, which is called as the problem is."""
+        if self.problem is not None:
+            return [self.problem.name]
         return [self.learner] if isinstance(self.learner, str) else list(self.learner)
 
     @property
     def seed_list(self) -> list[int]:
         return list(range(self.seeds)) if isinstance(self.seeds, int) else list(self.seeds)
 
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Key paths that mean nothing with this problem, or without one."""
+        return ("problem",) if self.problem is None else problems.find(self.problem.name).unused
+
     def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        content = dataclasses.asdict(self)
+        if self.problem is not None:
+            content["problem"] = {"name": self.problem.name, **content["problem"]}  # the name first
+        for path in self.unused:
+            *tables, last = path.split(".")
+            table = content
+            for name in tables:
+                table = table[name]
+            del table[last]
+        return content
+
+    def with_baselines(self) -> Config:
+        """Of a multi-task problem, the same comparison with the plain learner and tuned static weights in it.
+
+        Raises:
+            ConfigError: a text of `homogenizers` does not parse.
+        """
+        if self.problem is None:
+            return self
+        try:
+            return dataclasses.replace(self, homogenizers=suites.with_baselines(self.homogenizers))
+        except ExpressionError as cause:
+            raise ConfigError(f"`homogenizers`: {cause}") from cause
 
     def to_toml(self) -> str:
         return tomli_w.dumps(self.to_dict())
@@ -154,13 +183,14 @@ def load(
             raise ConfigError(f"{path}: the run file cannot be read: {cause}.") from cause
         except tomllib.TOMLDecodeError as cause:
             raise ConfigError(f"{path}: no valid TOML: {cause}.") from cause
-    content = {**(defaults or {}), **content}
     for override in overrides:
         _override(content, override)
     try:
+        spec = _problem(content)
+        content = _under(content, _under(defaults or {}, spec.defaults if spec else {}))
         if isinstance(suite := content.get("homogenizers"), str):
             content["homogenizers"] = suites.members(suite)
-        config: Config = _build(Config, content, "")
+        config = build(Config, content, special=("problem",))
         _check(config)
     except ConfigError as error:
         if path is None:
@@ -186,32 +216,38 @@ def _override(content: dict[str, Any], text: str) -> None:
     table[last] = parsed
 
 
-def _build(kind: type[Any], content: Mapping[str, Any], where: str) -> Any:
-    fields = {item.name: item for item in dataclasses.fields(kind)}
-    hints = typing.get_type_hints(kind)
-    values: dict[str, Any] = {}
-    for key, value in content.items():
-        path = f"{where}{key}"
-        if key not in fields:
-            near = difflib.get_close_matches(key, fields, n=1)
-            hint = f" Did you mean `{where}{near[0]}`?" if near else ""
-            raise ConfigError(f"unknown key `{path}`.{hint} Known here: {', '.join(fields)}.")
-        if dataclasses.is_dataclass(hints[key]):
-            if not isinstance(value, Mapping):
-                raise ConfigError(f"`{path}` must be a table; got {value!r}.")
-            values[key] = _build(typing.cast(type[Any], hints[key]), value, f"{path}.")
-            continue
-        if not fits(value, hints[key]):
-            raise ConfigError(f"`{path}` must be {words(hints[key])}; got {value!r}.")
-        minimum = fields[key].metadata.get("min")
-        if minimum is not None:
-            exclusive = fields[key].metadata["exclusive"]
-            good = math.isfinite(value) and (value > minimum if exclusive else value >= minimum)
-            if not good:
-                word = "greater than" if exclusive else "at least"
-                raise ConfigError(f"`{path}` must be {word} {minimum}; got {value!r}.")
-        values[key] = float(value) if hints[key] is float else value
-    return kind(**values)
+def _problem(content: dict[str, Any]) -> ProblemSpec | None:
+    """The problem that `content` names, whose table becomes typed options; keys that mean nothing with it are refused.
+
+    Raises:
+        ConfigError.
+    """
+    if "problem" not in content:
+        return None
+    table = content["problem"]
+    if not isinstance(table, Mapping):
+        raise ConfigError(f'`problem` must be a table, such as problem.name = "{problems.NAMES[0]}"; got {table!r}.')
+    spec = problems.find(table.get("name"))
+    for path in spec.unused:
+        *names, last = path.split(".")
+        inner: Any = content
+        for name in names:
+            inner = inner.get(name, {}) if isinstance(inner, Mapping) else {}
+        if isinstance(inner, Mapping) and last in inner:
+            raise ConfigError(f"`{path}` means nothing with `problem.name` {spec.name!r}; leave it out.")
+    content["problem"] = build(spec.options, table, "problem.")
+    return spec
+
+
+def _under(content: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The content, with defaults for what it leaves out, tables included; neither is changed."""
+    merged = dict(content)
+    for key, value in defaults.items():
+        if isinstance(value, Mapping) and isinstance(inner := content.get(key, {}), Mapping):
+            merged[key] = _under(inner, value)
+        else:
+            merged.setdefault(key, value)
+    return merged
 
 
 def _check(config: Config) -> None:

@@ -9,7 +9,7 @@ import sys
 
 import gradhomog
 
-PACKAGES = ("torch", "torchopt", "pluggy", "numpy", "matplotlib", "pillow", "torchjd")
+PACKAGES = ("torch", "torchopt", "pluggy", "numpy", "matplotlib", "pillow", "torchjd", "scikit-learn", "mlxtend")
 
 
 def versions() -> dict[str, str]:

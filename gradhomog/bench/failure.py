@@ -27,6 +27,8 @@ def reason(config: Config, run: Run, error: Exception) -> str:
 
 
 def _plugins(config: Config, run: Run) -> list[PluginInfo]:
+    if config.problem is not None:  # its code is ours
+        return []
     domains = dict.fromkeys(api.domain_plugin(text) for text in (*config.domains.train, *config.domains.test))
     return [
         *(installed().find("domains", selector) for selector in domains),

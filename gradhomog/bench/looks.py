@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gradhomog.bench.results import Record, row_order
+from gradhomog.bench import kept
+from gradhomog.bench.results import Record
 
 FILE = "looks.npz"
 
@@ -72,20 +72,5 @@ class Looks:
 
 
 def collect(folder: Path, records: Iterable[Record]) -> dict[tuple[str, str], Looks]:
-    """By learner and label, in the table's order, the looks of the first seed that has some.
-
-    A file that cannot be read is told on stderr and passed over: it is a picture, not a result.
-    """
-    records = list(records)
-    results = [record for record in records if record["event"] == "result" and record["role"] == "compare"]
-    found: dict[tuple[str, str], Looks] = {}
-    for record in sorted(results, key=lambda record: record["seed"]):
-        pair = (record["learner"], record["label"])
-        try:
-            looks = Looks.read(folder / "runs" / record["run"])
-        except Exception as error:  # a damaged archive raises what zipfile, zlib or NumPy raise
-            print(f"{folder / 'runs' / record['run'] / FILE}: left out, it cannot be read: {error}", file=sys.stderr)
-            continue
-        if looks is not None:
-            found.setdefault(pair, looks)
-    return {pair: found[pair] for pair in row_order(records) if pair in found}
+    """By learner and label, in the table's order, the looks of the first seed that has some."""
+    return kept.of_methods(folder, records, FILE, Looks.read)

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gradhomog import api, expression
+from gradhomog.bench import problems
 from gradhomog.bench.config import Config
+from gradhomog.bench.results import SINGLE
 from gradhomog.errors import ConfigError, GradhomogError
 from gradhomog.registry import installed
 
@@ -19,7 +21,8 @@ class Method:
 
     Attributes:
         learner: text, e.g. `"maml"`.
-        label: `"plain"`, the pipeline's text, or its names and `(tuned)`.
+        label: `"plain"`, the pipeline's text, or its names and `(tuned)`; `"single-task"` for a multi-task problem's
+            networks of one task each.
         candidates: texts of pipelines; one, if nothing is tuned.
     """
 
@@ -61,6 +64,11 @@ def methods(config: Config) -> list[Method]:
     found: list[Method] = []
     for learner in config.learners:
         for text in config.homogenizers:
+            if config.problem is not None and text.strip() == SINGLE:
+                if not problems.find(config.problem.name).single:
+                    raise ConfigError(f"`homogenizers`: {SINGLE!r} means nothing on {learner}; leave it out.")
+                found.append(Method(learner, SINGLE, ("none",)))
+                continue
             try:
                 alternatives = expression.parse_alternatives(text)
                 candidates = tuple(str(api.pipeline(expression.render(members))) for members in alternatives)
@@ -80,10 +88,11 @@ def methods(config: Config) -> list[Method]:
     return found
 
 
-def distributions(rows: list[Method]) -> dict[str, str]:
+def distributions(config: Config, rows: list[Method]) -> dict[str, str]:
     """The distributions, with versions, that the pipelines and learners of a comparison come from."""
     found = [m.info for row in rows for text in row.candidates for m in api.pipeline(text).members]
-    found += [installed().find("learners", expression.parse_one(row.learner)[0]) for row in rows]
+    if config.problem is None:
+        found += [installed().find("learners", expression.parse_one(learner)[0]) for learner in config.learners]
     return {info.distribution: info.version for info in found if info is not None}
 
 

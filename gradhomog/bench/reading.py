@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gradhomog.bench.metrics import metric
 from gradhomog.bench.statistics import Interval
 from gradhomog.bench.summary import PLAIN, Row, Summary
 from gradhomog.bench.tables import interval_text
@@ -22,9 +23,12 @@ def reading(summary: Summary) -> str:
 
 def captions(summary: Summary) -> dict[str, str]:
     """What each figure shows, by its name."""
-    units = {row.unit for row in summary.rows}
+    units = {row.unit for row in summary.rows} - {"one"}
     names = {"seeds": "seeds", "tasks": "test tasks"}
-    over = names[units.pop()] if len(units) == 1 else "seeds, or over test tasks for a single seed"
+    over = "seeds, or over test tasks for a single seed"
+    if summary.problem or len(units) == 1:
+        over = names[units.pop()] if units else "seeds, were there several"
+    source = "task" if summary.problem else "domain that the test tasks come from"
     band = (
         "the band reaches from the lowest to the highest seed"
         if any(len(row.seeds) > 1 for row in summary.rows)
@@ -34,7 +38,7 @@ def captions(summary: Summary) -> dict[str, str]:
     return {
         "scores": f"Test score of each method: mean and 95 % interval over {over}; small dots are seeds, the dashed "
         "line is the plain learner. Beside it, the paired difference to plain with its interval.",
-        "domains": f"The same scores by the domain that the test tasks come from: mean and 95 % interval over {over}.",
+        "domains": f"The same scores by the {source}: mean and 95 % interval over {over}.",
         "conflict": "How the tasks' gradients agree during training, before homogenization: the mean cosine between "
         f"the gradients of two tasks, and the norm of the longest over that of the shortest. {smooth}",
         "stages": "What each module does to the tasks' gradients: the mean cosine between two of them, the norm of the "
@@ -44,14 +48,17 @@ def captions(summary: Summary) -> dict[str, str]:
         "only at validations, these are the encoder's gradients of one batch with and without each module at the same "
         "parameters; else all gradients of the training steps, a running mean over a tenth of training. Averaged over "
         "seeds. Gradients that agree are not yet a better network: the scores above say that.",
-        "weights": "Each task's share in the step for the methods that reweight, 1 being the plain mean: by training "
-        "domain, or with a single one by rank within the step. Running mean over a tenth of training, "
-        "averaged over seeds.",
+        "weights": "Each task's share in the step for the methods that reweight, 1 being the plain mean"
+        + ("" if summary.problem else ": by training domain, or with a single one by rank within the step")
+        + ". Running mean over a tenth of training, averaged over seeds.",
         "measured": "What the modules measured of themselves, by method: running mean over a tenth of training, "
         "averaged over seeds; of a quantity with a number for each task the mean, and a band from the lowest to the "
         "highest task. Angles are in radians.",
-        "validation": f"Validation score during training, averaged over seeds; {band}. The best one decides "
-        "which state is tested.",
+        "validation": f"Validation score during training, averaged over seeds; {band}."
+        + ("" if summary.problem == "landscape" else " The best one decides which state is tested."),
+        "trajectories": "The path of each method over the mean of both losses, from every start (dots) to where the "
+        "last step left it (crosses); the grey line is the set of Pareto optimal points, where neither loss can fall "
+        "without the other rising.",
         "looks": "Query images of the first test tasks, the same for every method, under the tested network of the "
         "first seed. Saliency (SmoothGrad) is the derivative of the output of the true class by the pixels, averaged "
         "over noisy copies of the image, for the network adapted to the task and with every homogenizer removed: "
@@ -67,6 +74,8 @@ def captions(summary: Summary) -> dict[str, str]:
 def _scope(summary: Summary) -> str:
     count = f"{summary.finished}" if summary.expected is None else f"{summary.finished} of {summary.expected}"
     runs = "run" if count == "1" else "runs"
+    if summary.problem:
+        return f"{count} {runs} finished."
     tasks = "task" if summary.tasks == 1 else "tasks"
     return f"{count} {runs} finished, each tested on the same {summary.tasks} {tasks}."
 
@@ -75,14 +84,20 @@ def _of_learner(summary: Summary, learner: str) -> list[str]:
     rows = summary.rows_of(learner)
     plain = next((row for row in rows if row.label == PLAIN), None)
     of = f" {learner}" if len(summary.learners) > 1 else ""
+    kind = metric(summary.metric)
     if plain is None:
-        return [f"Plain{of or ' ' + learner} has no finished run, so no method can be compared to it."]
-    measure, unit = ("accuracy", " %") if summary.metric == "accuracy" else ("mean squared error", "")
-    said = [f"Plain {learner} has a test {measure} of {interval_text(plain.score, summary.metric)}{unit}."]
-    gap = " points" if summary.metric == "accuracy" else ""
+        who = f"The plain learner of {learner}" if summary.problem else f"Plain{of or ' ' + learner}"
+        return [f"{who} has no finished run, so no method can be compared to it."]
+    measure = kind.words
+    score = interval_text(plain.score, summary.metric, alone=plain.unit == "one") + kind.unit
+    if summary.problem:
+        said = [f"On {learner} the plain learner has a test {measure} of {score}, the mean over its tasks."]
+    else:
+        said = [f"Plain {learner} has a test {measure} of {score}."]
+    gap = " points" if kind.percent else ""
     for verdict, sign in (("better", 1), ("worse", -1)):
         found = [row for row in rows if row.verdict == verdict]
-        word = "higher" if (sign > 0) == (summary.metric == "accuracy") else "lower"
+        word = "higher" if (sign > 0) == kind.higher_is_better else "lower"
         if found:
             texts = [
                 f"{row.label} ({interval_text(_difference(row), summary.metric, signed=True)}{gap})" for row in found
@@ -117,7 +132,8 @@ def _limits(summary: Summary) -> list[str]:
             f"With {len(compared)} comparisons at 95 %, one in twenty excludes 0 by chance where nothing differs."
         )
     if any(row.chosen is not None for row in summary.rows):
-        said.append("Tuned methods were chosen on validation tasks; the intervals leave out how the choice varies.")
+        where = "by their validation scores" if summary.problem else "on validation tasks"
+        said.append(f"Tuned methods were chosen {where}; the intervals leave out how the choice varies.")
     return said
 
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from gradhomog.bench import figures, looks, tables
+from gradhomog.bench import figures, looks, tables, trajectory
 from gradhomog.bench.html import STYLE, definitions, inline_svg, table
+from gradhomog.bench.metrics import metric
 from gradhomog.bench.reading import captions, reading
 from gradhomog.bench.results import Record, ResultLog
 from gradhomog.bench.summary import Summary, summarize
@@ -48,6 +49,7 @@ def _pictures(folder: Path, records: Sequence[Record], summary: Summary) -> dict
         "measured": figures.measured(records),
         "validation": figures.validation(records, summary.metric),
         "looks": figures.looks(looks.collect(folder, records)),
+        "trajectories": figures.trajectories(trajectory.collect(folder, records)),
     }
     return {
         name: figures.save(figure, folder / "figures" / name)[0] for name, figure in drawn.items() if figure is not None
@@ -56,7 +58,8 @@ def _pictures(folder: Path, records: Sequence[Record], summary: Summary) -> dict
 
 def _page(summary: Summary, records: Sequence[Record], pictures: dict[str, Path]) -> str:
     start: Record = next((record for record in reversed(records) if record["event"] == "start"), {})
-    title = "gradhomog: " + (f"comparison of {', '.join(summary.learners)}" if summary.rows else "comparison")
+    about = f" {'on' if summary.problem else 'of'} {', '.join(summary.learners)}" if summary.rows else ""
+    title = f"gradhomog: comparison{about}"
     parts = [f"<h1>{escape(title)}</h1>", _compared(summary, start)]
     if summary.rows:
         parts.append(table(tables.header(summary), [tables.cells(summary, row) for row in summary.rows]))
@@ -82,13 +85,17 @@ def _page(summary: Summary, records: Sequence[Record], pictures: dict[str, Path]
 def _compared(summary: Summary, start: Record) -> str:
     config = start.get("config") or {}
     runs = f"{summary.finished}" if summary.expected is None else f"{summary.finished} of {summary.expected}"
-    entries = {
-        "learner": ", ".join(summary.learners),
-        "methods": ", ".join(dict.fromkeys(row.label for row in summary.rows)),
+    of_problem = {"tasks": ", ".join(map(str, start.get("tasks") or ())), "data": " ".join(summary.notes)}
+    of_episodes = {
         "training domains": ", ".join(_names(config, "domains", "train")),
         "test domains": ", ".join(summary.domains),
-        "runs finished": runs,
         "test tasks": f"{summary.tasks}, the same for every run",
+    }
+    entries = {
+        "problem" if summary.problem else "learner": ", ".join(summary.learners),
+        "methods": ", ".join(dict.fromkeys(row.label for row in summary.rows)),
+        **(of_problem if summary.problem else of_episodes),
+        "runs finished": runs,
         "started": str(start.get("time") or ""),
     }
     return definitions({name: text for name, text in entries.items() if text})
@@ -112,11 +119,11 @@ def _candidates(summary: Summary) -> str:
         ]
         for candidate in summary.candidates
     ]
-    score = "validation accuracy %" if summary.metric == "accuracy" else f"validation {summary.metric}"
+    score = f"validation {metric(summary.metric).title}"
     several = ["learner"] if len(summary.learners) > 1 else []
     note = (
         f"Each candidate was trained with seed {summary.candidates[0].seed}; the one with the best validation score "
-        "was trained with all seeds. The choice does not look at test tasks."
+        "was trained with all seeds. The choice does not look at the test."
     )
     return table([*several, "method", "candidate", score, "at step", ""], rows) + f'<p class="note">{escape(note)}</p>'
 

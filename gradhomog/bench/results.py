@@ -2,7 +2,8 @@
 
 Every record has an `event`. What is written, and read back:
 
-* `start`: `time`, `config`, `rows` (`learner` and `label` of each), `versions`, `machine`; one per invocation.
+* `start`: `time`, `config`, `rows` (`learner` and `label` of each), `versions`, `machine`; one per invocation. Of a
+  multi-task problem also `tasks`, their names, and `notes`, sentences about its data.
 * `step`: `run`, `step`, and what `StepReport` holds: `losses`, `accuracies`, `norms`, `cosines`, `weights`, `tasks`,
   `domains`, `stages` (`name`, `norms`, `cosines` of the rows after each homogenizer that changes rows) and `measured`
   (by homogenizer, numbers by name).
@@ -10,9 +11,11 @@ Every record has an `event`. What is written, and read back:
   first, with the first two, and so on, at the same parameters; only where a homogenizer acts before rows exist.
 * `validation`: `run`, `step`, `score`, `half_width`.
 * `result`: `run`, `label`, `learner`, `homogenizers`, `seed`, `role` ("compare" or "candidate"), `metric`, `scores`,
-  `losses` and `domains` (one per test task), `validation`, `best_step`, `steps`, `seconds`, `step_seconds`,
-  `homogenizer_seconds` (`homogenizer`, `plugin`, `seconds` of each, by the clock as `seconds` is); a tuned method's
-  result also has `tuned_from` and `chosen`, that of several states tested together `ensemble`, their steps.
+  `losses` and `domains` (one per test task; of a multi-task problem one per task), `validation`, `best_step`, `steps`,
+  `seconds`, `step_seconds`, `homogenizer_seconds` (`homogenizer`, `plugin`, `seconds` of each, by the clock as
+  `seconds` is); a tuned method's result also has `tuned_from` and `chosen`, that of several states tested together
+  `ensemble`, their steps, and that of a multi-task problem `problem`, its name, and perhaps `also`, further numbers by
+  name.
 * `failed`: `run`, `label`, `seed`, `error`.
 
 JSON knows no NaN and no infinity: a number that is not finite is written as null, and `numbers` reads null as NaN.
@@ -33,6 +36,9 @@ from gradhomog.errors import ConfigError
 
 PLAIN = "plain"
 """The label of the learner without homogenizers, to which all others are compared."""
+
+SINGLE = "single-task"
+"""The label of a network for each task of a multi-task problem, trained alone."""
 
 Record = dict[str, Any]
 """One line of the log."""

@@ -40,8 +40,10 @@ def streams(config: Config, seed: int) -> Streams:
 
     Raises:
         DataError, OptionError, UnknownPluginError: a domain cannot be opened, or not serve; names it and the reason.
-        ConfigError: regression and classification domains are mixed.
+        ConfigError: regression and classification domains are mixed; the configuration is of a multi-task problem.
     """
+    if config.problem is not None:
+        raise ConfigError(f"`problem` {config.problem.name} has no episodes; leave it out here.")
     size, shape = config.network.size, config.episodes
     registry = installed()
     train, test = (

@@ -1,10 +1,13 @@
-"""Named lists of methods: what a run file means by `homogenizers = "ablation"`."""
+"""Named lists of methods: what a run file means by `homogenizers = "ablation"`; and the baselines of every table."""
 
 from __future__ import annotations
 
 import difflib
 import json
+from collections.abc import Sequence
 
+from gradhomog import expression
+from gradhomog.bench.results import SINGLE
 from gradhomog.errors import ConfigError
 
 TUNED_STATIC = 'static | static(weights="random", seed=1) | static(weights="random", seed=2)'
@@ -30,6 +33,19 @@ SUITES: dict[str, tuple[str, ...]] = {
         GRADNORM,
         TUNED_STATIC,
     ),
+    # Of multi-task problems. What has an option that is tuned in papers has as many candidates as static weights.
+    "multitask": (
+        "none",
+        SINGLE,
+        TUNED_STATIC,
+        "gradnorm | gradnorm(alpha=0.5) | gradnorm(alpha=3.0)",
+        "pcgrad",
+        "mgda",
+        "cagrad | cagrad(c=0.2) | cagrad(c=0.8)",
+        "nash_mtl",
+    ),
+    # The methods of the toy example of Liu et al. 2021 (CAGrad), and static weights.
+    "landscape": ("none", TUNED_STATIC, "pcgrad", "mgda", "cagrad | cagrad(c=0.2) | cagrad(c=0.8)"),
 }
 
 
@@ -49,3 +65,29 @@ def members(name: str) -> list[str]:
         hint = f" Did you mean '{near[0]}'?" if near else f" A pipeline stands in a list: homogenizers = [{pipeline}]."
         raise ConfigError(f"`homogenizers`: no suite is called {name!r}; there are {', '.join(SUITES)}.{hint}")
     return list(SUITES[name])
+
+
+def with_baselines(texts: Sequence[str]) -> list[str]:
+    """The methods with the plain learner before them, and tuned static weights, where the list has none.
+
+    The static weights added have as many candidates as the method that has most: equal weights, which are the plain
+    learner, and weights drawn at random. A search has at least two, so that they have one more than methods of which
+    nobody is tuned.
+
+    >>> with_baselines(["pcgrad"])
+    ['none', 'static | static(weights="random", seed=1)', 'pcgrad']
+
+    Raises:
+        ExpressionError: a text does not parse.
+    """
+    parsed = {text: expression.parse_alternatives(text) for text in texts}
+    missing = [] if [[]] in parsed.values() else ["none"]
+    if not any(len(found) > 1 and _is_static(found) for found in parsed.values()):
+        count = max([2, *map(len, parsed.values())])
+        drawn = [f'static(weights="random", seed={seed})' for seed in range(1, count)]
+        missing.append(" | ".join(["static", *drawn]))
+    return [*missing, *texts]
+
+
+def _is_static(alternatives: Sequence[Sequence[expression.Member]]) -> bool:
+    return all(len(members) == 1 and members[0][0].rpartition(":")[2] == "static" for members in alternatives)

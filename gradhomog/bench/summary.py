@@ -5,18 +5,21 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from gradhomog.bench.consistency import check
+from gradhomog.bench.improvement import baseline, improvement
+from gradhomog.bench.metrics import metric
 from gradhomog.bench.results import PLAIN, Record, numbers, plain, row_order
 from gradhomog.bench.slowness import Slow, slow
 from gradhomog.bench.statistics import Interval, mean_interval, paired_interval
-from gradhomog.errors import ConfigError
 
 __all__ = ["PLAIN", "Candidate", "Row", "Summary", "Unit", "summarize", "to_json"]
 
-Unit = Literal["seeds", "tasks"]
-"""Over what an interval is taken: means of seeds, or with a single seed the test tasks."""
+Unit = Literal["seeds", "tasks", "one"]
+"""Over what an interval is taken: means of seeds, or with a single seed the test tasks. The tasks of a multi-task
+problem are no sample of others: with one seed there is one number, and no interval."""
 
 Verdict = Literal["better", "worse", "undecided"]
 
@@ -35,6 +38,9 @@ class Row:
         seed_scores: mean over test tasks, one per seed.
         step_seconds: mean time of a training step; `time_ratio` is to the plain learner over the same seeds, None if
             unknown.
+        improvement: of a multi-task problem, Δm over `Summary.baseline`; None for that baseline, and where it means
+            nothing.
+        also: further numbers of a problem by name, over seeds.
         tuned_from, chosen: pipelines that were tried on validation tasks, and the one taken; None if nothing was tuned.
     """
 
@@ -52,6 +58,8 @@ class Row:
     verdict: Verdict | None = None
     step_seconds: float | None = None
     time_ratio: float | None = None
+    improvement: Interval | None = None
+    also: dict[str, Interval] = field(default_factory=dict)
     tuned_from: tuple[str, ...] = ()
     chosen: str | None = None
 
@@ -74,7 +82,8 @@ class Summary:
     """The table. `tasks` counts test tasks, the same for every run; `finished` counts runs that belong to a row.
 
     `failures` holds the last message of each run that failed and has no result; `slow` the homogenizers that took most
-    of the time of their training steps.
+    of the time of their training steps. Of a multi-task problem there are also its name, `notes` on its data, and the
+    `baseline` of each `Row.improvement`.
     """
 
     metric: str
@@ -85,6 +94,9 @@ class Summary:
     expected: int | None
     failures: dict[str, str]
     slow: tuple[Slow, ...] = ()
+    problem: str | None = None
+    notes: tuple[str, ...] = ()
+    baseline: str | None = None
 
     @property
     def learners(self) -> tuple[str, ...]:
@@ -107,13 +119,24 @@ def summarize(records: Iterable[Record], expected_runs: int | None = None) -> Su
     records = list(records)
     results = [record for record in records if record["event"] == "result"]
     compared = [record for record in results if record["role"] == "compare"]
-    config: Record = next((r.get("config") or {} for r in reversed(records) if r["event"] == "start"), {})
-    _check(compared)
+    start: Record = next((r for r in reversed(records) if r["event"] == "start"), {})
+    config: Record = start.get("config") or {}
+    check(compared)
     groups: dict[tuple[str, str], dict[int, Record]] = {}
     for record in compared:
         groups.setdefault((record["learner"], record["label"]), {})[record["seed"]] = record
     expected_seeds = _count(config.get("seeds"))
-    rows = [_row(groups[pair], groups.get((pair[0], PLAIN), {}), expected_seeds) for pair in row_order(records)]
+    problem = next((record["problem"] for record in compared if "problem" in record), None)
+    base = baseline(groups, problem) if problem else None
+    rows = [
+        _row(
+            groups[learner, label],
+            groups.get((learner, PLAIN), {}),
+            groups.get((learner, base or ""), {}),
+            expected_seeds,
+        )
+        for learner, label in row_order(records)
+    ]
     done = {record["run"] for record in results}
     return Summary(
         metric=compared[0]["metric"] if compared else "accuracy",
@@ -124,6 +147,9 @@ def summarize(records: Iterable[Record], expected_runs: int | None = None) -> Su
         expected=expected_runs if expected_runs is not None else _expected(config),
         failures={r["run"]: str(r["error"]) for r in records if r["event"] == "failed" and r["run"] not in done},
         slow=slow(results),
+        problem=problem,
+        notes=tuple(start.get("notes") or ()),
+        baseline=base if any(row.improvement for row in rows) else None,
     )
 
 
@@ -133,14 +159,18 @@ def to_json(summary: Summary) -> dict[str, Any]:
     return content
 
 
-def _row(runs: dict[int, Record], base: dict[int, Record], expected_seeds: int | None) -> Row:
+def _row(
+    runs: dict[int, Record], base: dict[int, Record], improved: dict[int, Record], expected_seeds: int | None
+) -> Row:
+    """A method's row; `base` are the plain learner's runs, and `improved` those that Δm is over."""
     seeds = sorted(runs)
     first = runs[seeds[0]]
     scores = [numbers(runs[seed]["scores"]) for seed in seeds]
-    values, unit = _values(scores)
+    sampled = "problem" not in first
+    values, unit = _values(scores, sampled)
     domains = first["domains"]
     by_domain = {
-        name: mean_interval(_values([_of_domain(name, row, domains) for row in scores])[0])
+        name: mean_interval(_values([_of_domain(name, row, domains) for row in scores], sampled)[0])
         for name in dict.fromkeys(domains)
     }
     row = Row(
@@ -154,33 +184,36 @@ def _row(runs: dict[int, Record], base: dict[int, Record], expected_seeds: int |
         by_domain,
         tuple(_mean(row) for row in scores),
         step_seconds=_step_seconds(runs, seeds),
+        improvement=None if improved is runs else improvement(runs, improved),
+        also={name: _mean_of(runs, seeds, name) for name in first.get("also", ())},
         tuned_from=tuple(first.get("tuned_from") or ()),
         chosen=first.get("chosen"),
     )
     common = [seed for seed in seeds if seed in base]
     if row.label == PLAIN or not common:
         return row
-    ours, difference_unit = _values([numbers(runs[seed]["scores"]) for seed in common])
-    theirs, _ = _values([numbers(base[seed]["scores"]) for seed in common])
+    ours, difference_unit = _values([numbers(runs[seed]["scores"]) for seed in common], sampled)
+    theirs, _ = _values([numbers(base[seed]["scores"]) for seed in common], sampled)
     difference = paired_interval(ours, theirs)
     our_time, their_time = _step_seconds(runs, common), _step_seconds(base, common)
     return dataclasses.replace(
         row,
         difference=difference,
         difference_unit=difference_unit,
-        verdict=_verdict(difference, higher_is_better=first["metric"] == "accuracy"),
+        verdict=_verdict(difference, metric(first["metric"]).higher_is_better),
         time_ratio=our_time / their_time if our_time and their_time else None,
     )
 
 
-def _values(scores: Sequence[Sequence[float]]) -> tuple[Sequence[float], Unit]:
-    """What an interval is taken over, of scores `[seeds, tasks]`: the means of several seeds, or one seed's tasks.
+def _values(scores: Sequence[Sequence[float]], sampled: bool) -> tuple[Sequence[float], Unit]:
+    """What an interval is taken over, of scores `[seeds, tasks]`: the means of several seeds, or one seed's tasks, if
+    these are a sample.
 
     Tasks of several seeds are not pooled: they are the same tasks again, and what a training makes of them hangs
     together.
     """
-    if len(scores) > 1:
-        return [_mean(row) for row in scores], "seeds"
+    if len(scores) > 1 or not sampled:
+        return [_mean(row) for row in scores], "seeds" if len(scores) > 1 else "one"
     return scores[0], "tasks"
 
 
@@ -198,6 +231,10 @@ def _verdict(difference: Interval, higher_is_better: bool) -> Verdict | None:
     if not difference.excludes_zero:
         return "undecided"
     return "better" if (difference.mean > 0) == higher_is_better else "worse"
+
+
+def _mean_of(runs: dict[int, Record], seeds: Sequence[int], name: str) -> Interval:
+    return mean_interval(numbers(runs[seed]["also"].get(name) for seed in seeds))
 
 
 def _step_seconds(runs: dict[int, Record], seeds: Sequence[int]) -> float | None:
@@ -227,27 +264,6 @@ def _candidates(results: Sequence[Record], rows: Sequence[Row]) -> list[Candidat
     return sorted(found, key=lambda item: places.get((item.learner, item.homogenizers), len(order)))
 
 
-def _check(results: Sequence[Record]) -> None:
-    """All results must be of one test, and each of a seed and a method of its own."""
-    places: dict[tuple[str, str, int], str] = {}
-    for record in results:
-        place = (record["learner"], record["label"], record["seed"])
-        if places.setdefault(place, record["run"]) != record["run"]:
-            raise ConfigError(
-                f"runs {places[place]!r} and {record['run']!r} both claim to be {place[1]!r} of {place[0]} with seed "
-                f"{place[2]}. Start the comparison anew in an empty folder."
-            )
-        for name in ("metric", "domains"):
-            if record[name] != results[0][name] or len(record["scores"]) != len(record["domains"]):
-                raise ConfigError(
-                    f"runs {results[0]['run']!r} and {record['run']!r} were not tested on the same tasks: `{name}` "
-                    f"differs or not every task has a score ({len(results[0]['scores'])} and {len(record['scores'])} "
-                    "scores). Start the comparison anew in an empty folder."
-                )
-        if not record["scores"]:
-            raise ConfigError(f"run {record['run']!r} has no `scores`: expected one per test task. Run it again.")
-
-
 def _count(value: Any) -> int | None:
     """How many a setting asks for that is a number or a list."""
     if isinstance(value, list):
@@ -256,7 +272,8 @@ def _count(value: Any) -> int | None:
 
 
 def _expected(config: Record) -> int | None:
-    learners, seeds = config.get("learner"), _count(config.get("seeds"))
+    learners = config.get("learner", "its network" if "problem" in config else None)
+    seeds = _count(config.get("seeds"))
     methods = config.get("homogenizers")
     if not isinstance(learners, str | list) or not isinstance(methods, list) or seeds is None:
         return None

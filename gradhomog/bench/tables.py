@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gradhomog.bench.metrics import metric
 from gradhomog.bench.results import PLAIN
 from gradhomog.bench.statistics import Interval
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from gradhomog.bench.summary import Row, Summary
 
 NOTHING = "–"
+DELTA_M = "Δm %"
 
 
 def render_table(summary: Summary) -> str:
@@ -28,9 +30,9 @@ def render_table(summary: Summary) -> str:
 def header(summary: Summary) -> list[str]:
     """Names of the columns."""
     several = ["learner"] if len(summary.learners) > 1 else []
-    score = "accuracy %" if summary.metric == "accuracy" else summary.metric
     domains = list(summary.domains) if len(summary.domains) > 1 else []
-    return [*several, "method", "seeds", score, "difference to plain", *domains, "step time"]
+    score = metric(summary.metric).title
+    return [*several, "method", "seeds", score, "difference to plain", *_more(summary), *domains, "step time"]
 
 
 def cells(summary: Summary, row: Row) -> list[str]:
@@ -39,7 +41,16 @@ def cells(summary: Summary, row: Row) -> list[str]:
     seeds = f"{len(row.seeds)}"
     if row.expected_seeds is not None and row.expected_seeds != len(row.seeds):
         seeds += f" of {row.expected_seeds}"
-    difference = NOTHING if row.difference is None else interval_text(row.difference, summary.metric, signed=True)
+    alone = row.unit == "one"
+    difference = NOTHING
+    if row.difference is not None:
+        difference = interval_text(row.difference, summary.metric, signed=True, alone=row.difference_unit == "one")
+    more = [
+        NOTHING
+        if (found := row.improvement if title == DELTA_M else row.also.get(title)) is None
+        else interval_text(found, "accuracy" if title == DELTA_M else summary.metric, title == DELTA_M, alone)
+        for title in _more(summary)
+    ]
     domains = [
         number_text(row.by_domain[name].mean, summary.metric) if name in row.by_domain else NOTHING
         for name in summary.domains
@@ -56,11 +67,18 @@ def cells(summary: Summary, row: Row) -> list[str]:
         *several,
         row.label,
         seeds,
-        interval_text(row.score, summary.metric) + one_seed,
+        interval_text(row.score, summary.metric, alone=alone) + one_seed,
         difference + mark,
+        *more,
         *domains,
         ratio,
     ]
+
+
+def _more(summary: Summary) -> list[str]:
+    """Columns that only multi-task problems have."""
+    named = dict.fromkeys(name for row in summary.rows for name in row.also)
+    return [*([DELTA_M] if summary.baseline else []), *named]
 
 
 def notes(summary: Summary) -> list[str]:
@@ -72,7 +90,7 @@ def notes(summary: Summary) -> list[str]:
         n = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         lines.append(
             f"±: 95 % confidence interval over seeds (n = {n}, Student t); every run on the same "
-            f"{summary.tasks} test tasks."
+            + (f"test data, mean over {summary.tasks} tasks." if summary.problem else f"{summary.tasks} test tasks.")
         )
     if "tasks" in units:
         who = "† one seed: " if "seeds" in units else ""
@@ -80,8 +98,17 @@ def notes(summary: Summary) -> list[str]:
             f"{who}±: 95 % confidence interval over test tasks (n = {summary.tasks}, Student t); "
             "one training seed, so how much another training would differ is not in it."
         )
-    if any(row.difference is not None for row in summary.rows):
-        how = {row.difference_unit for row in summary.rows if row.difference is not None}
+    if "one" in units:
+        lines.append("With one run of a method there is no interval.")
+    if summary.baseline:
+        lines.append(
+            f"Δm: by how many percent tasks are better than with {summary.baseline}, mean over tasks"
+            + (", of their errors 1 - R²" if summary.metric == "r2" else "")
+            + " (Maninis et al. 2019); paired by seed, higher is better."
+        )
+    lines += summary.notes
+    how = {row.difference_unit for row in summary.rows if row.difference is not None}
+    if how - {"one"}:
         paired = (
             "seed"
             if how == {"seeds"}
@@ -92,7 +119,7 @@ def notes(summary: Summary) -> list[str]:
         lines.append(
             f"Differences are paired by {paired}; *: the interval excludes 0 (not corrected for the number of methods)."
         )
-    elif any(row.label != PLAIN for row in summary.rows):
+    elif not how and any(row.label != PLAIN for row in summary.rows):
         lines.append("No differences: they need finished runs of the plain learner and of another with a common seed.")
     for row in summary.rows:
         if row.chosen is not None:
@@ -110,29 +137,33 @@ def notes(summary: Summary) -> list[str]:
     return lines
 
 
-def interval_text(interval: Interval, metric: str, signed: bool = False) -> str:
-    """`41.23 ± 1.10`, `+0.85 ± 1.02`; `± n/a` where one value says nothing about its spread."""
+def interval_text(interval: Interval, kind: str, signed: bool = False, alone: bool = False) -> str:
+    """`41.23 ± 1.10`, `+0.85 ± 1.02`; `± n/a` where one value says nothing about its spread, and nothing if `alone`."""
     if math.isnan(interval.mean):
         return "nan"
-    width = "n/a" if math.isnan(interval.half_width) else number_text(interval.half_width, metric)
-    return f"{number_text(interval.mean, metric, signed)} ± {width}"
+    mean = number_text(interval.mean, kind, signed)
+    if alone:
+        return mean
+    return f"{mean} ± {'n/a' if math.isnan(interval.half_width) else number_text(interval.half_width, kind)}"
 
 
-def number_text(value: float, metric: str, signed: bool = False) -> str:
-    """Accuracies in percent with two decimals, errors with four significant digits."""
+def number_text(value: float, kind: str, signed: bool = False) -> str:
+    """A score of a metric: shares in percent with two decimals, others with four significant digits."""
     sign = "+" if signed else ""
     if math.isnan(value):
         return "nan"
     # Adding 0.0 turns the −0.00 of a rounded small loss into 0.00.
-    return f"{round(100 * value, 2) + 0.0:{sign}.2f}" if metric == "accuracy" else f"{value + 0.0:{sign}#.4g}"
+    return f"{round(100 * value, 2) + 0.0:{sign}.2f}" if metric(kind).percent else f"{value + 0.0:{sign}#.4g}"
 
 
 def write_csv(summary: Summary, path: str | Path) -> None:
     """Write one line per method, numbers in full and as fractions; empty where unknown."""
+    also = list(dict.fromkeys(name for row in summary.rows for name in row.also))
     names = [
         "learner", "label", "homogenizers", "seeds", "expected_seeds", "metric", "mean", "half_width", "n", "unit",
         "difference", "difference_half_width", "difference_n", "difference_unit", "verdict", "step_seconds",
         "time_ratio", "chosen", *(f"mean[{domain}]" for domain in summary.domains),
+        *(["improvement", "improvement_half_width"] if summary.baseline else []), *also,
     ]  # fmt: skip
     with Path(path).open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -145,8 +176,14 @@ def write_csv(summary: Summary, path: str | Path) -> None:
                 *((gap.mean, gap.half_width, gap.n, row.difference_unit) if gap else (None,) * 4),
                 row.verdict, row.step_seconds, row.time_ratio, row.chosen,
                 *(row.by_domain[d].mean if d in row.by_domain else None for d in summary.domains),
+                *(_pair(row.improvement) if summary.baseline else ()),
+                *(row.also[name].mean if name in row.also else None for name in also),
             ]  # fmt: skip
             writer.writerow(["" if value is None or value != value else value for value in values])
+
+
+def _pair(interval: Interval | None) -> tuple[float | None, float | None]:
+    return (interval.mean, interval.half_width) if interval else (None, None)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

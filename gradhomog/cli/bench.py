@@ -5,7 +5,9 @@ same network and take their steps in turn on the same batches; ratios are taken 
 
 With --kernel no run file is read: `--kernel rotate` times one update of rotations beside PyTorch's
 orthogonal parametrization, `--kernel isi` self-information drop-out on one convolution beside its published form,
-`--kernel maml` one meta-step of MAML beside a hand-written loop, TorchOpt's MetaSGD and `higher`.
+`--kernel maml` one meta-step of MAML beside a hand-written loop, TorchOpt's MetaSGD and `higher`, `--kernel combine`
+one step on a matrix of gradients beside the least that it can take and TorchJD, `--kernel backward` one step of a
+network with several losses beside a hand-written loop and TorchJD.
 
 Close what else runs on the machine: ratios bear with a load that stays the same, not with one that comes and goes.
 """
@@ -27,7 +29,7 @@ from gradhomog.errors import OptionError
 if TYPE_CHECKING:
     from gradhomog.bench.cost.table import Table
 
-KERNELS = ("rotate", "isi", "maml")
+KERNELS = ("rotate", "isi", "maml", "combine", "backward")
 
 
 def add(commands: Any) -> None:
@@ -52,7 +54,8 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--shape", action="append", default=[], type=_shape, metavar="AxBxC", dest="shapes",
         help="of a kernel's input: tasks x queries x features (rotate), images x channels x height x width (isi), "
-        "tasks x channels x pixels x filters or, of sinusoids, tasks x hidden units (maml); may be repeated",
+        "tasks x channels x pixels x filters or, of sinusoids, tasks x hidden units (maml), tasks x params (combine), "
+        "tasks x inputs x hidden or tasks x channels x pixels x filters (backward); may be repeated",
     )  # fmt: skip
     command.add_argument("--threads", type=_count(1), metavar="N", help="of PyTorch; by default the run file's, or 1")
     command.add_argument("--rounds", type=_count(3), default=50, metavar="N", help="at most; 50 by default, 3 or more")
@@ -113,6 +116,8 @@ def _steps(given: argparse.Namespace) -> list[Table]:
 
 
 def _kernel(given: argparse.Namespace) -> list[Table]:
+    from gradhomog.bench.cost.backward import backward_costs
+    from gradhomog.bench.cost.combine import combine_costs
     from gradhomog.bench.cost.maml import maml_costs
     from gradhomog.bench.cost.rotation import rotation_costs
     from gradhomog.bench.cost.self_information import self_information_costs
@@ -123,7 +128,10 @@ def _kernel(given: argparse.Namespace) -> list[Table]:
     if given.homogenizers if learns else given.learners:
         takes, other = ("--learner", "--homogenizer") if learns else ("--homogenizer", "--learner")
         raise OptionError(f"--kernel {given.kernel} takes {takes}, no {other}.")
-    costs = {"rotate": rotation_costs, "isi": self_information_costs, "maml": maml_costs}[given.kernel]
+    costs = {
+        "rotate": rotation_costs, "isi": self_information_costs, "maml": maml_costs, "combine": combine_costs,
+        "backward": backward_costs,
+    }[given.kernel]  # fmt: skip
     with _Progress() as progress:
         return costs(
             given.learners if learns else given.homogenizers, given.shapes, rounds=given.rounds, seconds=given.seconds,

@@ -2,6 +2,9 @@
 
 Without a run file: MAML on embedded glyph domains, every task of a batch from another domain; plain, tuned static
 weights, PCGrad, GradNorm and MGDA, three seeds each; a few minutes on two cores.
+
+Multi-task problems: --set problem.name=glyph_pairs, digit_pairs, regression or landscape. The plain network and tuned
+static weights are always in their table.
 """
 
 from __future__ import annotations
@@ -19,4 +22,4 @@ def add(commands: Any) -> None:
 def run(given: argparse.Namespace) -> int:
     from gradhomog.bench.config import load
 
-    return execute(given, load(given.run_file, given.overrides), "compare")
+    return execute(given, load(given.run_file, given.overrides).with_baselines(), "compare")

@@ -199,6 +199,34 @@ def test_the_table_shows_times_ratios_and_added_memory_and_is_plain_data():
     assert data["rows"][1]["ratios"]["plain"]["median"] == pytest.approx(1.03)
 
 
+def test_a_row_tells_its_difference_to_the_first_reference_and_its_ratio_to_its_peer():
+    taken = {"a": [1.0, 2.0, 4.0], "b": [1.5, 2.5, 4.5], "c": [3.0, 5.0, 9.0], "failed": [1.0]}
+    timings = Timings(0, {label: dict(enumerate(seconds)) for label, seconds in taken.items()}, {"failed": "broke"})
+    given = {"paired": True, "peaks": {"a": 10**6, "b": 10**6 - 4000, "c": 10**6}, "held": {}}
+    peers = {"b": "c", "a": "failed", "c": "absent"}
+    made = table.Table("t", ("a",), table.rows(timings, ["a"], **given, difference=True, peers=peers), ())
+    a, b, c = made.rows
+    assert (a.beyond, a.to_peer, c.to_peer) == (None, None, None)
+    assert (b.beyond.median, c.beyond.median) == (0.5, 3.0)
+    assert b.to_peer.median == 0.5
+    lines = table.render(made).splitlines()
+    assert "over a" in lines[2]
+    assert lines[5].split()[-7:] == ["+500", "ms", "×", "0.50", "+0.00", "MB", "3"]
+    assert table.to_json(made)["rows"][1]["beyond"]["median"] == 0.5
+    assert "over a" not in table.render(table.Table("t", ("a",), table.rows(timings, ["a"], **given), ()))
+
+
+def test_a_trial_without_common_rounds_may_still_form_its_ratios_within_rounds():
+    # "b" is so slow that it has a share of the first rounds only, in which "a" is slow, too.
+    taken = {"a": [3.0, 2.0, 1.0, 1.0, 1.0], "b": [6.0, 4.0]}
+    timings = Timings(1, {label: dict(enumerate(seconds)) for label, seconds in taken.items()})
+    ratio = {
+        paired: table.rows(timings, ["a"], paired=paired, peaks={}, held={})[1].ratios["a"].median
+        for paired in (True, False)
+    }
+    assert ratio == {True: 2.0, False: 4.0}
+
+
 # -- steps -------------------------------------------------------------------------------------------------------------
 
 

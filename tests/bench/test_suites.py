@@ -63,7 +63,7 @@ def test_changing_what_a_suite_gave_leaves_the_suite():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Ablation", "there are default, ablation. Did you mean 'ablation'?"),
+        ("Ablation", "there are default, ablation, multitask, landscape. Did you mean 'ablation'?"),
         ("pcgrad", 'A pipeline stands in a list: homogenizers = ["pcgrad"].'),
         ('gradnorm(key="domain")', r'homogenizers = ["gradnorm(key=\"domain\")"].'),
     ],

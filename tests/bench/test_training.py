@@ -139,8 +139,8 @@ def test_the_checkpoint_stays_until_the_result_is_on_disk(small, tmp_path):
 
 def test_a_score_that_is_not_finite_is_never_the_better_one(small, tmp_path):
     training = Training(small, Run("maml", "plain", "none", 0), tmp_path, lambda r: None)
-    assert training._better(0.5, math.nan)
-    assert not training._better(math.nan, 0.5)
+    assert training.trainee.metric.better(0.5, math.nan)
+    assert not training.trainee.metric.better(math.nan, 0.5)
 
 
 def test_files_of_one_stem_in_two_folders_are_two_domains(tmp_path):

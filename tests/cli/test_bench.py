@@ -35,7 +35,9 @@ def test_json_is_data_with_versions_and_machine(capsys):
     assert set(found) == {"title", "references", "rows", "failures", "notes"}
     assert [row["label"] for row in found["rows"]] == ["plain", "plain again", "mgda"]
     row = found["rows"][2]
-    assert set(row) == {"label", "seconds", "ratios", "peak_bytes", "held_bytes", "added_bytes", "cosine"}
+    assert set(row) == {
+        "label", "seconds", "ratios", "peak_bytes", "held_bytes", "added_bytes", "cosine", "beyond", "to_peer",
+    }  # fmt: skip
     spread = {"median", "low", "high", "quarter", "three_quarters", "minimum", "maximum", "n"}
     assert set(row["seconds"]) == set(row["ratios"]["plain"]) == spread
     assert row["ratios"]["plain"]["n"] == 3
@@ -65,6 +67,20 @@ def test_a_learner_is_timed_beside_its_peers(capsys):
     *_, same, fewer = data["tables"][0]["rows"]
     assert same["cosine"] == pytest.approx(1, abs=1e-5)
     assert fewer["cosine"] < same["cosine"]
+
+
+def test_steps_with_several_tasks_are_timed_beside_torchjd(capsys):
+    given = ["--homogenizer", "pcgrad", *QUICK, "--shape"]
+    assert main(["bench", "--kernel", "combine", *given, "2x50", "--shape", "3x50"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "one step on J, the gradients of 2 tasks by 50 parameters, 1 thread"
+    assert "one step on J, the gradients of 3 tasks by 50 parameters, 1 thread" in lines
+    assert [line.split("  ")[0] for line in lines[4:10]][3:] == ["floor again", "pcgrad", "torchjd PCGrad"]
+    assert main(["bench", "--kernel", "backward", *given, "2x3x4", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["kernel"] == "backward"
+    assert data["tables"][0]["references"] == ["by hand", "sum(losses).backward()"]
+    assert "backward pcgrad" in [row["label"] for row in data["tables"][0]["rows"]]
 
 
 def test_processor_time_does_not_count_waiting(monkeypatch, capsys):
@@ -106,6 +122,11 @@ def test_a_homogenizer_that_fails_is_exit_code_1_with_the_others_in_the_table(gr
         (["--kernel", "rotate", "--homogenizer", "rotaet"], "rotaet"),
         (["--kernel", "maml", "--homogenizer", "pcgrad"], "--kernel maml takes --learner, no --homogenizer"),
         (["--kernel", "isi", "--learner", "maml"], "--kernel isi takes --homogenizer, no --learner"),
+        (["--kernel", "combine", "--learner", "maml"], "--kernel combine takes --homogenizer, no --learner"),
+        (["--kernel", "combine", "--shape", "4x75x2"], "tasks x params, each at least 1; got 4x75x2"),
+        (["--kernel", "combine", "--homogenizer", "pcgard"], "Did you mean 'pcgrad'?"),
+        (["--kernel", "backward", "--shape", "4x75"], "tasks x inputs x hidden (mlp) or tasks x channels x"),
+        (["--kernel", "backward", "my.toml"], "--kernel takes no run file"),
         (["--learner", "maml"], "--learner is for --kernel maml"),
         (["--kernel", "maml", "--learner", "mamll"], "Did you mean 'maml'?"),
         (["--kernel", "maml", "--shape", "4x1x28"], "tasks x hidden units (sinusoids), each at least 1; got 4x1x28"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from gradhomog.bench.cost import memory, table
@@ -26,9 +26,12 @@ class Trial:
         inputs: makes the input of round 0, 1, 2, ….
         references: labels of works that others are compared with; the first is also that of memory.
         at_least: rounds, the warm-up included, that every work is given whatever they take.
-        together: all works have the same rounds, and ratios are formed within each; else each has an equal share of
-            the time, and a ratio is to the median of the other's times.
+        together: all works have the same rounds; else each has an equal share of the time.
+        paired: ratios are formed within each round that both were in, of which there must be one; else a ratio is to
+            the median of the other's times.
         with_memory: run every work once more for its peak memory.
+        difference: tell by how many seconds each is slower than the first reference, too; for `paired` works.
+        peers: for a work's label that of the one that it competes with, to which it is compared as well.
         cosine: after that further run, between what a work has found and what is right; None where it says nothing.
     """
 
@@ -39,7 +42,10 @@ class Trial:
     notes: tuple[str, ...]
     at_least: int = 1
     together: bool = False
+    paired: bool = False
     with_memory: bool = True
+    difference: bool = False
+    peers: Mapping[str, str] = field(default_factory=dict)
     cosine: Callable[[Work], float | None] = lambda work: None
 
     def table(self, rounds: int, seconds: float, thread_count: int, clock: Clock, progress: Progress) -> Table:
@@ -57,7 +63,10 @@ class Trial:
                     peaks[label] = memory.peak_bytes(functools.partial(work, given))
                     if (cosine := self.cosine(work)) is not None:
                         cosines[label] = cosine
-        rows = table.rows(timings, self.references, paired=self.together, peaks=peaks, held={}, cosines=cosines)
+        rows = table.rows(
+            timings, self.references, paired=self.paired, peaks=peaks, held={}, cosines=cosines,
+            difference=self.difference, peers=self.peers,
+        )  # fmt: skip
         title = f"{self.title}, {thread_count} thread{'s' if thread_count > 1 else ''}"
         return Table(title, self.references, rows, self.notes, timings.failures)
 
@@ -101,4 +110,6 @@ class Kernel:
                 )
         with threads(thread_count):
             trials = [self.trial(expressions, shape) for shape in chosen]
-            return [trial.table(rounds, seconds / len(chosen), thread_count, clock, progress) for trial in trials]
+            share = seconds / len(chosen)
+            # What a trial has drawn may be as large as memory allows, so each goes when it is done.
+            return [trials.pop(0).table(rounds, share, thread_count, clock, progress) for _ in chosen]

@@ -134,6 +134,7 @@ def _trial(texts: Sequence[str], shape: Sequence[int]) -> Trial:
             *left_out,
         ),
         together=True,
+        paired=True,
         cosine=Cosine(setting),
     )
 

@@ -27,6 +27,8 @@ class Row:
         peak_bytes: see `memory.peak_bytes`; None if it was not measured.
         held_bytes: what its homogenizers keep from step to step.
         cosine: between what it finds and what is right; None if that was not measured.
+        beyond: seconds by which it is slower than the first reference; None if the table is not about that.
+        to_peer: ratio to what it competes with; None if there is nothing.
     """
 
     label: str
@@ -35,6 +37,8 @@ class Row:
     peak_bytes: int | None = None
     held_bytes: int = 0
     cosine: float | None = None
+    beyond: Spread | None = None
+    to_peer: Spread | None = None
 
 
 @dataclass(frozen=True)
@@ -69,12 +73,15 @@ def rows(
     peaks: Mapping[str, int],
     held: Mapping[str, int],
     cosines: Mapping[str, float] = MappingProxyType({}),
+    difference: bool = False,
+    peers: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[Row, ...]:
     """One row per work that was timed.
 
     With `paired` a ratio is to the reference in the same round; else to the median of the reference, for works that
-    do not share their rounds.
+    do not share their rounds. `difference` and `peers`: as of `Trial`; a peer that failed is compared with nothing.
     """
+    first, *_ = references = tuple(references)
     found = []
     for label in timings.seconds:
         own = timings.counted(label)
@@ -88,8 +95,13 @@ def rows(
                 below = Spread.of(list(timings.counted(reference).values())).median
                 values = [taken / below for taken in own.values()]
             ratios[reference] = Spread.of(values)
+        beyond = Spread.of(timings.differences(label, first)) if difference and label != first else None
+        peer = peers.get(label)
+        known = peer in timings.seconds and peer not in timings.failures
+        to_peer = Spread.of(timings.ratios(label, peer)) if peer is not None and known else None
         spread = Spread.of(list(own.values()))
-        found.append(Row(label, spread, ratios, peaks.get(label), held.get(label, 0), cosines.get(label)))
+        peak, kept, cosine = peaks.get(label), held.get(label, 0), cosines.get(label)
+        found.append(Row(label, spread, ratios, peak, kept, cosine, beyond, to_peer))
     return tuple(found)
 
 
@@ -97,13 +109,20 @@ def render(table: Table) -> str:
     """Aligned text, with the notes under it."""
     with_memory = any(row.peak_bytes is not None for row in table.rows)
     with_cosine = any(row.cosine is not None for row in table.rows)
+    with_difference = any(row.beyond is not None for row in table.rows)
+    with_peers = any(row.to_peer is not None for row in table.rows)
     first, *others = table.references  # the interval is that of the ratio to the first
     header = ["method", "time", f"to {first}", "95 %", *(f"to {name}" for name in others)]
+    header += [f"over {first}"] * with_difference + ["to peer"] * with_peers
     lines = [[*header, *(["memory"] if with_memory else []), *(["cosine"] if with_cosine else []), "rounds"]]
     for row in table.rows:
         cells = [row.label, time_text(row.seconds.median)]
         cells += [NOTHING] * 2 if row.label == first else ratio_cells(row.ratios[first])
         cells += [NOTHING if row.label == name else ratio_cells(row.ratios[name])[0] for name in others]
+        if with_difference:
+            cells.append(NOTHING if row.beyond is None else difference_text(row.beyond.median))
+        if with_peers:
+            cells.append(NOTHING if row.to_peer is None else ratio_cells(row.to_peer)[0])
         if with_memory:
             cells.append(memory_text(table, row))
         if with_cosine:
@@ -135,6 +154,11 @@ def time_text(seconds: float) -> str:
     return f"{seconds * 1e9:.0f} ns"
 
 
+def difference_text(seconds: float) -> str:
+    """In milliseconds, always: `+0.12 ms`."""
+    return f"{_signed(seconds * 1e3)} ms"
+
+
 def memory_text(table: Table, row: Row) -> str:
     """That of the first reference as it is, of the others what they add."""
     if row.peak_bytes is None:
@@ -142,7 +166,12 @@ def memory_text(table: Table, row: Row) -> str:
     if row.label == table.references[0]:
         return f"{digits((row.peak_bytes + row.held_bytes) / 1e6)} MB"
     added = table.added_bytes(row)
-    return NOTHING if added is None else f"{'-' if added < 0 else '+'}{digits(abs(added) / 1e6)} MB"
+    return NOTHING if added is None else f"{_signed(added / 1e6)} MB"
+
+
+def _signed(value: float) -> str:
+    text = digits(abs(value))
+    return f"{'-' if value < 0 and float(text.replace(',', '')) else '+'}{text}"
 
 
 def digits(value: float) -> str:
@@ -164,6 +193,8 @@ def to_json(table: Table) -> dict[str, Any]:
                 "held_bytes": row.held_bytes,
                 "added_bytes": table.added_bytes(row),
                 "cosine": row.cosine,
+                "beyond": row.beyond and row.beyond.record(),
+                "to_peer": row.to_peer and row.to_peer.record(),
             }
             for row in table.rows
         ],

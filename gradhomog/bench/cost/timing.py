@@ -36,8 +36,15 @@ class Timings:
 
     def ratios(self, label: str, reference: str) -> list[float]:
         """Of every round that counts: the work's seconds in it, divided by the reference's in the same round."""
-        below = self.counted(reference)
-        return [taken / below[number] for number, taken in self.counted(label).items() if number in below]
+        return [taken / below for taken, below in self._pairs(label, reference)]
+
+    def differences(self, label: str, reference: str) -> list[float]:
+        """Of every round that counts: the work's seconds in it, less the reference's in the same round."""
+        return [taken - other for taken, other in self._pairs(label, reference)]
+
+    def _pairs(self, label: str, reference: str) -> list[tuple[float, float]]:
+        others = self.counted(reference)
+        return [(taken, others[number]) for number, taken in self.counted(label).items() if number in others]
 
 
 def order(labels: Sequence[str], number: int) -> list[str]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from gradhomog.bench.domains import _cache, _options
 from gradhomog.bench.domains.class_images import ClassImages, split_classes
@@ -122,12 +123,7 @@ def glyphs(
         "correlation": _options.number("correlation", correlation, low=0.0, high=1.0),
         "seed": _options.integer("seed", seed, low=0),
     }
-    for module, wheel in (("matplotlib", "matplotlib"), ("PIL", "Pillow")):
-        if importlib.util.find_spec(module) is None:
-            raise DataError(
-                f"glyphs:{variant} is rendered with {wheel}, which is not installed. "
-                "Install it with: pip install 'gradhomog[plot]'"
-            )
+    require_renderer(f"glyphs:{variant}")
     from gradhomog.bench.domains import _fonts, _render
 
     key = {**options, "renderer": _render.VERSION, "ranges": SCRIPTS[variant].ranges, **_fonts.versions()}
@@ -166,6 +162,44 @@ def glyphs(
         ),
         plain=ClassImages(name, arrays["plain"], labels, names, class_split=split),
     )
+
+
+def pictures(script: str, classes: int, *, size: int, instances: int, seed: int) -> NDArray[np.uint8]:
+    """Pictures of the first characters of `select(script)` before black, `[classes, instances, size, size]`, 0..255.
+
+    They differ in face, rotation, scale, shear, position and brightness, as those of the domain do.
+
+    Raises:
+        DataError: matplotlib or Pillow is missing.
+    """
+    require_renderer(f"glyphs:{script}")
+    from gradhomog.bench.domains import _fonts, _render
+
+    options = {"script": script, "classes": classes, "size": size, "instances": instances, "seed": seed}
+    key = {**options, "renderer": _render.VERSION, "ranges": SCRIPTS[script].ranges, **_fonts.versions()}
+
+    def render() -> _cache.Arrays:
+        return _render.render(
+            select(script)[:classes],
+            train=np.zeros(classes, dtype=np.bool_),
+            size=size,
+            instances=instances,
+            background=0.0,
+            correlation=0.0,
+            entropy=[seed, int.from_bytes(hashlib.sha256(script.encode()).digest()[:4], "little")],
+        )
+
+    return _cache.cached(f"pictures-{script}-{size}", key, render)["plain"].reshape(classes, instances, size, size)
+
+
+def require_renderer(what: str) -> None:
+    """Raise `DataError` if what glyphs are rendered with is not installed."""
+    for module, wheel in (("matplotlib", "matplotlib"), ("PIL", "Pillow")):
+        if importlib.util.find_spec(module) is None:
+            raise DataError(
+                f"{what} is rendered with {wheel}, which is not installed. "
+                "Install it with: pip install 'gradhomog[plot]'"
+            )
 
 
 def select(variant: str) -> list[_fonts.Glyph]:

@@ -9,6 +9,7 @@ from gradhomog.bench.figures.scores import domain_scores, scores
 from gradhomog.bench.figures.stages import stages
 from gradhomog.bench.figures.style import MissingMatplotlib, require_matplotlib, save
 from gradhomog.bench.figures.training import conflict, validation, weights
+from gradhomog.bench.figures.trajectories import trajectories
 
 __all__ = [
     "MissingMatplotlib",
@@ -20,6 +21,7 @@ __all__ = [
     "save",
     "scores",
     "stages",
+    "trajectories",
     "validation",
     "weights",
 ]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gradhomog.bench.figures import style
+from gradhomog.bench.metrics import metric
 from gradhomog.bench.results import PLAIN
 from gradhomog.bench.statistics import Interval
 
@@ -37,7 +38,7 @@ def scores(summary: Summary) -> Figure | None:
         look = style.colors([row.label for row in summary.rows])
         for learner, line in zip(summary.learners, axes, strict=True):
             rows = summary.rows_of(learner)
-            _seeds(line[0], rows, summary.metric, look)
+            _seeds(line[0], rows, metric(summary.metric).factor, look)
             _intervals(line[0], rows, [row.score for row in rows], summary.metric, look)
             if paired:
                 line[1].axvline(0, **style.GUIDE_LINE)
@@ -46,7 +47,7 @@ def scores(summary: Summary) -> Figure | None:
                 line[0].set_title(learner)
         axes[-1][0].set_xlabel(style.axis_name(summary.metric))
         if paired:
-            unit = " (percentage points)" if summary.metric == "accuracy" else ""
+            unit = " (percentage points)" if metric(summary.metric).percent else ""
             axes[-1][1].set_xlabel(f"paired difference to plain{unit}")
     return figure
 
@@ -80,14 +81,14 @@ def _intervals(
     panel: Axes,
     rows: Sequence[Row],
     intervals: Sequence[Interval | None],
-    metric: str,
+    kind: str,
     look: dict[str, tuple[str, str]],
 ) -> None:
     """One line per method, from top to bottom in the table's order."""
     for height, (row, interval) in enumerate(zip(rows, intervals, strict=True)):
         if interval is None:
             continue
-        mean, half = style.scaled(interval, metric)
+        mean, half = style.scaled(interval, kind)
         if math.isnan(mean):
             panel.annotate(
                 "not finite", (0.02, height), xycoords=("axes fraction", "data"), va="center", color=style.GUIDE
@@ -104,11 +105,11 @@ def _intervals(
     panel.tick_params(axis="y", length=0)
 
 
-def _seeds(panel: Axes, rows: Sequence[Row], metric: str, look: dict[str, tuple[str, str]]) -> None:
+def _seeds(panel: Axes, rows: Sequence[Row], factor: float, look: dict[str, tuple[str, str]]) -> None:
     """Below the bar, not on it, so that a seed near the mean stays visible."""
     for height, row in enumerate(rows):
         if len(row.seed_scores) > 1:
-            dots = [100 * score if metric == "accuracy" else score for score in row.seed_scores]
+            dots = [factor * score for score in row.seed_scores]
             color = look[row.label][0]
             panel.plot(
                 dots, [height + 0.24] * len(dots), "o", color=color, markersize=3.2, alpha=0.6, markeredgewidth=0

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gradhomog.bench import metrics
 from gradhomog.bench.results import PLAIN
 from gradhomog.bench.statistics import Interval
 from gradhomog.errors import GradhomogError
@@ -112,12 +113,13 @@ def wrapped(label: str, width: int = 26) -> str:
 
 def scaled(interval: Interval, metric: str) -> tuple[float, float]:
     """Mean and half width as drawn: accuracies in percent."""
-    factor = 100.0 if metric == "accuracy" else 1.0
+    factor = metrics.metric(metric).factor
     return factor * interval.mean, factor * interval.half_width
 
 
 def axis_name(metric: str, kind: str = "test") -> str:
-    return f"{kind} accuracy (%)" if metric == "accuracy" else f"{kind} mean squared error"
+    found = metrics.metric(metric)
+    return f"{kind} {found.words}{' (%)' if found.percent else ''}"
 
 
 def legend(figure: Figure, axes: Sequence[Axes]) -> None:

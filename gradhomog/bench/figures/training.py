@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gradhomog.bench import metrics
 from gradhomog.bench.figures import lines, style
 from gradhomog.bench.figures.agreement import mean_cosine, norm_ratio
 from gradhomog.bench.figures.curves import average
@@ -87,7 +88,7 @@ def validation(records: Iterable[Record], metric: str) -> Figure | None:
     runs = runs_of(records, "validation")
     if not runs:
         return None
-    factor = 100.0 if metric == "accuracy" else 1.0
+    factor = metrics.metric(metric).factor
     learners = list(dict.fromkeys(learner for learner, _ in runs))
     with style.drawing():
         width = style.WIDTH * min(1.15, 0.45 + 0.4 * len(learners))

@@ -1,0 +1,68 @@
+"""Two overlaid glyphs of matplotlib's fonts, to be told both: MultiMNIST with nothing to download."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from dataclasses import dataclass
+from typing import Literal
+
+from gradhomog.bench.config import Config
+from gradhomog.bench.domains import glyphs
+from gradhomog.bench.plan import Run
+from gradhomog.bench.problems import pairs
+from gradhomog.bench.problems.data import Data
+from gradhomog.bench.problems.spec import ProblemSpec
+from gradhomog.bench.suites import members
+from gradhomog.bench.supervised import Supervised
+from gradhomog.bench.typed import at_least
+from gradhomog.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class GlyphPairs(pairs.Pairs):
+    """The first `classes` characters of a script of the domain `glyphs`, `instances` pictures of each."""
+
+    name: Literal["glyph_pairs"] = "glyph_pairs"
+    script: str = "latin"
+    classes: int = at_least(2, 10)
+    instances: int = at_least(8, 120)
+
+
+@functools.lru_cache(maxsize=2)  # one process runs many trainings on the same data
+def data(options: GlyphPairs, size: int) -> Data:
+    """Pairs of `[1, size, size]`, in [-1, 1].
+
+    Raises:
+        ConfigError: the script is unknown, or has fewer characters. DataError: matplotlib or Pillow is missing.
+    """
+    if options.script not in glyphs.SCRIPTS:
+        near = difflib.get_close_matches(options.script.lower(), glyphs.SCRIPTS, n=1)
+        hint = f" Did you mean '{near[0]}'?" if near else ""
+        raise ConfigError(f"`problem.script` must be one of {', '.join(glyphs.SCRIPTS)}; got {options.script!r}.{hint}")
+    glyphs.require_renderer("`problem.name` glyph_pairs")
+    found = glyphs.select(options.script)
+    if len(found) < options.classes:
+        raise ConfigError(
+            f"`problem.classes` must be at most {len(found)}, the number of characters of {options.script!r} that do "
+            f"not look alike; got {options.classes}."
+        )
+    drawn = glyphs.pictures(
+        options.script, options.classes, size=size - pairs.offset(size), instances=options.instances, seed=options.seed
+    )
+    characters = ", ".join(glyph.character for glyph in found[: options.classes])
+    return pairs.data(list(drawn), options, size, (f"Two overlaid glyphs, each one of {characters}.",))
+
+
+def trainee(config: Config, run: Run) -> Supervised:
+    options = config.problem
+    assert isinstance(options, GlyphPairs)
+    return Supervised(config, run, data(options, config.network.size), options.batch)
+
+
+PROBLEM = ProblemSpec(
+    name="glyph_pairs",
+    options=GlyphPairs,
+    trainee=trainee,
+    defaults={**pairs.DEFAULTS, "homogenizers": members("multitask")},
+)
