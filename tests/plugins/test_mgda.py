@@ -27,6 +27,18 @@ def test_never_longer_than_torchjds_vector(tasks):
         assert ours <= torchjd.aggregation.MGDA()(rows).norm() + 1e-12
 
 
+def test_torchjds_vector_is_far_too_long_for_many_tasks_of_different_sizes():
+    # 100 Frank–Wolfe steps from uniform weights do not find the corner; ours is not above any vector of the hull.
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(32, 40, generator=generator, dtype=torch.float64)
+    rows = rows * 10 ** (2 * torch.rand(32, 1, generator=generator, dtype=torch.float64) - 1)
+    ours = gradhomog.pipeline("mgda").combine(rows)
+    theirs = torchjd.aggregation.MGDA()(rows)
+    assert float(theirs.norm() / ours.norm()) > 1.3
+    assert (rows @ ours >= (1 - 1e-9) * ours @ ours).all()  # optimal: every vector of the hull is as long
+    assert float((rows @ theirs).min() / (theirs @ theirs)) < 0.7
+
+
 @given(jacobians())
 def test_every_task_descends_by_at_least_the_squared_norm(rows):
     direction = gradhomog.pipeline("mgda").combine(rows)
@@ -56,3 +68,38 @@ def test_normalising_solves_for_the_normalised_rows_and_weighs_those_given():
 def test_normalising_by_a_loss_that_is_not_positive_is_refused():
     with pytest.raises(OptionError, match="must be positive"):
         gradhomog.pipeline("mgda(normalize='loss')").combine(torch.eye(2), losses=[0.0, 1.0])
+
+
+COTANGENTS = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+
+
+def test_on_features_the_weights_are_those_of_the_feature_gradients():
+    rows = torch.randn(3, 9, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+    pipe = gradhomog.pipeline("mgda(on='features')")
+    found = pipe.homogenize(rows, features=[COTANGENTS], feature_cotangents=[COTANGENTS]).weights
+    flat = COTANGENTS.reshape(3, 8)
+    torch.testing.assert_close(found, 3 * gradhomog.minimum_norm_weights(flat @ flat.T))
+
+
+def test_on_features_equals_on_parameters_where_the_trunk_keeps_lengths():
+    # ∂z/∂θ with orthonormal rows: ‖Σ α_i g_i‖ = ‖Σ α_i ∂L_i/∂z‖, so the bound is met.
+    square = torch.randn(12, 12, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    rows = COTANGENTS.reshape(3, 8) @ torch.linalg.qr(square)[0][:8]
+    shown = {"features": COTANGENTS, "feature_cotangents": COTANGENTS}
+    on_features = gradhomog.pipeline("mgda(on='features')").combine(rows, **shown)
+    torch.testing.assert_close(on_features, gradhomog.pipeline("mgda").combine(rows))
+
+
+@pytest.mark.parametrize(
+    ("options", "needs"),
+    [
+        ("", {"gramian"}),
+        ("normalize='l2'", {"gramian"}),
+        ("normalize='loss'", {"gramian", "losses"}),
+        ("on='features'", {"features"}),
+        ("on='features', normalize='loss+'", {"features", "losses"}),
+    ],
+)
+def test_no_statistic_is_asked_for_that_is_not_read(options, needs):
+    [method] = gradhomog.pipeline(f"mgda({options})")
+    assert method.needs == needs

@@ -1,0 +1,71 @@
+"""The projection on the cone of directions that conflict with no row: the program of GEM, DualProj and UPGrad."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gradhomog.solvers.pivoting import ROUNDING, on_support, pivot, product
+from gradhomog.solvers.scaling import checked, needs_graph, scaled
+
+
+def dual_cone_weights(gramian: Tensor, given: Tensor) -> Tensor:
+    """Weights of the projection of Jᵀu on {d : Jd ≥ 0}: argmin of vᵀGv over v ≥ u.
+
+    Args:
+        gramian: G = JJᵀ, symmetric positive semi-definite `[..., tasks, tasks]`, any floating dtype; finite.
+        given: u, `[tasks]`, `[..., tasks]`, or several for one Gramian as `[..., count, tasks]`.
+
+    Returns:
+        v, float64, of the shape of u with the leading dimensions of G: d = Jᵀv. A zero row keeps its u.
+
+    Method: v = u + x, where x minimises ½xᵀGx + (Gu)ᵀx over x ≥ 0, by block principal pivoting on the scaled Gramian.
+
+    Differentiable twice in G and u wherever the set of rows with x > 0 does not change: the last system is solved with
+    the graph. A common factor that is a power of two changes no bit.
+
+    Accuracy: ⟨g_i, d⟩ ≥ 0, with equality where x_i > 0, up to 2e-14 ‖g_i‖ Σ_j v_j ‖g_j‖ (measured as
+    `minimum_norm_weights` is); the sum is the length that is there before rows cancel. It is below 100 ‖Jᵀu‖ unless
+    rows are nearly opposite.
+
+    Cost: 0.05 ms for two tasks, 0.1 to 0.25 ms for 16, 0.3 ms for 16 vectors u at once; 10 ms where exchanges are many.
+
+    Raises:
+        OptionError: `gramian` is not square in its last two dimensions.
+
+    >>> dual_cone_weights(torch.tensor([[1.0, -1.0], [-1.0, 2.0]]), torch.tensor([0.5, 0.5]))
+    tensor([0.5000, 0.5000], dtype=torch.float64)
+    >>> dual_cone_weights(torch.tensor([[1.0, -1.0], [-1.0, 2.0]]), torch.eye(2))
+    tensor([[1.0000, 0.5000],
+            [1.0000, 1.0000]], dtype=torch.float64)
+    """
+    gramian, given = checked(gramian), given.double()
+    if given.dim() >= gramian.dim() > 2:
+        gramian = gramian.unsqueeze(-3)  # one for several
+    if gramian.shape[-1] == 2:
+        return _pair(gramian, given)
+    factors, unit = scaled(gramian)
+    lengths = given * factors.reciprocal().masked_fill(factors == 0, 0.0)
+    # Of each vector by itself, so that none is lost beside a longer one.
+    size = torch.linalg.vector_norm(lengths.detach(), torch.inf, dim=-1, keepdim=True)
+    size = size.masked_fill(size == 0, 1.0)
+    target = product(unit, lengths / -size)
+    found = pivot(unit.detach(), target.detach())
+    solution = found.solution
+    if needs_graph(gramian, given):
+        solution = on_support(unit, found.support, target.unsqueeze(-1), found.ridge).squeeze(-1)
+    weights: Tensor = given + solution * (size * factors)
+    return weights
+
+
+def _pair(gramian: Tensor, given: Tensor) -> Tensor:
+    """What conflicts with one row loses its component along it; if it then conflicts with the other, all is lost."""
+    slopes = product(gramian, given)
+    squares = gramian.diagonal(dim1=-2, dim2=-1)
+    added = (-slopes).clamp_min(0) / squares.masked_fill(squares == 0, 1.0)
+    across = added * gramian[..., 0, 1:]
+    rounding = ROUNDING * (slopes.flip(-1).abs() + across.abs())
+    enough = slopes.flip(-1) + across >= -rounding  # for the other row too, to add this one
+    first = enough & (enough.cumsum(dim=-1) == 1)
+    weights: Tensor = torch.where(enough.any(dim=-1, keepdim=True), given + added * first, 0.0)
+    return weights

@@ -1,0 +1,89 @@
+"""The shortest vector in the convex hull of the rows: MGDA's program."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gradhomog.solvers.active_set import active_set, bordered
+from gradhomog.solvers.pivoting import on_support, pivot, product
+from gradhomog.solvers.scaling import checked, needs_graph, scaled
+
+# Relative to ‖g_i‖ · min_j ‖g_j‖. Pivoting leaves more where long rows hold zero in their hull, beside a short one: its
+# ridge is then no longer small. 2 % of random Gramians made for that purpose go on to the active set.
+ACCEPTED = 1e-11
+
+
+def minimum_norm_weights(gramian: Tensor) -> Tensor:
+    """Weights of the shortest vector in the convex hull of the rows: argmin of αᵀGα over α ≥ 0, Σα = 1.
+
+    Args:
+        gramian: G, symmetric positive semi-definite `[..., tasks, tasks]`, any floating dtype; finite.
+
+    Returns:
+        α, float64 `[..., tasks]` in [0, 1], Σα = 1. If rows are zero, they share the weight equally.
+
+    Method: x = α/αᵀGα minimises ½xᵀGx − 1ᵀx over x ≥ 0, and so does, up to its length, the minimiser of
+    ½xᵀGx + ½(1 − 1ᵀx)², which is bounded also where the hull holds zero. On the scaled Gramian (`scaling.scaled`) by
+    block principal pivoting; where that leaves the optimality conditions open, by an active set. Two rows: the closed
+    form. 1ᵀ becomes tᵀ, the inverse lengths: multipliers of long rows count little.
+
+    Differentiable twice in G wherever the set of positive weights does not change: the last system is solved with the
+    graph. A common factor that is a power of two changes no bit.
+
+    Accuracy: (Gα)_i ≥ λ, with equality where α_i > 0, up to 1e-9 ‖g_i‖ min_j ‖g_j‖, of 10,000 random Gramians with up
+    to 32 rows, norms over eight orders of magnitude, dependent, opposite and zero rows among them; where rows nearly
+    cancel, up to the rounding of their sum.
+
+    Cost: 0.02 ms for two tasks, 0.2 ms for 16 (about two systems of 16 × 16), 1 to 3 ms with the active set.
+
+    Raises:
+        OptionError: `gramian` is not square in its last two dimensions.
+
+    >>> minimum_norm_weights(torch.tensor([[4.0, 0.0], [0.0, 1.0]]))
+    tensor([0.2000, 0.8000], dtype=torch.float64)
+    """
+    gramian = checked(gramian)
+    if gramian.shape[-1] == 2:
+        return _pair(gramian)
+    factors, unit = scaled(gramian)
+    none = factors == 0
+    target = factors / factors.amax(dim=-1, keepdim=True)
+    if bool(none.any()):
+        target = torch.where(none.any(dim=-1, keepdim=True), none.double(), target)
+    solution, support, ridge = _solve(unit.detach(), target)
+    if needs_graph(gramian):
+        inside = torch.nn.functional.pad(support, (0, 1), value=True)
+        right = torch.nn.functional.pad(torch.zeros_like(target), (0, 1), value=1.0)
+        regular = unit + ridge * torch.eye(unit.shape[-1], dtype=unit.dtype, device=unit.device)
+        system = bordered(regular, target)
+        solution = on_support(system, inside, right.unsqueeze(-1), 0.0).squeeze(-1)[..., :-1]
+    shares = target * solution
+    return shares / shares.sum(dim=-1, keepdim=True)
+
+
+def _solve(unit: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor | float]:
+    """y, where it may be positive, and the ridge it is a solution for."""
+    found = pivot(torch.addcmul(unit, target.unsqueeze(-1), target.unsqueeze(-2)), target)
+    length = (target * found.solution).sum(dim=-1, keepdim=True)
+    slope = product(unit, found.solution) + target * (length - 1)
+    violation = torch.maximum(-slope, slope.abs() * target * found.solution).amax(dim=-1, keepdim=True)
+    # Where the ridge had to be larger, the Gramian is not known any better.
+    ridge = found.ridge if isinstance(found.ridge, float) else found.ridge.squeeze(-1)
+    solved = violation <= length * (ACCEPTED + 10 * ridge)
+    if bool(solved.all()):
+        return found.solution, found.support, found.ridge
+    solution, support = active_set(unit, target)
+    return (
+        torch.where(solved, found.solution, solution),
+        torch.where(solved, found.support, support),
+        torch.where(solved.unsqueeze(-1), found.ridge, 0.0),
+    )
+
+
+def _pair(gramian: Tensor) -> Tensor:
+    """α_1 = (G_22 − G_12)/(G_11 + G_22 − 2 G_12), clipped to [0, 1]; equal rows share equally."""
+    gaps = (gramian.diagonal(dim1=-2, dim2=-1).flip(-1) - gramian[..., 0, 1:]).clamp_min(0)
+    total = gaps.sum(dim=-1, keepdim=True)
+    equal = total == 0
+    return torch.where(equal, 0.5, gaps / torch.where(equal, 1.0, total))

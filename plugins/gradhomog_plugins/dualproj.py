@@ -1,0 +1,61 @@
+"""DualProj: the mean gradient, projected on the directions that conflict with no task."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gradhomog import Evidence, Homogenizer, HomogenizerSpec, dual_cone_weights, hookimpl
+
+
+class DualProj(Homogenizer):
+    """The direction nearest to the mean of the rows among those that have no negative inner product with any.
+
+    d = argmin ‖d − g_0‖² over ⟨g_i, d⟩ ≥ 0 for all i, g_0 = 1/N Σ_i g_i;  d = Σ_i v_i g_i, v = argmin vᵀGv over v ≥ 1/N
+
+    Args:
+        scale: accepted for uniformity; N identical rows give that row in both.
+
+    Differentiable in the rows wherever the set of tasks with v_i > 1/N does not change. Rows that do not conflict with
+    their mean leave it as it is. A zero row counts in the mean and nowhere else; of opposite rows what is orthogonal to
+    them is left. State: none. Exact: see `gradhomog.dual_cone_weights`. Cost: 0.2 ms for 16 tasks.
+
+    Source: Lopez-Paz and Ranzato 2017, "Gradient Episodic Memory", arXiv 1706.08840, equations 8 to 11, with the mean
+    of the tasks as what is projected; so Quinton and Rey 2024, arXiv 2406.16232, section 4.
+
+    Deviations: (1) the projection is exact; the authors' and TorchJD's code add 1e-3 and 1e-4 to the diagonal of the
+    Gramian, so that TorchJD 0.18's direction is the plain mean where the gradients are small (below 0.01 together), 2
+    to 10 % off where norms differ by orders of magnitude, and still conflicts there; (2) GEM's margin is zero, as in
+    TorchJD.
+
+    >>> import torch, gradhomog
+    >>> gradhomog.pipeline("dualproj").combine(torch.tensor([[3.0, 0.0], [-1.0, 1.0]]))
+    tensor([0.7500, 0.7500])
+    """
+
+    def __init__(self, scale: Literal["mean", "paper"] = "mean") -> None:
+        self.scale = scale
+
+    def mix(self, evidence: Evidence) -> Tensor:
+        gramian = evidence.gramian()
+        # N times the paper's weights, as the step is the mean: the constraint is v ≥ 1.
+        return dual_cone_weights(gramian, torch.ones_like(gramian[0]))
+
+
+@hookimpl
+def gradhomog_homogenizer() -> HomogenizerSpec:
+    return HomogenizerSpec(
+        factory=DualProj,
+        summary="the mean gradient, projected on the directions that conflict with no task",
+        reference="Lopez-Paz and Ranzato 2017, arXiv 1706.08840; Quinton and Rey 2024, arXiv 2406.16232",
+        traits={
+            "differentiable",
+            "permutation_equivariant",
+            "scale_equivariant",
+            "rotation_equivariant",
+            "non_conflicting",
+        },
+        needs={"gramian"},
+    )

@@ -1,0 +1,76 @@
+"""CAGrad against TorchJD where that is exact and where it stops, its scales, and what it does with zero rows."""
+
+import pytest
+import torch
+import torchjd.aggregation
+from hypothesis import given
+
+import gradhomog
+from gradhomog import OptionError
+from gradhomog.testing import jacobians
+
+CONFLICTING = torch.tensor([[3.0, 0.0, 1.0], [-1.0, 1.0, 0.5], [0.0, 2.0, -1.0]], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("tasks", [2, 4, 8])
+def test_comparable_rows_equal_torchjd(tasks):
+    rows = torch.randn(tasks, 20, generator=torch.Generator().manual_seed(tasks), dtype=torch.float64)
+    rows = rows - 0.5 * rows.mean(0)
+    found = gradhomog.pipeline("cagrad(c=0.5, scale='paper')").combine(rows)
+    torch.testing.assert_close(found, torchjd.aggregation.CAGrad(c=0.5)(rows), rtol=1e-3, atol=1e-4)
+
+
+@given(jacobians(spread=2))
+def test_the_worst_task_gains_no_less_than_with_the_mean(rows):
+    paper = gradhomog.pipeline("cagrad(scale='paper')").combine(rows)
+    size = float(rows.norm(dim=1).max())
+    assert float((rows @ paper).min()) >= float((rows @ rows.mean(0)).min()) - 1e-9 * size**2
+    assert float((paper - rows.mean(0)).norm()) <= 0.4 * float(rows.mean(0).norm()) + 1e-7 * size
+
+
+def test_torchjd_returns_zero_for_small_gradients():
+    # It takes a Gramian of trace below 1e-4 for zero: training stops in silence.
+    assert not torchjd.aggregation.CAGrad(c=0.4)(1e-3 * CONFLICTING).any()
+    plain = gradhomog.pipeline("cagrad").combine(CONFLICTING)
+    torch.testing.assert_close(gradhomog.pipeline("cagrad").combine(1e-3 * CONFLICTING), 1e-3 * plain)
+
+
+def test_scales_differ_by_what_the_authors_code_divides_by():
+    paper = gradhomog.pipeline("cagrad(c=0.5, scale='paper')").combine(CONFLICTING)
+    for text, divisor in (
+        ("cagrad(c=0.5)", 1.5),
+        ("cagrad(c=0.5, scale='paper', rescale=1)", 1.25),
+        ("cagrad(c=0.5, scale='paper', rescale=2)", 1.5),
+    ):
+        torch.testing.assert_close(gradhomog.pipeline(text).combine(CONFLICTING), paper / divisor)
+
+
+def test_no_radius_is_the_mean():
+    torch.testing.assert_close(gradhomog.pipeline("cagrad(c=0)").combine(CONFLICTING), CONFLICTING.mean(0))
+
+
+def test_a_zero_row_asks_for_no_conflict_only_or_is_dropped():
+    rows = torch.cat([CONFLICTING[:2], torch.zeros(1, 3, dtype=torch.float64)])
+    kept = gradhomog.pipeline("cagrad(c=0.9, scale='paper')").combine(rows)
+    torch.testing.assert_close(kept, gradhomog.pipeline("dualproj").combine(rows))
+    dropped = gradhomog.pipeline("cagrad(zero_rows='drop')").combine(rows)
+    torch.testing.assert_close(dropped, gradhomog.pipeline("cagrad").combine(CONFLICTING[:2]))
+    assert not gradhomog.pipeline("cagrad(zero_rows='drop')").combine(torch.zeros(3, 2)).any()
+
+
+def test_opposite_rows_of_one_length_have_no_mean_and_no_step():
+    assert not gradhomog.pipeline("cagrad").combine(torch.tensor([[1.0, 2.0], [-1.0, -2.0]])).any()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("cagrad(c=-0.1)", "cagrad: `c` must be finite and not negative"),
+        ("cagrad(c=inf)", "cagrad: `c` must be finite and not negative"),
+        ("cagrad(rescale=1)", "cagrad: `rescale` must be 0 with scale='mean'"),
+        ("cagrad(rescale=3, scale='paper')", "rescale"),
+    ],
+)
+def test_options_out_of_range_are_refused(text, message):
+    with pytest.raises(OptionError, match=message):
+        gradhomog.pipeline(text)

@@ -1,0 +1,88 @@
+"""FairGrad against its equation on the rows, TorchJD where that is exact, Nash-MTL for α = 1; its scales."""
+
+import pytest
+import torch
+import torchjd.aggregation
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+import gradhomog
+from gradhomog import OptionError
+from gradhomog.testing import jacobians
+
+
+def comparable(tasks, seed=0):
+    return torch.randn(tasks, 12, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@given(jacobians(spread=2, zero=False), st.sampled_from([0.5, 2.0, 4.0]))
+def test_gains_are_the_weights_to_the_power_of_minus_one_over_alpha(rows, alpha):
+    result = gradhomog.pipeline(f"fairgrad(alpha={alpha}, scale='paper')").homogenize(rows)
+    weights, gains = result.weights / len(rows), rows @ result.direction
+    assume(float(weights.min()) > 0)
+    rounding = 1e-13 * rows.norm(dim=1) * (weights * rows.norm(dim=1)).sum()
+    assert ((gains - weights ** (-1 / alpha)).abs() <= 1e-9 * weights ** (-1 / alpha) + rounding).all()
+
+
+@pytest.mark.parametrize("alpha", [0.5, 2.0])
+def test_comparable_rows_equal_torchjd(alpha):
+    rows = comparable(4)
+    expected = torchjd.aggregation.FairGrad(alpha=alpha)(rows)
+    found = gradhomog.pipeline(f"fairgrad(alpha={alpha}, scale='paper')").combine(rows)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", ["mean", "paper"])
+def test_alpha_one_is_nash_mtl(scale):
+    rows = comparable(5, seed=1)
+    found = gradhomog.pipeline(f"fairgrad(alpha=1, scale='{scale}')").combine(rows)
+    torch.testing.assert_close(found, gradhomog.pipeline(f"nash_mtl(scale='{scale}')").combine(rows))
+
+
+def test_a_small_alpha_goes_with_the_mean_and_a_large_one_with_the_worst_task():
+    rows = comparable(3, seed=2) * torch.tensor([[1.0], [3.0], [0.3]], dtype=torch.float64)
+
+    def cosine_and_least_gain(alpha):
+        direction = gradhomog.pipeline(f"fairgrad(alpha={alpha})").combine(rows)
+        unit = direction / direction.norm()
+        return float(unit @ rows.mean(0) / rows.mean(0).norm()), float((rows @ unit).min())
+
+    found = [cosine_and_least_gain(alpha) for alpha in (0.1, 0.5, 1, 2, 8)]
+    assert [cosine for cosine, _ in found] == sorted([cosine for cosine, _ in found], reverse=True)
+    assert [least for _, least in found] == sorted(least for _, least in found)
+    assert found[0][0] > 0.99
+
+
+def test_scale_mean_projects_the_mean_on_the_direction_of_the_paper():
+    rows = comparable(4, seed=1) * torch.tensor([[1.0], [5.0], [0.1], [2.0]])
+    paper = gradhomog.pipeline("fairgrad(scale='paper')").combine(rows)
+    unit = paper / paper.norm()
+    torch.testing.assert_close(gradhomog.pipeline("fairgrad").combine(rows), (rows.mean(0) @ unit) * unit)
+
+
+def test_the_step_is_clipped_only_if_asked_for():
+    rows = comparable(4)
+    paper = gradhomog.pipeline("fairgrad(scale='paper')").combine(rows)
+    clipped = gradhomog.pipeline("fairgrad(scale='paper', max_norm=0.5)").combine(rows)
+    assert float(paper.norm()) > 0.5
+    torch.testing.assert_close(clipped, 0.5 * paper / paper.norm())
+
+
+@pytest.mark.parametrize("scale", ["mean", "paper"])
+def test_opposite_rows_have_nothing_to_share(scale):
+    rows = torch.tensor([[1.0, 2.0], [-3.0, -6.0], [0.0, 1.0]])
+    assert not gradhomog.pipeline(f"fairgrad(scale='{scale}')").combine(rows).any()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("fairgrad(alpha=0)", "fairgrad: `alpha` must be finite and positive"),
+        ("fairgrad(alpha=inf)", "fairgrad: `alpha` must be finite and positive"),
+        ("fairgrad(max_norm=-1, scale='paper')", "fairgrad: `max_norm` must be positive"),
+        ("fairgrad(max_norm=1)", "fairgrad: `max_norm` must be None with scale='mean'"),
+    ],
+)
+def test_options_out_of_range_are_refused(text, message):
+    with pytest.raises(OptionError, match=message):
+        gradhomog.pipeline(text)

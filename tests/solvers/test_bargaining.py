@@ -1,0 +1,129 @@
+"""The bargaining equations against themselves, closed forms, SciPy's root finder, and TorchJD's FairGrad."""
+
+import numpy as np
+import pytest
+import scipy.optimize
+import torch
+import torchjd.aggregation
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradhomog import bargaining_weights, minimum_norm_weights
+from gradhomog.testing import jacobians
+from tests.solvers.gramians import extended, rows
+
+
+def residual(gramian, weights, alpha):
+    """max |w_i^(1/α) (Gw)_i − 1| over rows that are not zero, beyond the rounding of these sums."""
+    present = gramian.diagonal() > 0
+    gramian, weights = extended(gramian[present][:, present], weights[present])
+    terms = weights[:, None] ** (1 / alpha) * gramian * weights
+    return float((np.abs(terms.sum(1) - 1) - 4e-15 * np.abs(terms).sum(1)).max(initial=0))
+
+
+def common_cosine(jacobian):
+    """The largest least cosine of a direction with the rows that are not zero; 0 where the hull holds zero."""
+    unit = jacobian[jacobian.any(dim=1)]
+    unit = unit / unit.norm(dim=1, keepdim=True)
+    return float((minimum_norm_weights(unit @ unit.T) @ unit).norm()) if len(unit) else 1.0
+
+
+def check(jacobian, alpha):
+    gramian = jacobian @ jacobian.T
+    weights = bargaining_weights(gramian, alpha)
+    present = gramian.diagonal() > 0
+    assert (weights[~present] == 0).all()
+    if bool((weights > 0).any()):
+        assert (weights[present] > 0).all()
+        assert residual(gramian, weights, alpha) < 1e-10
+    else:
+        assert common_cosine(jacobian) < 1e-3 or not bool(present.any())
+
+
+@given(jacobians(tasks=(1, 12), params=(1, 16), spread=8), st.sampled_from([1.0, 2.0]))
+def test_every_equation_holds_unless_no_direction_improves_all(jacobian, alpha):
+    check(jacobian, alpha)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 1.0, 2.0, 5.0])
+def test_equations_hold_for_random_gramians_of_every_kind(alpha):
+    for seed in range(80):
+        check(rows(seed, spread=None if alpha >= 1 else 2), alpha)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 1.0, 2.0])
+def test_weights_equal_those_of_scipys_root_finder(alpha):
+    jacobian = torch.randn(5, 12, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    gramian = (jacobian @ jacobian.T).numpy()
+    found = scipy.optimize.root(lambda s: gramian @ np.exp(s) - np.exp(-s / alpha), np.full(5, -1.0), tol=1e-13)
+    np.testing.assert_allclose(bargaining_weights(torch.from_numpy(gramian), alpha).numpy(), np.exp(found.x), rtol=1e-8)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 2.0])
+def test_weights_equal_those_of_torchjds_fairgrad_where_norms_are_alike(alpha):
+    jacobian = torch.randn(4, 10, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    expected = torchjd.aggregation.FairGrad(alpha=alpha)(jacobian)
+    found = bargaining_weights(jacobian @ jacobian.T, alpha) @ jacobian
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 1.0, 3.0])
+def test_orthogonal_rows_are_each_weighed_alone(alpha):
+    norms = torch.logspace(-2, 2, 6, dtype=torch.float64)
+    expected = norms ** (-2 / (1 + 1 / alpha))
+    torch.testing.assert_close(bargaining_weights(torch.diag(norms.square()), alpha), expected)
+
+
+@given(jacobians(tasks=(2, 2), params=(2, 6), spread=3, zero=False, opposite=False))
+def test_two_rows_share_the_bisector_of_their_angle(jacobian):
+    weights = bargaining_weights(jacobian @ jacobian.T)
+    if not bool(weights.any()):
+        return
+    unit = jacobian / jacobian.norm(dim=1, keepdim=True)
+    direction, bisector = weights @ jacobian, unit.sum(0)
+    assert float(direction.norm()) == pytest.approx(2**0.5, rel=1e-6)
+    assert float(direction @ bisector / bisector.norm()) == pytest.approx(2**0.5, rel=1e-6)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 2.0])
+@pytest.mark.parametrize(
+    "jacobian",
+    [
+        [[1.0, 2.0], [-2.0, -4.0]],
+        [[1.0, 2.0], [-2.0, -4.0], [0.0, 1.0]],
+        [[1.0, 0.0], [0.0, 1.0], [-1.0, -1.0]],
+        [[1.0], [-1.0], [0.5], [2.0]],
+        [[0.0, 0.0], [0.0, 0.0]],
+        [[0.0, 0.0], [0.0, 0.0], [0.0, 0.0]],
+    ],
+)
+def test_where_nothing_improves_all_the_weights_are_zero(jacobian, alpha):
+    jacobian = torch.tensor(jacobian, dtype=torch.float64)
+    assert not bargaining_weights(jacobian @ jacobian.T, alpha).any()
+
+
+@pytest.mark.parametrize("alpha", [1.0, 2.0])
+def test_a_zero_row_is_left_out(alpha):
+    jacobian = torch.tensor([[3.0, 0.0, 1.0], [0.0, 0.0, 0.0], [-1.0, 1.0, 0.5], [0.0, 2.0, 2.0]], dtype=torch.float64)
+    others = jacobian[[0, 2, 3]]
+    found = bargaining_weights(jacobian @ jacobian.T, alpha)
+    assert float(found[1]) == 0
+    torch.testing.assert_close(found[[0, 2, 3]], bargaining_weights(others @ others.T, alpha))
+
+
+@pytest.mark.parametrize(("tasks", "alpha"), [(2, 1.0), (2, 2.0), (4, 1.0), (4, 0.5)])
+def test_differentiable_twice(tasks, alpha):
+    jacobian = torch.randn(tasks, 8, generator=torch.Generator().manual_seed(tasks), dtype=torch.float64)
+    jacobian.requires_grad_()
+
+    def direction(rows):
+        return bargaining_weights(rows @ rows.T, alpha) @ rows
+
+    assert torch.autograd.gradcheck(direction, jacobian)
+    assert torch.autograd.gradgradcheck(direction, jacobian)
+
+
+def test_derivatives_are_finite_where_there_is_no_solution():
+    jacobian = torch.tensor([[1.0, 2.0], [-2.0, -4.0], [0.0, 1.0]], dtype=torch.float64, requires_grad=True)
+    (bargaining_weights(jacobian @ jacobian.T) @ jacobian).sum().backward()
+    assert bool(jacobian.grad.isfinite().all())

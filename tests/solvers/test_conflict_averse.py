@@ -1,0 +1,167 @@
+"""CAGrad's program against its dual, its optimality conditions, SciPy, and the projection that it becomes."""
+
+import numpy as np
+import pytest
+import scipy.optimize
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from gradhomog import conflict_averse_weights, dual_cone_weights, minimum_norm_weights
+from gradhomog.testing import jacobians
+from tests.solvers.gramians import extended, lengths, rounding, rows
+
+
+def violation(gramian, weights, c):
+    """Of optimality in the ball, or of being the projection on the dual cone inside it; relative to max_i ‖g_i‖/N.
+
+    In the ball: ⟨g_i, d⟩ ≥ τ ‖g_i‖-relatively, with equality where v_i > 1/N, and ‖d − g_0‖ = c ‖g_0‖. A length that is
+    computed from the Gramian is not known better than to the root of rounding where rows cancel.
+    """
+    gramian, weights = extended(gramian, weights)
+    tasks = len(weights)
+    mean = np.full(tasks, 1 / tasks, dtype=np.longdouble)
+    norms, safe = lengths(gramian)
+    size = float((mean * norms).max())
+    if size == 0:
+        return 0.0
+    added, slopes = weights - mean, gramian @ weights
+    moved, radius = np.sqrt(max(added @ gramian @ added, 0)), c * np.sqrt(max(mean @ gramian @ mean, 0))
+    shares = added * norms / max((added * norms).max(), 1e-300)
+
+    def missing(level):
+        return (np.where(norms > 0, np.maximum(level - slopes, np.abs(slopes - level) * shares), 0) / safe).max()
+
+    on_ball = max(min(missing(level) for level in slopes[norms > 0]), abs(moved - radius))
+    in_cone = max(missing(np.longdouble(0)), moved - radius)
+    terms = (np.abs(weights) * norms).sum() / size
+    return min(float(on_ball), float(in_cone)) / size - rounding(terms**2)
+
+
+def hold_zero(jacobian):
+    """Whether rows come near to holding zero in their hull, or one is zero."""
+    norms = jacobian.norm(dim=1)
+    if not bool((norms > 0).all()):
+        return True
+    unit = jacobian / norms[:, None]
+    return float((minimum_norm_weights(unit @ unit.T) @ unit).norm()) < 1e-3
+
+
+@given(jacobians(tasks=(1, 10), params=(1, 12), spread=8), st.sampled_from([0.0, 0.1, 0.4, 0.9, 2.0]))
+def test_the_direction_satisfies_the_optimality_conditions(jacobian, c):
+    gramian = jacobian @ jacobian.T
+    assume(float(jacobian.mean(0).norm()) > 1e-5 * float(jacobian.norm(dim=1).max()))  # else ‖g_0‖ is rounding
+    weights = conflict_averse_weights(gramian, c)
+    assert float(weights.min()) >= 1 / len(jacobian) - 1e-15
+    assert violation(gramian, weights, c) < 1e-9
+
+
+def test_random_gramians_of_every_kind_satisfy_the_optimality_conditions():
+    worst = max((violation(g, conflict_averse_weights(g, 0.4), 0.4), seed) for seed in range(200)
+                for g in [rows(seed) @ rows(seed).T])  # fmt: skip
+    assert worst[0] < 1e-9, worst
+
+
+@given(jacobians(tasks=(2, 8), params=(2, 12), spread=1, zero=False), st.sampled_from([0.2, 0.4, 0.9]))
+def test_its_worst_task_gains_what_the_papers_dual_says(jacobian, c):
+    # Weak duality: for every w on the simplex no direction of the ball has a larger least inner product.
+    assume(not hold_zero(jacobian))
+    added = conflict_averse_weights(jacobian @ jacobian.T, c) - 1 / len(jacobian)
+    mean = jacobian.mean(0)
+    worst = float((jacobian @ (mean + added @ jacobian)).min())
+    mixed = (added / added.sum()) @ jacobian
+    dual = float(mixed @ mean + c * mean.norm() * mixed.norm())
+    assert worst == pytest.approx(dual, abs=1e-9 * float(jacobian.norm(dim=1).max()) ** 2)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_its_worst_task_gains_no_less_than_with_scipys_direction(seed):
+    jacobian = np.random.default_rng(seed).normal(size=(5, 7))
+    mean = jacobian.mean(0)
+    radius = 0.5 * np.linalg.norm(mean)
+    found = scipy.optimize.minimize(
+        lambda x: -x[-1], np.append(mean, (jacobian @ mean).min()), method="SLSQP",
+        constraints=[
+            {"type": "ineq", "fun": lambda x: jacobian @ x[:-1] - x[-1]},
+            {"type": "ineq", "fun": lambda x: radius**2 - (x[:-1] - mean) @ (x[:-1] - mean)},
+        ], options={"ftol": 1e-14, "maxiter": 500},
+    )  # fmt: skip
+    ours = conflict_averse_weights(torch.from_numpy(jacobian @ jacobian.T), 0.5).numpy() @ jacobian
+    assert (jacobian @ ours).min() >= -found.fun - 1e-7
+    np.testing.assert_allclose(ours, found.x[:-1], atol=1e-4)
+
+
+@given(jacobians(tasks=(2, 2), params=(2, 5), spread=1, zero=False), st.sampled_from([0.2, 0.9]))
+def test_two_rows_have_a_closed_form(jacobian, c):
+    assume(not hold_zero(jacobian))
+    mean = jacobian.mean(0)
+
+    def dual(share):
+        mixed = share * jacobian[0] + (1 - share) * jacobian[1]
+        return float(mixed @ mean + c * mean.norm() * mixed.norm())
+
+    least = scipy.optimize.minimize_scalar(dual, bounds=(0, 1), method="bounded", options={"xatol": 1e-12}).fun
+    direction = conflict_averse_weights(jacobian @ jacobian.T, c) @ jacobian
+    least = min(least, dual(0.0), dual(1.0))
+    assert float((jacobian @ direction).min()) == pytest.approx(
+        least, abs=1e-7 * float(jacobian.norm(dim=1).max()) ** 2
+    )
+
+
+def test_nearly_equal_rows_follow_the_shorter_one():
+    # ‖g_1 − g_2‖² is lost in rounding, and may be negative: what each row has more than the other is exact.
+    jacobian = torch.tensor(
+        [[1.4586614284378885, -27.54041059886956], [1.458661405775631, -27.540410444530057]], dtype=torch.float64
+    )
+    gramian = jacobian @ jacobian.T
+    assert violation(gramian, conflict_averse_weights(gramian, 0.4), 0.4) < 1e-9
+
+
+def test_the_level_is_bisected_where_exchanges_end_at_no_solution():
+    # Zero is in the hull, and far from the ball: all rows have inner product zero with d = 0, which is not in it.
+    jacobian = torch.tensor([[3500, -450], [-3.6, 5.5], [-110, -200], [0.0016, 0.0024]], dtype=torch.float64)
+    gramian = jacobian @ jacobian.T
+    weights = conflict_averse_weights(gramian, 0.4)
+    assert violation(gramian, weights, 0.4) < 1e-9
+    mean, direction = jacobian.mean(0), weights @ jacobian
+    assert float((direction - mean).norm() / mean.norm()) == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize("extra", [[[0.0, 0.0, 0.0]], [[0.0, 0.0, 0.5], [0.0, 0.0, -0.5]]], ids=["zero", "opposite"])
+def test_where_the_hull_holds_zero_it_is_the_projection_if_that_is_in_the_ball(extra):
+    jacobian = torch.tensor([[3.0, 1.0, 0.0], [-0.5, 2.0, 0.3], *extra], dtype=torch.float64)
+    gramian = jacobian @ jacobian.T
+    mean = torch.full((len(jacobian),), 1 / len(jacobian), dtype=torch.float64)
+    expected = dual_cone_weights(gramian, mean) @ jacobian
+    torch.testing.assert_close(conflict_averse_weights(gramian, 0.4) @ jacobian, expected)
+
+
+def test_no_radius_or_no_mean_leaves_the_mean():
+    jacobian = rows(5, tasks=6, spread=1)
+    weights = conflict_averse_weights(jacobian @ jacobian.T, 0.0)
+    torch.testing.assert_close(weights, torch.full((6,), 1 / 6, dtype=torch.float64))
+    opposite = torch.tensor([[1.0, 2.0], [-1.0, -2.0]], dtype=torch.float64)
+    assert (conflict_averse_weights(opposite @ opposite.T, 0.4) @ opposite).abs().max() < 1e-12
+    assert conflict_averse_weights(torch.zeros(3, 3), 0.4).tolist() == pytest.approx([1 / 3] * 3)
+
+
+@pytest.mark.parametrize("tasks", [2, 3, 5])
+def test_differentiable_twice_where_the_support_is_constant(tasks):
+    jacobian = torch.randn(tasks, 9, generator=torch.Generator().manual_seed(tasks), dtype=torch.float64)
+    jacobian.requires_grad_()
+
+    def direction(rows):
+        return conflict_averse_weights(rows @ rows.T, 0.4) @ rows
+
+    assert torch.autograd.gradcheck(direction, jacobian)
+    assert torch.autograd.gradgradcheck(direction, jacobian)
+
+
+def test_differentiable_where_it_is_the_projection():
+    jacobian = torch.tensor([[3.0, 1.0, 0.0], [-0.5, 2.0, 0.3], [0.0, 0.0, 0.0]], dtype=torch.float64)
+
+    def direction(others):
+        rows = torch.cat([others, jacobian[2:]])
+        return conflict_averse_weights(rows @ rows.T, 0.4) @ rows
+
+    assert torch.autograd.gradcheck(direction, jacobian[:2].clone().requires_grad_())

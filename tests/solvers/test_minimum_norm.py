@@ -1,0 +1,123 @@
+"""The minimum-norm program against its optimality conditions, SciPy, and its closed form."""
+
+import numpy as np
+import pytest
+import scipy.optimize
+import torch
+from hypothesis import example, given
+
+from gradhomog import minimum_norm_weights
+from gradhomog.testing import jacobians
+from tests.solvers.gramians import extended, lengths, rounding, rows
+
+# Opposite rows, duplicates and one that is short.
+CANCELLING = torch.tensor(
+    [[1, 5, 2.75], *[[0, 0, 1.0]] * 8, [0, 1, -1], [1, 5, 2.75], [-1, -5, -2.75], [0, 0, 10**-3.2]], dtype=torch.float64
+)
+
+
+def violation(gramian, weights):
+    """Of (Gα)_i ≥ λ, with equality where α_i > 0, relative to ‖g_i‖ · min_j ‖g_j‖, beyond the rounding of Gα.
+
+    For the λ that fits best: computed as αᵀGα it would carry the rounding of the longest rows.
+    """
+    gramian, weights = extended(gramian, weights)
+    norms, _ = lengths(gramian)
+    if norms.min() == 0:
+        return float(weights @ gramian @ weights) / float(norms.max() ** 2 + 1e-300)
+    slopes, sizes = gramian @ weights, norms * norms.min()
+
+    def missing(level):
+        return (np.maximum(level - slopes, np.abs(slopes - level) * weights) / sizes).max()
+
+    found = min(missing(level) for level in (*slopes, weights @ slopes))
+    return float(found) - rounding((weights * norms).sum() / norms.min())
+
+
+@given(jacobians(tasks=(1, 16), params=(1, 24), spread=8))
+@example(CANCELLING)
+def test_weights_are_on_the_simplex_and_satisfy_the_optimality_conditions(jacobian):
+    gramian = jacobian @ jacobian.T
+    weights = minimum_norm_weights(gramian)
+    assert float(weights.min()) >= 0
+    assert abs(float(weights.sum()) - 1) < 1e-12
+    assert violation(gramian, weights) < 1e-9
+
+
+def test_random_gramians_of_every_kind_satisfy_the_optimality_conditions():
+    worst = max((violation(g, minimum_norm_weights(g)), seed) for seed in range(250)
+                for g in [rows(seed) @ rows(seed).T])  # fmt: skip
+    assert worst[0] < 1e-9, worst
+
+
+@pytest.mark.parametrize("ratio", [1e4, 1e6, 1e8])
+def test_long_opposite_rows_beside_a_short_one_hold_zero_in_their_hull(ratio):
+    # A ridge on the scaled Gramian, however small, prefers the short row here: the answer was that row.
+    jacobian = torch.tensor([[3.0, 4.0, 0.0], [-3.0, -4.0, 0.0], [0.0, 0.0, 1 / ratio]], dtype=torch.float64)
+    direction = minimum_norm_weights(jacobian @ jacobian.T) @ jacobian
+    assert float(direction.norm()) < 1e-6 / ratio
+
+
+@given(jacobians(tasks=(2, 2)))
+def test_two_rows_have_the_closed_form(jacobian):
+    first, second = jacobian
+    apart = float((first - second) @ (first - second))
+    if apart == 0:
+        return
+    expected = min(max(float((second - first) @ second) / apart, 0.0), 1.0)
+    assert abs(float(minimum_norm_weights(jacobian @ jacobian.T)[0]) - expected) < 1e-7
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_norm_is_not_above_what_scipy_finds(seed):
+    generator = np.random.default_rng(seed)
+    jacobian = generator.normal(size=(6, 8)) + generator.normal(size=8)
+    gramian = jacobian @ jacobian.T
+    found = scipy.optimize.minimize(
+        lambda w: w @ gramian @ w, np.full(6, 1 / 6), jac=lambda w: 2 * gramian @ w, method="SLSQP",
+        bounds=[(0, 1)] * 6, constraints={"type": "eq", "fun": lambda w: w.sum() - 1}, options={"ftol": 1e-15},
+    )  # fmt: skip
+    ours = minimum_norm_weights(torch.from_numpy(gramian)).numpy()
+    assert ours @ gramian @ ours <= found.fun + 1e-9
+    np.testing.assert_allclose(ours, found.x, atol=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_vector_is_that_of_nonnegative_least_squares_on_the_rows(seed):
+    # min ‖Jᵀx‖² + (1 − 1ᵀx)² over x ≥ 0 has the same direction; SciPy solves it on J, without the Gramian.
+    jacobian = rows(seed, tasks=9, spread=1).numpy()
+    right = np.zeros(jacobian.shape[1] + 1)
+    right[-1] = 1
+    solution = scipy.optimize.nnls(np.vstack([jacobian.T, np.ones(9)]), right)[0]
+    gramian = torch.from_numpy(jacobian @ jacobian.T)
+    found = minimum_norm_weights(gramian).numpy() @ jacobian
+    np.testing.assert_allclose(found, solution @ jacobian / solution.sum(), atol=1e-7)
+
+
+def test_zero_rows_share_the_weight():
+    jacobian = torch.tensor([[2.0, 0.0], [0.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
+    assert minimum_norm_weights(jacobian @ jacobian.T).tolist() == pytest.approx([0.0, 0.5, 0.0, 0.5])
+    assert minimum_norm_weights(torch.zeros(3, 3)).tolist() == pytest.approx([1 / 3] * 3)
+
+
+@pytest.mark.parametrize("tasks", [2, 3, 5])
+def test_differentiable_twice_where_the_support_is_constant(tasks):
+    jacobian = torch.randn(tasks, 12, generator=torch.Generator().manual_seed(tasks), dtype=torch.float64)
+
+    def shortest(rows):
+        return minimum_norm_weights(rows @ rows.T) @ rows
+
+    jacobian.requires_grad_()
+    assert torch.autograd.gradcheck(shortest, jacobian)
+    assert torch.autograd.gradgradcheck(shortest, jacobian)
+
+
+def test_differentiable_where_the_active_set_was_needed():
+    # Two long rows that nearly hold zero, beside short ones: found without a ridge, so differentiated without one.
+    jacobian = torch.tensor([[1e4, 1.0, 0.0], [-1e4, 1.0, 0.0], [0.0, 1.0, 2.0]], dtype=torch.float64)
+    jacobian = (jacobian * torch.tensor([[1.0], [1.0], [1e-2]])).requires_grad_()
+
+    def shortest(rows):
+        return minimum_norm_weights(rows @ rows.T) @ rows
+
+    assert torch.autograd.gradcheck(shortest, jacobian, eps=1e-7, atol=1e-4, rtol=1e-3)
