@@ -164,7 +164,7 @@ class _Mixed(Observation):
 def _over(names: Sequence[str], blocks: Tensor, parameters: str) -> Tensor:
     """The sum of what blocks of rows hold, over those whose names match."""
     if parameters == "*":
-        return blocks[0] if len(names) == 1 else blocks.sum(0)
+        return blocks[0].clone() if len(names) == 1 else blocks.sum(0)  # whose reader may write to it
     return blocks[_matching(names, parameters)].sum(0)
 
 

@@ -53,7 +53,7 @@ def test_with_everything_switched_off_it_is_the_plain_learner_bit_for_bit():
 def test_options_reach_their_modules_and_common_ones_reach_both():
     pipe = gradhomog.pipeline("rotogbml(reweight={'beta': 0.1}, rotate={'lr': 0.01, 'key': 'slot'}, key='domain')")
     _, rotate, reweight = pipe
-    assert (rotate.settings.lr, rotate.key, reweight.beta, reweight.key) == (0.01, "slot", 0.1, "domain")
+    assert (rotate.rotations.settings.lr, rotate.key, reweight.beta, reweight.key) == (0.01, "slot", 0.1, "domain")
 
 
 def test_an_unknown_option_of_a_module_is_refused_by_its_name():
