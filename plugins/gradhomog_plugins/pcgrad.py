@@ -59,26 +59,31 @@ class PCGrad(Homogenizer):
 
     def _orders(self, tasks: int) -> Tensor:
         """For each task the other tasks, in the order in which it meets them, `[tasks, tasks − 1]`."""
+        if tasks <= 2:
+            return torch.arange(tasks).flip(0)[:, None][:, : tasks - 1]
         # Sorting random keys permutes uniformly; an infinite key puts the task itself last, where it is cut off.
-        keys = torch.arange(tasks, dtype=torch.float64).repeat(tasks, 1)
         if self.order == "random":
             keys = torch.rand(tasks, tasks, generator=self.generator, dtype=torch.float64)
+        else:
+            keys = torch.arange(tasks, dtype=torch.float64).repeat(tasks, 1)
         return keys.fill_diagonal_(torch.inf).argsort(dim=1)[:, :-1]
 
 
 def project(gramian: Tensor, orders: Tensor) -> Tensor:
     """The mixing matrix C of PCGrad for given orders: float64 `[tasks, tasks]`, ĝ = C·J."""
-    tasks = gramian.shape[0]
-    mixing = torch.eye(tasks, dtype=gramian.dtype, device=gramian.device)
-    everyone = torch.arange(tasks, device=gramian.device)
     squares = gramian.diagonal()
     # A zero row has only zero inner products; one instead of its square keeps 0/0 out of the graph.
-    safe = torch.where(squares > 0, squares, torch.ones_like(squares))
-    for other in orders.unbind(dim=1):
-        inner = (mixing * gramian[other]).sum(dim=1)
-        amount = inner.clamp_max(0) / safe[other]
-        mixing = mixing.index_put((everyone, other), -amount, accumulate=True)
-    return mixing
+    safe = torch.where(squares > 0, squares, 1.0)
+    others, divisors = gramian[orders], safe[orders]
+    inner = gramian  # ⟨ĝ_i, g_j⟩
+    amounts = [gramian.new_zeros(gramian.shape[0], 0)]
+    for step in range(orders.shape[1]):
+        here = slice(step, step + 1)
+        amounts.append(inner.gather(1, orders[:, here]).clamp_max(0) / divisors[:, here])
+        inner = torch.addcmul(inner, amounts[-1], others[:, step], value=-1)
+    # Each task meets each other once, so that what it loses of them can be written down at the end.
+    identity = torch.eye(gramian.shape[0], dtype=gramian.dtype, device=gramian.device)
+    return identity.scatter(1, orders, -torch.cat(amounts, dim=1))
 
 
 @hookimpl
