@@ -59,17 +59,18 @@ def backward(
         domains, targets: as in `Pipeline.combine`.
         scaler: of a half-precision loop. Give the losses as they are: derivatives are formed at its scale, rows are
             shown without it, and `.grad` is written with it, for `scaler.step`. If a row overflows, infinity is
-            written, so that the scaler skips the step, and the homogenizers learn nothing from it.
+            written to everything, whatever the pipeline's policy, so that the scaler skips the step, and the
+            homogenizers learn nothing from it.
         create_graph: keep the graph of what is written. Every homogenizer must claim `differentiable`.
         retain_graph: keep the graph of the losses.
         chunks: for less memory, form the rows of so many groups of parameters one after the other and keep none: norms
-            and inner products take up to `chunks` times the passes, the direction one more. Homogenizers that work on
-            the rows themselves need them whole.
+            and inner products take up to `chunks` times the passes, the direction one more. Rows are whole all the same
+            where homogenizers work on them, with `per`, with `nonfinite="drop"`, and where losses share a head.
         inspect: compute the Gramian for the result even if no homogenizer needs it.
 
     Returns:
         What the step came to: direction by name (which is all there is for tensors that are no leaves), weights,
-        Gramian, cosines, what homogenizers measured.
+        Gramian, cosines, what homogenizers measured. Where `.grad` was None, the direction is it: the same memory.
 
     Gradients are added to what `.grad` holds, as `backward` does. `gradhomog.accumulated` adds up rows of several
     batches before they are homogenized. Frozen parameters and those that no loss reaches are left alone.
@@ -79,9 +80,9 @@ def backward(
             features; an option that does not fit the pipeline.
         NonfiniteError, NotDifferentiableError, PluginRunError: as of `Pipeline.combine`; nothing was written.
 
-    Cost: N backward passes, each freed at once; with `features`, N through the heads. One pass in all where no
-    homogenizer looks at norms, inner products or rows (the plain mean, fixed weights, weights from losses or, with
-    `features`, from their derivatives): then nobody can tell which task it was that made a gradient NaN. Memory: N
+    Cost: N backward passes; the graph is freed with the last. One pass in all where no homogenizer looks at norms, inner
+    products or rows (the plain mean, fixed weights, weights from losses or, with `features`, from their derivatives)
+    and losses share nothing but the shared part: then nobody can tell which task made a gradient NaN. Memory: N
     gradients of the shared parameters, as autograd left them: none is concatenated or copied; 1/`chunks` of that.
 
     >>> import torch, gradhomog
