@@ -80,9 +80,9 @@ def backward(
             features; an option that does not fit the pipeline.
         NonfiniteError, NotDifferentiableError, PluginRunError: as of `Pipeline.combine`; nothing was written.
 
-    Cost: N backward passes; the graph is freed with the last. One pass in all where no homogenizer looks at norms, inner
-    products or rows (the plain mean, fixed weights, weights from losses or, with `features`, from their derivatives)
-    and losses share nothing but the shared part: then nobody can tell which task made a gradient NaN. Memory: N
+    Cost: N backward passes; the graph is freed with the last. One pass in all where no homogenizer looks at norms,
+    inner products or rows (the plain mean, fixed weights, weights from losses or, with `features`, from their
+    derivatives) and losses share nothing else: then nobody can tell which task made a gradient NaN. Memory: N
     gradients of the shared parameters, as autograd left them: none is concatenated or copied; 1/`chunks` of that.
 
     >>> import torch, gradhomog
