@@ -32,7 +32,7 @@ TRAITS = frozenset(
         "orthogonal",  # `transform` is a rotation of feature space: linear, keeps inner products, determinant one
     }
 )
-"""What a homogenizer can claim. A claim is tested; what is not claimed is not promised."""
+"""What a homogenizer can claim, of its defaults. A claim is tested; what is not claimed is not promised."""
 
 LEARNER_TRAITS = frozenset(
     {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gradhomog.errors import OptionError
 from gradhomog.solvers.pivoting import any_true, product
 from gradhomog.solvers.scaling import checked, needs_graph, scaled
 
@@ -15,6 +16,8 @@ LOST = 1e12  # terms of w_i^p (Gw)_i = 1 whose rounding leaves three digits of t
 CLOSE = 1e-7  # the last step is that small, relative to each weight: quadratic convergence leaves 1e-14
 NEAR = 0.1  # falls below that are steps of Newton's method as it stands, for its quadratic convergence
 STEPS = 100
+# Of 60 random Gramians each, with norms up to 1e6 apart, none failed from 0.5 to 20; at 30 and 0.2 one, at 100 half.
+SMALLEST_ALPHA, LARGEST_ALPHA = 0.25, 20
 EARLY = 8  # steps that nearly always suffice, and before which no more than their length is looked at
 
 
@@ -23,7 +26,8 @@ def bargaining_weights(gramian: Tensor, alpha: float = 1.0) -> Tensor:
 
     Args:
         gramian: G, symmetric positive semi-definite `[..., tasks, tasks]`, any floating dtype; finite.
-        alpha: > 0, the more the fairer: 0 would weigh all alike, infinity serve the worst task only.
+        alpha: in [0.25, 20], the more the fairer: 0 would weigh all alike, infinity serve the worst task only. Outside
+            that range weights of rows that agree differ by more orders of magnitude than float64 can hold in one sum.
 
     Returns:
         w, float64 `[..., tasks]` > 0. Zero rows are left out and have w_i = 0. Where there is no solution, which is
@@ -47,11 +51,13 @@ def bargaining_weights(gramian: Tensor, alpha: float = 1.0) -> Tensor:
     Source: Navon et al. 2022, arXiv 2202.01017, claim 3.1; Ban and Ji 2024, arXiv 2402.15638, equation 4.
 
     Raises:
-        OptionError: `gramian` is not square in its last two dimensions.
+        OptionError: `gramian` is not square in its last two dimensions, or `alpha` out of its range.
 
     >>> bargaining_weights(torch.tensor([[4.0, 0.0], [0.0, 1.0]]))
     tensor([0.5000, 1.0000], dtype=torch.float64)
     """
+    if not SMALLEST_ALPHA <= alpha <= LARGEST_ALPHA:
+        raise OptionError(f"`alpha` must be in [{SMALLEST_ALPHA}, {LARGEST_ALPHA}]; got {alpha!r}.")
     gramian, power = checked(gramian), 1 / alpha
     if gramian.shape[-1] == 2 and power == 1:
         return _pair(gramian)

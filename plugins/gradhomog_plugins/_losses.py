@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from gradhomog import Evidence, OptionError
@@ -18,3 +19,8 @@ def require(good: Tensor, evidence: Evidence, expected: str, advice: str = "") -
     task, loss = evidence.keys[index], float(evidence.losses[index].detach())
     domain = f" of domain '{task.domain}'" if task.domain else ""
     raise OptionError(f"{expected}; task {task.slot}{domain} has {loss!r}.{' ' if advice else ''}{advice}")
+
+
+def inverse(losses: Tensor) -> Tensor:
+    """1/L_i over its mean, `[tasks]`, of positive losses of whatever size."""
+    return losses.shape[0] * torch.softmax(-losses.log(), dim=0)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import gradhomog
-from gradhomog import Evidence, Homogenizer, HomogenizerSpec, NotDifferentiableError, OptionError, hookimpl
+from gradhomog import ConfigError, Evidence, Homogenizer, HomogenizerSpec, NotDifferentiableError, OptionError, hookimpl
 
 
 class CRMOGM(Homogenizer):
@@ -105,11 +105,13 @@ class CRMOGM(Homogenizer):
         return self._inner.measured()
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "of": self._inner.state_dict()}
+        return {**super().state_dict(), "of": self.of, "inner": self._inner.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict({name: value for name, value in state.items() if name != "of"})
-        self._inner.load_state_dict(state.get("of", {}))
+        if state.get("of") != self.of:
+            raise ConfigError(f"cr_mogm: the state is of `of` {state.get('of')!r}; this one is of {self.of!r}.")
+        super().load_state_dict({name: value for name, value in state.items() if name not in ("of", "inner")})
+        self._inner.load_state_dict(state["inner"])
 
 
 @hookimpl

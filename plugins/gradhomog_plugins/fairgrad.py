@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 from torch import Tensor
@@ -18,8 +17,8 @@ class FairGrad(Homogenizer):
     ⟨g_0, d⟩/‖d‖² · d, the projection of the mean g_0 of the rows on it  (`scale="mean"`)
 
     Args:
-        alpha: α > 0: 1 is Nash-MTL (proportional fairness), 2 minimises the potential delay; towards 0 all tasks count
-            alike whatever they gain, towards infinity only the one that gains least.
+        alpha: α in [0.25, 20]: 1 is Nash-MTL (proportional fairness), 2 minimises the potential delay; towards 0 all
+            tasks count alike whatever they gain, towards infinity only the one that gains least.
         max_norm: with `scale="paper"`, clip d to this length; None does not.
         scale: see above. The length of the paper's step is a power of the gradients', so with `"mean"` a common factor
             of the gradients is one of the step, and N identical rows give that row.
@@ -45,8 +44,8 @@ class FairGrad(Homogenizer):
     def __init__(
         self, alpha: float = 2.0, max_norm: float | None = None, scale: Literal["mean", "paper"] = "mean"
     ) -> None:
-        if not 0 < alpha < math.inf:
-            raise OptionError(f"fairgrad: `alpha` must be finite and positive; got {alpha!r}.")
+        if not 0.25 <= alpha <= 20:
+            raise OptionError(f"fairgrad: `alpha` must be in [0.25, 20]; got {alpha!r}. Towards infinity it is MGDA.")
         check_max_norm("fairgrad", max_norm, scale)
         self.alpha, self.max_norm, self.scale = alpha, max_norm, scale
 

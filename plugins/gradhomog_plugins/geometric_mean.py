@@ -44,12 +44,7 @@ class GeometricMean(Homogenizer):
     def mix(self, evidence: Evidence) -> Tensor:
         losses = evidence.losses
         _losses.require(losses > 0, evidence, "geometric_mean: losses must be positive, tasks weigh by their inverses")
-        return mean_weights(losses) if self.scale == "mean" else paper_weights(losses)
-
-
-def mean_weights(losses: Tensor) -> Tensor:
-    """1/L_i over its mean, `[tasks]`."""
-    return losses.shape[0] * torch.softmax(-losses.log(), dim=0)
+        return _losses.inverse(losses) if self.scale == "mean" else paper_weights(losses)
 
 
 def paper_weights(losses: Tensor) -> Tensor:

@@ -216,7 +216,8 @@ def drop(rows: Tensor, lots: Tensor, leak: Tensor | None = None, sharpness: floa
     against = lots * size - (total if sharpness == 1 else sharpness * total)
     if leak is not None:
         total, size = total + leak @ rows, (1 - leak) @ sizes
-    return (total - size.copysign(against)) / (2 * divisor)
+    # Not copysign, whose second derivative at zero is NaN.
+    return (total - torch.where(against.signbit(), -size, size)) / (2 * divisor)
 
 
 @hookimpl

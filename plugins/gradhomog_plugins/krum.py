@@ -27,7 +27,8 @@ class Krum(Homogenizer):
         scale: accepted for uniformity.
 
     Ties: rows with equal scores share what is left of the m places, so that the tasks' order does not matter. With one
-    neighbour the two rows that are nearest to each other always tie. With `n_byzantine=0` one row is taken as it is,
+    neighbour the two rows that are nearest to each other always tie. Rows within a thousandth of their length are
+    equal: float32 rows cannot tell them apart by their inner products. With `n_byzantine=0` one row is taken as it is,
     and of two the mean. A zero row is a row like others, and may be the one that is taken.
 
     Differentiable in the rows, as long as the same ones are taken: the choice is a constant. State: none. Cost: two
@@ -77,7 +78,10 @@ def chosen_shares(gramian: Tensor, neighbours: int, selected: int, squared: bool
     """The share of each row in the step, float64 `[tasks]`, summing to one; a constant, without a graph."""
     gramian = gramian.detach()
     squares = gramian.diagonal()
-    distances = (squares[:, None] + squares - 2 * gramian).clamp_min(0)
+    sums = squares[:, None] + squares
+    distances = sums - 2 * gramian
+    # What is left of two equal rows is rounding, and would decide between them.
+    distances = torch.where(distances > TIE * sums, distances, 0.0)
     distances = distances if squared else distances.sqrt()
     distances = distances + torch.diag(torch.full_like(squares, torch.inf))  # nobody is his own neighbour
     scores = distances.sort(dim=1).values[:, :neighbours].sum(dim=1)

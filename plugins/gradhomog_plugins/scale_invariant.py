@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from gradhomog import Evidence, Homogenizer, HomogenizerSpec, hookimpl
@@ -44,12 +43,7 @@ class ScaleInvariant(Homogenizer):
     def mix(self, evidence: Evidence) -> Tensor:
         losses = evidence.losses
         _losses.require(losses > 0, evidence, "scale_invariant: losses must be positive, rows are divided by them")
-        return mean_weights(losses) if self.scale == "mean" else evidence.tasks / losses
-
-
-def mean_weights(losses: Tensor) -> Tensor:
-    """1/L_i over its mean, `[tasks]`."""
-    return losses.shape[0] * torch.softmax(-losses.log(), dim=0)
+        return _losses.inverse(losses) if self.scale == "mean" else evidence.tasks / losses
 
 
 @hookimpl

@@ -128,6 +128,6 @@ def gradhomog_homogenizer() -> HomogenizerSpec:
         factory=SDMGrad,
         summary="the shortest vector in the hull of the gradients, drawn towards their mean",
         reference="Xiao, Ban and Ji 2023, arXiv 2305.18409",
-        traits={"differentiable", "stateful", "scale_equivariant", "rotation_equivariant"},
+        traits={"differentiable", "stateful", "permutation_equivariant", "scale_equivariant", "rotation_equivariant"},
         needs={"gramian"},
     )

@@ -146,6 +146,6 @@ def gradhomog_homogenizer() -> HomogenizerSpec:
         factory=STCH,
         summary="a smooth maximum of the losses: the worst task weighs most",
         reference="Lin et al. 2024, arXiv 2402.19078, equation 9",
-        traits={"differentiable", "stateful", "scale_equivariant", "rotation_equivariant"},
+        traits={"differentiable", "stateful", "permutation_equivariant", "scale_equivariant", "rotation_equivariant"},
         needs={"losses"},
     )

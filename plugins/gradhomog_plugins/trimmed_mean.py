@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ class TrimmedMean(Homogenizer):
         trim: a share β in [0, 0.5), for which k = ⌊βN⌋; or a whole number k ≥ 0, for which N > 2k is needed. The paper
             asks for a β at least as large as the share of bad tasks; with a quarter, the mean of the middle half, four
             tasks are the first of which any are left out. Fewer are averaged.
+        scale: accepted for uniformity; N identical rows give that row in both.
 
     Differentiable in the rows: entries left out have derivative zero, and where entries are equal each has a share. One
     task is left as it is; zero, duplicate and opposite rows need no exception. State: none. N identical rows give that
@@ -46,14 +48,14 @@ class TrimmedMean(Homogenizer):
     tensor([2.5000, 1.0000])
     """
 
-    def __init__(self, trim: int | float = 0.25) -> None:
+    def __init__(self, trim: int | float = 0.25, scale: Literal["mean", "paper"] = "mean") -> None:
         whole = isinstance(trim, int)
         if not (trim >= 0 if whole else 0 <= trim < 0.5):
             raise OptionError(
                 f"trimmed_mean: `trim` must be a whole number of tasks, at least 0, or a share of them in [0, 0.5); "
                 f"got {trim!r}."
             )
-        self.trim = trim
+        self.trim, self.scale = trim, scale
 
     def rows(self, jacobian: Rows) -> Rows:
         if isinstance(jacobian, Tensor):

@@ -25,7 +25,8 @@ class UW(Homogenizer):
 
     Args:
         kind: of the losses, `"regression"` (a squared error) or `"classification"` (a cross-entropy): one for all, or a
-            dict by domain, whose entry `"*"` is for those that it does not name. One for all drops out of the mean.
+            dict by domain, whose entry `"*"` is for those that it does not name (an error without it). One for all
+            drops out of the mean.
         lr: > 0, of the Adam that moves s after each step.
         bound: > 0; s stays in [−bound, bound]. A loss of zero would drive its weight to infinity otherwise; 10 leaves
             it e¹⁰ = 22 026 times the first.
@@ -86,12 +87,21 @@ class UW(Homogenizer):
     def _log_weights(self, evidence: Evidence) -> Tensor:
         """log κ_i − s_i, `[tasks]`."""
         if isinstance(self.kind, Mapping):
-            default = self.kind.get("*", "regression")
-            kinds: Sequence[Kind] = [self.kind.get(domain, default) for domain in evidence.by("domain")]
+            kinds: Sequence[Kind] = [self._kind_of(self.kind, domain) for domain in evidence.by("domain")]
         else:
             kinds = [self.kind] * evidence.tasks
         factors = torch.tensor([FACTORS[kind] for kind in kinds], dtype=torch.float64)
         return factors.log() - _adam.values(self.log_variances, evidence.by(self.key))
+
+    @staticmethod
+    def _kind_of(kinds: Mapping[str, Kind], domain: str) -> Kind:
+        found = kinds.get(domain, kinds.get("*"))
+        if found is None:
+            raise OptionError(
+                f"uw: `kind` must name every domain, or have an entry '*' for the others; {domain!r} is not among "
+                f"{', '.join(kinds)}."
+            )
+        return found
 
 
 @hookimpl

@@ -107,3 +107,9 @@ def test_a_graph_is_kept_through_a_differentiable_method_and_refused_through_ano
     other = gradhomog.pipeline("cr_mogm(of='torchjd(aggregator=\"IMTLG\")')")
     with pytest.raises(NotDifferentiableError, match="IMTLG"):
         other.combine(rows.clone().requires_grad_(), create_graph=True)
+
+
+def test_the_state_of_another_method_is_refused():
+    saved = gradhomog.pipeline("cr_mogm(of='mgda')").state_dict()
+    with pytest.raises(gradhomog.ConfigError, match="the state is of `of` 'mgda'"):
+        gradhomog.pipeline("cr_mogm(of='cagrad')").load_state_dict(saved)

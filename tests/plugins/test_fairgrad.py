@@ -47,10 +47,10 @@ def test_a_small_alpha_goes_with_the_mean_and_a_large_one_with_the_worst_task():
         unit = direction / direction.norm()
         return float(unit @ rows.mean(0) / rows.mean(0).norm()), float((rows @ unit).min())
 
-    found = [cosine_and_least_gain(alpha) for alpha in (0.1, 0.5, 1, 2, 8)]
+    found = [cosine_and_least_gain(alpha) for alpha in (0.25, 0.5, 1, 2, 8)]
     assert [cosine for cosine, _ in found] == sorted([cosine for cosine, _ in found], reverse=True)
     assert [least for _, least in found] == sorted(least for _, least in found)
-    assert found[0][0] > 0.99
+    assert found[0][0] > 0.95
 
 
 def test_scale_mean_projects_the_mean_on_the_direction_of_the_paper():
@@ -77,8 +77,8 @@ def test_opposite_rows_have_nothing_to_share(scale):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("fairgrad(alpha=0)", "fairgrad: `alpha` must be finite and positive"),
-        ("fairgrad(alpha=inf)", "fairgrad: `alpha` must be finite and positive"),
+        ("fairgrad(alpha=0)", "fairgrad: `alpha` must be in "),
+        ("fairgrad(alpha=inf)", "fairgrad: `alpha` must be in "),
         ("fairgrad(max_norm=-1, scale='paper')", "fairgrad: `max_norm` must be positive"),
         ("fairgrad(max_norm=1)", "fairgrad: `max_norm` must be None with scale='mean'"),
     ],
@@ -86,3 +86,20 @@ def test_opposite_rows_have_nothing_to_share(scale):
 def test_options_out_of_range_are_refused(text, message):
     with pytest.raises(OptionError, match=message):
         gradhomog.pipeline(text)
+
+
+@pytest.mark.parametrize("alpha", [0.1, 30, 1000.0])
+def test_an_alpha_that_float64_cannot_serve_is_refused_not_answered_with_zero(alpha):
+    with pytest.raises(gradhomog.OptionError, match=r"`alpha` must be in \[0\.25, 20\]"):
+        gradhomog.pipeline(f"fairgrad(alpha={alpha})")
+    with pytest.raises(gradhomog.OptionError, match=r"`alpha` must be in \[0\.25, 20\]"):
+        gradhomog.bargaining_weights(torch.eye(3), alpha)
+
+
+@pytest.mark.parametrize("alpha", [0.25, 20])
+def test_at_the_ends_of_its_range_rows_that_agree_get_a_step(alpha):
+    generator = torch.Generator().manual_seed(0)
+    for spread in (0, 2, 4):
+        rows = torch.randn(8, 100, generator=generator, dtype=torch.float64)
+        rows = rows * 10 ** (spread * torch.rand(8, 1, generator=generator, dtype=torch.float64))
+        assert bool((rows @ gradhomog.pipeline(f"fairgrad(alpha={alpha})").combine(rows) > 0).all())

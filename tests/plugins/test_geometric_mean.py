@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import gradhomog
 from gradhomog import OptionError
-from gradhomog_plugins.geometric_mean import mean_weights, paper_weights
+from gradhomog_plugins._losses import inverse
+from gradhomog_plugins.geometric_mean import paper_weights
 from tests.plugins.from_losses import assert_pure, gradient_of, quadratics, rows_and_losses, weights
 
 positive = st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=6)
@@ -55,6 +56,6 @@ def test_a_loss_of_zero_is_refused_where_torchjd_gives_nan():
         weights("geometric_mean", [2.0, -1.0])
 
 
-@pytest.mark.parametrize("function", [mean_weights, paper_weights])
+@pytest.mark.parametrize("function", [inverse, paper_weights])
 def test_the_weights_are_a_pure_function_of_the_losses(function):
     assert_pure(function, torch.tensor([0.5, 2.0, 1.2, 3.0], dtype=torch.float64))

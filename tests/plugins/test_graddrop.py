@@ -223,3 +223,11 @@ def test_on_features_a_backward_pass_gives_the_trunk_what_the_layer_lets_through
 def test_options_out_of_range_are_refused(options, message):
     with pytest.raises(OptionError, match=message):
         gradhomog.pipeline(f"graddrop({options})").combine(torch.ones(3, 2))
+
+
+def test_a_coordinate_without_gradient_has_second_derivatives():
+    rows = torch.tensor([[1.0, 0.0], [-2.0, 0.0]], dtype=torch.float64, requires_grad=True)
+    direction = gradhomog.pipeline("graddrop").combine(rows, create_graph=True)
+    (first,) = torch.autograd.grad(direction.square().sum(), rows, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), rows)
+    assert bool(second.isfinite().all())

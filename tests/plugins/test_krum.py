@@ -100,3 +100,11 @@ def test_the_shares_run_under_vmap_and_compile(squared):
     torch.testing.assert_close(torch.func.vmap(lambda gramian: chosen_shares(gramian, 2, 3, squared))(gramians), each)
     compiled = torch.compile(chosen_shares, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(gramians[0], 2, 3, squared), each[0])
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [2, 4, 0, 1, 3]])
+def test_duplicates_tie_in_every_order(order):
+    a, b, e = torch.randn(3, 3001, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rows = torch.stack([a, b, a, b, e])[order]
+    found = gradhomog.pipeline("krum(n_byzantine=2)").homogenize(rows).weights
+    torch.testing.assert_close(found, torch.tensor([1.25, 1.25, 1.25, 1.25, 0.0], dtype=torch.float64)[order])

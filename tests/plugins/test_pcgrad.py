@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 import gradhomog
 from gradhomog.testing import jacobians
+from gradhomog_plugins.pcgrad import project
 
 
 def algorithm_1(rows, orders):
@@ -76,3 +77,13 @@ def test_every_order_of_the_others_is_drawn_equally_often():
         counts[key] = counts.get(key, 0) + 1
     assert len(counts) == 6
     assert all(abs(count - 500) < 5 * (3000 * 5 / 36) ** 0.5 for count in counts.values())
+
+
+def test_the_matrix_is_one_function_under_vmap_and_compiled_whole():
+    rows = torch.randn(3, 5, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    gramians = rows @ rows.mT
+    orders = torch.stack([torch.tensor([j for j in range(5) if j != i]) for i in range(5)])
+    expected = torch.stack([project(gramian, orders) for gramian in gramians])
+    torch.testing.assert_close(torch.func.vmap(project, in_dims=(0, None))(gramians, orders), expected)
+    compiled = torch.compile(project, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(gramians[0], orders), expected[0])

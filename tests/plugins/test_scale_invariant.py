@@ -7,7 +7,7 @@ import torch
 
 import gradhomog
 from gradhomog import OptionError
-from gradhomog_plugins.scale_invariant import mean_weights
+from gradhomog_plugins._losses import inverse
 from tests.plugins.from_losses import assert_pure, gradient_of, quadratics, rows_and_losses, weights
 
 
@@ -47,4 +47,4 @@ def test_a_loss_that_is_not_positive_is_refused_by_name(loss):
 
 
 def test_the_weights_are_a_pure_function_of_the_losses():
-    assert_pure(mean_weights, torch.tensor([0.5, 2.0, 1.2, 3.0], dtype=torch.float64))
+    assert_pure(inverse, torch.tensor([0.5, 2.0, 1.2, 3.0], dtype=torch.float64))

@@ -49,7 +49,7 @@ def test_at_rest_every_weight_is_half_the_inverse_of_the_loss_whatever_its_kind(
 
 def test_one_kind_for_all_drops_out_of_the_mean_and_two_kinds_start_at_two_to_one():
     assert weights("uw", [1.0, 3.0]).tolist() == weights("uw(kind='classification')", [1.0, 3.0]).tolist() == [1, 1]
-    found = weights('uw(kind={"a": "classification"})', [1.0, 3.0], domains=["a", "b"])
+    found = weights('uw(kind={"a": "classification", "*": "regression"})', [1.0, 3.0], domains=["a", "b"])
     assert found.tolist() == pytest.approx([4 / 3, 2 / 3])
 
 
@@ -78,3 +78,9 @@ def test_state_by_domain_follows_the_domain_to_another_slot_and_two_of_one_domai
 def test_what_has_no_variance_or_is_out_of_range_is_refused(text, losses, message):
     with pytest.raises(OptionError, match=message):
         weights(text, losses)
+
+
+def test_a_kind_by_domain_names_every_domain():
+    pipe = gradhomog.pipeline("uw(kind={'imges': 'classification'})")
+    with pytest.raises(OptionError, match="'images' is not among imges"):
+        pipe.combine(torch.eye(2), losses=[1.0, 2.0], domains=["images", "text"])
