@@ -19,6 +19,7 @@ from gradhomog.bench.plan import Method, Run
 from gradhomog.bench.report import write_report
 from gradhomog.bench.results import PLAIN, ResultLog
 from gradhomog.bench.summary import Summary
+from gradhomog.errors import ConfigError
 from gradhomog.registry import installed
 
 KEPT = frozenset({"step", "probe", "validation", "result", "failed"})
@@ -81,11 +82,24 @@ class _Comparison:
         self.log = ResultLog(path / folders.LOG)
         self.results: dict[tuple[str, str], dict[str, Any]] = {}
         for record in ResultLog.read(path / folders.LOG):
+            if record["event"] == "start":
+                self._check_same(record)
             if record["event"] == "result":
                 self.results[record["run"], record["role"]] = record
         self.failures: dict[str, str] = {}
         self.expected = len(rows) * len(config.seed_list)
         self._observers = installed().observers(config.to_dict(), report=lambda text: print(text, file=sys.stderr))
+
+    def _check_same(self, start: Mapping[str, Any]) -> None:
+        """Refuse to go on with results of another configuration or other data; the run file may have been edited."""
+        now = {"digest": self.config.digest, "fingerprint": self.about.get("fingerprint")}
+        what = {"digest": "configuration", "fingerprint": "data (the file has changed)"}
+        for key, value in now.items():
+            if start.get(key, value) != value:  # older logs do not tell
+                raise ConfigError(
+                    f"{self.path} holds results of another {what[key]}, made at {start['time']}, which one table must "
+                    "not mix with these. Choose another --out."
+                )
 
     def run(self) -> None:
         runs = [run for run in plan.first_runs(self.config, self.rows) if (run.id, run.role) not in self.results]
@@ -108,6 +122,7 @@ class _Comparison:
                 "event": "start",
                 "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
                 "config": self.config.to_dict(),
+                "digest": self.config.digest,
                 "rows": [{"learner": row.learner, "label": row.label} for row in self.rows],
                 **self.about,
                 "versions": {**versions(), **plan.distributions(self.config, self.rows)},

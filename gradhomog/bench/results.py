@@ -2,8 +2,9 @@
 
 Every record has an `event`. What is written, and read back:
 
-* `start`: `time`, `config`, `rows` (`learner` and `label` of each), `versions`, `machine`; one per invocation. Of a
-  multi-task problem also `tasks`, their names, and `notes`, sentences about its data.
+* `start`: `time`, `config` and its `digest`, `rows` (`learner` and `label` of each), `versions`, `machine`; one per
+  invocation. Of a multi-task problem also `tasks`, their names, `notes`, sentences about its data, and `fingerprint`, a
+  hash of it.
 * `step`: `run`, `step`, and what `StepReport` holds: `losses`, `accuracies`, `norms`, `cosines`, `weights`, `tasks`,
   `domains`, `stages` (`name`, `norms`, `cosines` of the rows after each homogenizer that changes rows) and `measured`
   (by homogenizer, numbers by name).

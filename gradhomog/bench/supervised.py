@@ -142,7 +142,7 @@ class Supervised:
         return {}
 
     def about(self) -> dict[str, Any]:
-        return {"tasks": list(self.data.tasks), "notes": list(self.data.notes)}
+        return {"tasks": list(self.data.tasks), "notes": list(self.data.notes), "fingerprint": self.data.fingerprint}
 
     # -- state -------------------------------------------------------------------------------------------------------
 

@@ -123,10 +123,10 @@ def notes(summary: Summary) -> list[str]:
         lines.append("No differences: they need finished runs of the plain learner and of another with a common seed.")
     for row in summary.rows:
         if row.chosen is not None:
-            lines.append(f"{row.label}: validation chose {row.chosen} among {len(row.tuned_from)}.")
+            lines.append(f"{_named(row, summary)}: validation chose {row.chosen} among {len(row.tuned_from)}.")
     lines.append("step time: processor time while other runs used the machine; an indication, no benchmark.")
     lines += [str(found) for found in summary.slow]
-    broken = [row.label for row in summary.rows if math.isnan(row.score.mean)]
+    broken = [_named(row, summary) for row in summary.rows if math.isnan(row.score.mean)]
     if broken:
         lines.append(f"nan: a score is not finite, so no mean is given ({', '.join(broken)}).")
     if summary.expected is not None and summary.finished < summary.expected:
@@ -135,6 +135,11 @@ def notes(summary: Summary) -> list[str]:
         f"Failed: {run}: {message.splitlines()[0] if message else ''}" for run, message in summary.failures.items()
     ]
     return lines
+
+
+def _named(row: Row, summary: Summary) -> str:
+    several = len({other.learner for other in summary.rows}) > 1
+    return f"{row.learner}, {row.label}" if several else row.label
 
 
 def interval_text(interval: Interval, kind: str, signed: bool = False, alone: bool = False) -> str:

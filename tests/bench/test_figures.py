@@ -201,3 +201,14 @@ def test_runs_are_averaged_where_they_have_values():
     assert curve.middle[:2] == [1.0, 3.0]
     assert (curve.low[1], curve.high[1]) == (2.0, 4.0)
     assert math.isnan(curve.middle[2])
+
+
+def test_a_legend_of_many_methods_and_panels_of_many_learners_are_whole(tmp_path):
+    labels = ["plain", *(f"method number {index} with a name of its own" for index in range(20))]
+    many = comparison(labels, 1, ["maml"], steps=2)
+    several = comparison(["plain", "pcgrad"], 1, [f"learner{index}(inner_lr=0.1)" for index in range(13)], steps=2)
+    for records in (many, several):
+        for figure in (figures.validation(records, "accuracy"), figures.conflict(records)):
+            figures.save(figure, tmp_path / "figure")  # a warning that something does not fit is an error
+            for legend in figure.legends:
+                assert legend.get_window_extent().y0 >= -1

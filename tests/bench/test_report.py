@@ -13,6 +13,8 @@ pytest.importorskip("matplotlib")
 
 from gradhomog.bench.report import write_report
 from gradhomog.bench.results import ResultLog
+from gradhomog.bench.summary import summarize
+from gradhomog.bench.tables import render_table
 from gradhomog.errors import ConfigError
 from tests.bench.synthetic import METHODS, comparison, result, start
 
@@ -165,3 +167,13 @@ def test_reporting_imports_neither_torch_nor_pyplot():
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_was_chosen_is_told_with_its_learner_where_there_are_several():
+    records = comparison(["plain", "static (tuned)"], 1, ["maml", "fomaml"], steps=2)
+    for record in records:
+        if record["event"] == "result" and record["label"] == "static (tuned)":
+            record.update(tuned_from=["static", "mgda"], chosen="static")
+    text = render_table(summarize(records))
+    for learner in ("maml", "fomaml"):
+        assert f"{learner}, static (tuned): validation chose static among 2." in text

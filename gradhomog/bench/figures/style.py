@@ -127,7 +127,12 @@ def legend(figure: Figure, axes: Sequence[Axes]) -> None:
     entries = {
         label: handle for panel in axes for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
     }
-    figure.legend(list(entries.values()), list(entries), loc="outside right upper", handlelength=1.8, labelspacing=0.7)
+    made = figure.legend(
+        list(entries.values()), list(entries), loc="outside right upper", handlelength=1.8, labelspacing=0.7
+    )
+    # As high as its entries need: what hangs out of the figure is cut off without a word.
+    needed = made.get_window_extent().height / figure.dpi + 0.3
+    figure.set_figheight(max(figure.get_figheight(), needed))
 
 
 def save(figure: Figure, stem: str | Path) -> tuple[Path, Path]:

@@ -91,15 +91,21 @@ def validation(records: Iterable[Record], metric: str) -> Figure | None:
     factor = metrics.metric(metric).factor
     learners = list(dict.fromkeys(learner for learner, _ in runs))
     with style.drawing():
-        width = style.WIDTH * min(1.15, 0.45 + 0.4 * len(learners))
-        figure, axes = style.panels(1, len(learners), 2.6, width, sharey=True)
-        for learner, panel in zip(learners, axes[0], strict=True):
+        across = min(3, len(learners))
+        down = math.ceil(len(learners) / across)
+        width = style.WIDTH * min(1.15, 0.45 + 0.4 * across)
+        figure, axes = style.panels(down, across, 0.4 + 2.2 * down, width, sharey=True)
+        panels = [panel for row in axes for panel in row]
+        for panel in panels[len(learners) :]:
+            panel.set_visible(False)
+        for learner, panel in zip(learners, panels, strict=False):  # the last line may have panels left
             _lines(panel, runs, learner, lambda r: factor * numbers([r["score"]])[0], smooth=False)
             lines.step_axis(panel)
             if len(learners) > 1:
-                panel.set_title(learner)
-        axes[0][0].set_ylabel(style.axis_name(metric, "validation"))
-        style.legend(figure, axes[0])
+                panel.set_title(style.wrapped(learner))
+        for row in axes:
+            row[0].set_ylabel(style.axis_name(metric, "validation"))
+        style.legend(figure, panels[: len(learners)])
     return figure
 
 

@@ -101,8 +101,12 @@ def _parts(options: Regression, count: int) -> list[NDArray[np.int64]]:
 
 def _standardised(values: NDArray[np.float64], train: NDArray[np.int64]) -> NDArray[np.float64]:
     """Mean 0 and standard deviation 1 over the training rows; a column that is constant there only loses its mean."""
-    spread = values[train].std(axis=0)
-    made: NDArray[np.float64] = (values - values[train].mean(axis=0)) / np.where(spread > 0, spread, 1.0)
+    largest = np.abs(values).max(axis=0)
+    values = values / np.where(largest > 0, largest, 1.0)  # else squares leave float64's range at 1e±154
+    known = values[train]
+    # Not by the deviation, which of a constant is rounding: 1e-17 for 0.1.
+    varies = np.ptp(known, axis=0) > 1e-12
+    made: NDArray[np.float64] = (values - known.mean(axis=0)) / np.where(varies, known.std(axis=0), 1.0)
     return made
 
 

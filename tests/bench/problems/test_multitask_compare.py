@@ -6,6 +6,7 @@ import csv
 import json
 import signal
 
+import numpy as np
 import pytest
 
 from gradhomog.bench import folder as folders
@@ -14,6 +15,7 @@ from gradhomog.bench.config import load
 from gradhomog.bench.results import SINGLE, ResultLog
 from gradhomog.bench.tables import render_table
 from gradhomog.cli import main
+from gradhomog.errors import ConfigError
 from tests.bench.problems.conftest import GLYPHS
 
 METHODS = 'homogenizers=["single-task", "pcgrad", "gradnorm | gradnorm(alpha=0.5) | gradnorm(alpha=3.0)"]'
@@ -151,3 +153,21 @@ def test_the_landscape_is_one_run_of_each_method_with_paths_in_its_report(tmp_pa
     assert "a from (-8.5, 7.5), b from (-8.5, -5), c from (9, 9)" in text
     assert (outcome.folder / "figures" / "trajectories.svg").exists()
     assert "Pareto optimal points" in (outcome.folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_results_of_another_configuration_or_of_other_data_are_not_continued(tmp_path):
+    rows = np.random.default_rng(0).normal(size=(40, 3))
+    data, out = tmp_path / "table.npz", tmp_path / "out"
+    np.savez(data, x=rows[:, 0], y=rows.sum(1), z=rows[:, 1])
+    overrides = ["problem.name=regression", f'problem.data="{data}"', 'problem.targets=["y", "z"]', "train.steps=2"]
+    overrides += ["train.validate_every=1", "seeds=1", 'homogenizers=["pcgrad"]', "network.width=4"]
+    compare(load(None, overrides).with_baselines(), out)
+    text = (out / folders.RUN_FILE).read_text(encoding="utf-8")
+    (out / folders.RUN_FILE).write_text(text.replace("steps = 2", "steps = 3"), encoding="utf-8")
+    with pytest.raises(ConfigError, match="results of another configuration"):
+        compare(load(out / folders.RUN_FILE), out, resume=True)
+    (out / folders.RUN_FILE).write_text(text, encoding="utf-8")
+    compare(load(out / folders.RUN_FILE), out, resume=True)
+    np.savez(data, x=-rows[:, 0], y=rows.sum(1), z=rows[:, 1])
+    with pytest.raises(ConfigError, match="results of another data"):
+        compare(load(out / folders.RUN_FILE), out, resume=True)

@@ -167,3 +167,25 @@ def test_a_network_for_images_is_refused_for_a_table(csv):
 def test_a_relative_path_is_seen_from_the_working_directory(csv, monkeypatch):
     monkeypatch.chdir(Path(csv).parent)
     assert opened("table.csv").tasks == ("sum", "product")
+
+
+@pytest.mark.parametrize("value", [0.1, 5.0, 0.0, 1e200])
+def test_an_input_that_is_constant_in_training_stays_small_where_it_is_not(columns, tmp_path, value):
+    x = np.full(ROWS, value)
+    path = tmp_path / "table.npz"
+    np.savez(path, **columns, constant=x)
+    rows = opened(path, inputs=["a", "constant"])
+    assert rows.train.inputs[:, 1].abs().max() < 1e-6
+    order = regression._parts(Regression(data=str(path), targets=["sum", "product"]), ROWS)
+    x[order[2][0]] = value + 5 * max(value, 1.0)
+    np.savez(path, **columns, constant=x)
+    assert opened(path, inputs=["a", "constant"]).test.inputs[:, 1].abs().max() < 10
+
+
+@pytest.mark.parametrize("factor", [1e300, 1e170, 1e-170])
+def test_columns_of_any_size_are_the_same_data(columns, tmp_path, factor):
+    np.savez(tmp_path / "one.npz", **columns)
+    np.savez(tmp_path / "two.npz", **{name: factor * values for name, values in columns.items()})
+    one, two = opened(tmp_path / "one.npz"), opened(tmp_path / "two.npz")
+    torch.testing.assert_close(two.train.inputs, one.train.inputs)
+    torch.testing.assert_close(two.test.targets, one.test.targets)
