@@ -46,11 +46,10 @@ def unsafe(squares: Sequence[Tensor], sizes: Sequence[int]) -> list[bool]:
     if not squares:
         return []
     # A square below 1e-30 loses digits in float32 (its smallest normal number is 1.2e-38), one above 1e34 may overflow.
-    fine = [
-        (1e-30 * size <= min(block, default=1.0)) and (max(block, default=1.0) < 1e34)
+    return [
+        not (1e-30 * size <= min(block, default=1.0) and max(block, default=1.0) < 1e34)  # so NaN is unsafe, too
         for block, size in zip(_numbers(squares), sizes, strict=True)
     ]
-    return [not good for good in fine]
 
 
 def _numbers(tensors: Sequence[Tensor]) -> list[list[float]]:

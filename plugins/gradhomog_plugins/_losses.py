@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -23,4 +25,10 @@ def require(good: Tensor, evidence: Evidence, expected: str, advice: str = "") -
 
 def inverse(losses: Tensor) -> Tensor:
     """1/L_i over its mean, `[tasks]`, of positive losses of whatever size."""
-    return losses.shape[0] * torch.softmax(-losses.log(), dim=0)
+    return exponentials(-losses.log(), "mean")
+
+
+def exponentials(logarithms: Tensor, scale: Literal["mean", "paper"]) -> Tensor:
+    """Weights `[tasks]` from their logarithms: e^{l_i} over its mean, or N e^{l_i}."""
+    shares = torch.softmax(logarithms, dim=0) if scale == "mean" else logarithms.exp()
+    return logarithms.shape[0] * shares

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from gradhomog import Evidence, Homogenizer, HomogenizerSpec, OptionError, hookimpl
@@ -65,10 +64,7 @@ class IMTLL(Homogenizer):
         self.log_scales: dict[str, _adam.Variable] = {}
 
     def mix(self, evidence: Evidence) -> Tensor:
-        logarithms = _adam.values(self.log_scales, evidence.by(self.key))
-        if self.scale == "mean":
-            return evidence.tasks * torch.softmax(logarithms, dim=0)
-        return evidence.tasks * logarithms.exp()
+        return _losses.exponentials(_adam.values(self.log_scales, evidence.by(self.key)), self.scale)
 
     def update(self, evidence: Evidence) -> None:
         losses, keys = evidence.losses.cpu(), evidence.by(self.key)

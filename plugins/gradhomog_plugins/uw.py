@@ -72,10 +72,7 @@ class UW(Homogenizer):
         self.log_variances: dict[str, _adam.Variable] = {}
 
     def mix(self, evidence: Evidence) -> Tensor:
-        logarithms = self._log_weights(evidence)
-        if self.scale == "mean":
-            return evidence.tasks * torch.softmax(logarithms, dim=0)
-        return evidence.tasks * logarithms.exp()
+        return _losses.exponentials(self._log_weights(evidence), self.scale)
 
     def update(self, evidence: Evidence) -> None:
         losses = evidence.losses.cpu()

@@ -10,7 +10,8 @@ import torchjd.scalarization
 
 import gradhomog
 from gradhomog import OptionError
-from tests.plugins.from_losses import gradient_of, quadratics, rows_and_losses, weights
+from gradhomog_plugins._losses import exponentials
+from tests.plugins.from_losses import assert_pure, gradient_of, quadratics, rows_and_losses, weights
 
 
 def test_thirty_steps_go_where_torchjds_loss_goes_with_an_adam_of_its_own():
@@ -84,3 +85,9 @@ def test_a_kind_by_domain_names_every_domain():
     pipe = gradhomog.pipeline("uw(kind={'imges': 'classification'})")
     with pytest.raises(OptionError, match="'images' is not among imges"):
         pipe.combine(torch.eye(2), losses=[1.0, 2.0], domains=["images", "text"])
+
+
+@pytest.mark.parametrize("scale", ["mean", "paper"])
+def test_weights_are_one_function_of_their_logarithms_under_every_transform(scale):
+    logarithms = torch.tensor([0.5, -2.0, 1.2, 3.0], dtype=torch.float64)
+    assert_pure(lambda given: exponentials(given, scale), logarithms)
