@@ -89,6 +89,7 @@ class Chain:
         self.beginning = tuple(m for m in members if m.homogenizer.overrides("begin"))
         self.transforming = tuple(m for m in members if m.homogenizer.overrides("transform"))
         self.updating = tuple(m for m in members if m.homogenizer.overrides("update"))
+        self.measuring = tuple(m for m in members if m.homogenizer.overrides("measured"))
         self.on_rows: tuple[tuple[str, Member], ...] = tuple(
             (stage, m) for m in members for stage in ("mix", "rows") if m.homogenizer.overrides(stage)
         )
@@ -157,7 +158,7 @@ class Chain:
     def measured(self) -> Mapping[str, Mapping[str, float | Sequence[float]]]:
         """What the members tell of the step, by name: the second of one name is `name#2`."""
         found: dict[str, Any] = {}
-        for member in self.members:
+        for member in self.measuring:
             if values := member.measured():
                 again = sum(name.split("#")[0] == member.selector for name in found)
                 found[f"{member.selector}#{again + 1}" if again else member.selector] = values

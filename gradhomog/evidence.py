@@ -59,7 +59,7 @@ class Evidence:
 
     def __init__(self, observation: Observation, needs: Iterable[str] = STATISTICS, reader: object = "") -> None:
         self._observation = observation
-        self._needs = frozenset(needs)
+        self._needs = needs if isinstance(needs, frozenset) else frozenset(needs)
         self._reader = reader
         self.keys = observation.keys
         self.tasks = len(observation.keys)
@@ -94,7 +94,7 @@ class Evidence:
 
     def gramian(self, parameters: str = "*") -> Tensor:
         """Inner products of the rows, float64 `[tasks, tasks]`; with a glob pattern, over the parameters it matches."""
-        return _visible(self._declared("gramian").gramian(parameters))
+        return _visible(self._declared("gramian").gramian(parameters)).clone()  # whose reader may write to it
 
     def norms(self, parameters: str = "*") -> Tensor:
         """Euclidean norms of the rows, float64 `[tasks]`; with a glob pattern, over the parameters it matches."""

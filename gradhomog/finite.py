@@ -25,20 +25,17 @@ def apply(observation: Observation, policy: Nonfinite, judged: Judged) -> tuple[
     Raises:
         NonfiniteError: the policy is `"raise"` and a task is not finite, or no task is.
     """
-    if judged == "norms":
-        squares = observation.block_squared_norms[1].detach()
-        total = squares[0] if len(squares) == 1 else squares.sum(0)
-    elif judged == "afterwards":
-        total = torch.zeros(len(observation.keys), dtype=torch.float64, device=observation.device)
-    else:
-        total = torch.where(row_math.finite_tasks(observation.given), 0.0, torch.nan)
     # A sum of finite numbers, none near float64's end, is finite; and one is the sooner read.
+    sums = [cotangents.detach().flatten(1).sum(1, dtype=torch.float64) for cotangents in observation.feature_cotangents]
+    if judged == "norms":
+        squares = observation.block_squared_norms[1]
+        sums.append(squares[0] if len(squares) == 1 else squares.sum(0))
+    elif judged == "rows":
+        sums.append(torch.where(row_math.finite_tasks(observation.given), 0.0, torch.nan))
     if observation.losses is not None:
-        total = total + observation.losses.detach().to(total.device)
-    for cotangents in observation.feature_cotangents:
-        total = total + cotangents.detach().flatten(1).sum(1, dtype=torch.float64).to(total.device)
-    tasks = len(observation.keys)
-    kept = [index for index, value in enumerate(total.tolist()) if math.isfinite(value)]
+        sums.append(observation.losses)
+    tasks, columns = len(observation.keys), [total.tolist() for total in sums]
+    kept = [index for index in range(tasks) if all(math.isfinite(column[index]) for column in columns)]
     if len(kept) == tasks:
         return observation, tuple(kept)
     if policy == "raise" or not kept:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,20 +38,16 @@ class Member:
     info: PluginInfo | None = None
     spec: HomogenizerSpec | None = None
     seconds: float = field(default=0.0, init=False)
+    needs: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
         wanted = self.homogenizer.needs
+        self.needs = frozenset((STATISTICS if self.spec is None else self.spec.needs) if wanted is None else wanted)
         if self.spec is not None and wanted is not None and not wanted <= self.spec.needs:
             raise PluginRunError(
                 f"{self} sets `needs` to {sorted(wanted)}, but its plugin declares {sorted(self.spec.needs)}. "
                 f"Add {sorted(wanted - self.spec.needs)} to `needs` in its HomogenizerSpec."
             )
-
-    @property
-    def needs(self) -> Set[str]:
-        if self.homogenizer.needs is not None:
-            return self.homogenizer.needs
-        return STATISTICS if self.spec is None else self.spec.needs
 
     @property
     def declares_needs(self) -> bool:
@@ -111,7 +107,7 @@ class Member:
         result: Tensor = self._watched("mix", lambda: shown(evidence), evidence)
         self._expect("mix", returned.mixing(result, evidence.tasks), result)
         # A sum that is finite has only finite terms; one that is not may be of finite terms that are too large for it.
-        if not math.isfinite(float(result.detach().sum())) and not bool(torch.isfinite(result).all()):
+        if not math.isfinite(result.sum().item()) and not bool(torch.isfinite(result).all()):
             raise self.not_finite("mix", f": {result.detach().tolist()}")
         return result.to(evidence.device, torch.float64)
 

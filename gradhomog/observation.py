@@ -42,16 +42,20 @@ class Observation:
         self.features = tuple(features)
         self.feature_cotangents = tuple(feature_cotangents)
         self.targets = targets
-        for name, shown in (
-            ("features", self.features), ("feature_cotangents", self.feature_cotangents),
-            ("targets", () if targets is None else (targets,)),
-        ):  # fmt: skip
-            if any(len(tensor) != len(self.keys) for tensor in shown):
-                raise DataError(
-                    f"`{name}` must have the {len(self.keys)} tasks of the rows in its first dimension; "
-                    f"got {[tuple(tensor.shape) for tensor in shown]}."
-                )
         self.gramian_wanted = gramian_wanted
+        if features:
+            self._check("features", self.features)
+        if feature_cotangents:
+            self._check("feature_cotangents", self.feature_cotangents)
+        if targets is not None:
+            self._check("targets", (targets,))
+
+    def _check(self, name: str, shown: Sequence[Tensor]) -> None:
+        if any(len(tensor) != len(self.keys) for tensor in shown):
+            raise DataError(
+                f"`{name}` must have the {len(self.keys)} tasks of the rows in its first dimension; "
+                f"got {[tuple(tensor.shape) for tensor in shown]}."
+            )
 
     @functools.cached_property
     def _formed(self) -> Rows:
@@ -85,7 +89,7 @@ class Observation:
     def block_squared_norms(self) -> tuple[tuple[str, ...], Tensor]:
         if self.gramian_wanted or "block_gramians" in self.__dict__:
             names, gramians = self.block_gramians
-            return names, gramians.diagonal(dim1=1, dim2=2).clamp_min(0)
+            return names, gramians.diagonal(dim1=1, dim2=2)
         return row_math.block_squared_norms(self.given)
 
     def gramian(self, parameters: str = "*") -> Tensor:
@@ -164,7 +168,7 @@ class _Mixed(Observation):
 def _over(names: Sequence[str], blocks: Tensor, parameters: str) -> Tensor:
     """The sum of what blocks of rows hold, over those whose names match."""
     if parameters == "*":
-        return blocks[0].clone() if len(names) == 1 else blocks.sum(0)  # whose reader may write to it
+        return blocks[0] if len(names) == 1 else blocks.sum(0)
     return blocks[_matching(names, parameters)].sum(0)
 
 

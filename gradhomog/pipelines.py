@@ -187,8 +187,9 @@ class Pipeline:
                 observation, kept = chain.finite(whole, policy, "rows")
                 acted = chain.act(observation, inspect)
                 direction, weights = acted.direction()
-        with torch.no_grad():
-            chain.update(acted)
+        if chain.updating:
+            with torch.no_grad():
+                chain.update(acted)
         known = "block_gramians" in observation.__dict__
         gramian = observation.gramian().detach() if inspect or known else None
         weights = None if weights is None else weights.detach()

@@ -58,6 +58,8 @@ def on_support(matrix: Tensor, support: Tensor, right: Tensor, ridge: Tensor | f
 
 def product(matrix: Tensor, vector: Tensor) -> Tensor:
     """A symmetric matrix `[..., tasks, tasks]`, perhaps one for all, times vectors `[..., tasks]`."""
+    if matrix.dim() == 2:
+        return vector @ matrix
     return (vector.unsqueeze(-2) @ matrix).squeeze(-2)
 
 

@@ -31,9 +31,9 @@ def scaled(gramian: Tensor) -> tuple[Tensor, Tensor]:
     these factors are constants.
     """
     squares = gramian.detach().diagonal(dim1=-2, dim2=-1)
-    halves = (torch.frexp(squares)[1] + 1) >> 1  # squares = m·2^e with m in [1/2, 1): norms are below 2^⌈e/2⌉
-    factors = torch.exp2(-halves.double()).masked_fill(squares <= 0, 0.0)
-    halved = gramian * (factors.unsqueeze(-1) * (factors / 2).unsqueeze(-2))
+    exponents = torch.frexp(squares)[1]  # squares = m·2^e with m in [1/2, 1): norms are below 2^⌈e/2⌉
+    factors = torch.exp2(torch.floor(-0.5 * exponents.double())).masked_fill(squares <= 0, 0.0)
+    halved = gramian * (factors.unsqueeze(-1) * (0.5 * factors).unsqueeze(-2))
     return factors, halved + halved.mT  # products in float32 are not symmetric to the last digit
 
 

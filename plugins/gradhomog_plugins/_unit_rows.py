@@ -14,8 +14,8 @@ ROUNDING = 1e-6
 def unit_gramian(gramian: Tensor) -> tuple[Tensor, Tensor]:
     """Norms `[tasks]`, one in place of zero, and the cosines of the rows `[tasks, tasks]`, zero for a zero row."""
     squares = gramian.diagonal()
-    norms = (squares + (squares <= 0)).sqrt()  # one before the root: neither it nor a quotient by it is infinite
-    return norms, gramian / norms[:, None] / norms
+    norms = torch.where(squares > 0, squares, 1.0).sqrt()  # one before the root: no derivative of it is infinite
+    return norms, gramian / torch.outer(norms, norms)
 
 
 def equal_cosines(gramian: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -25,14 +25,15 @@ def equal_cosines(gramian: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     as it can be in least squares. Zero rows have no say: y_i = 0.
 
     Returns:
-        norms `[tasks]`; y `[tasks]`; ⟨d, u_i⟩ `[tasks]`; and whether d is more than rounding: it is zero where the rows
-        cancel, as opposite ones do.
+        norms `[tasks]`; y `[tasks]`, with ‖d‖² = Σ_i y_i; ⟨d, u_i⟩ `[tasks]`; and Σ_i ⟨d, u_i⟩, which is Σ_i ⟨d, u_i⟩²
+        and infinite where d is no more than rounding: it is zero where the rows cancel, as opposite ones do.
 
     Differentiable in the Gramian as long as the rank of U does not change.
     """
     norms, unit = unit_gramian(gramian)
-    target = (gramian.diagonal() > 0).to(gramian.dtype)
+    present = unit.diagonal().detach().round()
     inverse = torch.linalg.pinv(unit, atol=ROUNDING * len(unit), rtol=0.0, hermitian=True)
-    coefficients = inverse @ target * target  # zero rows: exactly zero, whatever the unit of length
-    inner = unit @ coefficients
-    return norms, coefficients, inner, inner.square().sum() > ROUNDING**2 * len(unit)
+    coefficients = inverse.mv(present) * present  # zero rows: exactly zero, whatever the unit of length
+    inner = unit.mv(coefficients)
+    total = inner.sum()
+    return norms, coefficients, inner, torch.where(total > ROUNDING**2 * len(unit), total, torch.inf)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradhomog import Evidence, Homogenizer, HomogenizerSpec, hookimpl
-from gradhomog_plugins._unit_rows import ROUNDING, unit_gramian
+from gradhomog_plugins._unit_rows import ROUNDING
 
 ScaleMode = Literal["min", "median", "rmse"]
 
@@ -61,24 +61,29 @@ def balance(gramian: Tensor, scale_mode: ScaleMode = "min") -> Tensor:
     values, vectors = torch.linalg.eigh(gramian.detach())
     tolerance = values[-1] * (len(values) * torch.finfo(values.dtype).eps)
     kept = independent & (values > tolerance)
-    real = kept.to(values.dtype)
-    roots = (values * real + ~kept).sqrt()
-    if scale_mode == "rmse":
-        square = real @ values / real.sum().clamp_min(1)
-    else:
-        place = kept.logical_not().sum()
-        if scale_mode == "median":
-            place = (len(values) - 1 + place) // 2
-        square = values.gather(0, place.clamp_max(len(values) - 1)[None])[0]
-    inverse = (vectors * (real / roots)) @ vectors.T
+    roots = torch.where(kept, values, torch.inf).sqrt()
+    inverse = (vectors / roots) @ vectors.mT
+    square = _square(values, kept, scale_mode)
     if torch.is_grad_enabled():
         # Zero as a number; its derivatives are those of G among its eigenvectors, which are held fast.
         moved = vectors.T @ (gramian - gramian.detach()) @ vectors
-        inverse = inverse + vectors @ _inverse_root_moved(roots, real, moved) @ vectors.T
+        real = kept.to(values.dtype)
+        inverse = inverse + vectors @ _inverse_root_moved(roots.masked_fill(~kept, 1.0), real, moved) @ vectors.T
         equal = (values - square).abs() <= tolerance + 1e-9 * square
         square = square + _mean_moved(values, real if scale_mode == "rmse" else real * equal, moved)
-    mixing: Tensor = (square + ~kept[-1]).sqrt() * inverse
+        square = torch.where(kept[-1], square, 1.0)  # or the derivative of its root is infinite
+    mixing: Tensor = square.sqrt() * inverse
     return mixing
+
+
+def _square(values: Tensor, kept: Tensor, scale_mode: ScaleMode) -> Tensor:
+    """s, of the eigenvalues kept; zero if none is."""
+    if scale_mode == "min":
+        return torch.where(kept, values, values[-1]).min()
+    if scale_mode == "rmse":
+        return (values * kept).sum() / kept.sum().clamp_min(1)
+    place = (len(values) - 1 + kept.logical_not().sum()) // 2
+    return values.gather(0, place.clamp_max(len(values) - 1)[None])[0]
 
 
 def _without_rounding(gramian: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,12 +93,12 @@ def _without_rounding(gramian: Tensor) -> tuple[Tensor, Tensor]:
     float64, and the least eigenvalues of G alone may be those of a short row.
     """
     constant = gramian.detach()
-    norms, unit = unit_gramian(constant)
-    norms = norms * (constant.diagonal() > 0)
-    values, vectors = torch.linalg.eigh(unit)
+    norms = constant.diagonal().sqrt()
+    products = torch.outer(norms, norms)
+    values, vectors = torch.linalg.eigh((constant / products).nan_to_num(0.0, 0.0, 0.0))  # a zero row has no cosines
     independent = values > ROUNDING * len(values)
-    rounding = vectors * (values * ~independent) @ vectors.T
-    return gramian - norms[:, None] * rounding * norms, independent
+    rounding = (vectors * values.masked_fill(independent, 0.0)) @ vectors.mT
+    return gramian - products * rounding, independent
 
 
 def _inverse_root_moved(roots: Tensor, real: Tensor, moved: Tensor) -> Tensor:

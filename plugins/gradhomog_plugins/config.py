@@ -58,28 +58,24 @@ class ConFIG(Homogenizer):
 
 def conflict_free_weights(gramian: Tensor, length: Length = "projection") -> Tensor:
     """Weights w, float64 `[tasks]`, with d = Σ_i w_i g_i."""
-    norms, coefficients, inner, some = equal_cosines(gramian)
-    square = coefficients @ inner  # ‖Û⁺1‖²
-    total = _lengths(norms, gramian.diagonal() > 0, length) @ inner
-    return some * total / (square + ~some) * coefficients / norms
+    norms, coefficients, inner, within = equal_cosines(gramian)
+    square = torch.where(within < torch.inf, coefficients.sum(), torch.inf)  # ‖Û⁺1‖²
+    total = (norms if length == "projection" else _length(norms, gramian.diagonal() > 0, length)) * inner
+    return coefficients * (total.sum() / square) / norms
 
 
-def _lengths(norms: Tensor, present: Tensor, length: Length) -> Tensor:
-    if length == "projection":
-        return norms
+def _length(norms: Tensor, present: Tensor, length: Length) -> Tensor:
     count = present.sum().clamp_min(1)
     if length == "min":
-        value = torch.where(present, norms, torch.inf).amin()
-        value = torch.where(present.any(), value, 0.0)
-    elif length == "max":
-        value = (norms * present).amax()
-    elif length == "harmonic":
-        value = count / ((present / norms).sum() + ~present.any())
-    elif length == "arithmetic":
-        value = (norms * present).sum() / count
-    else:
-        value = (norms.log().sum() / count).exp()  # a zero row has the norm one here
-    return value.expand_as(norms)
+        least = torch.where(present, norms, torch.inf).amin()
+        return torch.where(present.any(), least, 0.0)
+    if length == "max":
+        return (norms * present).amax()
+    if length == "harmonic":
+        return count / ((present / norms).sum() + ~present.any())
+    if length == "arithmetic":
+        return (norms * present).sum() / count
+    return (norms.log().sum() / count).exp()  # a zero row has the norm one here
 
 
 @hookimpl

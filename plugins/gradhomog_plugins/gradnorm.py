@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -81,44 +83,43 @@ class GradNorm(Homogenizer):
         self.first_losses: dict[str, float] = {}
 
     def mix(self, evidence: Evidence) -> Tensor:
-        weights = self._batch_weights(evidence)
+        weights = torch.tensor(normalized(self._held(evidence.by(self.key))), dtype=torch.float64)
         return weights if self.scale == "mean" else evidence.tasks * weights
 
     def update(self, evidence: Evidence) -> None:
-        keys, norms = evidence.by(self.key), evidence.norms(self.parameters).cpu()
-        weights = self._batch_weights(evidence)
-        rates = self._training_rates(keys, evidence.losses.cpu())
-        mean_norm = (weights * norms).mean()
+        keys, norms = evidence.by(self.key), evidence.norms(self.parameters).tolist()
+        held = self._held(keys)
+        weights = normalized(held)
+        rates = self._training_rates(keys, evidence.losses.tolist())
+        mean_norm = sum(map(operator.mul, weights, norms)) / len(norms)
         if not mean_norm > 0:
             return  # no task has a gradient: nothing to balance
-        gradient = leader_gradient(weights, norms, rates**self.alpha)
         # Two tasks of one key move its weight together.
         moves = dict.fromkeys(keys, 0.0)
-        for key, slope in zip(keys, gradient.tolist(), strict=True):
+        targets = [_power(rate, self.alpha) for rate in rates]
+        for key, slope in zip(keys, leader_gradient(weights, norms, targets), strict=True):
             moves[key] -= self.lr * slope
-        change = torch.tensor([moves[key] for key in keys], dtype=torch.float64)
         if self.relative:
-            moved = weights * torch.exp(weights * change / mean_norm)
+            powers = [weight * moves[key] / mean_norm for key, weight in zip(keys, weights, strict=True)]
+            greatest = max(powers)  # whose exponential is one: none overflows, and none is lost for all time
+            moved = [max(w * math.exp(power - greatest), 1e-100) for w, power in zip(weights, powers, strict=True)]
         else:
-            moved = weights + change
-            moved = moved.clamp_min(SMALLEST_WEIGHT * float(moved.clamp_min(0).mean()))
+            moved = [weight + moves[key] for key, weight in zip(keys, weights, strict=True)]
+            least = SMALLEST_WEIGHT * sum(max(weight, 0.0) for weight in moved) / len(moved)
+            moved = [max(weight, least) for weight in moved]
         # What this batch's keys hold together stays the same, so that they keep their proportion to keys not in it.
-        held = self._held(evidence).mean()
-        self.weights.update(zip(keys, (moved / moved.mean() * held).tolist(), strict=True))
+        mean = sum(held) / len(held)
+        self.weights.update(zip(keys, [weight * mean for weight in normalized(moved)], strict=True))
 
-    def _held(self, evidence: Evidence) -> Tensor:
-        return torch.tensor([self.weights.get(key, 1.0) for key in evidence.by(self.key)], dtype=torch.float64)
+    def _held(self, keys: Sequence[str]) -> list[float]:
+        return [self.weights.get(key, 1.0) for key in keys]
 
-    def _batch_weights(self, evidence: Evidence) -> Tensor:
-        held = self._held(evidence)
-        return held / held.mean()
-
-    def _training_rates(self, keys: list[str], losses: Tensor) -> Tensor:
-        if bool((losses < 0).any()):
-            raise OptionError(f"gradnorm: losses must not be negative, r^α is undefined then; got {losses.tolist()}.")
+    def _training_rates(self, keys: Sequence[str], losses: Sequence[float]) -> list[float]:
+        if min(losses) < 0:
+            raise OptionError(f"gradnorm: losses must not be negative, r^α is undefined then; got {losses}.")
         if self.initial_loss == "first":
             seen = dict(self.first_losses)
-            for key, loss in zip(keys, losses.tolist(), strict=True):
+            for key, loss in zip(keys, losses, strict=True):
                 if loss == 0 and key not in seen:
                     raise OptionError(
                         f"gradnorm: the first loss of task '{key}' is zero, so it has no training rate. "
@@ -126,18 +127,29 @@ class GradNorm(Homogenizer):
                     )
                 seen.setdefault(key, loss)
             self.first_losses = seen
-            first = torch.tensor([self.first_losses[key] for key in keys], dtype=torch.float64)
+            relative = [loss / seen[key] for key, loss in zip(keys, losses, strict=True)]
         else:
-            first = torch.full_like(losses, float(self.initial_loss))
-        relative = losses / first
-        mean = relative.mean()
-        return relative / mean if mean > 0 else torch.ones_like(relative)
+            relative = [loss / float(self.initial_loss) for loss in losses]
+        return normalized(relative) if sum(relative) > 0 else [1.0] * len(losses)
 
 
-def leader_gradient(weights: Tensor, norms: Tensor, targets: Tensor) -> Tensor:
-    """∂/∂w of Σ_i |w_i n_i − n̄ t_i| with n̄ = mean(w·n) and t constant: sign(w_i n_i − n̄ t_i) · n_i, `[tasks]`."""
-    weighted = weights * norms
-    return torch.sign(weighted - weighted.mean() * targets) * norms
+def _power(base: float, exponent: float) -> float:
+    """Up to 1e304: what is more is an error of plain numbers."""
+    return math.exp(min(exponent * math.log(base), 700.0)) if base > 1 else base**exponent
+
+
+def normalized(numbers: Sequence[float]) -> list[float]:
+    """The numbers over their mean."""
+    mean = sum(numbers) / len(numbers)
+    return [number / mean for number in numbers]
+
+
+def leader_gradient(weights: Sequence[float], norms: Sequence[float], targets: Sequence[float]) -> list[float]:
+    """∂/∂w of Σ_i |w_i n_i − n̄ t_i| with n̄ = mean(w·n) and t constant: sign(w_i n_i − n̄ t_i) · n_i."""
+    weighted = [weight * norm for weight, norm in zip(weights, norms, strict=True)]
+    mean = sum(weighted) / len(weighted)
+    above = [found - mean * target for found, target in zip(weighted, targets, strict=True)]
+    return [((gap > 0) - (gap < 0)) * norm for gap, norm in zip(above, norms, strict=True)]
 
 
 @hookimpl

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gradhomog import Evidence, Homogenizer, HomogenizerSpec, OptionError, hookimpl
+from gradhomog_plugins._orders import fixed_orders, meetings, random_orders
 from gradhomog_plugins._unit_rows import ROUNDING, unit_gramian
 
 
@@ -74,75 +75,79 @@ class GradVac(Homogenizer):
         self.beta, self.ceiling, self.key, self.order, self.scale = beta, ceiling, key, order, scale
         self.targets: dict[str, dict[str, float]] = {}
         self.generator = torch.Generator().manual_seed(seed)
-        self._met: Tensor | None = None  # between `mix` and `update` of one step
+        self._met: tuple[Tensor, Tensor] | None = None  # orders and cosines, between `mix` and `update` of one step
 
     def mix(self, evidence: Evidence) -> Tensor:
-        gramian, keys = evidence.gramian(), evidence.by(self.key)
-        orders = self._orders(evidence.tasks).to(gramian.device)
+        gramian, tasks = evidence.gramian(), evidence.tasks
+        orders = random_orders(tasks, self.generator) if self.order == "random" else fixed_orders(tasks)
+        targets = self._targets_of(evidence.by(self.key))
         mixing, met = vaccinate(
-            gramian, orders, self._targets_of(keys).to(gramian.device), longest=1 / math.sqrt(1 - self.ceiling**2)
+            gramian,
+            orders.to(gramian.device),
+            targets.to(gramian.device),
+            longest=1 / math.sqrt(1 - self.ceiling**2),
         )
-        self._met = met.detach().cpu()
-        return mixing if self.scale == "mean" else evidence.tasks * mixing
+        self._met = orders, met.detach()
+        return mixing if self.scale == "mean" else tasks * mixing
 
     def update(self, evidence: Evidence) -> None:
         if self._met is None:
             return
-        keys, met, self._met = evidence.by(self.key), self._met.tolist(), None
-        shown: dict[tuple[str, str], list[float]] = {}
-        for i, first in enumerate(keys):
-            for j, second in enumerate(keys):
-                if not math.isnan(met[i][j]):
-                    shown.setdefault((first, second), []).append(met[i][j])
-        for (first, second), cosines in shown.items():
-            held = self.targets.setdefault(first, {})
-            mean = sum(cosines) / len(cosines)
-            held[second] = (1 - self.beta) * held.get(second, 0.0) + self.beta * mean
+        keys, (orders, met), self._met = evidence.by(self.key), self._met, None
+        shown: dict[str, dict[str, list[float]]] = {}
+        for first, others, cosines in zip(keys, orders.tolist(), met.tolist(), strict=True):
+            row = shown.setdefault(first, {})
+            for other, cosine in zip(others, cosines, strict=True):
+                if not math.isnan(cosine):
+                    row.setdefault(keys[other], []).append(cosine)
+        for first, row in shown.items():
+            if row:
+                held = self.targets.setdefault(first, {})
+            for second, cosines in row.items():
+                mean = sum(cosines) / len(cosines)
+                held[second] = (1 - self.beta) * held.get(second, 0.0) + self.beta * mean
 
     def _targets_of(self, keys: Sequence[str]) -> Tensor:
-        held = [[self.targets.get(first, {}).get(second, 0.0) for second in keys] for first in keys]
+        if not self.targets:
+            return torch.zeros(len(keys), len(keys), dtype=torch.float64)
+        rows = [self.targets.get(first, {}) for first in keys]
+        held = [[row.get(second, 0.0) for second in keys] for row in rows]
         return torch.tensor(held, dtype=torch.float64).clamp(-self.ceiling, self.ceiling)
-
-    def _orders(self, tasks: int) -> Tensor:
-        """For each task the other tasks, in the order in which it meets them, `[tasks, tasks − 1]`."""
-        # Sorting random keys permutes uniformly; an infinite key puts the task itself last, where it is cut off.
-        keys = torch.arange(tasks, dtype=torch.float64).repeat(tasks, 1)
-        if self.order == "random":
-            keys = torch.rand(tasks, tasks, generator=self.generator, dtype=torch.float64)
-        return keys.fill_diagonal_(torch.inf).argsort(dim=1)[:, :-1]
 
 
 def vaccinate(gramian: Tensor, orders: Tensor, targets: Tensor, longest: float) -> tuple[Tensor, Tensor]:
-    """The mixing matrix C, ĝ = C·J, and the cosine that ĝ_i had when it met g_j, float64 `[tasks, tasks]` both.
+    """The mixing matrix C, ĝ = C·J, float64 `[tasks, tasks]`, and the cosines that were met, shaped as `orders`.
 
-    Where nothing was met the cosine is NaN: of a task with itself, of zero rows and of a ĝ_i that has become zero.
-    `longest` is how many times as long as g_i a row ĝ_i may be.
+    A cosine is NaN where nothing was met: of zero rows and of a ĝ_i that has become zero. `longest` is how many times
+    as long as g_i a row ĝ_i may be.
     """
     norms, cosines = unit_gramian(gramian)
     identity = torch.eye(len(gramian), dtype=gramian.dtype, device=gramian.device)
     if len(gramian) == 1:
-        return identity, torch.full_like(identity, torch.nan)
-    present = (gramian.diagonal() > 0).to(gramian.dtype)
+        return identity, gramian.new_zeros(1, 0)
+    present = gramian.diagonal().sign()
     tangents = (present * targets / (1 - targets.square()).sqrt()).gather(1, orders)
-    inner, square = cosines, present  # ⟨ĝ_i, g_j⟩ / (n_i n_j) and ‖ĝ_i‖² / n_i²
+    # ⟨ĝ_i, g_j⟩ / (n_i n_j) for those that task i meets, in its order, and ‖ĝ_i‖² / n_i²
+    inner, square = cosines.gather(1, orders), present[:, None]
+    between = meetings(cosines, orders)
     added, along, squares = [], [], []
-    others = cosines[orders].unbind(dim=1)
-    for column, other, tangent in zip(orders.unbind(dim=1), others, tangents.unbind(dim=1), strict=True):
-        along.append(inner.gather(1, column[:, None])[:, 0])
-        squares.append(square)
-        across = torch.addcmul(square, along[-1], along[-1], value=-1).clamp_min(0)
-        amount = (tangent * _root(across) - along[-1]).clamp_min(0)
-        inner = torch.addcmul(inner, amount[:, None], other)
-        turned = along[-1] + amount
-        square = torch.addcmul(across, turned, turned)
+    for step in range(orders.shape[1]):
+        projection, tangent = inner[:, step : step + 1], tangents[:, step : step + 1]
+        across = torch.addcmul(square, projection, projection, value=-1).clamp_min(0)
+        amount = (tangent * _root(across) - projection).clamp_min(0)
         added.append(amount)
-    amounts = torch.zeros_like(gramian).scatter(1, orders, torch.stack(added, dim=1))
-    lengths = torch.stack(squares, dim=1).detach()
-    met = torch.stack(along, dim=1).detach() / lengths.sqrt()
-    met = torch.where((lengths > ROUNDING**2) & (present[orders] > 0), met, torch.nan)
-    met = torch.full_like(identity, torch.nan).scatter(1, orders, met)
-    factors = (longest**2 / square.clamp_min(longest**2)).sqrt()
-    return factors[:, None] * (identity + norms[:, None] * amounts / norms), met
+        along.append(projection)
+        squares.append(square)
+        turned = projection + amount
+        square = torch.addcmul(across, turned, turned)
+        if step < len(between):
+            inner = torch.addcmul(inner, amount, between[step])
+    # Each task meets each other once, so that what it is given of them can be written down at the end.
+    amounts = identity.scatter(1, orders, torch.cat(added, dim=1))
+    factors = norms[:, None] * longest / square.clamp_min(longest**2).sqrt()
+    lengths = torch.cat(squares, dim=1)
+    seen = torch.where(lengths * present[orders] > ROUNDING**2, lengths, torch.nan)
+    return factors * amounts / norms, torch.cat(along, dim=1) / seen.sqrt()
 
 
 def _root(squares: Tensor) -> Tensor:

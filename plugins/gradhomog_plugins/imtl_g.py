@@ -53,15 +53,15 @@ class IMTLG(Homogenizer):
 
 def impartial_weights(gramian: Tensor) -> Tensor:
     """Weights w, float64 `[tasks]`, with d = Σ_i w_i g_i."""
-    norms, coefficients, inner, some = equal_cosines(gramian)
-    present = gramian.diagonal() > 0
-    weights = coefficients * (norms * present).amax() / norms  # v, times the greatest norm: within range
+    norms, coefficients, _, within = equal_cosines(gramian)
+    present = gramian.diagonal().sign()
+    weights = coefficients * ((norms * present).max() / norms)  # v, times the greatest norm: within range
     # ‖Û⁺1‖² over the share of 1 that lies in the span of U: that share is 1, unless no d has equal cosines.
-    bound = coefficients @ inner * present.sum() / (inner.square().sum() + ~some)
+    bound = coefficients.sum() * (present.sum() / within)
     total = weights.sum()
     # Of equal norms both are the same up to rounding, and for others near them the sum is what counts.
     total = torch.where(total > bound * (1 - 1e-9), total, bound)
-    return weights * some / (total + ~some)
+    return weights / torch.where(within < torch.inf, total, torch.inf)
 
 
 @hookimpl

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gradhomog import Evidence, Homogenizer, HomogenizerSpec, hookimpl
+from gradhomog_plugins._orders import fixed_orders, meetings, random_orders
 
 
 class PCGrad(Homogenizer):
@@ -54,33 +55,24 @@ class PCGrad(Homogenizer):
 
     def mix(self, evidence: Evidence) -> Tensor:
         gramian = evidence.gramian()
-        mixing = project(gramian, self._orders(evidence.tasks).to(gramian.device))
-        return mixing if self.scale == "mean" else evidence.tasks * mixing
-
-    def _orders(self, tasks: int) -> Tensor:
-        """For each task the other tasks, in the order in which it meets them, `[tasks, tasks − 1]`."""
-        if tasks <= 2:
-            return torch.arange(tasks).flip(0)[:, None][:, : tasks - 1]
-        # Sorting random keys permutes uniformly; an infinite key puts the task itself last, where it is cut off.
-        if self.order == "random":
-            keys = torch.rand(tasks, tasks, generator=self.generator, dtype=torch.float64)
-        else:
-            keys = torch.arange(tasks, dtype=torch.float64).repeat(tasks, 1)
-        return keys.fill_diagonal_(torch.inf).argsort(dim=1)[:, :-1]
+        tasks = evidence.tasks
+        orders = random_orders(tasks, self.generator) if self.order == "random" else fixed_orders(tasks)
+        mixing = project(gramian, orders.to(gramian.device))
+        return mixing if self.scale == "mean" else tasks * mixing
 
 
 def project(gramian: Tensor, orders: Tensor) -> Tensor:
     """The mixing matrix C of PCGrad for given orders: float64 `[tasks, tasks]`, ĝ = C·J."""
     squares = gramian.diagonal()
     # A zero row has only zero inner products; one instead of its square keeps 0/0 out of the graph.
-    safe = torch.where(squares > 0, squares, 1.0)
-    others, divisors = gramian[orders], safe[orders]
-    inner = gramian  # ⟨ĝ_i, g_j⟩
-    amounts = [gramian.new_zeros(gramian.shape[0], 0)]
+    shares = gramian / torch.where(squares > 0, squares, 1.0)  # ⟨g_i, g_j⟩ / ‖g_j‖²
+    left = shares.gather(1, orders)  # the same of ĝ_i and those that task i meets, in its order
+    between = meetings(shares, orders)
+    amounts = [gramian.new_zeros(len(gramian), 0)]
     for step in range(orders.shape[1]):
-        here = slice(step, step + 1)
-        amounts.append(inner.gather(1, orders[:, here]).clamp_max(0) / divisors[:, here])
-        inner = torch.addcmul(inner, amounts[-1], others[:, step], value=-1)
+        amounts.append(left[:, step : step + 1].clamp_max(0))
+        if step < len(between):
+            left = torch.addcmul(left, amounts[-1], between[step], value=-1)
     # Each task meets each other once, so that what it loses of them can be written down at the end.
     identity = torch.eye(gramian.shape[0], dtype=gramian.dtype, device=gramian.device)
     return identity.scatter(1, orders, -torch.cat(amounts, dim=1))

@@ -36,9 +36,10 @@ def test_closed_form_gradient_equals_a_double_backward_in_float64(alpha, seed):
     losses = make_losses(theta)
     rows = torch.stack([torch.autograd.grad(loss, theta, retain_graph=True)[0] for loss in losses])
     rates = losses.detach() / first
-    ours = leader_gradient(weights, rows.norm(dim=1), (rates / rates.mean()) ** alpha)
+    targets = (rates / rates.mean()) ** alpha
+    ours = leader_gradient(weights.tolist(), rows.norm(dim=1).tolist(), targets.tolist())
     expected = double_backward(theta, make_losses, weights, first, alpha)
-    torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(torch.tensor(ours, dtype=torch.float64), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_one_paper_step_is_a_gradient_step_and_a_renormalisation():
@@ -142,3 +143,13 @@ def test_norms_can_be_measured_on_some_parameters_only():
 def test_what_has_no_training_rate_or_is_out_of_range_is_refused(text, losses, message):
     with pytest.raises(OptionError, match=message):
         gradhomog.pipeline(text).combine(torch.eye(2), losses=losses)
+
+
+@pytest.mark.parametrize("options", ["alpha=2000", "lr=1e6", "lr=1e6, relative=false", "alpha=2000, lr=1e6"])
+def test_steps_too_large_for_their_exponentials_leave_weights_finite(options):
+    pipe = gradhomog.pipeline(f"gradnorm({options})")
+    rows = torch.diag(torch.tensor([3.0, 1.0, 0.5], dtype=torch.float64))
+    for losses in ([2.0, 1.0, 1.0], [0.1, 1.0, 3.0], [4.0, 0.5, 1.0]):
+        assert torch.isfinite(pipe.combine(rows, losses=losses)).all()
+    weights = torch.tensor(list(pipe.state_dict()["0:gradnorm"]["weights"].values()))
+    assert torch.isfinite(weights).all() and (weights >= 0).all() and weights.sum() > 0
