@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from gradhomog.pipelines import Pipeline
     from gradhomog.registry import PluginInfo, Registry
     from gradhomog.reports import Evaluation, StageReport, StepReport, TaskRow, TaskRows
-    from gradhomog.rows import Rows
+    from gradhomog.rows import Rows, safe_sqrt
     from gradhomog.solvers import (
         bargaining_weights,
         conflict_averse_weights,
@@ -83,7 +83,7 @@ _HOMES = {
     "pipelines": ("Pipeline",),
     "registry": ("PluginInfo", "Registry"),
     "reports": ("Evaluation", "StageReport", "StepReport", "TaskRow", "TaskRows"),
-    "rows": ("Rows",),
+    "rows": ("Rows", "safe_sqrt"),
     "solvers": ("bargaining_weights", "conflict_averse_weights", "dual_cone_weights", "minimum_norm_weights"),
     "specs": ("DomainSpec", "HomogenizerSpec", "LearnerSpec"),
     "tasks": ("Task", "TaskBatch"),
@@ -143,6 +143,7 @@ __all__ = [
     "magnitude_similarity",
     "minimum_norm_weights",
     "pipeline",
+    "safe_sqrt",
     "task_features",
 ]
 

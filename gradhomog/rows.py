@@ -215,6 +215,19 @@ def _read_once(product: products.Product) -> products.Product:
 
 
 def safe_sqrt(squares: Tensor) -> Tensor:
-    """Square roots whose derivative at zero is zero, not NaN."""
+    """√x where x > 0, else 0, with derivatives of zero there: those of `sqrt` are infinite at zero, and end as NaN.
+
+    Args:
+        squares: of any shape and floating dtype; below zero by rounding counts as zero.
+
+    Returns:
+        Roots of the same shape, differentiable as often as asked for.
+
+    >>> x = torch.tensor([4.0, 0.0], requires_grad=True)
+    >>> torch.autograd.grad(safe_sqrt(x).sum(), x)
+    (tensor([0.2500, 0.0000]),)
+    """
+    if not torch.is_grad_enabled():
+        return squares.clamp_min(0).sqrt()
     positive = squares > 0
     return torch.where(positive, torch.where(positive, squares, torch.ones_like(squares)).sqrt(), 0.0)

@@ -135,9 +135,3 @@ def _lost(squares: Tensor, size: int) -> bool:
 def _exact(block: Tensor) -> Tensor:
     norm: Tensor = torch.linalg.vector_norm(block, dim=1, dtype=torch.float64)  # takes 20 times as long
     return norm.square()
-
-
-def root(squares: Tensor) -> Tensor:
-    """Square roots whose derivative at zero is zero, not NaN."""
-    positive = squares > 0
-    return torch.where(positive, torch.where(positive, squares, 1.0).sqrt(), 0.0)

@@ -8,8 +8,8 @@ from typing import Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from gradhomog import Evidence, Homogenizer, HomogenizerSpec, OptionError, Rows, hookimpl
-from gradhomog_plugins._held_rows import Row, by_task, fitting, like, move, moved, root, squared_norms
+from gradhomog import Evidence, Homogenizer, HomogenizerSpec, OptionError, Rows, hookimpl, safe_sqrt
+from gradhomog_plugins._held_rows import Row, by_task, fitting, like, move, moved, squared_norms
 
 Number = TypeVar("Number", float, Tensor)
 
@@ -95,7 +95,7 @@ class DBMTL(Homogenizer):
         before = torch.tensor(counts, dtype=torch.float64, device=factors.device)
         units, masses, shares = advanced(before[:, 0], before[:, 1], self._kept(before[:, 2]), factors)
         rows = moved(held, jacobian, shares)
-        norms = root(squared_norms(rows))
+        norms = safe_sqrt(squared_norms(rows))
         lengths = norms * (units * len(keys) if self.scale == "paper" else units / masses * least)
         there = lengths > 0
         stretch = torch.where(there, lengths.max() / torch.where(there, norms, 1.0), 0.0)

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradhomog import Evidence, Homogenizer, HomogenizerSpec, OptionError, hookimpl
+from gradhomog import Evidence, Homogenizer, HomogenizerSpec, OptionError, hookimpl, safe_sqrt
 from gradhomog_plugins._orders import fixed_orders, meetings, random_orders
 from gradhomog_plugins._unit_rows import ROUNDING, unit_gramian
 
@@ -134,7 +134,7 @@ def vaccinate(gramian: Tensor, orders: Tensor, targets: Tensor, longest: float) 
     for step in range(orders.shape[1]):
         projection, tangent = inner[:, step : step + 1], tangents[:, step : step + 1]
         across = torch.addcmul(square, projection, projection, value=-1).clamp_min(0)
-        amount = (tangent * _root(across) - projection).clamp_min(0)
+        amount = (tangent * safe_sqrt(across) - projection).clamp_min(0)
         added.append(amount)
         along.append(projection)
         squares.append(square)
@@ -148,14 +148,6 @@ def vaccinate(gramian: Tensor, orders: Tensor, targets: Tensor, longest: float) 
     lengths = torch.cat(squares, dim=1)
     seen = torch.where(lengths * present[orders] > ROUNDING**2, lengths, torch.nan)
     return factors * amounts / norms, torch.cat(along, dim=1) / seen.sqrt()
-
-
-def _root(squares: Tensor) -> Tensor:
-    """Square roots whose derivative at zero is zero, not infinite."""
-    if not torch.is_grad_enabled():
-        return squares.sqrt()
-    zero = squares <= 0
-    return (squares + zero).sqrt() * ~zero
 
 
 @hookimpl

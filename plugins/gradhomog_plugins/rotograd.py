@@ -9,7 +9,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gradhomog import ConfigError, DataError, Evidence, Homogenizer, HomogenizerSpec, OptionError, TaskKey, hookimpl
+from gradhomog import (
+    ConfigError,
+    DataError,
+    Evidence,
+    Homogenizer,
+    HomogenizerSpec,
+    OptionError,
+    TaskKey,
+    hookimpl,
+    safe_sqrt,
+)
 from gradhomog_plugins._pooling import mean_cosine, pooled, unit
 from gradhomog_plugins._rotations.base import Settings
 from gradhomog_plugins._rotations.by_key import Rotations
@@ -221,9 +231,7 @@ class RotoGrad(Homogenizer):
 
 def lengths(gradients: Tensor) -> Tensor:
     """Frobenius norms of `[tasks, ...]`; the derivative of that of zero is zero."""
-    squares = gradients.flatten(1).square().sum(1)
-    there = squares > 0
-    return torch.where(there, torch.where(there, squares, 1.0).sqrt(), 0.0)
+    return safe_sqrt(gradients.flatten(1).square().sum(1))
 
 
 def equalizing(norms: Tensor, first: Tensor) -> Tensor:

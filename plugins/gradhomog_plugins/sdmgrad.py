@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradhomog import Evidence, Homogenizer, HomogenizerSpec, OptionError, hookimpl, minimum_norm_weights
+from gradhomog import Evidence, Homogenizer, HomogenizerSpec, OptionError, hookimpl, minimum_norm_weights, safe_sqrt
 from gradhomog_plugins._simplex import project_onto_simplex
 
 
@@ -109,9 +109,7 @@ def descend(
     gramian: Tensor, start: Tensor, regularization: float, lr: float, momentum: float, iterations: int
 ) -> Tensor:
     """w `[..., tasks]` after projected gradient steps with momentum on ½ wᵀAw + λ wᵀA w̃, A relative to the norms."""
-    size = gramian.diagonal(dim1=-2, dim2=-1).clamp_min(0)
-    # One instead of zero: the root of zero has no derivative.
-    norms = torch.where(size > 0, torch.where(size > 0, size, torch.ones_like(size)).sqrt(), 0.0)
+    norms = safe_sqrt(gramian.diagonal(dim1=-2, dim2=-1))
     scale = norms.mean(dim=-1)[..., None, None]
     relative = gramian / torch.where(scale > 0, scale, torch.ones_like(scale)).square()
     pull = regularization * relative.mean(dim=-1)
