@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.docs import check_tables, command_help, pages, plugin_tables
+from tests.docs import check_tables, command_help, pages, plugin_tables, public_names
 
 COMMAND = "python -m tests.docs.generate"
 
@@ -13,6 +13,7 @@ PAGES: dict[str, Callable[[str], str]] = {
     "guide/check.md": check_tables.page,
     "reference/cli.md": command_help.page,
     "reference/plugins.md": plugin_tables.page,
+    "reference/python.md": public_names.page,
 }
 """By page in `docs/`: what it should be, of what it is."""
 

@@ -20,8 +20,12 @@ def blocks(text: str, language: str) -> list[str]:
 
 def inline(text: str) -> set[str]:
     """What stands between single backticks outside of fenced blocks, in headings too."""
-    outside = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
-    return {" ".join(found.split()) for found in re.findall(r"`([^`]+)`", outside)}
+    return {" ".join(found.split()) for found in re.findall(r"`([^`]+)`", prose(text))}
+
+
+def prose(text: str) -> str:
+    """The text without its fenced blocks."""
+    return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
 def row(text: str, name: str) -> str:

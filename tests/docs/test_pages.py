@@ -10,13 +10,14 @@ import pytest
 
 from gradhomog.bench.config import Config, load
 from gradhomog.registry import installed
+from tests.docs import pages
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(page, language):
-    return re.findall(rf"^```{language} *\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    return pages.blocks(page.read_text(encoding="utf-8"), language)
 
 
 EXAMPLES = [(page, index) for page in PAGES for index in range(len(blocks(page, "python")))]
@@ -34,7 +35,7 @@ def test_a_python_example_runs_after_those_before_it(page, index, tmp_path, monk
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_between_pages_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+    for target in re.findall(r"\]\(([^)#]+)\)", pages.prose(page.read_text(encoding="utf-8"))):
         if not target.startswith("http"):
             assert (page.parent / target).exists(), target
 
