@@ -69,13 +69,14 @@ def gramian(block: Tensor, exact: bool = False) -> Tensor:
     if exact or block.requires_grad or block.dtype == torch.float64:
         wide = block.double()
         return wide @ wide.T
-    rows = block.to(torch.float32)
+    if block.dtype != torch.float32:
+        return torch.stack([gramian(part.float()) for part in torch.split(block, converted(tasks), dim=1)]).sum(0)
     count = pieces(size)
     if count == 1:
-        return torch.mm(rows, rows.T).double()
+        return torch.mm(block, block.T).double()
     width = size // count
     # [tasks, count · width] seen as `count` matrices [tasks, width]: strides only, no copy.
-    parts = rows[:, : count * width].view(tasks, count, width).transpose(0, 1)
+    parts = block[:, : count * width].view(tasks, count, width).transpose(0, 1)
     strip = _strip(tasks, size)
     if strip == tasks:
         total = torch.bmm(parts, parts.mT).sum(0, dtype=torch.float64)
@@ -84,9 +85,14 @@ def gramian(block: Tensor, exact: bool = False) -> Tensor:
         total = torch.cat([product.flatten(1) for product in products], dim=1).sum(0, dtype=torch.float64)
         total = total[_places(tasks, strip, total.device)]
     if count * width < size:
-        rest = rows[:, count * width :]
+        rest = block[:, count * width :]
         total += torch.mm(rest, rest.T)
     return total
+
+
+def converted(tasks: int) -> int:
+    """How many columns of half precision are brought to float32 at once: of all, the copy would be twice the rows."""
+    return max(2**20 // tasks, BLOCK)
 
 
 @functools.lru_cache(maxsize=256)

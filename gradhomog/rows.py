@@ -131,13 +131,17 @@ def _weighted_sum(value: Tensor, shares: Tensor) -> Tensor:
     narrow = value.dtype.itemsize < 4
     scaled = shares.to(value.device, torch.float32 if narrow else value.dtype)
     if repeated(value):
-        found = scaled.sum() * (value[0].float() if narrow else value[0])
+        found = (scaled.sum() * (value[0].float() if narrow else value[0])).to(value.dtype)
     else:
         flat = value if value.dim() == 2 else value.reshape(value.shape[0], -1)
-        found = torch.mv(flat.t().float() if narrow else flat.t(), scaled)
-    if narrow:
-        found = found.to(value.dtype)
+        found = _narrow_sum(flat, scaled) if narrow else torch.mv(flat.t(), scaled)
     return found if found.dim() == value.dim() - 1 else found.reshape(value.shape[1:])
+
+
+def _narrow_sum(flat: Tensor, scaled: Tensor) -> Tensor:
+    """The sum of rows of half precision, formed in float32, in theirs."""
+    parts = torch.split(flat, products.converted(len(flat)), dim=1)
+    return torch.cat([torch.mv(part.t().float(), scaled).to(flat.dtype) for part in parts])
 
 
 def mix(rows: Rows, mixing: Tensor) -> Rows:

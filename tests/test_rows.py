@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradhomog
-from gradhomog import DataError
+from gradhomog import DataError, products
 from gradhomog import rows as row_math
+from gradhomog.bench.cost.memory import peak_bytes
 from gradhomog.products import BLOCK
 from gradhomog.testing import jacobians
 
@@ -192,3 +193,31 @@ def test_through_rows_that_are_one_in_memory_derivatives_flow():
     pipe = gradhomog.pipeline("graddrop(sharpness=1e9)")
     (slope,) = torch.autograd.grad(pipe.combine(rows, create_graph=True).sum(), rows)
     torch.testing.assert_close(slope, (rows.sign() == rows.sum(0).sign()).double() / 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("method", ["none", "mgda"])
+def test_a_step_allocates_one_gradient_and_a_fixed_amount(dtype, method):
+    pipe, rows = gradhomog.pipeline(method), torch.randn(4, 3_000_000).to(dtype)
+    pipe.combine(rows)
+    assert peak_bytes(lambda: pipe.combine(rows)) < 2 * rows[0].nbytes + 2**23
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_rows_of_any_size_have_the_statistics_of_their_numbers(dtype):
+    rows = torch.randn(3, 700_001, generator=torch.Generator().manual_seed(0)).to(dtype)
+    exact = rows.double()
+    torch.testing.assert_close(products.gramian(rows), exact @ exact.T, rtol=1e-5, atol=1e-5 * 700_001)
+    expected = (torch.tensor([0.5, 0.25, 2.0]).double() @ exact / 3).to(dtype)
+    found = row_math.weighted_mean(rows, torch.tensor([0.5, 0.25, 2.0], dtype=torch.float64))
+    torch.testing.assert_close(found, expected, rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 3, 4, 5, 7, 8, 9])
+@pytest.mark.parametrize("params", [8191, 8192, 100_000, 2**18, 300_007])
+def test_the_gramian_is_that_of_float64_however_its_columns_are_cut(tasks, params):
+    rows = torch.randn(tasks, params, generator=torch.Generator().manual_seed(tasks))
+    exact = rows.double() @ rows.double().T
+    lengths = exact.diagonal().sqrt()
+    difference = (products.gramian(rows) - exact) / torch.outer(lengths, lengths)
+    assert float(difference.abs().max()) < 1e-6
