@@ -30,12 +30,13 @@ def apply(observation: Observation, policy: Nonfinite, judged: Judged) -> tuple[
     if judged == "norms":
         squares = observation.block_squared_norms[1]
         sums.append(squares[0] if len(squares) == 1 else squares.sum(0))
-    elif judged == "rows":
-        sums.append(torch.where(row_math.finite_tasks(observation.given), 0.0, torch.nan))
     if observation.losses is not None:
         sums.append(observation.losses)
-    tasks, columns = len(observation.keys), [total.tolist() for total in sums]
-    kept = [index for index in range(tasks) if all(math.isfinite(column[index]) for column in columns)]
+    flags = [[math.isfinite(total) for total in column.tolist()] for column in sums]
+    if judged == "rows":
+        flags.append(row_math.finite_tasks(observation.given))
+    tasks = len(observation.keys)
+    kept = [index for index in range(tasks) if all(column[index] for column in flags)]
     if len(kept) == tasks:
         return observation, tuple(kept)
     if policy == "raise" or not kept:

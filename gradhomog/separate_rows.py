@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gradhomog import products
 from gradhomog.products import BLOCK
+from gradhomog.rows import which_finite
 from gradhomog.unformed import UnformedRows
 
 # Columns that are brought together, or added up, at a time: 16 rows of float32 of this width stay in a core's cache.
@@ -64,13 +65,11 @@ class SeparateRows(UnformedRows):
     def block_squared_norms(self) -> tuple[tuple[str, ...], Tensor]:
         return self.names, self._scale**2 * self._products(_squared_norms, 1)
 
-    def finite_tasks(self) -> Tensor:
-        def finite(task: int) -> Tensor:
-            found = [part for parts in self._parts.values() if (part := parts[task]) is not None]
-            sums = [part.sum(dtype=torch.promote_types(part.dtype, torch.float32)) for part in found]
-            return torch.isfinite(torch.stack(sums)).all() if sums else torch.tensor(True, device=self.device)
-
-        return torch.stack([finite(task) for task in range(self.tasks)])
+    def finite_tasks(self) -> list[bool]:
+        found = [(task, part) for parts in self._parts.values() for task, part in enumerate(parts) if part is not None]
+        flags = which_finite([part for _, part in found])
+        lost = {task for (task, _), fine in zip(found, flags, strict=True) if not fine}
+        return [task not in lost for task in range(self.tasks)]
 
     def weighted_mean(self, weights: Tensor) -> dict[str, Tensor]:
         shares = weights.double() * (self._scale / self.tasks)

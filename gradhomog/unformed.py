@@ -35,7 +35,7 @@ class UnformedRows(ABC):
         """As `gradhomog.rows.block_squared_norms`."""
 
     @abstractmethod
-    def finite_tasks(self) -> Tensor:
+    def finite_tasks(self) -> list[bool]:
         """As `gradhomog.rows.finite_tasks`."""
 
     @abstractmethod

@@ -221,3 +221,13 @@ def test_the_gramian_is_that_of_float64_however_its_columns_are_cut(tasks, param
     lengths = exact.diagonal().sqrt()
     difference = (products.gramian(rows) - exact) / torch.outer(lengths, lengths)
     assert float(difference.abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize("made", [lambda rows: rows, lambda rows: {"w": rows, "b": rows[:, 0]}], ids=["tensor", "dict"])
+def test_rows_whose_sum_overflows_are_finite_and_infinite_ones_are_not(made):
+    rows = torch.full((3, 5), 3e38)
+    assert row_math.finite_tasks(made(rows)) == [True, True, True]
+    assert row_math.all_finite(made(rows))
+    rows[1, 0] = -torch.inf
+    assert row_math.finite_tasks(made(rows)) == [True, False, True]
+    assert not row_math.all_finite(made(rows))

@@ -81,7 +81,7 @@ class DeferredRows(UnformedRows):
             found.update(zip(names, product(rows)[1].unbind(), strict=True))
         return self.names, torch.stack([found[name] for name in self.names])
 
-    def finite_tasks(self) -> Tensor:
+    def finite_tasks(self) -> list[bool]:
         if self._spent:
             raise NonfiniteError(
                 "the gradient of the shared parameters is not finite, though every loss is. Lower the learning rate. "

@@ -8,9 +8,12 @@ from hypothesis import strategies as st
 
 import gradhomog
 from gradhomog import OptionError, TaskKey
+from gradhomog.bench.cost.memory import peak_bytes
 from gradhomog.testing import jacobians
-from gradhomog_plugins import graddrop as module
-from gradhomog_plugins.graddrop import draw, drop
+from gradhomog_plugins import _one_sign
+from gradhomog_plugins._lots import Lots, draw
+from gradhomog_plugins._one_sign import drop, drop_into
+from gradhomog_plugins.graddrop import OnParameters, Options
 
 
 def normal(*shape, seed=0, dtype=torch.float32):
@@ -18,7 +21,8 @@ def normal(*shape, seed=0, dtype=torch.float32):
 
 
 def uniform(size, seed=0):
-    return torch.rand(size, generator=torch.Generator().manual_seed(seed))
+    """U as the first step with this seed draws it: a number in [0, 1), exact in float64."""
+    return (draw(size, torch.Generator().manual_seed(seed)).double() + 1) / 2
 
 
 def algorithm_1(rows, draws, leak=0.0, sharpness=1.0):
@@ -35,12 +39,11 @@ def algorithm_1(rows, draws, leak=0.0, sharpness=1.0):
 
 
 @pytest.mark.parametrize("leak", [0.0, [0.25, 0.0, 1.0, 0.5]])
-def test_it_is_torchjd_with_the_same_random_numbers(leak):
+def test_it_is_torchjd_with_the_same_random_numbers(monkeypatch, leak):
     rows = normal(4, 5000)
     pipe = gradhomog.pipeline([("graddrop", {"scale": "paper", "seed": 7, "leak": leak})])
-    with torch.random.fork_rng():
-        torch.manual_seed(7)
-        expected = torchjd.aggregation.GradDrop(leak=torch.tensor(leak) if leak else None)(rows)
+    monkeypatch.setattr(torch, "rand", lambda shape, dtype, device: uniform(*shape, seed=7).to(device, dtype))
+    expected = torchjd.aggregation.GradDrop(leak=torch.tensor(leak) if leak else None)(rows)
     torch.testing.assert_close(pipe.combine(rows), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -62,15 +65,60 @@ def test_the_mean_over_draws_weighs_each_sign_by_its_share_of_the_mass():
     assert abs(float(found.mean() - expected)) < 5 * error
 
 
+def test_u_is_uniform_and_independent_from_one_coordinate_to_the_next():
+    draws = uniform(200_000, seed=11)
+    assert 0 <= float(draws.min()) < 1e-4 < 1 - 1e-4 < float(draws.max()) <= 1
+    counts = torch.histc(draws, bins=100, min=0, max=1)
+    assert float(((counts - 2000) ** 2 / 2000).sum()) < 160  # χ² of 99 degrees of freedom: above 160 with 1e-4
+    for apart in (1, 2, 3, 33_336):
+        correlation = torch.corrcoef(torch.stack([draws[:-apart], draws[apart:]]))[0, 1]
+        assert abs(float(correlation)) < 4 / 200_000**0.5
+
+
+@given(st.lists(st.integers(0, 23), max_size=12), st.integers(0, 100))
+def test_in_pieces_the_same_numbers_are_drawn_as_at_once(sizes, seed):
+    lots = Lots(torch.Generator().manual_seed(seed))
+    pieces = [lots.fill(torch.empty(size), room=torch.empty(size)) / lots.unit for size in sizes]
+    assert torch.equal(torch.cat([*pieces, torch.empty(0)]), draw(sum(sizes), torch.Generator().manual_seed(seed)))
+
+
 def test_the_draw_depends_on_neither_blocks_nor_tensors_nor_precision(monkeypatch):
     rows = normal(3, 101)
     whole = gradhomog.pipeline("graddrop").combine(rows)
     parts = gradhomog.pipeline("graddrop").combine({"a": rows[:, :60].reshape(3, 4, 15), "b": rows[:, 60:]})
-    assert torch.equal(torch.cat([parts["a"].flatten(), parts["b"]]), whole)
+    torch.testing.assert_close(torch.cat([parts["a"].flatten(), parts["b"]]), whole)
     torch.testing.assert_close(gradhomog.pipeline("graddrop").combine(rows.double()).float(), whole)
     for columns in (1, 7, 16, 33):
-        monkeypatch.setattr(module, "COLUMNS", columns)
-        assert torch.equal(gradhomog.pipeline("graddrop").combine(rows), whole)
+        monkeypatch.setattr(_one_sign, "COLUMNS", columns)
+        torch.testing.assert_close(gradhomog.pipeline("graddrop").combine(rows), whole)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("held", [0, 10**6])  # row by row, and all rows of a block at once
+@pytest.mark.parametrize(("tasks", "params"), [(1, 1), (2, 3), (3, 50), (16, 203)])
+def test_in_blocks_it_is_what_it_is_on_the_whole(monkeypatch, tasks, params, held, dtype):
+    monkeypatch.setattr(_one_sign, "COLUMNS", 24)
+    monkeypatch.setattr(_one_sign, "LEAST", held)
+    rows, direction = normal(tasks, params, dtype=dtype), torch.full((params,), torch.nan, dtype=dtype)
+    drop_into(direction, rows, Lots(torch.Generator().manual_seed(5)), sharpness=2.0, divisor=3)
+    expected = drop(rows, draw(params, torch.Generator().manual_seed(5)).to(dtype), sharpness=2.0, divisor=3)
+    torch.testing.assert_close(direction, expected)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_reaches_the_direction_and_no_other_coordinate(bad):
+    rows = normal(3, 400)
+    rows[1, ::2] = bad
+    direction = torch.empty(400)
+    drop_into(direction, rows, Lots(torch.Generator().manual_seed(0)), sharpness=1.0, divisor=3)
+    assert not bool(direction[::2].isfinite().any())
+    assert bool(direction[1::2].isfinite().all())
+
+
+def test_beside_the_direction_it_holds_less_memory_than_that_takes():
+    for tasks, params in [(2, 100_000), (16, 100_000), (4, 123_457), (16, 400_000)]:
+        rows, homogenizer = normal(tasks, params), OnParameters(Options(0.0, 1.0, "mean"), seed=0)
+        assert peak_bytes(lambda h=homogenizer, rows=rows: h.rows(rows)) <= 2 * 4 * params + 1000
 
 
 def test_every_step_draws_anew():
@@ -82,6 +130,16 @@ def test_every_step_draws_anew():
 def test_what_all_agree_on_is_kept_whole(rows):
     agreeing = rows.abs() * torch.tensor([1.0, -1.0], dtype=rows.dtype).repeat(rows.shape[1])[: rows.shape[1]]
     torch.testing.assert_close(gradhomog.pipeline("graddrop").combine(agreeing), agreeing.mean(0))
+
+
+@pytest.mark.parametrize("tasks", [3, 16, 100])
+def test_where_all_agree_rounding_never_drops(tasks):
+    rows = normal(tasks, 3000).abs() * torch.tensor([1.0, -1.0]).repeat(1500)
+    for extreme in (-1.0, 1.0):  # 2U − 1 at its ends
+        dropped = drop(rows.flip(0), torch.full((3000,), extreme))
+        torch.testing.assert_close(dropped, rows.sum(0))
+        chosen = _one_sign._drawn(rows.sum(0), rows.flip(0).abs().sum(0), torch.full((3000,), extreme), 1.0, tasks)
+        assert torch.equal(chosen.sign(), rows[0].sign())
 
 
 def test_a_leak_of_one_is_the_mean_and_passes_a_single_task_whole():
@@ -108,13 +166,13 @@ def test_derivatives_are_those_of_a_fixed_mask(leak):
     assert torch.autograd.gradcheck(lambda rows: drop(rows, lots, leak), rows)
     assert torch.autograd.gradgradcheck(lambda rows: drop(rows, lots, leak), rows)
     (slope,) = torch.autograd.grad(drop(rows, lots).sum(), rows)
-    mask = module.keep(rows, lots)
+    mask = _one_sign.keep(rows, lots)
     assert torch.equal(slope, mask.double())
     assert 0 < int(mask.sum()) < mask.numel()
 
 
 def test_the_mathematics_is_batched_and_compiles_whole():
-    rows, lots = normal(5, 3, 8), uniform(8) * 2 - 1
+    rows, lots = normal(5, 3, 8), draw(8, torch.Generator().manual_seed(0))
     expected = torch.stack([drop(each, lots) for each in rows])
     assert torch.equal(torch.func.vmap(drop, in_dims=(0, None))(rows, lots), expected)
     assert torch.equal(torch.compile(drop, fullgraph=True, backend="eager")(rows[0], lots), expected[0])
