@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from gradhomog import OptionError
@@ -27,12 +26,10 @@ def check_max_norm(method: str, max_norm: float | None, scale: str) -> None:
 def step_weights(gramian: Tensor, weights: Tensor, scale: Literal["mean", "paper"], max_norm: float | None) -> Tensor:
     """What each row is multiplied by `[tasks]`, the step being the mean: N·w times a common factor."""
     gains = gramian @ weights  # ⟨g_i, d⟩
-    square = (weights * gains).sum()  # ‖d‖²
-    # Zero where there is no solution: no length is divided by.
-    safe = torch.where(square > 0, square, torch.ones_like(square))
-    factor = torch.ones_like(square)
+    square = weights @ gains  # ‖d‖²
+    safe = square + (square == 0)  # zero where there is no solution
     if scale == "mean":
-        factor = gains.mean() / safe
-    elif max_norm is not None:
-        factor = (max_norm / safe.sqrt()).clamp_max(1.0)
-    return len(weights) * weights * factor
+        return weights * (gains.sum() / safe)
+    if max_norm is None:
+        return len(weights) * weights
+    return weights * (max_norm / safe.sqrt()).clamp_max(1.0) * len(weights)

@@ -27,7 +27,7 @@ class CAGrad(Homogenizer):
         scale: see above: N identical rows give (1 + c) times that row by the formula.
 
     Differentiable in the rows wherever the set of tasks with the least inner product does not change. Opposite rows:
-    as a zero row. g_0 = 0: d = 0. State: none. Exact: see `gradhomog.conflict_averse_weights`. Cost: 0.7 ms for 16
+    as a zero row. g_0 = 0: d = 0. State: none. Exact: see `gradhomog.conflict_averse_weights`. Cost: 0.3 ms for 16
     tasks.
 
     Source: Liu et al. 2021, "Conflict-Averse Gradient Descent", arXiv 2110.14048, equation 3 and algorithm 1; c = 0.4

@@ -165,3 +165,42 @@ def test_differentiable_where_it_is_the_projection():
         return conflict_averse_weights(rows @ rows.T, 0.4) @ rows
 
     assert torch.autograd.gradcheck(direction, jacobian[:2].clone().requires_grad_())
+
+
+def test_pairs_of_every_kind_are_solved_in_one_batch_with_finite_derivatives():
+    pairs = {
+        "much shorter": [[0.1, 0.2], [3.0, 1.0]],
+        "of like norms": [[1.0, 0.0], [0.2, 1.1]],
+        "identical": [[1.0, 2.0], [1.0, 2.0]],
+        "opposite": [[1.0, 2.0], [-1.0, -2.0]],
+        "opposite, unlike": [[1.0, 2.0], [-2.0, -4.0]],
+        "one zero": [[0.0, 0.0], [1.0, 2.0]],
+        "both zero": [[0.0, 0.0], [0.0, 0.0]],
+    }
+    jacobians = torch.tensor(list(pairs.values()), dtype=torch.float64, requires_grad=True)
+    gramians = jacobians @ jacobians.mT
+    weights = conflict_averse_weights(gramians, 0.4)
+    for name, gramian, found in zip(pairs, gramians, weights, strict=True):
+        assert violation(gramian, found, 0.4) < 1e-9, name
+    torch.testing.assert_close(weights[2], torch.full((2,), 0.7, dtype=torch.float64))
+    weights.square().sum().backward()
+    assert bool(jacobians.grad.isfinite().all())
+
+
+@pytest.mark.parametrize("norm", [0.2, 1.1, 5.0])
+def test_of_two_rows_either_the_shorter_is_followed_or_both_gain_alike(norm):
+    jacobian = torch.tensor([[1.0, 0.0, 0.0], [0.3, 1.0, 0.2]], dtype=torch.float64)
+    jacobian[1] *= norm / jacobian[1].norm()
+    gramian = jacobian @ jacobian.T
+
+    def direction(gramian):
+        return conflict_averse_weights(gramian, 0.4)
+
+    weights, gains = direction(gramian), gramian @ direction(gramian)
+    longer = int(gramian.diagonal().argmax())
+    if norm == 1.1:
+        assert float(gains[0]) == pytest.approx(float(gains[1]))
+    else:
+        assert float(weights[longer]) == 0.5
+        assert float(gains[longer]) > float(gains[1 - longer])
+    assert torch.autograd.gradcheck(direction, gramian.requires_grad_())
