@@ -191,8 +191,10 @@ class Pipeline:
             with torch.no_grad():
                 chain.update(acted)
         known = "block_gramians" in observation.__dict__
-        gramian = observation.gramian().detach() if inspect or known else None
-        weights = None if weights is None else weights.detach()
+        gramian = observation.gramian() if inspect or known else None
+        if create_graph:
+            gramian = None if gramian is None else gramian.detach()
+            weights = None if weights is None else weights.detach()
         return Homogenization(direction, kept, weights, gramian, acted.stages, chain.measured())
 
     def gramian_after(self, jacobian: Rows, losses: Tensor, parameters: str = "*", **shown: Any) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -18,22 +20,38 @@ def unit_gramian(gramian: Tensor) -> tuple[Tensor, Tensor]:
     return norms, gramian / torch.outer(norms, norms)
 
 
-def equal_cosines(gramian: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+class EqualCosines(NamedTuple):
+    """What `equal_cosines` finds.
+
+    Attributes:
+        norms: of the rows, one in place of zero, `[tasks]`.
+        present: one, or zero for a zero row, `[tasks]`.
+        weights: y `[tasks]`, with ‖d‖² = Σ_i y_i.
+        inner: ⟨d, u_i⟩ `[tasks]`.
+        within: Σ_i ⟨d, u_i⟩, which is Σ_i ⟨d, u_i⟩²; infinite where d is no more than rounding: it is zero where the
+            rows cancel, as opposite ones do.
+    """
+
+    norms: Tensor
+    present: Tensor
+    weights: Tensor
+    inner: Tensor
+    within: Tensor
+
+
+def equal_cosines(gramian: Tensor) -> EqualCosines:
     """The shortest d = Σ_i y_i u_i with ⟨d, u_i⟩ = 1 for all i, u_i being the rows divided by their norms.
 
     y = U⁺ 1, U the cosines of the rows. Where rows are so dependent that there is no such d, ⟨d, u_i⟩ is as near to 1
     as it can be in least squares. Zero rows have no say: y_i = 0.
 
-    Returns:
-        norms `[tasks]`; y `[tasks]`, with ‖d‖² = Σ_i y_i; ⟨d, u_i⟩ `[tasks]`; and Σ_i ⟨d, u_i⟩, which is Σ_i ⟨d, u_i⟩²
-        and infinite where d is no more than rounding: it is zero where the rows cancel, as opposite ones do.
-
     Differentiable in the Gramian as long as the rank of U does not change.
     """
     norms, unit = unit_gramian(gramian)
-    present = unit.diagonal().detach().round()
+    present = gramian.diagonal().sign()
     inverse = torch.linalg.pinv(unit, atol=ROUNDING * len(unit), rtol=0.0, hermitian=True)
-    coefficients = inverse.mv(present) * present  # zero rows: exactly zero, whatever the unit of length
-    inner = unit.mv(coefficients)
+    weights = inverse.mv(present) * present  # zero rows: exactly zero, whatever the unit of length
+    inner = unit.mv(weights)
     total = inner.sum()
-    return norms, coefficients, inner, torch.where(total > ROUNDING**2 * len(unit), total, torch.inf)
+    within = torch.where(total > ROUNDING**2 * len(unit), total, torch.inf)
+    return EqualCosines(norms, present, weights, inner, within)

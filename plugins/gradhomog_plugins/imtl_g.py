@@ -53,8 +53,7 @@ class IMTLG(Homogenizer):
 
 def impartial_weights(gramian: Tensor) -> Tensor:
     """Weights w, float64 `[tasks]`, with d = Σ_i w_i g_i."""
-    norms, coefficients, _, within = equal_cosines(gramian)
-    present = gramian.diagonal().sign()
+    norms, present, coefficients, _, within = equal_cosines(gramian)
     weights = coefficients * ((norms * present).max() / norms)  # v, times the greatest norm: within range
     # ‖Û⁺1‖² over the share of 1 that lies in the span of U: that share is 1, unless no d has equal cosines.
     bound = coefficients.sum() * (present.sum() / within)
