@@ -89,7 +89,7 @@ class CRMOGM(Homogenizer):
         shares = mixing if mixing.dim() == 1 else mixing.sum(dim=0)
         held = [self.averages.get(key, math.nan) for key in evidence.by(self.key)]
         past = torch.tensor(held, dtype=torch.float64, device=shares.device)
-        weights = torch.where(past.isnan(), shares, self.alpha * past.nan_to_num() + (1 - self.alpha) * shares)
+        weights = averaged(past, shares, self.alpha)
         self._weights = weights.tolist()
         return weights
 
@@ -112,6 +112,11 @@ class CRMOGM(Homogenizer):
             raise ConfigError(f"cr_mogm: the state is of `of` {state.get('of')!r}; this one is of {self.of!r}.")
         super().load_state_dict({name: value for name, value in state.items() if name not in ("of", "inner")})
         self._inner.load_state_dict(state["inner"])
+
+
+def averaged(past: Tensor, shares: Tensor, alpha: float) -> Tensor:
+    """α · past + (1 − α) · shares, `[tasks]`; of a task without a past, NaN, its share as it is."""
+    return torch.where(past.isnan(), shares, torch.lerp(shares, past.nan_to_num(), alpha))
 
 
 @hookimpl

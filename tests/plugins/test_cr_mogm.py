@@ -1,5 +1,6 @@
 """CR-MOGM against TorchJD's, and what wrapping does to state, needs, derivatives and refusals."""
 
+import functools
 import io
 
 import pytest
@@ -8,6 +9,8 @@ from torchjd.aggregation import AlignedMTLWeighting, CRMOGMWeighting, GramianWei
 
 import gradhomog
 from gradhomog import NotDifferentiableError, OptionError
+from gradhomog_plugins.cr_mogm import averaged
+from tests.plugins.from_losses import assert_pure
 
 
 def random_rows(tasks, params, seed=0):
@@ -91,7 +94,7 @@ def test_an_average_outside_zero_and_one_is_refused():
 
 
 def test_what_the_method_wrapped_does_wrong_is_told_with_its_name():
-    with pytest.raises(OptionError, match="mgda: `normalize='loss'`"):
+    with pytest.raises(OptionError, match=r"mgda\(normalize='loss'\): losses must be positive"):
         gradhomog.pipeline("cr_mogm(of=\"mgda(normalize='loss')\")").combine(torch.eye(2), losses=[0.0, 1.0])
 
 
@@ -113,3 +116,12 @@ def test_the_state_of_another_method_is_refused():
     saved = gradhomog.pipeline("cr_mogm(of='mgda')").state_dict()
     with pytest.raises(gradhomog.ConfigError, match="the state is of `of` 'mgda'"):
         gradhomog.pipeline("cr_mogm(of='cagrad')").load_state_dict(saved)
+
+
+def test_the_average_is_one_function_of_past_and_weights():
+    past = torch.tensor([0.2, 1.5, 0.9], dtype=torch.float64)
+    shares = torch.tensor([1.0, 0.4, 2.0], dtype=torch.float64)
+    assert_pure(functools.partial(averaged, alpha=0.7), past, shares)
+    past = torch.tensor([0.2, torch.nan, 0.9], dtype=torch.float64)
+    assert_pure(lambda given: averaged(past, given, 0.7), shares)
+    torch.testing.assert_close(averaged(past, shares, 0.7), torch.tensor([0.44, 0.4, 1.23], dtype=torch.float64))
