@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 
-class UnformedRows(ABC):
+class UnformedRows:
     """Rows that answer for themselves what the host asks of rows; only `formed` puts them into one tensor per name.
 
     Attributes:
@@ -22,30 +21,30 @@ class UnformedRows(ABC):
     names: tuple[str, ...]
     device: torch.device
 
-    @abstractmethod
     def formed(self) -> Mapping[str, Tensor]:
         """The rows as tensors `[tasks, *shape]` by name: what a homogenizer that reads rows is shown."""
+        raise NotImplementedError
 
-    @abstractmethod
     def block_gramians(self) -> tuple[tuple[str, ...], Tensor]:
         """As `gradhomog.rows.block_gramians`."""
+        raise NotImplementedError
 
-    @abstractmethod
     def block_squared_norms(self) -> tuple[tuple[str, ...], Tensor]:
         """As `gradhomog.rows.block_squared_norms`."""
+        raise NotImplementedError
 
-    @abstractmethod
     def finite_tasks(self) -> list[bool]:
         """As `gradhomog.rows.finite_tasks`."""
+        raise NotImplementedError
 
-    @abstractmethod
     def weighted_mean(self, weights: Tensor) -> dict[str, Tensor]:
         """As `gradhomog.rows.weighted_mean`."""
+        raise NotImplementedError
 
-    @abstractmethod
     def select(self, tasks: Sequence[int]) -> UnformedRows:
         """The rows of some tasks."""
+        raise NotImplementedError
 
-    @abstractmethod
     def detach(self) -> UnformedRows:
         """The same rows, outside the graph."""
+        raise NotImplementedError
