@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from torch import nn
 
     from gradhomog.domains import Domain
-    from gradhomog.finite import Nonfinite
+    from gradhomog.engine.finite import Nonfinite
+    from gradhomog.engine.member import Member
     from gradhomog.homogenizer import Homogenizer
     from gradhomog.learners import Learner
-    from gradhomog.member import Member
     from gradhomog.pipelines import Pipeline
 
     Entry = str | tuple[str, Mapping[str, Any]] | Homogenizer
@@ -55,8 +55,8 @@ def pipeline(
     >>> pipeline("static(weights=[1, 3]) + pcgrad")
     Pipeline('static(weights=[1, 3]) + pcgrad', nonfinite='raise')
     """
+    from gradhomog.engine.member import Member
     from gradhomog.homogenizer import Homogenizer
-    from gradhomog.member import Member
     from gradhomog.pipelines import Pipeline
 
     if isinstance(what, Pipeline):
@@ -92,8 +92,8 @@ def pipeline(
 
 
 def _members(registry: Registry, selector: str, options: Mapping[str, Any]) -> list[Member]:
+    from gradhomog.engine.member import Member
     from gradhomog.homogenizer import Homogenizer
-    from gradhomog.member import Member
     from gradhomog.specs import HomogenizerSpec
 
     info, spec, made = registry.make("homogenizers", selector, options)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from gradhomog import rows as row_math
+from gradhomog.engine.observation import Observation
 from gradhomog.errors import OptionError, PluginRunError
-from gradhomog.observation import Observation
 from gradhomog.rows import Rows
 from gradhomog.specs import STATISTICS
 

@@ -13,15 +13,15 @@ from torch import Tensor, nn
 
 from gradhomog import expression
 from gradhomog import rows as row_math
-from gradhomog.chain import Chain
+from gradhomog.engine.chain import Chain
+from gradhomog.engine.finite import Nonfinite
+from gradhomog.engine.given import at_taps, check_members, check_step
+from gradhomog.engine.member import Member
+from gradhomog.engine.observation import Observation
 from gradhomog.errors import ConfigError, GradhomogError, OptionError
 from gradhomog.evidence import TaskKey, task_keys
-from gradhomog.finite import Nonfinite
-from gradhomog.given import at_taps, check_members, check_step
 from gradhomog.homogenization import Homogenization
 from gradhomog.homogenizer import Homogenizer, Part
-from gradhomog.member import Member
-from gradhomog.observation import Observation
 from gradhomog.rows import AnyRows, Direction, Rows
 
 

@@ -20,8 +20,8 @@ from gradhomog import (
     OptionError,
     PluginRunError,
 )
+from gradhomog.engine.member import Member
 from gradhomog.evidence import TaskKey
-from gradhomog.member import Member
 from gradhomog.pipelines import Pipeline
 from gradhomog.testing import jacobians
 

@@ -9,8 +9,8 @@ from gradhomog.bench.config import Config
 from gradhomog.bench.plan import Run
 from gradhomog.blame import passed_through_package, told
 from gradhomog.errors import GradhomogError
-from gradhomog.plugininfo import PluginInfo
 from gradhomog.registry import installed
+from gradhomog.registry.plugininfo import PluginInfo
 
 
 def reason(config: Config, run: Run, error: Exception) -> str:

@@ -11,7 +11,7 @@ from dataclasses import field
 from typing import Any, TypeVar
 
 from gradhomog.errors import ConfigError
-from gradhomog.options import fits, words
+from gradhomog.registry.options import fits, words
 
 Table = TypeVar("Table")
 

@@ -17,8 +17,7 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    from gradhomog import options
-    from gradhomog.registry import KINDS, installed
+    from gradhomog.registry import KINDS, installed, options
     from gradhomog.specs import DomainSpec, HomogenizerSpec
 
     registry = installed()

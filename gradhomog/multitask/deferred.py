@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gradhomog.errors import NonfiniteError, OptionError
 from gradhomog.multitask.derivatives import Derivatives
-from gradhomog.separate_rows import SeparateRows
-from gradhomog.unformed import UnformedRows
+from gradhomog.rows.separate import SeparateRows
+from gradhomog.rows.unformed import UnformedRows
 
 
 class DeferredRows(UnformedRows):

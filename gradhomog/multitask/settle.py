@@ -9,7 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gradhomog import finite
+from gradhomog.engine import finite
+from gradhomog.engine.observation import Observation
 from gradhomog.errors import NonfiniteError
 from gradhomog.evidence import task_keys
 from gradhomog.homogenization import Homogenization
@@ -18,7 +19,6 @@ from gradhomog.multitask.deferred import DeferredRows, require_some
 from gradhomog.multitask.derivatives import ThroughFeatures
 from gradhomog.multitask.groups import Per, grouped
 from gradhomog.multitask.writing import accumulate
-from gradhomog.observation import Observation
 from gradhomog.pipelines import Pipeline
 from gradhomog.rows import AnyRows, all_finite
 

@@ -11,8 +11,8 @@ import sys
 from typing import Any
 
 from gradhomog.errors import GradhomogError, OptionError
-from gradhomog.options import accepted, documentation, fits, type_hints
 from gradhomog.registry import PluginInfo
+from gradhomog.registry.options import accepted, documentation, fits, type_hints
 from gradhomog.specs import Spec
 from gradhomog.testing.checking import CheckFailure, NotApplicable
 

@@ -8,8 +8,8 @@ from torch import nn
 
 import gradhomog
 from gradhomog import NonfiniteError, TaskBatch
-from gradhomog.options import accepted
 from gradhomog.registry import installed
+from gradhomog.registry.options import accepted
 from tests.adapters.few_shot import networks, tasks
 
 LEARNERS = (

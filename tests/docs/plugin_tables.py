@@ -6,9 +6,8 @@ import inspect
 import re
 from collections.abc import Mapping, Sequence
 
-from gradhomog import options
 from gradhomog.homogenizer import Homogenizer
-from gradhomog.registry import Kind, PluginInfo, Registry
+from gradhomog.registry import Kind, PluginInfo, Registry, options
 from gradhomog.specs import TRAITS, DomainSpec, HomogenizerSpec, LearnerSpec, Spec
 
 HEAD = """\

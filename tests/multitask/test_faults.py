@@ -340,9 +340,9 @@ def test_a_zero_row_costs_no_pass_in_float64(monkeypatch):
     rows = torch.ones(3, 1000)
     rows[1] = 0
     asked = []
-    original = gradhomog.products.gramian
+    original = gradhomog.rows.products.gramian
     monkeypatch.setattr(
-        gradhomog.products, "gramian", lambda block, exact=False: asked.append(exact) or original(block, exact)
+        gradhomog.rows.products, "gramian", lambda block, exact=False: asked.append(exact) or original(block, exact)
     )
     gradhomog.pipeline("pcgrad").combine(rows)
     assert asked == [False]
@@ -357,7 +357,7 @@ def test_the_derivative_through_a_weight_of_zero_is_kept():
     w = torch.tensor([1.0, 2.0], dtype=torch.float64, requires_grad=True)
     found = []
     for chunks in (False, True):
-        member = gradhomog.member.Member(Share(), "share", {}, None, spec)
+        member = gradhomog.engine.member.Member(Share(), "share", {}, None, spec)
         pipe = gradhomog.Pipeline([member], nonfinite="drop" if chunks else "raise")  # rows, or one pass
         adapted = 1.0 * w
         step = gradhomog.backward(

@@ -20,7 +20,7 @@ def mixing(text, rows):
 
 
 def _observation(rows):
-    from gradhomog.observation import Observation
+    from gradhomog.engine.observation import Observation
 
     return Observation(rows, None, [gradhomog.TaskKey(slot) for slot in range(len(rows))])
 

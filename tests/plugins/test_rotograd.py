@@ -11,8 +11,8 @@ from torch import nn
 
 import gradhomog
 from gradhomog import ConfigError, DataError, OptionError, Task, TaskKey
+from gradhomog.engine.observation import Observation
 from gradhomog.evidence import Evidence
-from gradhomog.observation import Observation
 from gradhomog_adapters.maml import MAML
 from gradhomog_plugins._rotations.matrix import haar
 from gradhomog_plugins.rotograd import RotoGrad, equalizing, lengths

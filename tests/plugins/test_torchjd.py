@@ -25,7 +25,7 @@ from gradhomog import (
     PluginLoadError,
     PluginRunError,
 )
-from gradhomog.member import Member
+from gradhomog.engine.member import Member
 from gradhomog.registry import installed
 from gradhomog.testing import parametrize_with_checks
 

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 import gradhomog
-from gradhomog import expression, products, rows
+from gradhomog import expression, rows
 from gradhomog.bench.cost import combine_peers, table
 from gradhomog.bench.cost.kernel import Kernel, Trial
 from gradhomog.bench.cost.loadable import loadable
 from gradhomog.bench.cost.timing import Work
+from gradhomog.rows import products
 
 SHAPES = tuple((tasks, params) for params in (100_000, 1_000_000) for tasks in (2, 4, 8, 16))
 """10⁷ parameters are left to `--shape`: with 16 tasks what is drawn takes 1.3 GB, and some peers twice that again."""

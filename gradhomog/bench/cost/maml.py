@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradhomog import expression, options
+from gradhomog import expression
 from gradhomog.bench.cost import maml_peers, table
 from gradhomog.bench.cost.kernel import Kernel, Trial
 from gradhomog.bench.cost.maml_peers import BY_HAND, PEERS, Peer
 from gradhomog.bench.cost.maml_tasks import FORMS, Setting, channels_last
 from gradhomog.bench.cost.timing import Work
 from gradhomog.learners import Learner
-from gradhomog.registry import installed
+from gradhomog.registry import installed, options
 from gradhomog.tasks import TaskBatch
 
 SHAPES = ((25, 40), (4, 1, 28, 64))

@@ -22,8 +22,8 @@ from gradhomog.bench.problems.spec import EPISODIC, ProblemSpec
 from gradhomog.bench.suites import members
 from gradhomog.bench.trainee import device, step_report
 from gradhomog.bench.trajectory import Trajectory
+from gradhomog.engine.member import Member
 from gradhomog.errors import ConfigError
-from gradhomog.member import Member
 from gradhomog.reports import Evaluation, StageReport, StepReport
 
 DRAWN = 500

@@ -12,8 +12,8 @@ import numpy as np
 from gradhomog import api
 from gradhomog.domains import Domain, Split
 from gradhomog.errors import GradhomogError, OptionError, PluginRunError
-from gradhomog.options import bind
 from gradhomog.registry import PluginInfo, Registry, installed
+from gradhomog.registry.options import bind
 from gradhomog.specs import DomainSpec
 from gradhomog.tasks import Task
 from gradhomog.testing.checking import NotApplicable

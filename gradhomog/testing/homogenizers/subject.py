@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from gradhomog import api, expression
 from gradhomog.blame import told
+from gradhomog.engine.finite import Nonfinite
+from gradhomog.engine.member import Member
 from gradhomog.errors import GradhomogError, PluginRunError
 from gradhomog.evidence import TaskKey
-from gradhomog.finite import Nonfinite
 from gradhomog.homogenizer import Homogenizer
-from gradhomog.member import Member
-from gradhomog.options import bind
 from gradhomog.pipelines import Pipeline
 from gradhomog.registry import PluginInfo, Registry, installed
+from gradhomog.registry.options import bind
 from gradhomog.rows import Direction, Rows, blocks
 from gradhomog.specs import HomogenizerSpec
 from gradhomog.tasks import TaskBatch

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from gradhomog import api
+from gradhomog.engine.finite import Nonfinite
 from gradhomog.errors import GradhomogError, PluginRunError
-from gradhomog.finite import Nonfinite
 from gradhomog.learners import Learner
-from gradhomog.options import bind
 from gradhomog.registry import PluginInfo, Registry, installed
+from gradhomog.registry.options import bind
 from gradhomog.specs import LearnerSpec
 from gradhomog.tasks import Task, TaskBatch
 from gradhomog.testing.arena import WAYS, network, task

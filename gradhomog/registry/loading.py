@@ -14,7 +14,7 @@ import pluggy
 import gradhomog
 from gradhomog import hooks
 from gradhomog.errors import PluginLoadError
-from gradhomog.plugininfo import KINDS, PluginInfo
+from gradhomog.registry.plugininfo import KINDS, PluginInfo
 from gradhomog.specs import Spec
 
 HOOKS = tuple(name for name in vars(hooks) if name.startswith("gradhomog_"))

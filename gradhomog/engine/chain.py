@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradhomog import finite
 from gradhomog import rows as row_math
+from gradhomog.engine import finite
+from gradhomog.engine.finite import Judged, Nonfinite
+from gradhomog.engine.member import Member
+from gradhomog.engine.observation import Observation
 from gradhomog.errors import NonfiniteError
 from gradhomog.evidence import Evidence
-from gradhomog.finite import Judged, Nonfinite
 from gradhomog.homogenization import Stage
-from gradhomog.member import Member
-from gradhomog.observation import Observation
 from gradhomog.rows import Direction, Rows
 
 

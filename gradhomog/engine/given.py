@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from gradhomog.engine.member import Member
 from gradhomog.errors import NotDifferentiableError, OptionError
-from gradhomog.member import Member
 from gradhomog.rows import AnyRows, blocks
-from gradhomog.unformed import UnformedRows
+from gradhomog.rows.unformed import UnformedRows
 
 
 def check_members(members: Sequence[Member]) -> None:

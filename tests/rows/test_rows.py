@@ -6,10 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradhomog
-from gradhomog import DataError, products
+from gradhomog import DataError
 from gradhomog import rows as row_math
 from gradhomog.bench.cost.memory import peak_bytes
-from gradhomog.products import BLOCK
+from gradhomog.rows import products
+from gradhomog.rows.products import BLOCK
 from gradhomog.testing import jacobians
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pluggy
 
-from gradhomog import hooks, loading
+from gradhomog import hooks
 from gradhomog.blame import passed_through, told
 from gradhomog.errors import (
     AmbiguousPluginError,
@@ -27,9 +27,10 @@ from gradhomog.errors import (
     PluginRunError,
     UnknownPluginError,
 )
-from gradhomog.observers import Author, Observers, Report, collect
-from gradhomog.options import bind
-from gradhomog.plugininfo import KINDS, Kind, PluginInfo
+from gradhomog.registry import loading
+from gradhomog.registry.observers import Author, Observers, Report, collect
+from gradhomog.registry.options import bind
+from gradhomog.registry.plugininfo import KINDS, Kind, PluginInfo
 from gradhomog.specs import Spec
 
 __all__ = ["KINDS", "Kind", "PluginInfo", "Registry", "installed", "using"]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradhomog import rows as row_math
-from gradhomog.separate_rows import WIDTH, SeparateRows
+from gradhomog.rows.separate import WIDTH, SeparateRows
 from gradhomog.testing import jacobians
 
 

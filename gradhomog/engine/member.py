@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradhomog import returned
 from gradhomog import rows as row_math
 from gradhomog.blame import passed_through_package, told
+from gradhomog.engine import returned
+from gradhomog.engine.watch import Shown, Watch
 from gradhomog.errors import GradhomogError, PluginRunError
 from gradhomog.evidence import Evidence, TaskKey, shown
 from gradhomog.homogenizer import Homogenizer, Part, Removable
 from gradhomog.registry import PluginInfo
 from gradhomog.rows import Rows
 from gradhomog.specs import STATISTICS, HomogenizerSpec
-from gradhomog.watch import Shown, Watch
 
 
 @dataclass(eq=False)  # identity: a homogenizer may hold tensors, which do not compare

@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 
 from gradhomog import rows as row_math
+from gradhomog.engine.observation import Observation
 from gradhomog.errors import NonfiniteError
-from gradhomog.observation import Observation
 
 Nonfinite = Literal["raise", "drop"]
 

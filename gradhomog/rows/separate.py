@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from gradhomog import products
-from gradhomog.products import BLOCK
-from gradhomog.rows import which_finite
-from gradhomog.unformed import UnformedRows
+from gradhomog.rows import products, which_finite
+from gradhomog.rows.products import BLOCK
+from gradhomog.rows.unformed import UnformedRows
 
 # Columns that are brought together, or added up, at a time: 16 rows of float32 of this width stay in a core's cache.
 WIDTH = 2 * BLOCK

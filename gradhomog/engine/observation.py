@@ -13,7 +13,7 @@ from torch import Tensor
 from gradhomog import rows as row_math
 from gradhomog.errors import DataError, OptionError
 from gradhomog.rows import AnyRows, Rows
-from gradhomog.unformed import UnformedRows
+from gradhomog.rows.unformed import UnformedRows
 
 if TYPE_CHECKING:
     from gradhomog.evidence import TaskKey

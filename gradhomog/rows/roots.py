@@ -1,0 +1,25 @@
+"""Square roots that have derivatives at zero."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def safe_sqrt(squares: Tensor) -> Tensor:
+    """√x where x > 0, else 0, with derivatives of zero there: those of `sqrt` are infinite at zero, and end as NaN.
+
+    Args:
+        squares: of any shape and floating dtype; below zero by rounding counts as zero.
+
+    Returns:
+        Roots of the same shape, differentiable as often as asked for.
+
+    >>> x = torch.tensor([4.0, 0.0], requires_grad=True)
+    >>> torch.autograd.grad(safe_sqrt(x).sum(), x)
+    (tensor([0.2500, 0.0000]),)
+    """
+    if not torch.is_grad_enabled():
+        return squares.clamp_min(0).sqrt()
+    positive = squares > 0
+    return torch.where(positive, torch.where(positive, squares, torch.ones_like(squares)).sqrt(), 0.0)
