@@ -187,6 +187,7 @@ class Pipeline:
                 observation, kept = chain.finite(whole, policy, "rows")
                 acted = chain.act(observation, inspect)
                 direction, weights = acted.direction()
+            chain.check(direction)
         if chain.updating:
             with torch.no_grad():
                 chain.update(acted)

@@ -439,3 +439,28 @@ def test_derivatives_at_a_zero_row_are_finite():
         assert torch.isfinite(torch.autograd.grad(direction.sum(), rows)[0]).all()
     cosine = gradhomog.cosines(rows @ rows.T)[0, 1]
     assert torch.isfinite(torch.autograd.grad(cosine, rows)[0]).all()
+
+
+@pytest.mark.parametrize("nonfinite", ["raise", "drop"])
+@pytest.mark.parametrize("needs", [set(), {"norms"}])
+def test_weights_under_which_finite_rows_become_infinite_are_told_and_nothing_is_learnt(nonfinite, needs):
+    class Heavy(Homogenizer):
+        learnt = 0
+
+        def __init__(self):
+            self.needs = needs
+
+        def mix(self, evidence):
+            return torch.full((evidence.tasks,), 1e40, dtype=torch.float64)
+
+        def update(self, evidence):
+            self.learnt += 1
+
+    heavy = Heavy()
+    pipe = gradhomog.pipeline([heavy], nonfinite=nonfinite)
+    with pytest.raises(
+        PluginRunError, match=r"Heavy.*weights of up to 1\.0e\+40.*float32: the direction is not finite"
+    ):
+        pipe.combine(torch.eye(3))
+    assert heavy.learnt == 0
+    assert torch.isfinite(pipe.combine(torch.eye(3, dtype=torch.float64))).all()

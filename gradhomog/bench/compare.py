@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gradhomog.bench import folder as folders
-from gradhomog.bench import plan, training, workers
+from gradhomog.bench import plan, training, trial, workers
 from gradhomog.bench.config import Config
 from gradhomog.bench.environment import machine, versions
 from gradhomog.bench.metrics import metric
@@ -47,7 +47,8 @@ def compare(
     progress: Callable[[Mapping[str, Any]], None] = lambda record: None,
     stem: str = "compare",
 ) -> Outcome:
-    """Train and test every method with every seed; see `Config`. Everything is checked before anything is trained.
+    """Train and test every method with every seed; see `Config`. Everything is checked before anything is trained, and
+    one step of each method is tried.
 
     Args:
         out: the output folder; by default a new one under `runs/`.
@@ -55,12 +56,16 @@ def compare(
         progress: called with every record, `progress` and `plan` included; for a progress bar.
 
     Raises:
-        GradhomogError: bad names, options, data or folder. KeyboardInterrupt: after all runs have written checkpoints.
+        GradhomogError: bad names, options, data or folder, or methods that cannot work with these. KeyboardInterrupt:
+            after all runs have written checkpoints.
     """
     rows = plan.methods(config)
+    folders.choose(config, out, resume, stem)  # a folder that is refused is refused before what takes longer
     about: dict[str, Any] = {}
     for learner in config.learners:  # `methods` has made the pipelines
         about = training.trainee(config, Run(learner, PLAIN, "none", config.seed_list[0])).about()
+    if not resume:  # what has begun was tried then, and without one of its methods would be another comparison
+        trial.refuse_unworkable(config, rows)
     path = folders.prepare(config, out, resume, stem)
     with folders.locked(path):
         comparison = _Comparison(config, rows, about, path, progress)

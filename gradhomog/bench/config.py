@@ -18,6 +18,9 @@ from gradhomog.bench.problems import ProblemSpec
 from gradhomog.bench.typed import at_least, build
 from gradhomog.errors import ConfigError, ExpressionError
 
+SEEDS = 2**32
+"""Seeds are below it, as those of `episodes.EpisodeStream` are."""
+
 
 @dataclass(frozen=True)
 class Domains:
@@ -264,5 +267,6 @@ def _check(config: Config) -> None:
             raise ConfigError(f"`{path}` must not name one twice; got {values}.")
     if config.threads > 1024:
         raise ConfigError(f"`threads` must be at most 1024; got {config.threads}.")
-    if min(config.seed_list) < 0:
-        raise ConfigError(f"`seeds` must not be negative; got {config.seed_list}.")
+    for seed in config.seed_list:
+        if not 0 <= seed < SEEDS:
+            raise ConfigError(f"`seeds` must be from 0 to {SEEDS - 1}; got {seed}.")

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gradhomog.bench.draws import generator
 from gradhomog.domains import Domain, Split
 from gradhomog.errors import DataError, OptionError
 from gradhomog.tasks import Task, TaskBatch
@@ -133,9 +134,7 @@ class EpisodeStream:
         return torch.tensor([numbers[own] for own in classes.tolist()])
 
     def _random(self, purpose: int, index: int) -> np.random.Generator:
-        sequence = np.random.SeedSequence([purpose, self.seed, _SPLIT_CODES[self.split], index])
-        # Named, as `default_rng` may become another generator one day.
-        return np.random.Generator(np.random.PCG64(sequence))
+        return generator(purpose, self.seed, _SPLIT_CODES[self.split], index)
 
 
 def _convert(images: Tensor, channels: int) -> Tensor:

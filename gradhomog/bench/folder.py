@@ -17,14 +17,14 @@ LOG = "results.jsonl"
 LOCK = ".lock"
 
 
-def prepare(config: Config, out: Path | None, resume: bool, stem: str) -> Path:
-    """The folder to write into, with the resolved configuration in it.
+def choose(config: Config, out: Path | None, resume: bool, stem: str) -> Path:
+    """The folder to write into, which need not exist yet.
 
     Without `out` it is `runs/<stem>`, `runs/<stem>-2`, …: a new one, or with `resume` the latest of this configuration.
 
     Raises:
         ConfigError: it holds results and `resume` was not asked; it is of another configuration; there is none to
-            resume; it cannot be written.
+            resume.
     """
     if out is None:
         out = _latest(config, stem) if resume else _new(stem)
@@ -37,6 +37,17 @@ def prepare(config: Config, out: Path | None, resume: bool, stem: str) -> Path:
             raise ConfigError(f"{out} already holds results. Add --resume to go on with them, or choose another --out.")
     elif resume and (out / LOG).exists():
         raise ConfigError(f"{out} holds results but no {RUN_FILE}, so they cannot be told to be of this configuration.")
+    return out
+
+
+def prepare(config: Config, out: Path | None, resume: bool, stem: str) -> Path:
+    """The folder that `choose` gives, with the resolved configuration in it.
+
+    Raises:
+        ConfigError: as `choose`, or it cannot be written.
+    """
+    out = choose(config, out, resume, stem)
+    existing = out / RUN_FILE
     try:
         out.mkdir(parents=True, exist_ok=True)
         if not existing.exists():  # it may be the user's own file, with comments

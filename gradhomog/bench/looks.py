@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradhomog.bench import kept
+from gradhomog.bench.replacing import replacing
 from gradhomog.bench.results import Record
 
 FILE = "looks.npz"
@@ -46,14 +46,11 @@ class Looks:
         arrays: dict[str, Any] = {f"map{index}": self.maps[name] for index, name in enumerate(names)}
         if self.saliency is not None:
             arrays["saliency"] = self.saliency
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary = folder / f"{FILE}.tmp"
-        with temporary.open("wb") as file:
+        with replacing(folder / FILE) as temporary, temporary.open("wb") as file:
             np.savez_compressed(
                 file, images=self.images, domains=np.array(self.domains, dtype=np.str_), attached=self.attached,
                 probabilities=self.probabilities, map_names=np.array(names, dtype=np.str_), **arrays,
             )  # fmt: skip
-        os.replace(temporary, folder / FILE)
 
     @classmethod
     def read(cls, folder: Path) -> Looks | None:

@@ -34,9 +34,10 @@ def captions(summary: Summary) -> dict[str, str]:
         if any(len(row.seeds) > 1 for row in summary.rows)
         else "one seed"
     )
+    tested, judged = ("Test score", "Validation score") if summary.held_out else ("Score", "Score")
     smooth = f"Running mean over a tenth of training, averaged over seeds; {band}."
     return {
-        "scores": f"Test score of each method: mean and 95 % interval over {over}; small dots are seeds, the dashed "
+        "scores": f"{tested} of each method: mean and 95 % interval over {over}; small dots are seeds, the dashed "
         "line is the plain learner. Beside it, the paired difference to plain with its interval.",
         "domains": f"The same scores by the {source}: mean and 95 % interval over {over}.",
         "conflict": "How the tasks' gradients agree during training, before homogenization: the mean cosine between "
@@ -54,8 +55,8 @@ def captions(summary: Summary) -> dict[str, str]:
         "measured": "What the modules measured of themselves, by method: running mean over a tenth of training, "
         "averaged over seeds; of a quantity with a number for each task the mean, and a band from the lowest to the "
         "highest task. Angles are in radians.",
-        "validation": f"Validation score during training, averaged over seeds; {band}."
-        + ("" if summary.problem == "landscape" else " The best one decides which state is tested."),
+        "validation": f"{judged} during training, averaged over seeds; {band}."
+        + (" The best one decides which state is tested." if summary.held_out else ""),
         "trajectories": "The path of each method over the mean of both losses, from every start (dots) to where the "
         "last step left it (crosses); the grey line is the set of Pareto optimal points, where neither loss can fall "
         "without the other rising.",
@@ -91,9 +92,9 @@ def _of_learner(summary: Summary, learner: str) -> list[str]:
     measure = kind.words
     score = interval_text(plain.score, summary.metric, alone=plain.unit == "one") + kind.unit
     if summary.problem:
-        said = [f"On {learner} the plain learner has a test {measure} of {score}, the mean over its tasks."]
+        said = [f"On {learner} the plain learner has a {summary.score_of('test')} of {score}, the mean over its tasks."]
     else:
-        said = [f"Plain {learner} has a test {measure} of {score}."]
+        said = [f"Plain {learner} has a {summary.score_of('test')} of {score}."]
     gap = " points" if kind.percent else ""
     for verdict, sign in (("better", 1), ("worse", -1)):
         found = [row for row in rows if row.verdict == verdict]
@@ -132,9 +133,16 @@ def _limits(summary: Summary) -> list[str]:
             f"With {len(compared)} comparisons at 95 %, one in twenty excludes 0 by chance where nothing differs."
         )
     if any(row.chosen is not None for row in summary.rows):
-        where = "by their validation scores" if summary.problem else "on validation tasks"
-        said.append(f"Tuned methods were chosen {where}; the intervals leave out how the choice varies.")
+        said.append(_of_tuning(summary))
     return said
+
+
+def _of_tuning(summary: Summary) -> str:
+    if not summary.held_out:
+        words = metric(summary.metric).words
+        return f"Tuned methods were chosen by the {words} shown here, which favours them over those with one try."
+    where = "by their validation scores" if summary.problem else "on validation tasks"
+    return f"Tuned methods were chosen {where}; the intervals leave out how the choice varies."
 
 
 def _difference(row: Row) -> Interval:

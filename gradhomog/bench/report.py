@@ -47,7 +47,7 @@ def _pictures(folder: Path, records: Sequence[Record], summary: Summary) -> dict
         "stages": figures.stages(records),
         "weights": figures.weights(records),
         "measured": figures.measured(records),
-        "validation": figures.validation(records, summary.metric),
+        "validation": figures.validation(records, summary),
         "looks": figures.looks(looks.collect(folder, records)),
         "trajectories": figures.trajectories(trajectory.collect(folder, records)),
     }
@@ -119,11 +119,16 @@ def _candidates(summary: Summary) -> str:
         ]
         for candidate in summary.candidates
     ]
-    score = f"validation {metric(summary.metric).title}"
+    kind = metric(summary.metric)
+    score = f"validation {kind.title}" if summary.held_out else kind.title
     several = ["learner"] if len(summary.learners) > 1 else []
+    seed = summary.candidates[0].seed
     note = (
-        f"Each candidate was trained with seed {summary.candidates[0].seed}; the one with the best validation score "
-        "was trained with all seeds. The choice does not look at the test."
+        f"Each candidate was trained with seed {seed}; the one with the best validation score was trained with all "
+        "seeds. The choice does not look at the test."
+        if summary.held_out
+        else f"The best candidate by the {kind.words} that the table shows is its method's row: there is nothing else "
+        "to choose by, so a row that was tuned is the best of several tries."
     )
     return table([*several, "method", "candidate", score, "at step", ""], rows) + f'<p class="note">{escape(note)}</p>'
 

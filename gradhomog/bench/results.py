@@ -4,7 +4,7 @@ Every record has an `event`. What is written, and read back:
 
 * `start`: `time`, `config` and its `digest`, `rows` (`learner` and `label` of each), `versions`, `machine`; one per
   invocation. Of a multi-task problem also `tasks`, their names, `notes`, sentences about its data, and `fingerprint`, a
-  hash of it.
+  hash of it; and `held_out`, false where what is tuned is tuned on the very scores of the results.
 * `step`: `run`, `step`, and what `StepReport` holds: `losses`, `accuracies`, `norms`, `cosines`, `weights`, `tasks`,
   `domains`, `stages` (`name`, `norms`, `cosines` of the rows after each homogenizer that changes rows) and `measured`
   (by homogenizer, numbers by name).

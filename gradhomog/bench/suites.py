@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Sequence
 
 from gradhomog import expression
+from gradhomog.bench.near import did_you_mean
 from gradhomog.bench.results import SINGLE
 from gradhomog.errors import ConfigError
 
@@ -59,10 +59,9 @@ def members(name: str) -> list[str]:
         ConfigError: no suite is called so; says how to write a single pipeline.
     """
     if name not in SUITES:
-        near = difflib.get_close_matches(name.lower(), SUITES, n=1)
         # `json.dumps`: quotes within a pipeline's text are escaped as TOML wants them.
         pipeline = json.dumps(name, ensure_ascii=False)
-        hint = f" Did you mean '{near[0]}'?" if near else f" A pipeline stands in a list: homogenizers = [{pipeline}]."
+        hint = did_you_mean(name, SUITES) or f" A pipeline stands in a list: homogenizers = [{pipeline}]."
         raise ConfigError(f"`homogenizers`: no suite is called {name!r}; there are {', '.join(SUITES)}.{hint}")
     return list(SUITES[name])
 

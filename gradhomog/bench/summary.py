@@ -83,7 +83,8 @@ class Summary:
 
     `failures` holds the last message of each run that failed and has no result; `slow` the homogenizers that took most
     of the time of their training steps. Of a multi-task problem there are also its name, `notes` on its data, and the
-    `baseline` of each `Row.improvement`.
+    `baseline` of each `Row.improvement`. `held_out` says whether what was tuned was tuned on other data than the scores
+    are of.
     """
 
     metric: str
@@ -97,6 +98,12 @@ class Summary:
     problem: str | None = None
     notes: tuple[str, ...] = ()
     baseline: str | None = None
+    held_out: bool = True
+
+    def score_of(self, part: Literal["test", "validation"]) -> str:
+        """What a score of this part is called: "test accuracy"; the metric alone, where there are no such parts."""
+        words = metric(self.metric).words
+        return f"{part} {words}" if self.held_out else words
 
     @property
     def learners(self) -> tuple[str, ...]:
@@ -150,6 +157,7 @@ def summarize(records: Iterable[Record], expected_runs: int | None = None) -> Su
         problem=problem,
         notes=tuple(start.get("notes") or ()),
         baseline=base if any(row.improvement for row in rows) else None,
+        held_out=start.get("held_out", True),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +152,16 @@ class Supervised:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.network.load_state_dict(state["network"])
         self.homogenizers.load_state_dict(state["homogenizers"])
+
+
+def trained_on(data: Callable[[Any, int], Data]) -> Callable[[Config, Run], Supervised]:
+    """What a problem trains whose data are made of its options, which have a `batch`, and of `network.size`."""
+
+    def trainee(config: Config, run: Run) -> Supervised:
+        options: Any = config.problem
+        return Supervised(config, run, data(options, config.network.size), options.batch)
+
+    return trainee
 
 
 def _values(scalars: Sequence[Tensor]) -> Tensor:

@@ -123,7 +123,8 @@ def notes(summary: Summary) -> list[str]:
         lines.append("No differences: they need finished runs of the plain learner and of another with a common seed.")
     for row in summary.rows:
         if row.chosen is not None:
-            lines.append(f"{_named(row, summary)}: validation chose {row.chosen} among {len(row.tuned_from)}.")
+            who = "validation" if summary.held_out else f"the {metric(summary.metric).words} in this table"
+            lines.append(f"{_named(row, summary)}: {who} chose {row.chosen} among {len(row.tuned_from)}.")
     lines.append("step time: processor time while other runs used the machine; an indication, no benchmark.")
     lines += [str(found) for found in summary.slow]
     broken = [_named(row, summary) for row in summary.rows if math.isnan(row.score.mean)]

@@ -42,7 +42,7 @@ class Trainee(Protocol):
         """What the homogenizers make of the rows of batch `index`; empty where every step tells it anyway."""
 
     def validate(self) -> Evaluation:
-        """Scores that decide which state, and which candidate of a tuned method, is taken; not those of the test."""
+        """Scores that decide which state, and which candidate of a tuned method, is taken; see `about`."""
 
     def test(self, states: Sequence[Mapping[str, Any]]) -> Evaluation:
         """Scores of the best of `states`, which is the first and has been loaded; several are tested together."""
@@ -51,7 +51,8 @@ class Trainee(Protocol):
         """Called last: write what figures need; returns what else belongs into the record of the result."""
 
     def about(self) -> dict[str, Any]:
-        """What a report says of it beside the configuration: `tasks` and `notes`, of a multi-task problem."""
+        """What a report says of it beside the configuration: `tasks` and `notes`, of a multi-task problem; and
+        `held_out`, false if `validate` and `test` look at the same."""
 
     def state_dict(self) -> dict[str, Any]: ...
 

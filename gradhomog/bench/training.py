@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from gradhomog.bench.config import Config
 from gradhomog.bench.episodic import Episodic
 from gradhomog.bench.episodic import make_learner as make_learner  # others ask for them here
 from gradhomog.bench.plan import Run
+from gradhomog.bench.replacing import replacing
 from gradhomog.bench.slowness import Meter
 from gradhomog.bench.streams import Streams as Streams
 from gradhomog.bench.streams import streams as streams
@@ -38,6 +38,11 @@ def trainee(config: Config, run: Run) -> Trainee:
     return problems.find(config.problem.name).trainee(config, run)
 
 
+def optimizer(config: Config, trainee: Trainee) -> torch.optim.Optimizer:
+    """What takes the steps of a run."""
+    return torch.optim.Adam(trainee.parameters(), lr=config.train.outer_lr)
+
+
 class Training:
     """One run in a folder of its own: `checkpoint.pt` while it trains, `best.pt` and what figures need when it is done;
     and `ensemble.pt`, where several states are tested together.
@@ -53,7 +58,7 @@ class Training:
     def __init__(self, config: Config, run: Run, folder: Path, emit: Emit) -> None:
         self.config, self.run, self.folder, self.emit = config, run, folder, emit
         self.trainee = trainee(config, run)
-        self.outer = torch.optim.Adam(self.trainee.parameters(), lr=config.train.outer_lr)
+        self.outer = optimizer(config, self.trainee)
         self.meter = Meter(self.trainee.members)
         self.done = 0
         self.seconds = 0.0  # by the clock, as a user waits
@@ -169,8 +174,5 @@ def forget_checkpoint(folder: Path) -> None:
 
 
 def _write(path: Path, state: Mapping[str, Any]) -> None:
-    """Replace a file in one step: a run killed while writing keeps the previous one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    torch.save(dict(state), temporary)
-    os.replace(temporary, path)
+    with replacing(path) as temporary:
+        torch.save(dict(state), temporary)

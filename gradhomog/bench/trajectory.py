@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradhomog.bench import kept
+from gradhomog.bench.replacing import replacing
 from gradhomog.bench.results import Record
 
 FILE = "trajectory.npz"
@@ -38,11 +38,8 @@ class Trajectory:
     def write(self, folder: Path) -> None:
         """Replace the file of a run's folder in one step."""
         arrays: dict[str, Any] = dict(vars(self))
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary = folder / f"{FILE}.tmp"
-        with temporary.open("wb") as file:
+        with replacing(folder / FILE) as temporary, temporary.open("wb") as file:
             np.savez_compressed(file, **arrays)
-        os.replace(temporary, folder / FILE)
 
     @classmethod
     def read(cls, folder: Path) -> Trajectory | None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import typing
 from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, TypeVar
 
+from gradhomog.bench.near import did_you_mean
 from gradhomog.errors import ConfigError
 from gradhomog.registry.options import fits, words
 
@@ -38,8 +38,7 @@ def build(kind: type[Table], content: Mapping[str, Any], where: str = "", specia
     for key, value in content.items():
         path = f"{where}{key}"
         if key not in fields:
-            near = difflib.get_close_matches(key, fields, n=1)
-            hint = f" Did you mean `{where}{near[0]}`?" if near else ""
+            hint = did_you_mean(key, fields, f"`{where}{{}}`")
             raise ConfigError(f"unknown key `{path}`.{hint} Known here: {', '.join(fields)}.")
         if key in special:
             values[key] = value
@@ -51,9 +50,19 @@ def build(kind: type[Table], content: Mapping[str, Any], where: str = "", specia
             continue
         if not fits(value, hints[key]):
             raise ConfigError(f"`{path}` must be {words(hints[key])}; got {value!r}.")
+        if hints[key] is float:
+            value = _float(value)
         _check_range(path, value, fields[key].metadata)
-        values[key] = float(value) if hints[key] is float else value
+        values[key] = value
     return kind(**values)
+
+
+def _float(value: float) -> float:
+    """Infinity for an integer that is too large."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _check_range(path: str, value: Any, limits: Mapping[str, Any]) -> None:
@@ -61,7 +70,7 @@ def _check_range(path: str, value: Any, limits: Mapping[str, Any]) -> None:
     if minimum is None:
         return
     above = value > minimum if limits["exclusive"] else value >= minimum
-    if math.isfinite(value) and above and value < limits["below"]:
+    if (isinstance(value, int) or math.isfinite(value)) and above and value < limits["below"]:
         return
     word = "greater than" if limits["exclusive"] else "at least"
     top = "" if limits["below"] == math.inf else f" and less than {limits['below']}"

@@ -19,6 +19,9 @@ from gradhomog.evidence import Evidence
 from gradhomog.homogenization import Stage
 from gradhomog.rows import Direction, Rows
 
+# Weights above this make the direction be looked at: those of ordinary steps never are.
+HEAVY = 1e9
+
 
 @dataclass
 class Acted:
@@ -149,6 +152,16 @@ class Chain:
             if inspect:
                 acted.stages.append(Stage(member.selector, acted.last().gramian().detach()))
         return acted
+
+    def check(self, direction: Direction) -> None:
+        """Look at the direction where weights are so large that finite rows may have become infinite.
+
+        Raises:
+            PluginRunError: they have.
+        """
+        for _, member in self.on_rows:
+            if member.largest > HEAVY and not row_math.all_finite(direction):
+                raise member.too_large(direction)
 
     def update(self, acted: Acted) -> None:
         """Run the `update` stages: each member is shown again what it was shown first."""

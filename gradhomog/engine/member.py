@@ -29,7 +29,8 @@ class Member:
 
     `info` and `spec` are None for an object that was handed in without a plugin around it: such a one may read every
     statistic, and claims nothing. `seconds` is the time spent in its stages by the clock; what runs within the encoder
-    because `attach` put it there, and what derivatives of `transform` take, is not in it.
+    because `attach` put it there, and what derivatives of `transform` take, is not in it. `largest` is the greatest
+    number of what it last returned from `mix`.
     """
 
     homogenizer: Homogenizer
@@ -38,6 +39,7 @@ class Member:
     info: PluginInfo | None = None
     spec: HomogenizerSpec | None = None
     seconds: float = field(default=0.0, init=False)
+    largest: float = field(default=0.0, init=False)
     needs: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -106,8 +108,8 @@ class Member:
         """Weights `[tasks]` or the mixing matrix `[tasks, tasks]`, float64."""
         result: Tensor = self._watched("mix", lambda: shown(evidence), evidence)
         self._expect("mix", returned.mixing(result, evidence.tasks), result)
-        # A sum that is finite has only finite terms; one that is not may be of finite terms that are too large for it.
-        if not math.isfinite(result.sum().item()) and not bool(torch.isfinite(result).all()):
+        self.largest = torch.linalg.vector_norm(result, math.inf).item()
+        if not math.isfinite(self.largest):
             raise self.not_finite("mix", f": {result.detach().tolist()}")
         return result.to(evidence.device, torch.float64)
 
@@ -131,6 +133,15 @@ class Member:
         found: Mapping[str, Tensor] = self._watched("maps", lambda: [("inputs", inputs)], encoder, inputs)
         self._expect("maps", returned.maps(found, inputs), found)
         return dict(found)
+
+    def too_large(self, rows: Rows) -> PluginRunError:
+        """For weights under which rows leave the range of their dtype."""
+        dtypes = {str(value.dtype) for value in ([rows] if isinstance(rows, Tensor) else rows.values())}
+        return PluginRunError(
+            f"{self} returned from `mix` weights of up to {self.largest:.1e}, too large for rows of "
+            f"{' and '.join(sorted(dtypes))}: the direction is not finite. Nothing was learnt from this step. "
+            f"{self.advice}"
+        )
 
     # -- state -------------------------------------------------------------------------------------------------------
 

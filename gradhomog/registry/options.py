@@ -73,7 +73,8 @@ def bind(spec: Spec, plugin: str, options: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in options.items():
         annotation = hints.get(name, Any)
         if not fits(value, annotation):
-            raise OptionError(f"{plugin}: `{name}` must be {words(annotation)}; got {value!r}.")
+            large = " of at most 64 bits" if isinstance(value, int) and abs(value) >= 2**63 else ""
+            raise OptionError(f"{plugin}: `{name}` must be {words(annotation)}{large}; got {value!r}.")
         bound[name] = value
     return bound
 
@@ -98,9 +99,9 @@ def fits(value: Any, annotation: Any) -> bool:
     if annotation in (None, type(None)):
         return value is None
     if annotation is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
+        return isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and _as_float(value))
     if annotation is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+        return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
     container = origin or annotation
     if container is tuple and args and args[-1] is not ...:
         return isinstance(value, (list, tuple)) and len(value) == len(args) and all(map(fits, value, args))
@@ -113,6 +114,14 @@ def fits(value: Any, annotation: Any) -> bool:
     if annotation in (bool, str):
         return isinstance(value, annotation)
     return True  # Any, callables, tensors, classes of the plugin's own: the factory checks
+
+
+def _as_float(value: int) -> bool:
+    try:
+        float(value)
+    except OverflowError:
+        return False
+    return True
 
 
 def words(annotation: Any) -> str:

@@ -9,9 +9,15 @@ import torch
 from torch import Tensor
 
 from gradhomog import Evidence, Homogenizer, HomogenizerSpec, OptionError, Rows, hookimpl, safe_sqrt
-from gradhomog_plugins._held_rows import Row, by_task, fitting, like, move, moved, squared_norms
+from gradhomog_plugins import _losses
+from gradhomog_plugins._held_rows import Row, by_task, fitting, like, move, moved, named, squared_norms
 
 Number = TypeVar("Number", float, Tensor)
+
+INSTEAD = "Use log=False to balance the gradients as they are."
+
+# Of a loss that is not zero: the sum of several of its inverses is still a number.
+SMALLEST = 1e-300
 
 
 class Shown(NamedTuple):
@@ -46,8 +52,9 @@ class DBMTL(Homogenizer):
 
     Differentiable in rows and losses, with the averages before the step as constants. A task whose average is zero has
     a row of zero. Of a loss of zero log has no gradient, and a loss that cannot be negative has none either: its task
-    adds nothing to its average. Negative losses raise. t counts a task's own steps. Two tasks of one key in a batch
-    both start from its average, and both move it, one after the other.
+    adds nothing to its average. Negative losses raise, as do those so near zero that rows become too long for their
+    dtype. t counts a task's own steps. Two tasks of one key in a batch both start from its average, and both move it,
+    one after the other.
 
     State: a row for every key, in float32 or float64: N × params numbers in all. A key whose row changes names or
     shapes starts anew. Cost: some three reads and two writes of so many numbers, and the memory of new rows.
@@ -97,9 +104,16 @@ class DBMTL(Homogenizer):
         rows = moved(held, jacobian, shares)
         norms = safe_sqrt(squared_norms(rows))
         lengths = norms * (units * len(keys) if self.scale == "paper" else units / masses * least)
-        there = lengths > 0
-        stretch = torch.where(there, lengths.max() / torch.where(there, norms, 1.0), 0.0)
-        return like(jacobian, {name: stretched(value, stretch) for name, value in rows.items()})
+        there, longest = lengths > 0, lengths.max()
+        stretch = torch.where(there, longest / torch.where(there, norms, 1.0), 0.0)
+        found = like(jacobian, {name: stretched(value, stretch) for name, value in rows.items()})
+        if not representable(found, longest):
+            raise OptionError(
+                f"db_mtl: the average of ∇ log L of {self.key} {keys[int(lengths.argmax())]!r} is {longest.item():.3g} "
+                f"long, and all rows become as long; that is no number of theirs. Its loss is near zero, or was. "
+                f"{INSTEAD}"
+            )
+        return found
 
     def update(self, evidence: Evidence) -> None:
         keys, factors, _ = self._look(evidence)
@@ -115,11 +129,9 @@ class DBMTL(Homogenizer):
             ones = torch.ones(len(keys), dtype=torch.float64, device=evidence.device)
             return Shown(keys, ones, ones[0])
         losses = evidence.losses.to(evidence.device)
-        if bool((losses < 0).any()):
-            raise OptionError(
-                f"db_mtl: losses must not be negative, log L is undefined then; got {losses.tolist()}. "
-                "Use log=False to balance the gradients as they are."
-            )
+        _losses.require(losses >= 0, evidence, "db_mtl: losses must not be negative, they have no logarithm", INSTEAD)
+        inverted = f"db_mtl: losses must be zero or at least {SMALLEST:g}, rows are divided by them"
+        _losses.require((losses == 0) | (losses >= SMALLEST), evidence, inverted, INSTEAD)
         some = losses > 0
         safe = torch.where(some, losses, 1.0)
         least = torch.where(some | ~some.any(), safe, torch.inf).min()
@@ -142,6 +154,13 @@ def advanced(unit: Number, mass: Number, kept: Number, factor: Number) -> tuple[
     unit = kept * unit + (1 - kept) * factor
     mass = kept * mass + (1 - kept)
     return unit, mass, (1 - kept) * factor / (unit + (unit == 0))
+
+
+def representable(rows: Rows, longest: Tensor) -> bool:
+    """Whether rows hold finite numbers, of which only lengths above the largest one leave a doubt."""
+    values = named(rows).values()
+    largest = min(torch.finfo(value.dtype).max for value in values)
+    return bool(longest <= largest) or all(bool(value.isfinite().all()) for value in values)
 
 
 def stretched(rows: Tensor, factors: Tensor) -> Tensor:

@@ -102,7 +102,9 @@ class FAMO(Homogenizer):
         keys, gaps = evidence.by(self.key), self._gaps(evidence)
         if self.change == "first_order":
             shares = torch.softmax(_adam.values(self.logits, keys), dim=0)
-            change = first_order_change(evidence.gramian().cpu(), gaps.cpu(), shares)
+            gaps = gaps.cpu()
+            # Relative to the least: products of the smallest numbers are zero, and a common factor changes nothing.
+            change = first_order_change(evidence.gramian().cpu(), gaps / gaps.min(), shares)
             self.logits.update(self._moved(keys, logit_slopes(shares, self.decrease * change)))
             return
         self.logits.update(self._moved_since(keys, gaps))
@@ -128,7 +130,7 @@ class FAMO(Homogenizer):
         gaps = losses - _per_task.of_batch("famo: `lowest`", self.lowest, evidence, 0.0).to(losses)
         advice = "Give `lowest` a number below."
         _losses.require(gaps >= 0, evidence, "famo: losses must not be below `lowest`", advice)
-        mean = gaps.mean()
+        mean = (gaps / gaps.shape[0]).sum()  # whose sum alone may be too large
         return gaps.clamp_min(SMALLEST_GAP * mean) + (mean == 0)  # all at their lowest: all alike
 
 

@@ -25,7 +25,8 @@ class GeometricMean(Homogenizer):
     Acts on rows: the shared parameters see the combined loss, the heads of a multi-task network their own losses.
 
     Differentiable in rows and losses. State: none. Losses must be positive: one of zero has no finite weight, and
-    raises, as does a negative one. Computed from logarithms, so no product of losses overflows. Cost: O(N).
+    raises, as does a negative one, and with `scale="paper"` one whose weight is above 1e30. Computed from logarithms:
+    no product of losses overflows. Cost: O(N).
 
     Source: Chennupati et al. 2019, "MultiNet++", CVPR workshops, arXiv 1904.08492, the geometric loss strategy.
 
@@ -44,7 +45,11 @@ class GeometricMean(Homogenizer):
     def mix(self, evidence: Evidence) -> Tensor:
         losses = evidence.losses
         _losses.require(losses > 0, evidence, "geometric_mean: losses must be positive, tasks weigh by their inverses")
-        return _losses.inverse(losses) if self.scale == "mean" else paper_weights(losses)
+        if self.scale == "mean":
+            return _losses.inverse(losses)
+        weights = paper_weights(losses)
+        _losses.require_weights(weights, evidence, "geometric_mean", "(Π_j L_j)^{1/N} / L")
+        return weights
 
 
 def paper_weights(losses: Tensor) -> Tensor:

@@ -22,8 +22,8 @@ class IMTLL(Homogenizer):
 
     Args:
         lr: > 0, of the Adam that moves s after each step.
-        bound: > 0; s stays in [−bound, bound]. A loss of zero would drive its weight to infinity otherwise; 10 leaves
-            it e¹⁰ = 22 026 times the first.
+        bound: in (0, 69]; s stays in [−bound, bound]. A loss of zero would drive its weight to infinity otherwise; 10
+            leaves it e¹⁰ = 22 026 times the first.
         key: state by `"slot"` (place in the batch) or by `"domain"`, which is right where a slot's domain changes from
             batch to batch, as in the strong setting.
         scale: see above.
@@ -31,7 +31,8 @@ class IMTLL(Homogenizer):
     Acts on rows: the shared parameters see the combined loss, the heads of a multi-task network their own losses.
 
     Differentiable in the rows, the weights being constants: s is moved after the step. State: s and Adam's moments by
-    key; two tasks of one key move it together. Losses must not be negative: their s would go to the bound. Cost: O(N).
+    key; two tasks of one key move it together. Losses must not be negative, as their s would go to the bound,
+    nor so large (1e150) that Adam cannot square them. Cost: O(N).
 
     Source: Liu et al. 2021, "Towards Impartial Multi-task Learning", ICLR, section 3.2, loss balance.
 
@@ -57,9 +58,9 @@ class IMTLL(Homogenizer):
         key: Literal["slot", "domain"] = "slot",
         scale: Literal["mean", "paper"] = "mean",
     ) -> None:
-        for name, value in (("lr", lr), ("bound", bound)):
-            if not 0 < value < math.inf:
-                raise OptionError(f"imtl_l: `{name}` must be positive; got {value!r}.")
+        if not 0 < lr < math.inf:
+            raise OptionError(f"imtl_l: `lr` must be positive; got {lr!r}.")
+        _losses.check_bound("imtl_l", bound)
         self.lr, self.bound, self.key, self.scale = lr, bound, key, scale
         self.log_scales: dict[str, _adam.Variable] = {}
 
@@ -69,7 +70,9 @@ class IMTLL(Homogenizer):
     def update(self, evidence: Evidence) -> None:
         losses, keys = evidence.losses.cpu(), evidence.by(self.key)
         _losses.require(losses >= 0, evidence, "imtl_l: losses must not be negative, no factor brings them to one")
-        slopes = _adam.values(self.log_scales, keys).exp() * losses - 1
+        scaled = _adam.values(self.log_scales, keys).exp() * losses
+        _losses.require_slopes(scaled, evidence, "imtl_l")
+        slopes = scaled - 1
         self.log_scales.update(_adam.moved(self.log_scales, keys, slopes.tolist(), self.lr, bound=self.bound))
 
 

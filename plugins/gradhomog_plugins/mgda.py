@@ -7,8 +7,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradhomog import Evidence, Homogenizer, HomogenizerSpec, OptionError, hookimpl, minimum_norm_weights
+from gradhomog import Evidence, Homogenizer, HomogenizerSpec, hookimpl, minimum_norm_weights
+from gradhomog_plugins import _losses
 from gradhomog_plugins._zero_rows import without_zero_rows
+
+# Squares of the rows' lengths are solved for, and float64 ends at 1e±308.
+WIDEST = 1e100
 
 
 class MGDA(Homogenizer):
@@ -17,9 +21,10 @@ class MGDA(Homogenizer):
     ⟨d, g_i⟩ ≥ ‖d‖² for every task, with equality where α_i > 0; d = 0 if and only if the point is Pareto stationary.
 
     Args:
-        normalize: solve for rows divided by `"l2"`: their norm; `"loss"`: their task's loss; `"loss+"`: both; then
-            weigh the rows as given. `"none"` is the method of the paper. Where dependent rows leave several sets of
-            weights that are shortest after division, which of them is taken depends on the tasks' order.
+        normalize: solve for rows divided by `"l2"`: their norm; `"loss"`: their task's loss, which must be positive;
+            `"loss+"`: both; then weigh the rows as given. `"none"` is the method of the paper. Where dependent rows
+            leave several sets of weights that are shortest after division, which of them is taken depends on the
+            tasks' order.
         zero_rows: `"keep"`: a zero row makes d = 0, as theory says (that task is at a minimum, so no direction improves
             all); `"drop"`: leave it out, for tasks that are masked in a batch.
         on: what G holds the inner products of: `"parameters"`, the rows; or `"features"`, the derivatives of the losses
@@ -69,13 +74,18 @@ class MGDA(Homogenizer):
             # One instead of zero before the root: its derivative at zero is infinite.
             factors = factors / torch.where(squares > 0, squares, torch.ones_like(squares)).sqrt()
         if self.normalize in ("loss", "loss+"):
+            method = f"mgda(normalize={self.normalize!r})"
             losses = evidence.losses.to(gramian.device)
-            if not bool((losses > 0).all()):
-                raise OptionError(
-                    f"mgda: `normalize={self.normalize!r}` divides by the losses, which must be positive; "
-                    f"got {losses.tolist()}."
-                )
-            factors = factors / losses
+            _losses.require(losses > 0, evidence, f"{method}: losses must be positive, rows are divided by them")
+            least = losses.min().detach()
+            relative = losses / least  # a common factor of all rows changes no weight
+            _losses.require(
+                relative <= WIDEST,
+                evidence,
+                f"{method}: no loss must be more than {WIDEST:g} times the least, {least.item():g}",
+                "Bring the losses to like units.",
+            )
+            factors = factors / relative
         return factors
 
 

@@ -25,7 +25,7 @@ class ScaleInvariant(Homogenizer):
     Acts on rows: the shared parameters see the combined loss, the heads of a multi-task network their own losses.
 
     Differentiable in rows and losses. State: none. Losses must be positive: one of zero has no finite weight, and
-    raises, as does a negative one. Cost: O(N).
+    raises, as does a negative one, and with `scale="paper"` one whose weight is above 1e30. Cost: O(N).
 
     Source: Navon et al. 2022, "Multi-Task Learning as a Bargaining Game", arXiv 2202.01017, the baseline SI.
 
@@ -43,7 +43,11 @@ class ScaleInvariant(Homogenizer):
     def mix(self, evidence: Evidence) -> Tensor:
         losses = evidence.losses
         _losses.require(losses > 0, evidence, "scale_invariant: losses must be positive, rows are divided by them")
-        return _losses.inverse(losses) if self.scale == "mean" else evidence.tasks / losses
+        if self.scale == "mean":
+            return _losses.inverse(losses)
+        weights = evidence.tasks / losses
+        _losses.require_weights(weights, evidence, "scale_invariant", "N/L")
+        return weights
 
 
 @hookimpl

@@ -87,7 +87,11 @@ class STCH(Homogenizer):
         heights, log_slopes = self._in_logarithms(evidence) if self.log else self._as_in_the_paper(evidence)
         if self.scale == "mean":
             return mean_weights(heights, log_slopes)
-        return (evidence.tasks if self.log else 1) * paper_weights(heights, log_slopes)
+        if not self.log:
+            return paper_weights(heights, log_slopes)
+        weights = evidence.tasks * paper_weights(heights, log_slopes)
+        _losses.require_weights(weights, evidence, "stch", "N² s/L")
+        return weights
 
     def update(self, evidence: Evidence) -> None:
         if not self.log:
@@ -109,7 +113,7 @@ class STCH(Homogenizer):
                 self.references.setdefault(key, loss)
 
     def _as_in_the_paper(self, evidence: Evidence) -> tuple[Tensor, Tensor]:
-        """y/μ and the logarithms of ∂y_i/∂L_i, `[tasks]` each."""
+        """y/μ, up to a constant, and the logarithms of ∂y_i/∂L_i, `[tasks]` each."""
         losses = evidence.losses
         preference = torch.ones_like(losses)
         if self.weights is not None:
@@ -118,7 +122,8 @@ class STCH(Homogenizer):
             raise OptionError(f"stch: `weights` must not all be zero in a batch; got {preference.tolist()}.")
         preference = preference / preference.sum()
         ideal = _per_task.of_batch("stch: `ideal`", self.ideal, evidence, 0.0).to(losses)
-        return preference * (losses - ideal) / self.mu, preference.log()
+        shown = preference * (losses - ideal)
+        return (shown - shown.detach().max()) / self.mu, preference.log()  # less a constant, or the quotient overflows
 
     def _in_logarithms(self, evidence: Evidence) -> tuple[Tensor, Tensor]:
         losses = evidence.losses

@@ -28,8 +28,8 @@ class UW(Homogenizer):
             dict by domain, whose entry `"*"` is for those that it does not name (an error without it). One for all
             drops out of the mean.
         lr: > 0, of the Adam that moves s after each step.
-        bound: > 0; s stays in [−bound, bound]. A loss of zero would drive its weight to infinity otherwise; 10 leaves
-            it e¹⁰ = 22 026 times the first.
+        bound: in (0, 69]; s stays in [−bound, bound]. A loss of zero would drive its weight to infinity otherwise; 10
+            leaves it e¹⁰ = 22 026 times the first.
         key: state by `"slot"` (place in the batch) or by `"domain"`, which is right where a slot's domain changes from
             batch to batch, as in the strong setting.
         scale: see above.
@@ -37,7 +37,8 @@ class UW(Homogenizer):
     Acts on rows: the shared parameters see the combined loss, the heads of a multi-task network their own losses.
 
     Differentiable in the rows, the weights being constants: s is moved after the step. State: s and Adam's moments by
-    key; two tasks of one key move it together. Losses must not be negative: their s would go to the bound. Cost: O(N).
+    key; two tasks of one key move it together. Losses must not be negative, as their s would go to the bound,
+    nor so large (1e150) that Adam cannot square them. Cost: O(N).
 
     Source: Kendall et al. 2018, "Multi-Task Learning Using Uncertainty to Weigh Losses", arXiv 1705.07115, equations 7
     and 10, in s = log σ², as they advise.
@@ -65,9 +66,9 @@ class UW(Homogenizer):
         key: Literal["slot", "domain"] = "slot",
         scale: Literal["mean", "paper"] = "mean",
     ) -> None:
-        for name, value in (("lr", lr), ("bound", bound)):
-            if not 0 < value < math.inf:
-                raise OptionError(f"uw: `{name}` must be positive; got {value!r}.")
+        if not 0 < lr < math.inf:
+            raise OptionError(f"uw: `lr` must be positive; got {lr!r}.")
+        _losses.check_bound("uw", bound)
         self.kind, self.lr, self.bound, self.key, self.scale = kind, lr, bound, key, scale
         self.log_variances: dict[str, _adam.Variable] = {}
 
@@ -77,8 +78,9 @@ class UW(Homogenizer):
     def update(self, evidence: Evidence) -> None:
         losses = evidence.losses.cpu()
         _losses.require(losses >= 0, evidence, "uw: losses must not be negative, no variance goes with them")
-        slopes = 0.5 - self._log_weights(evidence).exp() * losses
-        keys = evidence.by(self.key)
+        scaled, keys = self._log_weights(evidence).exp() * losses, evidence.by(self.key)
+        _losses.require_slopes(scaled, evidence, "uw")
+        slopes = 0.5 - scaled
         self.log_variances.update(_adam.moved(self.log_variances, keys, slopes.tolist(), self.lr, bound=self.bound))
 
     def _log_weights(self, evidence: Evidence) -> Tensor:

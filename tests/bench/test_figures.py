@@ -29,7 +29,7 @@ def draw(records):
         "stages": figures.stages(records),
         "weights": figures.weights(records),
         "measured": figures.measured(records),
-        "validation": figures.validation(records, summary.metric),
+        "validation": figures.validation(records, summary),
     }
 
 
@@ -208,7 +208,7 @@ def test_a_legend_of_many_methods_and_panels_of_many_learners_are_whole(tmp_path
     many = comparison(labels, 1, ["maml"], steps=2)
     several = comparison(["plain", "pcgrad"], 1, [f"learner{index}(inner_lr=0.1)" for index in range(13)], steps=2)
     for records in (many, several):
-        for figure in (figures.validation(records, "accuracy"), figures.conflict(records)):
+        for figure in (figures.validation(records, summarize(records)), figures.conflict(records)):
             figures.save(figure, tmp_path / "figure")  # a warning that something does not fit is an error
             for legend in figure.legends:
                 assert legend.get_window_extent().y0 >= -1

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 import gradhomog
 from gradhomog import OptionError
 from gradhomog.testing import jacobians
+from gradhomog_plugins.db_mtl import advanced
+from tests.plugins.from_losses import assert_pure
 
 
 def normal(*shape, seed=0):
@@ -150,3 +152,40 @@ def test_looking_at_the_rows_changes_no_average():
 def test_what_has_no_logarithm_or_is_out_of_range_is_refused(options, losses, message):
     with pytest.raises(OptionError, match=message):
         gradhomog.pipeline(f"db_mtl({options})").combine(torch.eye(2), losses=losses)
+
+
+@pytest.mark.parametrize("factor", [1e-290, 1e290])
+def test_a_common_factor_of_all_losses_changes_nothing_however_large(factor):
+    rows, losses = normal(3, 4), torch.tensor([1.0, 0.5, 2.0]).double()
+    found, expected = (gradhomog.pipeline("db_mtl").combine(rows, by * losses) for by in (factor, 1.0))
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("scale", ["mean", "paper"])
+def test_rows_that_a_loss_near_zero_makes_too_long_are_refused_by_task_and_nothing_is_learnt_of_them(scale):
+    pipe, rows = gradhomog.pipeline(f"db_mtl(key='domain', scale='{scale}')"), torch.eye(2)
+    if scale == "mean":  # the least loss shortens the rows until it is of another step
+        pipe.combine(rows, losses=[1.0, 1e-100], domains=["a", "b"])
+    before = pipe.state_dict()["0:db_mtl"]["counts"]
+    with pytest.raises(OptionError, match=r"db_mtl: the average of .* of domain 'b' is .* Use log=False"):
+        pipe.combine(rows, losses=[1.0, 1.0 if scale == "mean" else 1e-100], domains=["a", "b"])
+    assert pipe.state_dict()["0:db_mtl"]["counts"] == before
+
+
+def test_a_loss_without_an_inverse_is_refused_by_name():
+    with pytest.raises(OptionError, match=r"db_mtl: losses must be zero or at least 1e-300, .*; task 1 has 5e-324"):
+        gradhomog.pipeline("db_mtl").combine(torch.eye(2), losses=[1.0, 5e-324])
+    with pytest.raises(OptionError, match=r"db_mtl: losses must not be negative, .*; task 1 has -1\.0. Use log=False"):
+        gradhomog.pipeline("db_mtl").combine(torch.eye(2), losses=[1.0, -1.0])
+
+
+def test_half_precision_rows_may_be_longer_than_their_largest_number():
+    rows = torch.full((2, 4096), 2000.0, dtype=torch.float16)  # 128 000 long, and 65 504 is the largest
+    found = gradhomog.pipeline("db_mtl").combine(rows, losses=[1.0, 1.0])
+    torch.testing.assert_close(found, rows[0], rtol=1e-2, atol=0)
+
+
+def test_the_averages_are_one_function_of_what_was_held_and_of_the_factor():
+    numbers = [torch.tensor(values, dtype=torch.float64) for values in ([0.5, 2.0], [0.3, 0.9], [0.9, 0.2], [1.5, 0.7])]
+    for index in range(3):
+        assert_pure(lambda *given, index=index: advanced(*given)[index], *numbers)

@@ -177,3 +177,14 @@ def test_weights_change_and_slopes_are_pure_functions():
     assert_pure(weights_of, gaps, logits)
     assert_pure(lambda r, g: first_order_change(r @ r.T, g, shares), rows, gaps)
     assert_pure(logit_slopes, shares, gaps)
+
+
+@pytest.mark.parametrize("change", ["first_order", "next_step"])
+@pytest.mark.parametrize("size", [1e-300, 1e-155, 1e308])
+def test_a_common_factor_of_the_losses_changes_nothing_however_extreme(change, size):
+    losses, rows = torch.tensor([0.9, 0.2, 0.5], dtype=torch.float64), torch.eye(3, dtype=torch.float64)
+    pipes = [gradhomog.pipeline(f"famo(change='{change}', lr=0.5)") for _ in range(2)]
+    for step in range(4):
+        now = losses * (1 - 0.1 * step * torch.arange(3))
+        expected, found = (p.homogenize(rows, now * s).weights for p, s in zip(pipes, (1.0, size), strict=True))
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)

@@ -42,9 +42,9 @@ def test_with_the_mean_scale_it_is_scale_invariant(losses):
 
 
 def test_losses_whose_product_overflows_have_finite_weights():
-    found = weights("geometric_mean(scale='paper')", [1e300, 1e300, 1e-10])
-    assert math.prod([1e300, 1e300, 1e-10]) == math.inf  # where LibMTL gets its weights from
-    assert found.tolist() == pytest.approx([10 ** (-310 / 3), 10 ** (-310 / 3), 10 ** (590 / 3 + 10)], rel=1e-9)
+    found = weights("geometric_mean(scale='paper')", [1e200, 1e200, 1e180])
+    assert math.prod([1e200, 1e200, 1e180]) == math.inf  # where LibMTL gets its weights from
+    assert found.tolist() == pytest.approx([10 ** (-20 / 3), 10 ** (-20 / 3), 10 ** (40 / 3)], rel=1e-9)
 
 
 def test_a_loss_of_zero_is_refused_where_torchjd_gives_nan():
@@ -59,3 +59,18 @@ def test_a_loss_of_zero_is_refused_where_torchjd_gives_nan():
 @pytest.mark.parametrize("function", [inverse, paper_weights])
 def test_the_weights_are_a_pure_function_of_the_losses(function):
     assert_pure(function, torch.tensor([0.5, 2.0, 1.2, 3.0], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("losses", [[1e-300, 2e-300], [1e300, 2e300], [5e-324, 1e-323], [1e308, 1.7e308]])
+@pytest.mark.parametrize("scale", ["mean", "paper"])
+def test_a_common_factor_of_any_size_changes_no_weight(losses, scale):
+    # Not the losses' ratio as written: of subnormal numbers it is another.
+    expected = weights(f"geometric_mean(scale='{scale}')", [1.0, losses[1] / losses[0]])
+    torch.testing.assert_close(weights(f"geometric_mean(scale='{scale}')", losses), expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(("losses", "task"), [([1e-300, 1.0], 0), ([1e300, 1.0], 1), ([5e-324, 1e308], 0)])
+def test_losses_so_far_apart_that_a_weight_leaves_the_rows_dtype_are_refused_by_name(losses, task):
+    with pytest.raises(OptionError, match=rf"geometric_mean: weights .*; task {task} has .*use scale='mean'"):
+        weights("geometric_mean(scale='paper')", losses)
+    assert weights("geometric_mean", losses).sum() == 2

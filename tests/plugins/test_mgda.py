@@ -103,3 +103,25 @@ def test_on_features_equals_on_parameters_where_the_trunk_keeps_lengths():
 def test_no_statistic_is_asked_for_that_is_not_read(options, needs):
     [method] = gradhomog.pipeline(f"mgda({options})")
     assert method.needs == needs
+
+
+@pytest.mark.parametrize("normalize", ["loss", "loss+"])
+@pytest.mark.parametrize("factor", [1e-300, 1e300])
+def test_a_common_factor_of_the_losses_changes_nothing_however_large(normalize, factor):
+    rows = torch.randn(3, 5, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    pipe, losses = gradhomog.pipeline(f"mgda(normalize='{normalize}')"), torch.tensor([1.0, 0.5, 2.0]).double()
+    found, expected = pipe.combine(rows, factor * losses), pipe.combine(rows, losses)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_orthogonal_rows_weigh_as_their_squared_losses_whether_or_not_they_are_alike():
+    # α_i ∝ 1/‖g_i/L_i‖², in closed form.
+    losses = torch.tensor([1e-90, 1.0], dtype=torch.float64)
+    found = gradhomog.pipeline("mgda(normalize='loss')").homogenize(torch.eye(2).double(), losses)
+    torch.testing.assert_close(found.weights, 2 * losses.square() / losses.square().sum(), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize(("losses", "task"), [([1e-300, 1.0], 1), ([1e300, 1.0], 0), ([1e308, 5e-324], 0)])
+def test_losses_whose_ratio_cannot_be_squared_are_refused_by_name(losses, task):
+    with pytest.raises(OptionError, match=rf"no loss must be more than 1e\+100 times the least, .*; task {task} has"):
+        gradhomog.pipeline("mgda(normalize='loss')").combine(torch.eye(2), losses=losses)

@@ -48,3 +48,15 @@ def test_a_loss_that_is_not_positive_is_refused_by_name(loss):
 
 def test_the_weights_are_a_pure_function_of_the_losses():
     assert_pure(inverse, torch.tensor([0.5, 2.0, 1.2, 3.0], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("losses", [[1e-300, 2e-300], [1e300, 2e300], [5e-324, 1e-323], [1e308, 1.7e308]])
+def test_with_the_mean_scale_a_common_factor_of_any_size_changes_no_weight(losses):
+    expected = weights("scale_invariant", [1.0, losses[1] / losses[0]])
+    torch.testing.assert_close(weights("scale_invariant", losses), expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("loss", [1e-300, 5e-324])
+def test_a_loss_whose_inverse_leaves_the_rows_dtype_is_refused_by_name(loss):
+    with pytest.raises(OptionError, match=rf"scale_invariant: weights N/L .*; task 1 has {loss!r}.*use scale='mean'"):
+        weights("scale_invariant(scale='paper')", [1.0, loss])

@@ -144,3 +144,17 @@ def test_what_has_no_maximum_or_is_out_of_range_is_refused(text, losses, message
 def test_the_weights_are_a_pure_function_of_heights_and_slopes(function):
     heights = torch.tensor([0.5, 2.0, 1.2], dtype=torch.float64)
     assert_pure(function, heights, torch.tensor([-1.0, 0.2, -0.3], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("mu", [0.1, 1e-3])
+@pytest.mark.parametrize("scale", ["mean", "paper"])
+def test_losses_near_the_end_of_float64_give_all_weight_to_the_greatest(mu, scale):
+    losses = torch.tensor([1e306, 1e308, 1.0], dtype=torch.float64)
+    found = gradhomog.pipeline(f"stch(mu={mu}, scale='{scale}')").homogenize(torch.eye(3), losses).weights
+    torch.testing.assert_close(found / found.sum(), torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64))
+
+
+def test_weights_in_the_unit_of_losses_that_rows_cannot_bear_are_refused():
+    pipe = gradhomog.pipeline("stch(log=true, scale='paper')")
+    with pytest.raises(OptionError, match=r"stch: weights .* must be at most 1e\+30; task 1 has 1e-155"):
+        pipe.combine(torch.eye(2), losses=torch.tensor([1.0, 1e-155], dtype=torch.float64))

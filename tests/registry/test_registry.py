@@ -384,6 +384,8 @@ def test_a_well_typed_option_reaches_the_factory(gradhomog_install: Install, opt
         ("count", 1.5, "an integer"),
         ("count", True, "an integer"),
         ("count", "3", "an integer"),
+        ("count", 2**63, "an integer of at most 64 bits"),
+        ("rate", 2**1024, "a number of at most 64 bits"),
         ("rate", "0.5", "a number"),
         ("rate", False, "a number"),
         ("rate", None, "a number"),

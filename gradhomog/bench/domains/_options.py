@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable
 
+from gradhomog.bench.near import did_you_mean
 from gradhomog.errors import OptionError
 
 
@@ -32,7 +32,6 @@ def variant(domain: str, given: str, known: Iterable[str]) -> str:
     names = list(known)
     if given in names:
         return given
-    close = difflib.get_close_matches(given.lower(), names, n=1)
-    hint = f" Did you mean `{domain}:{close[0]}`?" if close else ""
+    hint = did_you_mean(given, names, f"`{domain}:{{}}`")
     found = f"got {given!r}" if given else "got nothing after the name"
     raise OptionError(f"`{domain}` needs one of the variants {', '.join(names)}; {found}.{hint}")

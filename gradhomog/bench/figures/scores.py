@@ -45,7 +45,7 @@ def scores(summary: Summary) -> Figure | None:
                 _intervals(line[1], rows, [row.difference for row in rows], summary.metric, look)
             if len(counts) > 1:
                 line[0].set_title(learner)
-        axes[-1][0].set_xlabel(style.axis_name(summary.metric))
+        axes[-1][0].set_xlabel(style.axis_name(summary, "test"))
         if paired:
             unit = " (percentage points)" if metric(summary.metric).percent else ""
             axes[-1][1].set_xlabel(f"paired difference to plain{unit}")
@@ -73,7 +73,7 @@ def domain_scores(summary: Summary) -> Figure | None:
                 rows, name = summary.rows_of(learner), domains[index]
                 _intervals(panel, rows, [row.by_domain.get(name) for row in rows], summary.metric, look)
                 panel.set_title(name if len(learners) == 1 else f"{name}, {learner}")
-        figure.supxlabel(style.axis_name(summary.metric), fontsize=8.5)
+        figure.supxlabel(style.axis_name(summary, "test"), fontsize=8.5)
     return figure
 
 

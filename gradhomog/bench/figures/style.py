@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from gradhomog.bench import metrics
 from gradhomog.bench.results import PLAIN
@@ -17,6 +17,8 @@ from gradhomog.errors import GradhomogError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from gradhomog.bench.summary import Summary
 
 # Okabe & Ito (2008), "Color universal design", without black, which is the plain learner's, and with the yellow last:
 # it is hard to see on white.
@@ -117,9 +119,9 @@ def scaled(interval: Interval, metric: str) -> tuple[float, float]:
     return factor * interval.mean, factor * interval.half_width
 
 
-def axis_name(metric: str, kind: str = "test") -> str:
-    found = metrics.metric(metric)
-    return f"{kind} {found.words}{' (%)' if found.percent else ''}"
+def axis_name(summary: Summary, part: Literal["test", "validation"]) -> str:
+    """What an axis of scores is called, with its unit."""
+    return f"{summary.score_of(part)}{' (%)' if metrics.metric(summary.metric).percent else ''}"
 
 
 def legend(figure: Figure, axes: Sequence[Axes]) -> None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from gradhomog.bench.summary import Summary
+
 
 def conflict(records: Iterable[Record]) -> Figure | None:
     """Mean cosine between the gradients of two tasks, and the ratio of their norms, over training.
@@ -83,12 +85,12 @@ def weights(records: Iterable[Record]) -> Figure | None:
     return figure
 
 
-def validation(records: Iterable[Record], metric: str) -> Figure | None:
+def validation(records: Iterable[Record], summary: Summary) -> Figure | None:
     """Validation score over training, averaged over seeds; bands reach from the lowest to the highest seed."""
     runs = runs_of(records, "validation")
     if not runs:
         return None
-    factor = metrics.metric(metric).factor
+    factor = metrics.metric(summary.metric).factor
     learners = list(dict.fromkeys(learner for learner, _ in runs))
     with style.drawing():
         across = min(3, len(learners))
@@ -104,7 +106,7 @@ def validation(records: Iterable[Record], metric: str) -> Figure | None:
             if len(learners) > 1:
                 panel.set_title(style.wrapped(learner))
         for row in axes:
-            row[0].set_ylabel(style.axis_name(metric, "validation"))
+            row[0].set_ylabel(style.axis_name(summary, "validation"))
         style.legend(figure, panels[: len(learners)])
     return figure
 

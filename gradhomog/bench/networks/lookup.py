@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from torch import nn
 
+from gradhomog.bench.near import did_you_mean
 from gradhomog.bench.networks.convolutional import conv4, conv6
 from gradhomog.bench.networks.perceptron import mlp
 from gradhomog.bench.networks.residual import resnet10, resnet18
@@ -47,8 +47,7 @@ def build(
             raise ConfigError("`network.name` mlp has no maps, as `flatten=False` asks; use a network for images.")
         return mlp(math.prod(input_shape), width, outputs)
     if name not in FOR_IMAGES:
-        near = difflib.get_close_matches(name.lower(), NAMES, n=1)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
+        hint = did_you_mean(name, NAMES)
         raise ConfigError(f"`network.name` must be one of {', '.join(NAMES)}; got {name!r}.{hint}")
     if len(input_shape) != 3 or input_shape[1] != input_shape[2]:
         raise ConfigError(

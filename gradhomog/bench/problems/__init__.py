@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from typing import Any
 
+from gradhomog.bench.near import did_you_mean
 from gradhomog.bench.problems.spec import Options, ProblemSpec
 from gradhomog.errors import ConfigError
 
@@ -21,8 +21,7 @@ def find(name: Any) -> ProblemSpec:
         ConfigError: there is none.
     """
     if name not in NAMES:
-        near = difflib.get_close_matches(str(name), NAMES, n=1)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
+        hint = did_you_mean(name, NAMES)
         raise ConfigError(f"`problem.name` must be one of {', '.join(NAMES)}; got {name!r}.{hint}")
     spec: ProblemSpec = importlib.import_module(f"gradhomog.bench.problems.{name}").PROBLEM
     return spec

@@ -6,10 +6,10 @@ import hashlib
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from gradhomog.bench.draws import generator
 from gradhomog.bench.metrics import Metric, metric
 
 
@@ -68,12 +68,6 @@ def r_squared(outputs: Tensor, targets: Tensor) -> float:
 ACCURACY, R2 = metric("accuracy"), metric("r2")
 
 
-def random(*words: int) -> np.random.Generator:
-    """A generator of its own for each purpose: the words decide all that is drawn."""
-    # Named, as `default_rng` may become another generator one day.
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))
-
-
 def batch(examples: int, size: int, seed: int, index: int) -> Tensor:
     """The examples of batch `index`: every epoch is a permutation of its own, cut into batches of one size.
 
@@ -83,5 +77,5 @@ def batch(examples: int, size: int, seed: int, index: int) -> Tensor:
     if size >= examples:
         return torch.arange(examples)
     epoch, place = divmod(index, examples // size)
-    order = random(seed, epoch).permutation(examples)
+    order = generator(seed, epoch).permutation(examples)
     return torch.from_numpy(order[place * size : (place + 1) * size])

@@ -11,14 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import interpolate
 
-from gradhomog.bench.config import Config
-from gradhomog.bench.plan import Run
 from gradhomog.bench.problems import pairs
 from gradhomog.bench.problems.data import Data
 from gradhomog.bench.problems.extra import required
 from gradhomog.bench.problems.spec import ProblemSpec
 from gradhomog.bench.suites import members
-from gradhomog.bench.supervised import Supervised
+from gradhomog.bench.supervised import trained_on
 
 
 @dataclass(frozen=True)
@@ -56,15 +54,9 @@ def _resized(pictures: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
     return scaled[:, 0].round().clamp(0, 255).byte().numpy()
 
 
-def trainee(config: Config, run: Run) -> Supervised:
-    options = config.problem
-    assert isinstance(options, DigitPairs)
-    return Supervised(config, run, data(options, config.network.size), options.batch)
-
-
 PROBLEM = ProblemSpec(
     name="digit_pairs",
     options=DigitPairs,
-    trainee=trainee,
+    trainee=trained_on(data),
     defaults={**pairs.DEFAULTS, "homogenizers": members("multitask")},
 )

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 from dataclasses import dataclass
 from typing import Literal
 
-from gradhomog.bench.config import Config
 from gradhomog.bench.domains import glyphs
-from gradhomog.bench.plan import Run
+from gradhomog.bench.near import did_you_mean
 from gradhomog.bench.problems import pairs
 from gradhomog.bench.problems.data import Data
 from gradhomog.bench.problems.spec import ProblemSpec
 from gradhomog.bench.suites import members
-from gradhomog.bench.supervised import Supervised
+from gradhomog.bench.supervised import trained_on
 from gradhomog.bench.typed import at_least
 from gradhomog.errors import ConfigError
 
@@ -37,8 +35,7 @@ def data(options: GlyphPairs, size: int) -> Data:
         ConfigError: the script is unknown, or has fewer characters. DataError: matplotlib or Pillow is missing.
     """
     if options.script not in glyphs.SCRIPTS:
-        near = difflib.get_close_matches(options.script.lower(), glyphs.SCRIPTS, n=1)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
+        hint = did_you_mean(options.script, glyphs.SCRIPTS)
         raise ConfigError(f"`problem.script` must be one of {', '.join(glyphs.SCRIPTS)}; got {options.script!r}.{hint}")
     glyphs.require_renderer("`problem.name` glyph_pairs")
     found = glyphs.select(options.script)
@@ -54,15 +51,9 @@ def data(options: GlyphPairs, size: int) -> Data:
     return pairs.data(list(drawn), options, size, (f"Two overlaid glyphs, each one of {characters}.",))
 
 
-def trainee(config: Config, run: Run) -> Supervised:
-    options = config.problem
-    assert isinstance(options, GlyphPairs)
-    return Supervised(config, run, data(options, config.network.size), options.batch)
-
-
 PROBLEM = ProblemSpec(
     name="glyph_pairs",
     options=GlyphPairs,
-    trainee=trainee,
+    trainee=trained_on(data),
     defaults={**pairs.DEFAULTS, "homogenizers": members("multitask")},
 )

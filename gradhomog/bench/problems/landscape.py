@@ -60,6 +60,7 @@ class Landscape:
         # float64: what is looked at is where methods differ, not where rounding does.
         self.points = nn.Parameter(torch.tensor(options.starts, dtype=torch.float64, device=where))
         self.pipelines = [api.pipeline(run.homogenizers, nonfinite=config.train.nonfinite) for _ in options.starts]
+        _check_members(self.pipelines[0].members)
         self.names = string.ascii_lowercase[: len(options.starts)]
         self.starts = options.starts
         self.every = max(1, config.train.steps // DRAWN)
@@ -127,6 +128,7 @@ class Landscape:
         )
         return {
             "tasks": list(TASKS),
+            "held_out": False,
             "notes": [
                 f"Losses after the last step; {places}. {FROM_FRONT.capitalize()}: the distance of a pair of losses "
                 "from the nearest on the Pareto front, mean over the starts.",
@@ -151,6 +153,17 @@ class Landscape:
 def _mean(values: Sequence[Tensor | None]) -> Tensor | None:
     given = [value for value in values if value is not None]
     return torch.stack(given).double().mean(0) if len(given) == len(values) else None
+
+
+def _check_members(members: Sequence[Member]) -> None:
+    """Refuse what would do nothing here, or miss what it reads, as there is no network."""
+    for member in members:
+        within = member.before_rows or member.homogenizer.overrides("begin")
+        if within or (member.declares_needs and "features" in member.needs):
+            raise ConfigError(
+                f"{member} needs {'a network to act within' if within else 'features of a network'}, and the landscape "
+                "has none: it is two losses of a point in the plane. Leave it out, or choose a problem with a network."
+            )
 
 
 def _check(config: Config, options: LandscapeOptions) -> None:

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gradhomog.bench.problems.data import ACCURACY, Data, Part, random
+from gradhomog.bench.draws import generator
+from gradhomog.bench.problems.data import ACCURACY, Data, Part
 from gradhomog.bench.typed import at_least
 from gradhomog.errors import ConfigError
 
@@ -66,7 +67,7 @@ def data(pictures: Sequence[NDArray[np.uint8]], numbers: Pairs, size: int, notes
     """
     parts: list[list[NDArray[np.uint8]]] = [[], [], []]
     for number, own in enumerate(pictures):
-        order = random(numbers.seed, 0, number).permutation(len(own))
+        order = generator(numbers.seed, 0, number).permutation(len(own))
         ends = np.cumsum([round(share * len(own)) for share in SHARES])
         for part, chosen in zip(parts, np.split(order, ends), strict=True):
             if not len(chosen):
@@ -74,7 +75,7 @@ def data(pictures: Sequence[NDArray[np.uint8]], numbers: Pairs, size: int, notes
             part.append(own[chosen])
     counts = (numbers.train, numbers.validation, numbers.test)
     train, validation, test = (
-        _pairs(part, count, size, random(numbers.seed, 1, index))
+        _pairs(part, count, size, generator(numbers.seed, 1, index))
         for index, (part, count) in enumerate(zip(parts, counts, strict=True))
     )
     held = [sum(map(len, part)) for part in parts]

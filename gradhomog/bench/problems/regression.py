@@ -9,13 +9,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gradhomog.bench.config import Config
-from gradhomog.bench.plan import Run
+from gradhomog.bench.draws import generator
 from gradhomog.bench.problems import table
-from gradhomog.bench.problems.data import R2, Data, Part, random
+from gradhomog.bench.problems.data import R2, Data, Part
 from gradhomog.bench.problems.spec import EPISODIC, ProblemSpec
 from gradhomog.bench.suites import members
-from gradhomog.bench.supervised import Supervised
+from gradhomog.bench.supervised import trained_on
 from gradhomog.bench.typed import at_least
 from gradhomog.errors import DataError
 
@@ -61,6 +60,12 @@ def data(options: Regression) -> Data:
         )
     _, x = table.pick(columns, inputs, "problem.inputs")
     tasks, y = table.pick(columns, targets, "problem.targets")
+    for title in tasks:
+        if tasks.count(title) > 1:  # the table and the homogenizers know a task by it
+            raise DataError(
+                f"`problem.targets`: two columns of {options.data} are called {title!r}: that of an array of this "
+                f"name, and one of {title.rpartition('[')[0]!r}. Rename an array."
+            )
     rows = _parts(options, len(x))
     for number, name in enumerate(tasks):
         for part in rows:
@@ -95,7 +100,7 @@ def _parts(options: Regression, count: int) -> list[NDArray[np.int64]]:
             f"`problem.test` = {options.test:g} leave {max(train, 0)} to train on; "
             f"at least {LEAST} are needed in each part."
         )
-    order = random(options.seed).permutation(count)
+    order = generator(options.seed).permutation(count)
     return [order[:train], order[train : train + validation], order[train + validation :]]
 
 
@@ -110,16 +115,10 @@ def _standardised(values: NDArray[np.float64], train: NDArray[np.int64]) -> NDAr
     return made
 
 
-def trainee(config: Config, run: Run) -> Supervised:
-    options = config.problem
-    assert isinstance(options, Regression)
-    return Supervised(config, run, data(options), options.batch)
-
-
 PROBLEM = ProblemSpec(
     name="regression",
     options=Regression,
-    trainee=trainee,
+    trainee=trained_on(lambda options, size: data(options)),
     defaults={
         "homogenizers": members("multitask"),
         "network": {"name": "mlp", "width": 32},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import difflib
 import math
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradhomog.bench.near import did_you_mean
 from gradhomog.bench.problems.extra import required
 from gradhomog.errors import DataError
 
@@ -50,8 +50,7 @@ def read(data: str) -> Columns:
     elif data.endswith(".npz"):
         columns = _npz(Path(data))
     else:
-        near = difflib.get_close_matches(data.lower(), TARGETS, n=1)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
+        hint = did_you_mean(data, TARGETS)
         raise DataError(
             f"`problem.data` must be one of {', '.join(TARGETS)}, or a .csv or .npz file; got {data!r}.{hint}"
         )
@@ -70,8 +69,7 @@ def pick(columns: Columns, names: Sequence[str], key: str) -> tuple[tuple[str, .
     titles: list[str] = []
     for name in names:
         if name not in columns or names.count(name) > 1:
-            near = difflib.get_close_matches(name, columns, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near and name not in columns else ""
+            hint = "" if name in columns else did_you_mean(name, columns)
             raise DataError(f"`{key}` must name columns, each once: {', '.join(columns)}; got {name!r}.{hint}")
         width = columns[name].shape[1]
         titles += [name] if width == 1 else [f"{name}[{index}]" for index in range(width)]

@@ -84,6 +84,8 @@ def test_the_report_speaks_of_the_problem_and_not_of_episodes(whole):
     assert "comparison on glyph_pairs" in page
     assert "On glyph_pairs the plain learner has a test accuracy of" in page
     assert "left, right" in page
+    assert "The choice does not look at the test." in page
+    assert "validation accuracy" in page
     for word in ("test tasks", "training domains", "episodes"):
         assert word not in page
     drawn = {path.stem for path in (whole.folder / "figures").iterdir()}
@@ -152,7 +154,14 @@ def test_the_landscape_is_one_run_of_each_method_with_paths_in_its_report(tmp_pa
     assert "±" not in "".join(rows)
     assert "a from (-8.5, 7.5), b from (-8.5, -5), c from (9, 9)" in text
     assert (outcome.folder / "figures" / "trajectories.svg").exists()
-    assert "Pareto optimal points" in (outcome.folder / "report.html").read_text(encoding="utf-8")
+    page = (outcome.folder / "report.html").read_text(encoding="utf-8")
+    assert "Pareto optimal points" in page
+    # Nothing is held out: what is tuned is tuned on the losses that are shown, and nobody says otherwise.
+    assert "static (tuned): the loss in this table chose" in text
+    assert "The best candidate by the loss that the table shows is its method&#x27;s row" in page
+    assert "which favours them over those with one try" in page
+    for word in ("test loss", "validation loss", "Validation score", "validation chose", "does not look at the test"):
+        assert word not in page + text
 
 
 def test_results_of_another_configuration_or_of_other_data_are_not_continued(tmp_path):

@@ -55,6 +55,15 @@ def test_an_array_of_several_columns_is_several_tasks(columns, tmp_path):
     assert made.train.inputs.shape[1] == 2
 
 
+def test_two_tasks_of_one_title_are_refused_by_it(columns, tmp_path):
+    pair = np.stack([columns["a"], columns["b"]], 1)
+    np.savez(tmp_path / "alike.npz", **{"x": columns["c"], "y": pair, "y[0]": columns["sum"]})
+    with pytest.raises(DataError, match=r"`problem.targets`: two columns of .* are called 'y\[0\]': .* one of 'y'"):
+        opened(tmp_path / "alike.npz", targets=["y", "y[0]"])
+    assert opened(tmp_path / "alike.npz", targets=["y[0]"]).tasks == ("y[0]",)
+    assert opened(tmp_path / "alike.npz", targets=["x"]).train.inputs.shape[1] == 3  # inputs are not told apart by name
+
+
 def test_rows_are_each_in_one_part_and_inputs_go_with_their_targets(csv, columns):
     made = opened(csv, inputs=["a"], targets=["b"])
     parts = (made.train, made.validation, made.test)

@@ -1,0 +1,53 @@
+"""One training step of every method before any run starts: what cannot work together is refused, all of it at once."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+
+from gradhomog.bench import training
+from gradhomog.bench.config import Config
+from gradhomog.bench.plan import Method, Run
+from gradhomog.bench.results import SINGLE
+from gradhomog.bench.threads import threads
+from gradhomog.errors import ConfigError, GradhomogError
+
+
+def refuse_unworkable(config: Config, rows: Sequence[Method]) -> None:
+    """Take the first step of every pipeline of a comparison on a trainee of its own, which is thrown away.
+
+    What a homogenizer needs of a network, its features or its losses is known only to the homogenizer, and asked for
+    only in a step. Writes no file.
+
+    Raises:
+        ConfigError: a first step is refused; names every pipeline of which it is, with the reason.
+    """
+    failed: dict[str, list[str]] = {}  # pipelines by the reason, which may be that of all
+    with threads(config.threads):
+        for row in rows:
+            for text in row.candidates:
+                run = Run(row.learner, row.label, text, config.seed_list[0])
+                try:
+                    trainee = training.trainee(config, run)
+                    trainee.step(0, training.optimizer(config, trainee), inspect=True)
+                except GradhomogError as error:
+                    failed.setdefault(str(error), []).append(_named(config, run))
+                except Exception:
+                    continue  # no refusal but a defect, which the run tells with its author and traceback
+    if failed:
+        raise ConfigError(_message(config, failed))
+
+
+def _named(config: Config, run: Run) -> str:
+    text = SINGLE if run.label == SINGLE else run.homogenizers
+    return f"{run.learner} with {text}" if len(config.learners) > 1 else text
+
+
+def _message(config: Config, failed: Mapping[str, Sequence[str]]) -> str:
+    what, instead = ", ".join(config.learners), "another learner, network or domains"
+    if config.problem is not None:
+        what, instead = f"the problem {config.problem.name}", "another `problem.name`"
+    lines = [f"`homogenizers`: these cannot take a first step with {what}, so nothing was started."]
+    for why, names in failed.items():
+        lines += [f"  {', '.join(names)}", textwrap.indent(why, "    ")]
+    return "\n".join([*lines, f"Do as each says, leave them out of `homogenizers`, or choose {instead}."])
