@@ -53,7 +53,7 @@ def compare(
     Args:
         out: the output folder; by default a new one under `runs/`.
         resume: go on where a killed or interrupted comparison of this configuration stopped.
-        progress: called with every record, `progress` and `plan` included; for a progress bar.
+        progress: called with every record, `trial`, `plan` and `progress` included; for a progress bar.
 
     Raises:
         GradhomogError: bad names, options, data or folder, or methods that cannot work with these. KeyboardInterrupt:
@@ -65,7 +65,7 @@ def compare(
     for learner in config.learners:  # `methods` has made the pipelines
         about = training.trainee(config, Run(learner, PLAIN, "none", config.seed_list[0])).about()
     if not resume:  # what has begun was tried then, and without one of its methods would be another comparison
-        trial.refuse_unworkable(config, rows)
+        trial.refuse_unworkable(config, rows, progress)
     path = folders.prepare(config, out, resume, stem)
     with folders.locked(path):
         comparison = _Comparison(config, rows, about, path, progress)

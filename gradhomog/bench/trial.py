@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
 
 from gradhomog.bench import training
 from gradhomog.bench.config import Config
@@ -13,27 +15,29 @@ from gradhomog.bench.threads import threads
 from gradhomog.errors import ConfigError, GradhomogError
 
 
-def refuse_unworkable(config: Config, rows: Sequence[Method]) -> None:
+def refuse_unworkable(
+    config: Config, rows: Sequence[Method], progress: Callable[[Mapping[str, Any]], None] = lambda record: None
+) -> None:
     """Take the first step of every pipeline of a comparison on a trainee of its own, which is thrown away.
 
     What a homogenizer needs of a network, its features or its losses is known only to the homogenizer, and asked for
-    only in a step. Writes no file.
+    only in a step. Writes no file; `progress` is called after each with the record `trial`.
 
     Raises:
         ConfigError: a first step is refused; names every pipeline of which it is, with the reason.
     """
     failed: dict[str, list[str]] = {}  # pipelines by the reason, which may be that of all
+    runs = [Run(row.learner, row.label, text, config.seed_list[0]) for row in rows for text in row.candidates]
     with threads(config.threads):
-        for row in rows:
-            for text in row.candidates:
-                run = Run(row.learner, row.label, text, config.seed_list[0])
+        for run in runs:
+            # Any other exception is no refusal but a defect, which the run tells with its author and traceback.
+            with suppress(Exception):
                 try:
                     trainee = training.trainee(config, run)
                     trainee.step(0, training.optimizer(config, trainee), inspect=True)
                 except GradhomogError as error:
                     failed.setdefault(str(error), []).append(_named(config, run))
-                except Exception:
-                    continue  # no refusal but a defect, which the run tells with its author and traceback
+            progress({"event": "trial", "run": run.id, "of": len(runs)})
     if failed:
         raise ConfigError(_message(config, failed))
 

@@ -11,9 +11,14 @@ from tqdm import tqdm
 
 
 class Progress:
-    """Called with every record of a comparison."""
+    """Called with every record of a comparison.
+
+    Attributes:
+        started: whether there is a folder with anything in it.
+    """
 
     def __init__(self) -> None:
+        self.started = False
         self._bar: Any = None
         self._steps = 0
         self._cosine: dict[str, float] = {}
@@ -25,15 +30,22 @@ class Progress:
         if self._bar is not None:
             self._bar.close()
 
+    def _made(self, total: int, **more: Any) -> Any:
+        return tqdm(total=total, unit="step", dynamic_ncols=True, disable=not sys.stderr.isatty(), **more)
+
     def __call__(self, record: Mapping[str, Any]) -> None:
         match record["event"]:
+            case "trial":
+                if self._bar is None:
+                    self._bar = self._made(record["of"], desc="trying a step of each", leave=False)
+                self._bar.update(1)
             case "plan":
+                self.started = True
+                if self._bar is not None:
+                    self._bar.close()
                 self._steps = record["steps"]
-                self._bar = tqdm(
-                    total=record["runs"] * record["steps"],
-                    initial=record["finished"] * record["steps"],
-                    unit="step", dynamic_ncols=True, disable=not sys.stderr.isatty(),
-                )  # fmt: skip
+                steps = record["steps"]
+                self._bar = self._made(record["runs"] * steps, initial=record["finished"] * steps)
             case "step":
                 cosines = record["cosines"]
                 tasks = len(cosines)

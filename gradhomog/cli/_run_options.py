@@ -50,9 +50,10 @@ def execute(given: argparse.Namespace, config: Config, stem: str) -> int:
         try:
             outcome = compare(config, given.out, given.resume, progress, stem)
         except KeyboardInterrupt:
-            words = [word for word in sys.argv[1:] if word != "--resume"]
-            again = shlex.join(["gradhomog", *words, "--resume"])
-            print(f"\nWhat was done is kept. Go on with: {again}", file=sys.stderr)
+            if progress.started:
+                words = [word for word in sys.argv[1:] if word != "--resume"]
+                again = shlex.join(["gradhomog", *words, "--resume"])
+                print(f"\nWhat was done is kept. Go on with: {again}", file=sys.stderr)
             raise
     for run, error in outcome.failures.items():
         print(f"run {run} failed: {error}", file=sys.stderr)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 
 from gradhomog import ConfigError
@@ -23,7 +25,7 @@ def refused(overrides, tmp_path):
     seen, out = [], tmp_path / "out"
     with pytest.raises(ConfigError) as caught:
         compare(load(None, overrides), out, progress=seen.append)
-    assert not seen
+    assert {record["event"] for record in seen} <= {"trial"}
     assert not out.exists()
     return str(caught.value)
 
@@ -96,3 +98,11 @@ def test_a_trial_leaves_every_run_as_it_would_have_been(small, tmp_path):
         records.append([{k: v for k, v in record.items() if "seconds" not in k} for record in kept])
         refuse_unworkable(small, plan.methods(small))
     assert records[0] == records[1]
+
+
+def test_progress_is_told_of_every_step_that_is_tried(small):
+    seen, rows = [], plan.methods(small)
+    with suppress(ConfigError):
+        refuse_unworkable(small, rows, seen.append)
+    assert [record["event"] for record in seen] == ["trial"] * sum(len(row.candidates) for row in rows)
+    assert {record["of"] for record in seen} == {len(seen)}
