@@ -6,6 +6,7 @@ import difflib
 import functools
 import inspect
 import json
+import math
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -73,8 +74,9 @@ def bind(spec: Spec, plugin: str, options: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in options.items():
         annotation = hints.get(name, Any)
         if not fits(value, annotation):
-            large = " of at most 64 bits" if isinstance(value, int) and abs(value) >= 2**63 else ""
-            raise OptionError(f"{plugin}: `{name}` must be {words(annotation)}{large}; got {value!r}.")
+            raise OptionError(f"{plugin}: `{name}` must be {words(annotation)}; got {value!r}.")
+        if isinstance(value, int) and not _representable(value, annotation):
+            raise OptionError(f"{plugin}: `{name}` must be {words(annotation)} of at most 64 bits; got {value!r}.")
         bound[name] = value
     return bound
 
@@ -99,9 +101,9 @@ def fits(value: Any, annotation: Any) -> bool:
     if annotation in (None, type(None)):
         return value is None
     if annotation is float:
-        return isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool) and _as_float(value))
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
     if annotation is int:
-        return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
+        return isinstance(value, int) and not isinstance(value, bool)
     container = origin or annotation
     if container is tuple and args and args[-1] is not ...:
         return isinstance(value, (list, tuple)) and len(value) == len(args) and all(map(fits, value, args))
@@ -116,12 +118,14 @@ def fits(value: Any, annotation: Any) -> bool:
     return True  # Any, callables, tensors, classes of the plugin's own: the factory checks
 
 
-def _as_float(value: int) -> bool:
+def _representable(value: int, annotation: Any) -> bool:
+    """Whether an integer is one of 64 bits, which is what generators and tensors take, or wanted as a float."""
+    if annotation is not float:
+        return -(2**63) <= value < 2**63
     try:
-        float(value)
+        return math.isfinite(float(value))
     except OverflowError:
         return False
-    return True
 
 
 def words(annotation: Any) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from gradhomog.testing.memory import tensor_bytes
 
@@ -21,3 +23,12 @@ def test_a_wrapper_that_a_function_transform_left_behind_is_passed_over():
     torch.func.vmap(lambda x: (left.append(x), x)[1])(torch.zeros(3, 2))
     assert tensor_bytes() >= 0
     assert len(left) == 1
+
+
+def test_what_a_compiler_stands_in_for_tensors_takes_no_memory_whatever_its_size_is_called():
+    fake = FakeTensorMode(shape_env=ShapeEnv()).from_tensor(torch.zeros(5, 3))
+    before = tensor_bytes()
+    assert not isinstance(fake.shape[0], int)
+    assert isinstance(before, int)
+    del fake
+    assert tensor_bytes() == before
