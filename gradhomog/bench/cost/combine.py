@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,6 +10,7 @@ from torch import Tensor
 import gradhomog
 from gradhomog import expression, rows
 from gradhomog.bench.cost import combine_peers, table
+from gradhomog.bench.cost.inputs import Gradients
 from gradhomog.bench.cost.kernel import Kernel, Trial
 from gradhomog.bench.cost.loadable import loadable
 from gradhomog.bench.cost.timing import Work
@@ -28,14 +28,6 @@ FLOOR, AGAIN, READ, PLAIN = "floor", "floor again", "weights @ J", "J @ J.T, wei
 NORMS, NORMS_READ = "norms", "norms, weights @ J"
 
 
-@dataclass(frozen=True)
-class Given:
-    """What a step starts from: gradients `[tasks, params]` and losses `[tasks]`."""
-
-    rows: Tensor
-    losses: Tensor
-
-
 class Source:
     """Gradients of every round: normal numbers that are drawn once, mixed anew.
 
@@ -48,7 +40,7 @@ class Source:
         self.tasks, self.params = tasks, params
         self._held: tuple[Tensor, Tensor] | None = None
 
-    def __call__(self, number: int) -> Given:
+    def __call__(self, number: int) -> Gradients:
         if self._held is None:
             noise = torch.randn(self.tasks, self.params, generator=torch.Generator().manual_seed(0))
             self._held = noise, torch.empty_like(noise)
@@ -56,7 +48,7 @@ class Source:
         random = torch.Generator().manual_seed(number + 1)
         mixing = torch.eye(self.tasks) + torch.randn(self.tasks, self.tasks, generator=random) / self.tasks**0.5
         torch.mm(mixing, noise, out=mixed)
-        return Given(mixed, 0.5 + torch.rand(self.tasks, generator=random))
+        return Gradients(mixed, 0.5 + torch.rand(self.tasks, generator=random))
 
 
 class Ours:
@@ -65,7 +57,7 @@ class Ours:
     def __init__(self, text: str) -> None:
         self.pipe = gradhomog.pipeline(text)
 
-    def __call__(self, given: Given) -> Tensor:
+    def __call__(self, given: Gradients) -> Tensor:
         direction = self.pipe.combine(given.rows, losses=given.losses)
         assert isinstance(direction, Tensor)
         return direction
@@ -77,19 +69,19 @@ class Least:
     def __init__(self, tasks: int) -> None:
         self.weights = torch.full((tasks,), 1 / tasks)
 
-    def floor(self, given: Given) -> tuple[Tensor, Tensor]:
+    def floor(self, given: Gradients) -> tuple[Tensor, Tensor]:
         return products.gramian(given.rows), self.read(given)
 
-    def plain(self, given: Given) -> tuple[Tensor, Tensor]:
+    def plain(self, given: Gradients) -> tuple[Tensor, Tensor]:
         return given.rows @ given.rows.T, self.read(given)
 
-    def read(self, given: Given) -> Tensor:
+    def read(self, given: Gradients) -> Tensor:
         return self.weights @ given.rows
 
-    def norms(self, given: Given) -> Tensor:
+    def norms(self, given: Gradients) -> Tensor:
         return rows.block_squared_norms(given.rows)[1]
 
-    def norms_read(self, given: Given) -> tuple[Tensor, Tensor]:
+    def norms_read(self, given: Gradients) -> tuple[Tensor, Tensor]:
         return self.norms(given), self.read(given)
 
 

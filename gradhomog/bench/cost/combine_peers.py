@@ -6,14 +6,12 @@ import importlib
 import importlib.util
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
+from gradhomog.bench.cost.inputs import Gradients
 from gradhomog.errors import PluginRunError
-
-if TYPE_CHECKING:
-    from gradhomog.bench.cost.combine import Given
 
 NAMES: Mapping[str, str] = {
     "none": "Mean",
@@ -61,7 +59,7 @@ class Peer:
     def __init__(self, name: str, tasks: int) -> None:
         self.name, self.aggregator = name, aggregator(name, tasks)
 
-    def __call__(self, given: Given) -> Tensor:
+    def __call__(self, given: Gradients) -> Tensor:
         try:
             direction: Tensor = self.aggregator(given.rows)
         except Exception as cause:  # whatever its solver raises: the others go on
@@ -72,7 +70,7 @@ class Peer:
 class QuietPeer(Peer):
     """The same without the warnings of its solver."""
 
-    def __call__(self, given: Given) -> Tensor:
+    def __call__(self, given: Gradients) -> Tensor:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return super().__call__(given)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,6 +11,7 @@ from torch.nn import functional
 import gradhomog
 from gradhomog import TaskKey
 from gradhomog.bench.cost import table
+from gradhomog.bench.cost.inputs import Features
 from gradhomog.bench.cost.kernel import Kernel, Trial
 from gradhomog.bench.cost.rotation_peers import MAPS, OrthogonalLayers
 from gradhomog.bench.cost.timing import Work
@@ -24,14 +24,6 @@ LARGEST_HOUSEHOLDER = 512
 """Beyond it the Householder map takes several seconds per update."""
 
 
-@dataclass(frozen=True)
-class Given:
-    """Features `[tasks, queries, features]`, and the derivative of the tasks' losses by the rotated features."""
-
-    features: Tensor
-    cotangents: Tensor
-
-
 class Update:
     """One step of a pipeline as a learner makes it: features through `transform`, cotangents back, `update`."""
 
@@ -42,7 +34,7 @@ class Update:
         self.rows = torch.randn(tasks, 8, generator=torch.Generator().manual_seed(1))
         self.losses = torch.ones(tasks)
 
-    def __call__(self, given: Given) -> Tensor:
+    def __call__(self, given: Features) -> Tensor:
         features = given.features.detach().requires_grad_()
         rotated = self.pipe.transform(features, self.keys)[-1]
         (cotangents,) = torch.autograd.grad((rotated * given.cotangents).sum(), features)
@@ -56,14 +48,14 @@ class Update:
         return cotangents
 
 
-def draw(shape: Sequence[int], number: int) -> Given:
+def draw(shape: Sequence[int], number: int) -> Features:
     """Input of a round: random features, and cotangents with a direction that all tasks share and one of their own."""
     tasks, queries, width = shape
     random = torch.Generator().manual_seed(number)
     shared = functional.normalize(torch.randn(1, 1, width, generator=random), dim=-1)
     own = functional.normalize(torch.randn(tasks, 1, width, generator=random), dim=-1)
     noise = torch.randn(tasks, queries, width, generator=random) / width**0.5
-    return Given(torch.randn(tasks, queries, width, generator=random), shared + own + noise)
+    return Features(torch.randn(tasks, queries, width, generator=random), shared + own + noise)
 
 
 def _works(texts: Sequence[str], shape: Sequence[int]) -> dict[str, Work]:

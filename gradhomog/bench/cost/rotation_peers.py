@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import orthogonal
 
-if TYPE_CHECKING:
-    from gradhomog.bench.cost.rotation import Given
+from gradhomog.bench.cost.inputs import Features
 
 MAPS = ("matrix_exp", "cayley", "householder")
 
@@ -44,7 +41,7 @@ class OrthogonalLayers:
         pairs = zip(directions, self.matrices(), strict=True)
         return -torch.stack([direction @ (matrix @ common) for direction, matrix in pairs]).sum()
 
-    def __call__(self, given: Given) -> Tensor:
+    def __call__(self, given: Features) -> Tensor:
         """One update; returns the derivative of the losses by the features before the rotation."""
         features = given.features.detach().requires_grad_()
         with parametrize.cached():
