@@ -17,7 +17,7 @@ class Gradients:
 
 @dataclass(frozen=True)
 class Features:
-    """Of an update of rotations: features, and the losses' derivatives by them rotated, `[tasks, queries, features]`."""
+    """Of an update of rotations: features `[tasks, queries, features]`, and the losses' derivatives by them rotated."""
 
     features: Tensor
     cotangents: Tensor
