@@ -1,0 +1,41 @@
+"""Options and networks that MAML cannot use are refused by name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torchopt
+from torch import nn
+
+from gradhomog import OptionError
+from gradhomog_adapters.maml import MAML
+from tests.adapters.few_shot import networks
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"inner": "adagard"}, "`inner` must be one of"),
+        ({"inner": 3}, "`inner` must be a name"),
+        ({"inner": torch.optim.SGD}, "`inner` must be a name"),
+        ({"inner": torchopt.MetaSGD}, "`inner` must be a name"),
+        ({"inner": torchopt.sgd(lr=0.1, momentum=0.9, dampening=0.5)}, "given as a function"),
+        ({"inner_lr": 0.0}, "`inner_lr` must be positive"),
+        ({"inner_steps": -1}, "`inner_steps` must be an integer and not negative; got -1"),
+        ({"test_steps": -1}, "`test_steps` must be an integer and not negative"),
+        ({"adapt": "body.*"}, r"`adapt` must match.*'body.\*' matches none of encoder.0.weight"),
+        ({"adapt": []}, "`adapt` must hold at least one pattern"),
+        ({"inner_steps": 1.5}, "`inner_steps` must be an integer"),
+        ({"norm": "instance"}, "`norm` must be 'batch', 'support' or 'frozen'"),
+    ],
+)
+def test_options_that_cannot_be_used_are_refused(options, message):
+    with pytest.raises(OptionError, match=message):
+        MAML(*networks(), **options)
+
+
+def test_a_network_without_parameters_is_refused():
+    with pytest.raises(OptionError, match=r"`encoder` must be a torch\.nn\.Module; got str"):
+        MAML("encoder", nn.Linear(2, 2))
+    with pytest.raises(OptionError, match="at least one parameter"):
+        MAML(nn.Identity(), nn.Identity())

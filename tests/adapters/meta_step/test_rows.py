@@ -1,0 +1,105 @@
+"""The rows of `meta_step` are those of MAML by hand, whatever the inner optimizer; the direction stands in `grad`."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torchopt
+from torch import nn
+from torch.nn.functional import mse_loss
+
+import gradhomog
+from gradhomog_adapters.torchopt import meta_step
+from tests.adapters.meta_step.by_hand import INNER, adam, by_hand, query_loss, sgd
+from tests.adapters.meta_step.loops import STEPS, Recorder, loop, network, rows_of, tasks
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("given", [True, False], ids=["one for all tasks", "made in each task"])
+@pytest.mark.parametrize("name", INNER)
+def test_rows_equal_maml_by_hand_in_float64(name, given, norm):
+    update, make = INNER[name]
+    net, batch = network(norm), tasks()
+    expected = [by_hand(net, task, update) for task in batch]
+    rows = rows_of(net, batch, inner=make(net)) if given else rows_of(net, batch, make)
+    assert list(rows) == [name for name, _ in net.named_parameters()]
+    for name, value in rows.items():
+        torch.testing.assert_close(value, torch.stack([row[name] for row in expected]), rtol=1e-9, atol=1e-12)
+
+
+def test_rows_are_told_by_name_whatever_the_order_of_the_parameters():
+    # TorchOpt sorts names: a row told by its position would here be that of the other matrix, of the same shape.
+    class Product(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.z = nn.Parameter(torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.float64))
+            self.a = nn.Parameter(torch.tensor([[0.5, -1.0], [0.0, 1.5]], dtype=torch.float64))
+
+        def forward(self, x):
+            return x @ self.z @ self.a
+
+    net, batch = Product(), [(x[:, :2], y, q[:, :2], t) for x, y, q, t in tasks()]
+    make = INNER["adam"][1]
+    rows, expected = rows_of(net, batch, make), [by_hand(net, task, adam) for task in batch]
+    for name in ("z", "a"):
+        torch.testing.assert_close(rows[name], torch.stack([row[name] for row in expected]))
+
+
+def test_the_direction_of_the_pipeline_is_written_over_grad_and_the_report_tells_the_step():
+    net, batch, make = network(), tasks(), INNER["sgd"][1]
+    net[0].bias.grad = torch.full((5,), 7.0, dtype=torch.float64)
+    rows = rows_of(copy.deepcopy(net), batch, make)
+    report = loop(net, gradhomog.pipeline("pcgrad"), batch, make).report
+    direction = gradhomog.pipeline("pcgrad").combine(rows)
+    for name, parameter in net.named_parameters():
+        torch.testing.assert_close(parameter.grad, direction[name])
+    matrix = torch.cat([value.flatten(1) for value in rows.values()], dim=1)
+    torch.testing.assert_close(report.norms, matrix.norm(dim=1))
+    torch.testing.assert_close(report.cosines, torch.corrcoef(torch.cat([matrix, -matrix], 1))[:3, :3])
+    assert report.domains == ("domain 0", "domain 1", "domain 2")
+    assert report.tasks == (0, 1, 2)
+    assert report.losses.dtype == torch.float64
+    assert report.accuracies is None
+    assert [stage.name for stage in report.stages] == ["pcgrad"]
+
+
+def test_losses_of_one_task_add_up():
+    net, (task, *_) = network(), tasks()
+    support_x, support_y, query_x, query_y = task
+    recorder = Recorder()
+    with meta_step(net, gradhomog.pipeline([recorder])) as step, step.task():
+        inner = torchopt.MetaSGD(net, lr=0.1)
+        for _ in range(STEPS):
+            inner.step(mse_loss(net(support_x), support_y))
+        step.add(mse_loss(net(query_x), query_y) / 4, retain_graph=True)
+        step.add(3 * mse_loss(net(query_x), query_y) / 4)
+    for name, value in by_hand(net, task, sgd).items():
+        torch.testing.assert_close(recorder.seen[name][0], value)
+    torch.testing.assert_close(step.report.losses, query_loss(net, task, sgd).detach()[None])
+
+
+def test_a_learnt_inner_rate_has_rows_and_a_gradient():
+    net, batch = network(), tasks()
+    rate = torch.tensor(0.1, dtype=torch.float64, requires_grad=True)
+    loop(net, gradhomog.pipeline("none"), batch, lambda net: torchopt.MetaSGD(net, lr=rate), extra={"rate": rate})
+
+    def mean_loss(value):
+        def update(parameters, gradients, state):
+            return [p - value * g for p, g in zip(parameters, gradients, strict=True)], state
+
+        return sum(query_loss(net, task, update) for task in batch) / len(batch)
+
+    numeric = (mean_loss(0.1 + 1e-6) - mean_loss(0.1 - 1e-6)) / 2e-6
+    torch.testing.assert_close(rate.grad, numeric, rtol=1e-6, atol=1e-9)
+
+
+def test_a_tasks_row_does_not_depend_on_the_other_tasks():
+    net, batch = network(norm=True), tasks()
+    net.eval()  # running statistics are then what the query sees
+    inner = torchopt.MetaSGD(net, lr=lambda count: 0.1 / (1 + count), momentum=0.9)
+    together = rows_of(net, batch, inner=inner)
+    for slot, task in enumerate(batch):
+        alone = rows_of(net, [task], inner=inner)
+        assert all(torch.equal(value[0], together[name][slot]) for name, value in alone.items())

@@ -1,0 +1,71 @@
+"""Homogenizers that act within the network do in `meta_step` what they do in a learner."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+import gradhomog
+from gradhomog import Homogenizer
+from gradhomog_adapters.torchopt import meta_step
+from tests.adapters.meta_step.images import Images, image_loop, image_tasks
+
+PIPES = [
+    "isi(layers=1)",
+    "rotate(lr=0.1)",
+    "rotogbml(isi={'layers': 1})",
+    "rotate(pool='class', parameterization='procrustes')",
+]
+
+
+@pytest.mark.parametrize("text", PIPES)
+def test_masks_and_rotations_are_those_of_the_learner_step_after_step(text):
+    # MAML is tested on its own: what a homogenizer sees, draws and learns must be the same here.
+    net, twin, batch = Images(), Images(), image_tasks()
+    pipe, theirs = gradhomog.pipeline(text), gradhomog.pipeline(text)
+    learner = gradhomog.learner("maml", twin.encoder, twin.head, homogenizers=theirs, inner_lr=0.1, inner_steps=2)
+    optimizers = [torch.optim.SGD(parameters, lr=0.1) for parameters in (net.parameters(), twin.parameters())]
+    for _ in range(3):
+        ours = image_loop(net, pipe, batch).report
+        optimizers[0].step()
+        report = learner.step(batch, optimizers[1])
+        torch.testing.assert_close(ours.losses, report.losses)
+        torch.testing.assert_close(ours.cosines, report.cosines, rtol=1e-4, atol=1e-5)
+        assert set(ours.measured) == set(report.measured)
+    for parameter, other in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(parameter, other, rtol=1e-4, atol=1e-5)
+
+
+def test_features_are_changed_in_query_passes_only_and_hooks_are_gone_afterwards():
+    class Double(Homogenizer):
+        def transform(self, features, keys):
+            return 2 * features
+
+    net, (task, *_) = Images(), image_tasks(1)
+    features, seen = torch.ones(2, 4), []
+    with meta_step(net, gradhomog.pipeline([Double()])) as step:
+        seen.append(step.transform(features))
+        with step.task():
+            seen.append(step.transform(features))
+            step.query()
+            seen.append(step.transform(features))
+            step.add(net(task.query_x, step).sum())
+            step.support()
+            seen.append(step.transform(features))
+    seen.append(step.transform(features))
+    assert [int(tensor.mean()) for tensor in seen] == [1, 1, 2, 1, 1]
+    image_loop(net, gradhomog.pipeline("isi(layers=1)"), [task])
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
+
+
+def test_features_of_a_frozen_encoder_are_where_derivatives_end():
+    net, batch = Images(), image_tasks()
+    net.encoder.requires_grad_(False)
+    pipe = gradhomog.pipeline("rotate(lr=0.1)")
+    with meta_step(net, pipe) as step:
+        for task in batch:
+            with step.task():
+                step.query()
+                step.add(cross_entropy(net(task.query_x, step), task.query_y))
+    assert len(step.report.measured["rotate"]["angle"]) == 3

@@ -1,0 +1,81 @@
+"""NaN and infinity: told with task, domain and parameter, or dropped, and nothing is learnt from them."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import gradhomog
+from gradhomog import Homogenizer, NonfiniteError, PluginRunError
+from tests.pipelines.members import ROWS, faulty, in_dict
+
+
+@pytest.mark.parametrize("text", ["none", "pcgrad", "gradnorm", "static(weights=[1, 2, 3])", "mgda"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_nonfinite_row_raises_with_task_domain_and_parameter_and_changes_no_state(text, value):
+    pipe = gradhomog.pipeline(text)
+    before = copy.deepcopy(pipe.state_dict())
+    rows = in_dict(torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, value], [0.0, 0.0, 1.0]]))
+    with pytest.raises(NonfiniteError, match=r"task 1 of domain b is not finite: its gradient is not finite in bias"):
+        pipe.combine(rows, losses=[1.0, 1.0, 1.0], domains=["a", "b", "c"])
+    assert str(pipe.state_dict()) == str(before)
+
+
+def test_a_nonfinite_loss_raises():
+    with pytest.raises(NonfiniteError, match="task 0 is not finite: its loss is nan"):
+        gradhomog.pipeline("none").combine(ROWS, losses=[float("nan"), 1.0])
+
+
+@pytest.mark.parametrize("text", ["none", "pcgrad(order='fixed')", "mgda", "static(weights=[1, 9, 1])"])
+def test_dropping_a_nonfinite_task_gives_the_step_of_the_others(text):
+    rows = torch.tensor([[1.0, 2.0, 0.0], [float("nan"), 0.0, 0.0], [0.0, -1.0, 3.0]])
+    result = gradhomog.pipeline(text, nonfinite="drop").homogenize(rows, torch.ones(3))
+    assert result.tasks == (0, 2)
+    others = gradhomog.pipeline(text.replace("1, 9, 1", "1, 1")).combine(rows[[0, 2]])
+    assert torch.equal(result.direction, others)
+
+
+def test_dropping_keeps_state_with_the_tasks_that_are_left():
+    pipe = gradhomog.pipeline("gradnorm(lr=0.1, alpha=0)", nonfinite="drop")
+    rows = torch.tensor([[float("nan"), 0.0], [0.0, 1.0], [5.0, 0.0]])
+    pipe.combine(rows, losses=[1.0, 1.0, 1.0])
+    (state,) = pipe.state_dict().values()
+    assert set(state["weights"]) == {"1", "2"}
+    assert state["weights"]["1"] > state["weights"]["2"]
+
+
+def test_when_every_task_is_lost_even_drop_raises():
+    with pytest.raises(NonfiniteError):
+        gradhomog.pipeline("none", nonfinite="drop").combine(torch.full((2, 2), float("nan")))
+
+
+@pytest.mark.parametrize("nonfinite", ["raise", "drop"])
+@pytest.mark.parametrize("needs", [set(), {"norms"}])
+def test_weights_under_which_finite_rows_become_infinite_are_told_and_nothing_is_learnt(nonfinite, needs):
+    class Heavy(Homogenizer):
+        learnt = 0
+
+        def __init__(self):
+            self.needs = needs
+
+        def mix(self, evidence):
+            return torch.full((evidence.tasks,), 1e40, dtype=torch.float64)
+
+        def update(self, evidence):
+            self.learnt += 1
+
+    heavy = Heavy()
+    pipe = gradhomog.pipeline([heavy], nonfinite=nonfinite)
+    with pytest.raises(
+        PluginRunError, match=r"Heavy.*weights of up to 1\.0e\+40.*float32: the direction is not finite"
+    ):
+        pipe.combine(torch.eye(3))
+    assert heavy.learnt == 0
+    assert torch.isfinite(pipe.combine(torch.eye(3, dtype=torch.float64))).all()
+
+
+def test_rows_that_are_not_finite_are_refused_by_name():
+    with pytest.raises(PluginRunError, match="Faulty returned NaN or infinity from `rows`"):
+        gradhomog.pipeline([faulty("rows", lambda self, j: j / 0)]).combine(ROWS)

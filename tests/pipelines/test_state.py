@@ -1,0 +1,60 @@
+"""The state of a pipeline: saved, loaded, refused where it does not fit, and apart from global random numbers."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import gradhomog
+from gradhomog import ConfigError
+from tests.pipelines.members import ROWS
+
+
+@pytest.mark.parametrize("text", ["pcgrad", "gradnorm", "static + pcgrad(seed=3) + gradnorm(alpha=0.5)", "none"])
+def test_saved_and_loaded_into_a_fresh_pipeline_everything_goes_on_bit_for_bit(text, tmp_path):
+    generator = torch.Generator().manual_seed(0)
+
+    def step(pipe):
+        rows = torch.randn(5, 7, generator=generator)
+        return pipe.combine(rows, losses=torch.rand(5, generator=generator) + 0.1)
+
+    pipe = gradhomog.pipeline(text)
+    for _ in range(3):
+        step(pipe)
+    torch.save(pipe.state_dict(), tmp_path / "state.pt")
+    fresh = gradhomog.pipeline(text)
+    fresh.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    copied = copy.deepcopy(pipe)
+    for _ in range(3):
+        random = generator.get_state()
+        expected = step(pipe)
+        for other in (fresh, copied):
+            generator.set_state(random)
+            assert torch.equal(step(other), expected)
+
+
+def test_the_state_of_another_pipeline_is_refused():
+    with pytest.raises(ConfigError, match="saved state is of the pipeline"):
+        gradhomog.pipeline("pcgrad").load_state_dict(gradhomog.pipeline("gradnorm").state_dict())
+    with pytest.raises(ConfigError, match=r"must hold \['generator'\]; found \[\]"):
+        gradhomog.pipeline("pcgrad").load_state_dict({"0:pcgrad": {}})
+
+
+def test_a_state_that_does_not_fit_changes_nothing():
+    pipe = gradhomog.pipeline("pcgrad + gradnorm")
+    pipe.combine(ROWS, losses=[1.0, 2.0])
+    before = str(pipe.state_dict())
+    other = gradhomog.pipeline("pcgrad(seed=9) + gradnorm").state_dict()
+    del other["1:gradnorm"]["weights"]
+    with pytest.raises(ConfigError):
+        pipe.load_state_dict(other)
+    assert str(pipe.state_dict()) == before
+
+
+def test_global_random_numbers_are_not_touched():
+    before = torch.get_rng_state()
+    pipe = gradhomog.pipeline("pcgrad + static(weights='random') + gradnorm + mgda")
+    pipe.combine(ROWS, losses=[1.0, 2.0])
+    assert torch.equal(torch.get_rng_state(), before)

@@ -1,0 +1,99 @@
+"""Which layers ISI drops in: convolutions and poolings, counted, named or matched; others are refused."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import gradhomog
+from gradhomog import OptionError
+from gradhomog_plugins.isi import ISI
+from tests.plugins.isi.networks import attached, images, network
+
+
+def dropped_layers(encoder, isi, x):
+    with attached(isi, encoder):
+        encoder(x)
+    return set(isi._drawn)
+
+
+@pytest.mark.parametrize(
+    ("layers", "found"),
+    [
+        (1, {"0"}),
+        (2, {"0", "3"}),
+        (9, {"0", "3"}),
+        ("3", {"3"}),
+        ("*", {"0", "2", "3", "5"}),
+        (["[03]", "5"], {"0", "3", "5"}),
+    ],
+)
+def test_layers_are_counted_named_or_matched(layers, found):
+    assert dropped_layers(network(), ISI(layers=layers), images()) == found
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_inputs_have_one_to_three_dimensions(dims):
+    conv, pool = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1], (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)[dims - 1]
+    encoder = nn.Sequential(conv(2, 4, 3, padding="same", dilation=2), nn.ReLU(), pool(2), conv(4, 4, 2, stride=2))
+    x = torch.randn(3, 2, *[9] * dims)
+    assert dropped_layers(encoder, ISI(layers="*", radius=1), x) == {"0", "2", "3"}
+    maps = ISI(layers="*", radius=1).maps(encoder, x)
+    assert [tuple(maps[name].shape[1:]) for name in ("0", "2", "3")] == [(9,) * dims, (4,) * dims, (2,) * dims]
+
+
+def test_a_pooling_drops_by_the_most_informative_patch_of_each_window():
+    encoder = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.MaxPool2d(3, 2, ceil_mode=True))
+    both = ISI(layers="*", temperature=1.0, rate=0.1).maps(encoder, images(size=10))
+    share = (1 - both["0"]).log() / math.log(0.9)  # S, up to a factor, at temperature 1
+    least = -nn.MaxPool2d(3, 2, ceil_mode=True)(-share[:, None])[:, 0]
+    expected = 1 - 0.9 ** (least / least.flatten(1).mean(1)[:, None, None])
+    torch.testing.assert_close(both["2"], expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ("conv*", r"'conv\*' matches nothing. Those there are: 0 \(Conv2d\), 2 \(MaxPool2d\)"),
+        (["0", "1"], r"'1' matches 1 \(Tanh\)"),
+    ],
+)
+def test_layers_that_there_are_not_or_that_have_no_patches_are_refused(layers, message):
+    with pytest.raises(OptionError, match=message):
+        ISI(layers=layers).attach(network())
+
+
+def test_an_encoder_without_convolutions_is_refused():
+    with pytest.raises(OptionError, match=r"the encoder has none; its layers: .*0 \(Linear\).*leave isi out"):
+        ISI().attach(nn.Sequential(nn.Linear(3, 3)))
+
+
+def test_a_pooling_that_follows_no_convolution_is_refused():
+    encoder = nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(1, 1, 3))
+    ISI(layers="0").attach(encoder)
+    with pytest.raises(OptionError, match="'0' in `layers` must pool the output of a convolution"):
+        encoder(images())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("isi(rate=1)", "`rate` must be at least 0 and below 1; got 1"),
+        ("isi(temperature=-1)", "`temperature` must not be negative"),
+        ("isi(bandwidth=0)", "`bandwidth` must be positive"),
+        ("isi(bandwidth=inf)", "`bandwidth` must be positive and finite"),
+        ("isi(radius=0)", "`radius` must be at least 1"),
+        ("isi(neighbours=0)", "`neighbours` must be at least 1"),
+        ("isi(until=-1)", "`until` must be at least 0"),
+        ("isi(layers=0)", "`layers` must be at least 1"),
+        ("isi(layers=[])", "`layers` must be at least 1, or name layers"),
+        ("isi(sampling='gauss')", "`sampling` must be one of"),
+        ("isi(parts='none')", "`parts` must be one of"),
+    ],
+)
+def test_options_out_of_range_are_refused(text, message):
+    with pytest.raises(OptionError, match=message):
+        gradhomog.pipeline(text)

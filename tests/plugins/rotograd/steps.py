@@ -1,0 +1,38 @@
+"""Steps of RotoGrad on given gradients at the heads, its rotations, and the weights of the paper."""
+
+from __future__ import annotations
+
+import torch
+
+from gradhomog import TaskKey
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def keys_of(tasks, domains=None):
+    return [TaskKey(slot, domains[slot] if domains else "") for slot in range(tasks)]
+
+
+def learn(pipe, cotangents, steps=1, domains=None):
+    """Steps on gradients at the heads that do not respond, with orthonormal rows; the weights of the last."""
+    rows = torch.eye(len(cotangents), dtype=torch.float64)
+    for _ in range(steps):
+        found = pipe.homogenize(
+            rows, features=[cotangents] * 2, feature_cotangents=[cotangents] * 2, domains=domains
+        )  # fmt: skip
+    return found.weights
+
+
+def matrices(pipe, features, tasks, domains=None):
+    """R_k, `[tasks, m, m]`."""
+    basis = torch.eye(features, dtype=torch.float64).repeat(tasks, 1, 1)
+    return pipe.transform(basis, keys_of(tasks, domains))[-1].mT
+
+
+def weights_of_the_paper(norms, first):
+    """C/‖G_k‖ with C = Σ α_k ‖G_k‖, in Python's numbers."""
+    ratios = [norm / initial for norm, initial in zip(norms, first, strict=True)]
+    common = sum(ratio / sum(ratios) * norm for ratio, norm in zip(ratios, norms, strict=True))
+    return torch.tensor([common / norm for norm in norms], dtype=torch.float64)

@@ -1,0 +1,110 @@
+"""RotoGrad's weights are the paper's, without the faults of the published code; they differentiate and compile."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import gradhomog
+from gradhomog.engine.observation import Observation
+from gradhomog.evidence import Evidence
+from gradhomog_plugins.rotograd import RotoGrad, equalizing, lengths
+from tests.plugins.rotograd.steps import draw, keys_of, learn, matrices, weights_of_the_paper
+
+
+def test_slow_tasks_count_more_in_the_common_length():
+    directions = nn.functional.normalize(draw(3, 1, 4), dim=-1)
+    pipe = gradhomog.pipeline("rotograd(rotation=false)")
+    norms = torch.tensor([[4.0, 1.0, 2.0], [1.0, 1.0, 0.5], [0.1, 0.9, 2.5]], dtype=torch.float64)
+    for now in norms:
+        weights = learn(pipe, directions * now[:, None, None])
+        torch.testing.assert_close(weights, weights_of_the_paper(now.tolist(), norms[0].tolist()))
+    assert learn(gradhomog.pipeline("rotograd(scale='paper')"), directions).tolist() == pytest.approx([3, 3, 3])
+
+
+@settings(max_examples=20)
+@given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=5), st.integers(0, 50))
+def test_every_scaled_feature_gradient_is_as_long_as_the_others(norms, seed):
+    norms = torch.tensor(norms, dtype=torch.float64)
+    pipe = gradhomog.pipeline("rotograd(rotation=false)")
+    learn(pipe, draw(len(norms), 2, 3, seed=seed))
+    cotangents = norms[:, None, None] * draw(len(norms), 2, 3, seed=seed + 1)
+    scaled = learn(pipe, cotangents) * cotangents.flatten(1).norm(dim=1)
+    torch.testing.assert_close(scaled, scaled.mean().expand_as(scaled))
+
+
+def test_a_task_whose_first_gradient_is_zero_does_not_take_over_when_it_wakes_up():
+    # The published code stores 1e-15 for it, and its share of C is 1 − 1e-14 from then on.
+    directions = nn.functional.normalize(draw(3, 1, 4), dim=-1)
+    asleep = torch.tensor([1.0, 2.0, 0.0], dtype=torch.float64)[:, None, None]
+    pipe = gradhomog.pipeline("rotograd(rotation=false)")
+    torch.testing.assert_close(learn(pipe, asleep * directions), torch.tensor([1.5, 0.75, 1.0], dtype=torch.float64))
+    awake = torch.tensor([1.0, 1.0, 8.0], dtype=torch.float64)
+    torch.testing.assert_close(
+        learn(pipe, awake[:, None, None] * directions), weights_of_the_paper([1, 1, 8], [1, 2, 8])
+    )
+    published = weights_of_the_paper([1, 1, 8], [1, 2, 1e-15])
+    torch.testing.assert_close(published, 8 / awake)  # C = 8, decided by the one task
+
+
+def test_first_norms_are_taken_anew_once_after_the_burn_in():
+    directions = nn.functional.normalize(draw(2, 1, 4), dim=-1)
+    pipe = gradhomog.pipeline("rotograd(rotation=false, burn_in=2)")
+    norms = [[1.0, 1.0], [4.0, 1.0], [9.0, 3.0], [5.0, 1.0]]
+    first = [norms[0], norms[0], norms[2], norms[2]]
+    for now, initial in zip(norms, first, strict=True):
+        scaled = torch.tensor(now, dtype=torch.float64)[:, None, None] * directions
+        torch.testing.assert_close(learn(pipe, scaled), weights_of_the_paper(now, initial))
+
+
+def test_tasks_of_one_domain_share_a_first_norm_that_follows_the_domain():
+    directions = nn.functional.normalize(draw(3, 1, 4), dim=-1)
+    size = lambda *norms: torch.tensor(norms, dtype=torch.float64)[:, None, None]  # noqa: E731
+    pipe = gradhomog.pipeline("rotograd(rotation=false, key='domain')")
+    learn(pipe, size(1, 3, 5) * directions, domains=["a", "a", "b"])
+    found = learn(pipe, size(5, 4) * directions[:2], domains=["b", "a"])
+    torch.testing.assert_close(found, weights_of_the_paper([5, 4], [5, 2]))
+
+
+def test_without_any_gradient_rows_are_left_as_they_are():
+    pipe = gradhomog.pipeline("rotograd")
+    assert learn(pipe, torch.zeros(3, 2, 4, dtype=torch.float64)).tolist() == [1, 1, 1]
+    assert torch.equal(matrices(pipe, 4, 3), torch.eye(4, dtype=torch.float64).repeat(3, 1, 1))
+
+
+def test_the_weights_differentiate_twice_in_norms_and_gradients():
+    gradients, first = draw(3, 2, 4).requires_grad_(), torch.tensor([1.0, 3.0, 0.5], dtype=torch.float64)
+
+    def weights(values):
+        return equalizing(lengths(values), first)
+
+    assert torch.autograd.gradcheck(weights, (gradients,))
+    assert torch.autograd.gradgradcheck(weights, (gradients,))
+    beside_zero = torch.cat([gradients.detach()[:2], torch.zeros(1, 2, 4)]).requires_grad_()
+    (slope,) = torch.autograd.grad(weights(beside_zero).sum(), beside_zero)
+    assert slope.isfinite().all()
+
+
+def test_cotangents_with_a_graph_reach_the_weights_in_the_first_step_and_later():
+    rows, keys = torch.eye(3, dtype=torch.float64), keys_of(3)
+    for earlier in (0, 2):
+        made = RotoGrad()
+        for step in range(earlier):
+            shown = draw(3, 2, 4, seed=step + 5)
+            made.update(Evidence(Observation(rows, None, keys, [shown], [shown]), {"features"}))
+
+        def weights(cotangents, made=made):
+            return made.mix(Evidence(Observation(rows, None, keys, [cotangents], [cotangents]), {"features"}))
+
+        assert torch.autograd.gradcheck(weights, (draw(3, 2, 4).requires_grad_(),))
+
+
+def test_the_weights_run_over_batches_and_compile_without_a_break():
+    norms, first = draw(4, 3).abs(), draw(4, 3, seed=1).abs()
+    expected = torch.stack([equalizing(*pair) for pair in zip(norms, first, strict=True)])
+    torch.testing.assert_close(torch.func.vmap(equalizing)(norms, first), expected)
+    compiled = torch.compile(equalizing, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(norms[0], first[0]), expected[0])

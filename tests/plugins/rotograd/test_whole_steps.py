@@ -1,0 +1,67 @@
+"""A whole step of RotoGrad is the paper's: of a trunk in multi-task learning, of queries in meta-learning."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+import gradhomog
+from gradhomog import Task
+from gradhomog_adapters.maml import MAML
+from tests.plugins.rotograd.steps import draw, keys_of, matrices, weights_of_the_paper
+
+
+def test_one_step_of_the_trunk_is_that_of_the_papers_feature_gradient():
+    """C Σ_k U_k sent back through trunk and rotations by autograd, in multi-task learning: the same inputs for all."""
+    torch.manual_seed(0)
+    trunk, inputs = nn.Sequential(nn.Linear(5, 6), nn.Tanh()).double(), draw(7, 5)
+    heads = [draw(6, 2, seed=k + 1) * 3**k for k in range(3)]
+    pipe = gradhomog.pipeline("rotograd(lr=0.5, scale='paper')")
+    first = None
+    for _ in range(3):
+        features = trunk(inputs)
+        taps = pipe.transform(features.expand(3, *features.shape), keys_of(3))
+        losses = [(taps[-1][k] @ head).square().mean() for k, head in enumerate(heads)]
+        parameters = list(trunk.parameters())
+        rows = [torch.autograd.grad(loss, parameters, retain_graph=True) for loss in losses]
+        slopes = [torch.autograd.grad(sum(losses), tap, retain_graph=True)[0] for tap in taps]
+        own = [torch.autograd.grad(loss, features, retain_graph=True)[0] for loss in losses]  # G_k: autograd turns back
+        norms = [float(gradient.norm()) for gradient in own]
+        first = first or norms
+        weights = weights_of_the_paper(norms, first)
+        feature_gradient = sum(weight * gradient for weight, gradient in zip(weights, own, strict=True))
+        expected = torch.autograd.grad(features, parameters, feature_gradient)
+        found = pipe.combine(
+            {str(index): torch.stack(parts) for index, parts in enumerate(zip(*rows, strict=True))},
+            features=[tap.detach() for tap in taps], feature_cotangents=slopes,
+        )  # fmt: skip
+        for index, (parameter, gradient) in enumerate(zip(parameters, expected, strict=True)):
+            torch.testing.assert_close(found[str(index)], gradient, rtol=1e-9, atol=1e-12)
+            parameter.data -= 0.01 * gradient
+    assert float(matrices(pipe, 6, 3).sub(torch.eye(6)).norm()) > 0.05  # rotations were among it
+
+
+def test_in_meta_learning_rows_are_those_of_rotated_queries_scaled_by_their_feature_gradients():
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
+    normal = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
+    batch = [
+        Task(normal(6, 4), torch.arange(6) % 3, normal(9, 4), torch.arange(9) % 3, f"domain {i}") for i in range(3)
+    ]
+    encoder, head = nn.Sequential(nn.Linear(4, 8), nn.Tanh()), nn.Linear(8, 3)
+    model = MAML(encoder, head, "rotograd(lr=0.5, pool='task')", inner_steps=2, inner_lr=0.1)
+    outer = torch.optim.SGD(model.parameters(), lr=0.1)
+    first = None
+    for _ in range(3):
+        rows = model.rows(batch)
+        norms = rows.feature_cotangents[-1].double().flatten(1).norm(dim=1).tolist()
+        first = first or norms
+        weights = weights_of_the_paper(norms, first)
+        model.step(batch, outer)
+        for name, parameter in model.named_parameters().items():
+            expected = (weights @ rows.jacobian[name].double().flatten(1)).reshape(parameter.shape) / 3
+            torch.testing.assert_close(parameter.grad.double(), expected, rtol=1e-4, atol=1e-6)
+    assert min(next(iter(model.homogenizers)).measured()["angle"]) > 0
+    bare = MAML(encoder, head, None, inner_steps=2, inner_lr=0.1)
+    inputs = batch[0].support_x, batch[0].support_y, batch[0].query_x
+    assert torch.equal(model.predict(*inputs), bare.predict(*inputs))

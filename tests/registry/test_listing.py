@@ -1,0 +1,79 @@
+"""What is listed: every installed plugin once, with where it comes from, and nothing is imported for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import pytest
+
+import gradhomog
+from gradhomog import OptionError, PluginLoadError, Registry
+from gradhomog.testing.pytest_plugin import Install
+from tests.registry.sources import FINE
+
+
+def test_listing_and_finding_import_no_plugin(gradhomog_install: Install) -> None:
+    name = gradhomog_install("explodes", "raise RuntimeError('imported')")
+    registry = Registry()
+    assert name in registry.names("homogenizers")
+    assert name in {info.name for info in registry.list("homogenizers")}
+    assert registry.find("homogenizers", name).module == "explodes"
+    assert "explodes" not in sys.modules
+    with pytest.raises(PluginLoadError, match="RuntimeError: imported"):
+        registry.load("homogenizers", name)
+
+
+def test_listing_what_is_installed_imports_neither_torch_nor_plugins() -> None:
+    code = (
+        "import sys, gradhomog\n"
+        "assert 'pcgrad' in gradhomog.available() and 'maml' in gradhomog.available('learners')\n"
+        "heavy = {'torch', 'torchopt', 'numpy', 'gradhomog_plugins', 'gradhomog_adapters'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_list_is_sorted_and_says_where_each_plugin_comes_from(gradhomog_install: Install) -> None:
+    gradhomog_install("zz-late", FINE, version="2.0")
+    gradhomog_install("aa-early", FINE)
+    infos = Registry().list("homogenizers")
+    assert [info.name for info in infos] == sorted(info.name for info in infos)
+    late = infos[-1]
+    assert (late.distribution, late.version, late.module, late.kind) == ("zz-late", "2.0", "zz_late", "homogenizers")
+    assert late.selector == "zz-late:zz_late"
+    assert str(late) == "homogenizer 'zz_late' of zz-late 2.0 (zz_late)"
+
+
+def test_a_registry_can_be_given_its_candidates() -> None:
+    registry = Registry([EntryPoint("mine", "gradhomog_plugins.pcgrad", "gradhomog.homogenizers")])
+    assert registry.names("homogenizers") == ("mine",)
+    assert registry.names("learners") == ()
+    assert registry.load("homogenizers", "mine")[1].summary
+
+
+def test_one_distribution_twice_on_the_path_is_one_plugin_and_the_first_counts(gradhomog_install: Install) -> None:
+    gradhomog_install("twice", "raise RuntimeError('the wrong one')", version="1.0", folder="later")
+    name = gradhomog_install("twice", FINE, version="2.0", folder="earlier")  # put before what was there
+    registry = Registry()
+    assert [info.version for info in registry.list("homogenizers") if info.name == name] == ["2.0"]
+    assert registry.load("homogenizers", name)[0].version == "2.0"
+
+
+def test_what_a_broken_uninstall_leaves_behind_does_not_stop_the_list(
+    gradhomog_install: Install, tmp_path: Any
+) -> None:
+    for name in ("left-one", "left-two"):
+        gradhomog_install(name, FINE, plugin="left")
+        (tmp_path / "site" / f"{name.replace('-', '_')}-1.2.dist-info" / "METADATA").unlink()
+    assert "pcgrad" in Registry().names("homogenizers")
+    assert "None" not in str([str(info) for info in Registry().list("homogenizers")])
+
+
+@pytest.mark.parametrize("kind", ["homogenizer", "optimizers", ""])
+def test_an_unknown_kind_is_answered_with_the_kinds(kind: Any) -> None:
+    for ask in (Registry().list, Registry().names, gradhomog.available, lambda k: Registry().find(k, "pcgrad")):
+        with pytest.raises(OptionError, match=r"`kind` must be one of 'homogenizers', 'learners', 'domains'; got"):
+            ask(kind)

@@ -1,0 +1,113 @@
+"""What a factory makes is what its kind asks for; wrappers and observers of loaded plugins take part."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Any, cast
+
+import pytest
+import torch
+
+import gradhomog
+from gradhomog import HomogenizerSpec, OptionError, PluginRunError, Registry
+from gradhomog.testing.pytest_plugin import Install
+from tests.registry.sources import FINE, hook
+
+
+def test_a_factory_that_fails_is_named_and_its_error_chained(gradhomog_install: Install) -> None:
+    name = gradhomog_install("fails", FINE.replace("self.strength = strength", "raise KeyError('weights')"))
+    with pytest.raises(PluginRunError) as raised:
+        gradhomog.pipeline(name, registry=Registry())
+    where = rf"\(.*fails\.py:5; gradhomog {re.escape(gradhomog.__version__)}\)"
+    assert re.fullmatch(
+        rf"homogenizer 'fails' of fails 1\.2 \(fails\) could not be made: KeyError: 'weights' {where}\. "
+        r"Report it to the authors of fails, or leave 'fails' out\.",
+        str(raised.value),
+    )
+    assert isinstance(raised.value.__cause__, KeyError)
+
+
+def test_an_option_that_a_factory_refuses_keeps_the_words_of_the_factory(gradhomog_install: Install) -> None:
+    refusal = "raise OptionError(f'refuses: `strength` must be positive; got {strength}.')"
+    name = gradhomog_install("refuses", FINE.replace("self.strength = strength", refusal))
+    with pytest.raises(OptionError, match=r"^refuses: `strength` must be positive; got -1\.$"):
+        gradhomog.pipeline(f"{name}(strength=-1)", registry=Registry())
+
+
+def test_a_homogenizer_plugin_must_make_a_homogenizer(gradhomog_install: Install) -> None:
+    name = gradhomog_install("odd", FINE.replace("factory=Fine", "factory=object"))
+    with pytest.raises(
+        PluginRunError, match=r"of odd 1\.2 \(odd\) must make a gradhomog\.Homogenizer;.*returned object"
+    ):
+        gradhomog.pipeline(name, registry=Registry())
+    name = gradhomog_install("nothing", FINE.replace("factory=Fine", "factory=lambda: None"))
+    with pytest.raises(PluginRunError, match=r"must make a gradhomog\.Homogenizer;.*returned NoneType"):
+        gradhomog.pipeline(name, registry=Registry())
+
+
+def test_a_learner_plugin_must_make_a_learner(gradhomog_install: Install) -> None:
+    source = hook(
+        "return LearnerSpec(factory=lambda encoder, head, homogenizers, rate=1.0: encoder, summary='')",
+        "gradhomog_learner()",
+    )
+    name = gradhomog_install("odd-learner", source, kind="learners")
+    module = torch.nn.Identity()
+    with pytest.raises(
+        PluginRunError, match=r"of odd-learner 1\.2.*must make a gradhomog\.Learner;.*returned Identity"
+    ):
+        gradhomog.learner(f"{name}(rate=2)", module, module, registry=Registry())
+    with pytest.raises(OptionError, match=r"odd_learner has no option 'rat'. Did you mean 'rate'"):
+        gradhomog.learner(name, module, module, rat=2, registry=Registry())
+
+
+def test_a_domain_plugin_must_make_a_domain(gradhomog_install: Install) -> None:
+    source = hook(
+        "return DomainSpec(factory=lambda variant, size, noise=0.0: variant, summary='')", "gradhomog_domain()"
+    )
+    name = gradhomog_install("odd-domain", source, kind="domains")
+    with pytest.raises(PluginRunError, match=r"of odd-domain 1\.2.*must make a gradhomog\.Domain;.*returned str"):
+        gradhomog.domain(f"odd-domain:{name}:greek(noise=1)", registry=Registry())
+
+
+@pytest.mark.parametrize("what", [5, {"pcgrad": {}}, [("pcgrad", None)], [("pcgrad", {}, 1)], [3], ("pcgrad", {})])
+def test_a_pipeline_of_something_else_is_refused(what: Any) -> None:
+    with pytest.raises(OptionError, match=r"^a pipeline is .* Homogenizer objects; got"):
+        gradhomog.pipeline(what)
+
+
+def test_a_loaded_plugin_can_wrap_what_is_made(gradhomog_install: Install) -> None:
+    wrapper = """
+@hookimpl(wrapper=True)
+def gradhomog_make(spec, arguments, options):
+    made = yield
+    made.seen = (spec.summary, arguments, options)
+    return made
+"""
+    name = gradhomog_install("wraps", FINE + wrapper)
+    registry = Registry()
+    [before] = gradhomog.pipeline("pcgrad", registry=registry)
+    [own, other] = gradhomog.pipeline(f"{name}(strength=3) + pcgrad(seed=1)", registry=registry)
+    assert not hasattr(before, "seen")  # nothing is loaded that was not named
+    assert cast(Any, own).seen == ("fine", (), {"strength": 3})
+    assert cast(Any, other).seen[1:] == ((), {"seed": 1})
+    made = registry.make("homogenizers", "pcgrad", {"seed": 2})
+    assert isinstance(made[1], HomogenizerSpec)
+    assert made[2].seen[2] == {"seed": 2}
+
+
+def test_observers_are_collected_from_the_loaded_plugins(gradhomog_install: Install) -> None:
+    observing = """
+@hookimpl
+def gradhomog_observers(config):
+    return None if config.get("quiet") else lambda event, record: seen.append((event, record, config["run"]))
+seen = []
+"""
+    name = gradhomog_install("observes", FINE + observing)
+    registry = Registry()
+    assert len(registry.observers({"run": 1}, report=pytest.fail)) == 0
+    registry.load("homogenizers", name)
+    observers = registry.observers({"run": 1}, report=pytest.fail)
+    observers("step", {"loss": 0.5})
+    assert sys.modules["observes"].seen == [("step", {"loss": 0.5}, 1)]
+    assert len(registry.observers({"quiet": True}, report=pytest.fail)) == 0
