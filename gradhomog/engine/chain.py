@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,7 @@ from gradhomog.evidence import Evidence
 from gradhomog.homogenization import Stage
 from gradhomog.rows import Direction, Rows
 
-# Weights above this make the direction be looked at: those of ordinary steps never are.
+# Weights above this make the direction be looked at; of rows of float16, which ends at 65504, those above one.
 HEAVY = 1e9
 
 
@@ -83,6 +84,15 @@ class Acted:
         return direction, None if self.replaced else weights
 
 
+def _generators(member: Member) -> Iterator[torch.Generator]:
+    """Those that a member carries, and those of a member that it wraps."""
+    carried = [getattr(member.homogenizer, name, None) for name in member.homogenizer.carried]
+    yield from (found for found in carried if isinstance(found, torch.Generator))
+    for value in vars(member.homogenizer).values():
+        if isinstance(value, Member):
+            yield from _generators(value)
+
+
 class Chain:
     """Bound once: in a step there are only the stages that somebody overrides, in the order of the members."""
 
@@ -114,8 +124,7 @@ class Chain:
 
     def positions(self) -> list[tuple[torch.Generator, Tensor]]:
         """The generators that `mix` may draw from, and where they are."""
-        carried = [getattr(m.homogenizer, name, None) for m in self.members for name in m.homogenizer.carried]
-        return [(found, found.get_state()) for found in carried if isinstance(found, torch.Generator)]
+        return [(found, found.get_state()) for member in self.members for found in _generators(member)]
 
     def finite(self, whole: Observation, policy: Nonfinite, judged: Judged) -> tuple[Observation, tuple[int, ...]]:
         """`finite.apply`, unless it is a `transform` stage that made NaN or infinity of finite features.
@@ -159,9 +168,13 @@ class Chain:
         Raises:
             PluginRunError: they have.
         """
-        for _, member in self.on_rows:
-            if member.largest > HEAVY and not row_math.all_finite(direction):
-                raise member.too_large(direction)
+        mixing = [member for stage, member in self.on_rows if stage == "mix"]
+        if not mixing:
+            return
+        values = [direction] if isinstance(direction, Tensor) else direction.values()
+        bound = 1.0 if any(value.dtype == torch.float16 for value in values) else HEAVY
+        if math.prod(max(member.largest, 1.0) for member in mixing) > bound and not row_math.all_finite(direction):
+            raise max(mixing, key=lambda member: member.largest).too_large(direction)
 
     def update(self, acted: Acted) -> None:
         """Run the `update` stages: each member is shown again what it was shown first."""

@@ -108,10 +108,11 @@ class Member:
         """Weights `[tasks]` or the mixing matrix `[tasks, tasks]`, float64."""
         result: Tensor = self._watched("mix", lambda: shown(evidence), evidence)
         self._expect("mix", returned.mixing(result, evidence.tasks), result)
+        result = result.to(evidence.device, torch.float64)
         self.largest = torch.linalg.vector_norm(result, math.inf).item()
         if not math.isfinite(self.largest):
             raise self.not_finite("mix", f": {result.detach().tolist()}")
-        return result.to(evidence.device, torch.float64)
+        return result
 
     def rows(self, given: Rows) -> Rows:
         tensors = [given] if isinstance(given, Tensor) else list(given.values())

@@ -6,7 +6,6 @@ import difflib
 import functools
 import inspect
 import json
-import math
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -75,7 +74,7 @@ def bind(spec: Spec, plugin: str, options: Mapping[str, Any]) -> dict[str, Any]:
         annotation = hints.get(name, Any)
         if not fits(value, annotation):
             raise OptionError(f"{plugin}: `{name}` must be {words(annotation)}; got {value!r}.")
-        if isinstance(value, int) and not _representable(value, annotation):
+        if not _representable(value, annotation):
             raise OptionError(f"{plugin}: `{name}` must be {words(annotation)} of at most 64 bits; got {value!r}.")
         bound[name] = value
     return bound
@@ -118,14 +117,15 @@ def fits(value: Any, annotation: Any) -> bool:
     return True  # Any, callables, tensors, classes of the plugin's own: the factory checks
 
 
-def _representable(value: int, annotation: Any) -> bool:
-    """Whether an integer is one of 64 bits, which is what generators and tensors take, or wanted as a float."""
-    if annotation is not float:
-        return -(2**63) <= value < 2**63
-    try:
-        return math.isfinite(float(value))
-    except OverflowError:
-        return False
+def _representable(value: Any, annotation: Any) -> bool:
+    """Whether integers, in lists and tables too, have 64 bits, as generators and tensors take them, or can be float."""
+    if isinstance(value, Mapping):
+        return all(_representable(item, annotation) for item in value.values())
+    if isinstance(value, (list, tuple)):
+        return all(_representable(item, annotation) for item in value)
+    if not isinstance(value, int) or -(2**63) <= value < 2**63:
+        return True
+    return "float" in str(annotation) and abs(value) < 2**1023
 
 
 def words(annotation: Any) -> str:

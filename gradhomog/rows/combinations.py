@@ -54,8 +54,7 @@ def _weighted_sum(value: Tensor, shares: Tensor) -> Tensor:
 
 def _narrow_sum(flat: Tensor, scaled: Tensor) -> Tensor:
     """The sum of rows of half precision, formed in float32, in theirs."""
-    parts = torch.split(flat, products.converted(len(flat)), dim=1)
-    return torch.cat([torch.mv(part.t().float(), scaled).to(flat.dtype) for part in parts])
+    return torch.cat([torch.mv(part.t().float(), scaled).to(flat.dtype) for part in products.in_parts(flat)])
 
 
 def mix(rows: Rows, mixing: Tensor) -> Rows:

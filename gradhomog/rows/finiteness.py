@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradhomog.rows import products
 from gradhomog.rows.structure import AnyRows, Direction, Rows, blocks, repeated
 from gradhomog.rows.unformed import UnformedRows
 
@@ -18,7 +19,7 @@ def finite_tasks(rows: AnyRows) -> list[bool]:
     if isinstance(rows, UnformedRows):
         return rows.finite_tasks()
     named = list(blocks(rows).values())
-    totals = _numbers([_sum(block, 1) for block in named])
+    totals = _numbers([_sum(block[:1] if repeated(block) else block, 1).expand(len(block)) for block in named])
     return [
         all(math.isfinite(total[task]) or _look(block[task]) for total, block in zip(totals, named, strict=True))
         for task in range(len(named[0]))
@@ -39,7 +40,13 @@ def which_finite(tensors: Sequence[Tensor]) -> list[bool]:
 
 def _sum(value: Tensor, dim: int | None) -> Tensor:
     """A sum takes 1/25 of the time of looking at every number (measured), but can overflow where no number has."""
-    return value.detach().sum(dim, dtype=torch.promote_types(value.dtype, torch.float32))
+    value = value.detach()
+    if value.dtype.itemsize >= 4:
+        return value.sum(dim)
+    # Of half precision in parts: asked for a sum in float32, the library makes a copy of the whole.
+    matrix = value if dim == 1 else value.reshape(1, -1)
+    total = torch.stack([part.float().sum(1) for part in products.in_parts(matrix)]).sum(0)
+    return total if dim == 1 else total[0]
 
 
 def _look(value: Tensor) -> bool:

@@ -50,7 +50,7 @@ def unsafe(squares: Sequence[Tensor], sizes: Sequence[int]) -> list[bool]:
         return []
     # A square below 1e-30 loses digits in float32 (its smallest normal number is 1.2e-38), one above 1e34 may overflow.
     return [
-        not (1e-30 * size <= min(block, default=1.0) and max(block, default=1.0) < 1e34)  # so NaN is unsafe, too
+        not (1e-30 * size <= min(block, default=1.0) and max(block, default=1.0) < 1e34)
         for block, size in zip(_numbers(squares), sizes, strict=True)
     ]
 
@@ -70,7 +70,7 @@ def gramian(block: Tensor, exact: bool = False) -> Tensor:
         wide = block.double()
         return wide @ wide.T
     if block.dtype != torch.float32:
-        return torch.stack([gramian(part.float()) for part in torch.split(block, converted(tasks), dim=1)]).sum(0)
+        return torch.stack([gramian(part.float()) for part in in_parts(block)]).sum(0)
     count = pieces(size)
     if count == 1:
         return torch.mm(block, block.T).double()
@@ -90,9 +90,10 @@ def gramian(block: Tensor, exact: bool = False) -> Tensor:
     return total
 
 
-def converted(tasks: int) -> int:
-    """How many columns of half precision are brought to float32 at once: of all, the copy would be twice the rows."""
-    return max(2**20 // tasks, BLOCK)
+def in_parts(block: Tensor) -> Sequence[Tensor]:
+    """Views of columns, to be brought from half precision to float32 one by one: a copy of all is twice the rows."""
+    parts: Sequence[Tensor] = torch.split(block, max(2**20 // max(len(block), 1), BLOCK), dim=1)
+    return parts
 
 
 @functools.lru_cache(maxsize=256)
@@ -116,7 +117,6 @@ def _strip(tasks: int, size: int) -> int:
     return 1 if tasks < 4 else 4
 
 
-@functools.lru_cache(maxsize=64)
 def _places(tasks: int, strip: int, device: torch.device) -> Tensor:
     """Where each entry `[tasks, tasks]` of the product lies among the strips' one after another."""
     found, start = torch.empty(tasks, tasks, dtype=torch.long), 0
@@ -134,6 +134,8 @@ def squared_norms(block: Tensor, exact: bool = False) -> Tensor:
     tasks, size = block.shape
     if block.requires_grad or block.dtype == torch.float64:
         return block.double().square().sum(1)
+    if block.dtype != torch.float32:
+        return torch.stack([squared_norms(part.float(), exact) for part in in_parts(block)]).sum(0)
     if exact:
         norm: Tensor = torch.linalg.vector_norm(block, dim=1, dtype=torch.float64)
         return norm.square()

@@ -10,7 +10,7 @@ def safe_sqrt(squares: Tensor) -> Tensor:
     """√x where x > 0, else 0, with derivatives of zero there: those of `sqrt` are infinite at zero, and end as NaN.
 
     Args:
-        squares: of any shape and floating dtype; below zero by rounding counts as zero.
+        squares: of any shape and floating dtype; below zero by rounding counts as zero; NaN stays NaN.
 
     Returns:
         Roots of the same shape, differentiable as often as asked for.
@@ -21,5 +21,5 @@ def safe_sqrt(squares: Tensor) -> Tensor:
     """
     if not torch.is_grad_enabled():
         return squares.clamp_min(0).sqrt()
-    positive = squares > 0
-    return torch.where(positive, torch.where(positive, squares, torch.ones_like(squares)).sqrt(), 0.0)
+    zero = squares <= 0
+    return torch.where(zero, 0.0, torch.where(zero, 1.0, squares).sqrt())

@@ -28,8 +28,8 @@ def bargaining_weights(gramian: Tensor, alpha: float = 1.0) -> Tensor:
 
     Args:
         gramian: G, symmetric positive semi-definite `[..., tasks, tasks]`, any floating dtype; finite. Batches are its
-            leading dimensions: the loop looks at values, so this runs neither under `torch.func.vmap` nor under
-            `torch.compile(fullgraph=True)`.
+            leading dimensions: not for `torch.func.vmap` and `torch.compile(fullgraph=True)`, as the loop asks whether
+            to go on (at every fourth step where that is a transfer).
         alpha: in [0.25, 20], the more the fairer: 0 would weigh all alike, infinity serve the worst task only. Outside
             that range weights of rows that agree differ by more orders of magnitude than float64 can hold in one sum.
 
@@ -72,7 +72,8 @@ def bargaining_weights(gramian: Tensor, alpha: float = 1.0) -> Tensor:
     alone = squares.masked_fill(absent, 1.0).pow(-1 / (1 + power))
     identity = torch.eye(gramian.shape[-1], dtype=gramian.dtype, device=gramian.device)
     # A zero row is a task of its own, in balance with 1.
-    matrix = torch.addcmul(alone.pow(power) * gramian * alone.mT, identity, absent)
+    scaled = (alone.pow(power) * gramian * alone.mT).masked_fill(absent | absent.mT, 0.0)
+    matrix = torch.addcmul(scaled, identity, absent)
     shares, unsolved = _solve(matrix.detach(), identity, alone, power)
     if unsolved is not None:
         absent, shares = absent | unsolved, shares.masked_fill(unsolved, 1.0)
@@ -130,6 +131,6 @@ def _pair(gramian: Tensor) -> Tensor:
     absent = squares <= 0
     squares = squares.masked_fill(absent, 1.0)
     lengths = squares.prod(dim=-1, keepdim=True).sqrt()
-    room = lengths + gramian[..., 0, 1:]
+    room = lengths + gramian[..., 0, 1:].masked_fill(absent.any(dim=-1, keepdim=True), 0.0)
     absent = absent | (room * CANCELLING <= 2 * lengths)
     return (lengths / (room.masked_fill(absent, 1.0) * squares)).sqrt().masked_fill(absent, 0.0)

@@ -42,8 +42,8 @@ def conflict_averse_weights(gramian: Tensor, c: float) -> Tensor:
 
     Args:
         gramian: G, symmetric positive semi-definite `[..., tasks, tasks]`, any floating dtype; finite. Batches are its
-            leading dimensions: the loop looks at values, so this runs neither under `torch.func.vmap` nor under
-            `torch.compile(fullgraph=True)`.
+            leading dimensions: not for `torch.func.vmap` and `torch.compile(fullgraph=True)`, as the loop asks whether
+            to go on (at every fourth step where that is a transfer).
         c: radius relative to ‖g_0‖, ≥ 0; 0 gives the mean.
 
     Returns:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+
+TOGETHER = 32  # tasks up to which all steps' N³ numbers are looked up at once
 
 
 def fixed_orders(tasks: int) -> Tensor:
@@ -20,12 +24,15 @@ def random_orders(tasks: int, generator: torch.Generator) -> Tensor:
     return _others(torch.rand(tasks, tasks, generator=generator, dtype=torch.float64))
 
 
-def meetings(products: Tensor, orders: Tensor) -> tuple[Tensor, ...]:
-    """For each step but the last: what the row that task i then meets has with those that i meets, in its order.
+def meetings(products: Tensor, orders: Tensor) -> Callable[[int], Tensor]:
+    """By step k: what the row that task i then meets has with those that i meets, in its order.
 
-    P[o_ik, o_il] `[tasks, tasks − 1]` over i and l for the k-th step, of P = `products` `[tasks, tasks]`.
+    P[o_ik, o_il] `[tasks, tasks − 1]` over i and l, of P = `products` `[tasks, tasks]`.
     """
-    return products[orders[:, :-1, None], orders[:, None, :]].unbind(dim=1)
+    if len(orders) > TOGETHER:
+        return lambda step: products[orders[:, step]].gather(1, orders)
+    found = products[orders[:, :-1, None], orders[:, None, :]].unbind(dim=1)
+    return lambda step: found[step]
 
 
 def _others(keys: Tensor) -> Tensor:

@@ -52,6 +52,6 @@ def equal_cosines(gramian: Tensor) -> EqualCosines:
     inverse = torch.linalg.pinv(unit, atol=ROUNDING * len(unit), rtol=0.0, hermitian=True)
     weights = inverse.mv(present) * present  # zero rows: exactly zero, whatever the unit of length
     inner = unit.mv(weights)
-    total = inner.sum()
+    total = inner.dot(present)
     within = torch.where(total > ROUNDING**2 * len(unit), total, torch.inf)
     return EqualCosines(norms, present, weights, inner, within)

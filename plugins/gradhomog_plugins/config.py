@@ -60,7 +60,7 @@ def conflict_free_weights(gramian: Tensor, length: Length = "projection") -> Ten
     """Weights w, float64 `[tasks]`, with d = Σ_i w_i g_i."""
     norms, present, coefficients, inner, within = equal_cosines(gramian)
     square = torch.where(within < torch.inf, coefficients.sum(), torch.inf)  # ‖Û⁺1‖²
-    total = (norms if length == "projection" else _length(norms, present > 0, length)) * inner
+    total = (norms if length == "projection" else _length(norms, present > 0, length) * present) * inner
     return coefficients * (total.sum() / square) / norms
 
 

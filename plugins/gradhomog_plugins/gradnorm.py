@@ -14,6 +14,7 @@ from gradhomog import Evidence, Homogenizer, HomogenizerSpec, OptionError, hooki
 
 # The paper's additive steps would make a weight negative: it may fall to this share of the average and no further.
 SMALLEST_WEIGHT = 1e-3
+LARGEST_RATIO = 1e300  # of a loss to its first: the mean of the ratios has to be a number
 
 
 class GradNorm(Homogenizer):
@@ -35,7 +36,8 @@ class GradNorm(Homogenizer):
         parameters: glob pattern over parameter names whose gradients are measured: the paper takes the last shared
             layer.
         relative: the step above, which a common factor of the gradients does not change and which cannot leave the
-            positive weights; False is the paper's w ← w − lr · ∂/∂w, kept above 1e-3 of the mean.
+            positive weights; False is the paper's w ← w − lr · ∂/∂w, kept above 1e-3 of the mean; a
+            step that would leave no weight positive is not taken.
         scale: `"mean"`: weights average to 1; `"paper"`: d = Σ_i w_i g_i.
 
     Differentiable in the rows, with the weights as constants, as in the paper. State: weights and first losses by key.
@@ -105,8 +107,10 @@ class GradNorm(Homogenizer):
             moved = [max(w * math.exp(power - greatest), 1e-100) for w, power in zip(weights, powers, strict=True)]
         else:
             moved = [weight + moves[key] for key, weight in zip(keys, weights, strict=True)]
-            least = SMALLEST_WEIGHT * sum(max(weight, 0.0) for weight in moved) / len(moved)
-            moved = [max(weight, least) for weight in moved]
+            above = sum(max(weight, 0.0) for weight in moved)
+            if not 0 < above < math.inf:
+                return  # a step so large that it leaves no weight: none is taken
+            moved = [max(weight, SMALLEST_WEIGHT * above / len(moved)) for weight in moved]
         # What this batch's keys hold together stays the same, so that they keep their proportion to keys not in it.
         mean = sum(held) / len(held)
         self.weights.update(zip(keys, [weight * mean for weight in normalized(moved)], strict=True))
@@ -127,9 +131,10 @@ class GradNorm(Homogenizer):
                     )
                 seen.setdefault(key, loss)
             self.first_losses = seen
-            relative = [loss / seen[key] for key, loss in zip(keys, losses, strict=True)]
+            first = [seen[key] for key in keys]
         else:
-            relative = [loss / float(self.initial_loss) for loss in losses]
+            first = [float(self.initial_loss)] * len(losses)
+        relative = [min(loss / start, LARGEST_RATIO) for loss, start in zip(losses, first, strict=True)]
         return normalized(relative) if sum(relative) > 0 else [1.0] * len(losses)
 
 

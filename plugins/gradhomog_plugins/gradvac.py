@@ -140,8 +140,8 @@ def vaccinate(gramian: Tensor, orders: Tensor, targets: Tensor, longest: float) 
         squares.append(square)
         turned = projection + amount
         square = torch.addcmul(across, turned, turned)
-        if step < len(between):
-            inner = torch.addcmul(inner, amount, between[step])
+        if step + 1 < orders.shape[1]:
+            inner = torch.addcmul(inner, amount, between(step))
     # Each task meets each other once, so that what it is given of them can be written down at the end.
     amounts = identity.scatter(1, orders, torch.cat(added, dim=1))
     factors = norms[:, None] * longest / square.clamp_min(longest**2).sqrt()

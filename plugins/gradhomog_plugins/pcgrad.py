@@ -71,8 +71,8 @@ def project(gramian: Tensor, orders: Tensor) -> Tensor:
     amounts = [gramian.new_zeros(len(gramian), 0)]
     for step in range(orders.shape[1]):
         amounts.append(left[:, step : step + 1].clamp_max(0))
-        if step < len(between):
-            left = torch.addcmul(left, amounts[-1], between[step], value=-1)
+        if step + 1 < orders.shape[1]:
+            left = torch.addcmul(left, amounts[-1], between(step), value=-1)
     # Each task meets each other once, so that what it loses of them can be written down at the end.
     identity = torch.eye(gramian.shape[0], dtype=gramian.dtype, device=gramian.device)
     return identity.scatter(1, orders, -torch.cat(amounts, dim=1))

@@ -79,3 +79,33 @@ def test_weights_under_which_finite_rows_become_infinite_are_told_and_nothing_is
 def test_rows_that_are_not_finite_are_refused_by_name():
     with pytest.raises(PluginRunError, match="Faulty returned NaN or infinity from `rows`"):
         gradhomog.pipeline([faulty("rows", lambda self, j: j / 0)]).combine(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("rows", "weights"),
+    [
+        (torch.full((2, 3), 100.0, dtype=torch.float16), [1e6]),
+        (torch.full((2, 3), 1e18), [1e9, 1e9, 1e9]),
+    ],
+    ids=["float16", "several that multiply"],
+)
+def test_finite_rows_that_become_infinite_are_told_whatever_the_dtype_and_however_many_weigh_them(rows, weights):
+    def weigher(weight):
+        return faulty("mix", lambda self, evidence: torch.full((evidence.tasks,), weight, dtype=torch.float64))
+
+    with pytest.raises(PluginRunError, match=r"too large for rows of torch\.float.*the direction is not finite"):
+        gradhomog.pipeline([weigher(weight) for weight in weights]).combine(rows)
+
+
+@pytest.mark.parametrize("dtype", [torch.long, torch.bool, torch.float32])
+def test_weights_of_any_real_dtype_are_taken_as_numbers(dtype):
+    ones = faulty("mix", lambda self, evidence: torch.ones(evidence.tasks, dtype=dtype))
+    torch.testing.assert_close(gradhomog.pipeline([ones]).combine(torch.eye(2)), torch.tensor([0.5, 0.5]))
+
+
+def test_what_a_wrapped_method_draws_is_drawn_once_where_a_task_is_left_out():
+    rows, losses = torch.eye(4), torch.ones(4)
+    rows[2, 1] = torch.nan
+    wrapped = gradhomog.pipeline("cr_mogm(of='rlw', alpha=0)", nonfinite="drop")
+    bare = gradhomog.pipeline("rlw", nonfinite="drop")
+    torch.testing.assert_close(wrapped.combine(rows, losses), bare.combine(rows, losses))

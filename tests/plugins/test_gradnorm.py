@@ -155,3 +155,18 @@ def test_steps_too_large_for_their_exponentials_leave_weights_finite(options):
     assert torch.isfinite(weights).all()
     assert weights.min() >= 0
     assert weights.sum() > 0
+
+
+def test_an_additive_step_that_leaves_no_weight_is_not_taken():
+    pipe = gradhomog.pipeline("gradnorm(relative=false, key='domain')")
+    rows = torch.tensor([[100.0, 0.0], [0.0, 1.0], [0.0, 200.0]])
+    for _ in range(3):
+        direction = pipe.combine(rows, losses=[1.0, 1.0, 2.0], domains=["a", "a", "a"])
+        torch.testing.assert_close(direction, rows.mean(0))
+
+
+def test_a_first_loss_next_to_zero_leaves_the_weights_numbers():
+    pipe = gradhomog.pipeline("gradnorm")
+    for losses in ([1e-300, 1.0], [1e10, 1.0], [1e10, 0.5]):
+        assert torch.isfinite(pipe.combine(torch.eye(2), losses=torch.tensor(losses, dtype=torch.float64))).all()
+    assert all(0 < weight < 2 for weight in pipe.state_dict()["0:gradnorm"]["weights"].values())

@@ -66,6 +66,8 @@ def gradhomog_homogenizer():
         ("weights", "random"),
         ("weights", None),
         ("weights", [1, 2.0]),
+        ("weights", [10**20]),
+        ("rate", 10**20),
         ("anything", {"a": [True]}),
     ],
 )
@@ -83,6 +85,9 @@ def test_a_well_typed_option_reaches_the_factory(gradhomog_install: Install, opt
         ("count", "3", "an integer"),
         ("count", 2**63, "an integer of at most 64 bits"),
         ("rate", 2**1024, "a number of at most 64 bits"),
+        ("many", [1.0, -(2**1024)], "a list (a number each) of at most 64 bits"),
+        ("some", [1, 2**63], "a list (an integer each) of at most 64 bits"),
+        ("lookup", {"a": 2**1024}, "a table by name (a number each) of at most 64 bits"),
         ("rate", "0.5", "a number"),
         ("rate", False, "a number"),
         ("rate", None, "a number"),

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gradhomog
 from gradhomog import DataError
@@ -197,11 +198,11 @@ def test_through_rows_that_are_one_in_memory_derivatives_flow():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("method", ["none", "mgda"])
+@pytest.mark.parametrize("method", ["none", "mgda", "gradnorm", "graddrop"])
 def test_a_step_allocates_one_gradient_and_a_fixed_amount(dtype, method):
-    pipe, rows = gradhomog.pipeline(method), torch.randn(4, 3_000_000).to(dtype)
-    pipe.combine(rows)
-    assert peak_bytes(lambda: pipe.combine(rows)) < 2 * rows[0].nbytes + 2**23
+    pipe, rows, losses = gradhomog.pipeline(method), torch.randn(8, 2_000_000).to(dtype), torch.ones(8)
+    pipe.combine(rows, losses)
+    assert peak_bytes(lambda: pipe.combine(rows, losses)) < 2 * rows[0].nbytes + 2**23
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -232,3 +233,30 @@ def test_rows_whose_sum_overflows_are_finite_and_infinite_ones_are_not(made):
     rows[1, 0] = -torch.inf
     assert row_math.finite_tasks(made(rows)) == [True, False, True]
     assert not row_math.all_finite(made(rows))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_expanded_rows_of_half_precision_are_read_once(dtype):
+    rows = torch.randn(3_000_000).to(dtype).expand(8, -1)
+    assert row_math.finite_tasks(rows) == [True] * 8
+    assert peak_bytes(lambda: row_math.finite_tasks(rows)) < 2**23
+
+
+def test_a_gramian_under_a_compilers_stand_ins_leaves_nothing_behind():
+    with FakeTensorMode() as mode:
+        products.gramian(mode.from_tensor(torch.zeros(6, 2**18)))
+    rows = torch.randn(6, 2**18 + 7)
+    found = products.gramian(rows)
+    assert type(found) is torch.Tensor
+    torch.testing.assert_close(found, rows.double() @ rows.double().T, rtol=1e-5, atol=1.0)
+
+
+def test_roots_have_derivatives_of_zero_at_zero_and_leave_nan_alone():
+    values = torch.tensor([4.0, 0.0, -1e-20, torch.nan])
+    for root in (row_math.safe_sqrt(values), row_math.safe_sqrt(values.clone().requires_grad_()).detach()):
+        torch.testing.assert_close(root, torch.tensor([2.0, 0.0, 0.0, torch.nan]), equal_nan=True)
+    squares = torch.tensor([4.0, 0.0], dtype=torch.float64, requires_grad=True)
+    (first,) = torch.autograd.grad(row_math.safe_sqrt(squares).sum(), squares, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), squares)
+    assert first.tolist() == [0.25, 0.0]
+    assert second.tolist() == [-1 / 32, 0.0]
