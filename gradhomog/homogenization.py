@@ -42,10 +42,10 @@ class Homogenization:
 
     @property
     def norms(self) -> Tensor | None:
-        """Norms of the rows as given, float64 `[tasks]`."""
+        """Norms of the rows as given, float64 `[tasks]`; None without `gramian`, which `inspect=True` gives always."""
         return None if self.gramian is None else self.gramian.diagonal().clamp_min(0).sqrt()
 
     @property
     def cosines(self) -> Tensor | None:
-        """Cosines between the rows as given, float64 `[tasks, tasks]`."""
+        """Cosines between the rows as given, float64 `[tasks, tasks]`; None without `gramian`, as `norms`."""
         return None if self.gramian is None else cosines(self.gramian)

@@ -117,6 +117,7 @@ class _Comparison:
         self.progress(
             {
                 "event": "plan",
+                "learners": self.config.learners,
                 "runs": self.expected + candidates,
                 "steps": self.config.train.steps,
                 "finished": min(finished, self.expected + candidates),
@@ -132,6 +133,7 @@ class _Comparison:
                 **self.about,
                 "versions": {**versions(), **plan.distributions(self.config, self.rows)},
                 "machine": machine(),
+                "workers": workers.number(self.config, len(runs)),
             }
         )
         workers.execute(self.config, runs, self.path, self._handle)

@@ -2,9 +2,10 @@
 
 Every record has an `event`. What is written, and read back:
 
-* `start`: `time`, `config` and its `digest`, `rows` (`learner` and `label` of each), `versions`, `machine`; one per
-  invocation. Of a multi-task problem also `tasks`, their names, `notes`, sentences about its data, and `fingerprint`, a
-  hash of it; and `held_out`, false where what is tuned is tuned on the very scores of the results.
+* `start`: `time`, `config` and its `digest`, `rows` (`learner` and `label` of each), `versions`, `machine`, and
+  `workers`, how many runs are made at a time; one per invocation. Of a multi-task problem also `tasks`, their names,
+  `notes`, sentences about its data, and `fingerprint`, a hash of it; and `held_out`, false where what is tuned is tuned
+  on the very scores of the results.
 * `step`: `run`, `step`, and what `StepReport` holds: `losses`, `accuracies`, `norms`, `cosines`, `weights`, `tasks`,
   `domains`, `stages` (`name`, `norms`, `cosines` of the rows after each homogenizer that changes rows) and `measured`
   (by homogenizer, numbers by name).
@@ -17,7 +18,7 @@ Every record has an `event`. What is written, and read back:
   `seconds` is); a tuned method's result also has `tuned_from` and `chosen`, that of several states tested together
   `ensemble`, their steps, and that of a multi-task problem `problem`, its name, and perhaps `also`, further numbers by
   name.
-* `failed`: `run`, `label`, `seed`, `error`.
+* `failed`: `run`, `label`, `learner`, `seed`, `role`, `error`.
 
 JSON knows no NaN and no infinity: a number that is not finite is written as null, and `numbers` reads null as NaN.
 """
@@ -27,6 +28,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -111,6 +113,12 @@ class ResultLog:
 def numbers(values: Iterable[float | None] | None) -> list[float]:
     """Numbers of a record as floats; null, which stands for what was not finite, becomes NaN."""
     return [math.nan if value is None else float(value) for value in values or ()]
+
+
+def in_one_line(error: str) -> str:
+    """The error of a record `failed` as one line: its lines joined, without the traceback that may follow them."""
+    told = re.split(r"\n\n(?=Traceback \(most recent| *\+ Exception Group)", error)[0]
+    return " ".join(told.split())
 
 
 def row_order(records: Iterable[Record]) -> list[tuple[str, str]]:

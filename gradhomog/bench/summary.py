@@ -84,7 +84,8 @@ class Summary:
     `failures` holds the last message of each run that failed and has no result; `slow` the homogenizers that took most
     of the time of their training steps. Of a multi-task problem there are also its name, `notes` on its data, and the
     `baseline` of each `Row.improvement`. `held_out` says whether what was tuned was tuned on other data than the scores
-    are of.
+    are of, `tried` whether there are runs of candidates, finished or failed, and `parallel` whether several runs used
+    the machine at a time, as far as is known.
     """
 
     metric: str
@@ -99,6 +100,8 @@ class Summary:
     notes: tuple[str, ...] = ()
     baseline: str | None = None
     held_out: bool = True
+    tried: bool = False
+    parallel: bool = True
 
     def score_of(self, part: Literal["test", "validation"]) -> str:
         """What a score of this part is called: "test accuracy"; the metric alone, where there are no such parts."""
@@ -158,6 +161,8 @@ def summarize(records: Iterable[Record], expected_runs: int | None = None) -> Su
         notes=tuple(start.get("notes") or ()),
         baseline=base if any(row.improvement for row in rows) else None,
         held_out=start.get("held_out", True),
+        tried=any(record.get("role") == "candidate" for record in records),
+        parallel=any(_workers(record) != 1 for record in records if record["event"] == "start") or not start,
     )
 
 
@@ -270,6 +275,12 @@ def _candidates(results: Sequence[Record], rows: Sequence[Row]) -> list[Candidat
     ]
     places = {pair: place for place, pair in enumerate(order)}
     return sorted(found, key=lambda item: places.get((item.learner, item.homogenizers), len(order)))
+
+
+def _workers(start: Record) -> int | None:
+    """How many runs an invocation made at a time; older logs may only tell what was asked for."""
+    found: int | None = start.get("workers", (start.get("config") or {}).get("workers"))
+    return found
 
 
 def _count(value: Any) -> int | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradhomog.bench.metrics import metric
-from gradhomog.bench.results import PLAIN
+from gradhomog.bench.results import PLAIN, in_one_line
 from gradhomog.bench.statistics import Interval
 
 if TYPE_CHECKING:
@@ -125,16 +125,16 @@ def notes(summary: Summary) -> list[str]:
         if row.chosen is not None:
             who = "validation" if summary.held_out else f"the {metric(summary.metric).words} in this table"
             lines.append(f"{_named(row, summary)}: {who} chose {row.chosen} among {len(row.tuned_from)}.")
-    lines.append("step time: processor time while other runs used the machine; an indication, no benchmark.")
+    busy = " while other runs used the machine" if summary.parallel else ""
+    lines.append(f"step time: processor time{busy}; an indication, no benchmark.")
     lines += [str(found) for found in summary.slow]
     broken = [_named(row, summary) for row in summary.rows if math.isnan(row.score.mean)]
     if broken:
         lines.append(f"nan: a score is not finite, so no mean is given ({', '.join(broken)}).")
     if summary.expected is not None and summary.finished < summary.expected:
-        lines.append(f"Partial: {summary.finished} of {summary.expected} runs finished.")
-    lines += [
-        f"Failed: {run}: {message.splitlines()[0] if message else ''}" for run, message in summary.failures.items()
-    ]
+        uncounted = "; candidates of what is tuned are not counted" if summary.tried else ""
+        lines.append(f"Partial: {summary.finished} of {summary.expected} runs finished{uncounted}.")
+    lines += [f"Failed: {run}: {in_one_line(message)}" for run, message in summary.failures.items()]
     return lines
 
 

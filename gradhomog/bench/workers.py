@@ -29,13 +29,18 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def number(config: Config, runs: int) -> int:
+    """How many of so many runs are made at a time."""
+    return min(config.workers or available_cores(), max(runs, 1))
+
+
 def execute(config: Config, runs: list[Run], folder: Path, handle: Handle) -> None:
     """Make all runs, each in `folder/runs/<id>`; records reach `handle` as they come.
 
     A run that fails is told as `{"event": "failed", ...}` and the others go on. On an interrupt (KeyboardInterrupt)
     every run in progress writes a checkpoint before this returns by raising it again.
     """
-    workers = config.workers or min(available_cores(), max(len(runs), 1))
+    workers = config.workers or number(config, len(runs))
     pending = deque(runs)
     if workers == 1:
         _serial(config, pending, folder, handle)
@@ -65,10 +70,9 @@ def _make(
 ) -> None:
     """One run to its end, or to its failure as a record."""
     try:
+        of_run = {"label": run.label, "learner": run.learner, "seed": run.seed}
         training = Training(config, run, folder / "runs" / run.id, emit)
-        training.finish(
-            stop, lambda record: emit({"event": "progress", "label": run.label, "seed": run.seed, **record})
-        )
+        training.finish(stop, lambda record: emit({"event": "progress", **of_run, **record}))
     except Exception as error:
         emit(_failure(run, reason(config, run, error)))
 

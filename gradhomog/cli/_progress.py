@@ -9,6 +9,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from gradhomog.bench.results import in_one_line
+
 
 class Progress:
     """Called with every record of a comparison.
@@ -21,6 +23,7 @@ class Progress:
         self.started = False
         self._bar: Any = None
         self._steps = 0
+        self._several_learners = False
         self._cosine: dict[str, float] = {}
 
     def __enter__(self) -> Progress:
@@ -33,6 +36,9 @@ class Progress:
     def _made(self, total: int, **more: Any) -> Any:
         return tqdm(total=total, unit="step", dynamic_ncols=True, disable=not sys.stderr.isatty(), **more)
 
+    def _name(self, record: Mapping[str, Any]) -> str:
+        return f"{record['learner']}, {record['label']}" if self._several_learners else str(record["label"])
+
     def __call__(self, record: Mapping[str, Any]) -> None:
         match record["event"]:
             case "trial":
@@ -41,6 +47,7 @@ class Progress:
                 self._bar.update(1)
             case "plan":
                 self.started = True
+                self._several_learners = len(record["learners"]) > 1
                 if self._bar is not None:
                     self._bar.close()
                 self._steps = record["steps"]
@@ -53,9 +60,10 @@ class Progress:
                 self._cosine[record["run"]] = off / max(tasks * (tasks - 1), 1)
             case "progress":
                 self._bar.update(1)
+                shown = 36 if self._several_learners else 24
                 cosine = self._cosine.get(record["run"], float("nan"))
                 self._bar.set_postfix_str(
-                    f"{record['label'][:24]} seed {record['seed']} step {record['step']}/{self._steps} "
+                    f"{self._name(record)[:shown]} seed {record['seed']} step {record['step']}/{self._steps} "
                     f"loss {record['loss']:.3f} score {record['score']:.3f} cos {cosine:+.2f}",
                     refresh=False,
                 )
@@ -64,11 +72,11 @@ class Progress:
                 mean = sum(scores) / len(scores)
                 validation = math.nan if record["validation"] is None else record["validation"]
                 tqdm.write(
-                    f"{record['label']:<28} seed {record['seed']}  {record['metric']} {mean:.4f}  "
+                    f"{self._name(record):<28} seed {record['seed']}  {record['metric']} {mean:.4f}  "
                     f"validation {validation:.4f} at step {record['best_step']}  {record['seconds']:.0f} s"
                     f"{'  (candidate)' if record['role'] == 'candidate' else ''}",
                     file=sys.stderr,
                 )
             case "failed":
-                last = record["error"].strip().splitlines()[-1]
-                tqdm.write(f"{record['label']:<28} seed {record['seed']}  failed: {last}", file=sys.stderr)
+                error = in_one_line(record["error"])
+                tqdm.write(f"{self._name(record):<28} seed {record['seed']}  failed: {error}", file=sys.stderr)

@@ -57,16 +57,18 @@ def apply(observation: Observation, policy: Nonfinite, judged: Judged) -> tuple[
 def _describe(observation: Observation, lost: Sequence[int]) -> str:
     index = lost[0]
     key, losses = observation.keys[index], observation.losses
+    rate = "Lower the learning rate, that of the inner loop if there is one"
     if losses is not None and not torch.isfinite(losses[index]):
+        advice = f"Look at its data. {rate}."
         where = f"its loss is {losses[index].item()}"
     else:
         names, squares = observation.block_squared_norms  # not the rows, which may not lie in one tensor
         bad = [name for name, fine in zip(names, torch.isfinite(squares[:, index]).tolist(), strict=True) if not fine]
         where = f"its gradient is not finite in {', '.join(bad[:4]) or 'the row or by its features'}"
+        advice = f"{rate}, whose optimizer, if Adam-like, needs an eps_root."
     others = f" (and tasks {', '.join(map(str, lost[1:]))})" if len(lost) > 1 else ""
     return (
-        f"task {index}{f' of domain {key.domain}' if key.domain else ''}{others} is not finite: {where}. "
-        "Lower the learning rate (in meta-learning the inner one; an Adam-like inner optimizer needs an eps_root). "
+        f"task {index}{f' of domain {key.domain}' if key.domain else ''}{others} is not finite: {where}. {advice} "
         "Nothing was changed."
     )
 

@@ -152,9 +152,10 @@ def check(
         raise OptionError(f"{who}: pass what the shared part of the model returned as `features`.")
     transforms = [member.selector for member in pipe.members if member.homogenizer.overrides("transform")]
     if transforms and not isinstance(features, TaskFeatures):
+        change = "change" if len(transforms) > 1 else "changes"
         raise OptionError(
-            f"{' and '.join(transforms)} change what the heads see. Give them views = gradhomog.task_features(z, pipe, "
-            "tasks=N), and pass features=views."
+            f"{' and '.join(transforms)} {change} what the heads see. Give them "
+            "views = gradhomog.task_features(z, pipe, tasks=N), and pass features=views."
         )
 
 

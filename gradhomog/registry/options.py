@@ -64,6 +64,8 @@ def bind(spec: Spec, plugin: str, options: Mapping[str, Any]) -> dict[str, Any]:
         if name not in parameters:
             near = difflib.get_close_matches(name, parameters, n=1)
             hint = f" Did you mean '{near[0]}'?" if near else ""
+            if "options" in parameters:  # of what it wraps
+                hint += f" For what it wraps write options={{'{name}': …}}."
             raise OptionError(f"{plugin} has no option '{name}'.{hint} Its options: {known}.")
     for name, parameter in parameters.items():
         if parameter.default is parameter.empty and name not in options:

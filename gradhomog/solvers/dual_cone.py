@@ -13,9 +13,9 @@ def dual_cone_weights(gramian: Tensor, given: Tensor) -> Tensor:
     """Weights of the projection of Jᵀu on {d : Jd ≥ 0}: argmin of vᵀGv over v ≥ u.
 
     Args:
-        gramian: G = JJᵀ, symmetric positive semi-definite `[..., tasks, tasks]`, any floating dtype; finite. Batches are
-            its leading dimensions: not for `torch.func.vmap` and `torch.compile(fullgraph=True)`, as the loop asks whether
-            to go on (at every fourth step where that is a transfer).
+        gramian: G = JJᵀ, symmetric positive semi-definite `[..., tasks, tasks]`, any floating dtype; finite.
+            Batches are its leading dimensions: not for `torch.func.vmap` and `torch.compile(fullgraph=True)`, as the
+            loop asks whether to go on (at every fourth step where that is a transfer).
         given: u, `[tasks]`, `[..., tasks]`, or several for one Gramian as `[..., count, tasks]`.
 
     Returns:

@@ -45,7 +45,12 @@ class FairGrad(Homogenizer):
         self, alpha: float = 2.0, max_norm: float | None = None, scale: Literal["mean", "paper"] = "mean"
     ) -> None:
         if not 0.25 <= alpha <= 20:
-            raise OptionError(f"fairgrad: `alpha` must be in [0.25, 20]; got {alpha!r}. Towards infinity it is MGDA.")
+            limit = (
+                "Towards 0 it is `dualproj`, which is `none` where the mean conflicts with no task."
+                if alpha < 1
+                else "Towards infinity it is `mgda`."
+            )
+            raise OptionError(f"fairgrad: `alpha` must be in [0.25, 20]; got {alpha!r}. {limit}")
         check_max_norm("fairgrad", max_norm, scale)
         self.alpha, self.max_norm, self.scale = alpha, max_norm, scale
 

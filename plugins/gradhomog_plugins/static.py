@@ -78,9 +78,11 @@ class Static(Homogenizer):
         if isinstance(self.weights, Mapping):
             return float(self.weights.get(key.by("domain"), self.weights.get("*", 1.0)))
         if key.slot >= len(self.weights):
+            # Not those of the evidence, which nonfinite="drop" may have made fewer.
+            tasks = 1 + max(other.slot for other in evidence.keys)
             raise OptionError(
-                f"static: `weights` must hold one weight per task; got {len(self.weights)} for {key.slot + 1} tasks "
-                "or more. Give more weights, or a dict by domain."
+                f"static: `weights` must hold one weight per task; got {len(self.weights)} for {tasks} tasks. "
+                "Give more weights, or a dict by domain."
             )
         return float(self.weights[key.slot])
 

@@ -190,18 +190,37 @@ def test_a_log_without_results_gives_a_table_that_says_so():
     assert "nothing can be said" in reading(summary)
 
 
+ERROR = "loss is not finite\nin this network\n\nTraceback (most recent call last):\n  File x\n"
+
+
 def test_missing_runs_and_failed_runs_are_told():
     records = [start(["plain", "m"], seeds=2), result("plain", 0, [0.5, 0.6]), result("plain", 1, [0.5, 0.6])]
-    records += [{"event": "failed", "run": "maml-m-s0", "label": "m", "seed": 0, "error": "loss is not finite\ntrace"}]
+    records += [{"event": "failed", "run": "maml-m-s0", "label": "m", "seed": 0, "error": ERROR}]
     records += [{"event": "failed", "run": "maml-m-s1", "label": "m", "seed": 1, "error": "killed"}]
     records += [result("m", 1, [0.5, 0.6])]  # it was resumed and went well
     summary = summarize(records)
     table = render_table(summary)
-    assert summary.failures == {"maml-m-s0": "loss is not finite\ntrace"}
+    assert summary.failures == {"maml-m-s0": ERROR}
     assert "Partial: 3 of 4 runs finished." in table
-    assert "Failed: maml-m-s0: loss is not finite\n" in table + "\n"
+    assert "Failed: maml-m-s0: loss is not finite in this network\n" in table + "\n"
     assert "1 of 2" in table
     assert "of 9 runs" in render_table(summarize(records, expected_runs=9))
+
+
+@pytest.mark.parametrize("event", ["result", "failed"])
+def test_what_is_missing_is_said_of_the_runs_of_the_table_where_there_are_candidates(event):
+    tried = {**result("m", 0, [0.5, 0.6]), "role": "candidate", "run": "tried", "event": event, "error": "killed"}
+    records = [start(["plain", "m"], seeds=1), result("plain", 0, [0.5, 0.6]), tried]
+    lines = render_table(summarize(records)).splitlines()
+    assert "Partial: 1 of 2 runs finished; candidates of what is tuned are not counted." in lines
+
+
+@pytest.mark.parametrize(("workers", "told"), [([1], False), ([2], True), ([1, 2], True), ([2, 1], True)])
+def test_other_runs_are_held_against_the_times_only_where_there_were_some(workers, told):
+    records = [{**start(["plain"], seeds=1), "workers": number} for number in workers]
+    table = render_table(summarize([*records, result("plain", 0, [0.5, 0.6])]))
+    assert "an indication, no benchmark." in table
+    assert ("while other runs used the machine" in table) == told
 
 
 def test_candidates_stay_out_of_the_table_and_the_chosen_one_is_marked():

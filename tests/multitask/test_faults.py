@@ -366,3 +366,23 @@ def test_the_derivative_through_a_weight_of_zero_is_kept():
         found.append(torch.autograd.grad(step.direction["0"].sum(), w)[0])
     torch.testing.assert_close(found[0], found[1])
     assert bool((found[0] != 0).all())
+
+
+def test_a_loss_that_is_not_finite_is_told_without_advice_on_inner_optimizers():
+    model = Model()
+    losses = model.losses(model.encoder(inputs()))
+    losses[1] = losses[1] * torch.nan
+    with pytest.raises(
+        NonfiniteError, match=r"task 1 is not finite: its loss is nan\..* Lower the learning rate"
+    ) as told:
+        gradhomog.backward(losses, gradhomog.pipeline("mgda"), parameters=model.encoder)
+    assert "eps_root" not in str(told.value)
+
+
+def test_norms_and_cosines_are_there_where_they_are_needed_or_asked_for():
+    for text, inspect, there in (("static", False, False), ("static", True, True), ("mgda", False, True)):
+        model = Model()
+        z = model.encoder(inputs())
+        pipe = gradhomog.pipeline(text)
+        report = gradhomog.backward(model.losses(z), pipe, parameters=model.encoder, features=z, inspect=inspect)
+        assert (report.norms is not None) == (report.cosines is not None) == there

@@ -77,8 +77,8 @@ def test_opposite_rows_have_nothing_to_share(scale):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("fairgrad(alpha=0)", "fairgrad: `alpha` must be in "),
-        ("fairgrad(alpha=inf)", "fairgrad: `alpha` must be in "),
+        ("fairgrad(alpha=0)", "fairgrad: `alpha` must be in .* Towards 0 it is `dualproj`"),
+        ("fairgrad(alpha=inf)", "fairgrad: `alpha` must be in .* Towards infinity it is `mgda`"),
         ("fairgrad(max_norm=-1, scale='paper')", "fairgrad: `max_norm` must be positive"),
         ("fairgrad(max_norm=1)", "fairgrad: `max_norm` must be None with scale='mean'"),
     ],

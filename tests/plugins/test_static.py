@@ -37,7 +37,8 @@ def test_random_weights_belong_to_the_domain_and_the_seed_and_stay_in_their_rang
 @pytest.mark.parametrize(
     ("text", "domains", "message"),
     [
-        ("static(weights=[1, 2])", None, r"one weight per task; got 2 for 3 tasks"),
+        ("static(weights=[1, 2])", None, r"one weight per task; got 2 for 3 tasks\."),
+        ("static(weights=[1])", None, r"one weight per task; got 1 for 3 tasks\."),
         ("static(weights=[1, -2, 1])", None, r"not negative; got -2"),
         ("static(weights=[0, 0, 0])", None, r"not all be zero"),
         ('static(weights={"a": 1})', None, r"slot 0 has none"),

@@ -20,6 +20,8 @@ def find(name: Any) -> ProblemSpec:
     Raises:
         ConfigError: there is none.
     """
+    if name is None:
+        raise ConfigError(f"`problem.name` is missing; it must be one of {', '.join(NAMES)}.")
     if name not in NAMES:
         hint = did_you_mean(name, NAMES)
         raise ConfigError(f"`problem.name` must be one of {', '.join(NAMES)}; got {name!r}.{hint}")

@@ -50,7 +50,7 @@ def test_a_problem_brings_defaults_that_the_user_overrides_key_by_key(name, tmp_
     ("overrides", "message"),
     [
         (["problem.name=glyphs"], r"`problem.name` must be one of glyph_pairs, .*; got 'glyphs'. Did you mean 'glyph"),
-        (["problem.script=latin"], r"`problem.name` must be one of .*; got None"),
+        (["problem.script=latin"], r"`problem.name` is missing; it must be one of glyph_pairs, "),
         (["problem=glyph_pairs"], r"`problem` must be a table, such as problem.name = \"glyph_pairs\"; got 'glyph_pa"),
         (
             ["problem.name=glyph_pairs", "problem.scrpt=latin"],

@@ -1,0 +1,38 @@
+"""The lines on standard error while a comparison runs: one for each run, which names the run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gradhomog.cli._progress import Progress
+from tests.bench.synthetic import result
+
+
+def failed(error: str) -> dict[str, Any]:
+    return {"event": "failed", "label": "bad", "learner": "maml", "seed": 0, "role": "compare", "error": error}
+
+
+def lines(capsys: pytest.CaptureFixture[str], learners: list[str], *records: dict[str, Any]) -> list[str]:
+    with Progress() as progress:
+        progress({"event": "plan", "runs": 4, "steps": 5, "finished": 0, "learners": learners})
+        for record in records:
+            progress(record)
+    return [line for line in capsys.readouterr().err.splitlines() if "seed" in line]
+
+
+def test_an_error_of_several_lines_is_one_line_without_its_traceback(capsys):
+    trace = "Traceback (most recent call last):\n  File x\nValueError: I do not like\nthis network\n"
+    [line] = lines(capsys, ["maml"], failed(f"ValueError: I do not like\nthis network (x.py:3)\n\n{trace}"))
+    assert line.endswith("seed 0  failed: ValueError: I do not like this network (x.py:3)")
+
+
+@pytest.mark.parametrize(
+    ("learners", "starts"), [(["maml"], ["plain ", "bad "]), (["maml", "protonet"], ["protonet, plain ", "maml, bad "])]
+)
+def test_a_line_names_the_learner_where_there_are_several(capsys, learners, starts):
+    records = result("plain", 0, [0.5], learner=learners[-1]), failed("no")
+    found = lines(capsys, learners, *records)
+    assert len(found) == 2
+    assert all(line.startswith(start) for line, start in zip(found, starts, strict=True))
