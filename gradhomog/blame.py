@@ -1,7 +1,8 @@
-"""Which of somebody else's code went wrong, and where: read off an exception's traceback."""
+"""Which of somebody else's code went wrong, and where: read off an exception's traceback; and how it is told."""
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Callable
 from types import CodeType
@@ -28,3 +29,9 @@ def passed_through_package(cause: BaseException, module: str) -> bool:
     package = module.partition(".")[0]
     names = (str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(cause.__traceback__))
     return any(name.partition(".")[0] == package for name in names)
+
+
+def in_one_line(error: str) -> str:
+    """An error's text as one line: its lines joined, without the traceback that may follow them."""
+    words = re.split(r"\n\n(?=Traceback \(most recent| *\+ Exception Group)", error)[0]
+    return " ".join(words.split())

@@ -28,7 +28,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -113,12 +112,6 @@ class ResultLog:
 def numbers(values: Iterable[float | None] | None) -> list[float]:
     """Numbers of a record as floats; null, which stands for what was not finite, becomes NaN."""
     return [math.nan if value is None else float(value) for value in values or ()]
-
-
-def in_one_line(error: str) -> str:
-    """The error of a record `failed` as one line: its lines joined, without the traceback that may follow them."""
-    told = re.split(r"\n\n(?=Traceback \(most recent| *\+ Exception Group)", error)[0]
-    return " ".join(told.split())
 
 
 def row_order(records: Iterable[Record]) -> list[tuple[str, str]]:

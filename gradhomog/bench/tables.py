@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gradhomog.bench.metrics import metric
-from gradhomog.bench.results import PLAIN, in_one_line
+from gradhomog.bench.results import PLAIN
 from gradhomog.bench.statistics import Interval
+from gradhomog.blame import in_one_line
 
 if TYPE_CHECKING:
     from gradhomog.bench.summary import Row, Summary

@@ -9,7 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from gradhomog.bench.results import in_one_line
+from gradhomog.blame import in_one_line
 
 
 class Progress:
