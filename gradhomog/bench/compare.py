@@ -47,8 +47,9 @@ def compare(
     progress: Callable[[Mapping[str, Any]], None] = lambda record: None,
     stem: str = "compare",
 ) -> Outcome:
-    """Train and test every method with every seed; see `Config`. Everything is checked before anything is trained, and
-    one step of each method is tried.
+    """Train and test every method with every seed; see `Config`.
+
+    Everything is checked before anything is trained, and one step of each method is tried.
 
     Args:
         out: the output folder; by default a new one under `runs/`.

@@ -51,8 +51,7 @@ class Progress:
                 if self._bar is not None:
                     self._bar.close()
                 self._steps = record["steps"]
-                steps = record["steps"]
-                self._bar = self._made(record["runs"] * steps, initial=record["finished"] * steps)
+                self._bar = self._made(record["runs"] * self._steps, initial=record["finished"] * self._steps)
             case "step":
                 cosines = record["cosines"]
                 tasks = len(cosines)

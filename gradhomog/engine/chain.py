@@ -106,6 +106,7 @@ class Chain:
         self.on_rows: tuple[tuple[str, Member], ...] = tuple(
             (stage, m) for m in members for stage in ("mix", "rows") if m.homogenizer.overrides(stage)
         )
+        self.mixing = tuple(m for stage, m in self.on_rows if stage == "mix")
         # If anybody needs the Gramian, norms are read off its diagonal; else they cost a pass of their own, N/2 times
         # less.
         reading = {*(m for _, m in self.on_rows), *self.updating}
@@ -168,13 +169,12 @@ class Chain:
         Raises:
             PluginRunError: they have.
         """
-        mixing = [member for stage, member in self.on_rows if stage == "mix"]
-        if not mixing:
+        if not self.mixing:
             return
         values = [direction] if isinstance(direction, Tensor) else direction.values()
         bound = 1.0 if any(value.dtype == torch.float16 for value in values) else HEAVY
-        if math.prod(max(member.largest, 1.0) for member in mixing) > bound and not row_math.all_finite(direction):
-            raise max(mixing, key=lambda member: member.largest).too_large(direction)
+        if math.prod(max(member.largest, 1.0) for member in self.mixing) > bound and not row_math.all_finite(direction):
+            raise max(self.mixing, key=lambda member: member.largest).too_large(direction)
 
     def update(self, acted: Acted) -> None:
         """Run the `update` stages: each member is shown again what it was shown first."""
