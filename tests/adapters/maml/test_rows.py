@@ -13,6 +13,7 @@ from torch import nn
 from gradhomog import Task, TaskBatch
 from gradhomog_adapters.maml import MAML
 from tests.adapters.few_shot import networks, tasks
+from tests.adapters.quadratic import Point
 
 INNER = {
     "sgd": lambda: torchopt.sgd(lr=0.1),
@@ -118,15 +119,7 @@ def test_on_a_quadratic_the_row_is_the_closed_form(first_order):
     a, b = (m @ m.T for m in torch.randn(2, 4, 4, generator=generator, dtype=torch.float64))
     alpha, steps = 0.05, 3
 
-    class Point(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.w = nn.Parameter(torch.randn(4, generator=generator, dtype=torch.float64))
-
-        def forward(self, x):
-            return (self.w @ x @ self.w / 2)[None, None]
-
-    encoder = Point()
+    encoder = Point(4, generator)
     # The input is the matrix; targets are float, so that the task is a regression; the loss is the output itself.
     learner = MAML(
         encoder,

@@ -10,6 +10,7 @@ from gradhomog import Task
 from gradhomog_adapters.mamlpp import MAMLPP
 from tests.adapters.few_shot import networks, tasks
 from tests.adapters.mamlpp.learners import learner
+from tests.adapters.quadratic import Point
 
 
 def value(made, name, k):
@@ -84,15 +85,7 @@ def test_on_a_quadratic_rows_of_rates_and_start_are_the_closed_form(first_order)
     generator = torch.Generator().manual_seed(0)
     a, b = (m @ m.T for m in torch.randn(2, 4, 4, generator=generator, dtype=torch.float64))
 
-    class Point(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.w = nn.Parameter(torch.randn(4, generator=generator, dtype=torch.float64))
-
-        def forward(self, x):
-            return (self.w @ x @ self.w / 2)[None, None]
-
-    point = Point()
+    point = Point(4, generator)
     made = MAMLPP(
         point, nn.Identity(), inner_steps=2, multi_step_steps=4, first_order_steps=9 * first_order,
         loss=lambda out, y: out.sum(),
