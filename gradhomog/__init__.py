@@ -1,7 +1,7 @@
 """Gradient homogenization for meta-learning and multi-task learning.
 
-A learner turns tasks into rows, one gradient per task; a homogenizer makes the rows agree before the step is taken.
-Names below are imported when first used, so that `import gradhomog` costs no torch.
+A learner maps tasks to a Jacobian, one gradient per task; homogenizers change it before the step. Public names are
+imported at their first use, so that `import gradhomog` does not import torch.
 """
 
 from __future__ import annotations
@@ -9,14 +9,21 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from gradhomog._version import __version__ as __version__
+
 if TYPE_CHECKING:
-    from gradhomog.api import available, domain, learner, pipeline
+    from gradhomog import keyed
+    from gradhomog.autograd.accumulation import accumulated
+    from gradhomog.autograd.backward import backward
+    from gradhomog.autograd.loss import loss
+    from gradhomog.autograd.task_features import TaskFeatures, task_features
     from gradhomog.conflict import conflict_rate, cosines, distance_bound, distances, magnitude_similarity
-    from gradhomog.domains import Domain, Split
+    from gradhomog.domains import Domain, Split, domain
     from gradhomog.ensemble import Ensemble
     from gradhomog.errors import (
         AmbiguousPluginError,
         ConfigError,
+        ConvergenceWarning,
         DataError,
         DisabledPluginError,
         ExpressionError,
@@ -29,37 +36,40 @@ if TYPE_CHECKING:
         PluginRunError,
         UnknownPluginError,
     )
-    from gradhomog.evidence import Evidence, TaskKey
     from gradhomog.homogenization import Homogenization
     from gradhomog.homogenizer import Homogenizer
     from gradhomog.hooks import hookimpl
-    from gradhomog.learners import Learner
-    from gradhomog.multitask.accumulation import accumulated
-    from gradhomog.multitask.backward import backward
-    from gradhomog.multitask.task_features import TaskFeatures, task_features
-    from gradhomog.pipelines import Pipeline
-    from gradhomog.registry import PluginInfo, Registry
+    from gradhomog.jacobian import Jacobian, as_jacobian
+    from gradhomog.learners import Learner, learner
+    from gradhomog.pipelines import Pipeline, pipeline
+    from gradhomog.registry import PluginInfo, Registry, available
     from gradhomog.reports import Evaluation, StageReport, StepReport, TaskRow, TaskRows
-    from gradhomog.rows import Rows, safe_sqrt
     from gradhomog.solvers import (
+        Solution,
         bargaining_weights,
         conflict_averse_weights,
         dual_cone_weights,
+        gramian_rounding,
         minimum_norm_weights,
     )
     from gradhomog.specs import DomainSpec, HomogenizerSpec, LearnerSpec
+    from gradhomog.square_root import safe_sqrt
+    from gradhomog.step import StageResult, Step
+    from gradhomog.task_key import TaskKey
     from gradhomog.tasks import Task, TaskBatch
 
-__version__ = "0.1.0"
-
 _HOMES = {
-    "api": ("available", "domain", "learner", "pipeline"),
+    "autograd.accumulation": ("accumulated",),
+    "autograd.backward": ("backward",),
+    "autograd.loss": ("loss",),
+    "autograd.task_features": ("TaskFeatures", "task_features"),
     "conflict": ("conflict_rate", "cosines", "distance_bound", "distances", "magnitude_similarity"),
-    "domains": ("Domain", "Split"),
+    "domains": ("Domain", "Split", "domain"),
     "ensemble": ("Ensemble",),
     "errors": (
         "AmbiguousPluginError",
         "ConfigError",
+        "ConvergenceWarning",
         "DataError",
         "DisabledPluginError",
         "ExpressionError",
@@ -72,20 +82,26 @@ _HOMES = {
         "PluginRunError",
         "UnknownPluginError",
     ),
-    "evidence": ("Evidence", "TaskKey"),
+    "homogenization": ("Homogenization",),
     "homogenizer": ("Homogenizer",),
     "hooks": ("hookimpl",),
-    "homogenization": ("Homogenization",),
-    "learners": ("Learner",),
-    "multitask.accumulation": ("accumulated",),
-    "multitask.backward": ("backward",),
-    "multitask.task_features": ("TaskFeatures", "task_features"),
-    "pipelines": ("Pipeline",),
-    "registry": ("PluginInfo", "Registry"),
+    "jacobian": ("Jacobian", "as_jacobian"),
+    "learners": ("Learner", "learner"),
+    "pipelines": ("Pipeline", "pipeline"),
+    "registry": ("PluginInfo", "Registry", "available"),
     "reports": ("Evaluation", "StageReport", "StepReport", "TaskRow", "TaskRows"),
-    "rows": ("Rows", "safe_sqrt"),
-    "solvers": ("bargaining_weights", "conflict_averse_weights", "dual_cone_weights", "minimum_norm_weights"),
+    "square_root": ("safe_sqrt",),
+    "solvers": (
+        "Solution",
+        "bargaining_weights",
+        "conflict_averse_weights",
+        "dual_cone_weights",
+        "gramian_rounding",
+        "minimum_norm_weights",
+    ),
     "specs": ("DomainSpec", "HomogenizerSpec", "LearnerSpec"),
+    "step": ("StageResult", "Step"),
+    "task_key": ("TaskKey",),
     "tasks": ("Task", "TaskBatch"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
@@ -93,18 +109,19 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = [
     "AmbiguousPluginError",
     "ConfigError",
+    "ConvergenceWarning",
     "DataError",
     "DisabledPluginError",
     "Domain",
     "DomainSpec",
     "Ensemble",
     "Evaluation",
-    "Evidence",
     "ExpressionError",
     "GradhomogError",
     "Homogenization",
     "Homogenizer",
     "HomogenizerSpec",
+    "Jacobian",
     "Learner",
     "LearnerSpec",
     "NonfiniteError",
@@ -116,9 +133,11 @@ __all__ = [
     "PluginLoadError",
     "PluginRunError",
     "Registry",
-    "Rows",
+    "Solution",
     "Split",
     "StageReport",
+    "StageResult",
+    "Step",
     "StepReport",
     "Task",
     "TaskBatch",
@@ -128,6 +147,7 @@ __all__ = [
     "TaskRows",
     "UnknownPluginError",
     "accumulated",
+    "as_jacobian",
     "available",
     "backward",
     "bargaining_weights",
@@ -138,8 +158,11 @@ __all__ = [
     "distances",
     "domain",
     "dual_cone_weights",
+    "gramian_rounding",
     "hookimpl",
+    "keyed",
     "learner",
+    "loss",
     "magnitude_similarity",
     "minimum_norm_weights",
     "pipeline",
@@ -149,10 +172,16 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "keyed":
+        return importlib.import_module("gradhomog.keyed")
     if name not in _HOME_OF:
+        from gradhomog.written_for_0_1 import REMOVED
+
+        if name in REMOVED:  # an AttributeError would lose its text in `from gradhomog import ...`
+            raise ImportError(f"gradhomog.{name} is of gradhomog 0.1: {REMOVED[name]}.")
         raise AttributeError(f"module 'gradhomog' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"gradhomog.{_HOME_OF[name]}"), name)
-    globals()[name] = value  # found once, it is an attribute like any other
+    globals()[name] = value  # an attribute from now on, which also replaces a submodule of this name
     return value
 
 

@@ -1,4 +1,4 @@
-"""Which of somebody else's code went wrong, and where: read off an exception's traceback; and how it is told."""
+"""Attribution of an exception to the plugin or function that raised it, and its description in one message."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
-import gradhomog
+from gradhomog._version import __version__
 
 
-def told(cause: BaseException) -> str:
-    """The error with the place where it was raised and our version, for a message that names the plugin before it."""
+def describe_error(cause: BaseException) -> str:
+    """Type, message, file, line and our version, for a message that begins with the plugin's name."""
     frames = traceback.extract_tb(cause.__traceback__)
     where = f"{frames[-1].filename}:{frames[-1].lineno}; " if frames else ""
-    return f"{type(cause).__name__}: {cause} ({where}gradhomog {gradhomog.__version__})"
+    return f"{type(cause).__name__}: {cause} ({where}gradhomog {__version__})"
 
 
-def passed_through(cause: BaseException, function: Callable[..., Any]) -> bool:
-    """Whether the error was raised in a function, or in what it called."""
+def raised_in(cause: BaseException, function: Callable[..., Any]) -> bool:
+    """Whether the error was raised in a function or in one that it called."""
     code: CodeType | None = getattr(function, "__code__", None)
     return any(frame.f_code is code for frame, _ in traceback.walk_tb(cause.__traceback__))
 
 
-def passed_through_package(cause: BaseException, module: str) -> bool:
-    """Whether the error was raised in a module's outermost package, or in what that called."""
+def raised_in_package(cause: BaseException, module: str) -> bool:
+    """Whether the error was raised in a module's outermost package, or in a function called from there."""
     package = module.partition(".")[0]
     names = (str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(cause.__traceback__))
     return any(name.partition(".")[0] == package for name in names)
 
 
 def in_one_line(error: str) -> str:
-    """An error's text as one line: its lines joined, without the traceback that may follow them."""
+    """An error's text as one line, without a traceback that follows it."""
     words = re.split(r"\n\n(?=Traceback \(most recent| *\+ Exception Group)", error)[0]
     return " ".join(words.split())

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
+from gradhomog import expression
+from gradhomog.errors import PluginRunError
+from gradhomog.registry import Registry, installed
 from gradhomog.tasks import Task
 
 Split = Literal["train", "val", "test", "all"]
@@ -50,3 +54,50 @@ class Domain(ABC):
         Learners that classify all training classes at once need both.
         """
         return ()
+
+
+def domain(text: str, *, size: int = 28, registry: Registry | None = None) -> Domain:
+    """A domain by name: `domain("glyphs:greek(background=0.3)", size=28)`, or by path: `domain("images/birds.npz")`.
+
+    `distribution:name` chooses between plugins of one name, and a further colon gives the variant. A text that ends in
+    `.npz` or `.json`, or holds a path separator, is a file or folder for the domain plugin `images`.
+
+    Raises:
+        UnknownPluginError, OptionError, DataError.
+    """
+    registry = registry or installed()
+    selector, variant, options = split_domain(text, registry)
+    info, _, made = registry.make("domains", selector, options, variant, size=size)
+    if not isinstance(made, Domain):
+        raise PluginRunError(
+            f"{info} must make a gradhomog.Domain; its factory returned {type(made).__name__}. {info.advice}"
+        )
+    return made
+
+
+def domain_plugin(text: str) -> str:
+    """The plugin named by a domain's text, as `Registry.find` accepts it."""
+    return split_domain(text, installed())[0]
+
+
+def domain_identity(text: str) -> str:
+    """The domain of a text without its options: two texts of one identity share their classes."""
+    plugin, variant, _ = split_domain(text, installed())
+    return f"{plugin}:{os.path.realpath(variant) if plugin.endswith('images') else variant}"
+
+
+def split_domain(text: str, registry: Registry) -> tuple[str, str, dict[str, Any]]:
+    """Plugin, variant and options of a domain's text."""
+    path, bracket, inside = text.partition("(")
+    plugins = {info.name for info in registry.list("domains")}
+    if path.endswith((".npz", ".json")) or "/" in path or "\\" in path or (path not in plugins and os.path.isdir(path)):
+        plugin, colon, rest = path.partition(":")
+        known = colon and plugin in registry.names("domains")
+        options = expression.parse_one("images" + bracket + inside)[1]
+        return (plugin, rest, options) if known else ("images", path, options)
+    selector, options = expression.parse_one(text)
+    parts = selector.split(":")
+    selectors = {info.selector for info in registry.list("domains")}
+    if len(parts) > 1 and ":".join(parts[:2]) in selectors:
+        return ":".join(parts[:2]), ":".join(parts[2:]), options
+    return parts[0], ":".join(parts[1:]), options

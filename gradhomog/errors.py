@@ -55,7 +55,11 @@ class NonfiniteError(GradhomogError, ArithmeticError):
 
 
 class NotDifferentiableError(GradhomogError):
-    """`create_graph=True` was asked of a pipeline with a homogenizer that is not differentiable."""
+    """A pipeline with a homogenizer that is not differentiable was called with `create_graph=True`."""
+
+
+class ConvergenceWarning(UserWarning):
+    """An iterative solver of a homogenizer stopped before it converged; the step was taken with its last iterate."""
 
 
 class DataError(GradhomogError, ValueError):

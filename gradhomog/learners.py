@@ -1,29 +1,25 @@
-"""The base class of all learners: a subclass turns one task into one row, everything else is here."""
+"""The base class of all learners: training step, probe and evaluation. A subclass computes one row per task."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from gradhomog.api import pipeline
-from gradhomog.errors import ConfigError, DataError, OptionError
-from gradhomog.evidence import TaskKey
-from gradhomog.pipelines import Pipeline
+from gradhomog import expression
+from gradhomog.assembly import Entry
+from gradhomog.errors import ConfigError, DataError, OptionError, PluginRunError
+from gradhomog.outer_optimizer import OuterOptimizer, check_holds
+from gradhomog.pipelines import Pipeline, pipeline
+from gradhomog.registry import Registry, installed
 from gradhomog.reports import Evaluation, StageReport, StepReport, TaskRow, TaskRows
 from gradhomog.scoring import Loss, accuracies, accuracy, default_loss
+from gradhomog.task_key import TaskKey
 from gradhomog.tasks import Task, TaskBatch
-
-
-class OuterOptimizer(Protocol):
-    """Anything that steps on `.grad`: `torch.optim`, `torchopt.Adam`, your own."""
-
-    def zero_grad(self) -> Any: ...
-    def step(self) -> Any: ...
 
 
 class Learner(ABC):
@@ -142,7 +138,10 @@ class Learner(ABC):
         Memory: one gradient per task, and the graph of one task.
         """
         batch = batch if isinstance(batch, TaskBatch) else TaskBatch.stack(batch)
-        with self.mode(training=True), self.homogenizers.attached(self.encoder), torch.enable_grad():
+        with (
+            self._head_checked(batch.query_x[0], batch.support_y, batch.query_y),
+            self.mode(training=True), self.homogenizers.attached(self.encoder), torch.enable_grad(),
+        ):  # fmt: skip
             found = self.batch_row(batch) or self._one_by_one(batch)
         jacobian = {}
         for name, parameter in self.named_parameters().items():
@@ -150,7 +149,7 @@ class Learner(ABC):
             jacobian[name] = parameter.new_zeros(len(batch), *parameter.shape) if rows is None else rows
         return TaskRows(
             jacobian, found.loss.double(), accuracies(found.outputs, batch.query_y), found.features,
-            found.feature_cotangents,
+            found.feature_grads,
         )  # fmt: skip
 
     def _one_by_one(self, batch: TaskBatch) -> TaskRow:
@@ -169,7 +168,7 @@ class Learner(ABC):
             jacobian,
             torch.stack([row.outputs for row in found]),
             [torch.stack(tap) for tap in zip(*(row.features for row in found), strict=True)],
-            [torch.stack(tap) for tap in zip(*(row.feature_cotangents for row in found), strict=True)],
+            [torch.stack(tap) for tap in zip(*(row.feature_grads for row in found), strict=True)],
         )
 
     def step(self, batch: TaskBatch | Sequence[Task], outer: OuterOptimizer) -> StepReport:
@@ -180,7 +179,7 @@ class Learner(ABC):
         Raises:
             OptionError: `outer` is an optimizer of PyTorch that holds none of the learner's parameters.
         """
-        _check_holds(outer, self.parameters())
+        check_holds(outer, self.parameters())
         batch = batch if isinstance(batch, TaskBatch) else TaskBatch.stack(batch)
         rows = self.rows(batch)
         result = self.homogenizers.homogenize(
@@ -188,12 +187,11 @@ class Learner(ABC):
             rows.losses,
             domains=batch.domains or None,
             features=rows.features,
-            feature_cotangents=rows.feature_cotangents,
+            feature_grads=rows.feature_grads,
             targets=batch.query_y,
             inspect=True,
         )
         direction = result.direction
-        assert isinstance(direction, dict)
         assert result.norms is not None
         assert result.cosines is not None
         outer.zero_grad()
@@ -209,38 +207,54 @@ class Learner(ABC):
     def probe(self, batch: TaskBatch | Sequence[Task]) -> list[StageReport]:
         """The encoder's rows of the same tasks without any homogenizer, with the first, with the first two, and so on.
 
-        What each module does to norms and cosines, also where it acts before rows exist (`attach`, `transform`). All
-        draw the same random numbers; nothing of the learner or its homogenizers changes. Without parameters
-        `encoder.*`, of all rows.
+        Shows the effect of each module on norms and cosines, also where it acts before rows exist (`attach`,
+        `transform`). All draw the same random numbers; nothing of the learner or its homogenizers changes. Without
+        parameters `encoder.*`, of all rows.
 
         Cost: one `rows` for each homogenizer that acts before rows exist, and one more.
         """
         batch = batch if isinstance(batch, TaskBatch) else TaskBatch.stack(batch)
-        whole, state = self.homogenizers, self.homogenizers.state_dict()
+        whole = self.homogenizers
         pattern = "encoder.*" if any(name.startswith("encoder.") for name in self.named_parameters()) else "*"
         found: list[StageReport] = []
         try:
             for count in range(len(whole) + 1):
-                whole.load_state_dict(state)
                 self.homogenizers = Pipeline(whole.members[:count], whole.nonfinite)
+                self.homogenizers.steps = whole.steps  # random numbers are a function of it
                 if count == 0 or whole.members[count - 1].before_rows:
                     with torch.random.fork_rng():  # of dropout in the network, the same for all too
                         rows = self.rows(batch)
                 gramian = self.homogenizers.gramian_after(
                     rows.jacobian, rows.losses, pattern, domains=batch.domains or None, features=rows.features,
-                    feature_cotangents=rows.feature_cotangents, targets=batch.query_y,
+                    feature_grads=rows.feature_grads, targets=batch.query_y,
                 )  # fmt: skip
                 found.append(StageReport.of(whole.members[count - 1].selector if count else "plain", gramian))
         finally:
             self.homogenizers = whole
-            whole.load_state_dict(state)
         return found
+
+    @contextmanager
+    def _head_checked(self, x: Tensor, *targets: Tensor) -> Iterator[None]:
+        """Report a head with fewer outputs than there are classes, which a loss reports as an index out of bounds."""
+        try:
+            yield
+        except (IndexError, RuntimeError) as cause:
+            classes = 1 + max((int(y.max()) for y in targets if not y.is_floating_point()), default=0)
+            if "out of bounds" in str(cause):
+                with self.mode(training=False), torch.no_grad():
+                    outputs = self.head(self.encoder(x[:1])).shape[-1]
+                if outputs < classes:
+                    raise DataError(
+                        f"`head` has {outputs} outputs, but the classes of the tasks go up to {classes - 1}. "
+                        f"Make a head with {classes} outputs, or number the classes of each task from 0."
+                    ) from cause
+            raise
 
     # -- meta-test ---------------------------------------------------------------------------------------------------
 
     def predict(self, support_x: Tensor, support_y: Tensor, query_x: Tensor) -> Tensor:
         """Adapt to a support set and return the outputs for `query_x`, with every homogenizer removed."""
-        with self.mode(training=False):
+        with self._head_checked(support_x, support_y), self.mode(training=False):
             return self._outputs(support_x, support_y, query_x)
 
     def _outputs(self, *inputs: Tensor) -> Tensor:
@@ -253,8 +267,9 @@ class Learner(ABC):
         result = Evaluation()
         with self.mode(training=False):
             for task in tasks:
-                outputs = self._outputs(task.support_x, task.support_y, task.query_x)
-                loss = float(self.loss(outputs, task.query_y))
+                with self._head_checked(task.support_x, task.support_y, task.query_y):
+                    outputs = self._outputs(task.support_x, task.support_y, task.query_x)
+                    loss = float(self.loss(outputs, task.query_y))
                 score = accuracy(outputs, task.query_y)
                 if score is None:
                     result.metric, score = "mse", float((outputs - task.query_y).square().mean())
@@ -264,17 +279,6 @@ class Learner(ABC):
         if not result.scores:
             raise DataError("`tasks` must hold at least one task to evaluate; got none.")
         return result
-
-
-def _check_holds(outer: OuterOptimizer, parameters: Iterable[Tensor]) -> None:
-    if not isinstance(outer, torch.optim.Optimizer):
-        return  # its parameters are its own affair
-    held = {id(parameter) for group in outer.param_groups for parameter in group["params"]}
-    if held.isdisjoint(id(parameter) for parameter in parameters):
-        raise OptionError(
-            "`outer` holds none of the learner's parameters, so its step would train nothing. "
-            "Make it with learner.parameters()."
-        )
 
 
 @contextmanager
@@ -287,3 +291,28 @@ def _mode(modules: Iterable[nn.Module], training: bool) -> Iterator[None]:
     finally:
         for part, was in before:
             part.training = was
+
+
+def learner(
+    name: str,
+    encoder: nn.Module,
+    head: nn.Module,
+    *,
+    homogenizers: str | Pipeline | Sequence[Entry] | None = None,
+    registry: Registry | None = None,
+    **options: Any,
+) -> Learner:
+    """A learner by name: `learner("maml", encoder, head, homogenizers="pcgrad", inner_steps=5)`.
+
+    `name` may have options too, as in a run file: `"maml(first_order=true)"`; keywords override them.
+    """
+    selector, written = expression.parse_one(name)
+    pipe = pipeline(homogenizers, registry=registry)
+    info, _, made = (registry or installed()).make(
+        "learners", selector, {**written, **options}, encoder, head, homogenizers=pipe
+    )
+    if not isinstance(made, Learner):
+        raise PluginRunError(
+            f"{info} must make a gradhomog.Learner; its factory returned {type(made).__name__}. {info.advice}"
+        )
+    return made

@@ -1,10 +1,11 @@
-"""A pipeline: homogenizers in the user's order, compiled into a chain of the stages they override."""
+"""A pipeline of homogenizers, made from names, options and objects, and its step."""
 
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -12,17 +13,53 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog import expression
-from gradhomog import rows as row_math
-from gradhomog.engine.chain import Chain
-from gradhomog.engine.finite import Nonfinite
-from gradhomog.engine.given import at_taps, check_members, check_step
-from gradhomog.engine.member import Member
-from gradhomog.engine.observation import Observation
-from gradhomog.errors import ConfigError, GradhomogError, OptionError
-from gradhomog.evidence import TaskKey, task_keys
-from gradhomog.homogenization import Homogenization
+from gradhomog.assembly import Entry, assemble
+from gradhomog.errors import ConfigError, ConvergenceWarning, OptionError
+from gradhomog.homogenization import Homogenization, PendingStep
 from gradhomog.homogenizer import Homogenizer, Part
-from gradhomog.rows import AnyRows, Direction, Rows
+from gradhomog.jacobian import Direction, all_finite
+from gradhomog.member import Member
+from gradhomog.nonfinite import Nonfinite, drop_nonfinite, find_cause, require_finite_inputs
+from gradhomog.registry import Registry, installed
+from gradhomog.stages import Stages, attached, report
+from gradhomog.step import seeded_generator
+from gradhomog.step_inputs import Rows, features_at_taps, make_step_inputs
+from gradhomog.task_key import TaskKey
+
+PART_NUMBERS: Mapping[Part, int] = {"support": 1, "query": 2}
+
+
+def pipeline(
+    homogenizers: str | Pipeline | Sequence[Entry] | None = None,
+    *,
+    nonfinite: Nonfinite | None = None,
+    registry: Registry | None = None,
+    debug: bool = False,
+) -> Pipeline:
+    """Homogenizers by name, with options, in the order in which they act.
+
+    A preset, whose factory returns entries instead of a homogenizer, is expanded in place.
+
+    Args:
+        homogenizers: text such as `"isi + reweight(beta=1.5)"`; or a list of names, `(name, options)` and `Homogenizer`
+            objects; `"none"`, `""`, `[]` or None for the empty pipeline, which is the plain learner. A Pipeline is
+            returned as it is.
+        nonfinite: see `Pipeline`; `"raise"` by default.
+        registry: where names are looked up; by default the installed distributions.
+        debug: after every stage, raise if it wrote to what it received; costs a copy of the rows per stage.
+
+    Raises:
+        ExpressionError, UnknownPluginError, AmbiguousPluginError, DisabledPluginError, PluginLoadError, OptionError.
+
+    >>> pipeline("static(weights=[1, 3]) + pcgrad")
+    Pipeline('static(weights=[1, 3]) + pcgrad', nonfinite='raise')
+    """
+    if isinstance(homogenizers, Pipeline):
+        if nonfinite not in (None, homogenizers.nonfinite):
+            raise OptionError(f"the pipeline has nonfinite={homogenizers.nonfinite!r}; it cannot be {nonfinite!r} too.")
+        return homogenizers
+    members, text = assemble(homogenizers, registry or installed())
+    return Pipeline(members, nonfinite or "raise", text, debug=debug)
 
 
 class Pipeline:
@@ -30,20 +67,27 @@ class Pipeline:
 
     Args:
         members: in the order in which their stages act.
-        nonfinite: what to do with a task whose loss or row holds NaN or infinity: `"raise"` a `NonfiniteError` naming
-            it and leave all state untouched, or `"drop"` it and take the mean over the others.
-        text: what the user wrote, where that is not the names of the members.
+        nonfinite: the policy for a task whose loss or row holds NaN or infinity: `"raise"` a `NonfiniteError` that names
+            it and leave all state as it was, or `"drop"` the task and take the mean over the others.
+        text: the text that the user wrote, where it differs from the names of the members.
+        debug: see `pipeline`.
+
+    Attributes:
+        steps: the number of completed steps, from which random numbers are derived.
     """
 
-    def __init__(self, members: Sequence[Member] = (), nonfinite: Nonfinite = "raise", text: str | None = None) -> None:
+    def __init__(
+        self, members: Sequence[Member] = (), nonfinite: Nonfinite = "raise", text: str | None = None, *,
+        debug: bool = False,
+    ) -> None:  # fmt: skip
         if nonfinite not in ("raise", "drop"):
             raise OptionError(f"`nonfinite` must be 'raise' or 'drop'; got {nonfinite!r}.")
-        check_members(members)
-        self.members = tuple(members)
+        self.members, self.debug = tuple(members), debug
         self.nonfinite: Nonfinite = nonfinite
+        self.steps = 0
         self._text = text
-        self._chain = Chain(self.members)
         self._parts: dict[str, Pipeline] = {}
+        self.stages = Stages(self.members)
 
     def __str__(self) -> str:
         if self._text is not None:
@@ -61,36 +105,24 @@ class Pipeline:
 
     # -- stages before the rows --------------------------------------------------------------------------------------
 
-    @contextmanager
-    def attached(self, encoder: nn.Module) -> Iterator[None]:
-        """Within the context the encoder computes as the `attach` stages want; afterwards as before, even on errors."""
-        with ExitStack() as stack:
-            for member in self._chain.attaching:
-                for handle in member.attach(encoder):
-                    stack.callback(member.detach, handle)
-            try:
-                yield
-            except GradhomogError:
-                raise
-            except Exception as cause:
-                for member in self._chain.attaching:
-                    if member.caused(cause):
-                        raise member.failure("what its `attach` attached", cause) from cause
-                raise
+    def attached(self, encoder: nn.Module) -> AbstractContextManager[None]:
+        """Within the context the `attach` stages act on the encoder; afterwards it is as before, after errors too."""
+        return attached(self.stages.attaching, encoder)
 
     def begin(self, key: TaskKey, part: Part) -> None:
-        """Tell what is attached which inputs the encoder runs on from now on."""
-        for member in self._chain.beginning:
-            member.begin(key, part)
+        """Announce to attached homogenizers which inputs the encoder runs on until the next call."""
+        for member in self.stages.beginning:
+            generator = seeded_generator(member.homogenizer.seed, self.steps, key.slot, PART_NUMBERS[part])
+            member.begin(key, part, generator)
 
     def transform(self, features: Tensor, keys: Sequence[TaskKey]) -> list[Tensor]:
-        """Pass query features `[tasks, queries, features]` through the `transform` stages.
+        """Apply the `transform` stages to query features `[tasks, queries, features]`.
 
-        Returns the features before the first stage and after each: the last goes to the head, and the loss's
-        derivatives by all of them are the `feature_cotangents` that `homogenize` takes.
+        Returns the features before the first stage and after each. The last go to the head; the gradients of the losses
+        w.r.t. all of them are the `feature_grads` of `homogenize`.
         """
         taps = [features]
-        for member in self._chain.transforming:
+        for member in self.stages.transforming:
             taps.append(member.transform(taps[-1], keys))
         return taps
 
@@ -103,21 +135,21 @@ class Pipeline:
         *,
         domains: Sequence[str] | None = None,
         features: Tensor | Sequence[Tensor] = (),
-        feature_cotangents: Tensor | Sequence[Tensor] = (),
+        feature_grads: Tensor | Sequence[Tensor] = (),
         targets: Tensor | None = None,
         create_graph: bool = False,
-    ) -> Direction:
-        """One whole step: rows in, the direction of the shared parameters out, `update` included.
+    ) -> Tensor | Direction:
+        """One whole step: task gradients in, the direction of the shared parameters out, states updated.
 
         Args:
             jacobian: one gradient per task, `[tasks, params]` or a dict of `[tasks, *shape]`; never copied as a whole
                 and never written to. Its dtype is the direction's; N×N algebra is done in float64.
-            losses: `[tasks]`, for the homogenizers that need them.
-            domains: one name per task, for state held by domain.
-            features, feature_cotangents: `[tasks, queries, features]`, for the homogenizers that learn from them: what
-                went into `transform` and the losses' derivatives by what came out of it. Where several homogenizers
-                transform, sequences: all that `transform` returned, and the derivatives by each.
-            targets: `[tasks, queries]`, the classes of the queries, for those that tell them apart.
+            losses: `[tasks]`, for homogenizers that need them.
+            domains: one name per task, for state by domain.
+            features, feature_grads: `[tasks, queries, features]`, for homogenizers that need them: the input of
+                `transform`, and the gradients of the losses w.r.t. its output. Where several homogenizers transform,
+                sequences: all that `transform` returned, and the gradients w.r.t. each.
+            targets: `[tasks, queries]`, the classes of the queries.
             create_graph: keep the graph from jacobian and losses to the direction. Every homogenizer must claim
                 `differentiable`.
 
@@ -125,96 +157,106 @@ class Pipeline:
             `[params]`, or a dict of `[*shape]`.
 
         Raises:
-            NonfiniteError, NotDifferentiableError, OptionError, PluginRunError, DataError.
+            NonfiniteError, NotDifferentiableError, OptionError, PluginRunError, DataError: no state was changed.
 
-        Cost: one pass over the rows for the Gramian (if a method needs it) and one for the direction.
+        Cost: one read of the rows for the direction, and one for the Gramian if a method needs it.
 
         >>> import torch, gradhomog
         >>> jacobian = torch.tensor([[1.0, 0.0], [-1.0, 1.0]])
         >>> gradhomog.pipeline("pcgrad").combine(jacobian)
         tensor([0.2500, 0.7500])
         """
-        if losses is not None and not isinstance(losses, Tensor):
-            losses = torch.stack([torch.as_tensor(loss, dtype=torch.float64) for loss in losses])
-        transforms = len(self._chain.transforming)
-        return self.homogenize(
-            jacobian,
-            losses,
-            domains=domains,
-            features=at_taps("features", features, transforms),
-            feature_cotangents=at_taps("feature_cotangents", feature_cotangents, transforms),
-            targets=targets,
-            create_graph=create_graph,
-        ).direction
+        if len(features) or len(feature_grads):
+            transforms = len(self.stages.transforming)
+            features = features_at_taps("features", features, transforms)
+            feature_grads = features_at_taps("feature_grads", feature_grads, transforms)
+        step = self.compute(
+            jacobian, losses, domains=domains, features=list(features), feature_grads=list(feature_grads),
+            targets=targets, create_graph=create_graph,
+        )  # fmt: skip
+        step.commit()
+        direction = step.result.direction
+        return direction[""] if isinstance(jacobian, Tensor) else direction
 
     def homogenize(
+        self, jacobian: Rows, losses: Tensor | Sequence[float] | None = None, **options: Any
+    ) -> Homogenization:
+        """`combine` for learners and trainers, with a report of the step. Options as of `compute`."""
+        pending = self.compute(jacobian, losses, **options)
+        pending.commit()
+        return pending.result
+
+    def compute(
         self,
-        jacobian: AnyRows,
-        losses: Tensor | None = None,
+        jacobian: Rows,
+        losses: Tensor | Sequence[float] | None = None,
         *,
         domains: Sequence[str] | None = None,
+        slots: Sequence[int] | None = None,
         features: Sequence[Tensor] = (),
-        feature_cotangents: Sequence[Tensor] = (),
+        feature_grads: Sequence[Tensor] = (),
         targets: Tensor | None = None,
         create_graph: bool = False,
         inspect: bool = False,
         nonfinite: Nonfinite | None = None,
-    ) -> Homogenization:
-        """`combine` for learners: takes the features at every tap of `transform`, and tells more of the step.
+    ) -> PendingStep:
+        """The step up to the new states, which `commit` of the result assigns.
 
-        With `inspect` the Gramian of the rows is computed even if no stage needs it; `nonfinite` is for this step only.
+        Args:
+            domains, targets, create_graph: as of `combine`.
+            slots: places of the tasks in the full batch, where some tasks are absent from this step.
+            features, feature_grads: `[tasks, queries, features]` at every tap of `transform`.
+            inspect: compute the Gramian of the rows, also after every stage, even if no stage needs it.
+            nonfinite: for this step only.
         """
-        tasks = check_step(self.members, jacobian, losses, domains, create_graph)
-        if not create_graph:
-            jacobian = row_math.detach(jacobian)
-            losses = None if losses is None else losses.detach()
-        keys = task_keys(tasks, tuple(domains or ()))
-        chain = self._chain
-        gramian_wanted = chain.needs_gramian or inspect
-        whole = Observation(
-            jacobian, losses, keys, features, feature_cotangents, targets, gramian_wanted=gramian_wanted
+        inputs = make_step_inputs(
+            self.members, jacobian, losses, domains=domains, slots=slots, features=features,
+            feature_grads=feature_grads, targets=targets, create_graph=create_graph,
         )  # fmt: skip
-        # One mode for all: a statistic that is computed (and cached) without a graph would cut it for later readers.
         with torch.set_grad_enabled(create_graph):
-            policy, judged = nonfinite or self.nonfinite, chain.judged(gramian_wanted)
-            drawn = chain.positions() if judged == "afterwards" else []
-            observation, kept = chain.finite(whole, policy, judged)
-            acted = chain.act(observation, inspect)
-            direction, weights = acted.direction()
-            if judged == "afterwards" and not row_math.all_finite(direction):
-                for generator, position in drawn:
-                    generator.set_state(position)
-                observation, kept = chain.finite(whole, policy, "rows")
-                acted = chain.act(observation, inspect)
-                direction, weights = acted.direction()
-            chain.check(direction)
-        if chain.updating:
-            with torch.no_grad():
-                chain.update(acted)
-        known = "block_gramians" in observation.__dict__
-        gramian = observation.gramian() if inspect or known else None
-        if create_graph:
-            gramian = None if gramian is None else gramian.detach()
-            weights = None if weights is None else weights.detach()
-        return Homogenization(direction, kept, weights, gramian, acted.stages, chain.measured())
+            if (nonfinite or self.nonfinite) == "drop":
+                inputs = drop_nonfinite(inputs)
+            if inspect or "gramian" in self.stages.needs:
+                _ = inputs.jacobian.total_gramian  # norms are then read off its diagonal
+            elif "norms" in self.stages.needs:
+                _ = (
+                    inputs.jacobian.total_squared_norms
+                )  # a lazy Jacobian is differentiated before its mean frees the graph
+            rows, acted = self.stages.run(inputs, self.steps, self.debug)
+            direction = rows.mean()
+        others = [*inputs.feature_grads] if inputs.losses is None else [inputs.losses, *inputs.feature_grads]
+        if not all_finite([*direction.values(), *others]):
+            require_finite_inputs(inputs, self.stages.transforming)
+            raise find_cause(inputs, acted)
+        measured, states = self.stages.new_states(inputs, acted, self.steps, create_graph, self.debug)
+
+        def commit() -> None:
+            for member, state in states:
+                member.homogenizer.assign_state(state)
+            self.steps += 1
+
+        result = report(inputs, direction, rows, acted, measured, inspect)
+        if result.unconverged:
+            warnings.warn(f"the solver of {' and '.join(result.unconverged)} did not converge", ConvergenceWarning, 3)
+        return PendingStep(result, commit)
 
     def gramian_after(self, jacobian: Rows, losses: Tensor, parameters: str = "*", **shown: Any) -> Tensor:
         """The Gramian of the rows after all `mix` and `rows` stages, over the parameters that a glob pattern matches.
 
-        For looking, not for stepping: no `update`, no direction. `shown` as for `homogenize`.
+        For inspection: no direction is formed and no state changes. `shown` as of `make_step_inputs`.
         """
-        domains = shown.pop("domains", None)
-        keys = task_keys(len(losses), tuple(domains or ()))
+        inputs = make_step_inputs(self.members, jacobian, losses, **shown)
         with torch.no_grad():
-            observation, _ = self._chain.finite(Observation(jacobian, losses, keys, **shown), self.nonfinite, "norms")
-            return self._chain.act(observation, True).last().gramian(parameters)
+            if self.nonfinite == "drop":
+                inputs = drop_nonfinite(inputs)
+            return self.stages.run(inputs, self.steps, self.debug)[0].gramian(parameters)
 
     # -- state -------------------------------------------------------------------------------------------------------
 
     def part(self, name: str) -> Pipeline:
-        """The pipeline of one group of parameters, where groups are homogenized apart: with a state of its own.
+        """The pipeline of one group of parameters, where groups are homogenized separately: with a state of its own.
 
-        It starts as this one is when the group is first asked for, and is saved and loaded with this one.
+        It starts as a copy of this one, and is saved and loaded with it.
 
         Raises:
             OptionError: a homogenizer acts before the rows exist, so that there is one of it for all parameters.
@@ -227,20 +269,25 @@ class Pipeline:
                         "Leave it out, or homogenize all parameters together (per='model')."
                     )
             copies = [replace(member, homogenizer=copy.deepcopy(member.homogenizer)) for member in self.members]
-            self._parts[name] = Pipeline(copies, self.nonfinite, self._text)
+            self._parts[name] = Pipeline(copies, self.nonfinite, self._text, debug=self.debug)
         return self._parts[name]
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the homogenizers carry, fit for `torch.save`; empty entries for those that carry nothing."""
+        """The number of steps and the state of every homogenizer and group, fit for `torch.save`."""
         whole = {f"{index}:{m.selector}": m.state_dict() for index, m in enumerate(self.members)}
-        return whole | {f"part {name}": part.state_dict() for name, part in self._parts.items()}
+        parts = {f"part {name}": part.state_dict() for name, part in self._parts.items()}
+        return {"steps": self.steps, **whole, **parts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a saved state; the pipeline must have the same homogenizers in the same order."""
+        """Replace the state by a saved one; the pipeline must have the same homogenizers in the same order.
+
+        Raises:
+            ConfigError: it was saved by another pipeline; the state is unchanged.
+        """
         names = [f"{index}:{member.selector}" for index, member in enumerate(self.members)]
         parts = [name for name in state if name.startswith("part ")]
-        if list(state) != [*names, *parts]:
-            raise ConfigError(f"the saved state is of the pipeline {list(state)}; this one is {names}.")
+        if list(state) != ["steps", *names, *parts]:
+            raise ConfigError(f"the saved state is of the pipeline {list(state)}; this one is {['steps', *names]}.")
         before, parts_before = self.state_dict(), dict(self._parts)
         try:
             for name, member in zip(names, self.members, strict=True):
@@ -253,3 +300,4 @@ class Pipeline:
             for name, member in zip(names, self.members, strict=True):  # all or nothing
                 member.load_state_dict(before[name])
             raise
+        self.steps = state["steps"]

@@ -21,14 +21,14 @@ class TaskRow:
         gradients: one per parameter of `Learner.named_parameters`; None where the loss does not depend on it.
         outputs: of the adapted network on the query set, outside the graph.
         features: query features `[queries, features]` before and after each `transform` stage.
-        feature_cotangents: derivative of the loss by each of these.
+        feature_grads: derivative of the loss by each of these.
     """
 
     loss: Tensor
     gradients: Mapping[str, Tensor | None]
     outputs: Tensor
     features: Sequence[Tensor] = ()
-    feature_cotangents: Sequence[Tensor] = ()
+    feature_grads: Sequence[Tensor] = ()
 
 
 @dataclass
@@ -39,14 +39,14 @@ class TaskRows:
         jacobian: by parameter name, `[tasks, *shape]`.
         losses: query losses, float64 `[tasks]`.
         accuracies: share of the query set that is classified correctly, float64 `[tasks]`; None for regression.
-        features, feature_cotangents: at each tap of the pipeline's `transform`, `[tasks, queries, features]`.
+        features, feature_grads: at each tap of the pipeline's `transform`, `[tasks, queries, features]`.
     """
 
     jacobian: dict[str, Tensor]
     losses: Tensor
     accuracies: Tensor | None
     features: Sequence[Tensor] = ()
-    feature_cotangents: Sequence[Tensor] = ()
+    feature_grads: Sequence[Tensor] = ()
 
 
 @dataclass

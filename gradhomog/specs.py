@@ -1,51 +1,55 @@
-"""What a plugin tells about itself: a factory, a sentence, a source, and its claims.
+"""Descriptions that plugins return from their hooks: factory, summary, reference, traits.
 
-No torch here: `gradhomog show` and the registry read these without it.
+This module imports neither torch nor the classes that factories make: the registry and `gradhomog list` read it alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from gradhomog.errors import PluginLoadError
 
-if TYPE_CHECKING:
-    from gradhomog.domains import Domain
-    from gradhomog.homogenizer import Homogenizer
-    from gradhomog.learners import Learner
-
-STATISTICS = frozenset({"losses", "norms", "gramian", "rows", "features"})
-"""What a homogenizer can need: the host computes each once per step, and only if something needs it."""
+STATISTICS = frozenset({"losses", "norms", "gramian", "jacobian", "features"})
+"""Statistics that a homogenizer can declare as needed: each is computed once per step, and only if one needs it."""
 
 TRAITS = frozenset(
     {
         "differentiable",  # the direction is differentiable in rows and losses: gradcheck passes
-        "stateful",  # something is carried from step to step: state_dict is not empty
-        "stochastic",  # draws from its own generator
+        "stateful",  # `state_names` is not empty
+        "stochastic",  # draws from `step.generator`
         "momentum",  # averages rows over steps: only its first step on identical tasks is that of the plain learner
         "permutation_equivariant",  # the tasks' order changes nothing
+        "loss_scale_invariant",  # a common factor of the losses, 1e-12 to 1e12, changes nothing
         "scale_equivariant",  # a common factor of the rows is the same factor of the direction
         "rotation_equivariant",  # a rotation of parameter space rotates the direction: only inner products count
         "non_conflicting",  # the direction has no negative inner product with any row
         "orthogonal",  # `transform` is a rotation of feature space: linear, keeps inner products, determinant one
     }
 )
-"""What a homogenizer can claim, of its defaults. A claim is tested; what is not claimed is not promised."""
+"""Claims about a homogenizer with default options. The conformance kit tests each one that is made."""
 
 LEARNER_TRAITS = frozenset(
     {
-        "exact_rows",  # a row is the whole derivative of the task's query loss by the parameters: finite differences
+        "exact_rows",  # a row is the whole gradient of the task's query loss w.r.t. the parameters: finite differences
     }
 )
-"""What a learner can claim."""
+"""Claims about a learner."""
+
+
+class Seeded(Protocol):
+    """An object with a seed, such as a homogenizer."""
+
+    seed: int
 
 
 def _subset(given: Iterable[str], allowed: frozenset[str], what: str) -> frozenset[str]:
     if isinstance(given, str):
-        raise PluginLoadError(f"a {what} must stand in a set: {{{given!r}}}; got the text {given!r}.")
+        raise PluginLoadError(f"a {what} must be in a set: {{{given!r}}}; got the text {given!r}.")
     names = frozenset(given)
+    if "rows" in names - allowed:
+        raise PluginLoadError(f"{what} 'rows' is of gradhomog 0.1; write 'jacobian'.")
     if unknown := sorted(names - allowed):
         raise PluginLoadError(f"unknown {what} {', '.join(map(repr, unknown))}; known: {', '.join(sorted(allowed))}.")
     return names
@@ -57,21 +61,25 @@ class HomogenizerSpec:
 
     Attributes:
         factory: called with the user's options as keywords; returns a `Homogenizer`, or, as a preset, a list of entries
-            as `gradhomog.pipeline` takes them. Its signature *is* the list of options.
+            as `gradhomog.pipeline` accepts them. Its signature is the list of options; annotations such as
+            `Annotated[float, annotated_types.Gt(0)]` and `Literal["a", "b"]` are their ranges.
         summary: one line for `gradhomog list`.
-        reference: where the method comes from: authors, year, DOI or arXiv number.
+        reference: authors, year, DOI or arXiv number.
         traits: claims, from `TRAITS`.
         needs: statistics read in any stage, from `STATISTICS`. Reading one that is not declared is an error.
-        last: whether it must be the last of a pipeline, because its promise is about the step itself. A pipeline in
-            which another one comes after it is refused.
+        last: whether it must be the last of a pipeline, because its promise is about the step itself. A pipeline with
+            another one after it is refused.
+        max_tasks: the largest number of tasks that memory and time allow; more are refused before any is allocated.
+            None without a limit.
     """
 
-    factory: Callable[..., Homogenizer | Sequence[Any]]
+    factory: Callable[..., Any]
     summary: str
     reference: str = ""
     traits: Set[str] = field(default_factory=frozenset)
     needs: Set[str] = field(default_factory=frozenset)
     last: bool = False
+    max_tasks: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "traits", _subset(self.traits, TRAITS, "trait"))
@@ -88,7 +96,7 @@ class LearnerSpec:
         traits: claims, from `LEARNER_TRAITS`.
     """
 
-    factory: Callable[..., Learner]
+    factory: Callable[..., Any]
     summary: str
     reference: str = ""
     traits: Set[str] = field(default_factory=frozenset)
@@ -105,10 +113,10 @@ class DomainSpec:
         factory: called as `factory(variant, size=size, **options)`, where `variant` is what the user wrote after the
             colon (`""` if nothing) and `size` the side of images in pixels; returns a `Domain`.
         summary, reference: as in `HomogenizerSpec`.
-        variants: the names accepted after the colon, for listings and suggestions; empty if any text is.
+        variants: the names accepted after the colon, for listings and suggestions; empty if any text is accepted.
     """
 
-    factory: Callable[..., Domain]
+    factory: Callable[..., Any]
     summary: str
     reference: str = ""
     variants: tuple[str, ...] = ()
@@ -120,4 +128,4 @@ SIGNATURE_ONLY: dict[type[Any], tuple[str, ...]] = {
     LearnerSpec: ("encoder", "head", "homogenizers"),
     DomainSpec: ("variant", "size"),
 }
-"""Parameters of each kind of factory that the host supplies: they are not options of the user."""
+"""Parameters of each kind of factory that the host supplies; they are no options of the user."""

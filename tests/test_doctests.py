@@ -1,4 +1,4 @@
-"""The examples in docstrings, of all modules that are installed."""
+"""Doctests of all installed modules."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def source(name: str) -> str:
 WITH_EXAMPLES = [name for name in MODULES if ">>> " in source(name)]
 
 
-def test_no_module_is_passed_over() -> None:
+def test_every_file_is_a_module_that_is_searched() -> None:
     files = {
         ".".join(path.relative_to(folder.parent).with_suffix("").parts).removesuffix(".__init__")
         for package in PACKAGES
@@ -42,7 +42,7 @@ def test_no_module_is_passed_over() -> None:
 
 
 @pytest.mark.parametrize("name", WITH_EXAMPLES)
-def test_the_examples_give_what_they_show(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctests_of_a_module_pass(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     result = doctest.testmod(importlib.import_module(name), extraglobs={"torch": torch, "gradhomog": gradhomog})
     assert result.attempted > 0

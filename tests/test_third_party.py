@@ -1,4 +1,4 @@
-"""The example distribution is installed for real and used by name."""
+"""The example distribution installs with pip and works by name."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_it_is_listed_without_being_imported(site: Path) -> None:
         "print(info)\n"
         "assert not {'gradhomog_signvote', 'torch'} & set(sys.modules)\n"
     )
-    assert run(site, "-c", code) == "homogenizer 'signvote' of gradhomog-signvote 0.1.0 (gradhomog_signvote)\n"
+    assert run(site, "-c", code) == "homogenizer 'signvote' of gradhomog-signvote 0.2.0 (gradhomog_signvote)\n"
 
 
 def test_it_combines_with_a_built_in_homogenizer_as_computed_by_hand(site: Path) -> None:
@@ -66,6 +66,7 @@ def test_it_combines_with_a_built_in_homogenizer_as_computed_by_hand(site: Path)
     assert run(site, "-c", code) == "equal\n"
 
 
+@pytest.mark.slow
 def test_its_own_tests_and_examples_pass(site: Path) -> None:
     shutil.copytree(EXAMPLE / "tests", site / "own_tests", ignore=shutil.ignore_patterns("__pycache__"))
     (site / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")

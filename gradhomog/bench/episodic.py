@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gradhomog import api, expression
+from gradhomog import expression
 from gradhomog.bench import networks
 from gradhomog.bench.config import Config
 from gradhomog.bench.episodes import EpisodeStream
@@ -17,10 +17,11 @@ from gradhomog.bench.plan import Run
 from gradhomog.bench.saliency import write_looks
 from gradhomog.bench.streams import Streams, streams
 from gradhomog.bench.trainee import device
-from gradhomog.engine.member import Member
 from gradhomog.ensemble import Ensemble
 from gradhomog.errors import ConfigError
 from gradhomog.learners import Learner
+from gradhomog.member import Member
+from gradhomog.pipelines import pipeline
 from gradhomog.registry import installed, options
 from gradhomog.reports import Evaluation, StageReport, StepReport
 
@@ -36,7 +37,7 @@ def make_learner(config: Config, run: Run, source: Streams) -> Learner:
         flatten=chosen.get("maps") is not True,
     )  # fmt: skip
     where = device(config.device)
-    pipe = api.pipeline(run.homogenizers, nonfinite=config.train.nonfinite)
+    pipe = pipeline(run.homogenizers, nonfinite=config.train.nonfinite)
     made: Learner = installed().make(
         "learners", selector, chosen, encoder.to(where), head.to(where), homogenizers=pipe
     )[2]

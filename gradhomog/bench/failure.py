@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import traceback
 
-from gradhomog import api, expression
+from gradhomog import expression
 from gradhomog.bench.config import Config
 from gradhomog.bench.plan import Run
-from gradhomog.blame import passed_through_package, told
+from gradhomog.blame import describe_error, raised_in_package
+from gradhomog.domains import domain_plugin
 from gradhomog.errors import GradhomogError
 from gradhomog.registry import installed
 from gradhomog.registry.plugininfo import PluginInfo
@@ -21,15 +22,15 @@ def reason(config: Config, run: Run, error: Exception) -> str:
     if isinstance(error, GradhomogError):
         return str(error)
     strangers = [info for info in _plugins(config, run) if info.distribution != "gradhomog"]
-    author = next((info for info in strangers if passed_through_package(error, info.module)), None)
-    line = f"{author} raised {told(error)} {author.advice}" if author else told(error)
+    author = next((info for info in strangers if raised_in_package(error, info.module)), None)
+    line = f"{author} raised {describe_error(error)} {author.advice}" if author else describe_error(error)
     return f"{line}\n\n{''.join(traceback.format_exception(error))}"
 
 
 def _plugins(config: Config, run: Run) -> list[PluginInfo]:
     if config.problem is not None:  # its code is ours
         return []
-    domains = dict.fromkeys(api.domain_plugin(text) for text in (*config.domains.train, *config.domains.test))
+    domains = dict.fromkeys(domain_plugin(text) for text in (*config.domains.train, *config.domains.test))
     return [
         *(installed().find("domains", selector) for selector in domains),
         installed().find("learners", expression.parse_one(run.learner)[0]),

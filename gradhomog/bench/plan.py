@@ -7,11 +7,12 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from gradhomog import api, expression
+from gradhomog import expression
 from gradhomog.bench import problems
 from gradhomog.bench.config import Config
 from gradhomog.bench.results import SINGLE
 from gradhomog.errors import ConfigError, GradhomogError
+from gradhomog.pipelines import pipeline
 from gradhomog.registry import installed
 
 
@@ -71,7 +72,7 @@ def methods(config: Config) -> list[Method]:
                 continue
             try:
                 alternatives = expression.parse_alternatives(text)
-                candidates = tuple(str(api.pipeline(expression.render(members))) for members in alternatives)
+                candidates = tuple(str(pipeline(expression.render(members))) for members in alternatives)
             except GradhomogError as cause:
                 raise ConfigError(f"`homogenizers`: {cause}") from cause
             names = dict.fromkeys(" + ".join(name for name, _ in members) or "none" for members in alternatives)
@@ -90,7 +91,7 @@ def methods(config: Config) -> list[Method]:
 
 def distributions(config: Config, rows: list[Method]) -> dict[str, str]:
     """The distributions, with versions, that the pipelines and learners of a comparison come from."""
-    found = [m.info for row in rows for text in row.candidates for m in api.pipeline(text).members]
+    found = [m.info for row in rows for text in row.candidates for m in pipeline(text).members]
     if config.problem is None:
         found += [installed().find("learners", expression.parse_one(learner)[0]) for learner in config.learners]
     return {info.distribution: info.version for info in found if info is not None}

@@ -7,10 +7,9 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from gradhomog import api
 from gradhomog.bench.config import Config
 from gradhomog.bench.episodes import EpisodeStream
-from gradhomog.domains import Domain
+from gradhomog.domains import Domain, domain, domain_identity
 from gradhomog.errors import ConfigError
 from gradhomog.registry import Registry, installed
 
@@ -32,7 +31,7 @@ class Streams:
 
 @functools.lru_cache(maxsize=64)  # one process runs many trainings on the same domains
 def _domain(text: str, size: int, registry: Registry) -> Domain:
-    return api.domain(text, size=size, registry=registry)
+    return domain(text, size=size, registry=registry)
 
 
 def streams(config: Config, seed: int) -> Streams:
@@ -49,8 +48,8 @@ def streams(config: Config, seed: int) -> Streams:
     train, test = (
         [_domain(text, size, registry) for text in texts] for texts in (config.domains.train, config.domains.test)
     )
-    trained = {api.domain_identity(text) for text in config.domains.train}
-    seen = [api.domain_identity(text) in trained for text in config.domains.test]
+    trained = {domain_identity(text) for text in config.domains.train}
+    seen = [domain_identity(text) in trained for text in config.domains.test]
     _tell_apart(config.domains.train, train)
     _tell_apart(config.domains.test, test)
     channels = None

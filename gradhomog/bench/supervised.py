@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 import gradhomog
-from gradhomog import api
 from gradhomog.bench import networks
 from gradhomog.bench.config import Config
 from gradhomog.bench.plan import Run
 from gradhomog.bench.problems.data import Data, Part, batch, r_squared
 from gradhomog.bench.results import SINGLE
 from gradhomog.bench.trainee import device, step_report
-from gradhomog.engine.member import Member
+from gradhomog.member import Member
+from gradhomog.pipelines import pipeline
 from gradhomog.reports import Evaluation, StageReport, StepReport
 from gradhomog.scoring import accuracy, default_loss
 
@@ -38,7 +38,7 @@ class Supervised:
     def __init__(self, config: Config, run: Run, data: Data, batch: int) -> None:
         self.data, self.metric, self.batch, self.seed = data, data.metric, batch, run.seed
         self.device = device(config.device)
-        self.homogenizers = api.pipeline(run.homogenizers, nonfinite=config.train.nonfinite)
+        self.homogenizers = pipeline(run.homogenizers, nonfinite=config.train.nonfinite)
         shape, network = tuple(data.train.inputs.shape[1:]), config.network
         torch.manual_seed(run.seed)
         made = [networks.build(network.name, shape, outputs, network.width) for outputs in data.outputs]

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from gradhomog.bench.metrics import Metric
-from gradhomog.engine.member import Member
 from gradhomog.errors import ConfigError
 from gradhomog.homogenization import Homogenization
+from gradhomog.member import Member
 from gradhomog.reports import Evaluation, StageReport, StepReport
 
 

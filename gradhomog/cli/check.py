@@ -1,4 +1,4 @@
-"""`gradhomog check NAME`: the conformance kit: what a plugin keeps of what is asked of all and of what it claims."""
+"""`gradhomog check NAME`: run the conformance kit on plugins: the checks that bind all, and those of claimed traits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def add(commands: Any) -> None:
         "check",
         help="run the conformance kit on plugins",
         description=__doc__,
-        epilog="Exit codes: 0 no check failed; 1 one failed that is asked of all or is claimed; 2 unusable input.",
+        epilog="Exit codes: 0 no binding check failed; 1 one failed; 2 unusable input.",
     )
     command.add_argument(
         "names", nargs="+", metavar="NAME", help='a plugin, with options: pcgrad, "static(weights=[1,2])"'
@@ -26,7 +26,7 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--kind",
         choices=("homogenizers", "learners", "domains"),
-        help="where several kinds have a name; found otherwise",
+        help="where several kinds have a plugin of this name",
     )
     command.add_argument(
         "--only", action="append", metavar="PATTERN", help="checks whose name a glob pattern matches; may be repeated"
@@ -35,12 +35,13 @@ def add(commands: Any) -> None:
         "--expect", action="append", default=[], metavar="CHECK=REASON",
         help="a check that is expected to fail, and why; may be repeated",
     )  # fmt: skip
+    command.add_argument("--fast", action="store_true", help="fewer examples, steps and learners")
     add_json(command)
     command.set_defaults(run=run)
 
 
 def run(given: argparse.Namespace) -> int:
-    # Hypothesis keeps files of its own where it runs: not in the user's folder, who did not ask for hypothesis.
+    # Hypothesis writes files where it runs; keep them out of the user's folder.
     os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(Path(tempfile.gettempdir()) / "gradhomog-hypothesis"))
     from gradhomog import testing
 
@@ -55,7 +56,7 @@ def run(given: argparse.Namespace) -> int:
         if sys.stderr.isatty():
             print(f"checking {name} …", file=sys.stderr)
         check = kits[given.kind or _kind(name)]
-        reports.append(check(name, expected_failures=expected, only=given.only))
+        reports.append(check(name, expected_failures=expected, only=given.only, fast=given.fast))
         if not given.json:
             print(reports[-1], end="\n\n" if name is not given.names[-1] else "\n")
     if given.json:
@@ -73,7 +74,7 @@ def _expectation(text: str) -> tuple[str, str]:
 
 
 def _kind(text: str) -> str:
-    """The kind of plugin that a name is of: homogenizers first, if of several."""
+    """The kind of the plugin of a name: the first kind that has it."""
     from gradhomog.registry import KINDS, installed
 
     selector = text.partition("(")[0].strip()
@@ -81,4 +82,4 @@ def _kind(text: str) -> str:
         selectors = {form for info in installed().list(kind) for form in (info.name, info.selector)}
         if selector in selectors or (kind == "domains" and selector.partition(":")[0] in selectors):
             return kind
-    return "homogenizers"  # whose error suggests a near name
+    return "homogenizers"  # its error suggests a similar name

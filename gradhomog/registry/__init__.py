@@ -1,6 +1,6 @@
-"""Plugins of installed distributions: found by their metadata, imported when named, their options checked."""
+"""Plugins of installed distributions: listed from metadata, imported when named, their options validated."""
 
 from gradhomog.registry.plugininfo import KINDS, Kind, PluginInfo
-from gradhomog.registry.registry import Registry, installed, using
+from gradhomog.registry.registry import Registry, available, installed, using
 
-__all__ = ["KINDS", "Kind", "PluginInfo", "Registry", "installed", "using"]
+__all__ = ["KINDS", "Kind", "PluginInfo", "Registry", "available", "installed", "using"]

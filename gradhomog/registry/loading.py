@@ -11,8 +11,8 @@ from typing import cast
 
 import pluggy
 
-import gradhomog
 from gradhomog import hooks
+from gradhomog._version import __version__
 from gradhomog.errors import PluginLoadError
 from gradhomog.registry.plugininfo import KINDS, PluginInfo
 from gradhomog.specs import Spec
@@ -43,7 +43,7 @@ def load(manager: pluggy.PluginManager, info: PluginInfo, requirements: Iterable
 
 
 def registered_name(info: PluginInfo) -> str:
-    """What the plugin manager knows a plugin by."""
+    """The name of a plugin in the plugin manager."""
     return f"{info.kind}/{info.selector}"
 
 
@@ -53,7 +53,7 @@ def _check_requirements(info: PluginInfo, requirements: Iterable[str]) -> None:
     from packaging.requirements import InvalidRequirement, Requirement
     from packaging.utils import canonicalize_name
 
-    version = gradhomog.__version__
+    version = __version__
     for text in requirements:
         try:
             requirement = Requirement(text)
@@ -128,7 +128,7 @@ def _described(manager: pluggy.PluginManager, plugin: ModuleType, info: PluginIn
 
 
 def _refusal(info: PluginInfo, reason: str, advice: str = "") -> PluginLoadError:
-    return PluginLoadError(f"{info} {reason} (gradhomog {gradhomog.__version__}). {advice or info.advice}")
+    return PluginLoadError(f"{info} {reason} (gradhomog {__version__}). {advice or info.advice}")
 
 
 def _near_hook(plugin: ModuleType) -> str:

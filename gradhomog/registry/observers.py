@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gradhomog.blame import told
+from gradhomog.blame import describe_error
 from gradhomog.hooks import Observer
 
 Report = Callable[[str], None]
@@ -48,7 +48,7 @@ class Observers:
             except (Exception, SystemExit) as cause:
                 self._observers.remove(entry)
                 self._report(
-                    f"the observer of {author} raised at `{event}`: {told(cause)}. The run goes on without it. "
+                    f"the observer of {author} raised at `{event}`: {describe_error(cause)}. The run goes on without it. "
                     f"{author.advice}"
                 )
 
@@ -61,7 +61,7 @@ def collect(hooks: Iterable[tuple[Author, Callable[[], Any]]], report: Report) -
             observer = hook()
         except (Exception, SystemExit) as cause:
             report(
-                f"{author} raised in `gradhomog_observers`: {told(cause)}. The run goes on without its observer. "
+                f"{author} raised in `gradhomog_observers`: {describe_error(cause)}. The run goes on without its observer. "
                 f"{author.advice}"
             )
             continue

@@ -1,4 +1,8 @@
-"""Options: bound against a factory's signature and its annotations, and checked for range by whoever owns them."""
+"""Options of a plugin: read from its factory's signature and annotations, validated and described by the host.
+
+A range is an annotation with the library annotated_types, `Annotated[float, Gt(0)]`; a choice is a `Literal`. Floats
+must be finite unless an upper bound of infinity is annotated.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +10,44 @@ import difflib
 import functools
 import inspect
 import json
+import math
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from annotated_types import BaseMetadata, Ge, GroupedMetadata, Gt, Le, Lt, MaxLen, MinLen
 
 from gradhomog.errors import OptionError
-from gradhomog.specs import SIGNATURE_ONLY, Spec
+from gradhomog.specs import SIGNATURE_ONLY, HomogenizerSpec, Spec
 
 _LISTS = (list, tuple, Sequence)
 _TABLES = (dict, Mapping)
+_COMPARISONS: Mapping[type[BaseMetadata], tuple[str, str]] = {
+    Ge: ("ge", "≥"), Gt: ("gt", ">"), Le: ("le", "≤"), Lt: ("lt", "<"),
+}  # fmt: skip
+SCALE = inspect.Parameter("scale", inspect.Parameter.KEYWORD_ONLY, default="mean", annotation=Literal["mean", "paper"])
+"""The option that the host adds to a method whose paper has another scale."""
 
 
 def accepted(spec: Spec) -> dict[str, inspect.Parameter]:
-    """The options of a plugin, in order: its factory's parameters without those that the host supplies."""
+    """The options of a plugin, in order: its factory's parameters without those that the host supplies, and `scale`."""
     hidden = SIGNATURE_ONLY[type(spec)]
-    return {
+    found = {
         name: parameter
         for name, parameter in inspect.signature(spec.factory).parameters.items()
         if name not in hidden and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     }
+    return {**found, "scale": SCALE} if has_paper_scale(spec) else found
+
+
+def has_paper_scale(spec: Spec) -> bool:
+    """Whether the paper's scale differs from the mean, so that the host accepts the option `scale`."""
+    if not isinstance(spec, HomogenizerSpec) or not inspect.isclass(spec.factory):
+        return False
+    from gradhomog.homogenizer import Homogenizer  # imports torch, which listings do without
+
+    return issubclass(spec.factory, Homogenizer) and spec.factory.overrides("paper_scale")
 
 
 def documentation(spec: Spec) -> str:
@@ -37,8 +59,8 @@ def documentation(spec: Spec) -> str:
 
 
 def describe(spec: Spec) -> list[str]:
-    """The options of a plugin as a user writes them, with what each may be: `alpha=1.5 (a number)`."""
-    hints = type_hints(spec.factory)
+    """The options of a plugin as a user writes them, with the values that each accepts: `alpha=1.5 (a number ≥ 0)`."""
+    hints = _hints(spec)
     described = []
     for name, parameter in accepted(spec).items():
         default = "" if parameter.default is parameter.empty else f"={_written(parameter.default)}"
@@ -70,16 +92,45 @@ def bind(spec: Spec, plugin: str, options: Mapping[str, Any]) -> dict[str, Any]:
     for name, parameter in parameters.items():
         if parameter.default is parameter.empty and name not in options:
             raise OptionError(f"{plugin} needs the option '{name}'. Its options: {known}.")
-    hints = type_hints(spec.factory)
-    bound = {}
+    hints = _hints(spec)
     for name, value in options.items():
-        annotation = hints.get(name, Any)
-        if not fits(value, annotation):
-            raise OptionError(f"{plugin}: `{name}` must be {words(annotation)}; got {value!r}.")
-        if not _representable(value, annotation):
-            raise OptionError(f"{plugin}: `{name}` must be {words(annotation)} of at most 64 bits; got {value!r}.")
-        bound[name] = value
-    return bound
+        check_value(plugin, name, value, hints.get(name, Any))
+    return dict(options)
+
+
+def check_value(owner: str, name: str, value: Any, annotation: Any) -> None:
+    """Validate one option against its annotation.
+
+    Raises:
+        OptionError: it names the option, the accepted values and the value.
+    """
+    if not fits(value, annotation):
+        raise OptionError(f"{owner}: `{name}` must be {words(annotation)}; got {value!r}.")
+    if not _representable(value, annotation):
+        raise OptionError(f"{owner}: `{name}` must be {words(annotation)} of at most 64 bits; got {value!r}.")
+
+
+def check_attributes(made: object, owner: str) -> None:
+    """Validate an object whose constructor stored each parameter in the attribute of the same name.
+
+    Raises:
+        OptionError: as of `check_value`.
+    """
+    hints, attributes = _constructor_hints(type(made)), vars(made)  # type: ignore[arg-type]  # a class is hashable
+    for name, annotation in hints.items():
+        if name in attributes:
+            check_value(owner, name, attributes[name], annotation)
+
+
+@functools.cache
+def _constructor_hints(factory: type[Any]) -> dict[str, Any]:
+    hints = type_hints(factory)
+    return {name: hints[name] for name in inspect.signature(factory).parameters if name in hints}
+
+
+def _hints(spec: Spec) -> dict[str, Any]:
+    hints = type_hints(spec.factory)
+    return {**hints, "scale": SCALE.annotation} if has_paper_scale(spec) else hints
 
 
 def type_hints(factory: Callable[..., Any]) -> dict[str, Any]:
@@ -88,21 +139,27 @@ def type_hints(factory: Callable[..., Any]) -> dict[str, Any]:
         factory = factory.func
     target = factory.__init__ if inspect.isclass(factory) else factory
     try:
-        return typing.get_type_hints(target)
+        return typing.get_type_hints(target, include_extras=True)
     except (NameError, TypeError, AttributeError):
-        return {}  # an annotation that cannot be resolved promises nothing
+        return {}  # an annotation that cannot be resolved restricts nothing
 
 
 def fits(value: Any, annotation: Any) -> bool:
+    """Whether a value is of an annotated type and within its range."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        bounds = list(_bounds(args[1:]))
+        if value == math.inf and args[0] is float:
+            return Le(math.inf) in bounds
+        return fits(value, args[0]) and all(_satisfies(value, bound) for bound in bounds)
     if origin in (typing.Union, types.UnionType):
         return any(fits(value, arg) for arg in args)
-    if origin is typing.Literal:
+    if origin is Literal:
         return any(value == arg and type(value) is type(arg) for arg in args)
     if annotation in (None, type(None)):
         return value is None
     if annotation is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
+        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
     if annotation is int:
         return isinstance(value, int) and not isinstance(value, bool)
     container = origin or annotation
@@ -116,7 +173,29 @@ def fits(value: Any, annotation: Any) -> bool:
         return not args or all(fits(key, args[0]) and fits(item, args[1]) for key, item in value.items())
     if annotation in (bool, str):
         return isinstance(value, annotation)
-    return True  # Any, callables, tensors, classes of the plugin's own: the factory checks
+    return True  # Any, callables, tensors, classes of the plugin's own
+
+
+def _bounds(metadata: Sequence[Any]) -> Iterator[BaseMetadata]:
+    """Single bounds of annotations; `Interval` and `Len` are groups of them."""
+    for item in metadata:
+        if isinstance(item, GroupedMetadata):
+            yield from _bounds(list(item))
+        elif isinstance(item, BaseMetadata):
+            yield item
+
+
+def _satisfies(value: Any, bound: BaseMetadata) -> bool:
+    if isinstance(bound, (MinLen, MaxLen)):
+        size = len(value)
+        return size >= bound.min_length if isinstance(bound, MinLen) else size <= bound.max_length
+    if isinstance(bound, (Gt, Ge)):
+        limit: Any = bound.gt if isinstance(bound, Gt) else bound.ge
+        return bool(value > limit if isinstance(bound, Gt) else value >= limit)
+    if isinstance(bound, (Lt, Le)):
+        limit = bound.lt if isinstance(bound, Lt) else bound.le
+        return bool(value < limit if isinstance(bound, Lt) else value <= limit)
+    return True  # of another library
 
 
 def _representable(value: Any, annotation: Any) -> bool:
@@ -130,13 +209,27 @@ def _representable(value: Any, annotation: Any) -> bool:
     return "float" in str(annotation) and abs(value) < 2**1023
 
 
+def _range_words(bound: BaseMetadata) -> str:
+    if isinstance(bound, MinLen):
+        return f"with at least {bound.min_length} entr{'y' if bound.min_length == 1 else 'ies'}"
+    if isinstance(bound, MaxLen):
+        return f"with at most {bound.max_length} entries"
+    for kind, (name, symbol) in _COMPARISONS.items():
+        if isinstance(bound, kind):
+            return f"{symbol} {getattr(bound, name):g}"
+    return str(bound)
+
+
 def words(annotation: Any) -> str:
-    """What a value of an annotated type is called in a message."""
+    """The accepted values of an annotated type, in the words of a message."""
     plain = {int: "an integer", float: "a number", bool: "true or false", str: "a text", type(None): "none", Any: "any"}
     if annotation in plain:
         return plain[annotation]
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is typing.Literal:
+    if origin is Annotated:
+        ranges = " and ".join(_range_words(bound) for bound in _bounds(args[1:]))
+        return f"{words(args[0])} {ranges}".strip()
+    if origin is Literal:
         return ("one of " if len(args) > 1 else "") + ", ".join(map(_written, args))
     if origin in (typing.Union, types.UnionType):
         return " or ".join(words(arg) for arg in args)

@@ -1,4 +1,4 @@
-"""What is known of a plugin before it is imported: its kind, its name, and where it comes from."""
+"""The identity of a plugin before it is imported: its kind, its name, and the distribution that offers it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ KINDS: dict[Kind, tuple[str, type[Any]]] = {
     "learners": ("gradhomog_learner", LearnerSpec),
     "domains": ("gradhomog_domain", DomainSpec),
 }
-"""Each kind's required hook and the type that it returns."""
+"""The required hook of each kind, and the type that it returns."""
 
 
 @dataclass(frozen=True, order=True)
 class PluginInfo:
-    """What the metadata of an installed distribution says about one plugin; nothing is imported to know it."""
+    """One plugin in the metadata of an installed distribution; nothing is imported to read it.
+
+    Control characters, which would reach the terminal in listings and messages, are escaped.
+    """
 
     name: str
     distribution: str
@@ -28,6 +31,10 @@ class PluginInfo:
     kind: Kind
     disabled: bool = False
 
+    def __post_init__(self) -> None:
+        for name in ("name", "distribution", "version", "module"):
+            object.__setattr__(self, name, _printable(getattr(self, name)))
+
     @property
     def selector(self) -> str:
         """The unambiguous name, `distribution:name`."""
@@ -35,8 +42,12 @@ class PluginInfo:
 
     @property
     def advice(self) -> str:
-        """What can be done by who meets a fault in it."""
+        """The last sentence of an error that the plugin caused."""
         return f"Report it to the authors of {self.distribution}, or leave '{self.name}' out."
 
     def __str__(self) -> str:
         return f"{self.kind[:-1]} '{self.name}' of {self.distribution} {self.version} ({self.module})"
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -18,7 +18,7 @@ from typing import Any
 import pluggy
 
 from gradhomog import hooks
-from gradhomog.blame import passed_through, told
+from gradhomog.blame import describe_error, raised_in
 from gradhomog.errors import (
     AmbiguousPluginError,
     DisabledPluginError,
@@ -29,11 +29,11 @@ from gradhomog.errors import (
 )
 from gradhomog.registry import loading
 from gradhomog.registry.observers import Author, Observers, Report, collect
-from gradhomog.registry.options import bind
+from gradhomog.registry.options import bind, has_paper_scale
 from gradhomog.registry.plugininfo import KINDS, Kind, PluginInfo
 from gradhomog.specs import Spec
 
-__all__ = ["KINDS", "Kind", "PluginInfo", "Registry", "installed", "using"]
+__all__ = ["KINDS", "Kind", "PluginInfo", "Registry", "available", "installed", "using"]
 
 _Found = dict[PluginInfo, importlib.metadata.Distribution | None]
 
@@ -71,9 +71,12 @@ class Registry:
     def _plugins(self) -> dict[Kind, _Found]:
         # The path may hold a distribution twice (editable beside installed): the first on the path is the one imported.
         found: dict[Kind, _Found] = {}
+        whole = importlib.metadata.entry_points() if self._entry_points is None else None  # reads every distribution
         for kind in KINDS:
             group = f"gradhomog.{kind}"
-            points = importlib.metadata.entry_points(group=group) if self._entry_points is None else self._entry_points
+            points: Iterable[importlib.metadata.EntryPoint] = self._entry_points or ()
+            if whole is not None:
+                points = whole.select(group=group)
             infos: dict[tuple[str, str], tuple[PluginInfo, importlib.metadata.Distribution | None]] = {}
             added = [point for dist in self._added.values() for point in dist.entry_points]
             for point in (*added, *points):
@@ -148,7 +151,7 @@ class Registry:
     # -- loading: on use ----------------------------------------------------------------------------------------------
 
     def load(self, kind: Kind, selector: str) -> tuple[PluginInfo, Spec]:
-        """Import a plugin's module, check its hooks, and return what it says about itself.
+        """Import a plugin's module, check its hooks, and return its spec.
 
         Raises:
             PluginLoadError: the import fails, the hook is missing, misspelt, raises or returns the wrong type. The
@@ -176,6 +179,8 @@ class Registry:
         """
         info, spec = self.load(kind, selector)
         bound = bind(spec, info.name, options)
+        if has_paper_scale(spec):
+            bound.pop("scale", None)  # of the host
         try:
             made = self.manager.hook.gradhomog_make(spec=spec, arguments=arguments, options={**bound, **given})
         except GradhomogError:
@@ -195,12 +200,12 @@ class Registry:
         return tuple(self._author(impl.plugin) for impl in impls if not isinstance(impl.plugin, _Maker))
 
     def _unmade(self, info: PluginInfo, cause: BaseException) -> str:
-        if not passed_through(cause, _Maker.gradhomog_make):  # the factory was not called, or had returned
+        if not raised_in(cause, _Maker.gradhomog_make):  # the factory was not called, or had returned
             for impl in self.manager.hook.gradhomog_make.get_hookimpls():
-                if passed_through(cause, impl.function):
+                if raised_in(cause, impl.function):
                     author = self._author(impl.plugin)
-                    return f"{author} raised in `gradhomog_make` for {info}: {told(cause)}. {author.advice}"
-        return f"{info} could not be made: {told(cause)}. {info.advice}"
+                    return f"{author} raised in `gradhomog_make` for {info}: {describe_error(cause)}. {author.advice}"
+        return f"{info} could not be made: {describe_error(cause)}. {info.advice}"
 
     def observers(self, config: Mapping[str, Any], report: Report) -> Observers:
         """The observers that registered plugins provide for a run with this configuration.
@@ -254,3 +259,12 @@ def using(registry: Registry) -> Iterator[Registry]:
         yield registry
     finally:
         _in_use.pop()
+
+
+def available(kind: Kind = "homogenizers") -> tuple[str, ...]:
+    """Names of the installed plugins of a kind (`"homogenizers"`, `"learners"`, `"domains"`); imports none of them.
+
+    >>> "pcgrad" in available()
+    True
+    """
+    return installed().names(kind)

@@ -1,4 +1,4 @@
-"""What a plugin, its distribution, its module and its class are called, all from the one name that a user gives."""
+"""Names of a plugin, its distribution, module and class, derived from the name that a user types."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gradhomog.errors import OptionError
 PREFIX = "gradhomog-"
 LONGEST = 28  # with more, the import lines of the generated modules pass 120 columns
 _PLUGIN = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
-# They mean something else in the text of a pipeline.
+# They have another meaning in the text of a pipeline.
 _WORDS = frozenset({"none", "true", "false", "inf"})
 
 
@@ -24,7 +24,7 @@ class Names:
         plugin: `sign_vote`, the entry point: what users type.
         distribution: `gradhomog-sign-vote`, what is installed, and the folder of the project.
         module: `gradhomog_sign_vote`, what is imported.
-        stem: `SignVote`, the class, unless something else is called so.
+        stem: `SignVote`, the class, unless that name is taken.
     """
 
     plugin: str
@@ -42,7 +42,7 @@ class Names:
         return "".join(part.capitalize() for part in self.plugin.split("_"))
 
     def class_name(self, kind: str, source: str) -> str:
-        """The name of the class: `SignVote`, or `SignVoteHomogenizer` where the source uses that word otherwise."""
+        """The name of the class: `SignVote`, or `SignVoteHomogenizer` where the source uses that name otherwise."""
         taken = keyword.iskeyword(self.stem) or hasattr(builtins, self.stem)
         if taken or re.search(rf"\b{self.stem}\b", source):
             return self.stem + kind.capitalize()
@@ -56,7 +56,7 @@ def names(given: str) -> Names:
     Names(plugin='sign_vote')
 
     Raises:
-        OptionError: it is none of the kind; the message says what it would have to be.
+        OptionError: it is not a valid name; the message suggests one.
     """
     plugin = given.replace("-", "_").removeprefix("gradhomog_")
     if not _PLUGIN.fullmatch(plugin):
@@ -64,7 +64,7 @@ def names(given: str) -> Names:
     if keyword.iskeyword(plugin):
         raise _refusal(given, "must be no keyword of Python")
     if plugin in _WORDS:
-        raise _refusal(given, "must be no word that means something else in a pipeline")
+        raise _refusal(given, "must be no word with another meaning in a pipeline")
     if plugin == "gradhomog":
         raise _refusal(given, "must name the plugin, not gradhomog")
     if len(plugin) > LONGEST:
@@ -73,11 +73,11 @@ def names(given: str) -> Names:
 
 
 def _refusal(given: str, expected: str) -> OptionError:
-    return OptionError(f"the name of a plugin {expected}; got {given!r}. Write {_near(given)!r}, for example.")
+    return OptionError(f"the name of a plugin {expected}; got {given!r}. Write {_similar(given)!r}, for example.")
 
 
-def _near(given: str) -> str:
-    """An accepted name like the one given."""
+def _similar(given: str) -> str:
+    """A valid name similar to the given one."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", given).lower()
     words = re.sub(r"[^a-z0-9]+", "-", words).removeprefix(PREFIX).strip("-0123456789")
     words = words[:LONGEST].strip("-")

@@ -1,4 +1,4 @@
-"""Putting a project in its place: whether the name is free, writing all or nothing, and what to type next."""
+"""Write a project to disk: check that its name is free, write all or nothing, list the next commands."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gradhomog.registry import KINDS, Registry
 from gradhomog.scaffold.naming import Names
 from gradhomog.scaffold.project import PluginKind, Project
 
-TRIALS: dict[PluginKind, tuple[str, ...]] = {
+EXAMPLES: dict[PluginKind, tuple[str, ...]] = {
     "homogenizer": ('homogenizers=["none", "{0}"]',),
     "learner": ('learner=["maml", "{0}"]', 'homogenizers=["none", "pcgrad"]'),
     "domain": ('domains.train=["{0}:stripes", "{0}:checks"]', 'domains.test=["{0}:waves"]'),
 }
-"""What `gradhomog compare --set` takes to try the example of each kind."""
+"""Arguments of `gradhomog compare --set` that run the example of each kind."""
 
 
 def check_free(names: Names, registry: Registry) -> None:
@@ -35,7 +35,7 @@ def check_free(names: Names, registry: Registry) -> None:
 
 
 def write(project: Project, into: Path) -> Path:
-    """Write a project to a new folder in `into`, and return that folder. Whatever goes wrong, nothing is left behind.
+    """Write a project to a new folder in `into`, and return that folder. On any error nothing is left behind.
 
     Raises:
         OptionError: `into` is no folder, or the project's folder exists and is not empty.
@@ -60,14 +60,14 @@ def write(project: Project, into: Path) -> Path:
 
 
 def next_commands(project: Project, folder: Path) -> list[str]:
-    """What to type next: install it from its folder, check it, compare it."""
+    """The commands to install it from its folder, to check it and to compare it."""
     name = project.names.plugin
     # With a `./` before it, or pip would take the folder for a name to download.
     where = str(folder) if folder.is_absolute() else f"./{folder}"
     checked = f"{name}:stripes" if project.kind == "domain" else name
-    trial = [part for text in TRIALS[project.kind] for part in ("--set", text.format(name))]
+    settings = [part for text in EXAMPLES[project.kind] for part in ("--set", text.format(name))]
     return [
         shlex.join(["python", "-m", "pip", "install", "-e", f"{where}[test]"]),
         shlex.join(["gradhomog", "check", checked]),
-        shlex.join(["gradhomog", "compare", *trial]),
+        shlex.join(["gradhomog", "compare", *settings]),
     ]

@@ -1,4 +1,4 @@
-"""A plugin project: the texts of its files, from templates."""
+"""The files of a new plugin project, from templates."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ DESCRIPTIONS: dict[PluginKind, str] = {
 
 @dataclass(frozen=True)
 class Project:
-    """What is to be written.
+    """A project that is not written yet.
 
     Attributes:
-        names: what the plugin and its parts are called.
+        names: of the plugin and its parts.
         kind: of plugin.
         texts: each file's text by its path within the project.
     """
@@ -44,16 +44,16 @@ class Project:
 def project(names: Names, kind: PluginKind = "homogenizer", licence: str = "MIT", author: str | None = None) -> Project:
     """The project of a plugin, nothing written yet.
 
-    The templates are the project of a plugin called `plugin_name`, so they read as what they become.
+    The templates are the project of a plugin with the name `plugin_name`.
 
     Args:
         names: from `naming.names`.
         kind: of plugin.
         licence: an SPDX expression of `Licence`; `"none"` reserves all rights.
-        author: who holds the rights; `"The gradhomog-… authors"` by default.
+        author: the holder of the rights; `"The gradhomog-… authors"` by default.
 
     Raises:
-        OptionError: the licence is unknown, or the author's name is empty or does not print.
+        OptionError: the licence is unknown, or the author's name is empty or not printable.
     """
     if licence not in get_args(Licence):
         raise OptionError(f"`--licence` must be one of {', '.join(get_args(Licence))}; got {licence!r}.")
@@ -83,13 +83,13 @@ def project(names: Names, kind: PluginKind = "homogenizer", licence: str = "MIT"
         "<licence_sentence>": _licence_sentence(licence),
         "<year>": str(datetime.date.today().year),
         "<author>": author,
-        "<quoted_author>": json.dumps(author, ensure_ascii=False),  # a text of JSON is one of TOML
+        "<quoted_author>": json.dumps(author, ensure_ascii=False),  # a JSON string is a TOML string
     }
     return Project(names, kind, {path: _fill(text, values) for path, text in sources.items()})
 
 
 def dependency_range(version: str) -> str:
-    """The versions of gradhomog that a plugin made with this one may be expected to work with.
+    """The versions of gradhomog that a plugin written for this one is expected to work with.
 
     >>> dependency_range("0.1.0"), dependency_range("1.4.2"), dependency_range("0.2.0.dev1+local")
     ('>=0.1,<0.2', '>=1.4,<2', '>=0.2.0.dev1,<0.3')
@@ -118,5 +118,5 @@ def _read(name: str) -> str:
 
 
 def _fill(text: str, values: Mapping[str, str]) -> str:
-    """All markers in one pass: an author who is called like a marker keeps his name."""
+    """All markers in one pass, so that values which contain markers stay as they are."""
     return re.sub("|".join(map(re.escape, values)), lambda match: values[match[0]], text)

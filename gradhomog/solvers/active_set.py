@@ -18,14 +18,17 @@ def bordered(unit: Tensor, target: Tensor) -> Tensor:
     return torch.cat([torch.cat([unit, -column], dim=-1), torch.cat([row, corner], dim=-1)], dim=-2)
 
 
-def active_set(unit: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """y ≥ 0 `[..., tasks]` that minimises ½yᵀUy + ½(1 − tᵀy)², and which y are positive, by Lawson and Hanson 1974.
+def active_set(unit: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Minimise ½yᵀUy + ½(1 − tᵀy)² over y ≥ 0 by the algorithm of Lawson and Hanson 1974.
 
     Chapter 23 there (with the least distance program of section 23.4), which is also the minimum-norm-point method of
     Wolfe 1976. Rows enter that are independent of those in (with t as one entry more), so no system is singular, also
     where the hull holds zero. U = `unit` and t = `target` are detached.
 
-    Rounding may send it in circles where rows nearly cancel: of all vectors on the way the best is returned.
+    Rounding may make it cycle where rows nearly cancel: the best iterate is returned.
+
+    Returns:
+        y `[..., tasks]`, the entries that are positive, and whether the algorithm has ended `[..., 1]`.
     """
     matrix = bordered(unit, target)
     tasks = target.shape[-1]
@@ -40,8 +43,8 @@ def active_set(unit: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     least_violation = torch.full_like(x[..., :1], torch.inf)
     for tick in range(4 * tasks + 20):
         wanted = torch.linalg.solve_ex(torch.where(inside.unsqueeze(-1), matrix, identity), right)[0]
-        wanted = wanted.nan_to_num(-1.0, -1.0, -1.0)  # singular by rounding: whoever has come last goes again
-        # Towards it, as far as all stay positive: who would not is left out.
+        wanted = wanted.nan_to_num(-1.0, -1.0, -1.0)  # singular by rounding: the row that entered last leaves again
+        # Towards it, as far as all stay positive: a row that would not leaves the set.
         falling = inside & is_task & ~(wanted > 0)
         shares = torch.where(falling, x / (x - wanted), 1.0).nan_to_num(0.0, 0.0, 0.0)
         share = shares.amin(dim=-1, keepdim=True)
@@ -64,4 +67,4 @@ def active_set(unit: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         inside = kept | enters
         if not any_true(~done, tick):
             break
-    return best[..., :-1], best_inside[..., :-1]
+    return best[..., :-1], best_inside[..., :-1], done

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gradhomog.solvers.pivoting import ROUNDING, on_support, pivot, product
-from gradhomog.solvers.scaling import checked, needs_graph, scaled
+from gradhomog.solvers.pivoting import on_support, pivot, product
+from gradhomog.solvers.scaling import Solution, checked, needs_graph, scaled
 
 
-def dual_cone_weights(gramian: Tensor, given: Tensor) -> Tensor:
+def dual_cone_weights(gramian: Tensor, given: Tensor, rounding: float | None = None) -> Solution:
     """Weights of the projection of Jᵀu on {d : Jd ≥ 0}: argmin of vᵀGv over v ≥ u.
 
     Args:
@@ -41,33 +41,18 @@ def dual_cone_weights(gramian: Tensor, given: Tensor) -> Tensor:
     tensor([[1.0000, 0.5000],
             [1.0000, 1.0000]], dtype=torch.float64)
     """
-    gramian, given = checked(gramian), given.double()
+    gramian, rounding = checked(gramian, rounding)
+    given = given.double()
     if given.dim() >= gramian.dim() > 2:
         gramian = gramian.unsqueeze(-3)  # one for several
-    if gramian.shape[-1] == 2:
-        return _pair(gramian, given)
     factors, unit = scaled(gramian)
     lengths = given * factors.reciprocal().masked_fill(factors == 0, 0.0)
     # Of each vector by itself, so that none is lost beside a longer one.
     size = torch.linalg.vector_norm(lengths.detach(), torch.inf, dim=-1, keepdim=True)
     size = size.masked_fill(size == 0, 1.0)
     target = product(unit, lengths / -size)
-    found = pivot(unit.detach(), target.detach())
+    found = pivot(unit.detach(), target.detach(), rounding)
     solution = found.solution
     if needs_graph(gramian, given):
         solution = on_support(unit, found.support, target.unsqueeze(-1), found.ridge).squeeze(-1)
-    weights: Tensor = given + solution * (size * factors)
-    return weights
-
-
-def _pair(gramian: Tensor, given: Tensor) -> Tensor:
-    """What conflicts with one row loses its component along it; if it then conflicts with the other, all is lost."""
-    slopes = product(gramian, given)
-    squares = gramian.diagonal(dim1=-2, dim2=-1)
-    added = (-slopes).clamp_min(0) / squares.masked_fill(squares == 0, 1.0)
-    across = added * gramian[..., 0, 1:]
-    rounding = ROUNDING * (slopes.flip(-1).abs() + across.abs())
-    enough = slopes.flip(-1) + across >= -rounding  # for the other row too, to add this one
-    first = enough & (enough.cumsum(dim=-1) == 1)
-    weights: Tensor = torch.where(enough.any(dim=-1, keepdim=True), given + added * first, 0.0)
-    return weights
+    return Solution(given + solution * (size * factors), found.solved.squeeze(-1))

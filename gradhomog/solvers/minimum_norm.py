@@ -7,14 +7,14 @@ from torch import Tensor
 
 from gradhomog.solvers.active_set import active_set, bordered
 from gradhomog.solvers.pivoting import on_support, pivot, product
-from gradhomog.solvers.scaling import checked, needs_graph, scaled
+from gradhomog.solvers.scaling import Solution, checked, needs_graph, scaled
 
 # Relative to ‖g_i‖ · min_j ‖g_j‖. Pivoting leaves more where long rows hold zero in their hull, beside a short one: its
 # ridge is then no longer small. 2 % of random Gramians made for that purpose go on to the active set.
 ACCEPTED = 1e-11
 
 
-def minimum_norm_weights(gramian: Tensor) -> Tensor:
+def minimum_norm_weights(gramian: Tensor, rounding: float | None = None) -> Solution:
     """Weights of the shortest vector in the convex hull of the rows: argmin of αᵀGα over α ≥ 0, Σα = 1.
 
     Args:
@@ -45,15 +45,13 @@ def minimum_norm_weights(gramian: Tensor) -> Tensor:
     >>> minimum_norm_weights(torch.tensor([[4.0, 0.0], [0.0, 1.0]]))
     tensor([0.2000, 0.8000], dtype=torch.float64)
     """
-    gramian = checked(gramian)
-    if gramian.shape[-1] == 2:
-        return _pair(gramian)
+    gramian, rounding = checked(gramian, rounding)
     factors, unit = scaled(gramian)
-    none = factors == 0
+    absent = factors == 0
     target = factors / factors.amax(dim=-1, keepdim=True)
-    if bool(none.any()):
-        target = torch.where(none.any(dim=-1, keepdim=True), none.double(), target)
-    solution, support, ridge = _solve(unit.detach(), target)
+    if bool(absent.any()):
+        target = torch.where(absent.any(dim=-1, keepdim=True), absent.double(), target)
+    solution, support, ridge, solved = _solve(unit.detach(), target, rounding)
     if needs_graph(gramian):
         inside = torch.nn.functional.pad(support, (0, 1), value=True)
         right = torch.nn.functional.pad(torch.zeros_like(target), (0, 1), value=1.0)
@@ -61,31 +59,23 @@ def minimum_norm_weights(gramian: Tensor) -> Tensor:
         system = bordered(regular, target)
         solution = on_support(system, inside, right.unsqueeze(-1), 0.0).squeeze(-1)[..., :-1]
     shares = target * solution
-    return shares / shares.sum(dim=-1, keepdim=True)
+    return Solution(shares / shares.sum(dim=-1, keepdim=True), solved.squeeze(-1))
 
 
-def _solve(unit: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor | float]:
-    """y, where it may be positive, and the ridge it is a solution for."""
-    found = pivot(torch.addcmul(unit, target.unsqueeze(-1), target.unsqueeze(-2)), target)
+def _solve(unit: Tensor, target: Tensor, rounding: float) -> tuple[Tensor, Tensor, Tensor | float, Tensor]:
+    """y, the entries that may be positive, the ridge y is a solution for, and whether it is one `[..., 1]`."""
+    found = pivot(torch.addcmul(unit, target.unsqueeze(-1), target.unsqueeze(-2)), target, rounding)
     length = (target * found.solution).sum(dim=-1, keepdim=True)
     slope = product(unit, found.solution) + target * (length - 1)
     violation = torch.maximum(-slope, slope.abs() * target * found.solution).amax(dim=-1, keepdim=True)
-    # Where the ridge had to be larger, the Gramian is not known any better.
     ridge = found.ridge if isinstance(found.ridge, float) else found.ridge.squeeze(-1)
-    solved = violation <= length * (ACCEPTED + 10 * ridge)
+    solved = found.solved & (violation <= length * (ACCEPTED + 10 * ridge))
     if bool(solved.all()):
-        return found.solution, found.support, found.ridge
-    solution, support = active_set(unit, target)
+        return found.solution, found.support, found.ridge, solved
+    solution, support, done = active_set(unit, target)
     return (
         torch.where(solved, found.solution, solution),
         torch.where(solved, found.support, support),
         torch.where(solved.unsqueeze(-1), found.ridge, 0.0),
+        solved | done,
     )
-
-
-def _pair(gramian: Tensor) -> Tensor:
-    """α_1 = (G_22 − G_12)/(G_11 + G_22 − 2 G_12), clipped to [0, 1]; equal rows share equally."""
-    gaps = (gramian.diagonal(dim1=-2, dim2=-1).flip(-1) - gramian[..., 0, 1:]).clamp_min(0)
-    total = gaps.sum(dim=-1, keepdim=True)
-    equal = total == 0
-    return torch.where(equal, 0.5, gaps / torch.where(equal, 1.0, total))

@@ -1,6 +1,8 @@
-"""Rows brought to about the same length, by factors that are powers of two: no digit of the Gramian is lost."""
+"""Validation, precision and scaling of Gramians, and the result type of all solvers."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -8,8 +10,28 @@ from torch import Tensor
 from gradhomog.errors import OptionError
 
 
-def checked(gramian: Tensor) -> Tensor:
-    """The Gramian in float64.
+class Solution(NamedTuple):
+    """The result of a solver.
+
+    Attributes:
+        weights: float64 `[..., tasks]`.
+        converged: bool, of the batch shape `[...]`. Where it is false, the weights are the last iterate.
+    """
+
+    weights: Tensor
+    converged: Tensor
+
+
+def gramian_rounding(dtype: torch.dtype) -> float:
+    """Rounding errors in the Gramian of rows of a dtype, relative to the rows' norms: 1e-14 for float64, else 1e-6.
+
+    Inner products of float32 rows are right to about 1e-7 (measured); rows of a shorter dtype are multiplied in float32.
+    """
+    return 1e-14 if dtype == torch.float64 else 1e-6
+
+
+def checked(gramian: Tensor, rounding: float | None) -> tuple[Tensor, float]:
+    """The Gramian in float64 and its rounding, by default that of its dtype.
 
     Raises:
         OptionError: the last two dimensions are not square.
@@ -18,7 +40,7 @@ def checked(gramian: Tensor) -> Tensor:
         raise OptionError(
             f"`gramian` must have shape [..., tasks, tasks]; got {tuple(gramian.shape)}. Of rows it is rows @ rows.T."
         )
-    return gramian.double()
+    return gramian.double(), gramian_rounding(gramian.dtype) if rounding is None else rounding
 
 
 def scaled(gramian: Tensor) -> tuple[Tensor, Tensor]:
@@ -26,9 +48,9 @@ def scaled(gramian: Tensor) -> tuple[Tensor, Tensor]:
 
     The scaled rows have norms in [1/2, 1). A zero row has the factor 0.
 
-    Dividing by the norms themselves would round every entry, and that error decides where rows nearly cancel: for two
-    rows that are opposite up to 1e-7 it is 1 % of what is left of their sum's square. It would also need a derivative;
-    these factors are constants.
+    The factors are powers of two, so that no digit of the Gramian is lost: dividing by the norms would round every
+    entry, and for two rows that are opposite up to 1e-7 that error is 1 % of the square of their sum. The factors are
+    constants; norms would need a derivative.
     """
     squares = gramian.detach().diagonal(dim1=-2, dim2=-1)
     exponents = torch.frexp(squares)[1]  # squares = m·2^e with m in [1/2, 1): norms are below 2^⌈e/2⌉
@@ -38,5 +60,5 @@ def scaled(gramian: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def needs_graph(*tensors: Tensor) -> bool:
-    """Whether somebody will ask for a derivative by one of these."""
+    """Whether autograd records operations on one of these tensors."""
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)

@@ -1,4 +1,4 @@
-"""What a check is, what it comes to, and how one is run."""
+"""Checks of plugins, their results, and how one check is run."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from gradhomog.errors import GradhomogError
 from gradhomog.registry import Kind
 
 Outcome = Literal["passed", "failed", "held", "not held", "expected", "not applicable", "reported"]
-"""What a check came to.
+"""The result of a check.
 
-`"passed"`, `"failed"`: of what is asked of everybody, or is claimed. `"held"`, `"not held"`: of a trait that is not
-claimed; neither is a fault. `"expected"`: it failed, as the caller said it would. `"reported"`: a measurement.
+`"passed"`, `"failed"`: of a check that binds every plugin, or of a claimed trait. `"held"`, `"not held"`: of a trait
+that is not claimed; neither is a fault. `"expected"`: it failed, as the caller announced. `"reported"`: a measurement.
 """
 
 
 class CheckFailure(AssertionError):
-    """What a check found wrong, and the input that showed it.
+    """A property that does not hold, and the input that shows it.
 
     Attributes:
         example: by name, tensors as nested lists; shrunk to the simplest that still fails where it was searched for.
@@ -35,11 +35,11 @@ class CheckFailure(AssertionError):
 
 
 class NotApplicable(Exception):
-    """There is nothing to check here, and why."""
+    """The check has nothing to test on this plugin; the message gives the reason."""
 
 
 class Subject(Protocol):
-    """What is checked: made anew for every check, so that no check sees what another one left."""
+    """The plugin under check: it makes a fresh object for every check, so no check sees what another one left."""
 
     @property
     def claims(self) -> Set[str]: ...
@@ -52,8 +52,8 @@ class Check:
     Attributes:
         name: as in `expected_failures`, `--only` and test ids.
         kind: of plugin.
-        claim: the trait that makes it binding; None if it is asked of all.
-        function: called with the subject; raises `CheckFailure`, or returns what it measured, as a text.
+        claim: the trait that makes it binding; None if it binds every plugin.
+        function: called with the subject; raises `CheckFailure`, or returns a measurement as a text.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Check:
 
     @property
     def explanation(self) -> str:
-        """What it asks in full, and why."""
+        """The property in full, and the reason for it."""
         return inspect.getdoc(self.function) or ""
 
     def binds(self, subject: Subject) -> bool:
@@ -78,14 +78,14 @@ class Check:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What one check of one subject came to.
+    """The result of one check of one subject.
 
     Attributes:
         check: its name.
         outcome: see `Outcome`.
-        message: what was found wrong, measured, or why nothing was checked.
-        example: the input that showed a failure, tensors as nested lists.
-        seconds: it took.
+        message: the fault, the measurement, or the reason why nothing was checked.
+        example: the input that shows a failure, tensors as nested lists.
+        seconds: duration of the check.
     """
 
     check: str
@@ -95,7 +95,7 @@ class CheckResult:
     seconds: float = 0.0
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON: it knows no NaN and no infinity, so such numbers of an example are None."""
+        """Plain data for JSON, which has no NaN and no infinity: such numbers of an example become None."""
         return {
             "check": self.check, "outcome": self.outcome, "message": self.message,
             "example": _finite(dict(self.example)), "seconds": round(self.seconds, 3),
@@ -103,28 +103,35 @@ class CheckResult:
 
 
 KIT: dict[Kind, dict[str, Check]] = {"homogenizers": {}, "learners": {}, "domains": {}}
-"""All checks by kind and name, in the order in which they are run: filled by the decorator `check`."""
-
-
-def check(kind: Kind, claim: str | None = None) -> Callable[[Callable[[Any], str | None]], Check]:
-    """Make a function a check of the kit, called as the function is."""
-
-    def enter(function: Callable[[Any], str | None]) -> Check:
-        made = Check(function.__name__, kind, claim, function)
-        KIT[kind][made.name] = made
-        return made
-
-    return enter
-
+"""All checks by kind and name, filled by the decorator `check`."""
 
 SHRINKING: ContextVar[bool] = ContextVar("shrinking", default=True)
-"""Whether a broken property's input is worth the time to simplify: only where it is a fault."""
+"""Whether the input of a failure is simplified: only where the failure is a fault."""
+
+FAST: ContextVar[bool] = ContextVar("fast", default=False)
+"""Whether checks run with fewer examples and steps, for the development loop."""
 
 
-def run(check: Check, subject: Subject, reason: str | None = None) -> CheckResult:
-    """Run one check; `reason` says why it is expected to fail, if it is."""
+def check(*kinds: Kind, claim: str | None = None) -> Callable[[Callable[[Any], str | None]], Check]:
+    """Register a function as a check of some kinds of plugins."""
+
+    def register(function: Callable[[Any], str | None]) -> Check:
+        for kind in kinds:
+            made = KIT[kind][function.__name__] = Check(function.__name__, kind, claim, function)
+        return made
+
+    return register
+
+
+def full_or_fast(full: int, fast: int) -> int:
+    """The number of examples or steps in this mode."""
+    return fast if FAST.get() else full
+
+
+def run(check: Check, subject: Subject, reason: str | None = None, *, fast: bool = False) -> CheckResult:
+    """Run one check; `reason` states why it is expected to fail, if it is."""
     start = time.perf_counter()
-    outcome, message, example = _judge(check, subject)
+    outcome, message, example = _outcome(check, subject, fast)
     if reason is not None and outcome == "failed":
         outcome, message = "expected", f"{reason} ({message})"
     elif reason is not None and outcome in ("held", "not held"):
@@ -135,9 +142,9 @@ def run(check: Check, subject: Subject, reason: str | None = None) -> CheckResul
     return CheckResult(check.name, outcome, message, example, time.perf_counter() - start)
 
 
-def _judge(check: Check, subject: Subject) -> tuple[Outcome, str, Mapping[str, Any]]:
+def _outcome(check: Check, subject: Subject, fast: bool) -> tuple[Outcome, str, Mapping[str, Any]]:
     binding = check.binds(subject)
-    token = SHRINKING.set(binding)
+    tokens = SHRINKING.set(binding), FAST.set(fast)
     try:
         measured = check.function(subject)
     except NotApplicable as why:
@@ -147,16 +154,18 @@ def _judge(check: Check, subject: Subject) -> tuple[Outcome, str, Mapping[str, A
     except GradhomogError as error:  # a stage that raises: the message names the plugin
         return "failed" if binding else "not held", f"{type(error).__name__}: {error}", {}
     except Exception as error:  # one faulty plugin must not end the others' checks
-        return "failed" if binding else "not held", f"{type(error).__name__}: {_first_line(error)}", {}
+        return "failed" if binding else "not held", describe_error(error), {}
     finally:
-        SHRINKING.reset(token)
+        SHRINKING.reset(tokens[0])
+        FAST.reset(tokens[1])
     if measured is not None:
         return "reported", measured, {}
     return ("passed", "", {}) if binding else ("held", f"not claimed: '{check.claim}' could stand in its traits", {})
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
+def describe_error(error: BaseException) -> str:
+    """Type and first line of an error."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def _finite(value: Any) -> Any:
@@ -168,7 +177,7 @@ def _finite(value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Tensors as nested lists, other objects as what JSON has."""
+    """Tensors as nested lists, other objects as JSON values, an object without one as its text without an address."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, Mapping):

@@ -1,13 +1,16 @@
-"""Comparisons that fail with what was found beside what was expected."""
+"""Comparisons of tensors and derivatives; a failure shows the value found beside the expected one."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gradhomog.testing.checking import CheckFailure
+
+STEP, RTOL, ATOL = 1e-5, 1e-4, 1e-7  # of central differences in float64
 
 
 def agree(found: Any, expected: Tensor, what: str, *, rtol: float, atol: float, **example: Any) -> None:
@@ -20,11 +23,9 @@ def agree(found: Any, expected: Tensor, what: str, *, rtol: float, atol: float, 
             "were expected",
             **example,
         )
-    off = (found - expected).abs() - rtol * expected.abs()
-    if not bool((off <= atol).all()):  # NaN too
-        worst = float((found - expected).detach().abs().nan_to_num(torch.inf).max())
+    if not bool(((found - expected).abs() - rtol * expected.abs() <= atol).all()):  # NaN too
         raise CheckFailure(
-            f"{what}: off by {worst:.3g} (allowed: {atol:.1g} + {rtol:.1g} · expected)",
+            f"{what}: off by {_largest_difference(found, expected):.3g} (allowed: {atol:.1g} + {rtol:.1g} · expected)",
             **example, expected=expected, found=found,
         )  # fmt: skip
 
@@ -32,5 +33,19 @@ def agree(found: Any, expected: Tensor, what: str, *, rtol: float, atol: float, 
 def same(found: Tensor, expected: Tensor, what: str, **example: Any) -> None:
     """Raise unless two tensors are the same, bit for bit."""
     if not torch.equal(found, expected):
-        worst = float((found - expected).detach().abs().max()) if found.shape == expected.shape else float("nan")
-        raise CheckFailure(f"{what}: not the same, bit for bit (off by {worst:.3g})", **example)
+        off = _largest_difference(found, expected) if found.shape == expected.shape else float("nan")
+        raise CheckFailure(f"{what}: not the same, bit for bit (off by {off:.3g})", **example)
+
+
+def _largest_difference(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).detach().abs().nan_to_num(torch.inf).max())
+
+
+def central_difference(value: Callable[[float], Tensor]) -> Tensor:
+    """The derivative of `value(t)` at 0, detached: of a float64 function along a direction."""
+    return ((value(STEP) - value(-STEP)) / (2 * STEP)).detach()
+
+
+def derivatives_agree(found: float, expected: float, scale: float = 0.0) -> bool:
+    """Whether a derivative is that of central differences; `scale` is the size of the terms that it is the sum of."""
+    return abs(found - expected) <= RTOL * max(abs(expected), 1e-3 * scale) + ATOL

@@ -1,31 +1,33 @@
-"""Run the kit: all checks of a kind on one plugin."""
+"""The conformance kit: all checks of a kind, run on one plugin."""
 
 from __future__ import annotations
 
 import difflib
 import fnmatch
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import hypothesis  # noqa: F401  # the checks need it: `gradhomog.testing` says how to get it where it is missing
+import hypothesis  # noqa: F401  # the checks need it: `gradhomog.testing` reports how to install it
 
 from gradhomog.errors import OptionError
 from gradhomog.registry import KINDS, Kind, Registry
 from gradhomog.specs import HomogenizerSpec
-from gradhomog.testing.checking import KIT, Check, CheckResult, Subject, run
+from gradhomog.testing.checking import KIT, Check, run
+from gradhomog.testing.plugin_subject import PluginSubject
 from gradhomog.testing.report import CheckReport
 
 # In the order in which the checks are run and shown.
 MODULES: dict[Kind, tuple[str, ...]] = {
     "homogenizers": (
-        "declared", "output", "purity", "agreement", "equivariance", "before_rows", "derivatives", "state", "cost",
+        "declarations", "homogenizers.directions", "homogenizers.side_effects", "homogenizers.encoder",
+        "homogenizers.derivatives", "homogenizers.state", "training_state", "homogenizers.cost",
     ),
     "learners": (
-        "declared", "served", "rows", "derivatives", "protocol", "steps", "untouched", "meta_test", "state",
-        "networks", "cost",
+        "declarations", "learners.rows", "learners.stages", "learners.steps", "learners.side_effects",
+        "learners.evaluation", "learners.networks", "training_state", "learners.cost",
     ),
-    "domains": ("declared", "attributes", "tasks", "randomness", "splits", "limits", "variants", "cost"),
+    "domains": ("declarations", "domains.tasks", "domains.randomness", "domains.splits", "domains.variants"),
 }  # fmt: skip
 
 
@@ -33,16 +35,18 @@ def checks(kind: Kind = "homogenizers") -> tuple[Check, ...]:
     """All checks of a kind of plugin, in order."""
     if kind not in KINDS:
         raise OptionError(f"`kind` must be one of {', '.join(map(repr, KINDS))}; got {kind!r}.")
-    for module in MODULES[kind]:
-        importlib.import_module(f"gradhomog.testing.{kind}.{module}")
-    return tuple(KIT[kind].values())
+    modules = [f"gradhomog.testing.{module}" for module in MODULES[kind]]
+    for module in modules:
+        importlib.import_module(module)
+    place = {module: index for index, module in enumerate(modules)}
+    return tuple(sorted(KIT[kind].values(), key=lambda check: place.get(check.function.__module__, len(place))))
 
 
-def subject(kind: Kind, what: Any, registry: Registry | None = None) -> Subject:
-    """What the checks of a kind are called with."""
+def subject(kind: Kind, what: Any, registry: Registry | None = None) -> PluginSubject[Any]:
+    """The plugin as the checks of its kind receive it."""
     module = importlib.import_module(f"gradhomog.testing.{kind}.subject")
-    make: Callable[..., Subject] = getattr(module, f"{kind[:-1].capitalize()}Subject")
-    return make(what, registry)
+    made: PluginSubject[Any] = getattr(module, f"{kind[:-1].capitalize()}Subject")(what, registry)
+    return made
 
 
 def check_homogenizer(
@@ -51,18 +55,20 @@ def check_homogenizer(
     expected_failures: Mapping[str, str] | None = None,
     registry: Registry | None = None,
     only: str | Sequence[str] | None = None,
+    fast: bool = False,
 ) -> CheckReport:
     """Run the conformance kit on a homogenizer.
 
     Args:
         what: a name, with options as in a pipeline's text (`"static(weights=[1, 2])"`) or beside it (`("static",
-            {"weights": [1, 2]})`); or a `HomogenizerSpec` that no distribution offers yet.
-        expected_failures: why it does not keep a check, by the check's name. One that does not fail is a failure.
-        registry: where the name is looked up; by default among the installed distributions.
+            {"weights": [1, 2]})`); or a `HomogenizerSpec` without a distribution.
+        expected_failures: the reason why a check fails, by the check's name. One that does not fail is a failure.
+        registry: where the name is looked up; by default the installed distributions.
         only: a glob pattern over the checks' names, or several.
+        fast: fewer examples, steps and learners, for the development loop.
 
     Raises:
-        UnknownPluginError, PluginLoadError, OptionError: it cannot be made, or a check is called otherwise.
+        UnknownPluginError, PluginLoadError, OptionError: it cannot be made, or a check has another name.
 
     Cost: some seconds.
 
@@ -72,7 +78,7 @@ def check_homogenizer(
     >>> report.passed
     True
     """
-    return _check("homogenizers", what, expected_failures, registry, only)
+    return _check("homogenizers", what, expected_failures, registry, only, fast)
 
 
 def check_learner(
@@ -81,9 +87,10 @@ def check_learner(
     expected_failures: Mapping[str, str] | None = None,
     registry: Registry | None = None,
     only: str | Sequence[str] | None = None,
+    fast: bool = False,
 ) -> CheckReport:
     """Run the conformance kit on a learner, by name or `LearnerSpec`; otherwise as `check_homogenizer`."""
-    return _check("learners", what, expected_failures, registry, only)
+    return _check("learners", what, expected_failures, registry, only, fast)
 
 
 def check_domain(
@@ -92,26 +99,23 @@ def check_domain(
     expected_failures: Mapping[str, str] | None = None,
     registry: Registry | None = None,
     only: str | Sequence[str] | None = None,
+    fast: bool = False,
 ) -> CheckReport:
     """Run the conformance kit on a domain, by text (`"glyphs:greek"`) or `DomainSpec`; else as `check_homogenizer`."""
-    return _check("domains", what, expected_failures, registry, only)
+    return _check("domains", what, expected_failures, registry, only, fast)
 
 
 def _check(
-    kind: Kind,
-    what: Any,
-    expected: Mapping[str, str] | None,
-    registry: Registry | None,
-    only: str | Sequence[str] | None,
-) -> CheckReport:
+    kind: Kind, what: Any, expected: Mapping[str, str] | None, registry: Registry | None,
+    only: str | Sequence[str] | None, fast: bool,
+) -> CheckReport:  # fmt: skip
     chosen, expected = selected(kind, only), valid_expectations(kind, expected)
     made = subject(kind, what, registry)
-    results: list[CheckResult] = [run(check, made, expected.get(check.name)) for check in chosen]
-    return CheckReport(str(made), tuple(results))
+    return CheckReport(str(made), tuple(run(check, made, expected.get(check.name), fast=fast) for check in chosen))
 
 
 def selected(kind: Kind, only: str | Sequence[str] | None) -> tuple[Check, ...]:
-    """The checks whose names one of some glob patterns matches; all, if there is none."""
+    """The checks whose names match one of some glob patterns; all, without patterns."""
     patterns = ["*"] if only is None else [only] if isinstance(only, str) else list(only)
     found = tuple(check for check in checks(kind) if any(fnmatch.fnmatchcase(check.name, p) for p in patterns))
     if not found:
@@ -128,7 +132,7 @@ def valid_expectations(kind: Kind, expected: Mapping[str, str] | None) -> Mappin
             hint = f" Did you mean '{near[0]}'?" if near else f" The checks: {_names(kind)}."
             raise OptionError(f"`expected_failures` names the check {name!r}, which does not exist.{hint}")
         if not isinstance(reason, str) or not reason.strip():
-            raise OptionError(f"`expected_failures` must say why {name} fails, in a text; got {reason!r}.")
+            raise OptionError(f"`expected_failures` must give the reason why {name} fails, in a text; got {reason!r}.")
     return expected or {}
 
 

@@ -1,4 +1,4 @@
-"""The kit as pytest tests: one per plugin and check that is asked of it."""
+"""The kit as pytest tests: one per plugin and check that binds it."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ Test = TypeVar("Test", bound=Callable[..., Any])
 class BoundCheck:
     """A check of one plugin; called, it raises if the plugin fails it, as it may be `expected` to."""
 
-    def __init__(self, check: Check, what: Any, made: Subject, expected: bool = False) -> None:
-        self.check, self.what, self.made, self.expected = check, what, made, expected
+    def __init__(self, check: Check, made: Subject, expected: bool, fast: bool) -> None:
+        self.check, self.made, self.expected, self.fast = check, made, expected, fast
 
     def __call__(self) -> None:
         __tracebackhide__ = True
-        result = run(self.check, self.made)
+        result = run(self.check, self.made, fast=self.fast)
         if result.outcome == "not applicable":
-            if self.expected:  # on another machine it may apply: not to have failed here refutes no reason
+            if self.expected:  # it may apply on another machine, so this refutes no reason
                 pytest.xfail(f"not applicable: {result.message}")
-            return  # what a check does not apply to is decided by the check, when it is run
+            return
         if result.outcome == "failed":
             example = "".join(f"\n{name} = {value}" for name, value in result.example.items())
             raise CheckFailure(f"{self.made}: {result.check}: {result.message}{example}\n{self.check.explanation}")
 
 
 class Unusable:
-    """Stands for all checks of a plugin that cannot even be made: fails, and says why."""
+    """Replaces all checks of a plugin that cannot be made: fails with the reason."""
 
     def __init__(self, error: GradhomogError) -> None:
         self.error = error
@@ -50,16 +50,18 @@ def parametrize_with_checks(
     expected_failures: Mapping[str, str] | None = None,
     kind: Kind = "homogenizers",
     only: str | Sequence[str] | None = None,
+    fast: bool = False,
 ) -> Callable[[Test], Test]:
     """Turn a test function with the argument `check` into one test per plugin and check.
 
-    Checks that are asked of all and those of claimed traits; what is not claimed is for `gradhomog check` to report.
+    Checks that bind every plugin and those of claimed traits; `gradhomog check` reports the other traits.
 
     Args:
         what: as for `check_homogenizer` (or `check_learner`, `check_domain`), several.
         expected_failures: why a check fails, by its name: such a test is an expected failure; if it passes, it fails.
         kind: of plugins.
         only: a glob pattern over the checks' names, or several.
+        fast: fewer examples, steps and learners, for the development loop.
 
     >>> @parametrize_with_checks(["static", "pcgrad"], only="identical_*")
     ... def test_it_conforms(check):
@@ -80,9 +82,8 @@ def parametrize_with_checks(
             if check.binds(made):
                 reason = expected.get(check.name)
                 marks = [pytest.mark.xfail(reason=reason, raises=CheckFailure, strict=True)] if reason else []
-                cases.append(
-                    pytest.param(BoundCheck(check, one, made, bool(reason)), id=f"{label}-{check.name}", marks=marks)
-                )
+                bound = BoundCheck(check, made, bool(reason), fast)
+                cases.append(pytest.param(bound, id=f"{label}-{check.name}", marks=marks))
     return pytest.mark.parametrize("check", cases)
 
 
@@ -92,4 +93,4 @@ def _label(what: Any) -> str:
             return what
         case (str(name), Mapping() as options):
             return expression.render([(name, dict(options))])
-    return getattr(getattr(what, "factory", None), "__name__", "plugin")  # what is none of these fails when it is made
+    return getattr(getattr(what, "factory", None), "__name__", "plugin")  # anything else fails when it is made

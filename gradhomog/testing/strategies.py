@@ -16,8 +16,8 @@ from gradhomog.tasks import TaskBatch
 Range = int | tuple[int, int]
 """A number, or the least and the greatest that is drawn."""
 
-# A byte picks an entry: a sixteenth in (−6, 6], or for a quarter of them zero. Bytes are simplified towards 0, so whole
-# numbers come first, the smallest before all.
+# A byte picks an entry: a sixteenth in (−6, 6], or for a quarter of them zero. Bytes shrink towards 0, so whole numbers
+# come first, the smallest before all.
 _SIXTEENTHS = sorted((k / 16 for k in range(-95, 97)), key=lambda x: (x.as_integer_ratio()[1], abs(x), x < 0))
 _ENTRIES = torch.tensor(_SIXTEENTHS + [0.0] * 64, dtype=torch.float64)
 
@@ -43,7 +43,7 @@ def jacobians(
         spread: norms that are not zero lie within so many orders of magnitude, ≥ 0.
         conflict: −cosine between any two rows, in [−1, 1/(tasks − 1)]; needs params ≥ tasks. By default rows are free.
         zero, duplicate, opposite: whether a row may be zero, may be equal to another, may be the negative of another;
-            where it may, now and then one is made so.
+            each such row then occurs now and then.
 
     >>> from hypothesis import given
     >>> @given(jacobians(tasks=3, params=(3, 8), conflict=0.5, zero=False, duplicate=False, opposite=False))
@@ -55,7 +55,7 @@ def jacobians(
     kinds = ["free"] * 12 + ["zero"] * zero + ["duplicate"] * duplicate + ["opposite"] * opposite
     n, p = _number(draw, tasks), _number(draw, params)
     most, longest = _largest(tasks), _largest(params)
-    # As many as there can be, of which the last are taken: simplified, rows and their entries begin with zeros.
+    # As many as there can be, of which the last are taken: shrunk rows and their entries begin with zeros.
     row = st.tuples(st.integers(0, int(10 * spread)), st.sampled_from(kinds), _vectors(rank or longest))
     tenths, sorts, vectors = zip(*draw(_list(row, most))[most - n :], strict=True)
     rows = torch.stack(vectors)
@@ -78,7 +78,7 @@ def gramians(
     tasks: Range = (1, 6), params: Range = (1, 12), *, rank: int | None = None, spread: float = 6,
     conflict: float | None = None, zero: bool = True, duplicate: bool = True, opposite: bool = True,
 ) -> st.SearchStrategy[Tensor]:  # fmt: skip
-    """Gramians J Jᵀ, float64 `[tasks, tasks]`, of what `jacobians` draws with the same arguments."""
+    """Gramians J Jᵀ, float64 `[tasks, tasks]`, of the rows that `jacobians` draws with the same arguments."""
     rows = jacobians(
         tasks, params, rank=rank, spread=spread, conflict=conflict, zero=zero, duplicate=duplicate, opposite=opposite
     )
@@ -107,9 +107,9 @@ def task_batches(
         ways, shots, queries: classes, and support and query inputs of each; points where `outputs` is given.
         input_shape: of one input.
         outputs: None for classification, else the number of regression targets.
-        spread: the tasks' inputs are of sizes that lie over up to so many orders of magnitude.
+        spread: the sizes of the tasks' inputs lie within so many orders of magnitude.
         zero: whether all inputs of a task may be zero.
-        duplicate: whether a task may be the first once more.
+        duplicate: whether a task may repeat the first.
     """
     n = _number(draw, tasks)
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
@@ -160,7 +160,7 @@ def _vectors(size: int) -> st.SearchStrategy[Tensor]:
 
 
 def _within(rows: Tensor, spread: float) -> Tensor:
-    """Rows made longer, where their norms would lie further apart than by `spread` orders of magnitude."""
+    """Rows, lengthened where their norms would lie further apart than `spread` orders of magnitude."""
     norms = rows.norm(dim=1)
     least = norms.max() / 10**spread
     short = (norms > 0) & (norms < least)
@@ -181,6 +181,6 @@ def _with_conflict(drawn: Tensor, conflict: float) -> Tensor:
         )
     cosines = (1 + conflict) * torch.eye(n, dtype=torch.float64) - conflict
     values, vectors = torch.linalg.eigh(cosines)
-    basis = torch.linalg.qr(drawn.T)[0]  # orthonormal columns, whatever was drawn
+    basis = torch.linalg.qr(drawn.T)[0]  # orthonormal columns for any drawn rows
     rows: Tensor = (vectors * values.clamp_min(0).sqrt()) @ vectors.T @ basis.T
     return rows

@@ -1,35 +1,33 @@
-"""The length of a step whose weights are in balance with what they give: of Nash-MTL and FairGrad."""
+"""The step whose weights are in balance with the gains of the tasks: of Nash-MTL and FairGrad."""
 
 from __future__ import annotations
 
-import math
-from typing import Literal
-
+import torch
 from torch import Tensor
 
-from gradhomog import OptionError
+from gradhomog import StageResult, Step, bargaining_weights, gramian_rounding
 
 
-def check_max_norm(method: str, max_norm: float | None, scale: str) -> None:
-    """Raise unless the step may be clipped to `max_norm`."""
-    if max_norm is None:
-        return
-    if not 0 < max_norm < math.inf:
-        raise OptionError(f"{method}: `max_norm` must be positive, or None for no clipping; got {max_norm!r}.")
-    if scale != "paper":
-        raise OptionError(
-            f"{method}: `max_norm` must be None with scale='mean', whose length is that of the gradients; "
-            f"got {max_norm!r}. Clip the step in the training loop, or set scale='paper'."
-        )
+def balanced_step(step: Step, alpha: float) -> StageResult:
+    """⟨g_0, d⟩/‖d‖² · d for the paper's d = Σ_i w_i g_i: weights `[tasks]`, with the aux that `paper_factor` reads."""
+    gramian = step.gramian()
+    solution = bargaining_weights(gramian, alpha, gramian_rounding(step.dtype))
+    weights, aux = projected_mean(gramian, solution.weights)
+    return StageResult(weights, aux, bool(solution.converged))
 
 
-def step_weights(gramian: Tensor, weights: Tensor, scale: Literal["mean", "paper"], max_norm: float | None) -> Tensor:
-    """What each row is multiplied by `[tasks]`, the step being the mean: N·w times a common factor."""
+def projected_mean(gramian: Tensor, weights: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Weights of the mean's projection on Σ_i w_i g_i, their ratio to w, and the length of Σ_i w_i g_i."""
     gains = gramian @ weights  # ⟨g_i, d⟩
     square = weights @ gains  # ‖d‖²
-    safe = square + (square == 0)  # zero where there is no solution
-    if scale == "mean":
-        return weights * (gains.sum() / safe)
-    if max_norm is None:
-        return len(weights) * weights
-    return weights * (max_norm / safe.sqrt()).clamp_max(1.0) * len(weights)
+    none = square <= 0  # no solution: w = 0
+    square = torch.where(none, 1.0, square)
+    ratio = torch.where(none, 1.0, gains.sum() / square)
+    return weights * ratio, (ratio, square.sqrt())
+
+
+def paper_factor(step: Step, max_norm: float | None) -> Tensor:
+    """The factor from `balanced_step` to the paper's step, which is clipped to the length `max_norm`."""
+    ratio, length = step.aux
+    factor: Tensor = step.tasks / ratio
+    return factor if max_norm is None else factor * (max_norm / length).clamp_max(1.0)

@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-TOGETHER = 32  # tasks up to which all steps' N³ numbers are looked up at once
+TOGETHER = 32  # tasks up to which the N³ products of all meetings are looked up at once
+PART = 64  # rows that are changed together where tasks are more: their products stay in the processor's cache
 
 
-def fixed_orders(tasks: int) -> Tensor:
-    """For each task the other tasks as they stand in the batch, `[tasks, tasks − 1]`."""
+def meeting_orders(tasks: int, order: Literal["random", "fixed"], generator: torch.Generator) -> Tensor:
+    """For each task an order of the other tasks, `[tasks, tasks − 1]`: that of the batch, or a permutation of its own."""
     if tasks == 2:
         return torch.tensor([[1], [0]])
-    return _others(torch.arange(tasks, dtype=torch.float64).repeat(tasks, 1))
+    # Sorting random numbers permutes uniformly; infinity puts the task itself last, where it is cut off.
+    if order == "random":
+        sorted_by = torch.rand(tasks, tasks, generator=generator, dtype=torch.float64)
+    else:
+        sorted_by = torch.arange(tasks, dtype=torch.float64).repeat(tasks, 1)
+    return sorted_by.fill_diagonal_(torch.inf).argsort(dim=1)[:, :-1]
 
 
-def random_orders(tasks: int, generator: torch.Generator) -> Tensor:
-    """For each task a permutation of its own of the other tasks, `[tasks, tasks − 1]`; nothing is drawn for two."""
-    if tasks <= 2:
-        return fixed_orders(tasks)
-    return _others(torch.rand(tasks, tasks, generator=generator, dtype=torch.float64))
+def meetings(products: Tensor, orders: Tensor) -> Iterable[Tensor]:
+    """For each step k but the last, products of the row met then with those met later: P[o_ik, o_il] over i and l > k.
 
-
-def meetings(products: Tensor, orders: Tensor) -> Callable[[int], Tensor]:
-    """By step k: what the row that task i then meets has with those that i meets, in its order.
-
-    P[o_ik, o_il] `[tasks, tasks − 1]` over i and l, of P = `products` `[tasks, tasks]`.
+    P = `products` `[tasks, tasks]`; `orders` of all tasks, or of some.
     """
-    if len(orders) > TOGETHER:
-        return lambda step: products[orders[:, step]].gather(1, orders)
-    found = products[orders[:, :-1, None], orders[:, None, :]].unbind(dim=1)
-    return lambda step: found[step]
-
-
-def _others(keys: Tensor) -> Tensor:
-    # Sorting random keys permutes uniformly; an infinite key puts the task itself last, where it is cut off.
-    return keys.fill_diagonal_(torch.inf).argsort(dim=1)[:, :-1]
+    steps = range(orders.shape[1] - 1)
+    if len(products) <= TOGETHER:
+        found = products[orders[:, :-1, None], orders[:, None, :]]
+        return [found[:, step, step + 1 :] for step in steps]
+    return (products[orders[:, step]].gather(1, orders[:, step + 1 :]) for step in steps)

@@ -1,4 +1,4 @@
-"""Feature gradients of tasks as vectors that can be compared: pooled over queries, by class, or one by one."""
+"""Pool the feature gradients of tasks into vectors that can be compared between tasks."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from gradhomog import OptionError
 Pool = Literal["task", "class", "sample"]
 
 
-def pooled(cotangents: Tensor, pool: Pool, targets: Tensor | None = None) -> Tensor:
-    """Gradients of the losses by the features, `[tasks, queries, m]`, summed up to `[tasks, vectors, m]`, float64.
+def pooled(gradients: Tensor, pool: Pool, targets: Tensor | None = None) -> Tensor:
+    """Gradients w.r.t. the features `[tasks, queries, m]` summed to vectors `[tasks, vectors, m]`, float64.
 
     `"task"`: over all queries; `"class"`: over the queries of each class; `"sample"`: not at all.
     """
-    cotangents = cotangents.double()
+    gradients = gradients.double()
     if pool == "task":
-        return cotangents.sum(dim=1, keepdim=True)
+        return gradients.sum(dim=1, keepdim=True)
     if pool == "sample":
-        return cotangents
+        return gradients
     if targets is None or targets.is_floating_point():
-        raise OptionError('rotate: `pool="class"` needs the classes of the queries; these targets are no classes.')
+        raise OptionError('rotate: `pool="class"` requires classes of the queries; got floating-point targets.')
     if bool((targets < 0).any()):
-        raise OptionError(f'rotate: `pool="class"` needs classes of 0 and above; got {int(targets.min())}.')
-    members = torch.nn.functional.one_hot(targets.long(), int(targets.max()) + 1).to(cotangents)
-    return members.transpose(1, 2) @ cotangents
+        raise OptionError(f'rotate: `pool="class"` requires classes ≥ 0; got {int(targets.min())}.')
+    members = torch.nn.functional.one_hot(targets.long(), int(targets.max()) + 1).to(gradients)
+    return members.transpose(1, 2) @ gradients
 
 
 def unit(vectors: Tensor) -> Tensor:
@@ -37,10 +37,10 @@ def unit(vectors: Tensor) -> Tensor:
 
 
 def matched(vectors: Tensor, reference: Tensor) -> Tensor:
-    """For each task an order `[tasks, vectors]` in which its unit vectors fit those of the reference best.
+    """For each task the order `[tasks, vectors]` in which its unit vectors match those of the reference best.
 
-    Class 3 of one task has nothing to do with class 3 of another. Greedy: the pair with the largest cosine to the
-    sum of the reference and the tasks matched so far is taken first.
+    Class 3 of one task is unrelated to class 3 of another. Greedy: the pair with the largest cosine to the sum of the
+    reference and the tasks matched so far is taken first.
     """
     tasks, count, _ = vectors.shape
     orders, total = [], reference.clone()
@@ -65,8 +65,8 @@ def mean_cosine(vectors: Tensor) -> float:
     return float(total.mean() / (tasks * (tasks - 1)))
 
 
-def pooled_energy(cotangents: Tensor) -> float:
-    """‖Σ_q g_q‖² / (queries · Σ_q ‖g_q‖²) in [0, 1], mean over tasks: what pooling leaves of the gradients' energy."""
-    whole = cotangents.double().square().sum((1, 2)) * cotangents.shape[1]
-    left = cotangents.double().sum(1).square().sum(1)
+def pooled_energy(gradients: Tensor) -> float:
+    """‖Σ_q g_q‖² / (queries · Σ_q ‖g_q‖²) in [0, 1], mean over tasks: the share of energy that pooling keeps."""
+    whole = gradients.double().square().sum((1, 2)) * gradients.shape[1]
+    left = gradients.double().sum(1).square().sum(1)
     return float(torch.where(whole > 0, left / torch.where(whole > 0, whole, 1.0), 0.0).mean())

@@ -21,7 +21,7 @@ def project_onto_simplex(values: Tensor) -> Tensor:
     >>> project_onto_simplex(torch.tensor([0.5, 1.0, -2.0]))
     tensor([0.2500, 0.7500, 0.0000])
     """
-    # The same is subtracted from all, which the projection does not see, so that the 1 is not lost beside large values.
+    # The projection is invariant to a constant added to all values; without a large one the 1 is not lost in rounding.
     values = values - values.amax(dim=-1, keepdim=True).detach()
     falling = values.sort(dim=-1, descending=True).values
     excess = falling.cumsum(dim=-1) - 1

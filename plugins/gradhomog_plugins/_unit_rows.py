@@ -1,4 +1,4 @@
-"""Rows divided by their norms, as the Gramian shows them, and the direction with equal cosines to all of them."""
+"""Cosines of the rows from their Gramian, and the direction with equal cosines to all of them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-# Of N rows, an eigenvalue of their cosines up to N times this is no eigenvalue but rounding: cosines of float32 rows
-# are off by 1e-7 (measured), so that of dependent rows they have eigenvalues of 1e-7 where there is zero. It makes rows
-# parallel that are within 0.1 degrees.
-ROUNDING = 1e-6
 
 
 def unit_gramian(gramian: Tensor) -> tuple[Tensor, Tensor]:
@@ -21,7 +16,7 @@ def unit_gramian(gramian: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class EqualCosines(NamedTuple):
-    """What `equal_cosines` finds.
+    """The result of `equal_cosines`.
 
     Attributes:
         norms: of the rows, one in place of zero, `[tasks]`.
@@ -39,19 +34,19 @@ class EqualCosines(NamedTuple):
     within: Tensor
 
 
-def equal_cosines(gramian: Tensor) -> EqualCosines:
+def equal_cosines(gramian: Tensor, rounding: float) -> EqualCosines:
     """The shortest d = Σ_i y_i u_i with ⟨d, u_i⟩ = 1 for all i, u_i being the rows divided by their norms.
 
     y = U⁺ 1, U the cosines of the rows. Where rows are so dependent that there is no such d, ⟨d, u_i⟩ is as near to 1
-    as it can be in least squares. Zero rows have no say: y_i = 0.
+    as it can be in least squares. Zero rows are left out: y_i = 0. An eigenvalue of U up to N · `rounding` counts as zero.
 
     Differentiable in the Gramian as long as the rank of U does not change.
     """
     norms, unit = unit_gramian(gramian)
     present = gramian.diagonal().sign()
-    inverse = torch.linalg.pinv(unit, atol=ROUNDING * len(unit), rtol=0.0, hermitian=True)
+    inverse = torch.linalg.pinv(unit, atol=rounding * len(unit), rtol=0.0, hermitian=True)
     weights = inverse.mv(present) * present  # zero rows: exactly zero, whatever the unit of length
     inner = unit.mv(weights)
     total = inner.dot(present)
-    within = torch.where(total > ROUNDING**2 * len(unit), total, torch.inf)
+    within = torch.where(total > rounding**2 * len(unit), total, torch.inf)
     return EqualCosines(norms, present, weights, inner, within)

@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradhomog import Evidence, Homogenizer, HomogenizerSpec, hookimpl
-from gradhomog_plugins._unit_rows import ROUNDING
+from gradhomog import Homogenizer, HomogenizerSpec, Step, gramian_rounding, hookimpl
+from gradhomog_plugins._unit_rows import unit_gramian
 
 ScaleMode = Literal["min", "median", "rmse"]
 
@@ -17,21 +17,20 @@ class AlignedMTL(Homogenizer):
     """The rows become those of the matrix with equal singular values that is nearest to them.
 
     B = √s V Λ^(−1/2) Vᵀ,  G = V Λ Vᵀ over the eigenvalues that are not zero;  the rows become B J
-    d = 1/N Σ_i (B J)_i  (`scale="mean"`)  or  Σ_i (B J)_i  (`scale="paper"`)
+    d = 1/N Σ_i (B J)_i;  in the paper's scale  Σ_i (B J)_i
 
     Args:
         scale_mode: s, the square of the new rows' length: `"min"`, the least eigenvalue; `"median"` (the lower of two);
             or `"rmse"`, the mean.
-        scale: see above.
 
     With independent rows the new ones are orthogonal, of length √s, and ⟨d, g_i⟩ may be negative all the same. An
     eigenvalue is zero where the rows are dependent: N identical rows stay as they are, zero rows stay zero, of opposite
-    rows of one length nothing is left. Rows within about 0.1 degrees of each other count as parallel: float32 rows
-    cannot tell, and `"min"` would take their rounding for the least eigenvalue.
+    rows of one length nothing is left. Float32 rows within about 0.1 degrees of each other count as parallel, float64
+    rows within 1e-7 radians: closer, `"min"` would take their rounding for the least eigenvalue.
 
     Differentiable in the rows twice, as long as their rank does not change; at equal eigenvalues too, where
     differentiating eigenvectors is not. Where several eigenvalues are the least (or the median), s has a kink, and
-    counts as their mean. State: none. Cost: two eigendecompositions of N×N matrices.
+    counts as their mean. State: none. Cost: two decompositions of N×N matrices.
 
     Source: Senushkin et al. 2023, "Independent Component Alignment for Multi-Task Learning", arXiv 2305.19000,
     algorithm 1; `scale_mode` as in the authors' code.
@@ -39,95 +38,88 @@ class AlignedMTL(Homogenizer):
     Deviations: (1) the mean by default; the authors' code sums, TorchJD takes the mean; (2) the rank is that of the
     cosines, with a tolerance relative to the rows; theirs is that of the dtype, relative to the longest row: a row 1000
     times as short as another is dropped in float32, and float64 rows are independent by their rounding (measured: for
-    float32 rows a, 0.3 a, b of 10⁵ parameters, handed over in float64, TorchJD's d is 10⁷ times too short);
-    (3) exact second derivatives.
+    float32 rows a, 0.3 a, b of 10⁵ parameters, passed in float64, TorchJD's d is 10⁷ times too short);
+    (3) singular values of a factor of G in place of eigenvalues of G, so that rows may differ in length by 1e14 instead
+    of 1e7; (4) second derivatives.
 
     >>> import torch, gradhomog
     >>> gradhomog.pipeline("aligned_mtl").combine(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
     tensor([0.5000, 0.5000])
     """
 
-    def __init__(self, scale_mode: ScaleMode = "min", scale: Literal["mean", "paper"] = "mean") -> None:
-        self.scale_mode, self.scale = scale_mode, scale
+    def __init__(self, scale_mode: ScaleMode = "min") -> None:
+        self.scale_mode = scale_mode
 
-    def mix(self, evidence: Evidence) -> Tensor:
-        mixing = balance(evidence.gramian(), self.scale_mode)
-        return mixing if self.scale == "mean" else evidence.tasks * mixing
+    def mix(self, step: Step) -> Tensor:
+        return balance(step.gramian(), self.scale_mode, gramian_rounding(step.dtype))
+
+    def paper_scale(self, step: Step) -> float:
+        return step.tasks
 
 
-def balance(gramian: Tensor, scale_mode: ScaleMode = "min") -> Tensor:
-    """The mixing matrix B, symmetric, float64 `[tasks, tasks]`."""
-    gramian, independent = _without_rounding(gramian)
-    values, vectors = torch.linalg.eigh(gramian.detach())
-    tolerance = values[-1] * (len(values) * torch.finfo(values.dtype).eps)
-    kept = independent & (values > tolerance)
-    roots = torch.where(kept, values, torch.inf).sqrt()
-    inverse = (vectors / roots) @ vectors.mT
-    square = _square(values, kept, scale_mode)
-    if torch.is_grad_enabled():
-        # Zero as a number; its derivatives are those of G among its eigenvectors, which are held fast.
-        moved = vectors.T @ (gramian - gramian.detach()) @ vectors
-        real = kept.to(values.dtype)
-        inverse = inverse + vectors @ _inverse_root_moved(roots.masked_fill(~kept, 1.0), real, moved) @ vectors.T
-        equal = (values - square).abs() <= tolerance + 1e-9 * square
-        square = square + _mean_moved(values, real if scale_mode == "rmse" else real * equal, moved)
-        square = torch.where(kept[-1], square, 1.0)  # or the derivative of its root is infinite
-    mixing: Tensor = square.sqrt() * inverse
+def balance(
+    gramian: Tensor, scale_mode: ScaleMode = "min", rounding: float = gramian_rounding(torch.float64)
+) -> Tensor:
+    """The mixing matrix B, float64 `[tasks, tasks]`.
+
+    With the cosines Q M Qᵀ = D⁻¹ G D⁻¹ of the rows, D their norms, G = F Fᵀ for F = D Q M^(1/2) = W S Vᵀ, and
+    B = √s W Vᵀ M^(−1/2) Qᵀ D⁻¹: the singular values S of F keep twice as many digits of short rows as Λ = S².
+    """
+    norms, unit = unit_gramian(gramian)
+    lengths = norms.detach()  # one for a zero row
+    present = gramian.detach().diagonal().sign()
+    values, vectors = torch.linalg.eigh(unit.detach())
+    kept = values > rounding * len(values)
+    roots = torch.where(kept, values, 1.0).sqrt() * kept
+    left, singular, right = torch.linalg.svd((present * lengths)[:, None] * vectors * roots)
+    real = torch.arange(len(values), device=values.device) < kept.sum()
+    inverse = torch.where(kept, vectors / torch.where(kept, roots, 1.0), 0.0).mT * (present / lengths)
+    square = _square(singular, real, scale_mode)
+    mixing = (square.sqrt() * left * real) @ right @ inverse
+    if torch.is_grad_enabled() and gramian.requires_grad:
+        moved = _differentiable(gramian, norms, unit, rounding * len(values), left, singular * real, square, scale_mode)
+        mixing = mixing + (moved - moved.detach())
     return mixing
 
 
-def _square(values: Tensor, kept: Tensor, scale_mode: ScaleMode) -> Tensor:
-    """s, of the eigenvalues kept; zero if none is."""
-    if scale_mode == "min":
-        return torch.where(kept, values, values[-1]).min()
+def _square(singular: Tensor, real: Tensor, scale_mode: ScaleMode) -> Tensor:
+    """s from the singular values in descending order, of which the first are `real`; zero if none is."""
+    squares, count = singular.square() * real, real.sum()
     if scale_mode == "rmse":
-        return (values * kept).sum() / kept.sum().clamp_min(1)
-    place = (len(values) - 1 + kept.logical_not().sum()) // 2
-    return values.gather(0, place.clamp_max(len(values) - 1)[None])[0]
+        return squares.sum() / count.clamp_min(1)
+    place = count - 1 if scale_mode == "min" else count // 2  # of two in the middle the lower
+    return squares.gather(0, place.clamp_min(0)[None])[0]
 
 
-def _without_rounding(gramian: Tensor) -> tuple[Tensor, Tensor]:
-    """The Gramian without what rounding has left where rows are dependent: cosines get eigenvalues of zero there.
+def _differentiable(
+    gramian: Tensor, norms: Tensor, unit: Tensor, tolerance: float, basis: Tensor, roots: Tensor, square: Tensor,
+    scale_mode: ScaleMode,
+) -> Tensor:  # fmt: skip
+    """√s G^(1/2) G⁻, with the right first and second derivatives by G at equal eigenvalues too.
 
-    And a mask that leaves out as many of the least eigenvalues. Both take it: what is left of the former is rounding in
-    float64, and the least eigenvalues of G alone may be those of a short row.
+    R = G^(1/2) solves R² = G. In the basis of its eigenvectors, a constant, Newton's step from R = diag(λ^(1/2)) is
+    (E − R²)_ij / (λ_i^(1/2) + λ_j^(1/2)), E the Gramian; the first gives the first derivative, another the second.
     """
-    constant = gramian.detach()
-    norms = constant.diagonal().sqrt()
-    products = torch.outer(norms, norms)
-    values, vectors = torch.linalg.eigh((constant / products).nan_to_num(0.0, 0.0, 0.0))  # a zero row has no cosines
-    independent = values > ROUNDING * len(values)
-    rounding = (vectors * values.masked_fill(independent, 0.0)) @ vectors.mT
-    return gramian - products * rounding, independent
+    real = roots > 0
+    pairs = real[:, None] | real
+    slopes = torch.where(pairs, roots[:, None] + roots, 1.0)
+    moved = basis.mT @ (gramian - gramian.detach()) @ basis
+    root = constant = torch.diag(roots)
+    for _ in range(2):
+        root = root + pairs * (constant @ constant + moved - root @ root) / slopes
+    values = roots.square()
+    group = real & ((scale_mode == "rmse") | ((values - square).abs() <= 1e-9 * square))
+    square = square + _mean_moved(values, group.to(values), moved)
+    square = torch.where(real.any(), square, 1.0)  # or the derivative of its root is infinite
+    inverse = torch.linalg.pinv(unit, atol=tolerance, rtol=0.0, hermitian=True) / torch.outer(norms, norms)
+    return square.sqrt() * (basis @ root @ basis.mT) @ inverse
 
 
-def _inverse_root_moved(roots: Tensor, real: Tensor, moved: Tensor) -> Tensor:
-    """What becomes of diag(λ)^(−1/2), zero at zero eigenvalues, when diag(λ) moves by E: to the second order in E.
-
-    f[λ_i, λ_j] E_ij + Σ_k f[λ_i, λ_k, λ_j] E_ik E_kj with divided differences f[…] of f(x) = x^(−1/2), f(0) = 0
-    (Higham 2008, "Functions of Matrices", theorem 3.9 and its proof); in a = √λ they are no differences, and finite at
-    equal eigenvalues.
-    """
-    zero = 1 - real
-    a, b = roots[:, None], roots
-    both = real[:, None] * real
-    first = -both / (a * b * (a + b)) + real[:, None] * zero / a**3 + zero[:, None] * real / b**3
-    # f[a, b, 0] and f[a, 0, 0], then f[a, b, c] and all four together, [i, k, j].
-    pair = -both * (a * a + a * b + b * b) / (a**3 * b**3 * (a + b))
-    single = real / roots**5
-    a, b, c = roots[:, None, None], roots[:, None], roots
-    second = both[:, :, None] * real * (a + b + c) / (a * b * c * (a + b) * (b + c) * (c + a))
-    second = second + pair[:, :, None] * zero + pair[:, None, :] * zero[:, None] + pair * zero[:, None, None]
-    none = zero[:, None] * zero
-    second = second + single[:, None, None] * none + single[:, None] * none[:, None, :] + single * none[:, :, None]
-    return first * moved + torch.einsum("ikj,ik,kj->ij", second, moved, moved)
-
-
-def _mean_moved(values: Tensor, some: Tensor, moved: Tensor) -> Tensor:
-    """What becomes of the mean of some eigenvalues: that of E_ii + Σ_j E_ij² / (λ_i − λ_j), j not among them."""
-    apart = some[:, None] * (1 - some)
-    gaps = torch.where(apart > 0, values[:, None] - values, torch.ones_like(moved))
-    return some @ (moved.diagonal() + (apart * moved.square() / gaps).sum(dim=1)) / some.sum().clamp_min(1)
+def _mean_moved(values: Tensor, group: Tensor, moved: Tensor) -> Tensor:
+    """The change of the mean of a group of eigenvalues: that of E_ii + Σ_j E_ij² / (λ_i − λ_j), j not in the group."""
+    apart = group[:, None] * (1 - group)
+    gaps = torch.where(apart > 0, values[:, None] - values, 1.0)
+    return group @ (moved.diagonal() + (apart * moved.square() / gaps).sum(dim=1)) / group.sum().clamp_min(1)
 
 
 @hookimpl

@@ -3,42 +3,51 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
 import gradhomog
-from gradhomog import ConfigError, Evidence, Homogenizer, HomogenizerSpec, NotDifferentiableError, OptionError, hookimpl
+from gradhomog import (
+    ConfigError,
+    Homogenizer,
+    HomogenizerSpec,
+    NotDifferentiableError,
+    OptionError,
+    StageResult,
+    Step,
+    hookimpl,
+    keyed,
+)
 
 
 class CRMOGM(Homogenizer):
-    """The weights of the step are an exponential average of those that another method has given so far.
+    """Exponential averages, over the steps, of the weights of another method.
 
     λ_i ← α λ_i + (1 − α) λ̂_i,  d = 1/N Σ_i λ_i g_i;  at first λ_i = λ̂_i
-    λ̂_i: the share of row i in the other method's step, that is its weight, or the i-th column sum of its mixing matrix
+    λ̂_i: the weight of row i in the other method's step, or the i-th column sum of its mixing matrix
 
-    Weights computed on one mini-batch depend on its noise, and with that noise on the gradients that they weigh; their
-    average does so less, which is what convergence to Pareto optimal points needs.
+    Weights computed on one mini-batch depend on its noise, and with that noise on the gradients that they multiply;
+    their average does so less, which is what convergence to Pareto optimal points needs.
 
     Args:
-        of: the other method, as a pipeline of one homogenizer that weighs or mixes rows: `"mgda"`,
-            `"cagrad(c=0.5)"`. Its own options stand there, `scale` too.
-        alpha: α in [0, 1]; 0 is the other method itself.
+        of: the other method, as a pipeline of one homogenizer that acts by `mix` alone: `"mgda"`, `"cagrad(c=0.5)"`,
+            with its own options, its `scale` included.
+        alpha: α; 0 is the other method itself.
         key: averages by `"slot"` (place in the batch) or by `"domain"`.
-        scale: accepted for uniformity: lengths are those of `of`.
 
     Differentiable where `of` is, with past weights as constants; with one that does not claim it, `create_graph=True`
-    raises. Tasks of one key in a batch share an average, and it moves by their mean. A key that comes up for the first
-    time begins with its weight in that step. State: the averages and what the other method carries. What the average
-    keeps of the other's promises (no conflict, a common factor) is for each method to be seen: none is claimed.
+    raises. A new key begins with its weight in that step. State: the averages, and the state of the other method. The
+    average may break the other method's promises (no conflict, a common factor): none of them is claimed.
 
     Source: Zhou et al. 2022, "On the Convergence of Stochastic Multi-Objective Gradient Manipulation and Beyond"
     (NeurIPS); α constant as in TorchJD 0.18, where the paper lets it rise towards 1 as the learning rate falls.
 
-    Deviations: (1) a mixing matrix is averaged by what it makes of the step, its column sums; (2) averages by key, so
-    that the number of tasks may change, where TorchJD asks for a reset.
+    Deviations: (1) of a mixing matrix the column sums are averaged, which determine the step; (2) averages by key, so
+    that the number of tasks may change, where TorchJD requires a reset.
 
     >>> import torch, gradhomog
     >>> pipe = gradhomog.pipeline("cr_mogm(of='mgda', alpha=0.5)")
@@ -48,74 +57,62 @@ class CRMOGM(Homogenizer):
     tensor([2.0000, 0.5000])
     """
 
-    carried = ("averages",)
+    state_names = ("of", "averages", "inner")
 
     def __init__(
         self,
         of: str = "mgda",
-        alpha: float = 0.9,
+        alpha: Annotated[float, Interval(ge=0, le=1)] = 0.9,
         key: Literal["slot", "domain"] = "slot",
-        scale: Literal["mean", "paper"] = "mean",
     ) -> None:
-        if not 0 <= alpha <= 1:
-            raise OptionError(f"cr_mogm: `alpha` must be in [0, 1]; got {alpha!r}.")
         members = gradhomog.pipeline(of).members
         if len(members) != 1:
             raise OptionError(
-                f"cr_mogm: `of` must name one homogenizer; got {of!r}. What is to act before it comes before it in the "
-                "pipeline: 'static + cr_mogm(of=\"mgda\")'."
+                f"cr_mogm: `of` must name one homogenizer; got {of!r}. Put others before it in the pipeline: "
+                "'static + cr_mogm(of=\"mgda\")'."
             )
-        self._inner = members[0]  # with the checks of what it returns
-        overrides = self._inner.homogenizer.overrides
-        others = [stage for stage in ("attach", "begin", "transform", "rows") if overrides(stage)]
-        if others or not overrides("mix"):
-            raise OptionError(
-                f"cr_mogm: `of` must name a homogenizer that weighs or mixes rows and does nothing else; {of!r} "
-                f"{f'has the stage {others[0]!r}' if others else 'does not'}."
-            )
-        self.needs = self._inner.needs
-        self.of, self.alpha, self.key, self.scale = of, alpha, key, scale
+        self.of, self.alpha, self.key = of, alpha, key
         self.averages: dict[str, float] = {}
-        self._weights: list[float] = []  # between `mix` and `update` of one step
+        member = members[0]
+        self.inner, self.needs = member.homogenizer, member.needs
+        self._mix = member.mix  # validated, in the scale that `of` names
+        self._differentiable = member.spec is not None and "differentiable" in member.spec.traits
+        others = [stage for stage in ("attach", "begin", "transform", "rows") if self.inner.overrides(stage)]
+        if others or not self.inner.overrides("mix"):
+            found = f"{of!r} acts by `{others[0]}`" if others else f"{of!r} does not"
+            raise OptionError(f"cr_mogm: `of` must name a homogenizer that acts by `mix` alone; {found}.")
 
-    def mix(self, evidence: Evidence) -> Tensor:
-        spec = self._inner.spec
-        if torch.is_grad_enabled() and (spec is None or "differentiable" not in spec.traits):
+    def mix(self, step: Step) -> StageResult:
+        if torch.is_grad_enabled() and not self._differentiable:
             raise NotDifferentiableError(
-                f"cr_mogm: {self.of!r} is not differentiable, so create_graph=True would cut the graph in silence. "
+                f"cr_mogm: {self.of!r} is not differentiable, so create_graph=True would silently cut the graph. "
                 "Use create_graph=False, or an `of` that claims 'differentiable'."
             )
-        mixing = self._inner.mix(evidence)
+        mixing, aux, converged = self._mix(step.view(self.inner))
         shares = mixing if mixing.dim() == 1 else mixing.sum(dim=0)
-        held = [self.averages.get(key, math.nan) for key in evidence.by(self.key)]
-        past = torch.tensor(held, dtype=torch.float64, device=shares.device)
+        past = keyed.read(self.averages, step.by(self.key), math.nan).to(shares.device)
         weights = averaged(past, shares, self.alpha)
-        self._weights = weights.tolist()
-        return weights
+        return StageResult(weights, aux=(weights, aux), converged=converged)
 
-    def update(self, evidence: Evidence) -> None:
-        by_key: dict[str, list[float]] = {}
-        for key, weight in zip(evidence.by(self.key), self._weights, strict=True):
-            by_key.setdefault(key, []).append(weight)
-        self.averages.update({key: sum(weights) / len(weights) for key, weights in by_key.items()})
-        if self._inner.homogenizer.overrides("update"):
-            self._inner.update(evidence)
+    def update(self, step: Step) -> dict[str, Any]:
+        weights, aux = step.aux
+        averages = keyed.write(self.averages, step.by(self.key), weights)
+        if not self.inner.overrides("update"):
+            return {"averages": averages}
+        return {"averages": averages, "inner": self.inner.update(step.view(self.inner, aux))}
 
-    def measured(self) -> Mapping[str, Any]:
-        return self._inner.measured()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "of": self.of, "inner": self._inner.state_dict()}
+    def measured(self, step: Step) -> Mapping[str, float | Sequence[float]]:
+        _, aux = step.aux
+        return self.inner.measured(step.view(self.inner, aux))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if state.get("of") != self.of:
-            raise ConfigError(f"cr_mogm: the state is of `of` {state.get('of')!r}; this one is of {self.of!r}.")
-        super().load_state_dict({name: value for name, value in state.items() if name not in ("of", "inner")})
-        self._inner.load_state_dict(state["inner"])
+        if state.get("of", self.of) != self.of:
+            raise ConfigError(f"cr_mogm: the state is of `of` {state['of']!r}; this one is of {self.of!r}.")
+        super().load_state_dict(state)
 
 
 def averaged(past: Tensor, shares: Tensor, alpha: float) -> Tensor:
-    """α · past + (1 − α) · shares, `[tasks]`; of a task without a past, NaN, its share as it is."""
+    """α · past + (1 − α) · shares, `[tasks]`; of a task without a past, NaN, its share unchanged."""
     return torch.where(past.isnan(), shares, torch.lerp(shares, past.nan_to_num(), alpha))
 
 
@@ -126,5 +123,5 @@ def gradhomog_homogenizer() -> HomogenizerSpec:
         summary="another method's weights, averaged over the steps",
         reference="Zhou et al. 2022, On the Convergence of Stochastic Multi-Objective Gradient Manipulation, NeurIPS",
         traits={"differentiable", "stateful"},
-        needs={"losses", "norms", "gramian", "rows", "features"},
+        needs={"losses", "norms", "gramian", "jacobian", "features"},
     )

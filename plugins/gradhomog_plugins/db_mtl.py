@@ -2,67 +2,69 @@
 
 from __future__ import annotations
 
-import math
-from typing import Literal, NamedTuple, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
+from annotated_types import Ge, Interval
 from torch import Tensor
 
-from gradhomog import Evidence, Homogenizer, HomogenizerSpec, OptionError, Rows, hookimpl, safe_sqrt
-from gradhomog_plugins import _losses
-from gradhomog_plugins._held_rows import Row, by_task, fitting, like, move, moved, named, squared_norms
+from gradhomog import Homogenizer, HomogenizerSpec, OptionError, StageResult, Step, as_jacobian, hookimpl, keyed
+from gradhomog_plugins import _losses, _row_state
+from gradhomog_plugins._row_state import RowState
 
-Number = TypeVar("Number", float, Tensor)
+INSTEAD = "Use log=False to balance the gradients without their losses."
 
-INSTEAD = "Use log=False to balance the gradients as they are."
-
-# Of a loss that is not zero: the sum of several of its inverses is still a number.
+# Of a loss that is not zero: the sum of several of its inverses is still finite in float64.
 SMALLEST = 1e-300
 
 
-class Shown(NamedTuple):
-    """What `mix` sees of a step and `rows` does not.
+class Moved(NamedTuple):
+    """The averages of a batch's tasks after this step: b_i = unit_i · average_i.
 
     Attributes:
-        keys: of the tasks.
-        factors: 1/L_i, and zero for a loss of zero, float64 `[tasks]`.
-        least: the least loss that is not zero; one without any.
+        averages: a mean of rows as they were given, whatever the size of the losses, `[tasks, *shape]` by parameter.
+        units: the averages of 1/L_i, float64 `[tasks]`.
+        masses: the averages of 1, that is 1 − Π_s β/s^σ, float64 `[tasks]`.
+        counts: t, float64 `[tasks]`.
+        paper_scale: N · max_k ‖b_k‖ over the length of the rows.
     """
 
-    keys: list[str]
-    factors: Tensor
-    least: Tensor
+    averages: dict[str, Tensor]
+    units: Tensor
+    masses: Tensor
+    counts: Tensor
+    paper_scale: Tensor
 
 
 class DBMTL(Homogenizer):
     """Rows are averages over steps of the gradients of log L_i, stretched until all are as long as the longest of them.
 
     b_i ← ĝ_i + β/t^σ (b_i − ĝ_i),  ĝ_i = ∇ log L_i = g_i / L_i,  b_i = 0 before the first step
-    d = Σ_i (max_k ‖b_k‖ / ‖b_i‖) b_i  (`scale="paper"`)
-    `scale="mean"`: 1/N · min_j L_j · d, where each b_i is divided by 1 − Π_s β/s^σ, what the start from zero leaves of
-    it. Then neither the size of the losses nor the number of steps has a say in the length.
+    d = 1/N · min_j L_j · Σ_i (max_k ‖b_k‖ / ‖b_i‖) b_i,  each b_i divided by 1 − Π_s β/s^σ: the start is from zero
+
+    So neither the size of the losses nor the number of steps changes the length. The paper's scale has neither the
+    factor 1/N · min_j L_j nor the correction.
 
     Args:
-        beta: in [0, 1), how much of the average a step keeps; 0 is no average.
-        sigma: ≥ 0, at which β falls.
-        log: whether ĝ_i is that of log L_i; False takes g_i, and reads no losses.
+        beta: in [0, 1), the weight of the previous average; 0 is no average.
+        sigma: ≥ 0, the rate at which β falls.
+        log: True for ∇ log L_i; False takes g_i, and reads no losses.
         key: averages by `"slot"` (place in the batch) or by `"domain"`, which is right where a slot's domain changes
             from batch to batch.
-        scale: see above.
 
     Differentiable in rows and losses, with the averages before the step as constants. A task whose average is zero has
     a row of zero. Of a loss of zero log has no gradient, and a loss that cannot be negative has none either: its task
     adds nothing to its average. Negative losses raise, as do those so near zero that rows become too long for their
-    dtype. t counts a task's own steps. Two tasks of one key in a batch both start from its average, and both move it,
-    one after the other.
+    dtype. t counts a task's own steps.
 
-    State: a row for every key, in float32 or float64: N × params numbers in all. A key whose row changes names or
-    shapes starts anew. Cost: some three reads and two writes of so many numbers, and the memory of new rows.
+    State: a row for every key, in float32 or float64: N × params numbers in all. Rows of other names or shapes start
+    anew. Cost: some five reads and three writes of so many numbers, and the memory of two copies of the rows.
 
     Source: Lin et al. 2023, "Dual-Balancing for Multi-Task Learning", arXiv 2308.12029, algorithm 1.
 
-    Deviations: (1) `scale="mean"` by default; (2) the reference code (LibMTL) adds 1e-8 to L_i and to ‖b_i‖; (3) it
-    counts the steps of all tasks together, which is the same for tasks that are in every batch.
+    Deviations: (1) the reference code (LibMTL) adds 1e-8 to L_i and to ‖b_i‖; (2) it counts the steps of all tasks
+    together, which is the same for tasks that are in every batch.
 
     >>> import torch, gradhomog
     >>> pipe = gradhomog.pipeline("db_mtl")
@@ -70,103 +72,93 @@ class DBMTL(Homogenizer):
     tensor([1.5000, 1.5000])
     """
 
-    carried = ("held", "counts")
+    state_names = ("averages", "units", "masses", "counts")
 
     def __init__(
         self,
-        beta: float = 0.9,
-        sigma: float = 0.0,
+        beta: Annotated[float, Interval(ge=0, lt=1)] = 0.9,
+        sigma: Annotated[float, Ge(0)] = 0.0,
         log: bool = True,
         key: Literal["slot", "domain"] = "slot",
-        scale: Literal["mean", "paper"] = "mean",
     ) -> None:
-        if not 0 <= beta < 1:
-            raise OptionError(f"db_mtl: `beta` must be in [0, 1); got {beta!r}.")
-        if not 0 <= sigma < math.inf:
-            raise OptionError(f"db_mtl: `sigma` must be finite and not negative; got {sigma!r}.")
-        self.beta, self.sigma, self.log, self.key, self.scale = beta, sigma, log, key, scale
-        self.needs = {"rows", "losses"} if log else {"rows"}
-        self.held: dict[str, Row] = {}  # b_i / unit_i, a mean of rows as they were given
-        self.counts: dict[str, list[float]] = {}  # unit_i, mass_i and t: see `advanced`
-        self._shown: Shown | None = None
+        self.beta, self.sigma, self.log, self.key = beta, sigma, log, key
+        self.needs = {"jacobian", "losses"} if log else {"jacobian"}
+        self.averages: RowState = {}
+        self.units: dict[str, float] = {}
+        self.masses: dict[str, float] = {}
+        self.counts: dict[str, float] = {}
 
-    def mix(self, evidence: Evidence) -> Tensor:
-        self._shown = self._look(evidence)
-        return torch.ones(evidence.tasks, dtype=torch.float64)
-
-    def rows(self, jacobian: Rows) -> Rows:
-        assert self._shown is not None, "`mix` comes first"
-        (keys, factors, least), self._shown = self._shown, None
-        held = [fitting(self.held, key, row) for key, row in zip(keys, by_task(jacobian), strict=True)]
-        counts = [self._counts(key, row) for key, row in zip(keys, held, strict=True)]
-        before = torch.tensor(counts, dtype=torch.float64, device=factors.device)
-        units, masses, shares = advanced(before[:, 0], before[:, 1], self._kept(before[:, 2]), factors)
-        rows = moved(held, jacobian, shares)
-        norms = safe_sqrt(squared_norms(rows))
-        lengths = norms * (units * len(keys) if self.scale == "paper" else units / masses * least)
-        there, longest = lengths > 0, lengths.max()
-        stretch = torch.where(there, longest / torch.where(there, norms, 1.0), 0.0)
-        found = like(jacobian, {name: stretched(value, stretch) for name, value in rows.items()})
-        if not representable(found, longest):
+    def rows(self, step: Step) -> StageResult:
+        keys, rows = step.by(self.key), step.jacobian.materialize()
+        inverses, least = self._inverse_losses(step)
+        known = _row_state.fits(self.averages, rows)
+        units, masses, counts = (
+            keyed.read(state if known else {}, keys, 0.0).to(step.device)
+            for state in (self.units, self.masses, self.counts)
+        )
+        units, masses, shares = advanced(units, masses, self.beta / (counts + 1) ** self.sigma, inverses)
+        before = _row_state.read(self.averages if known else {}, keys, rows)
+        averages = {
+            name: torch.lerp(old, rows[name].to(old.dtype), _row_state.per_task(shares, old))
+            for name, old in before.items()
+        }
+        norms = as_jacobian(averages).norms()
+        lengths = norms * units / masses * least
+        some, longest = lengths > 0, lengths.max()
+        stretch = torch.where(some, longest / torch.where(some, norms, 1.0), 0.0)
+        found = step.jacobian.replace(_row_state.like(averages, rows)).mix(stretch)
+        if longest > torch.finfo(step.dtype).max and not all(found.finite_tasks()):
             raise OptionError(
-                f"db_mtl: the average of ∇ log L of {self.key} {keys[int(lengths.argmax())]!r} is {longest.item():.3g} "
-                f"long, and all rows become as long; that is no number of theirs. Its loss is near zero, or was. "
-                f"{INSTEAD}"
+                f"db_mtl: the average of ∇ log L of {self.key} {keys[int(lengths.argmax())]!r} has the norm "
+                f"{longest.item():.3g}, and all rows are stretched to it; that exceeds {step.dtype}. Its loss is near "
+                f"zero, or was. {INSTEAD}"
             )
-        return found
+        paper = step.tasks * (norms * units).max() / torch.where(longest > 0, longest, 1.0)
+        return StageResult(found, aux=Moved(averages, units, masses, counts + 1, paper))
 
-    def update(self, evidence: Evidence) -> None:
-        keys, factors, _ = self._look(evidence)
-        for key, row, factor in zip(keys, by_task(evidence.rows), factors.tolist(), strict=True):
-            unit, mass, steps = self._counts(key, fitting(self.held, key, row))
-            unit, mass, share = advanced(unit, mass, self._kept(steps), factor)
-            move(self.held, key, row, share)
-            self.counts[key] = [unit, mass, steps + 1]
+    def paper_scale(self, step: Step) -> Tensor:
+        factor: Tensor = step.aux.paper_scale
+        return factor
 
-    def _look(self, evidence: Evidence) -> Shown:
-        keys = evidence.by(self.key)
+    def update(self, step: Step) -> Mapping[str, Any]:
+        keys, moved = step.by(self.key), step.aux
+        known = _row_state.fits(self.averages, moved.averages)
+        units = keyed.write(self.units if known else {}, keys, moved.units)
+        # Several tasks of one key: the mean of b_i = unit_i · average_i, over the mean of their units.
+        together = keyed.read(units, keys, 0.0).to(moved.units)
+        shares = torch.where(together > 0, moved.units / together, 1.0)
+        weighted = {name: value * _row_state.per_task(shares, value) for name, value in moved.averages.items()}
+        return {
+            "averages": _row_state.write(self.averages if known else {}, keys, weighted),
+            "units": units,
+            "masses": keyed.write(self.masses if known else {}, keys, moved.masses),
+            "counts": keyed.write(self.counts if known else {}, keys, moved.counts),
+        }
+
+    def _inverse_losses(self, step: Step) -> tuple[Tensor, Tensor]:
+        """1/L_i, and zero for a loss of zero, float64 `[tasks]`; the least loss that is not zero, 1 without any."""
         if not self.log:
-            ones = torch.ones(len(keys), dtype=torch.float64, device=evidence.device)
-            return Shown(keys, ones, ones[0])
-        losses = evidence.losses.to(evidence.device)
-        _losses.require(losses >= 0, evidence, "db_mtl: losses must not be negative, they have no logarithm", INSTEAD)
+            ones = torch.ones(step.tasks, dtype=torch.float64, device=step.device)
+            return ones, ones[0]
+        losses = step.losses.to(step.device)
+        _losses.require(losses >= 0, step, "db_mtl: losses must not be negative, they have no logarithm", INSTEAD)
         inverted = f"db_mtl: losses must be zero or at least {SMALLEST:g}, rows are divided by them"
-        _losses.require((losses == 0) | (losses >= SMALLEST), evidence, inverted, INSTEAD)
+        _losses.require((losses == 0) | (losses >= SMALLEST), step, inverted, INSTEAD)
         some = losses > 0
         safe = torch.where(some, losses, 1.0)
         least = torch.where(some | ~some.any(), safe, torch.inf).min()
-        return Shown(keys, torch.where(some, 1 / safe, 0.0), least)
-
-    def _counts(self, key: str, held: Row | None) -> list[float]:
-        return [0.0, 0.0, 0.0] if held is None else self.counts[key]
-
-    def _kept(self, steps: Number) -> Number:
-        kept: Number = self.beta / (steps + 1) ** self.sigma
-        return kept
+        return torch.where(some, 1 / safe, 0.0), least
 
 
-def advanced(unit: Number, mass: Number, kept: Number, factor: Number) -> tuple[Number, Number, Number]:
-    """The averages of the factors and of ones after a step, and the share by which b_i / unit_i moves to the row.
+def advanced(units: Tensor, masses: Tensor, kept: Tensor, inverses: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The averages of 1/L and of 1 after a step, and the share by which the average of rows moves to the row.
 
-    With b = unit · c, the average b ← kept · b + (1 − kept) · factor · g is c ← c + share · (g − c): c is a mean of the
-    rows as they were given, whatever the losses' size, and begins with the first.
+    With b = unit · c, the step b ← kept · b + (1 − kept) · g / L is c ← c + share · (g − c): c is a mean of the rows as
+    they were given, whatever the losses' size, and begins with the first.
     """
-    unit = kept * unit + (1 - kept) * factor
-    mass = kept * mass + (1 - kept)
-    return unit, mass, (1 - kept) * factor / (unit + (unit == 0))
-
-
-def representable(rows: Rows, longest: Tensor) -> bool:
-    """Whether rows hold finite numbers, of which only lengths above the largest one leave a doubt."""
-    values = named(rows).values()
-    largest = min(torch.finfo(value.dtype).max for value in values)
-    return bool(longest <= largest) or all(bool(value.isfinite().all()) for value in values)
-
-
-def stretched(rows: Tensor, factors: Tensor) -> Tensor:
-    """Rows `[tasks, *shape]` times factors `[tasks]`, in their own memory unless there is a graph."""
-    weights = factors.to(rows.device, rows.dtype).reshape(-1, *[1] * (rows.dim() - 1))
-    return rows * weights if rows.requires_grad or weights.requires_grad else rows.mul_(weights)
+    units = kept * units + (1 - kept) * inverses
+    masses = kept * masses + (1 - kept)
+    return units, masses, (1 - kept) * inverses / (units + (units == 0))
 
 
 @hookimpl
@@ -176,5 +168,5 @@ def gradhomog_homogenizer() -> HomogenizerSpec:
         summary="averages gradients of log losses over steps, and makes all as long as the longest",
         reference="Lin et al. 2023, arXiv 2308.12029",
         traits={"differentiable", "stateful", "momentum", "scale_equivariant", "rotation_equivariant"},
-        needs={"rows", "losses"},
+        needs={"jacobian", "losses"},
     )

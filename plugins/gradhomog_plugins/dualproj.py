@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
-from torch import Tensor
 
-from gradhomog import Evidence, Homogenizer, HomogenizerSpec, dual_cone_weights, hookimpl
+from gradhomog import (
+    Homogenizer,
+    HomogenizerSpec,
+    StageResult,
+    Step,
+    dual_cone_weights,
+    gramian_rounding,
+    hookimpl,
+)
 
 
 class DualProj(Homogenizer):
     """The direction nearest to the mean of the rows among those that have no negative inner product with any.
 
     d = argmin ‖d − g_0‖² over ⟨g_i, d⟩ ≥ 0 for all i, g_0 = 1/N Σ_i g_i;  d = Σ_i v_i g_i, v = argmin vᵀGv over v ≥ 1/N
-
-    Args:
-        scale: accepted for uniformity; N identical rows give that row in both.
 
     Differentiable in the rows wherever the set of tasks with v_i > 1/N does not change. Rows that do not conflict with
     their mean leave it as it is. A zero row counts in the mean and nowhere else; of opposite rows what is orthogonal to
@@ -35,13 +37,11 @@ class DualProj(Homogenizer):
     tensor([0.7500, 0.7500])
     """
 
-    def __init__(self, scale: Literal["mean", "paper"] = "mean") -> None:
-        self.scale = scale
-
-    def mix(self, evidence: Evidence) -> Tensor:
-        gramian = evidence.gramian()
+    def mix(self, step: Step) -> StageResult:
+        gramian = step.gramian()
         # N times the paper's weights, as the step is the mean: the constraint is v ≥ 1.
-        return dual_cone_weights(gramian, torch.ones_like(gramian[0]))
+        solution = dual_cone_weights(gramian, torch.ones_like(gramian[0]), gramian_rounding(step.dtype))
+        return StageResult(solution.weights, converged=bool(solution.converged))
 
 
 @hookimpl

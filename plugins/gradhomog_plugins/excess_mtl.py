@@ -1,44 +1,46 @@
-"""ExcessMTL: more weight to tasks that are far from where they would converge, as their gradients tell."""
+"""ExcessMTL: more weight for tasks that are far from convergence, by an estimate from their gradients."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Gt
 from torch import Tensor
 
-from gradhomog import Evidence, Homogenizer, HomogenizerSpec, OptionError, hookimpl
-from gradhomog_plugins._held_rows import Row, by_task, fitting, wide
+from gradhomog import Homogenizer, HomogenizerSpec, OptionError, Step, hookimpl, keyed
+from gradhomog_plugins import _row_state
+from gradhomog_plugins._row_state import RowState
 
-# No weight falls below this share of the mean: a product of factors that has come to zero stays there for ever.
+# No weight falls below this share of the mean: a product of factors that has become zero would stay zero.
 SMALLEST_WEIGHT = 1e-3
-COLUMNS = 2**16  # of a block that fits the cache
+
+# √S before the first step in place of zero: 0²/√0 is then zero, and any other entry is unchanged.
+TINY = torch.finfo(torch.float32).tiny
 
 
 class ExcessMTL(Homogenizer):
-    """Weights that grow with the tasks' excess risks, estimated by the gradient in the metric that Adagrad has of it.
+    """Weights that grow with the tasks' excess risks, estimated by the gradient in the metric of Adagrad.
 
     S_i ← S_i + g_i²,  e_i = Σ_p g_ip² / √S_ip,  ē_i = e_i / e_i(0)
     w_i ← w_i exp(lr · ē_i),  then w ← N w / Σ_j w_j;  the step after it is d = 1/N Σ_i w_i g_i
 
     e_i is twice the second-order estimate of L_i − min L_i, with √S_i for the curvature; e_i(0) that of the first step,
-    in which ē_i = 1 for all and no weight moves. Unlike a loss, it does not count what noise in the labels leaves.
+    in which ē_i = 1 for all and no weight moves. Unlike a loss, it does not count the noise in the labels.
 
     Args:
         lr: η > 0, rate of the weights.
         key: state by `"slot"` (place in the batch) or by `"domain"`, which is right where a slot's domain changes from
             batch to batch.
-        scale: accepted for uniformity; the paper's weights add up to 1, so N identical rows give that row in both.
 
     Differentiable in the rows, with the weights as constants. A common factor of all steps' rows changes no weight, nor
-    does a factor of one task's rows. A task whose rows have all been zero has ē = 1, as in a first step. Two tasks of
-    one key in a batch share its weight; both are added to S, one after the other, and their mean ē moves the weight.
+    does a factor of one task's rows. A task whose rows have all been zero has ē = 1, as in a first step. Several tasks
+    of one key in a batch share its weight, and the mean of their √S and of their e moves it.
 
-    State: √S_i for every key, in float32 or float64: N × params numbers in all, as much memory as the rows have
-    themselves; and e_i(0) and w_i. A key whose row changes names or shapes starts anew, with its weight. Cost: the
-    direction, and two reads and a write of N × params numbers; measured, a quarter of the time of TorchJD's ExcessMTL.
+    State: √S_i for every key, in float32 or float64: N × params numbers in all; and e_i(0) and w_i. Rows of other names
+    or shapes start √S and e_i(0) anew, and keep the weights. Cost: the direction, and some four reads and three writes
+    of N × params numbers.
 
     Source: He et al. 2024, "Robust Multi-Task Learning with Excess Risks", arXiv 2402.02009, equations 6, 7 and 9.
     `lr` by default is that of the authors' code.
@@ -58,59 +60,48 @@ class ExcessMTL(Homogenizer):
     tensor([0.3324, 0.6676])
     """
 
-    carried = ("roots", "first", "weights")
+    state_names = ("roots", "first", "weights")
 
     def __init__(
         self,
-        lr: float = 0.01,
+        lr: Annotated[float, Gt(0)] = 0.01,
         key: Literal["slot", "domain"] = "slot",
-        scale: Literal["mean", "paper"] = "mean",
     ) -> None:
-        if not 0 < lr < math.inf:
-            raise OptionError(f"excess_mtl: `lr` must be positive and finite; got {lr!r}.")
-        self.lr, self.key, self.scale = lr, key, scale
-        self.roots: dict[str, Row] = {}  # √S: squares would leave float32's range where rows do not
+        self.lr, self.key = lr, key
+        self.roots: RowState = {}  # √S: squares would leave float32's range where rows do not
         self.first: dict[str, float] = {}
         self.weights: dict[str, float] = {}
 
-    def mix(self, evidence: Evidence) -> Tensor:
-        held = self._held(evidence.by(self.key))
-        return held / held.mean()
+    def mix(self, step: Step) -> Tensor:
+        weights = keyed.read(self.weights, step.by(self.key), 1.0)
+        return weights / weights.mean()
 
-    def update(self, evidence: Evidence) -> None:
-        keys = evidence.by(self.key)
-        excess = torch.stack([self._excess(key, row) for key, row in zip(keys, by_task(evidence.rows), strict=True)])
-        relative: dict[str, list[float]] = {key: [] for key in keys}
-        for key, value in zip(keys, excess.tolist(), strict=True):
-            if value > 0:
-                self.first.setdefault(key, value)
-            relative[key].append(value / self.first[key] if key in self.first else 1.0)
-        means = torch.tensor([sum(relative[key]) / len(relative[key]) for key in keys], dtype=torch.float64)
-        held = self._held(keys)
-        # What this batch's keys hold together stays the same, so that they keep their proportion to keys not in it.
-        self.weights.update(zip(keys, (raised(held, means, self.lr) * held.mean()).tolist(), strict=True))
-
-    def _held(self, keys: list[str]) -> Tensor:
-        return torch.tensor([self.weights.get(key, 1.0) for key in keys], dtype=torch.float64)
-
-    def _excess(self, key: str, row: Row) -> Tensor:
-        """e of a task, once its row is added to S."""
-        roots = fitting(self.roots, key, row)
-        if roots is None:
-            # The smallest number in place of zero: 0²/√0 is then zero, and a number that counts is what it was.
-            roots = {n: torch.full_like(v, torch.finfo(wide(v)).tiny, dtype=wide(v)) for n, v in row.items()}
-            self.first.pop(key, None)
-        self.roots[key] = roots
-        terms = [term for name, root in roots.items() for term in add(root.view(-1), row[name].reshape(-1))]
-        return torch.stack(terms).double().sum()
+    def update(self, step: Step) -> Mapping[str, Any]:
+        keys, rows = step.by(self.key), step.jacobian.materialize()
+        known = _row_state.fits(self.roots, rows)
+        before = _row_state.read(self.roots if known else {}, keys, rows, initial=TINY)
+        roots = {name: torch.hypot(root, rows[name].to(root.dtype)) for name, root in before.items()}
+        excess = keyed.mean(keys, torch.stack([estimate(rows[name], roots[name]) for name in rows]).sum(0))
+        first = self.first if known else {}
+        first = {**{key: float(value) for key, value in excess.items() if value > 0}, **first}
+        relative = torch.stack([excess[key] / first[key] if key in first else torch.ones(()) for key in keys])
+        weights = keyed.read(self.weights, keys, 1.0)
+        # The sum over this batch's keys stays the same, so that they keep their proportion to keys not in it.
+        moved = raised(weights, relative.to(weights), self.lr) * weights.mean()
+        if not bool(torch.isfinite(moved).all()):
+            raise OptionError("excess_mtl: the sum of squares of a row overflows. Divide the losses by a constant.")
+        return {
+            "roots": _row_state.write(self.roots if known else {}, keys, roots),
+            "first": first,
+            "weights": keyed.write(self.weights, keys, moved),
+        }
 
 
-def add(root: Tensor, row: Tensor) -> Iterator[Tensor]:
-    """√S ← √(S + g²), in its own memory, and the terms of Σ g²/√S, block by block."""
-    for start in range(0, root.numel(), COLUMNS):
-        piece, part = root[start : start + COLUMNS], row[start : start + COLUMNS].to(root.dtype)
-        torch.hypot(piece, part, out=piece)
-        yield torch.dot(part, part / piece)
+def estimate(rows: Tensor, roots: Tensor) -> Tensor:
+    """Σ_p g_ip² / √S_ip over a block `[tasks, *shape]`: float64 `[tasks]`."""
+    wide = rows.to(roots.dtype)
+    terms = wide * (wide / roots)  # not g²/√S, which leaves float32's range where rows do not
+    return terms.reshape(len(rows), rows[0].numel()).sum(1).double()
 
 
 def raised(weights: Tensor, excess: Tensor, lr: float) -> Tensor:
@@ -127,5 +118,5 @@ def gradhomog_homogenizer() -> HomogenizerSpec:
         summary="gives more weight to tasks far from convergence, by an estimate of their excess risks",
         reference="He et al. 2024, arXiv 2402.02009",
         traits={"differentiable", "stateful", "scale_equivariant"},
-        needs={"rows"},
+        needs={"jacobian"},
     )

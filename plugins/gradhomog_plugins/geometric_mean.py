@@ -1,61 +1,49 @@
-"""Geometric mean of the losses (GLS): each task weighs by the inverse of its loss."""
+"""Geometric mean of the losses (GLS): tasks are weighted by the inverse of their losses."""
 
 from __future__ import annotations
-
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from gradhomog import Evidence, Homogenizer, HomogenizerSpec, hookimpl
+from gradhomog import Homogenizer, HomogenizerSpec, Step, hookimpl
 from gradhomog_plugins import _losses
 
 
 class GeometricMean(Homogenizer):
-    """Row i is weighed as the derivative of the geometric mean of all losses by L_i weighs it.
+    """Weights inverse to the losses: the derivatives of the losses' geometric mean, over their mean.
 
     L = (Π_i L_i)^{1/N};  ∂L/∂L_i = L / (N L_i)
-    d = 1/N Σ_i ω_i g_i,  ω_i = (1/L_i) / mean_j (1/L_j)  (`scale="mean"`)  or  ω_i = L / L_i  (`scale="paper"`: d = ∇L)
+    d = 1/N Σ_i ω_i g_i,  ω_i = (1/L_i) / mean_j (1/L_j);  the paper's scale: ω_i = L / L_i, so that d = ∇L
 
-    With `scale="mean"` this and `scale_invariant` are the same method: both weigh by 1/L_i, and differ in length only.
+    In the mean scale this and `scale_invariant` are the same method: both weigh by 1/L_i, and differ in length only.
 
-    Args:
-        scale: see above.
+    Acts on rows: the shared parameters receive the combined loss, the heads of a multi-task network their own losses.
 
-    Acts on rows: the shared parameters see the combined loss, the heads of a multi-task network their own losses.
-
-    Differentiable in rows and losses. State: none. Losses must be positive: one of zero has no finite weight, and
-    raises, as does a negative one, and with `scale="paper"` one whose weight is above 1e30. Computed from logarithms:
-    no product of losses overflows. Cost: O(N).
+    Differentiable in rows and losses. State: none. Losses must be positive: one of zero has no finite weight and
+    raises, as does a negative one, and in the paper's scale one with a weight above 1e30. Computed from logarithms: no
+    product of losses overflows. Cost: O(N).
 
     Source: Chennupati et al. 2019, "MultiNet++", CVPR workshops, arXiv 1904.08492, the geometric loss strategy.
 
-    Deviations: (1) the mean of the weights is one by default; the paper's step is as long as the losses, in their unit,
-    make it; (2) reference code: LibMTL multiplies the losses, which overflows; TorchJD 0.18 takes a loss of zero, and
-    its gradient is NaN then.
+    Deviations: (1) the mean of the weights is one by default; in the paper the step's length has the unit of the
+    losses; (2) reference code: LibMTL multiplies the losses, which overflows; TorchJD 0.18 accepts a loss of zero and
+    then has a gradient of NaN.
 
     >>> import torch, gradhomog
     >>> gradhomog.pipeline("geometric_mean").combine(torch.eye(2), losses=[1.0, 3.0])
     tensor([0.7500, 0.2500])
     """
 
-    def __init__(self, scale: Literal["mean", "paper"] = "mean") -> None:
-        self.scale = scale
+    def mix(self, step: Step) -> Tensor:
+        losses = step.losses
+        _losses.require(losses > 0, step, "geometric_mean: losses must be positive, tasks are weighted by 1/L")
+        return _losses.exponential_weights(-losses.log())
 
-    def mix(self, evidence: Evidence) -> Tensor:
-        losses = evidence.losses
-        _losses.require(losses > 0, evidence, "geometric_mean: losses must be positive, tasks weigh by their inverses")
-        if self.scale == "mean":
-            return _losses.inverse(losses)
-        weights = paper_weights(losses)
-        _losses.require_weights(weights, evidence, "geometric_mean", "(Π_j L_j)^{1/N} / L")
-        return weights
-
-
-def paper_weights(losses: Tensor) -> Tensor:
-    """N times the derivatives of the geometric mean: (Π_j L_j)^{1/N} / L_i, `[tasks]`."""
-    logarithms = losses.log()
-    return torch.exp(logarithms.mean() - logarithms)
+    def paper_scale(self, step: Step) -> Tensor:
+        logarithms = step.losses.log()
+        weights = torch.exp(logarithms.mean() - logarithms)
+        _losses.require_weights(weights, step, "geometric_mean", "(Π_j L_j)^{1/N} / L")
+        return weights.mean()
 
 
 @hookimpl
@@ -64,6 +52,12 @@ def gradhomog_homogenizer() -> HomogenizerSpec:
         factory=GeometricMean,
         summary="weighs tasks as the geometric mean of the losses does, by the inverse of the loss",
         reference="Chennupati et al. 2019, arXiv 1904.08492",
-        traits={"differentiable", "permutation_equivariant", "scale_equivariant", "rotation_equivariant"},
+        traits={
+            "differentiable",
+            "permutation_equivariant",
+            "loss_scale_invariant",
+            "scale_equivariant",
+            "rotation_equivariant",
+        },
         needs={"losses"},
     )

@@ -1,207 +1,162 @@
-"""GradDrop: in each coordinate keep the gradients of one sign, drawn by how much of their mass has it."""
+"""GradDrop: in each coordinate keep the gradients of one sign, drawn by its share of their mass."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge, Interval, MinLen
 from torch import Tensor
 
-from gradhomog import Homogenizer, HomogenizerSpec, OptionError, Rows, TaskKey, hookimpl
-from gradhomog_plugins._lots import Lots, draw
-from gradhomog_plugins._one_sign import block_columns, drop, drop_into, keep
+from gradhomog import Homogenizer, HomogenizerSpec, Jacobian, OptionError, Step, hookimpl
+
+Share = Annotated[float, Interval(ge=0, le=1)]
 
 
-def graddrop(
-    leak: float | Sequence[float] = 0.0,
-    sharpness: float = 1.0,
-    on: Literal["parameters", "features"] = "parameters",
-    seed: int = 0,
-    scale: Literal["mean", "paper"] = "mean",
-) -> Homogenizer:
+class GradDrop(Homogenizer):
     """In each coordinate, of the tasks' entries only the positive or only the negative ones are kept, at random.
 
     P = ½ (1 + Σ_i g_i / Σ_i |g_i|),  f(P) = ½ + sharpness · (P − ½) within [0, 1],  U uniform in [0, 1)
     M_i = [g_i > 0] where U < f(P), else [g_i < 0]
-    d = 1/N Σ_i (ℓ_i + (1 − ℓ_i) M_i) g_i  (`scale="mean"`)  or  Σ_i (ℓ_i + (1 − ℓ_i) M_i) g_i  (`scale="paper"`)
+    d = 1/N Σ_i (ℓ_i + (1 − ℓ_i) M_i) g_i
 
-    Without leak that is (S + A)/2 where U < f(P), else (S − A)/2, with S = Σ_i g_i and A = Σ_i |g_i|.
+    The paper's scale is the sum, N times as long.
 
     Args:
         leak: ℓ in [0, 1], the share of a row that is never dropped: of all tasks, or a list by slot. A task with leak 1
-            passes whole, as the one of interest beside auxiliary ones.
-        sharpness: ≥ 1, slope of f at ½. 1 is the identity, for which the mean over many draws is an attention by mass;
-            a large one keeps the sign of the sum.
+            passes whole, as the task of interest beside auxiliary ones.
+        sharpness: ≥ 1, the derivative of f at ½. 1 is the identity, for which the mean over many draws is an attention
+            by mass; a large value keeps the sign of the sum.
         on: `"parameters"`: coordinates are parameters. `"features"`, the layer of the paper: rows must be the losses'
-            derivatives by features z of one batch that all tasks share, `[tasks, batch, *features]`, as
-            `gradhomog.backward(..., features=views, level="features")` hands over, with
-            `views = gradhomog.task_features(z, ...)` for the heads. P is then that of G_i = Σ_batch sgn(z) ⊙ ∇_z L_i,
-            with one draw per feature, and what is masked of a task is masked in all of the batch.
+            gradients w.r.t. features z of one batch that all tasks share, `[tasks, batch, *features]`, as in
+            `gradhomog.backward(losses, pipe, features=z, level="features")`. P is then that of
+            G_i = Σ_batch sgn(z) ⊙ ∇_z L_i, with one draw per feature, and an entry of the mask holds for the batch.
         seed: of the generator that U is drawn from; never the global one.
-        scale: see above.
 
-    Differentiable in the rows, with what was drawn as constants, where no entry is zero (there the derivative is ½ of
-    an entry kept). A coordinate that is zero in all rows gives zero; zero rows and one task need no exception. State:
-    the generator. The draw depends on the number of coordinates alone: not on the rows, their dtype or device.
+    Differentiable in the rows, with the mask as a constant; an entry that is zero has the derivative of a kept one. A
+    coordinate that is zero in all rows gives zero; zero rows and one task need no exception. State: none. The draw
+    depends on seed, step and number of coordinates: not on the rows, their dtype or device.
 
-    The direction is no mixture of the rows: all rows become it. Cost: three reads of the rows in blocks that fit the
-    cache, P random numbers (drawn on the CPU), the memory of the direction and at most once more of it or 2¹⁶
-    numbers (of float32 and float64 rows without graph and leak; else blocks of all rows, with a graph all of them).
+    The direction is no mixture of the rows: all rows become it. Cost: two reads of the rows in blocks that fit the
+    cache, P random numbers (drawn on the CPU), the memory of the direction and as much again for a block's temporaries,
+    at least 2¹² columns of the rows (with a graph: all of them). Measured: a third to a quarter of the time of
+    TorchJD's GradDrop, docs/decisions/0023-rows-simple-forms.md.
 
     Source: Chen et al. 2020, "Just Pick a Sign", arXiv 2010.06808, equation 1 and algorithm 1.
 
-    Deviations: (1) the mean by default; (2) no epsilon beside Σ|g_i|; (3) on features, a task whose G_i is zero in a
-    feature keeps it, as in the authors' code (lingvo) and not in algorithm 1, so that tasks that agree are left alone;
-    (4) lingvo multiplies the result by its norm over that of Σ g_i, which says to keep the norm and does the opposite;
-    the paper has no such factor; (5) `sharpness` is lingvo's linear `keep_prob_function_scale`; values below 1, and its
-    sigmoid, drop coordinates in which all tasks agree; (6) TorchJD has no layer on features, LibMTL no parameters;
+    Deviations: (1) no epsilon beside Σ|g_i|; (2) on features, a task whose G_i is zero in a feature keeps it, as in the
+    authors' code (lingvo) and not in algorithm 1, so that tasks that agree are left alone; (3) lingvo multiplies the
+    result by its norm over that of Σ g_i, which its comment calls keeping the norm and which does the opposite; the
+    paper has no such factor; (4) `sharpness` is lingvo's linear `keep_prob_function_scale`; values below 1, and its
+    sigmoid, drop coordinates in which all tasks agree; (5) TorchJD has no layer on features, LibMTL no parameters;
     SamsungLabs' code draws once per task and not per coordinate, and reverses the leak.
 
     >>> import torch, gradhomog
     >>> jacobian = torch.tensor([[3.0, 1.0, 2.0], [3.0, -1.0, -4.0]])
-    >>> gradhomog.pipeline("graddrop").combine(jacobian)  # the first is agreed on
-    tensor([ 3.0000,  0.5000, -2.0000])
+    >>> gradhomog.pipeline("graddrop").combine(jacobian)[0]  # all tasks agree on the first coordinate
+    tensor(3.)
     """
-    leaks = [leak] if isinstance(leak, (int, float)) else list(leak)
-    for value in leaks:
-        if not 0 <= value <= 1:
-            raise OptionError(f"graddrop: `leak` must be in [0, 1]; got {value!r}.")
-    if not leaks:
-        raise OptionError("graddrop: `leak` must be a number, or a list of one number per task; got an empty list.")
-    if not 1 <= sharpness < math.inf:
-        raise OptionError(
-            f"graddrop: `sharpness` must be at least 1 and finite, or coordinates that all tasks agree on are dropped; "
-            f"got {sharpness!r}."
-        )
-    options = Options(leak if isinstance(leak, (int, float)) else tuple(leaks), sharpness, scale)
-    return OnParameters(options, seed) if on == "parameters" else OnFeatures(options, seed)
 
+    def __init__(
+        self,
+        leak: Share | Annotated[Sequence[Share], MinLen(1)] = 0.0,
+        sharpness: Annotated[float, Ge(1)] = 1.0,
+        on: Literal["parameters", "features"] = "parameters",
+        seed: int = 0,
+    ) -> None:
+        self.leak, self.sharpness, self.on, self.seed = leak, sharpness, on, seed
+        self.needs = {"jacobian", "features"} if on == "features" else {"jacobian"}
 
-@dataclass(frozen=True)
-class Options:
-    leak: float | tuple[float, ...]
-    sharpness: float
-    scale: Literal["mean", "paper"]
+    def rows(self, step: Step) -> Jacobian:
+        rows, generator = step.jacobian.materialize(), step.generator
+        if self.on == "features":
+            direction = {name: self._on_features(step, value, generator) for name, value in rows.items()}
+        else:
+            direction = {name: self._on_parameters(value, generator) for name, value in rows.items()}
+        return step.jacobian.repeat(direction)
 
-    def leaks(self, like: Tensor) -> Tensor | None:
-        """ℓ `[tasks]`; None if nothing leaks."""
-        tasks = like.shape[0]
-        if isinstance(self.leak, tuple) and len(self.leak) != tasks:
+    def paper_scale(self, step: Step) -> float:
+        return step.tasks
+
+    def _on_parameters(self, rows: Tensor, generator: torch.Generator) -> Tensor:
+        matrix = rows.reshape(len(rows), rows[0].numel())
+        tasks, params = matrix.shape
+        # A block fits the cache, and its temporaries take no more memory than the direction.
+        columns = min(2**15, max(2**12, params // (tasks + 8)))
+        dropped = [self._dropped(matrix[:, start : start + columns], generator) for start in range(0, params, columns)]
+        return torch.cat([*dropped, matrix.new_empty(0)]).reshape(rows.shape[1:])
+
+    def _dropped(self, matrix: Tensor, generator: torch.Generator) -> Tensor:
+        wide = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
+        uniform = torch.rand(wide.shape[1], generator=generator).to(wide)
+        return (drop(wide, uniform, self._leaks(wide), self.sharpness) / len(wide)).to(matrix.dtype)
+
+    def _on_features(self, step: Step, rows: Tensor, generator: torch.Generator) -> Tensor:
+        signs = step.features.sign()
+        if (
+            len(step.jacobian.names) != 1
+            or rows.dim() < 3
+            or signs.numel() != rows.numel()
+            or signs.shape[1] != rows.shape[1]
+            or not torch.equal(signs, signs[:1].expand_as(signs))
+        ):
             raise OptionError(
-                f"graddrop: `leak` must hold one number per task; got {len(self.leak)} for {tasks} tasks. "
+                "graddrop: `on` must be 'parameters' where rows are not gradients w.r.t. the features of one batch "
+                f"that all tasks share, [tasks, batch, *features]; got rows {list(rows.shape)} and features "
+                f"{list(signs.shape)}. Use gradhomog.backward with level='features', or on='parameters'."
+            )
+        tasks, batch = rows.shape[:2]
+        wide = rows.reshape(tasks, batch, -1).to(torch.promote_types(rows.dtype, torch.float32))
+        sums = torch.einsum("tbf,bf->tf", wide, signs[0].reshape(batch, -1).to(wide))
+        uniform = torch.rand(sums.shape[1], generator=generator).to(sums)
+        above, below = sums.clamp_min(0).sum(0), sums.clamp_max(0).sum(0)
+        kept = torch.where(positive_kept(above, below, uniform, self.sharpness), sums >= 0, sums <= 0).to(wide)
+        leaks = self._leaks(wide)
+        shares = kept if leaks is None else torch.lerp(kept, torch.ones_like(kept), leaks[:, None])
+        return (torch.einsum("tbf,tf->bf", wide, shares) / tasks).to(rows.dtype).reshape(rows.shape[1:])
+
+    def _leaks(self, rows: Tensor) -> Tensor | None:
+        """ℓ `[tasks]`; None without leak."""
+        if self.leak == 0:
+            return None
+        leaks = torch.as_tensor(self.leak, dtype=rows.dtype, device=rows.device)
+        if leaks.dim() and len(leaks) != len(rows):
+            raise OptionError(
+                f"graddrop: `leak` must hold one number per task; got {len(leaks)} for {len(rows)} tasks. "
                 "Give one number for all, or do without nonfinite='drop'."
             )
-        if not any(self.leak) if isinstance(self.leak, tuple) else self.leak == 0:
-            return None
-        return torch.tensor(self.leak, dtype=like.dtype, device=like.device).expand(tasks)
-
-    def divisor(self, tasks: int) -> int:
-        return tasks if self.scale == "mean" else 1
+        return leaks.expand(len(rows))
 
 
-class OnParameters(Homogenizer):
-    """See `graddrop`."""
+def drop(rows: Tensor, uniform: Tensor, leak: Tensor | None = None, sharpness: float = 1.0) -> Tensor:
+    """Σ_i (ℓ_i + (1 − ℓ_i) M_i) g_i of rows `[tasks, params]`, U `[params]` and ℓ `[tasks]`: `[params]`.
 
-    carried = ("generator",)
-
-    def __init__(self, options: Options, seed: int) -> None:
-        self.options, self.generator = options, torch.Generator().manual_seed(seed)
-
-    def rows(self, jacobian: Rows) -> Rows:
-        lots = Lots(self.generator)
-        if isinstance(jacobian, Tensor):
-            return self._dropped(jacobian, lots)
-        return {name: self._dropped(value, lots) for name, value in jacobian.items()}
-
-    def _dropped(self, value: Tensor, lots: Lots) -> Tensor:
-        matrix = value.reshape(value.shape[0], -1)
-        if matrix.requires_grad:  # all that a block computes is kept anyway
-            vector = self._of_columns(matrix, lots)
-        else:
-            vector = matrix.new_empty(matrix.shape[1])
-            if matrix.dtype.itemsize >= 4 and self.options.leaks(matrix) is None:
-                drop_into(vector, matrix, lots, self.options.sharpness, self.options.divisor(len(matrix)))
-            else:
-                columns = block_columns(matrix.shape[1])
-                for start in range(0, matrix.shape[1], columns):
-                    part = matrix[:, start : start + columns]
-                    vector[start : start + columns] = self._of_columns(part, lots)
-        return vector.reshape(value.shape[1:]).expand_as(value)
-
-    def _of_columns(self, matrix: Tensor, lots: Lots) -> Tensor:
-        rows = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
-        drawn = lots.fill(rows.new_empty(rows.shape[1])) / lots.unit
-        kept = drop(rows, drawn, self.options.leaks(rows), self.options.sharpness, self.options.divisor(len(rows)))
-        return kept.to(matrix.dtype)
+    >>> drop(torch.tensor([[3.0, 1.0], [3.0, -4.0]]), uniform=torch.tensor([0.9, 0.5]))
+    tensor([ 6., -4.])
+    """
+    above, below = rows.clamp_min(0).sum(0), rows.clamp_max(0).sum(0)
+    kept = positive_kept(above, below, uniform, sharpness).to(rows.dtype)
+    # Not `torch.where`: three times as long (mispredicted branches), and infinity in the part left out would be lost.
+    if leak is None:
+        return torch.lerp(below, above, kept)
+    return leak @ rows + torch.lerp((1 - leak) @ rows.clamp_max(0), (1 - leak) @ rows.clamp_min(0), kept)
 
 
-class OnFeatures(Homogenizer):
-    """See `graddrop`."""
+def positive_kept(above: Tensor, below: Tensor, uniform: Tensor, sharpness: float) -> Tensor:
+    """U < f(P), multiplied out, where `above` and `below` are the sums of the positive and of the negative entries.
 
-    carried = ("generator",)
-
-    def __init__(self, options: Options, seed: int) -> None:
-        self.options, self.generator = options, torch.Generator().manual_seed(seed)
-        # Within a step, from `transform` to `rows`: the signs of each task's features, one tensor if they are the same.
-        self._signs: list[Tensor] = []
-        self._slots: set[int] = set()
-
-    def transform(self, features: Tensor, keys: Sequence[TaskKey]) -> Tensor:
-        slots, signs = {key.slot for key in keys}, features.detach().sign()
-        if slots & self._slots:  # a task comes again: another step has begun, and the last came to nothing
-            self._signs, self._slots = [], set()
-        self._slots |= slots
-        if not any(torch.equal(signs, known) for known in self._signs):
-            self._signs.append(signs)
-        return features
-
-    def rows(self, jacobian: Rows) -> Rows:
-        seen, self._signs, self._slots = self._signs, [], set()
-        named = {"": jacobian} if isinstance(jacobian, Tensor) else jacobian
-        if len(seen) != 1 or len(named) != 1 or not all(_by(seen[0], value) for value in named.values()):
-            shapes = " and ".join(str(list(signs.shape)) for signs in seen)
-            told = (
-                f"those that were seen are {shapes}, with different signs" if len(seen) > 1 else f"{shapes} were seen"
-            )
-            raise OptionError(
-                "graddrop: `on` must be 'parameters' where rows are not derivatives by the features of one batch that "
-                f"all tasks share, [tasks, batch, *features]; got rows of {[list(v.shape) for v in named.values()]}, "
-                f"and of features {told if seen else 'none were seen'}. Use gradhomog.backward with level='features' "
-                "and features=gradhomog.task_features(...), before other stages that transform; or on='parameters'."
-            )
-        found = {name: self._dropped(value, seen[0]) for name, value in named.items()}
-        return found[""] if isinstance(jacobian, Tensor) else found
-
-    def _dropped(self, value: Tensor, signs: Tensor) -> Tensor:
-        tasks, batch = value.shape[:2]
-        rows = value.reshape(tasks, batch, -1).to(torch.promote_types(value.dtype, torch.float32))
-        # Task by task: no product is as large as all rows.
-        sums = torch.stack([(row * signs.reshape(batch, -1)).sum(0) for row in rows])
-        kept = keep(sums, draw(sums.shape[1], self.generator).to(sums), self.options.sharpness).to(sums)
-        leaks = self.options.leaks(sums)
-        if leaks is not None:
-            kept = torch.lerp(kept, torch.ones_like(kept), leaks[:, None])
-        total = torch.zeros_like(rows[0])
-        for row, share in zip(rows, kept / self.options.divisor(tasks), strict=True):
-            total = torch.addcmul(total, row, share)
-        return total.to(value.dtype).reshape(value.shape[1:]).expand_as(value)
-
-
-def _by(signs: Tensor, rows: Tensor) -> bool:
-    """Whether rows can be derivatives by the features that had these signs, `[1, batch, *features]`."""
-    return (
-        rows.dim() > 1 and signs.shape[0] == 1 and signs.shape[1] == rows.shape[1] and signs.numel() == rows[0].numel()
-    )
+    Two sums of their own, of which one is exactly zero where all tasks agree: rounding never drops such a coordinate.
+    """
+    return (2 * uniform - 1) * (above - below) < sharpness * (above + below)
 
 
 @hookimpl
 def gradhomog_homogenizer() -> HomogenizerSpec:
     return HomogenizerSpec(
-        factory=graddrop,
+        factory=GradDrop,
         summary="keeps in each coordinate the gradients of one sign, drawn by its share of their mass",
         reference="Chen et al. 2020, arXiv 2010.06808",
-        traits={"differentiable", "stateful", "stochastic", "permutation_equivariant", "scale_equivariant"},
+        traits={"differentiable", "stochastic", "permutation_equivariant", "scale_equivariant"},
+        needs={"jacobian", "features"},
     )

@@ -1,57 +1,48 @@
-"""GradNorm: learn weights under which the tasks' gradient norms follow their training rates."""
+"""GradNorm: weights are learnt under which the tasks' gradient norms follow their training rates."""
 
 from __future__ import annotations
 
-import math
-import operator
-from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Ge, Gt
 from torch import Tensor
 
-from gradhomog import Evidence, Homogenizer, HomogenizerSpec, OptionError, hookimpl
-
-# The paper's additive steps would make a weight negative: it may fall to this share of the average and no further.
-SMALLEST_WEIGHT = 1e-3
-LARGEST_RATIO = 1e300  # of a loss to its first: the mean of the ratios has to be a number
+from gradhomog import Homogenizer, HomogenizerSpec, Step, hookimpl, keyed
+from gradhomog_plugins import _losses
 
 
 class GradNorm(Homogenizer):
-    """Weights w, learnt by descent on Σ_i |w_i n_i − n̄ r_i^α|, so that slow tasks get larger gradients.
+    """Weights w, learnt by descent on L_grad = Σ_i |G_i − Ḡ r_i^α|, so that slow tasks get larger gradients.
 
-    n_i = ‖∇L_i‖,  n̄ = mean_i w_i n_i,  r_i = L̃_i / mean_j L̃_j,  L̃_i = L_i / L_i(0)
-    ∂/∂w_i = sign(w_i n_i − n̄ r_i^α) · n_i      (n̄ and r are constants)
-    w ← w · exp(−lr · w · ∂/∂w / n̄),  then w ← N w / Σ_j w_j;  the step after it is d = 1/N Σ_i w_i g_i
+    G_i = w_i n_i,  n_i = ‖∇L_i‖,  Ḡ = mean_i G_i,  r_i = L̃_i / mean_j L̃_j,  L̃_i = L_i / L_i(0)  (equations 1 and 2)
+    ∂L_grad/∂w_i = sign(G_i − Ḡ r_i^α) · n_i      (Ḡ and r are constants)
+    w ← w · exp(−lr · w · ∂L_grad/∂w / Ḡ),  then w ← N w / Σ_j w_j;  the step before it is d = 1/N Σ_i w_i g_i
 
     The gradient needs row norms only: no second backward, no graph kept, nothing written into the model's gradients.
+    The paper's scale: d = Σ_i w_i g_i.
 
     Args:
-        alpha: exponent α ≥ 0 of the training rates; 0 equalises the norms.
-        lr: > 0, rate of the weights.
-        initial_loss: L_i(0): `"first"`, the first loss seen under the key; or a number > 0, for example log(ways) in
+        alpha: exponent α of the training rates; 0 equalises the norms.
+        lr: rate of the weights.
+        initial_loss: L_i(0): `"first"`, the first loss under the key; or a number, for example log(ways) in
             classification, which is right where the task under a key changes from step to step.
         key: state by `"slot"` (place in the batch) or by `"domain"`, which is right where a slot's domain changes from
             batch to batch, as in the strong setting.
         parameters: glob pattern over parameter names whose gradients are measured: the paper takes the last shared
             layer.
-        relative: the step above, which a common factor of the gradients does not change and which cannot leave the
-            positive weights; False is the paper's w ← w − lr · ∂/∂w, kept above 1e-3 of the mean; a
-            step that would leave no weight positive is not taken.
-        scale: `"mean"`: weights average to 1; `"paper"`: d = Σ_i w_i g_i.
 
-    Differentiable in the rows, with the weights as constants, as in the paper. State: weights and first losses by key.
-    Two tasks of one key in a batch share a weight, and both move it. A task without gradient keeps its weight.
-    Negative losses and first losses of zero have no training rate and raise.
+    Differentiable in the rows, with the weights as constants, as in the paper. State: log w and first losses by key. A
+    task without gradient keeps its weight. Negative losses and first losses of zero have no training rate and raise.
 
     Source: Chen et al. 2018, "GradNorm", arXiv 1711.02257, equations 1 and 2, algorithm 1.
 
-    Deviations: (1) `relative`: the paper's additive steps do not settle where norms differ by more than about 1/lr,
-    because a step is then longer than the weight (measured: rows of norms 100 and 1 end at weighted norms 70 to 1);
-    multiplicative ones do, for norms of 10⁵ to 1; (2) with `relative=False` the floor; (3) the weights of a batch, not
-    of all keys, average to 1, as a batch may hold only some domains; (4) reference code: gradnorm-pytorch has the
-    exponent's sign reversed and writes second-order gradients into the model, LibMTL trains w with the model's
-    optimizer under a softmax.
+    Deviations: (1) multiplicative steps. The paper's additive ones, w ← w − lr ∂L_grad/∂w, depend on the unit of the
+    gradients and can leave the positive weights; even divided by Ḡ they do not settle where norms differ by more than
+    about 1/lr, because a step is then longer than the weight (measured: rows of norms 100 and 1 end at weighted norms
+    70 to 1); multiplicative ones do, for norms of 10⁵ to 1. (2) The weights of a batch, not of all keys, average to 1,
+    as a batch may hold only some domains. (3) Reference code: gradnorm-pytorch has the exponent's sign reversed and
+    writes second-order gradients into the model, LibMTL trains w with the model's optimizer under a softmax.
 
     >>> import torch, gradhomog
     >>> pipe = gradhomog.pipeline("gradnorm(alpha=0, lr=0.1)")
@@ -61,100 +52,58 @@ class GradNorm(Homogenizer):
     tensor([1.3505, 0.5498])
     """
 
-    carried = ("weights", "first_losses")
+    state_names = ("log_weights", "first_losses")
 
     def __init__(
         self,
-        alpha: float = 1.5,
-        lr: float = 0.025,
-        initial_loss: Literal["first"] | float = "first",
+        alpha: Annotated[float, Ge(0)] = 1.5,
+        lr: Annotated[float, Gt(0)] = 0.025,
+        initial_loss: Literal["first"] | Annotated[float, Gt(0)] = "first",
         key: Literal["slot", "domain"] = "slot",
         parameters: str = "*",
-        relative: bool = True,
-        scale: Literal["mean", "paper"] = "mean",
     ) -> None:
-        if not 0 <= alpha < math.inf:
-            raise OptionError(f"gradnorm: `alpha` must be finite and not negative; got {alpha!r}.")
-        if not 0 < lr < math.inf:
-            raise OptionError(f"gradnorm: `lr` must be positive; got {lr!r}.")
-        if initial_loss != "first" and not 0 < float(initial_loss) < math.inf:
-            raise OptionError(f"gradnorm: `initial_loss` must be 'first' or a positive number; got {initial_loss!r}.")
-        self.alpha, self.lr, self.initial_loss = alpha, lr, initial_loss
-        self.key, self.parameters, self.relative, self.scale = key, parameters, relative, scale
-        self.weights: dict[str, float] = {}
+        self.alpha, self.lr, self.initial_loss, self.key, self.parameters = alpha, lr, initial_loss, key, parameters
+        self.log_weights: dict[str, float] = {}
         self.first_losses: dict[str, float] = {}
 
-    def mix(self, evidence: Evidence) -> Tensor:
-        weights = torch.tensor(normalized(self._held(evidence.by(self.key))), dtype=torch.float64)
-        return weights if self.scale == "mean" else evidence.tasks * weights
+    def mix(self, step: Step) -> Tensor:
+        return _losses.exponential_weights(keyed.read(self.log_weights, step.by(self.key), 0.0))
 
-    def update(self, evidence: Evidence) -> None:
-        keys, norms = evidence.by(self.key), evidence.norms(self.parameters).tolist()
-        held = self._held(keys)
-        weights = normalized(held)
-        rates = self._training_rates(keys, evidence.losses.tolist())
-        mean_norm = sum(map(operator.mul, weights, norms)) / len(norms)
+    def paper_scale(self, step: Step) -> float:
+        return step.tasks
+
+    def update(self, step: Step) -> dict[str, Any]:
+        keys, losses, norms = step.by(self.key), step.losses.cpu(), step.norms(self.parameters).cpu()
+        first_losses = {**keyed.write({}, keys, losses), **self.first_losses}
+        rates = self._training_rates(step, losses, keyed.read(first_losses, keys, 1.0))
+        log_weights = keyed.read(self.log_weights, keys, 0.0)
+        weights = _losses.exponential_weights(log_weights)
+        mean_norm = (weights * norms).mean()
         if not mean_norm > 0:
-            return  # no task has a gradient: nothing to balance
-        # Two tasks of one key move its weight together.
-        moves = dict.fromkeys(keys, 0.0)
-        targets = [_power(rate, self.alpha) for rate in rates]
-        for key, slope in zip(keys, leader_gradient(weights, norms, targets), strict=True):
-            moves[key] -= self.lr * slope
-        if self.relative:
-            powers = [weight * moves[key] / mean_norm for key, weight in zip(keys, weights, strict=True)]
-            greatest = max(powers)  # whose exponential is one: none overflows, and none is lost for all time
-            moved = [max(w * math.exp(power - greatest), 1e-100) for w, power in zip(weights, powers, strict=True)]
-        else:
-            moved = [weight + moves[key] for key, weight in zip(keys, weights, strict=True)]
-            above = sum(max(weight, 0.0) for weight in moved)
-            if not 0 < above < math.inf:
-                return  # a step so large that it leaves no weight: none is taken
-            moved = [max(weight, SMALLEST_WEIGHT * above / len(moved)) for weight in moved]
-        # What this batch's keys hold together stays the same, so that they keep their proportion to keys not in it.
-        mean = sum(held) / len(held)
-        self.weights.update(zip(keys, [weight * mean for weight in normalized(moved)], strict=True))
+            return {"first_losses": first_losses}  # no task has a gradient: nothing to balance
+        gradient = leader_gradient(weights, norms, rates**self.alpha)
+        moved = log_weights - self.lr * weights * gradient / mean_norm
+        moved = keyed.read(keyed.write({}, keys, moved), keys, 0.0)  # one weight per key
+        # The batch's keys keep the sum of their weights, and so their proportion to keys that are not in it.
+        moved = moved - moved.logsumexp(0) + log_weights.logsumexp(0)
+        return {"first_losses": first_losses, "log_weights": keyed.write(self.log_weights, keys, moved)}
 
-    def _held(self, keys: Sequence[str]) -> list[float]:
-        return [self.weights.get(key, 1.0) for key in keys]
-
-    def _training_rates(self, keys: Sequence[str], losses: Sequence[float]) -> list[float]:
-        if min(losses) < 0:
-            raise OptionError(f"gradnorm: losses must not be negative, r^α is undefined then; got {losses}.")
-        if self.initial_loss == "first":
-            seen = dict(self.first_losses)
-            for key, loss in zip(keys, losses, strict=True):
-                if loss == 0 and key not in seen:
-                    raise OptionError(
-                        f"gradnorm: the first loss of task '{key}' is zero, so it has no training rate. "
-                        "Give `initial_loss` a number."
-                    )
-                seen.setdefault(key, loss)
-            self.first_losses = seen
-            first = [seen[key] for key in keys]
-        else:
-            first = [float(self.initial_loss)] * len(losses)
-        relative = [min(loss / start, LARGEST_RATIO) for loss, start in zip(losses, first, strict=True)]
-        return normalized(relative) if sum(relative) > 0 else [1.0] * len(losses)
+    def _training_rates(self, step: Step, losses: Tensor, first: Tensor) -> Tensor:
+        """r, `[tasks]`; ones where all losses are zero."""
+        _losses.require(losses >= 0, step, "gradnorm: losses must not be negative, r^α is undefined for them")
+        if self.initial_loss != "first":
+            first = torch.full_like(losses, self.initial_loss)
+        expected = "gradnorm: the first loss of a task must not be zero, it has no training rate then"
+        _losses.require(first > 0, step, expected, "Give `initial_loss` a number.")
+        if not losses.any():
+            return torch.ones_like(losses)
+        return _losses.exponential_weights(losses.log() - first.log())
 
 
-def _power(base: float, exponent: float) -> float:
-    """Up to 1e304: what is more is an error of plain numbers."""
-    return math.exp(min(exponent * math.log(base), 700.0)) if base > 1 else base**exponent
-
-
-def normalized(numbers: Sequence[float]) -> list[float]:
-    """The numbers over their mean."""
-    mean = sum(numbers) / len(numbers)
-    return [number / mean for number in numbers]
-
-
-def leader_gradient(weights: Sequence[float], norms: Sequence[float], targets: Sequence[float]) -> list[float]:
-    """∂/∂w of Σ_i |w_i n_i − n̄ t_i| with n̄ = mean(w·n) and t constant: sign(w_i n_i − n̄ t_i) · n_i."""
-    weighted = [weight * norm for weight, norm in zip(weights, norms, strict=True)]
-    mean = sum(weighted) / len(weighted)
-    above = [found - mean * target for found, target in zip(weighted, targets, strict=True)]
-    return [((gap > 0) - (gap < 0)) * norm for gap, norm in zip(above, norms, strict=True)]
+def leader_gradient(weights: Tensor, norms: Tensor, targets: Tensor) -> Tensor:
+    """∂/∂w of Σ_i |w_i n_i − Ḡ t_i| with Ḡ = mean(w·n) and t constant, `[tasks]`: sign(w_i n_i − Ḡ t_i) · n_i."""
+    weighted = weights * norms
+    return torch.sign(weighted - weighted.mean() * targets) * norms
 
 
 @hookimpl
@@ -163,6 +112,6 @@ def gradhomog_homogenizer() -> HomogenizerSpec:
         factory=GradNorm,
         summary="learns weights under which gradient norms follow training rates",
         reference="Chen et al. 2018, arXiv 1711.02257",
-        traits={"differentiable", "stateful", "scale_equivariant", "rotation_equivariant"},
+        traits={"differentiable", "stateful", "loss_scale_invariant", "scale_equivariant", "rotation_equivariant"},
         needs={"losses", "norms"},
     )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-from gradhomog import Evidence, Homogenizer, HomogenizerSpec, hookimpl
+from gradhomog import Homogenizer, HomogenizerSpec, Step, gramian_rounding, hookimpl
 from gradhomog_plugins._unit_rows import equal_cosines
 
 
@@ -15,20 +13,17 @@ class IMTLG(Homogenizer):
     """The step Σ_i w_i g_i, Σ_i w_i = 1, whose projections on all rows' directions are equal.
 
     w = v / max(Σ_i v_i, b),  v_i = y_i / n_i,  y = U⁺1,  U the cosines of the rows,  n_i = ‖g_i‖
-    d = Σ_i w_i g_i  (in both scales: N identical rows give that row)
-
-    Args:
-        scale: accepted for uniformity.
+    d = Σ_i w_i g_i
 
     The bound b makes ‖d‖ at most max_i n_i times the mean cosine of d with the rows, which it is by itself where no
-    weight is negative. Else Σ_i v_i may be near zero, and the paper's d is as long as you like; or negative, and the
+    weight is negative. Else Σ_i v_i may be near zero, and the paper's d has no bound; or negative, and the
     paper's d points against all tasks at once. With the bound d points along Û⁺1 always, as ConFIG's does.
 
     Of independent rows the cosines with d are equal and positive. Parallel rows of different norms leave w open; here
     w_i ∝ 1/n_i, the limit of rows that come to be parallel. Where rows are so dependent that no d has equal cosines,
     they are as equal as they can be in least squares, and d may conflict with some; of opposite rows nothing is left,
-    d = 0. Zero rows get no weight. Rows within about 0.1 degrees of each other count as parallel: float32 rows cannot
-    tell. Differentiable in the rows as long as their rank does not change. State: none. Cost: one pseudo-inverse of an
+    d = 0. Zero rows get no weight. Float32 rows within about 0.1 degrees of each other count as parallel, float64
+    rows within 1e-7 radians: closer, rounding decides. Differentiable in the rows as long as their rank does not change. State: none. Cost: one pseudo-inverse of an
     N×N matrix.
 
     Source: Liu et al. 2021, "Towards Impartial Multi-task Learning" (ICLR), the closed form for α; that it is
@@ -44,16 +39,13 @@ class IMTLG(Homogenizer):
     tensor([0.7500, 0.7500])
     """
 
-    def __init__(self, scale: Literal["mean", "paper"] = "mean") -> None:
-        self.scale = scale
-
-    def mix(self, evidence: Evidence) -> Tensor:
-        return evidence.tasks * impartial_weights(evidence.gramian())
+    def mix(self, step: Step) -> Tensor:
+        return step.tasks * impartial_weights(step.gramian(), gramian_rounding(step.dtype))
 
 
-def impartial_weights(gramian: Tensor) -> Tensor:
+def impartial_weights(gramian: Tensor, rounding: float = gramian_rounding(torch.float64)) -> Tensor:
     """Weights w, float64 `[tasks]`, with d = Σ_i w_i g_i."""
-    norms, present, coefficients, _, within = equal_cosines(gramian)
+    norms, present, coefficients, _, within = equal_cosines(gramian, rounding)
     weights = coefficients * ((norms * present).max() / norms)  # v, times the greatest norm: within range
     # ‖Û⁺1‖² over the share of 1 that lies in the span of U: that share is 1, unless no d has equal cosines.
     bound = coefficients.sum() * (present.sum() / within)

@@ -1,38 +1,37 @@
-"""IMTL-L: learn for each task the factor that brings its loss to one."""
+"""IMTL-L: for each task the factor that brings its loss to one is learnt."""
 
 from __future__ import annotations
 
-import math
-from typing import Literal
+from typing import Annotated, Any, Literal
 
+from annotated_types import Gt, Interval
 from torch import Tensor
 
-from gradhomog import Evidence, Homogenizer, HomogenizerSpec, OptionError, hookimpl
-from gradhomog_plugins import _adam, _losses
+from gradhomog import Homogenizer, HomogenizerSpec, Step, hookimpl, keyed
+from gradhomog_plugins import _losses
 
 
 class IMTLL(Homogenizer):
-    """Row i is multiplied by a factor e^{s_i} that is learnt such that all scaled losses become one.
+    """Weights e^{s_i}, learnt such that all weighted losses become one.
 
     L = Σ_i e^{s_i} L_i − s_i;  ∂L/∂L_i = e^{s_i};  s ← Adam(s, ∂L/∂s_i = e^{s_i} L_i − 1);  at rest e^{s_i} = 1/L_i
-    d = 1/N Σ_i ω_i g_i,  ω_i = e^{s_i} / mean_j e^{s_j}  (`scale="mean"`)  or  N e^{s_i}  (`scale="paper"`: d = ∇L)
+    d = 1/N Σ_i ω_i g_i,  ω_i = e^{s_i} / mean_j e^{s_j};  the paper's scale: ω_i = N e^{s_i}, so that d = ∇L
 
-    This is twice the loss of `uw(kind="regression")` at −s. Adam does not see a factor, so with `scale="mean"` and one
-    `lr` the two are the same method; with `scale="paper"` this one's step is twice as long.
+    This is twice the loss of `uw(kind="regression")` at −s. Adam is invariant to that factor, so in the mean scale and
+    with one `lr` the two are the same method; in the paper's scale this one's step is twice as long.
 
     Args:
-        lr: > 0, of the Adam that moves s after each step.
-        bound: in (0, 69]; s stays in [−bound, bound]. A loss of zero would drive its weight to infinity otherwise; 10
-            leaves it e¹⁰ = 22 026 times the first.
+        lr: of the Adam that moves s after each step.
+        bound: at most 69, as e⁶⁹ is the largest weight that float32 bears; s stays in [−bound, bound]. A loss of zero
+            would drive its weight to infinity otherwise; 10 leaves it e¹⁰ = 22 026 times the first.
         key: state by `"slot"` (place in the batch) or by `"domain"`, which is right where a slot's domain changes from
             batch to batch, as in the strong setting.
-        scale: see above.
 
-    Acts on rows: the shared parameters see the combined loss, the heads of a multi-task network their own losses.
+    Acts on rows: the shared parameters receive the combined loss, the heads of a multi-task network their own losses.
 
-    Differentiable in the rows, the weights being constants: s is moved after the step. State: s and Adam's moments by
-    key; two tasks of one key move it together. Losses must not be negative, as their s would go to the bound,
-    nor so large (1e150) that Adam cannot square them. Cost: O(N).
+    Differentiable in the rows, with the weights as constants: s moves after the step. State: s and Adam's moments by
+    key. Losses must not be negative, as their s would go to the bound, nor so large (1e150) that Adam cannot square
+    them. Cost: O(N).
 
     Source: Liu et al. 2021, "Towards Impartial Multi-task Learning", ICLR, section 3.2, loss balance.
 
@@ -49,31 +48,29 @@ class IMTLL(Homogenizer):
     tensor([2.0000, 0.5000], dtype=torch.float64)
     """
 
-    carried = ("log_scales",)
+    state_names = ("log_scales",)
 
     def __init__(
         self,
-        lr: float = 1e-3,
-        bound: float = 10.0,
+        lr: Annotated[float, Gt(0)] = 1e-3,
+        bound: Annotated[float, Interval(gt=0, le=69)] = 10.0,
         key: Literal["slot", "domain"] = "slot",
-        scale: Literal["mean", "paper"] = "mean",
     ) -> None:
-        if not 0 < lr < math.inf:
-            raise OptionError(f"imtl_l: `lr` must be positive; got {lr!r}.")
-        _losses.check_bound("imtl_l", bound)
-        self.lr, self.bound, self.key, self.scale = lr, bound, key, scale
-        self.log_scales: dict[str, _adam.Variable] = {}
+        self.lr, self.bound, self.key = lr, bound, key
+        self.log_scales: dict[str, keyed.Moments] = {}
 
-    def mix(self, evidence: Evidence) -> Tensor:
-        return _losses.exponentials(_adam.values(self.log_scales, evidence.by(self.key)), self.scale)
+    def mix(self, step: Step) -> Tensor:
+        return _losses.exponential_weights(keyed.values(self.log_scales, step.by(self.key)))
 
-    def update(self, evidence: Evidence) -> None:
-        losses, keys = evidence.losses.cpu(), evidence.by(self.key)
-        _losses.require(losses >= 0, evidence, "imtl_l: losses must not be negative, no factor brings them to one")
-        scaled = _adam.values(self.log_scales, keys).exp() * losses
-        _losses.require_slopes(scaled, evidence, "imtl_l")
-        slopes = scaled - 1
-        self.log_scales.update(_adam.moved(self.log_scales, keys, slopes.tolist(), self.lr, bound=self.bound))
+    def paper_scale(self, step: Step) -> Tensor:
+        return keyed.values(self.log_scales, step.by(self.key)).exp().sum()
+
+    def update(self, step: Step) -> dict[str, Any]:
+        losses, keys = step.losses.cpu(), step.by(self.key)
+        _losses.require(losses >= 0, step, "imtl_l: losses must not be negative, no factor brings them to one")
+        weighted = keyed.values(self.log_scales, keys).exp() * losses
+        _losses.require_squares(weighted, step, "imtl_l")
+        return {"log_scales": keyed.adam(self.log_scales, keys, weighted - 1, self.lr, bound=self.bound)}
 
 
 @hookimpl

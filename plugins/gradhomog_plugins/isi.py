@@ -1,18 +1,21 @@
-"""Invariant self-information of RotoGBML: activations over patches that their neighbours repeat are dropped."""
+"""Invariant self-information of RotoGBML: drop activations over patches that their neighbours repeat."""
 
 from __future__ import annotations
 
 import functools
 import math
+import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Ge, Gt, Interval, MinLen
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from gradhomog import Evidence, Homogenizer, HomogenizerSpec, OptionError, TaskKey, hookimpl
+from gradhomog import Homogenizer, HomogenizerSpec, Step, TaskKey, hookimpl
 from gradhomog_plugins._isi.layers import Call, choose, watch
 from gradhomog_plugins._isi.masks import Masks
 from gradhomog_plugins._isi.outside import outside
@@ -39,25 +42,29 @@ class ISI(Homogenizer):
             close to 1 on large maps.
         radius: C ≥ 1. All (2C + 1)^dims shifts: the paper's "Manhattan radius" is a maximum norm by its own count.
         bandwidth: h > 0, relative to the root mean square patch distance of the sample.
-        neighbours: compare with so many others, drawn anew for each mask and counted for all; None: all of them.
+        neighbours: ≥ 1, the number of neighbours to compare with, drawn for each mask, each weighted as several; None:
+            all of them.
         sampling: `"bernoulli"`, or `"multinomial"`: −log(1 − rate) · positions draws with replacement from s, a
             fraction rounded at random. Were their number Poisson distributed, it would be Bernoulli to the letter.
         parts: drop on `"support"`, on `"query"`, or on `"both"`.
         rescale: divide by the sample's mean probability to be kept, so that T = ∞ is inverted dropout and the size of
-            what follows does not change at meta-test. False: the published code.
-        until: the identity from this meta-step on, for a last phase of training without it.
-        seed: of the generator that all masks come from.
+            the activations does not change at meta-test. False: the published code.
+        until: ≥ 0, the identity from this meta-step on, for a last phase of training without it.
+        seed: of all masks.
 
-    Training only: a layer in evaluation mode is left alone. Each part of a task has one set of masks in a meta-step,
-    drawn in the first pass and shared by all inner steps: second-order gradients are those of one function, and the
-    masks are constants to them. Another task, the same `begin` once more, and `update` discard them; `begin` with the
-    other part and back does not. Where nobody calls `begin`, every pass draws afresh, whatever `parts` is. Outputs of
-    another shape get masks of their own. Under vmap every task gets its own.
+    Training only: a layer in evaluation mode is unchanged. Masks are a function of the seed, the number of the
+    meta-step, the task's slot and its part, so that a meta-step that is repeated draws the same. Each part of a task
+    has one set of masks in a meta-step, drawn in the first pass and shared by all inner steps: second-order gradients
+    are those of one function, and the masks are constants to them. A second `begin` of the same part announces other
+    inputs, for which further masks are drawn; `begin` with the other part and back keeps them. Without `begin` every
+    pass draws new masks, for every value of `parts`. Outputs of another shape get their own masks. Under vmap every
+    task gets its own.
 
-    Differentiable: rows are passed through. State: the generator and the number of meta-steps. Random numbers are used
-    in the order of the tasks. Cost of a mask: for the map, 0.4 to 1.1 of the forward pass of the first two layers of a
-    four-block network on 75 images of 84 px, up to 3 on few or small ones, none at T = ∞. Memory: a mask like the
-    output, and 40 MB while the map is made; no patch is ever formed. The layer's output is multiplied in place.
+    Differentiable: rows are passed through. State: the number of meta-steps. Cost of a mask: for the map, 0.4 to 1.1 of
+    the forward pass of the first two layers of a four-block network on 75 images of 84 px, up to 3 on few or small
+    ones, none at T = ∞. Memory: a mask like the output, and 40 MB while the map is made; no patch is ever formed. The
+    layer's output is multiplied in place. Reports `drop_rate.<layer>`, the share of its activations dropped in the
+    step, and `drop_rate`, their mean.
 
     Source: Zhang et al. 2023 (RotoGBML), arXiv 2303.06679, equations 7 to 9 and figure of T; Shi et al. 2020
     (InfoDrop), arXiv 2008.04254, and its code for few-shot learning.
@@ -78,118 +85,147 @@ class ISI(Homogenizer):
     [0.634, 0.0, 0.634]
     """
 
-    carried = ("generator", "steps")
+    state_names = ("steps",)
 
     def __init__(
         self,
-        layers: int | str | Sequence[str] = 2,
-        rate: float = 0.3,
-        temperature: float = 0.1,
-        radius: int = 3,
-        bandwidth: float = 1.0,
-        neighbours: int | None = None,
+        layers: Annotated[int, Ge(1)] | Annotated[str, MinLen(1)] | Annotated[Sequence[str], MinLen(1)] = 2,
+        rate: Annotated[float, Interval(ge=0, lt=1)] = 0.3,
+        temperature: Annotated[float, Interval(ge=0, le=math.inf)] = 0.1,
+        radius: Annotated[int, Ge(1)] = 3,
+        bandwidth: Annotated[float, Gt(0)] = 1.0,
+        neighbours: Annotated[int, Ge(1)] | None = None,
         sampling: Literal["bernoulli", "multinomial"] = "bernoulli",
         parts: Literal["both", "support", "query"] = "both",
         rescale: bool = True,
-        until: int | None = None,
+        until: Annotated[int, Ge(0)] | None = None,
         seed: int = 0,
     ) -> None:
-        if not layers or (isinstance(layers, int) and layers < 1):
-            raise OptionError(f"isi: `layers` must be at least 1, or name layers; got {layers!r}.")
-        if not 0 <= rate < 1:
-            raise OptionError(f"isi: `rate` must be at least 0 and below 1; got {rate!r}.")
-        if not temperature >= 0:
-            raise OptionError(f"isi: `temperature` must not be negative; got {temperature!r}. Dropout is inf.")
-        if not 0 < bandwidth < math.inf:
-            raise OptionError(f"isi: `bandwidth` must be positive and finite; got {bandwidth!r}.")
-        for name, value, least in (("radius", radius, 1), ("neighbours", neighbours, 1), ("until", until, 0)):
-            if value is not None and value < least:
-                raise OptionError(f"isi: `{name}` must be at least {least}; got {value!r}.")
-        self.layers, self.parts, self.until = layers, parts, until
-        self.masks = Masks(rate, temperature, radius, bandwidth, neighbours, sampling, rescale)
-        self.generator, self.steps = torch.Generator().manual_seed(seed), 0
-        self._task: tuple[TaskKey, Part] | None = None
-        self._held: dict[tuple[Part | None, str, torch.Size], Tensor] = {}  # masks, by call and shape of the output
-        # Activations dropped since the last step (on the device), and of how many; by call.
-        self._drawn: dict[str, list[tuple[Tensor, int]]] = {}
-        self._measured: dict[str, float] = {}
+        self.layers, self.rate, self.temperature, self.radius, self.bandwidth = (
+            layers, rate, temperature, radius, bandwidth,
+        )  # fmt: skip
+        self.neighbours, self.sampling, self.parts, self.rescale = neighbours, sampling, parts, rescale
+        self.until, self.seed = until, seed
+        self.steps = 0
+        self._current = self._new_meta_step()
         self._suspended = False
 
     def attach(self, encoder: nn.Module) -> list[Any]:
-        self._forget()
-        self._drawn.clear()
-        forget = SimpleNamespace(remove=self._forget)
-        return [*watch(encoder, choose(encoder, self.layers), self._drop), forget]
+        self._current = self._new_meta_step()
+        return [*watch(encoder, choose(encoder, self.layers), self._drop), SimpleNamespace(remove=self._forget)]
 
-    def begin(self, key: TaskKey, part: Part) -> None:
-        if self._task is None or self._task[0] != key:
-            self._held.clear()
-        elif self._task[1] == part:
-            self._held = {place: mask for place, mask in self._held.items() if place[0] != part}
-        self._task = (key, part)
+    def begin(self, key: TaskKey, part: Part, generator: torch.Generator) -> None:
+        current = self._meta_step()
+        if current.key != key:
+            current.inputs.clear()
+        if part not in current.inputs:
+            current.inputs[part] = _Inputs(generator)
+        elif current.part == part:
+            current.inputs[part].masks.clear()
+        current.key, current.part = key, part
 
-    def update(self, evidence: Evidence) -> None:
-        self.steps += 1
-        self._measured = self._rates()
-        self._drawn.clear()
-        self._forget()
+    def update(self, step: Step) -> Mapping[str, Any]:
+        return {"steps": self.steps + 1}
 
-    def measured(self) -> Mapping[str, float]:
-        """`drop_rate.<layer>`, the share of its activations dropped in the last step; `drop_rate`, their mean."""
-        return self._measured
+    def measured(self, step: Step) -> Mapping[str, float]:
+        drawn = self._current.drawn
+        if self._current.number != self.steps or not drawn:
+            return {}
+        zeros = torch.stack([torch.stack([zeros for zeros, _ in masks]).sum() for masks in drawn.values()])
+        sizes = [sum(size for _, size in masks) for masks in drawn.values()]
+        rates = [count / size for count, size in zip(zeros.tolist(), sizes, strict=True)]
+        named = {f"drop_rate.{name}": rate for name, rate in zip(drawn, rates, strict=True)}
+        return {"drop_rate": sum(rates) / len(rates), **named}
 
     def maps(self, encoder: nn.Module, inputs: Tensor) -> Mapping[str, Tensor]:
         """Drop probabilities `[n, *size]` by layer, in the mode that the encoder is in, nothing dropped before."""
         found: dict[str, Tensor] = {}
+        generator = torch.Generator().manual_seed(self.seed)
 
         def note(call: Call) -> None:
-            found[call.name] = self.masks.drop_probabilities(call, self.generator)
+            found[call.name] = self._masks.drop_probabilities(call, generator)
 
-        state, suspended = self.generator.get_state(), self._suspended
-        self._suspended = True
-        handles = watch(encoder, choose(encoder, self.layers), note)
+        suspended, self._suspended = self._suspended, True
         buffers = {name: buffer.clone() for name, buffer in encoder.named_buffers()}
         try:
-            with torch.no_grad(), torch.random.fork_rng([inputs.device] if inputs.is_cuda else []):
-                functional_call(encoder, buffers, (inputs,))
+            handles = watch(encoder, choose(encoder, self.layers), note)
+            try:
+                with torch.no_grad(), torch.random.fork_rng([inputs.device] if inputs.is_cuda else []):
+                    functional_call(encoder, buffers, (inputs,))
+            finally:
+                for handle in handles:
+                    handle.remove()
         finally:
-            for handle in handles:
-                handle.remove()
             self._suspended = suspended
-            self.generator.set_state(state)
         return found
 
-    def _drop(self, call: Call) -> Tensor | None:
-        part = self._task[1] if self._task else None
-        off = self._suspended or (self.until is not None and self.steps >= self.until)
-        if off or not call.layer.training or call.output.numel() == 0 or self.parts not in ("both", part or self.parts):
-            return None
-        place = (part, call.name, call.output.shape)
-        mask = self._held.get(place)
-        if mask is None:
-            mask = outside(functools.partial(self._draw, call), call.inputs).reshape(call.output.shape)
-            if part:
-                self._held[place] = mask
-        # In place: neither convolution nor max-pooling needs its output to differentiate, and the memory is there.
-        return call.output.mul_(mask.to(call.output.dtype))
+    @property
+    def _masks(self) -> Masks:
+        return Masks(
+            self.rate, self.temperature, self.radius, self.bandwidth, self.neighbours, self.sampling, self.rescale
+        )
 
-    def _draw(self, call: Call, inputs: Tensor) -> Tensor:
-        mask, zeros = self.masks.draw(call, inputs, self.generator)
-        self._drawn.setdefault(call.name, []).append((zeros, mask.numel()))
+    def _drop(self, call: Call) -> Tensor | None:
+        current = self._meta_step()
+        off = self._suspended or (self.until is not None and self.steps >= self.until)
+        if off or not call.layer.training or call.output.numel() == 0:
+            return None
+        if current.part is not None and self.parts not in ("both", current.part):
+            return None
+        inputs = current.inputs[current.part] if current.part else _Inputs(current.generator)
+        place = (call.name, call.output.shape)
+        if place not in inputs.masks:
+            draw = functools.partial(self._draw, call, inputs.generator)
+            inputs.masks[place] = outside(draw, call.inputs).reshape(call.output.shape)
+        # In place: neither convolution nor max-pooling needs its output to differentiate, and the memory is there.
+        return call.output.mul_(inputs.masks[place].to(call.output.dtype))
+
+    def _draw(self, call: Call, generator: torch.Generator, inputs: Tensor) -> Tensor:
+        mask, zeros = self._masks.draw(call, inputs, generator)
+        self._current.drawn.setdefault(call.name, []).append((zeros, mask.numel()))
         return mask
 
-    def _rates(self) -> dict[str, float]:
-        if not self._drawn:
-            return {}
-        zeros = torch.stack([torch.stack([zeros for zeros, _ in drawn]).sum() for drawn in self._drawn.values()])
-        sizes = [sum(size for _, size in drawn) for drawn in self._drawn.values()]
-        rates = [count / size for count, size in zip(zeros.tolist(), sizes, strict=True)]
-        named = {f"drop_rate.{name}": rate for name, rate in zip(self._drawn, rates, strict=True)}
-        return {"drop_rate": sum(rates) / len(rates), **named}
+    def _meta_step(self) -> _MetaStep:
+        """The current meta-step; a new one once the number of meta-steps has changed."""
+        if self._current.number != self.steps:
+            self._current = self._new_meta_step()
+        return self._current
 
     def _forget(self) -> None:
-        self._task = None
-        self._held.clear()
+        """Free the masks; the numbers of dropped activations are still to be reported."""
+        self._current.key = self._current.part = None
+        self._current.inputs.clear()
+
+    def _new_meta_step(self) -> _MetaStep:
+        return _MetaStep(self.steps, torch.Generator().manual_seed(zlib.crc32(f"{self.seed}/{self.steps}".encode())))
+
+
+@dataclass
+class _Inputs:
+    """The support or query inputs of a task: the generator of their masks, and masks by call and output shape."""
+
+    generator: torch.Generator
+    masks: dict[tuple[str, torch.Size], Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class _MetaStep:
+    """Everything that belongs to one meta-step and is no state.
+
+    Attributes:
+        number: of the meta-step.
+        generator: of passes without `begin`.
+        key, part: of the latest `begin`.
+        inputs: of that task.
+        drawn: by call, the number of activations dropped (on the device), and of how many.
+    """
+
+    number: int
+    generator: torch.Generator
+    key: TaskKey | None = None
+    part: Part | None = None
+    inputs: dict[Part, _Inputs] = field(default_factory=dict)
+    drawn: dict[str, list[tuple[Tensor, int]]] = field(default_factory=dict)
 
 
 @hookimpl

@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
-from gradhomog import Evidence, Homogenizer, HomogenizerSpec, OptionError, hookimpl
+from gradhomog import Homogenizer, HomogenizerSpec, OptionError, Step, hookimpl
 
 # Scores within this share of each other are equal: those of float32 rows are off by 1e-7.
 TIE = 1e-6
 
 
 class Krum(Homogenizer):
-    """The step is the row with the lowest score, or the mean of the few lowest (multi-Krum); the others have no say.
+    """The step is the row with the lowest score, or the mean of the few lowest (multi-Krum).
 
     score_i = Σ_j ‖g_i − g_j‖² over the N − f − 2 rows j ≠ i nearest to g_i
-    d = 1/m Σ_i g_i over the m rows with the lowest scores  (in both scales: N identical rows give that row)
+    d = 1/m Σ_i g_i over the m rows with the lowest scores
 
     Args:
         n_byzantine: f, how many rows may be anything: gradients of broken or mislabelled tasks. Needs N ≥ f + 3; the
             proof of resilience asks for N > 2f + 2.
         n_selected: m ≥ 1, at most N.
         squared: sum squared distances, as the paper does; false sums distances.
-        scale: accepted for uniformity.
 
-    Ties: rows with equal scores share what is left of the m places, so that the tasks' order does not matter. With one
-    neighbour the two rows that are nearest to each other always tie. Rows within a thousandth of their length are
-    equal: float32 rows cannot tell them apart by their inner products. With `n_byzantine=0` one row is taken as it is,
-    and of two the mean. A zero row is a row like others, and may be the one that is taken.
+    Ties: of rows with equal scores those with the least sum of distances to all rows are taken; rows that tie in this
+    too share the places left, so that the tasks' order does not matter. So with one neighbour, where the two rows that
+    are nearest to each other always have equal scores, the one nearer to the others is taken; of two rows the mean.
+    Rows within a thousandth of their length are equal: inner products of float32 rows do not distinguish them. A zero
+    row is a row like others, and may be the one that is taken.
 
     Differentiable in the rows, as long as the same ones are taken: the choice is a constant. State: none. Cost: two
     sorts of N×N numbers; the distances are those of the Gramian.
@@ -37,7 +38,7 @@ class Krum(Homogenizer):
     Source: Blanchard et al. 2017, "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent",
     arXiv 1703.02757.
 
-    Deviations: (1) ties, which the paper gives to the least index and TorchJD to whatever its `topk` finds; (2) TorchJD
+    Deviations: (1) ties, which the paper gives to the least index and TorchJD to the first that its `topk` finds; (2) TorchJD
     sums distances that are not squared, and has no default for `n_byzantine`; with 0 it refuses batches of one or two.
 
     >>> import torch, gradhomog
@@ -47,31 +48,23 @@ class Krum(Homogenizer):
     """
 
     def __init__(
-        self,
-        n_byzantine: int = 0,
-        n_selected: int = 1,
-        squared: bool = True,
-        scale: Literal["mean", "paper"] = "mean",
+        self, n_byzantine: Annotated[int, Ge(0)] = 0, n_selected: Annotated[int, Ge(1)] = 1, squared: bool = True
     ) -> None:
-        if n_byzantine < 0:
-            raise OptionError(f"krum: `n_byzantine` must not be negative; got {n_byzantine!r}.")
-        if n_selected < 1:
-            raise OptionError(f"krum: `n_selected` must be at least 1; got {n_selected!r}.")
-        self.n_byzantine, self.n_selected, self.squared, self.scale = n_byzantine, n_selected, squared, scale
+        self.n_byzantine, self.n_selected, self.squared = n_byzantine, n_selected, squared
 
-    def mix(self, evidence: Evidence) -> Tensor:
-        tasks = evidence.tasks
+    def mix(self, step: Step) -> Tensor:
+        tasks = step.tasks
         if self.n_byzantine and tasks < self.n_byzantine + 3:
             raise OptionError(
-                f"krum: `n_byzantine` must be at most {max(tasks - 3, 0)} for {tasks} tasks, so that a row has "
-                f"neighbours to be judged by; got {self.n_byzantine}."
+                f"krum: `n_byzantine` must be at most {max(tasks - 3, 0)} for {tasks} tasks, so that each row has a "
+                f"neighbour; got {self.n_byzantine}."
             )
         if tasks < self.n_selected:
             raise OptionError(
                 f"krum: `n_selected` must be at most the number of tasks, {tasks}; got {self.n_selected}."
             )
         neighbours = min(max(tasks - self.n_byzantine - 2, 1), tasks - 1)
-        return tasks * chosen_shares(evidence.gramian(), neighbours, self.n_selected, self.squared)
+        return tasks * chosen_shares(step.gramian(), neighbours, self.n_selected, self.squared)
 
 
 def chosen_shares(gramian: Tensor, neighbours: int, selected: int, squared: bool = True) -> Tensor:
@@ -80,15 +73,23 @@ def chosen_shares(gramian: Tensor, neighbours: int, selected: int, squared: bool
     squares = gramian.diagonal()
     sums = squares[:, None] + squares
     distances = sums - 2 * gramian
-    # What is left of two equal rows is rounding, and would decide between them.
+    # The rest of two equal rows is rounding, and would decide between them.
     distances = torch.where(distances > TIE * sums, distances, 0.0)
     distances = distances if squared else distances.sqrt()
-    distances = distances + torch.diag(torch.full_like(squares, torch.inf))  # nobody is his own neighbour
-    scores = distances.sort(dim=1).values[:, :neighbours].sum(dim=1)
-    last = scores.sort().values[selected - 1]
+    others = distances + torch.diag(torch.full_like(squares, torch.inf))
+    nearest = others.sort(dim=1).values
+    better, equal = _lowest(nearest[:, :neighbours].sum(dim=1), selected)
+    left = selected - better.sum()
+    totals = torch.where(equal, nearest[:, :-1].sum(dim=1), torch.inf)
+    best, still_equal = _lowest(totals, left)
+    return (better + best + still_equal * (left - best.sum()) / still_equal.sum()) / selected
+
+
+def _lowest(scores: Tensor, places: Tensor | int) -> tuple[Tensor, Tensor]:
+    """The rows that are surely among those with the `places` lowest scores, and those that tie for the last places."""
+    last = scores.sort().values.gather(0, torch.as_tensor(places, device=scores.device)[None] - 1)
     better, enough = scores < last * (1 - TIE), scores <= last * (1 + TIE)
-    equal = enough & ~better
-    return (better + equal * (selected - better.sum()) / equal.sum()) / selected
+    return better, enough & ~better
 
 
 @hookimpl

@@ -7,7 +7,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradhomog import Evidence, Homogenizer, HomogenizerSpec, hookimpl, minimum_norm_weights
+from gradhomog import (
+    Homogenizer,
+    HomogenizerSpec,
+    StageResult,
+    Step,
+    gramian_rounding,
+    hookimpl,
+    minimum_norm_weights,
+)
 from gradhomog_plugins import _losses
 from gradhomog_plugins._zero_rows import without_zero_rows
 
@@ -27,11 +35,10 @@ class MGDA(Homogenizer):
             tasks' order.
         zero_rows: `"keep"`: a zero row makes d = 0, as theory says (that task is at a minimum, so no direction improves
             all); `"drop"`: leave it out, for tasks that are masked in a batch.
-        on: what G holds the inner products of: `"parameters"`, the rows; or `"features"`, the derivatives of the losses
+        on: the vectors whose inner products G holds: `"parameters"`, the rows; or `"features"`, the derivatives of the losses
             by the features, all queries of a task one after another: the upper bound of section 3.3 ("MGDA-UB"), for
             tasks that share inputs and so features, ‖Σ α_i g_i‖ ≤ ‖∂z/∂θ‖ ‖Σ α_i ∂L_i/∂z‖. Where every task has
             inputs of its own it bounds nothing.
-        scale: accepted for uniformity; Σα = 1 means N identical rows give that row in both.
 
     Differentiable in the rows (and losses) wherever the set of tasks with α_i > 0 does not change. State: none.
     Exact: see `gradhomog.minimum_norm_weights`. Cost: 0.2 ms for 16 tasks.
@@ -53,21 +60,26 @@ class MGDA(Homogenizer):
         normalize: Literal["none", "l2", "loss", "loss+"] = "none",
         zero_rows: Literal["keep", "drop"] = "keep",
         on: Literal["parameters", "features"] = "parameters",
-        scale: Literal["mean", "paper"] = "mean",
     ) -> None:
-        self.on, self.normalize, self.zero_rows, self.scale = on, normalize, zero_rows, scale
+        self.on, self.normalize, self.zero_rows = on, normalize, zero_rows
         self.needs = {"gramian" if on == "parameters" else "features"} | ({"losses"} if "loss" in normalize else set())
 
-    def mix(self, evidence: Evidence) -> Tensor:
-        gramian = evidence.gramian() if self.on == "parameters" else gramian_of(evidence.feature_cotangents)
-        factors = self._factors(evidence, gramian)
-        gramian = factors[:, None] * gramian * factors
+    def mix(self, step: Step) -> StageResult:
+        if self.on == "parameters":
+            gramian, rounding = step.gramian(), gramian_rounding(step.dtype)
+        else:
+            gramian, rounding = feature_gramian(step.feature_grads), gramian_rounding(torch.float64)
+        if self.normalize != "none":
+            factors = self._factors(step, gramian)
+            gramian = factors[:, None] * gramian * factors
         if self.zero_rows == "drop":
-            return evidence.tasks * without_zero_rows(gramian, minimum_norm_weights)
-        return evidence.tasks * minimum_norm_weights(gramian)
+            solution = without_zero_rows(gramian, lambda others: minimum_norm_weights(others, rounding))
+        else:
+            solution = minimum_norm_weights(gramian, rounding)
+        return StageResult(step.tasks * solution.weights, converged=bool(solution.converged))
 
-    def _factors(self, evidence: Evidence, gramian: Tensor) -> Tensor:
-        """What each row is multiplied by before the program is solved, `[tasks]`."""
+    def _factors(self, step: Step, gramian: Tensor) -> Tensor:
+        """The factor of each row in the program that is solved, `[tasks]`."""
         factors = torch.ones_like(gramian[0])
         if self.normalize in ("l2", "loss+"):
             squares = gramian.diagonal()
@@ -75,13 +87,13 @@ class MGDA(Homogenizer):
             factors = factors / torch.where(squares > 0, squares, torch.ones_like(squares)).sqrt()
         if self.normalize in ("loss", "loss+"):
             method = f"mgda(normalize={self.normalize!r})"
-            losses = evidence.losses.to(gramian.device)
-            _losses.require(losses > 0, evidence, f"{method}: losses must be positive, rows are divided by them")
+            losses = step.losses.to(gramian.device)
+            _losses.require(losses > 0, step, f"{method}: losses must be positive, rows are divided by them")
             least = losses.min().detach()
             relative = losses / least  # a common factor of all rows changes no weight
             _losses.require(
                 relative <= WIDEST,
-                evidence,
+                step,
                 f"{method}: no loss must be more than {WIDEST:g} times the least, {least.item():g}",
                 "Bring the losses to like units.",
             )
@@ -89,9 +101,9 @@ class MGDA(Homogenizer):
         return factors
 
 
-def gramian_of(cotangents: Tensor) -> Tensor:
-    """Inner products of derivatives by features `[tasks, queries, features]`, float64 `[tasks, tasks]`."""
-    flat = cotangents.flatten(1).double()
+def feature_gramian(feature_grads: Tensor) -> Tensor:
+    """Inner products of gradients w.r.t. features `[tasks, queries, features]`, float64 `[tasks, tasks]`."""
+    flat = feature_grads.flatten(1).double()
     return flat @ flat.T
 
 

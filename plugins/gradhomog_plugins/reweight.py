@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from typing import Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Ge, Gt
 from torch import Tensor
 
-from gradhomog import Evidence, Homogenizer, HomogenizerSpec, OptionError, hookimpl
-from gradhomog_plugins import _adam
+from gradhomog import Homogenizer, HomogenizerSpec, OptionError, Step, hookimpl, keyed
 
 # Of norms that were summed in float32.
 ROUNDING = 1e-6
@@ -29,13 +29,13 @@ class Reweight(Homogenizer):
             converges, computed from each step's own norms: no state, no rate; `"none"`, the start values, ω = 1.
         lr: > 0, rate of the leader's Adam.
         key: state by `"slot"`, by `"domain"` (right where each task of a batch is of a known domain), or `"batch"`:
-            fresh in every batch, which for `"gradient"` means never moved.
+            fresh in every batch, so that weights of `"gradient"` stay at one.
         initial_loss: L⁰ > 0. One for all tasks (the paper: log of the number of classes) cancels in r.
         parameters: glob pattern over the names of the parameters whose gradients are measured; `"auto"` is `encoder.*`
-            where there are such, else all.
-        max_weight: no ω_i above this, ≥ 1: what is cut off goes to the others. A task whose gradient vanishes would
-            otherwise take all of N and drag the common norm to zero.
-        scale: `"mean"`: Σω = N, also the paper's; `"norm"`: Σ ω_i G_i = Σ G_i, the mean norm is kept.
+            where there are any, else all.
+        max_weight: ≥ 1, upper bound of every ω_i; the excess is shared by the others. A task whose gradient vanishes
+            would otherwise take all of N and drag the common norm to zero.
+        preserve: the sum that reweighting preserves: `"weights"`, Σω = N, the paper's; `"norms"`, Σ ω_i G_i = Σ G_i.
         variant: `"paper"` is equations 4 and 5 to the letter (I_i = L̂_i / Σ L̂, raw ω, no normalisation), with
             `solver="gradient"`. It shrinks all weights to zero when tasks agree. Its Adam sees absolute gradients.
 
@@ -56,85 +56,79 @@ class Reweight(Homogenizer):
     tensor([0.7500, 0.7500])
     """
 
-    carried = ("leader",)
+    state_names = ("leader",)
 
     def __init__(
         self,
-        beta: float = 1.5,
+        beta: Annotated[float, Ge(0)] = 1.5,
         solver: Literal["gradient", "fixed_point", "none"] = "gradient",
-        lr: float = 5e-4,
+        lr: Annotated[float, Gt(0)] = 5e-4,
         key: Literal["slot", "domain", "batch"] = "slot",
-        initial_loss: float = 1.0,
+        initial_loss: Annotated[float, Gt(0)] = 1.0,
         parameters: str = "auto",
-        max_weight: float | None = None,
-        scale: Literal["mean", "norm", "paper"] = "mean",
+        max_weight: Annotated[float, Ge(1)] | None = None,
+        preserve: Literal["weights", "norms"] = "weights",
         variant: Literal["corrected", "paper"] = "corrected",
     ) -> None:
-        for name, value, least in (("beta", beta, 0.0), ("max_weight", max_weight, 1.0)):
-            if value is not None and not least <= value < math.inf:
-                raise OptionError(f"reweight: `{name}` must be finite and at least {least:g}; got {value!r}.")
-        for name, value in (("lr", lr), ("initial_loss", initial_loss)):
-            if not 0 < value < math.inf:
-                raise OptionError(f"reweight: `{name}` must be positive; got {value!r}.")
         if variant == "paper" and solver == "fixed_point":
             raise OptionError('reweight: `variant="paper"` has no fixed point but zero; use `solver="gradient"`.')
         self.beta, self.solver, self.lr, self.key = beta, solver, lr, key
         self.initial_loss, self.parameters, self.max_weight = initial_loss, parameters, max_weight
-        self.scale, self.variant = scale, variant
-        # By key: the leader's variable (a, or ω itself in the paper's variant), Adam's two moments, and its steps.
-        self.leader: dict[str, _adam.Variable] = {}
+        self.preserve, self.variant = preserve, variant
+        # Adam states of the leader's variable: a, or ω itself in the paper's variant.
+        self.leader: dict[str, keyed.Moments] = {}
 
-    def mix(self, evidence: Evidence) -> Tensor:
-        norms = self._norms(evidence)
+    def mix(self, step: Step) -> Tensor:
+        norms = self._norms(step)
         if self.solver == "fixed_point":
-            weights = fixed_point(norms, self._targets(evidence, norms))
+            weights = fixed_point(norms, self._targets(step, norms))
         else:
-            weights = self._leader_weights(evidence).to(norms.device)
+            weights = self._leader_weights(step).to(norms.device)
         if self.variant == "paper":
             return weights
-        if self.scale == "norm" and bool((weights * norms).sum() > 0):
+        if self.preserve == "norms" and bool((weights * norms).sum() > 0):
             weights = weights * norms.sum() / (weights * norms).sum()
         return weights if self.max_weight is None else bounded(weights, self.max_weight)
 
-    def update(self, evidence: Evidence) -> None:
+    def update(self, step: Step) -> Mapping[str, Any]:
         if self.solver != "gradient" or self.key == "batch":
-            return
-        norms = self._norms(evidence)
-        weights = self._leader_weights(evidence).to(norms.device)
+            return {}
+        norms = self._norms(step)
+        weights = self._leader_weights(step).to(norms.device)
         weighted = weights.abs() * norms
         mean = weighted.mean()
         if not mean > 0:
-            return  # no task has a gradient: nothing to balance
-        gap = weighted - mean * self._targets(evidence, norms)
+            return {}  # no task has a gradient: nothing to balance
+        gap = weighted - mean * self._targets(step, norms)
         # Equal up to rounding is equal: the sign of a rounding error would move the weights by a whole step.
-        slope = torch.where(gap.abs() > ROUNDING * mean, torch.sign(gap), 0.0) * torch.sign(weights) * norms
+        gradient = torch.where(gap.abs() > ROUNDING * mean, torch.sign(gap), 0.0) * torch.sign(weights) * norms
         if self.variant == "corrected":  # relative, so that a common factor changes nothing; through ω = N softmax(a)
-            slope = weights * (slope - (weights * slope).mean()) / mean
-        keys = evidence.by(self.key)
-        self.leader.update(_adam.moved(self.leader, keys, slope.tolist(), self.lr, otherwise=self._start()))
+            gradient = weights * (gradient - (weights * gradient).mean()) / mean
+        return {"leader": keyed.adam(self.leader, step.by(self.key), gradient, self.lr, initial=self._initial)}
 
-    def _start(self) -> float:
+    @property
+    def _initial(self) -> float:
         return 0.0 if self.variant == "corrected" else 1.0
 
-    def _leader_weights(self, evidence: Evidence) -> Tensor:
+    def _leader_weights(self, step: Step) -> Tensor:
         if self.solver == "none" or self.key == "batch":
-            return torch.ones(evidence.tasks, dtype=torch.float64)
-        values = _adam.values(self.leader, evidence.by(self.key), self._start())
-        return evidence.tasks * torch.softmax(values, dim=0) if self.variant == "corrected" else values
+            return torch.ones(step.tasks, dtype=torch.float64)
+        values = keyed.values(self.leader, step.by(self.key), self._initial)
+        return step.tasks * torch.softmax(values, dim=0) if self.variant == "corrected" else values
 
-    def _norms(self, evidence: Evidence) -> Tensor:
+    def _norms(self, step: Step) -> Tensor:
         pattern = self.parameters
         if pattern == "auto":
-            pattern = "encoder.*" if evidence.matches("encoder.*") else "*"
-        return evidence.norms(pattern)
+            pattern = "encoder.*" if step.matches("encoder.*") else "*"
+        return step.norms(pattern)
 
-    def _targets(self, evidence: Evidence, norms: Tensor) -> Tensor:
+    def _targets(self, step: Step, norms: Tensor) -> Tensor:
         """t, or the paper's I^β, `[tasks]`."""
         if self.beta == 0:
             return torch.ones_like(norms)
-        losses = evidence.losses.to(norms.device) / self.initial_loss
+        losses = step.losses.to(norms.device) / self.initial_loss
         if bool((losses < 0).any()):
-            raise OptionError(f"reweight: losses must not be negative unless beta=0; got {evidence.losses.tolist()}.")
+            raise OptionError(f"reweight: losses must not be negative unless beta=0; got {step.losses.tolist()}.")
         if not losses.sum() > 0:
             return torch.ones_like(norms)
         if self.variant == "paper":
@@ -144,7 +138,7 @@ class Reweight(Homogenizer):
 
 
 def fixed_point(norms: Tensor, targets: Tensor) -> Tensor:
-    """ω_i ∝ t_i / G_i with Σω = N; tasks without gradient, or without a target, keep out: weight one, zero."""
+    """ω_i ∝ t_i / G_i with Σω = N; a task without gradient has weight one, without a target zero."""
     pulling = norms > 0
     if not bool(pulling.any()):
         return torch.ones_like(norms)
@@ -156,7 +150,7 @@ def fixed_point(norms: Tensor, targets: Tensor) -> Tensor:
 
 
 def bounded(weights: Tensor, largest: float) -> Tensor:
-    """The weights with none above `largest` and the same sum: what is cut off is shared by the others in proportion."""
+    """The weights with none above `largest` and the same sum; the excess is shared by the others in proportion."""
     total, free = weights.sum(), torch.ones_like(weights, dtype=torch.bool)
     for _ in range(len(weights)):
         over = free & (weights > largest)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
-from gradhomog import Evidence, Homogenizer, HomogenizerSpec, OptionError, cosines, hookimpl
+from gradhomog import Homogenizer, HomogenizerSpec, Step, cosines, hookimpl
 
 # Gramians of float32 rows are right to some 1e-7 of the norms' product. Where unit rows add up to so little, in squared
 # length per row, that this could turn their sum, there is no mean direction; where a row is so close to it, or to its
@@ -21,13 +23,13 @@ class RotateRows(Homogenizer):
     u_i = g_i/‖g_i‖,  v = Σ_j u_j / ‖Σ_j u_j‖,  θ_i = ∠(u_i, v),  α_i = min(θ_i, max_angle)
     row_i = ‖g_i‖ (sin(θ_i − α_i) u_i + sin(α_i) v) / sin θ_i,  an N × N mixing matrix of the Gramian
 
-    What `rotate` wants to do to the encoder's gradients through features, done to the gradients.
+    `rotate` acts on the encoder's gradients through features; this method acts on the gradients themselves.
 
     Args:
         max_angle: in [0, π], radians. π aligns all rows but those opposite to v; 0 is the plain learner.
 
     Differentiable in the rows, but where an angle reaches the cap. A zero row, one within 1e-3 radians of v or of its
-    opposite, and all rows where ‖Σ u_j‖² ≤ 1e-4 N are left as they are: closer, float32 rows cannot be told apart.
+    opposite, and all rows where ‖Σ u_j‖² ≤ 1e-4 N are left as they are: closer, the rounding of float32 rows decides.
     State: none. Cost: one Gramian and one read of the rows; O(N²).
 
     Source: none as such: equation 6 of RotoGBML (Zhang et al. 2023, arXiv 2303.06679) for gradients ∇_θ instead of ∇_z,
@@ -41,27 +43,25 @@ class RotateRows(Homogenizer):
     tensor([1.4142, 1.4142])
     """
 
-    def __init__(self, max_angle: float = math.pi) -> None:
-        if not 0 <= max_angle <= math.pi:
-            raise OptionError(f"rotate_rows: `max_angle` must be in [0, π] radians; got {max_angle!r}.")
+    def __init__(self, max_angle: Annotated[float, Interval(ge=0, le=math.pi)] = math.pi) -> None:
         self.max_angle = max_angle
 
-    def mix(self, evidence: Evidence) -> Tensor:
-        norms, between = evidence.norms(), cosines(evidence.gramian())
+    def mix(self, step: Step) -> Tensor:
+        norms, between = step.norms(), cosines(step.gramian())
         size = between.sum()  # ‖Σ u_j‖²: unit rows
-        there = norms > 0
+        present = norms > 0
         if not bool(size > NOTHING * len(norms)):
             return torch.ones_like(norms)
-        share = there.to(norms) / size.sqrt()  # v = Σ_j share_j u_j
+        share = present.to(norms) / size.sqrt()  # v = Σ_j share_j u_j
         to_mean = (between @ share).clamp(-1, 1)
         sines = (1 - to_mean.square()).clamp_min(0)
-        turns = there & (sines > PARALLEL)
+        turns = present & (sines > PARALLEL)
         sine = torch.where(turns, sines, 1.0).sqrt()
-        angle = torch.atan2(torch.where(turns, sine, 0.0), to_mean)
+        angle = torch.where(turns, torch.atan2(sine, to_mean), 0.0)  # atan2(0, 0) has no derivative
         turn = angle.clamp(max=self.max_angle)
         own = torch.where(turns, torch.sin(angle - turn) / sine, 1.0)
         other = torch.where(turns, torch.sin(turn) / sine, 0.0)
-        inverse = torch.where(there, 1 / torch.where(there, norms, 1.0), 0.0)
+        inverse = torch.where(present, 1 / torch.where(present, norms, 1.0), 0.0)
         return torch.diag(own) + (norms * other)[:, None] * (share * inverse)[None, :]
 
 

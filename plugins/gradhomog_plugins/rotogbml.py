@@ -1,4 +1,4 @@
-"""RotoGBML whole: invariant self-information, rotation and reweighting, as one name."""
+"""RotoGBML: a preset of invariant self-information, rotation and reweighting."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def rotogbml(
 
     Args:
         isi, rotate, reweight: true, false, or a table of options, such as `reweight={"beta": 0.1}`.
-        key: what rotations and weights are held by; `"domain"` where each task is of a known domain.
+        key: state of rotations and weights by `"slot"`, or by `"domain"` where each task is of a known domain.
         variant: of `rotate` and `reweight`; `"paper"` is equations 4 to 6 to the letter.
 
     With all three switched off it is the plain learner, bit for bit. A preset: the pipeline holds the modules
-    themselves, and reports tell what each of them does.
+    themselves, and reports have an entry for each of them.
 
     Source: Zhang et al. 2023 (RotoGBML), arXiv 2303.06679, algorithm 1. Deviations: those of the modules; see each.
 
@@ -32,13 +32,13 @@ def rotogbml(
     >>> pipe, [type(homogenizer).__name__ for homogenizer in pipe]
     (Pipeline('rotogbml(isi=false, reweight={"beta": 0.1})', nonfinite='raise'), ['Rotate', 'Reweight'])
     """
-    held: dict[str, Any] = {"key": key, "variant": variant}
+    common: dict[str, Any] = {"key": key, "variant": variant}
     modules: list[tuple[str, bool | Mapping[str, Any], dict[str, Any]]] = [
-        ("isi", isi, {}), ("rotate", rotate, held), ("reweight", reweight, held),
+        ("isi", isi, {}), ("rotate", rotate, common), ("reweight", reweight, common),
     ]  # fmt: skip
     return [
-        (name, {**common, **(own if isinstance(own, Mapping) else {})})
-        for name, own, common in modules
+        (name, {**shared, **(own if isinstance(own, Mapping) else {})})
+        for name, own, shared in modules
         if own is not False
     ]
 
@@ -49,13 +49,6 @@ def gradhomog_homogenizer() -> HomogenizerSpec:
         factory=rotogbml,
         summary="isi, rotate and reweight together (RotoGBML)",
         reference="Zhang et al. 2023, arXiv 2303.06679, algorithm 1",
-        traits={
-            "differentiable",
-            "stateful",
-            "stochastic",
-            "scale_equivariant",
-            "rotation_equivariant",
-            "orthogonal",
-        },  # fmt: skip,
+        traits={"differentiable", "stateful", "stochastic", "scale_equivariant", "rotation_equivariant", "orthogonal"},
         needs={"losses", "norms", "features"},
     )

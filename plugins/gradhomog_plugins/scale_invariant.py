@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from torch import Tensor
 
-from gradhomog import Evidence, Homogenizer, HomogenizerSpec, hookimpl
+from gradhomog import Homogenizer, HomogenizerSpec, Step, hookimpl
 from gradhomog_plugins import _losses
 
 
 class ScaleInvariant(Homogenizer):
-    """Row i is divided by its task's loss, so that the unit of a loss does not matter.
+    """Weights inverse to the losses, so that the unit of a loss does not matter: the gradient of Σ_i log L_i.
 
     L = Σ_i log L_i;  ∂L/∂L_i = 1/L_i
-    d = 1/N Σ_i ω_i g_i,  ω_i = (1/L_i) / mean_j (1/L_j)  (`scale="mean"`)  or  ω_i = N/L_i  (`scale="paper"`: d = ∇L)
+    d = 1/N Σ_i ω_i g_i,  ω_i = (1/L_i) / mean_j (1/L_j);  the paper's scale: ω_i = N/L_i, so that d = ∇L
 
-    With `scale="mean"` this and `geometric_mean` are the same method: both weigh by 1/L_i, and differ in length only.
-    Invariant to a factor of a single loss (and its row) is the direction; its length too with `scale="paper"` alone.
+    In the mean scale this and `geometric_mean` are the same method: both weigh by 1/L_i, and differ in length only. A
+    factor of a single loss (and its row) does not change the direction; in the paper's scale not its length either.
 
-    Args:
-        scale: see above.
+    Acts on rows: the shared parameters receive the combined loss, the heads of a multi-task network their own losses.
 
-    Acts on rows: the shared parameters see the combined loss, the heads of a multi-task network their own losses.
-
-    Differentiable in rows and losses. State: none. Losses must be positive: one of zero has no finite weight, and
-    raises, as does a negative one, and with `scale="paper"` one whose weight is above 1e30. Cost: O(N).
+    Differentiable in rows and losses. State: none. Losses must be positive: one of zero has no finite weight and
+    raises, as does a negative one, and in the paper's scale one with a weight above 1e30. Cost: O(N).
 
     Source: Navon et al. 2022, "Multi-Task Learning as a Bargaining Game", arXiv 2202.01017, the baseline SI.
 
@@ -37,17 +32,15 @@ class ScaleInvariant(Homogenizer):
     tensor([2.0000, 0.5000])
     """
 
-    def __init__(self, scale: Literal["mean", "paper"] = "mean") -> None:
-        self.scale = scale
+    def mix(self, step: Step) -> Tensor:
+        losses = step.losses
+        _losses.require(losses > 0, step, "scale_invariant: losses must be positive, rows are divided by them")
+        return _losses.exponential_weights(-losses.log())
 
-    def mix(self, evidence: Evidence) -> Tensor:
-        losses = evidence.losses
-        _losses.require(losses > 0, evidence, "scale_invariant: losses must be positive, rows are divided by them")
-        if self.scale == "mean":
-            return _losses.inverse(losses)
-        weights = evidence.tasks / losses
-        _losses.require_weights(weights, evidence, "scale_invariant", "N/L")
-        return weights
+    def paper_scale(self, step: Step) -> Tensor:
+        weights = step.tasks / step.losses
+        _losses.require_weights(weights, step, "scale_invariant", "N/L")
+        return weights.mean()
 
 
 @hookimpl
@@ -56,6 +49,12 @@ def gradhomog_homogenizer() -> HomogenizerSpec:
         factory=ScaleInvariant,
         summary="divides each task's row by its loss: the sum of the logarithms of the losses",
         reference="Navon et al. 2022, arXiv 2202.01017",
-        traits={"differentiable", "permutation_equivariant", "scale_equivariant", "rotation_equivariant"},
+        traits={
+            "differentiable",
+            "permutation_equivariant",
+            "loss_scale_invariant",
+            "scale_equivariant",
+            "rotation_equivariant",
+        },
         needs={"losses"},
     )

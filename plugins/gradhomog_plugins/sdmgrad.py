@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-import math
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Ge, Gt, Interval
 from torch import Tensor
 
-from gradhomog import Evidence, Homogenizer, HomogenizerSpec, OptionError, hookimpl, minimum_norm_weights, safe_sqrt
+from gradhomog import (
+    Homogenizer,
+    HomogenizerSpec,
+    StageResult,
+    Step,
+    gramian_rounding,
+    hookimpl,
+    keyed,
+    minimum_norm_weights,
+    safe_sqrt,
+)
 from gradhomog_plugins._simplex import project_onto_simplex
 
 
 class SDMGrad(Homogenizer):
-    """The direction that MGDA would take, mixed with the mean gradient before and after its weights are chosen.
+    """MGDA's direction, mixed with the mean gradient both before and after its weights are computed.
 
     w = argmin ½ ‖Σ_i w_i g_i + λ g_0‖² over w ≥ 0, Σw = 1,  g_0 = 1/N Σ_i g_i
     d = (Σ_i w_i g_i + λ g_0) / (1 + λ)
@@ -21,20 +31,20 @@ class SDMGrad(Homogenizer):
     λ = 0 is MGDA, λ → ∞ the mean.
 
     Args:
-        regularization: λ ≥ 0. The authors' experiments take 0.3, their class 0.6 unless told otherwise.
-        solver: `"exact"`; or `"sgd"`, the authors' descent, from where it ended in the step before: `iterations` steps
-            of gradient A (w + λ w̃), A = J Jᵀ / s², s the mean norm of the rows, w̃ = 1/N, then the nearest w on the
-            simplex.
-        lr: > 0, of `"sgd"`.
-        momentum: in [0, 1), of `"sgd"`; its velocity starts from zero in every step of training.
-        iterations: ≥ 1, of `"sgd"`.
-        key: w of `"sgd"` is held by `"slot"` or by `"domain"`.
-        scale: accepted for uniformity; Σ_i w_i = 1 means N identical rows give that row in both.
+        regularization: λ. The authors' experiments take 0.3, their class 0.6 by default.
+        solver: `"exact"`; or `"sgd"`, the authors' descent, starting where it ended in the step before: `iterations`
+            steps of gradient A (w + λ w̃), A = J Jᵀ / s², s the mean norm of the rows, w̃ = 1/N, each followed by the
+            projection onto the simplex.
+        lr: of `"sgd"`.
+        momentum: of `"sgd"`; its velocity starts from zero in every step of training.
+        iterations: of `"sgd"`.
+        key: w of `"sgd"` is kept by `"slot"` or by `"domain"`.
 
-    `"exact"` is minimum_norm_weights of the rows h_i = g_i + λ g_0: as Σw = 1, Σ_i w_i h_i is what is to be short. The
-    default, because `"sgd"` with the authors' rate of 10 does not come to the minimum: of nearly orthogonal rows of one
-    norm it hands the weight from task to task, and the vector stays 1.3, 1.6, 1.8 times as long as the shortest for 2,
-    4, 16 tasks, step after step on the same rows; with a rate of 2 it is the shortest to 1e-4 (measured).
+    `"exact"` is minimum_norm_weights of the rows h_i = g_i + λ g_0, since Σ_i w_i h_i is the vector to be shortened for
+    Σw = 1. It is the default because `"sgd"` with the authors' rate of 10 does not converge: of nearly orthogonal rows
+    of one norm it moves the weight from task to task, and the vector stays 1.3, 1.6, 1.8 times as long as the shortest
+    for 2, 4, 16 tasks, step after step on the same rows (measured 2026-11 on one processor: the trajectory is chaotic,
+    so another one's rounding gives other figures); with a rate of 2 it is the shortest to 1e-4.
 
     Differentiable in the rows wherever the set of tasks with w_i > 0 does not change; with `"sgd"` through all
     iterations, from a constant start. A zero row takes part as in MGDA; where it takes all the weight, d is
@@ -44,59 +54,53 @@ class SDMGrad(Homogenizer):
     section 6.1; the authors' code, SDMGrad in methods/weight_methods.py.
 
     Deviations: (1) one Jacobian, where the paper estimates J Jᵀ from two independent batches and takes the direction
-    from a third: hosts have one batch in a step. The authors' code does the same without saying so: its three are one
-    buffer, so that all of them are the last batch; (2) `"exact"`, see above; (3) A is relative to the norms alone; the
-    code adds 1e-4 to their squares and TorchJD 1e-8 to s², beside which small gradients vanish; (4) the length of d is
-    the paper's; the code multiplies it by N and clips it to norm 1.
+    from a third: hosts have one batch in a step. The authors' code does so too, without documenting it: its three are
+    one buffer, so that all of them are the last batch; (2) `"exact"`, see above; (3) A is relative to the norms alone;
+    the code adds 1e-4 to their squares and TorchJD 0.18 1e-8 to s², which makes A vanish for small gradients, so that w
+    hardly leaves its start (2026-11); (4) the length of d is the paper's; the code multiplies it by N and clips it to
+    norm 1.
 
     >>> import torch, gradhomog
     >>> gradhomog.pipeline("sdmgrad(regularization=1)").combine(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
     tensor([0.5000, 0.7500])
     """
 
-    carried = ("weights",)
+    state_names = ("weights",)
 
     def __init__(
         self,
-        regularization: float = 0.3,
+        regularization: Annotated[float, Ge(0)] = 0.3,
         solver: Literal["exact", "sgd"] = "exact",
-        lr: float = 10.0,
-        momentum: float = 0.5,
-        iterations: int = 20,
+        lr: Annotated[float, Gt(0)] = 10.0,
+        momentum: Annotated[float, Interval(ge=0, lt=1)] = 0.5,
+        iterations: Annotated[int, Ge(1)] = 20,
         key: Literal["slot", "domain"] = "slot",
-        scale: Literal["mean", "paper"] = "mean",
     ) -> None:
-        if not 0 <= regularization < math.inf:
-            raise OptionError(f"sdmgrad: `regularization` must be finite and not negative; got {regularization!r}.")
-        if not 0 < lr < math.inf:
-            raise OptionError(f"sdmgrad: `lr` must be positive; got {lr!r}.")
-        if not 0 <= momentum < 1:
-            raise OptionError(f"sdmgrad: `momentum` must be in [0, 1); got {momentum!r}.")
-        if iterations < 1:
-            raise OptionError(f"sdmgrad: `iterations` must be at least 1; got {iterations!r}.")
-        self.regularization, self.solver, self.key, self.scale = regularization, solver, key, scale
+        self.regularization, self.solver, self.key = regularization, solver, key
         self.lr, self.momentum, self.iterations = lr, momentum, iterations
         self.weights: dict[str, float] = {}
-        self._found = torch.zeros(0)  # by `mix`, for `update` of the same step
 
-    def mix(self, evidence: Evidence) -> Tensor:
-        gramian, tasks = evidence.gramian(), evidence.tasks
+    def mix(self, step: Step) -> StageResult:
+        gramian = step.gramian()
         if self.solver == "exact":
-            weights = minimum_norm_weights(towards_mean(gramian, self.regularization))
+            shifted = towards_mean(gramian, self.regularization)
+            weights, converged = minimum_norm_weights(shifted, gramian_rounding(step.dtype))
         else:
-            start = self._start(evidence.by(self.key)).to(gramian.device)
+            start = self._start(step.by(self.key)).to(gramian.device)
             weights = descend(gramian, start, self.regularization, self.lr, self.momentum, self.iterations)
-            self._found = weights.detach()
-        return (tasks * weights + self.regularization) / (1 + self.regularization)
+            converged = torch.tensor(True)
+        mixing = (step.tasks * weights + self.regularization) / (1 + self.regularization)
+        return StageResult(mixing, aux=weights, converged=bool(converged.all()))
 
-    def update(self, evidence: Evidence) -> None:
-        if self.solver == "sgd":
-            self.weights.update(zip(evidence.by(self.key), self._found.tolist(), strict=True))
+    def update(self, step: Step) -> dict[str, Any]:
+        if self.solver == "exact":
+            return {}
+        return {"weights": keyed.write(self.weights, step.by(self.key), step.aux)}
 
     def _start(self, keys: list[str]) -> Tensor:
-        """Where w was when these tasks were met last, on the simplex of this batch."""
-        held = torch.tensor([self.weights.get(key, 1 / len(keys)) for key in keys], dtype=torch.float64)
-        return held / held.sum() if bool(held.sum() > 0) else torch.full_like(held, 1 / len(keys))
+        """The last w of these keys, brought to the simplex of this batch, `[tasks]`."""
+        weights = keyed.read(self.weights, keys, 1 / len(keys))
+        return weights / weights.sum() if bool(weights.sum() > 0) else torch.full_like(weights, 1 / len(keys))
 
 
 def towards_mean(gramian: Tensor, regularization: float) -> Tensor:

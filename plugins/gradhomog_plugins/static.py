@@ -1,35 +1,37 @@
-"""Fixed weights: what every adaptive method has to beat once the weights are tuned."""
+"""Fixed weights: once tuned, the baseline of every adaptive method."""
 
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
-from gradhomog import Evidence, Homogenizer, HomogenizerSpec, OptionError, hookimpl
+from gradhomog import Homogenizer, HomogenizerSpec, OptionError, Step, hookimpl
+from gradhomog_plugins import _per_task
+
+Weight = Annotated[float, Ge(0)]
 
 
 class Static(Homogenizer):
-    """Row i is multiplied by a fixed weight w_i.
+    """Fixed weights w_i.
 
-    d = 1/N Σ_i ω_i g_i,  ω_i = N w_i / Σ_j w_j  (`scale="mean"`)  or  ω_i = N w_i  (`scale="paper"`: d = Σ_i w_i g_i)
+    d = 1/N Σ_i ω_i g_i,  ω_i = N w_i / Σ_j w_j;  the paper's scale: d = Σ_i w_i g_i
 
     Args:
         weights: one of
             a list, one weight per slot of the batch;
             a dict, one weight per domain, with the entry `"*"` for domains that it does not name (1 without it);
             `"random"`, a weight per domain (or per slot where domains are unknown), log-uniform in [1/spread, spread],
-            decided by `seed` and the domain's name alone: draw several seeds and keep the one that validates best, and
-            the plain sum has had the same tuning as the methods it is compared with;
+            a function of `seed` and the domain's name alone: draw several seeds and keep the one with the best
+            validation score, and the plain sum has had the same tuning as the methods it is compared with;
             None, all equal.
-            Weights are ≥ 0 and not all zero in a batch.
-        spread: ≥ 1, for `"random"`.
+            Weights are not all zero in a batch.
+        spread: for `"random"`.
         seed: for `"random"`.
-        scale: see above.
 
     Differentiable in the rows. State: none. Cost: one read of the rows.
 
@@ -46,45 +48,34 @@ class Static(Homogenizer):
 
     def __init__(
         self,
-        weights: Sequence[float] | Mapping[str, float] | Literal["random"] | None = None,
-        spread: float = 4.0,
+        weights: Sequence[Weight] | Mapping[str, Weight] | Literal["random"] | None = None,
+        spread: Annotated[float, Ge(1)] = 4.0,
         seed: int = 0,
-        scale: Literal["mean", "paper"] = "mean",
     ) -> None:
-        values = [] if weights is None or isinstance(weights, str) else weights
-        for value in values.values() if isinstance(values, Mapping) else values:
-            if not 0 <= value < math.inf:
-                raise OptionError(f"static: `weights` must be finite and not negative; got {value!r}.")
-        if not 1 <= spread < math.inf:
-            raise OptionError(f"static: `spread` must be at least 1; got {spread!r}.")
-        self.weights, self.spread, self.seed, self.scale = weights, spread, seed, scale
+        self.weights, self.spread, self.seed = weights, spread, seed
 
-    def mix(self, evidence: Evidence) -> Tensor:
-        weights = torch.tensor([self._weight(slot, evidence) for slot in range(evidence.tasks)], dtype=torch.float64)
+    def mix(self, step: Step) -> Tensor:
+        weights = self._weights(step)
         if not weights.sum() > 0:
             raise OptionError(f"static: `weights` must not all be zero in a batch; got {weights.tolist()}.")
-        total = weights.sum() if self.scale == "mean" else 1.0
-        return evidence.tasks * weights / total
+        return step.tasks * weights / weights.sum()
 
-    def _weight(self, index: int, evidence: Evidence) -> float:
-        key = evidence.keys[index]
-        if self.weights is None:
-            return 1.0
-        if self.weights == "random":
-            # A hash, not a generator: a domain's weight must not depend on which domains were met before it.
-            digest = hashlib.sha256(f"{self.seed}/{key.domain or key.slot}".encode()).digest()
-            uniform = int.from_bytes(digest[:8], "big") / 2**64
-            return float(self.spread ** (2 * uniform - 1))
-        if isinstance(self.weights, Mapping):
-            return float(self.weights.get(key.by("domain"), self.weights.get("*", 1.0)))
-        if key.slot >= len(self.weights):
-            # Not those of the evidence, which nonfinite="drop" may have made fewer.
-            tasks = 1 + max(other.slot for other in evidence.keys)
-            raise OptionError(
-                f"static: `weights` must hold one weight per task; got {len(self.weights)} for {tasks} tasks. "
-                "Give more weights, or a dict by domain."
-            )
-        return float(self.weights[key.slot])
+    def paper_scale(self, step: Step) -> Tensor:
+        return self._weights(step).sum()
+
+    def _weights(self, step: Step) -> Tensor:
+        """w, float64 `[tasks]`."""
+        if isinstance(self.weights, str):
+            found = [random_weight(self.spread, self.seed, key.domain or str(key.slot)) for key in step.keys]
+            return torch.tensor(found, dtype=torch.float64)
+        return _per_task.numbers("static: `weights`", 1.0 if self.weights is None else self.weights, step)
+
+
+def random_weight(spread: float, seed: int, name: str) -> float:
+    """Log-uniform in [1/spread, spread]: from a hash, so that it is independent of the names drawn before it."""
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    uniform = int.from_bytes(digest[:8], "big") / 2**64
+    return float(spread ** (2 * uniform - 1))
 
 
 @hookimpl

@@ -2,147 +2,136 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Ge, Gt
 from torch import Tensor
 
-from gradhomog import Evidence, Homogenizer, HomogenizerSpec, OptionError, hookimpl
+from gradhomog import Homogenizer, HomogenizerSpec, OptionError, Step, hookimpl, keyed
 from gradhomog_plugins import _losses, _per_task
+
+Preference = Annotated[float, Ge(0)]
 
 
 class STCH(Homogenizer):
-    """Row i is weighed as the derivative of a smooth maximum of the weighted losses by L_i weighs it.
+    """Weights from the derivatives of a smooth maximum of the weighted losses.
 
     L = μ log Σ_i exp(y_i/μ),  y_i = λ_i (L_i − z_i);  ∂L/∂L_i = λ_i p_i,  p = softmax(y/μ)
-    d = 1/N Σ_i ω_i g_i,  ω_i = λ_i p_i over its mean  (`scale="mean"`)  or  N λ_i p_i  (`scale="paper"`: d = ∇L)
-    With `log`: y_i = log(L_i/m_i) and N times that L, so ∂L/∂L_i = N p_i/L_i; while m is measured, L = Σ_i log L_i.
+    d = 1/N Σ_i ω_i g_i,  ω_i = λ_i p_i over its mean;  the paper's scale: N λ_i p_i, so that d = ∇L
+    With `log`: y_i = log(L_i/m_i) and N times that L, so ∂L/∂L_i = N p_i/L_i; until m is measured, L = Σ_i log L_i.
 
     Args:
-        mu: μ > 0. Small, only the worst task counts; large, the weights are λ (with `log`, 1/L_i). By default 0.1, and
-            with `log` 1, as the authors' code has it.
-        weights: λ ≥ 0, a preference: a list by slot, or a dict by domain with the entry `"*"` for those that it does
-            not name (1 without it); divided by their sum. By default all equal.
-        ideal: z, the lowest losses that can be: one number, or a list or a dict as before (0 for who is not named).
+        mu: μ. Small, only the worst task counts; large, the weights are λ (with `log`, 1/L_i). By default 0.1, and with
+            `log` 1, as the authors' code has it.
+        weights: λ, a preference: a list by slot, or a dict by domain with the entry `"*"` for those that it does not
+            name (1 without it); divided by their sum. By default all equal.
+        ideal: z, the lowest losses that can be reached: one number, or a list or a dict as before (0 where missing).
         log: the variant of the authors' multi-task code, which needs no common unit of the losses. m_i is the mean of
-            L_i in the epoch after `warmup`; who is seen only later is measured by its first loss.
-        warmup: ≥ 0, epochs before the one in which m is measured; for `log`.
-        period: ≥ 1, steps that make an epoch, as in `dwa`; for `log`.
+            L_i in the epoch after `warmup`; of a task that occurs only later, its first loss.
+        warmup: epochs before the one in which m is measured; for `log`.
+        period: steps per epoch, as in `dwa`; for `log`.
         key: m by `"slot"` (place in the batch) or by `"domain"`, which is right where a slot's domain changes from
             batch to batch, as in the strong setting; for `log`.
-        scale: see above.
 
-    Acts on rows: the shared parameters see the combined loss, the heads of a multi-task network their own losses.
+    Acts on rows: the shared parameters receive the combined loss, the heads of a multi-task network their own losses.
 
-    Differentiable in rows and losses. State: none without `log`; else m by key, and the sums it is made of. Any losses
-    will do without `log`; they must be positive with it. Computed from logarithms: nothing overflows. Cost: O(N).
+    Differentiable in rows and losses. State: none without `log`; else m by key, and the sums it is made of. Losses may
+    have any sign without `log`; they must be positive with it. Computed from logarithms: nothing overflows. Cost: O(N).
 
     Source: Lin et al. 2024, "Smooth Tchebycheff Scalarization", arXiv 2402.19078, equation 9.
 
-    Deviations: (1) the formula of the paper is the default. The authors' multi-task code is another method, and with
-    its own μ = 1 it is none that adapts: p_i/L_i is then proportional to 1/m_i, fixed weights, and only the length of
-    the step still changes; (2) μ = 0.1 is between the 0.01 of the authors' code for losses in [0, 1] and the 1 of the
-    other; the paper tries 0.01 to 1 and finds none best; (3) no 1e-20 within the logarithms; (4) with a `warmup` of 4
-    the fifth epoch is still one of Σ log L, in the authors' code and so here; (5) the mean of the weights is one by
-    default; (6) TorchJD does not divide λ by its sum.
+    Deviations: (1) the formula of the paper is the default. The authors' multi-task code is another method, and does
+    not adapt with its own μ = 1: p_i/L_i is then proportional to 1/m_i, fixed weights, and only the length of the step
+    still changes; (2) μ = 0.1 is between the 0.01 of the authors' code for losses in [0, 1] and the 1 of the other; the
+    paper tries 0.01 to 1 and finds none best; (3) no 1e-20 within the logarithms; (4) with a `warmup` of 4 the fifth
+    epoch is still one of Σ log L, in the authors' code and so here; (5) the mean of the weights is one by default; (6)
+    TorchJD does not divide λ by its sum.
 
     >>> import torch, gradhomog
     >>> gradhomog.pipeline("stch").combine(torch.eye(2), losses=[1.0, 1.2])
     tensor([0.2689, 0.7311])
     """
 
-    carried = ("steps", "sums", "references")
+    state_names = ("totals", "counts", "references")
 
     def __init__(
         self,
-        mu: float | None = None,
-        weights: Sequence[float] | Mapping[str, float] | None = None,
-        ideal: _per_task.PerTask = 0.0,
+        mu: Annotated[float, Gt(0)] | None = None,
+        weights: Sequence[Preference] | Mapping[str, Preference] | None = None,
+        ideal: float | Sequence[float] | Mapping[str, float] = 0.0,
         log: bool = False,
-        warmup: int = 4,
-        period: int = 100,
+        warmup: Annotated[int, Ge(0)] = 4,
+        period: Annotated[int, Ge(1)] = 100,
         key: Literal["slot", "domain"] = "slot",
-        scale: Literal["mean", "paper"] = "mean",
     ) -> None:
-        if mu is not None and not 0 < mu < math.inf:
-            raise OptionError(f"stch: `mu` must be positive; got {mu!r}.")
-        if warmup < 0 or period < 1:
-            name, value, least = ("warmup", warmup, 0) if warmup < 0 else ("period", period, 1)
-            raise OptionError(f"stch: `{name}` must be at least {least}; got {value!r}.")
-        _per_task.check("stch: `ideal`", ideal)
-        if weights is not None:
-            _per_task.check("stch: `weights`", weights, least=0.0)
         if log and (weights is not None or ideal != 0.0):
             raise OptionError("stch: `weights` and `ideal` have no place in the formula of `log=True`; leave them out.")
-        self.mu = mu if mu is not None else 1.0 if log else 0.1
-        self.weights, self.ideal, self.log = weights, ideal, log
-        self.warmup, self.period, self.key, self.scale = warmup, period, key, scale
-        self.steps = 0  # until all m are measured
-        self.sums: dict[str, list[float]] = {}  # of the epoch in which they are: sum and number
+        self.mu, self.weights, self.ideal, self.log = mu, weights, ideal, log
+        self.warmup, self.period, self.key = warmup, period, key
+        self.totals: dict[str, float] = {}  # of the epoch in which m is measured
+        self.counts: dict[str, float] = {}
         self.references: dict[str, float] = {}  # m
 
-    def mix(self, evidence: Evidence) -> Tensor:
-        heights, log_slopes = self._in_logarithms(evidence) if self.log else self._as_in_the_paper(evidence)
-        if self.scale == "mean":
-            return mean_weights(heights, log_slopes)
-        if not self.log:
-            return paper_weights(heights, log_slopes)
-        weights = evidence.tasks * paper_weights(heights, log_slopes)
-        _losses.require_weights(weights, evidence, "stch", "N² s/L")
-        return weights
+    def mix(self, step: Step) -> Tensor:
+        exponents, log_slopes = self._terms(step)
+        return mean_weights(exponents, log_slopes)
 
-    def update(self, evidence: Evidence) -> None:
-        if not self.log:
-            return
-        batch = list(zip(evidence.by(self.key), evidence.losses.tolist(), strict=True))
-        start = self.warmup * self.period
-        if self.steps < start + self.period:
-            if self.steps >= start:
-                for key, loss in batch:
-                    total, count = self.sums.get(key, (0.0, 0.0))
-                    self.sums[key] = [total + loss, count + 1]
-            self.steps += 1
-            if self.steps < start + self.period:
-                return
-            self.references = {key: total / count for key, (total, count) in self.sums.items()}
-            self.sums = {}
-        else:
-            for key, loss in batch:
-                self.references.setdefault(key, loss)
+    def paper_scale(self, step: Step) -> Tensor:
+        weights = paper_weights(*self._terms(step))
+        if self.log:
+            weights = step.tasks * weights
+            _losses.require_weights(weights, step, "stch", "N² p/L")
+        return weights.mean()
 
-    def _as_in_the_paper(self, evidence: Evidence) -> tuple[Tensor, Tensor]:
+    def update(self, step: Step) -> dict[str, Any]:
+        if not self.log:
+            return {}
+        keys, losses = step.by(self.key), step.losses.cpu()
+        number = step.number - self.warmup * self.period
+        if number < 0:
+            return {}
+        if number >= self.period:
+            return {"references": {**keyed.write({}, keys, losses), **self.references}}  # new keys only
+        totals = keyed.write(self.totals, keys, keyed.read(self.totals, keys, 0.0) + losses)
+        counts = keyed.write(self.counts, keys, keyed.read(self.counts, keys, 0.0) + 1)
+        if number + 1 < self.period:
+            return {"totals": totals, "counts": counts}
+        means = {key: total / counts[key] for key, total in totals.items()}
+        return {"totals": {}, "counts": {}, "references": means}
+
+    def _terms(self, step: Step) -> tuple[Tensor, Tensor]:
         """y/μ, up to a constant, and the logarithms of ∂y_i/∂L_i, `[tasks]` each."""
-        losses = evidence.losses
-        preference = torch.ones_like(losses)
-        if self.weights is not None:
-            preference = _per_task.of_batch("stch: `weights`", self.weights, evidence, 1.0).to(losses)
+        losses = step.losses
+        if self.log:
+            _losses.require(losses > 0, step, "stch: losses must be positive for `log=True`")
+            measured = keyed.read(self.references, step.by(self.key), 0.0).to(losses.device)
+            # Before it has an m, a task's y is 0: the sum of logarithms of the warm-up.
+            references = torch.where(measured > 0, measured, losses)
+            return _exponents(losses.log() - references.log(), self.mu or 1.0), -losses.log()
+        given = 1.0 if self.weights is None else self.weights
+        preference = _per_task.numbers("stch: `weights`", given, step).to(losses.device)
         if not preference.sum() > 0:
             raise OptionError(f"stch: `weights` must not all be zero in a batch; got {preference.tolist()}.")
         preference = preference / preference.sum()
-        ideal = _per_task.of_batch("stch: `ideal`", self.ideal, evidence, 0.0).to(losses)
-        shown = preference * (losses - ideal)
-        return (shown - shown.detach().max()) / self.mu, preference.log()  # less a constant, or the quotient overflows
-
-    def _in_logarithms(self, evidence: Evidence) -> tuple[Tensor, Tensor]:
-        losses = evidence.losses
-        _losses.require(losses > 0, evidence, "stch: losses must be positive for `log=True`")
-        # Before it has an m a task is at it, which is what the warm-up's sum of logarithms amounts to.
-        known = [self.references.get(key, 0.0) for key in evidence.by(self.key)]
-        references = torch.tensor(known, dtype=losses.dtype, device=losses.device)
-        references = torch.where(references > 0, references, losses)
-        return (losses.log() - references.log()) / self.mu, -losses.log()
+        ideal = _per_task.numbers("stch: `ideal`", self.ideal, step, default=0.0).to(losses.device)
+        return _exponents(preference * (losses - ideal), self.mu or 0.1), preference.log()
 
 
-def mean_weights(heights: Tensor, log_slopes: Tensor) -> Tensor:
-    """softmax(heights) · slopes over its mean, `[tasks]`: in logarithms, so that the sum cannot vanish."""
-    return heights.shape[0] * torch.softmax(heights + log_slopes, dim=0)
+def _exponents(heights: Tensor, mu: float) -> Tensor:
+    """y/μ, less its maximum, so that the quotient does not overflow."""
+    return (heights - heights.detach().max()) / mu
 
 
-def paper_weights(heights: Tensor, log_slopes: Tensor) -> Tensor:
-    """N times the derivatives of μ log Σ_i exp(heights_i), `[tasks]`."""
-    return heights.shape[0] * torch.softmax(heights, dim=0) * log_slopes.exp()
+def mean_weights(exponents: Tensor, log_slopes: Tensor) -> Tensor:
+    """softmax(exponents) · slopes over its mean, `[tasks]`: in logarithms, so that the sum cannot vanish."""
+    return _losses.exponential_weights(exponents + log_slopes)
+
+
+def paper_weights(exponents: Tensor, log_slopes: Tensor) -> Tensor:
+    """N times the derivatives of μ log Σ_i exp(exponents_i), `[tasks]`."""
+    return _losses.exponential_weights(exponents) * log_slopes.exp()
 
 
 @hookimpl

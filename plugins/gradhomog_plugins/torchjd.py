@@ -2,70 +2,219 @@
 
 from __future__ import annotations
 
+import difflib
+import importlib
+import importlib.metadata
+import inspect
+import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
-from gradhomog import Homogenizer, HomogenizerSpec, hookimpl
-from gradhomog_plugins._torchjd.stages import bridge
+import torch
+from torch import Tensor
+
+from gradhomog import (
+    Homogenizer,
+    HomogenizerSpec,
+    OptionError,
+    PluginLoadError,
+    PluginRunError,
+    StageResult,
+    Step,
+    hookimpl,
+)
+
+# Values of arguments that have no default in TorchJD: those of the methods' authors.
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "CAGrad": {"c": 0.4},  # Liu et al. 2021: their scripts for NYU-v2 and CityScapes
+    "FairGrad": {"alpha": 2.0},  # Ban and Ji 2024: their scripts for CelebA and QM9
+}
+
+BASES = ("Aggregator", "WeightedAggregator", "GramianWeightedAggregator")
+"""Base classes of TorchJD's aggregators, none of them a method."""
 
 
-def torchjd(
-    aggregator: str = "UPGrad",
-    options: Mapping[str, Any] = {},
-    scale: Literal["mean", "paper"] = "mean",
-    seed: int = 0,
-) -> Homogenizer:
-    """The direction is what an aggregator of the library TorchJD makes of the rows.
+class TorchJD(Homogenizer):
+    """The direction is that of an aggregator A of the library TorchJD for the matrix of the rows.
 
-    d = A(J) / f(N)  (`scale="mean"`)  or  A(J)  (`scale="paper"`),  f(N) = A(1) for N rows of the one number 1
+    d = A(J) / f(N),  f(N) = A(1) for N rows of the one number 1;  the paper's scale is A(J)
 
     Args:
         aggregator: the name of one of TorchJD's classes: `"AlignedMTL"`, `"CAGrad"`, `"ConFIG"`, `"Constant"`,
             `"DualProj"`, `"ExcessMTL"`, `"FairGrad"`, `"GradDrop"`, `"GradVac"`, `"IMTLG"`, `"Krum"`, `"MGDA"`,
-            `"Mean"`, `"NashMTL"`, `"PCD"`, `"PCGrad"`, `"Random"`, `"Sum"`, `"TrimmedMean"`, `"UPGrad"`, and what
-            later releases add.
-        options: what the class is made with, by name. Where it takes a tensor, a list of numbers; where a projector, a
-            table of options of `QuadprogProjector`. Where TorchJD has no default: CAGrad `c=0.4` and FairGrad
-            `alpha=2.0`, as in their authors' scripts; NashMTL `n_tasks`, the tasks of the first step; `n_byzantine`
-            of Krum, `trim_number` of TrimmedMean and `weights` of Constant have to be given.
-        scale: see above. f(N) is asked of a fresh aggregator, once for each number of tasks.
-        seed: of the generator that it draws from.
+            `"Mean"`, `"NashMTL"`, `"PCD"`, `"PCGrad"`, `"Random"`, `"Sum"`, `"TrimmedMean"`, `"UPGrad"`, and those of
+            later releases.
+        options: arguments of the class by name. For a tensor, a list of numbers; for a projector, a table of options of
+            `QuadprogProjector`. Where TorchJD has no default: CAGrad `c=0.4` and FairGrad `alpha=2.0`, as in their
+            authors' scripts; NashMTL `n_tasks`, the tasks of the step; `n_byzantine` of Krum, `trim_number` of
+            TrimmedMean and `weights` of Constant are required.
+        seed: of its random numbers; the global generators are not changed.
 
     For comparisons on equal terms, and as an oracle. The mathematics is TorchJD's, its thresholds included (UPGrad and
-    DualProj are the mean, CAGrad is zero for rows that are all shorter than 0.01), and so is the cost; which promises
-    of this library each aggregator keeps stands in docs/results/torchjd.md. What the bridge adds: random numbers come
-    from a generator of its own and the global ones stay where they are; state, NashMTL's too, is saved whole; Gramians
-    of half-precision rows are float32; NaN is an error.
+    DualProj are the mean, CAGrad is zero for rows that are all shorter than 0.01), and so is the cost; properties of
+    each aggregator, as measured, are in docs/results/torchjd.md.
 
-    Not differentiable. State: the generator, and what the aggregator keeps: N² numbers of GradVac, N of PCD and
-    NashMTL, and of ExcessMTL as many as the rows have. GradVac, PCD and ExcessMTL start again when the number of tasks
-    changes, and NashMTL refuses to.
+    Not differentiable. State: the aggregator's `state_dict`, N² numbers of GradVac, N of PCD, and of ExcessMTL as many
+    as the rows have; it starts again when the number of tasks or the dtype changes. State outside the `state_dict`
+    cannot be saved: NashMTL starts every step anew, and ExcessMTL takes no `n_warmup_steps`.
 
-    Cost beside the aggregator's own: nothing for those whose weights depend on the number of tasks or on the Gramian.
-    ExcessMTL, NashMTL, ConFIG, GradDrop and TrimmedMean read the rows as one matrix, which for a dict of several
-    tensors is a copy of all of them; the last three give a direction that is no mixture of the rows, and then every row
-    becomes that direction.
+    Cost beside the aggregator's own: rows in a dict of several tensors are copied into one matrix, half-precision rows
+    into float32; A is also called on a column of N ones, and an aggregator with state twice, since TorchJD loads a
+    `state_dict` only after a first call.
 
     Needs TorchJD (`pip install 'gradhomog[compare]'`), imported when a homogenizer is made; some aggregators need
-    solvers too and say which.
+    further packages.
 
     Source: Quinton and Rey 2024, "Jacobian Descent for Multi-Objective Optimization", arXiv 2406.16232, and
-    https://github.com/SimplexLab/TorchJD; the methods' own papers stand in the classes' documentation.
+    https://github.com/SimplexLab/TorchJD; the papers of the methods are listed in the documentation of the classes.
 
     >>> import torch, gradhomog
     >>> jacobian = torch.tensor([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]])
     >>> gradhomog.pipeline("torchjd(aggregator='IMTLG')").combine(jacobian)
     tensor([0.0767, 1.0000, 1.0000])
     """
-    return bridge(aggregator, options, scale, seed)
+
+    state_names = ("memory",)
+
+    def __init__(self, aggregator: str = "UPGrad", options: Mapping[str, Any] = {}, seed: int = 0) -> None:
+        self.aggregator, self.options, self.seed = aggregator, dict(options), seed
+        self.memory: dict[str, Tensor] = {}
+        kind = find(aggregator)
+        if aggregator == "ExcessMTL" and self.options.get("n_warmup_steps"):
+            raise OptionError(
+                "torchjd: `n_warmup_steps` of ExcessMTL must be 0: TorchJD counts these steps outside its "
+                "`state_dict`, so the count cannot be saved."
+            )
+        try:
+            self._make(torch.ones(1, 1))
+        except ImportError as cause:
+            raise PluginLoadError(
+                f"torchjd: {aggregator} needs packages that are not installed: {cause} "
+                "For all of TorchJD's aggregators: pip install 'torchjd[full]'"
+            ) from cause
+        except (TypeError, ValueError, RuntimeError) as cause:
+            raise OptionError(
+                f"torchjd: {aggregator} does not accept `options`={self.options}: {cause} "
+                f"Its signature: {aggregator}{inspect.signature(kind)}."
+            ) from cause
+
+    def rows(self, step: Step) -> StageResult:
+        blocks = step.jacobian.materialize()
+        flat = [block.reshape(step.tasks, block[0].numel()) for block in blocks.values()]
+        matrix = torch.cat(flat, dim=1) if len(flat) > 1 else flat[0]
+        matrix = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
+        try:
+            with torch.random.fork_rng([matrix.device] if matrix.is_cuda else []):
+                ones = torch.ones(step.tasks, 1, dtype=torch.float64)
+                factor = self._make(ones)(ones).item()
+                aggregator = self._restored(matrix)
+                torch.manual_seed(step.generator.initial_seed())
+                vector = aggregator(matrix)
+        except Exception as cause:
+            raise PluginRunError(
+                f"torchjd: {self.aggregator} of TorchJD {version()} raised {type(cause).__name__} for {step.tasks} "
+                f"task{'s' if step.tasks > 1 else ''}: {cause} Change the `options`, or use another aggregator."
+            ) from cause
+        if not 0 < factor < math.inf:
+            raise OptionError(
+                f"torchjd: `options` of {self.aggregator} must give identical rows a multiple > 0 of that row; for "
+                f"{step.tasks} tasks they give {factor:g}."
+            )
+        parts = (vector / factor).split([part.shape[1] for part in flat])
+        direction = {
+            name: part.to(block.dtype).reshape(block.shape[1:])
+            for (name, block), part in zip(blocks.items(), parts, strict=True)
+        }
+        memory = {name: value.detach().clone() for name, value in aggregator.state_dict().items()}
+        return StageResult(step.jacobian.repeat(direction), aux=(factor, memory))
+
+    def paper_scale(self, step: Step) -> float:
+        factor: float = step.aux[0]
+        return factor
+
+    def update(self, step: Step) -> Mapping[str, Any]:
+        return {"memory": step.aux[1]}
+
+    def _make(self, matrix: Tensor) -> Any:
+        """A new aggregator in its first state, for matrices of this number of rows, dtype and device."""
+        given = {**DEFAULTS.get(self.aggregator, {}), **self.options}
+        if self.aggregator == "NashMTL":
+            given.setdefault("n_tasks", len(matrix))
+        return find(self.aggregator)(**{name: _argument(value, matrix) for name, value in given.items()})
+
+    def _restored(self, matrix: Tensor) -> Any:
+        """A new aggregator with the state of the last step, or in its first state if that does not fit the matrix."""
+        aggregator = self._make(matrix)
+        if not self.memory:
+            return aggregator
+        aggregator(matrix)  # its buffers are None before the first call, and `load_state_dict` refuses them
+        if _form(aggregator.state_dict()) != _form(self.memory):
+            return self._make(matrix)
+        aggregator.load_state_dict(self.memory)
+        return aggregator
+
+
+def find(name: str) -> type:
+    """TorchJD's aggregator of that class name.
+
+    Raises:
+        PluginLoadError: TorchJD is missing or too old.
+        OptionError: there is no such aggregator.
+    """
+    known = aggregators()
+    if name not in known:
+        lower = {each.lower(): each for each in known}
+        near = difflib.get_close_matches(name.lower(), lower, n=1)
+        hint = f" Did you mean '{lower[near[0]]}'?" if near else ""
+        raise OptionError(
+            f"torchjd: `aggregator` must be the name of an aggregator of TorchJD {version()}; got {name!r}.{hint} "
+            f"There are: {', '.join(known)}."
+        )
+    return known[name]
+
+
+def aggregators() -> dict[str, type]:
+    """All aggregators of the installed TorchJD by class name; imported here, so that listings do without."""
+    try:
+        module = importlib.import_module("torchjd.aggregation")
+    except ImportError as cause:
+        raise PluginLoadError(
+            f"torchjd: the library TorchJD cannot be imported ({cause}). Run: pip install 'gradhomog[compare]'"
+        ) from cause
+    if not all(hasattr(module, name) for name in BASES):
+        raise PluginLoadError(
+            f"torchjd: needs TorchJD 0.18 or newer; {version()} is installed. Run: pip install 'gradhomog[compare]'"
+        )
+    found = {name: getattr(module, name) for name in sorted(module.__all__) if name not in BASES}
+    return {name: kind for name, kind in found.items() if issubclass(kind, module.Aggregator)}
+
+
+def version() -> str:
+    """Of the installed TorchJD."""
+    return importlib.metadata.version("torchjd")
+
+
+def _argument(value: Any, matrix: Tensor) -> Any:
+    """An option as TorchJD takes it: lists of numbers are tensors like the rows, tables are projectors."""
+    if isinstance(value, (list, tuple)):
+        return torch.tensor(value, dtype=matrix.dtype, device=matrix.device)
+    if isinstance(value, Tensor):
+        return value.to(matrix)
+    if isinstance(value, Mapping):
+        return importlib.import_module("torchjd.linalg").QuadprogProjector(**value)
+    return value
+
+
+def _form(state: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (value.shape, value.dtype) for name, value in state.items()}
 
 
 @hookimpl
 def gradhomog_homogenizer() -> HomogenizerSpec:
     return HomogenizerSpec(
-        factory=torchjd,
+        factory=TorchJD,
         summary="any aggregator of the library TorchJD: UPGrad, CAGrad, Nash-MTL, …",
         reference="Quinton and Rey 2024, arXiv 2406.16232",
-        traits={"stateful", "stochastic"},
-        needs={"gramian", "rows"},
+        traits={"stateful"},
+        needs={"jacobian"},
     )

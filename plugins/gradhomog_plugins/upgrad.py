@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
-from torch import Tensor
 
-from gradhomog import Evidence, Homogenizer, HomogenizerSpec, dual_cone_weights, hookimpl
+from gradhomog import (
+    Homogenizer,
+    HomogenizerSpec,
+    StageResult,
+    Step,
+    dual_cone_weights,
+    gramian_rounding,
+    hookimpl,
+)
 
 
 class UPGrad(Homogenizer):
@@ -15,12 +20,10 @@ class UPGrad(Homogenizer):
 
     ĝ_i = argmin ‖ĝ − g_i‖² over ⟨g_j, ĝ⟩ ≥ 0 for all j;  d = 1/N Σ_i ĝ_i;  ĝ = C·J, C_i = argmin vᵀGv over v ≥ e_i
 
-    Args:
-        scale: accepted for uniformity; N identical rows give that row in both.
-
     Differentiable in the rows wherever the set of tasks with C_ij > 0 does not change. Of two rows it is PCGrad. A zero
     row stays zero; of opposite rows what is orthogonal to them is left. State: none. Exact: see
-    `gradhomog.dual_cone_weights`. Cost: N programs of N×N at once, 0.3 ms for 16 tasks.
+    `gradhomog.dual_cone_weights`. Cost: N programs of N×N, O(N⁴): 0.3 ms for 16 tasks,
+    2 s for 256, which is the limit.
 
     Source: Quinton and Rey 2024, "Jacobian Descent for Multi-Objective Optimization", arXiv 2406.16232, equation 5 and
     proposition 1.
@@ -34,12 +37,11 @@ class UPGrad(Homogenizer):
     tensor([0.7500, 1.2500])
     """
 
-    def __init__(self, scale: Literal["mean", "paper"] = "mean") -> None:
-        self.scale = scale
-
-    def mix(self, evidence: Evidence) -> Tensor:
-        gramian = evidence.gramian()
-        return dual_cone_weights(gramian, torch.eye(len(gramian), dtype=gramian.dtype, device=gramian.device))
+    def mix(self, step: Step) -> StageResult:
+        gramian = step.gramian()
+        each = torch.eye(step.tasks, dtype=gramian.dtype, device=gramian.device)
+        solution = dual_cone_weights(gramian, each, gramian_rounding(step.dtype))
+        return StageResult(solution.weights, converged=bool(solution.converged.all()))
 
 
 @hookimpl
@@ -56,4 +58,5 @@ def gradhomog_homogenizer() -> HomogenizerSpec:
             "non_conflicting",
         },
         needs={"gramian"},
+        max_tasks=256,
     )

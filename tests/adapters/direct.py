@@ -19,11 +19,13 @@ def networks(norm=False, seed=0):
     return nn.Sequential(*layers).double(), nn.Linear(5, WAYS).double()
 
 
-def pictures(norm=False, seed=0):
-    """A smooth encoder that ends with maps `[n, 2, 5, 5]`, and a head that flattens."""
+def pictures(norm=False, seed=0, flatten=False):
+    """A smooth encoder of images `[n, 1, 6, 6]` that ends with maps `[n, 2, 5, 5]`, and a head; one of them flattens."""
     torch.manual_seed(seed)
     layers = [nn.Conv2d(1, 2, 2), *([nn.BatchNorm2d(2)] * norm), nn.Tanh()]
-    return nn.Sequential(*layers).double(), nn.Sequential(nn.Flatten(), nn.Linear(50, WAYS)).double()
+    parts = [nn.Sequential(*layers), nn.Sequential(nn.Linear(50, WAYS))]
+    parts[0 if flatten else 1].insert(len(layers) if flatten else 0, nn.Flatten())
+    return parts[0].double(), parts[1].double()
 
 
 def tasks(count=3, shape=(4,), shots=2, queries=3, seed=1, classes=None):
@@ -43,15 +45,13 @@ def tasks(count=3, shape=(4,), shots=2, queries=3, seed=1, classes=None):
 
 
 def rows_equal(one, two, rtol=1e-9, atol=1e-12):
-    """Rows, losses, features and cotangents of two learners."""
+    """Rows, losses, features and their gradients of two learners."""
     assert list(one.jacobian) == list(two.jacobian)
     for name, block in one.jacobian.items():
         torch.testing.assert_close(block, two.jacobian[name], rtol=rtol, atol=atol, msg=lambda text, n=name: n + text)
     torch.testing.assert_close(one.losses, two.losses, rtol=rtol, atol=atol)
     torch.testing.assert_close(one.accuracies, two.accuracies)
-    for ours, theirs in zip(
-        (*one.features, *one.feature_cotangents), (*two.features, *two.feature_cotangents), strict=True
-    ):
+    for ours, theirs in zip((*one.features, *one.feature_grads), (*two.features, *two.feature_grads), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol)
 
 
@@ -96,14 +96,14 @@ def judge_untouched(learner, batch):
 
 
 def judge_homogenized(make, batch):
-    """Homogenizers of rows, and of features while training; meta-test is that of the bare learner."""
-    isi = "" if batch.support_x.dim() > 3 else "isi=false, "
-    for text in ("pcgrad", f"rotogbml({isi}rotate={{'lr': 0.5}})"):
+    """Homogenizers act on rows, features and activations in training; meta-test is that of the bare learner."""
+    isi = "{'layers': 1}" if batch.support_x.dim() > 3 else "false"
+    for text in ("pcgrad", f"rotogbml(isi={isi}, rotate={{'lr': 0.5}})"):
         made = make(text)
         outer = torch.optim.SGD(made.parameters(), lr=0.1)
         for _ in range(2):
             report = made.step(batch, outer)
         assert torch.isfinite(report.losses).all()
         bare = make(None)
-        bare.load_state_dict({**made.state_dict(), "homogenizers": {}})
+        bare.load_state_dict({**made.state_dict(), "homogenizers": bare.homogenizers.state_dict()})
         assert made.evaluate(batch) == bare.evaluate(batch)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import gradhomog
-from gradhomog import NonfiniteError, TaskBatch
+from gradhomog import DataError, NonfiniteError, TaskBatch
 from gradhomog.registry import installed
 from gradhomog.registry.options import accepted
 from tests.adapters.few_shot import networks, tasks
@@ -42,7 +42,7 @@ def test_both_engines_give_the_same_rows(name, norm):
         assert float((rows - vmap.jacobian[parameter]).abs().max()) < 1e-9 * size, parameter
     torch.testing.assert_close(loop.losses, vmap.losses)
     torch.testing.assert_close(loop.features, vmap.features)
-    torch.testing.assert_close(loop.feature_cotangents, vmap.feature_cotangents, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(loop.feature_grads, vmap.feature_grads, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", LEARNERS)
@@ -84,6 +84,19 @@ def test_nan_in_one_task_is_told_or_dropped_and_reaches_no_other(name, engine):
     report = dropping.step(poisoned, torch.optim.SGD(dropping.parameters(), lr=0.1))
     assert tuple(report.tasks) == (0, 2)
     assert all(bool(p.isfinite().all()) for p in dropping.parameters())
+
+
+@pytest.mark.parametrize("name", sorted(set(LEARNERS) - {"relationnet"}))  # which has outputs of its own
+def test_a_head_with_too_few_outputs_is_named_with_its_outputs_and_the_classes(name):
+    encoder, _ = networks()
+    narrow, batch = nn.Linear(4, 2).double(), tasks()
+    message = r"`head` has 2 outputs, but the classes of the tasks go up to 2. Make a head with 3 outputs"
+    for engine in ("loop", "vmap"):
+        learner = make(name, pair=(encoder, narrow), engine=engine)
+        with pytest.raises(DataError, match=message):
+            learner.rows(batch)
+    with pytest.raises(DataError, match=message):
+        learner.evaluate(batch)
 
 
 @pytest.mark.parametrize("name", LEARNERS)

@@ -1,4 +1,4 @@
-"""What a learner tells of a step: which inputs the encoder runs on, the rows after each stage, probes."""
+"""The report of a learner's step: inputs of the encoder, rows after each stage, probes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def learner(homogenizers, **options):
 
 
 class Journal(Homogenizer):
-    """Notes what it is told and how many inputs the encoder then runs on."""
+    """Notes each `begin` and how many inputs the encoder then runs on."""
 
     def __init__(self):
         self.notes = []
@@ -32,7 +32,7 @@ class Journal(Homogenizer):
     def attach(self, encoder):
         return encoder.register_forward_hook(lambda module, args, output: self.notes.append(len(args[0])))
 
-    def begin(self, key, part):
+    def begin(self, key, part, generator):
         self.notes.append((key.slot, key.domain, part))
 
 
@@ -40,26 +40,26 @@ class Halved(Homogenizer):
     def transform(self, features, keys):
         return features / 2
 
-    def measured(self):
+    def measured(self, step):
         return {"factor": 0.5}
 
 
 class Noise(Homogenizer):
-    """Scales features by a random factor from a generator of its own."""
-
-    carried = ("generator",)
+    """Scales features by a random factor from the generator of `begin`."""
 
     def __init__(self):
-        self.generator = torch.Generator().manual_seed(0)
         self.drawn = []
 
+    def begin(self, key, part, generator):
+        if part == "query":
+            self.drawn.append(float(torch.rand(1, generator=generator)))
+
     def transform(self, features, keys):
-        self.drawn.append(float(torch.rand(1, generator=self.generator)))
         return features * self.drawn[-1]
 
 
 @pytest.mark.parametrize("norm", ["batch", "support"])
-def test_what_is_attached_is_told_of_every_change_between_support_and_query(norm):
+def test_begin_announces_every_change_between_support_and_query_inputs(norm):
     journal = Journal()
     learner([journal], norm=norm).rows(tasks(2))
     replayed = [6] if norm == "support" else []  # the support set once more, for its statistics
@@ -69,13 +69,13 @@ def test_what_is_attached_is_told_of_every_change_between_support_and_query(norm
     assert journal.notes == expected
 
 
-def test_nothing_is_told_at_meta_test():
+def test_no_stage_is_called_at_meta_test():
     journal = Journal()
     learner([journal]).evaluate(tasks(1))
     assert journal.notes == []
 
 
-def test_a_step_tells_the_rows_after_each_stage_and_what_homogenizers_measured():
+def test_a_report_holds_the_rows_after_each_stage_and_the_measurements_of_homogenizers():
     model = learner([Halved(), "static(weights=[1, 2, 3])", "pcgrad", Halved()])
     report = model.step(tasks(), torch.optim.SGD(model.parameters(), lr=0.1))
     assert [stage.name for stage in report.stages] == ["static", "pcgrad"]
@@ -99,28 +99,35 @@ def test_a_probe_shows_the_encoders_rows_with_each_prefix_of_the_pipeline():
 
 def test_a_probe_draws_the_same_numbers_for_every_prefix_and_changes_nothing():
     noise = Noise()
-    model = learner([noise, "pcgrad", "gradnorm"])
+    model = learner([noise, Halved(), "gradnorm"])
+    model.step(tasks(), torch.optim.SGD(model.parameters(), lr=0.1))
+    noise.drawn.clear()
     before = model.state_dict()
     model.probe(tasks())
-    assert noise.drawn[:3] == noise.drawn[-3:]
+    assert len(set(noise.drawn)) == 3  # one number for each task, the same with one stage and with two
+    assert noise.drawn[:3] == noise.drawn[3:]
     after = model.state_dict()
-    assert torch.equal(before["homogenizers"]["0:Noise"]["generator"], after["homogenizers"]["0:Noise"]["generator"])
-    assert before["homogenizers"]["2:gradnorm"] == after["homogenizers"]["2:gradnorm"]
+    assert before["homogenizers"] == after["homogenizers"]
+    assert model.homogenizers.steps == 1
+    probed = noise.drawn[:3]
+    model.step(tasks(), torch.optim.SGD(model.parameters(), lr=0.1))
+    assert noise.drawn[6:] == probed  # and the same as in the step that follows
     for part in ("encoder", "head"):
         assert all(torch.equal(before[part][name], after[part][name]) for name in before[part])
 
 
 def test_targets_reach_the_homogenizers_that_read_features():
     class Reader(Homogenizer):
-        def update(self, evidence):
-            self.seen = evidence.targets
+        def update(self, step):
+            seen.append(step.targets)
+            return {}
 
-    reader = Reader()
-    model = learner([reader])
+    seen = []
+    model = learner([Reader()])
     batch = tasks()
     model.step(batch, torch.optim.SGD(model.parameters(), lr=0.1))
-    assert torch.equal(reader.seen, torch.stack([task.query_y for task in batch]))
-    with pytest.raises(gradhomog.OptionError, match=r"needs the tasks' targets.*\[tasks, queries\]"):
+    assert torch.equal(seen[0], torch.stack([task.query_y for task in batch]))
+    with pytest.raises(gradhomog.OptionError, match=r"needs the targets of the tasks.*\[tasks, queries\]"):
         gradhomog.pipeline([Reader()]).combine(torch.eye(2))
 
 

@@ -11,7 +11,6 @@ import torchopt
 from torch import nn
 
 from gradhomog import OptionError, TaskBatch
-from gradhomog.testing import arena
 from gradhomog_adapters.reptile import Reptile
 from tests.adapters import direct
 from tests.adapters.few_shot import networks, tasks
@@ -122,7 +121,7 @@ def test_query_loss_outputs_features_and_cotangents_are_those_of_the_adapted_net
         loss = nn.functional.cross_entropy(model["head"](features), task.query_y)
         torch.testing.assert_close(rows.losses[slot], loss.detach())
         torch.testing.assert_close(rows.features[0][slot], features.detach())
-        torch.testing.assert_close(rows.feature_cotangents[0][slot], torch.autograd.grad(loss, features)[0])
+        torch.testing.assert_close(rows.feature_grads[0][slot], torch.autograd.grad(loss, features)[0])
 
 
 @pytest.mark.parametrize("norm", ["batch", "support", "frozen"])
@@ -304,18 +303,11 @@ def test_predictions_are_those_of_the_adapted_network():
 @pytest.mark.parametrize("options", [{}, {"inner_batch": 4}, {"keep_state": True, "inner": "adam"}], ids=str)
 def test_homogenizers_attach_and_nothing_else_changes(options):
     def make(homogenizers):
-        return Reptile(*arena.network(norm=True), homogenizers, **options)
+        return Reptile(*direct.pictures(norm=True, flatten=True), homogenizers, **options)
 
-    batch = TaskBatch.stack([arena.task(seed, queries=3) for seed in range(3)])
+    batch = direct.tasks(shape=(1, 6, 6))
     direct.judge_untouched(make(None), batch)
-    for text in ("pcgrad", "isi(layers=1)", "rotogbml(isi={'layers': 1}, rotate={'lr': 0.5})"):
-        learner = make(text)
-        for _ in range(2):
-            report = learner.step(batch, torch.optim.SGD(learner.parameters(), lr=0.1))
-        assert torch.isfinite(report.norms).all()
-        bare = make(None)
-        bare.load_state_dict({**learner.state_dict(), "homogenizers": {}})
-        assert learner.evaluate(batch) == bare.evaluate(batch)
+    direct.judge_homogenized(make, batch)
 
 
 def test_a_transform_learns_and_changes_no_row():

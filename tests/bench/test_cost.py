@@ -337,7 +337,7 @@ class Fake(gradhomog.Homogenizer):
         CALLS.append("transform")
         return self.factor * features
     def update(self, evidence):
-        CALLS.append(("update", evidence.features.requires_grad, tuple(evidence.feature_cotangents.shape)))
+        CALLS.append(("update", evidence.features.requires_grad, tuple(evidence.feature_grads.shape)))
 @gradhomog.hookimpl
 def gradhomog_homogenizer():
     return gradhomog.HomogenizerSpec(factory=Fake, summary="doubles", needs={"features"})

@@ -16,8 +16,8 @@ NOT_A_NUMBER = """
 
     class Bad(gradhomog.Homogenizer):
         "Divides by the norms."
-        def mix(self, evidence):
-            return 0 / torch.zeros(evidence.tasks)
+        def mix(self, step):
+            return 0 / torch.zeros(step.tasks)
 
     @gradhomog.hookimpl
     def gradhomog_homogenizer():
@@ -72,6 +72,11 @@ def test_several_plugins_give_several_tables_apart_by_a_line(capsys):
 def test_only_may_be_repeated(capsys):
     assert main(["check", "static", "--only", "documented", "--only", "half_*"]) == 0
     assert checked(capsys.readouterr().out) == ["documented", "half_precision"]
+
+
+def test_fast_runs_the_same_checks_with_fewer_examples(capsys):
+    assert main(["check", "static", "--fast", "--only", "identical_rows"]) == 0
+    assert checked(capsys.readouterr().out) == ["identical_rows"]
 
 
 def test_a_kind_may_be_given_where_several_have_the_name(gradhomog_install, capsys):

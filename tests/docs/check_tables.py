@@ -1,4 +1,4 @@
-"""The tables of all checks in `docs/guide/check.md`, between two marks."""
+"""Generator of the tables of checks in `docs/guide/check.md`, between two marks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BEGIN, END = "<!-- generated: checks -->", "<!-- end of what is generated -->"
 
 
 def page(text: str) -> str:
-    """The page with its tables made anew."""
+    """The page with current tables."""
     before, between, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (between and end):
@@ -23,10 +23,10 @@ def tables() -> str:
     """One table for each kind of plugin."""
     lines: list[str] = []
     for kind in KINDS:
-        lines += ["", f"### {kind.capitalize()}", "", "| check | what is asked | of |", "|---|---|---|"]
+        lines += ["", f"### {kind.capitalize()}", "", "| check | property | required of |", "|---|---|---|"]
         for check in checks(kind):
-            asked = "all" if check.claim is None else f"who claims `{check.claim}`"
-            lines.append(f"| `{check.name}` | {_cell(check.summary)} | {asked} |")
+            required = "all" if check.claim is None else f"the trait `{check.claim}`"
+            lines.append(f"| `{check.name}` | {_cell(check.summary)} | {required} |")
     return "\n".join([*lines, ""])
 
 

@@ -1,4 +1,4 @@
-"""The page `docs/reference/cli.md`: what `--help` prints of every command."""
+"""Generator of `docs/reference/cli.md`: the output of `--help` for every command."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ WIDTH = 120
 HEAD = """\
 # The command line
 
-What `gradhomog COMMAND --help` prints, of every command. `--json` prints data to read by programs; progress and errors
-go to standard error. How the commands are meant is told in the guide: [compare](../guide/compare.md),
+The output of `gradhomog COMMAND --help` for every command. `--json` prints data for programs; progress and errors go to
+standard error. The guide describes their use: [compare](../guide/compare.md),
 [bench](../guide/bench.md), [check](../guide/check.md), [write a homogenizer](../guide/write-a-homogenizer.md).
 """
 
 
 def page(text: str = "") -> str:
-    """The whole page; what it was before does not matter."""
+    """The whole page, independent of its previous text."""
     with _columns(WIDTH):
         parser = cli.parser()
         shown = [("gradhomog", parser), *((f"gradhomog {name}", command) for name, command in commands(parser).items())]

@@ -1,8 +1,8 @@
-"""Runs a page as a reader would: writes the files that it shows and types its commands, in one shell, in order.
+"""Run the files and commands of a page in one shell, in order, and compare the outputs.
 
-A file is a fenced block behind a line `<!-- file: path -->`. Commands stand in ```console blocks behind `$ `, and under
-each its output, standard error included; `…` stands for anything within a line, and alone on a line for any lines. A
-command must succeed unless `echo $?` comes next, which then shows its exit code.
+A file is a fenced block after a line `<!-- file: path -->`. A ```console block has commands after `$ `, each followed by
+its output with standard error; `…` matches any text within a line, and alone on a line any lines. A command must succeed
+unless the next one is `echo $?`, which prints its exit code.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def steps(text: str) -> list[File | Command]:
 
 
 def run(taken: list[File | Command], folder: Path, environment: Mapping[str, str], timeout: float) -> list[str]:
-    """What went otherwise than shown, one text for each command; files are written below the shell's folder."""
+    """Differences between page and output, one text per command; files are written below `folder`."""
     script = ["exec 2>&1"]
     for step in taken:
         if isinstance(step, File):
@@ -61,8 +61,8 @@ def run(taken: list[File | Command], folder: Path, environment: Mapping[str, str
         return [f"{len(outputs)} of {len(commands)} commands were run:\n{result.stdout}"]
     complaints = []
     for index, (command, (output, code)) in enumerate(zip(commands, outputs, strict=True)):
-        told = index + 1 < len(commands) and commands[index + 1].line == "echo $?"
-        if code != "0" and not told:
+        reported = index + 1 < len(commands) and commands[index + 1].line == "echo $?"
+        if code != "0" and not reported:
             complaints.append(f"$ {command.line}\nexit code {code}:\n{output}")
         elif not matches(command.shown, output):
             complaints.append(f"$ {command.line}\nthe page shows:\n{command.shown}\nit printed:\n{output}")
@@ -70,7 +70,7 @@ def run(taken: list[File | Command], folder: Path, environment: Mapping[str, str
 
 
 def matches(shown: str, output: str) -> bool:
-    """Whether an output is what a page shows.
+    """Compare an output with the text on a page.
 
     >>> matches("a\\n…\\nz … s\\n", "a\\nb\\nc\\nz 1.5 s\\n")
     True

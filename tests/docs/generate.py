@@ -1,4 +1,4 @@
-"""Writes the generated pages, and the generated parts of pages, anew: `python -m tests.docs.generate`."""
+"""Update the generated pages and parts of pages: `python -m tests.docs.generate`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAGES: dict[str, Callable[[str], str]] = {
     "reference/plugins.md": plugin_tables.page,
     "reference/python.md": public_names.page,
 }
-"""By page in `docs/`: what it should be, of what it is."""
+"""For each page in `docs/`: its new text as a function of its previous text."""
 
 
 def path(page: str) -> Path:

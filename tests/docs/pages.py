@@ -1,4 +1,4 @@
-"""Reading pages: their fenced blocks, and the tables and texts in them."""
+"""Parse pages: fenced blocks, inline code and rows of tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def blocks(text: str, language: str) -> list[str]:
 
 
 def inline(text: str) -> set[str]:
-    """What stands between single backticks outside of fenced blocks, in headings too."""
+    """Inline code outside of fenced blocks, in headings too."""
     return {" ".join(found.split()) for found in re.findall(r"`([^`]+)`", prose(text))}
 
 

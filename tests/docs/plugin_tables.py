@@ -1,4 +1,4 @@
-"""The page `docs/reference/plugins.md`: what the built-in plugins say about themselves."""
+"""Generator of `docs/reference/plugins.md`: facts and options of the built-in plugins."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import inspect
 import re
 from collections.abc import Mapping, Sequence
 
-from gradhomog.homogenizer import Homogenizer
 from gradhomog.registry import Kind, PluginInfo, Registry, options
 from gradhomog.specs import TRAITS, DomainSpec, HomogenizerSpec, LearnerSpec, Spec
 
 HEAD = """\
 # The built-in plugins
 
-What each says about itself; `gradhomog show NAME` prints the same, with formulas, costs and deviations from the paper.
-Traits, needs and stages are explained in [gradhomog_homogenizer](../guide/hooks/gradhomog_homogenizer.md), the kinds in
+`gradhomog show NAME` prints the same, with formulas, costs and deviations from the paper. Traits, needs and stages are described in
+[gradhomog_homogenizer](../guide/hooks/gradhomog_homogenizer.md), learners and domains in
 [gradhomog_learner](../guide/hooks/gradhomog_learner.md) and [gradhomog_domain](../guide/hooks/gradhomog_domain.md).
 """
 
 ROOTS = {"gradhomog_plugins": "plugins/", "gradhomog_adapters": "adapters/"}
 STAGES = ("attach", "begin", "transform", "mix", "rows", "update")
+SCALE = "`\"mean\"`: N identical rows give that row; `\"paper\"`: the scale of the paper."  # an option of the host
 
 
 def page(text: str = "") -> str:
-    """The whole page; what it was before does not matter."""
+    """The whole page, independent of its previous text."""
     registry = Registry(disabled=())
     parts = [HEAD]
     kinds: tuple[Kind, ...] = ("homogenizers", "learners", "domains")
@@ -38,7 +38,7 @@ def page(text: str = "") -> str:
 
 
 def claims(specs: Mapping[PluginInfo, Spec]) -> str:
-    """Who claims what, at a glance."""
+    """A table of all claims."""
     traits = sorted(TRAITS)
     lines = [f"| | {' | '.join(trait.replace('_', ' ') for trait in traits)} |", "|---" * (len(traits) + 1) + "|"]
     for info, spec in specs.items():
@@ -49,18 +49,18 @@ def claims(specs: Mapping[PluginInfo, Spec]) -> str:
 
 def entry(info: PluginInfo, spec: Spec) -> str:
     """One plugin: a heading, a table of facts and a table of options."""
-    facts = [("what", spec.summary), ("source", spec.reference or "–")]
+    facts = [("summary", spec.summary), ("source", spec.reference or "–")]
     if isinstance(spec, HomogenizerSpec):
-        acts = inspect.isclass(spec.factory) and [
-            stage for stage in STAGES if getattr(spec.factory, stage) is not getattr(Homogenizer, stage)
-        ]
+        acts = inspect.isclass(spec.factory) and [stage for stage in STAGES if spec.factory.overrides(stage)]
         facts += [
-            ("acts at", _code(acts) if acts else "decided by its options"),
+            ("stages", _code(acts) if acts else "depend on its options"),
             ("traits", _code(sorted(spec.traits))),
             ("needs", _code(sorted(spec.needs))),
         ]
         if spec.last:
             facts.append(("place", "must be the last of its pipeline"))
+        if spec.max_tasks:
+            facts.append(("limit", f"{spec.max_tasks} tasks"))
     if isinstance(spec, LearnerSpec):
         facts.append(("traits", _code(sorted(spec.traits))))
     if isinstance(spec, DomainSpec):
@@ -85,7 +85,8 @@ def _options(spec: Spec) -> list[str]:
     if not accepted:
         return []
     meanings = documented(inspect.getdoc(spec.factory) or "")
-    rows = [("option", "what it may be", "meaning"), ("---", "---", "---")]
+    meanings = {"scale": SCALE, **meanings} if options.has_paper_scale(spec) else meanings
+    rows = [("option", "values", "meaning"), ("---", "---", "---")]
     for name, described in zip(options.accepted(spec), accepted, strict=True):
         written, _, allowed = described.partition(" (")
         rows.append((f"`{_cell(written)}`", _cell(allowed.removesuffix(")")), _cell(meanings.get(name, "–"))))
@@ -93,7 +94,7 @@ def _options(spec: Spec) -> list[str]:
 
 
 def documented(docstring: str) -> Mapping[str, str]:
-    """What the section `Args:` of a docstring says of each argument, on one line.
+    """The text of the section `Args:` of a docstring for each argument, on one line.
 
     >>> documented("A method.\\n\\nArgs:\\n    a, b: one,\\n        or two.\\n    c: three.\\n\\nMore.")
     {'a': 'one, or two.', 'b': 'one, or two.', 'c': 'three.'}

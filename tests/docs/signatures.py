@@ -8,7 +8,7 @@ from typing import Any
 
 
 class _Verbatim:
-    """An annotation that prints as it stands in the source."""
+    """An annotation whose repr is its source text."""
 
     def __init__(self, annotation: str) -> None:
         self.annotation = annotation

@@ -1,4 +1,4 @@
-"""`docs/guide/check.md` says what the conformance kit has: outcomes, options, public names, fixtures."""
+"""`docs/guide/check.md` documents outcomes, options, public names and fixtures of the conformance kit."""
 
 from __future__ import annotations
 

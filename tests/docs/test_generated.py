@@ -1,4 +1,4 @@
-"""Generated pages are what the program says now, and the parts that make them do as they say."""
+"""Generated pages are current, and their generators work as documented."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_generated_page_is_current(page: str) -> None:
     made = generate.PAGES[page](written)
     if written != made:
         change = difflib.unified_diff(
-            written.splitlines(), made.splitlines(), "as written", "as it should be", lineterm=""
+            written.splitlines(), made.splitlines(), "in the tree", "generated", lineterm=""
         )
         shown = "\n".join(itertools.islice(change, 40))
         pytest.fail(f"docs/{page} is not current. Run: {generate.COMMAND}\n{shown}", pytrace=False)
@@ -41,16 +41,16 @@ def test_every_built_in_plugin_has_an_entry(kind: str) -> None:
     assert [name for name in built_in if f"\n### `{name}`\n" not in section] == []
 
 
-def test_what_is_generated_between_marks_leaves_the_rest_of_the_page_alone() -> None:
-    page = f"before\n{check_tables.BEGIN}\ntables of yesterday\n{check_tables.END}\nafter\n"
+def test_only_the_text_between_the_marks_is_generated() -> None:
+    page = f"before\n{check_tables.BEGIN}\noutdated tables\n{check_tables.END}\nafter\n"
     made = check_tables.page(page)
     assert made.startswith("before\n")
     assert made.endswith("\nafter\n")
-    assert "yesterday" not in made
+    assert "outdated" not in made
     assert all(f"| `{check.name}` |" in made for check in checks("homogenizers"))
 
 
 @pytest.mark.parametrize("module", [console, plugin_tables, signatures], ids=lambda module: module.__name__)
-def test_the_examples_in_the_docstrings_hold(module: object) -> None:
+def test_doctests_of_the_generators_pass(module: object) -> None:
     failed, tried = doctest.testmod(module)  # type: ignore[arg-type]
     assert (failed, tried > 0) == (0, True)

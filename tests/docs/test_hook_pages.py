@@ -1,4 +1,4 @@
-"""Each hook has a page, and nothing that an author can write or read is missing from it."""
+"""Each hook has a page that documents every name that an author writes or reads."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from types import FunctionType
 
 import pytest
 
-from gradhomog import hooks
+from gradhomog import hooks, keyed
 from gradhomog.bench import results
 from gradhomog.bench.compare import KEPT
 from gradhomog.domains import Domain
-from gradhomog.evidence import Evidence
 from gradhomog.homogenizer import Homogenizer
+from gradhomog.jacobian import Jacobian
 from gradhomog.learners import Learner
 from gradhomog.reports import TaskRow
 from gradhomog.specs import LEARNER_TRAITS, STATISTICS, TRAITS, DomainSpec, HomogenizerSpec, LearnerSpec
+from gradhomog.step import StageResult, Step
 from gradhomog.tasks import Task
 from tests.docs import pages
 from tests.docs.signatures import signature
@@ -39,7 +40,7 @@ def public(cls: type) -> Iterator[tuple[str, FunctionType]]:
 
 
 @pytest.mark.parametrize("hook", HOOKS)
-def test_a_page_is_headed_by_the_exact_signature_of_its_hook(hook: str) -> None:
+def test_the_title_of_a_page_is_the_signature_of_its_hook(hook: str) -> None:
     assert page(hook).splitlines()[0] == f"# `{signature(HOOKS[hook])}`"
 
 
@@ -57,7 +58,7 @@ def test_every_argument_of_a_hook_is_explained(hook: str, argument: str) -> None
 
 
 @pytest.mark.parametrize("hook", HOOKS)
-def test_a_page_says_when_the_hook_is_called_and_what_must_be_returned(hook: str) -> None:
+def test_a_page_states_when_the_hook_is_called_and_what_must_be_returned(hook: str) -> None:
     assert "**When it is called:**" in page(hook)
     assert "**What must be returned:**" in page(hook)
 
@@ -106,13 +107,13 @@ METHODS = [("gradhomog_homogenizer", *found) for found in public(Homogenizer)] +
 
 
 @pytest.mark.parametrize(("hook", "name", "method"), METHODS)
-def test_every_method_that_an_author_overrides_stands_with_its_exact_signature(
+def test_every_method_that_an_author_overrides_is_documented_with_its_signature(
     hook: str, name: str, method: FunctionType
 ) -> None:
     assert signature(method) in pages.inline(page(hook))
 
 
-STAGES = ("attach", "begin", "transform", "mix", "rows", "update")
+STAGES = ("attach", "begin", "transform", "mix", "rows", "update", "paper_scale")
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -135,33 +136,46 @@ TABLES = {"gradhomog_homogenizer": ("homogenizers", TRAITS), "gradhomog_learner"
 @pytest.mark.parametrize(
     ("hook", "trait"), [(hook, trait) for hook, (_, traits) in TABLES.items() for trait in sorted(traits)]
 )
-def test_every_trait_has_a_sentence_and_the_checks_that_it_switches_on(hook: str, trait: str) -> None:
+def test_every_trait_has_a_sentence_and_the_checks_that_it_enables(hook: str, trait: str) -> None:
     from gradhomog.testing import checks
 
     cells = [cell.strip() for cell in pages.row(page(hook), trait).split("|")[1:-1]]
     assert len(cells) == 3
     assert cells[1].endswith(".")
-    switched = {check.name for check in checks(TABLES[hook][0]) if check.claim == trait}
-    assert set(re.findall(r"`(\w+)`", cells[2])) == switched
+    enabled = {check.name for check in checks(TABLES[hook][0]) if check.claim == trait}
+    assert set(re.findall(r"`(\w+)`", cells[2])) == enabled
 
 
 @pytest.mark.parametrize("statistic", sorted(STATISTICS))
 def test_every_statistic_is_in_the_table(statistic: str) -> None:
-    assert f"`evidence.{statistic}" in pages.row(page("gradhomog_homogenizer"), statistic)
+    assert f"`step.{statistic}" in pages.row(page("gradhomog_homogenizer"), statistic)
 
 
-def test_all_that_evidence_shows_is_on_the_page() -> None:
-    shown = {name for name in vars(Evidence) if not name.startswith("_")} | {"tasks", "keys"}
+def test_every_attribute_of_a_step_and_of_a_stage_result_is_documented() -> None:
     text = page("gradhomog_homogenizer")
-    assert {name for name in shown if f"`evidence.{name}" not in text} == set()
+    assert {name for name in vars(Step) if not name.startswith("_") and f"`step.{name}" not in text} == set()
+    assert {name for name in StageResult._fields if f"- `{name}`:" not in text} == set()
 
 
-def test_the_fields_of_what_a_learner_is_given_and_returns_are_on_its_page() -> None:
+@pytest.mark.parametrize(("heading", "home"), [("### Jacobian", Jacobian), ("### State by key", keyed)])
+def test_the_methods_in_a_table_exist(heading: str, home: object) -> None:
+    table = page("gradhomog_homogenizer").split(f"\n{heading}\n")[1].split("\n#")[0]
+    names = re.findall(r"`(\w+)\(", "".join(re.findall(r"^\|([^|]*)\|", table, re.MULTILINE)))
+    assert len(names) >= 8
+    assert [name for name in names if not hasattr(home, name)] == []
+
+
+def test_every_function_of_state_by_key_is_documented() -> None:
+    functions = {name for name, found in vars(keyed).items() if isinstance(found, FunctionType) and name[0] != "_"}
+    assert {name for name in functions if f"`{name}(" not in page("gradhomog_homogenizer")} == set()
+
+
+def test_the_fields_of_tasks_and_task_rows_are_on_the_page_of_learners() -> None:
     names = pages.inline(page("gradhomog_learner"))
     assert {field.name for cls in (Task, TaskRow) for field in dataclasses.fields(cls)} <= names
 
 
-def test_every_event_that_observers_see_is_in_the_table() -> None:
+def test_every_event_of_observers_is_in_the_table() -> None:
     text = page("gradhomog_observers")
     assert all(pages.row(text, event) for event in {"start", *KEPT})
 
@@ -178,13 +192,13 @@ PRINTING = [
     (hook, block)
     for hook in HOOKS
     for block in pages.blocks(page(hook), "python")
-    if re.search(r"^print\(", block, re.M)
+    if re.search(r"^print\(|^ +print\(.*  # ", block, re.M)
 ]
 
 
 @pytest.mark.parametrize(("hook", "block"), PRINTING, ids=[hook for hook, _ in PRINTING])
-def test_an_example_prints_what_the_page_says(hook: str, block: str) -> None:
+def test_an_example_prints_the_output_on_the_page(hook: str, block: str) -> None:
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
         exec(compile(block, hook, "exec"), {"__name__": "example"})
-    assert output.getvalue().splitlines() == re.findall(r"^print\(.*\)  # (.*)$", block, re.M)
+    assert output.getvalue().splitlines() == re.findall(r"^ *print\(.*\)  # (.*)$", block, re.M)

@@ -1,4 +1,4 @@
-"""`docs/guide/own-loop.md`: a plain loop becomes a homogenized one by five lines, and both run and agree."""
+"""`docs/guide/own-loop.md`: five lines homogenize a plain loop; both run and agree."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMES = ["plain.py", "homogenized.py"]
 PLAIN, HOMOGENIZED = ((FOLDER / name).read_text(encoding="utf-8").splitlines() for name in NAMES)
 
 
-def test_five_lines_are_changed_and_one_more_is_moved_to_the_right() -> None:
+def test_five_lines_change_and_one_is_only_indented() -> None:
     bare = [[line.strip() for line in script] for script in (PLAIN, HOMOGENIZED)]
     changes = [change for change in difflib.SequenceMatcher(None, *bare).get_opcodes() if change[0] != "equal"]
     assert sum(max(until - start, to - at) for _, start, until, at, to in changes) == 5
@@ -35,7 +35,7 @@ def test_the_page_shows_the_plain_loop_and_the_difference() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_script_learns_to_tell_characters_of_an_unseen_script(
+def test_each_script_learns_to_classify_characters_of_an_unseen_script(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     threads = torch.get_num_threads()
@@ -45,7 +45,7 @@ def test_each_script_learns_to_tell_characters_of_an_unseen_script(
         torch.set_num_threads(threads)
     found = re.fullmatch(r"loss on an unseen script after 3 inner steps: (\d\.\d{3})\n", capsys.readouterr().out)
     assert found
-    assert float(found[1]) < 0.9 * math.log(5)  # log 5: the loss of who cannot tell five characters apart
+    assert float(found[1]) < 0.9 * math.log(5)  # log 5: the loss of a uniform prediction over five characters
 
 
 def batches() -> list[list[Task]]:

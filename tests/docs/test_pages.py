@@ -1,4 +1,4 @@
-"""The pages keep their word: examples run, generated parts are current, links lead somewhere."""
+"""Examples on pages run, links have targets, and tables agree with the program."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def test_a_python_example_runs_after_those_before_it(page, index, tmp_path, monk
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_between_pages_lead_somewhere(page):
+def test_links_between_pages_have_targets(page):
     for target in re.findall(r"\]\(([^)#]+)\)", pages.prose(page.read_text(encoding="utf-8"))):
         if not target.startswith("http"):
             assert (page.parent / target).exists(), target
 
 
-def test_the_guide_shows_every_key_of_the_run_file_with_its_default():
+def test_the_guide_lists_every_key_of_the_run_file_with_its_default():
     (page,) = [page for page in PAGES if page.name == "compare.md"]
     assert tomllib.loads(blocks(page, "toml")[0]) == Config().to_dict()
 
@@ -52,7 +52,7 @@ def test_the_readmes_table_of_homogenizers_is_that_of_the_installed_ones():
     assert shown == {info.name: installed().load("homogenizers", info.name)[1].summary for info in built_in}
 
 
-def test_the_readmes_commands_stand_in_its_first_two_sh_blocks():
+def test_the_first_two_sh_blocks_of_the_readme_hold_its_commands():
     setup, tests = blocks(ROOT / "README.md", "sh")[:2]
     assert setup.splitlines()[-1] == "gradhomog compare"
     assert "pytest" in tests

@@ -1,4 +1,4 @@
-"""`docs/guide/write-a-homogenizer.md` is typed as it stands, in an environment of its own, and prints what it shows."""
+"""`docs/guide/write-a-homogenizer.md`: its files and commands run in a fresh virtual environment and print its outputs."""
 
 from __future__ import annotations
 
@@ -34,13 +34,14 @@ def environment(tmp_path: Path) -> dict[str, str]:
         "VIRTUAL_ENV": str(root),
         "OMP_NUM_THREADS": "1",
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        # What `pip install .` would fetch is here: the build backend and gradhomog.
+        # The dependencies of `pip install .`, the build backend and gradhomog, are installed in the outer environment.
         "PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_CONFIG_FILE": os.devnull,
         "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_ROOT_USER_ACTION": "ignore",
     }  # fmt: skip
 
 
-def test_every_command_does_what_the_page_shows(tmp_path: Path, environment: dict[str, str]) -> None:
+@pytest.mark.slow
+def test_every_command_prints_the_output_on_the_page(tmp_path: Path, environment: dict[str, str]) -> None:
     folder = tmp_path / "reader"
     folder.mkdir()
     complaints = console.run(console.steps(PAGE), folder, environment, timeout=300)
@@ -53,5 +54,5 @@ def test_it_starts_from_eleven_lines_of_python_and_six_of_toml() -> None:
 
 
 @pytest.mark.parametrize("command", ["list", "show", "check", "compare", "pip install", "pytest", "gradhomog.pipeline"])
-def test_each_step_is_shown_by_a_command(command: str) -> None:
+def test_each_step_has_a_command(command: str) -> None:
     assert any(command in step.line for step in console.steps(PAGE) if isinstance(step, console.Command))

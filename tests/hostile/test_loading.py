@@ -1,4 +1,4 @@
-"""Plugins that cannot be loaded or made: told by name, distribution and version, and harmless to all others."""
+"""Plugins that cannot be loaded or made: errors name them with distribution and version; no other is harmed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gradhomog import AmbiguousPluginError, PluginLoadError, PluginRunError
 from tests.hostile.plugins import ADVICE, HERE, IMPORTS, assert_blamed, install, plugin
 
 HOOK = f"{IMPORTS}@hookimpl\ndef gradhomog_homogenizer(): "
-EVEN = "def mix(self, evidence): return torch.ones(evidence.tasks)"
+EVEN = "def mix(self, step): return torch.ones(step.tasks)"
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_one_whose_requirements_do_not_exclude_this_version_is_loaded(gradhomog_
 @pytest.mark.parametrize(("requirement", "fine"), [(">=0.2", True), (">=0.3", False), ("<0.3", False)])
 def test_a_development_version_counts_as_what_it_is(gradhomog_install, monkeypatch, requirement, fine):
     # 0.2 < 0.3.dev1 < 0.3, and "<0.3" is meant to exclude what leads to 0.3 (PEP 440).
-    monkeypatch.setattr(gradhomog, "__version__", "0.3.dev1")
+    monkeypatch.setattr("gradhomog.registry.loading.__version__", "0.3.dev1")
     install(gradhomog_install, EVEN, requires=[f"gradhomog{requirement}"])
     if fine:
         assert len(gradhomog.pipeline("bad")) == 1

@@ -1,4 +1,4 @@
-"""Whole comparisons with faulty plugins: what was done is kept, what is dropped is told once, what is slow is named."""
+"""Comparisons with faulty plugins: results are kept, failures and slow plugins are named once."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ from gradhomog.bench.tables import render_table
 from tests.bench.conftest import SMALL
 from tests.hostile.plugins import HERE, assert_blamed, install, plugin
 
-EVEN = "def mix(self, evidence): return torch.ones(evidence.tasks)"
+EVEN = "def mix(self, step): return torch.ones(step.tasks)"
 
 
 def config(homogenizers, *more):
     return load(None, [*SMALL, f"homogenizers={json.dumps(homogenizers)}", "seeds=1", *more])
 
 
-@pytest.mark.parametrize("stage", ["mix(self, evidence)", "update(self, evidence)"])
+@pytest.mark.parametrize("stage", ["mix(self, step)", "update(self, step)"])
 def test_one_that_fails_stops_its_run_and_all_results_so_far_are_kept(gradhomog_install, tmp_path, stage):
     # One process makes the runs in turn: plain before it, pcgrad after it.
+    result = "torch.ones(step.tasks)" if stage.startswith("mix") else "{}"
     methods = f"""
         calls = 0
         def {stage}:
             self.calls += 1
             if self.calls == 5:
                 raise RuntimeError("out of ideas")
-            return torch.ones(evidence.tasks)
+            return {result}
     """
     install(gradhomog_install, methods)
     outcome = compare(config(["none", "bad", "pcgrad"]), tmp_path / "out")
@@ -159,7 +160,7 @@ def test_observers_that_fail_are_each_reported_once_and_stop_nothing(gradhomog_i
 
 # -- slow ------------------------------------------------------------------------------------------------------------
 
-SLOW = "def mix(self, evidence): time.sleep(0.1); return torch.ones(evidence.tasks)"
+SLOW = "def mix(self, step): time.sleep(0.1); return torch.ones(step.tasks)"
 
 
 def slow_lines(summary):

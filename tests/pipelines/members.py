@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 
 from gradhomog import Homogenizer
+from gradhomog.member import Member
+from gradhomog.pipelines import Pipeline
+from gradhomog.specs import HomogenizerSpec
 
 ROWS = torch.tensor([[1.0, 2.0, 0.0], [0.0, -1.0, 3.0]])
 C = ((0.5, 0.5), (-1.0, 2.0))
@@ -19,31 +22,50 @@ class Weights(Homogenizer):
     def __init__(self, *weights):
         self.weights = torch.tensor(weights, dtype=torch.float64)
 
-    def mix(self, evidence):
+    def mix(self, step):
         return self.weights
 
 
 class Matrix(Weights):
-    """Returns a mixing matrix and remembers the Gramian that it saw."""
+    """Returns a mixing matrix and records the Gramian of the rows that it receives."""
 
-    def mix(self, evidence):
-        self.seen = evidence.gramian()
+    def mix(self, step):
+        self.seen = step.gramian()
         return self.weights
 
 
 class Doubled(Homogenizer):
-    def rows(self, jacobian):
-        if isinstance(jacobian, torch.Tensor):
-            return 2 * jacobian
-        return {name: 2 * value for name, value in jacobian.items()}
+    def rows(self, step):
+        return step.jacobian.map(lambda block: 2 * block)
 
 
-class Noted(Homogenizer):
+class Plus(Homogenizer):
     """Adds one to the encoder's output while attached."""
 
     def attach(self, encoder):
         return [encoder.register_forward_hook(lambda module, inputs, output: output + 1)]
 
 
-def faulty(stage, function):
-    return type("Faulty", (Homogenizer,), {stage: function})()
+class Counter(Homogenizer):
+    """Counts its steps."""
+
+    state_names = ("count",)
+
+    def __init__(self):
+        self.count = 0
+
+    def mix(self, step):
+        return torch.ones(step.tasks)
+
+    def update(self, step):
+        return {"count": self.count + 1}
+
+
+def faulty(stage, function, **attributes):
+    return type("Faulty", (Homogenizer,), {stage: function, **attributes})()
+
+
+def declared(homogenizer, **spec):
+    """A pipeline of one homogenizer, as if a plugin had this spec."""
+    made = HomogenizerSpec(factory=type(homogenizer), summary="", **spec)
+    return Pipeline([Member(homogenizer, "declared", {}, None, made)])

@@ -1,4 +1,4 @@
-"""Members compose: mixings multiply, the next one sees what the last one returned, in dicts as in matrices."""
+"""Members compose: mixings multiply, and each stage receives the rows that the one before returned."""
 
 from __future__ import annotations
 
@@ -54,9 +54,17 @@ def test_a_dict_of_rows_gives_the_direction_of_the_concatenated_matrix(members):
 
 def test_weights_reported_are_each_rows_share_in_the_direction():
     result = gradhomog.pipeline([Matrix(*C), Weights(1, 3)]).homogenize(ROWS)
-    torch.testing.assert_close(result.direction, ((result.weights @ ROWS.double()) / 2).float())
+    torch.testing.assert_close(result.direction[""], ((result.weights @ ROWS.double()) / 2).float())
     assert gradhomog.pipeline([Doubled()]).homogenize(ROWS).weights is None
     assert gradhomog.pipeline(None).homogenize(ROWS).weights.tolist() == [1.0, 1.0]
+
+
+def test_a_direction_is_a_tensor_for_a_tensor_and_a_dict_by_name_otherwise():
+    pipe = gradhomog.pipeline("none")
+    assert pipe.combine(ROWS).shape == (3,)
+    assert list(pipe.combine(in_dict(ROWS))) == ["weight", "bias"]
+    assert list(pipe.combine(gradhomog.as_jacobian(ROWS))) == [""]
+    assert list(pipe.homogenize(ROWS).direction) == [""]
 
 
 def test_combine_leaves_rows_and_graph_alone_unless_asked():

@@ -1,4 +1,4 @@
-"""Faulty members are told by name and stage; arguments that do not fit are refused."""
+"""Errors name the faulty member and its stage; arguments that do not fit the rows are refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 import gradhomog
 from gradhomog import DataError, OptionError, PluginRunError
-from gradhomog.evidence import TaskKey
+from gradhomog.task_key import TaskKey
 from tests.pipelines.members import ROWS, faulty
 
 
@@ -19,12 +19,13 @@ from tests.pipelines.members import ROWS, faulty
         ("mix", lambda self, e: [1.0, 1.0], r"got list"),
         ("mix", lambda self, e: torch.tensor([1.0, float("nan")]), r"NaN or infinity from `mix`"),
         ("mix", lambda self, e: torch.ones(2, requires_grad=True), r"with a graph"),
-        ("rows", lambda self, j: j[:1], r"from `rows`.*got a tensor \(1, 3\)"),
-        ("rows", lambda self, j: j.double(), r"float64"),
+        ("rows", lambda self, s: s.jacobian.select([0]), r"from `rows` a Jacobian of the 2 tasks.*a Jacobian of 1 tasks"),
+        ("rows", lambda self, s: s.jacobian.map(torch.Tensor.double), r"dtypes.*float64"),
+        ("rows", lambda self, s: s.jacobian.materialize(), r"made by `map`, `replace` or `repeat`.*got a dict of"),
         ("update", lambda self, e: {}["x"], r"raised in `update`: KeyError"),
     ],
 )
-def test_a_faulty_stage_is_told_by_name_and_stage(stage, function, message):
+def test_an_error_names_the_member_and_its_stage(stage, function, message):
     with pytest.raises(PluginRunError, match=message):
         gradhomog.pipeline([faulty(stage, function)]).combine(ROWS)
 
@@ -42,7 +43,17 @@ def test_a_transform_that_changes_the_shape_is_refused():
     ("arguments", "error", "message"),
     [
         ({"losses": torch.ones(3)}, OptionError, r"`losses` must have shape \[2\].*got \(3,\)"),
+        ({"losses": []}, OptionError, r"`losses` must .*one .*per task"),
+        ({"losses": ["a", "b"]}, OptionError, r"`losses` must hold one number per task; got \['a', 'b'\]"),
+        ({"losses": torch.ones(2, dtype=torch.complex64)}, OptionError, r"`losses` must be real.*complex64"),
+        ({"losses": [1j, 2j]}, OptionError, r"`losses` must"),
+        ({"losses": [torch.tensor(1j), torch.tensor(2j)]}, OptionError, r"`losses` must be real|one number per task"),
+        ({"losses": [[1.0], [2.0]]}, OptionError, r"`losses` must have shape \[2\].*got \(2, 1\)"),
+        ({"losses": 1.0}, OptionError, r"`losses` must hold one number per task; got 1.0"),
         ({"domains": ["a"]}, OptionError, r"one domain for each of the 2 tasks"),
+        ({"features": torch.ones(3, 1, 1), "feature_grads": torch.ones(2, 1, 1)}, DataError, r"`features` must have the 2"),
+        ({"features": torch.ones(2, 1, 1), "feature_grads": torch.ones(1, 1, 1)}, DataError, r"`feature_grads` must have"),
+        ({"targets": torch.ones(3, 1)}, DataError, r"`targets` must have the 2 tasks"),
     ],
 )
 def test_arguments_that_do_not_fit_the_rows_are_refused(arguments, error, message):
@@ -50,8 +61,8 @@ def test_arguments_that_do_not_fit_the_rows_are_refused(arguments, error, messag
         gradhomog.pipeline("none").combine(ROWS, **arguments)
 
 
-def test_missing_losses_are_asked_for_by_who_needs_them():
-    with pytest.raises(OptionError, match=r"'gradnorm' of gradhomog .* needs the tasks' losses"):
+def test_missing_losses_are_requested_in_the_name_of_the_method_that_needs_them():
+    with pytest.raises(OptionError, match=r"'gradnorm' of gradhomog .* needs the losses of the tasks"):
         gradhomog.pipeline("gradnorm").combine(ROWS)
 
 
@@ -61,6 +72,26 @@ def test_losses_may_be_a_list_of_tensors_with_a_graph():
     assert torch.equal(gradhomog.pipeline("gradnorm").combine(ROWS, losses=losses), ROWS.mean(0))
 
 
-def test_no_rows_are_refused():
-    with pytest.raises(DataError):
-        gradhomog.pipeline("none").combine(torch.ones(3))
+@pytest.mark.parametrize(
+    "rows",
+    [
+        torch.ones(3),
+        torch.ones(0, 3),
+        torch.ones(2, 3, device="meta"),
+        torch.eye(2).to_sparse(),
+        torch.ones(2, 3, dtype=torch.complex64),
+        {"w": torch.ones(2, 3), "b": torch.ones(2, device="meta")},
+        {},
+    ],
+    ids=["vector", "no task", "meta", "sparse", "complex", "meta in a dict", "empty"],
+)
+@pytest.mark.parametrize("text", ["none", "gradnorm"])
+def test_rows_that_cannot_be_combined_are_refused(rows, text):
+    with pytest.raises(DataError, match="`jacobian`"):
+        gradhomog.pipeline(text).combine(rows, losses=[1.0, 2.0])
+
+
+def test_a_homogenizer_acts_by_mix_or_by_rows_and_not_by_both():
+    both = faulty("mix", lambda self, step: torch.ones(2), rows=lambda self, step: step.jacobian)
+    with pytest.raises(PluginRunError, match="overrides both `mix` and `rows`"):
+        gradhomog.pipeline([both])

@@ -1,4 +1,4 @@
-"""Statistics of the rows: computed once, only where they are declared, without a graph for what is learnt."""
+"""Statistics of the rows: computed once, only where they are declared, without a graph for `update`."""
 
 from __future__ import annotations
 
@@ -6,58 +6,103 @@ import pytest
 import torch
 
 import gradhomog
-from gradhomog import Homogenizer, HomogenizerSpec, PluginRunError
-from gradhomog.engine.member import Member
-from gradhomog.pipelines import Pipeline
-from tests.pipelines.members import ROWS, C, Matrix, Weights
+from gradhomog import Homogenizer, OptionError, PluginRunError, StageResult
+from gradhomog.jacobian import DenseJacobian
+from tests.pipelines.members import ROWS, C, Matrix, Weights, declared
 
 
-def test_statistics_are_computed_once_for_all_who_read_them(monkeypatch):
+@pytest.fixture
+def gramians(monkeypatch):
+    """The number of Gramians that are multiplied."""
     calls = []
-    original = gradhomog.rows.block_gramians
-    monkeypatch.setattr(gradhomog.rows, "block_gramians", lambda rows: calls.append(1) or original(rows))
-    gradhomog.pipeline("pcgrad + mgda + gradnorm + pcgrad").homogenize(ROWS, torch.ones(2), inspect=True)
-    assert len(calls) == 1
+    original = DenseJacobian.compute_gramians
+    total = DenseJacobian.compute_total_gramian
+    monkeypatch.setattr(DenseJacobian, "compute_gramians", lambda self: calls.append("blocks") or original(self))
+    monkeypatch.setattr(DenseJacobian, "compute_total_gramian", lambda self: calls.append("total") or total(self))
+    return calls
 
 
-def test_a_pipeline_without_need_of_the_gramian_does_not_compute_it(monkeypatch):
-    monkeypatch.setattr(gradhomog.rows, "block_gramians", lambda rows: pytest.fail("computed"))
+def test_statistics_are_computed_once_for_all_that_read_them(gramians):
+    members = [Matrix(*C), "gradnorm", Matrix(*C), "static"]
+    gradhomog.pipeline(members).homogenize(ROWS, torch.ones(2), inspect=True)
+    assert gramians.count("total") <= 1
+    assert gramians.count("blocks") <= 1
+    assert gramians
+
+
+def test_a_pipeline_without_need_of_the_gramian_does_not_compute_it(gramians):
     gradhomog.pipeline("static(weights=[1, 2]) + gradnorm").combine(ROWS, losses=[1.0, 2.0])
+    assert not gramians
 
 
 def test_reading_an_undeclared_statistic_is_an_error_that_says_what_to_declare():
-    spec = HomogenizerSpec(factory=Matrix, summary="", needs=frozenset({"losses"}))
-    pipe = Pipeline([Member(Matrix(*C), "greedy", {}, None, spec)])
     with pytest.raises(PluginRunError, match=r"reads `gramian`.*Add 'gramian' to `needs`"):
-        pipe.combine(ROWS)
+        declared(Matrix(*C), needs={"losses"}).combine(ROWS)
 
 
-def test_an_object_may_need_less_than_its_plugin_and_not_more(monkeypatch):
-    spec = HomogenizerSpec(factory=Weights, summary="", needs={"gramian", "norms"})
+def test_an_object_may_need_less_than_its_plugin_and_not_more(gramians):
     modest = Weights(1, 3)
     modest.needs = {"norms"}
-    monkeypatch.setattr(gradhomog.rows, "block_gramians", lambda rows: pytest.fail("computed"))
-    Pipeline([Member(modest, "modest", {}, None, spec)]).combine(ROWS)
+    declared(modest, needs={"gramian", "norms"}).combine(ROWS)
+    assert not gramians
     modest.needs = {"losses"}
     with pytest.raises(PluginRunError, match=r"sets `needs` to \['losses'\].*Add \['losses'\] to `needs`"):
-        Member(modest, "modest", {}, None, spec)
+        declared(modest, needs={"gramian", "norms"})
 
 
-class Watching(Homogenizer):
-    def mix(self, evidence):
-        return torch.ones(evidence.tasks)
+def test_update_and_measured_receive_what_mix_received_without_a_graph():
+    received = {}
 
-    def update(self, evidence):
-        self.graphs = [evidence.losses, evidence.gramian(), evidence.norms(), evidence.rows, evidence.features]
+    class Watching(Homogenizer):
+        def mix(self, step):
+            return StageResult(step.losses.exp() / step.losses.exp().mean(), aux=[step.losses * 2])
 
+        def update(self, step):
+            received["update"] = step
+            return {}
 
-def test_what_update_sees_has_no_graph_even_with_create_graph():
-    watching = Watching()
-    spec = HomogenizerSpec(
-        factory=Watching, summary="", traits={"differentiable"}, needs=set(gradhomog.specs.STATISTICS)
-    )
-    pipe = Pipeline([Member(watching, "watching", {}, None, spec)])
+        def measured(self, step):
+            received["measured"] = step
+            return {"losses": step.losses.tolist()}
+
+    pipe = declared(Watching(), traits={"differentiable"}, needs=gradhomog.specs.STATISTICS)
     rows, losses = ROWS.clone().requires_grad_(), torch.ones(2, requires_grad=True)
     features = torch.ones(2, 1, 3, requires_grad=True)
-    assert pipe.combine(rows, losses, features=features, create_graph=True).requires_grad
-    assert not any(value.requires_grad for value in watching.graphs)
+    given = {"features": features, "feature_grads": features, "targets": torch.zeros(2, 1)}
+    assert pipe.combine(rows, losses, **given, create_graph=True).requires_grad
+    for step in received.values():
+        read = [step.losses, step.gramian(), step.norms(), *step.jacobian.materialize().values(), *step.aux]
+        assert not any(value.requires_grad for value in [*read, step.features, step.feature_grads, step.targets])
+        assert torch.equal(step.aux[0], torch.full((2,), 2.0, dtype=torch.float64))
+
+
+def test_the_step_is_immutable_and_names_a_pattern_that_matches_nothing():
+    class Reader(Homogenizer):
+        def mix(self, step):
+            assert step.matches("w*")
+            assert not step.matches("head.*")
+            with pytest.raises(AttributeError):
+                step.number = 3
+            step.norms("head.*")
+
+    with pytest.raises(OptionError, match=r"'head.\*' matches none of: weight"):
+        gradhomog.pipeline([Reader()]).combine({"weight": ROWS})
+
+
+def test_the_largest_number_of_tasks_is_checked_before_a_gramian_is_formed(gramians):
+    pipe = declared(Matrix(*C), needs={"gramian"}, max_tasks=1)
+    with pytest.raises(OptionError, match="limited to 1 tasks by its memory and time; got 2"):
+        pipe.combine(ROWS)
+    assert not gramians
+
+
+def test_a_solver_that_did_not_converge_is_reported_and_warned_about():
+    class Early(Homogenizer):
+        def mix(self, step):
+            return StageResult(torch.ones(step.tasks), converged=False)
+
+    pipe = gradhomog.pipeline([Early(), Weights(1, 1)])
+    with pytest.warns(gradhomog.ConvergenceWarning, match="the solver of homogenizer Early did not converge"):
+        result = pipe.homogenize(ROWS)
+    assert result.unconverged == ("homogenizer Early",)
+    assert gradhomog.pipeline([Weights(1, 1)]).homogenize(ROWS).unconverged == ()

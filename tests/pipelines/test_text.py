@@ -1,4 +1,4 @@
-"""What makes a pipeline: text, lists and objects, and what its own text makes again."""
+"""Pipelines from text, lists and objects; the text of a pipeline makes it again."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def test_lists_and_text_make_the_same_pipeline(what):
     assert str(gradhomog.pipeline(what)) == "pcgrad + static(weights=[1, 2])"
 
 
-def test_what_makes_no_pipeline_is_refused():
+def test_other_inputs_are_refused():
     with pytest.raises(OptionError, match="made of names"):
         gradhomog.pipeline([42])
     with pytest.raises(OptionError, match="'none' is the empty pipeline and cannot be combined"):
         gradhomog.pipeline(["none", "pcgrad"])
-    with pytest.raises(OptionError, match="`nonfinite` is 'raise' in the pipeline given"):
+    with pytest.raises(OptionError, match="the pipeline has nonfinite='raise'; it cannot be 'drop' too"):
         gradhomog.pipeline(gradhomog.pipeline("pcgrad"), nonfinite="drop")
     with pytest.raises(OptionError, match="`nonfinite` must be 'raise' or 'drop'"):
         gradhomog.pipeline("none", nonfinite="ignore")

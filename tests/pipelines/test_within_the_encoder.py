@@ -1,4 +1,4 @@
-"""Stages within the encoder: hooks live as long as their context, and each transform learns from its own input."""
+"""Stages in the encoder: hooks live as long as their context; each `transform` receives its own features."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from torch import nn
 
 import gradhomog
 from gradhomog import Homogenizer, PluginRunError
-from gradhomog.evidence import TaskKey
-from tests.pipelines.members import ROWS, Noted, faulty
+from gradhomog.task_key import TaskKey
+from tests.pipelines.members import ROWS, Plus, faulty
 
 
 def test_attached_changes_the_encoder_within_the_context_only_even_if_it_raises():
     encoder = nn.Linear(2, 2)
     x = torch.ones(1, 2)
     plain = encoder(x)
-    pipe = gradhomog.pipeline([Noted(), Noted()])
+    pipe = gradhomog.pipeline([Plus(), Plus()])
 
     def use_and_fail():
         with pipe.attached(encoder):
@@ -33,7 +33,7 @@ class Single(Homogenizer):
         return encoder.register_forward_hook(lambda module, inputs, output: output + 1)
 
 
-def test_a_single_handle_is_as_good_as_a_list_of_them():
+def test_attach_may_return_a_single_handle():
     encoder = nn.Linear(2, 2)
     with gradhomog.pipeline([Single()]).attached(encoder):
         assert len(encoder._forward_hooks) == 1
@@ -47,12 +47,47 @@ def test_a_single_handle_is_as_good_as_a_list_of_them():
         (lambda self, encoder: (1 / 0 for _ in "x"), "raised in `attach`: ZeroDivisionError"),
     ],
 )
-def test_what_attach_returns_is_checked_and_named(function, message):
-    pipe = gradhomog.pipeline([Noted(), faulty("attach", function)])
+def test_a_faulty_attach_is_named_and_undone(function, message):
+    pipe = gradhomog.pipeline([Plus(), faulty("attach", function)])
     encoder = nn.Linear(2, 2)
     with pytest.raises(PluginRunError, match=message), pipe.attached(encoder):
         pass
     assert not encoder._forward_hooks
+
+
+def left_behind(self, encoder):
+    encoder.register_forward_hook(lambda module, inputs, output: 5 * output)
+    encoder[0].register_forward_pre_hook(lambda module, inputs: None)
+    return [encoder.register_forward_hook(lambda module, inputs, output: output + 1)]
+
+
+def attached_then_raises(self, encoder):
+    encoder.register_forward_hook(lambda module, inputs, output: 5 * output)
+    encoder[0].register_full_backward_hook(lambda module, grads, outer: None)
+    raise ValueError("half attached")
+
+
+def hooks(encoder):
+    tables = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return [len(getattr(module, table)) for module in encoder.modules() for table in tables]
+
+
+@pytest.mark.parametrize(
+    ("attach", "message"),
+    [
+        (left_behind, r"Faulty left 2 hooks on the encoder after the handles from `attach`.*handle for every hook"),
+        (attached_then_raises, "Faulty raised in `attach`: ValueError: half attached"),
+    ],
+)
+def test_a_hook_without_a_handle_is_removed_and_reported(attach, message):
+    encoder = nn.Sequential(nn.Linear(2, 2))
+    own = encoder.register_forward_hook(lambda module, inputs, output: output)  # of the user
+    before = hooks(encoder)
+    pipe = gradhomog.pipeline([Plus(), faulty("attach", attach), Plus()])
+    with pytest.raises(PluginRunError, match=message), pipe.attached(encoder):
+        pass
+    assert hooks(encoder) == before
+    own.remove()
 
 
 class Shifted(Homogenizer):
@@ -62,16 +97,17 @@ class Shifted(Homogenizer):
     def transform(self, features, keys):
         return features + self.amount
 
-    def update(self, evidence):
-        self.seen = (evidence.features.clone(), evidence.feature_cotangents.clone())
+    def update(self, step):
+        self.seen = (float(step.features.mean()), float(step.feature_grads.mean()))
+        return {}
 
 
-def test_each_transform_learns_from_its_own_input_and_the_cotangent_of_its_own_output():
+def test_each_transform_receives_its_own_input_and_the_gradient_of_its_own_output():
     first, second = Shifted(1.0), Shifted(10.0)
     pipe = gradhomog.pipeline([first, second])
     taps = pipe.transform(torch.zeros(2, 1, 3), [TaskKey(0), TaskKey(1)])
     assert [float(tap.mean()) for tap in taps] == [0.0, 1.0, 11.0]
-    cotangents = [torch.full((2, 1, 3), float(i)) for i in range(3)]
-    pipe.homogenize(ROWS, features=taps, feature_cotangents=cotangents)
-    assert (float(first.seen[0].mean()), float(first.seen[1].mean())) == (0.0, 1.0)
-    assert (float(second.seen[0].mean()), float(second.seen[1].mean())) == (1.0, 2.0)
+    grads = [torch.full((2, 1, 3), float(i)) for i in range(3)]
+    pipe.homogenize(ROWS, features=taps, feature_grads=grads)
+    assert first.seen == (0.0, 1.0)
+    assert second.seen == (1.0, 2.0)

@@ -1,4 +1,4 @@
-"""Tasks whose losses and rows are known exactly, and what any function from losses to weights promises."""
+"""Tasks whose losses and gradients are known exactly, and checks of functions from losses to weights."""
 
 from __future__ import annotations
 
@@ -25,22 +25,21 @@ def rows_and_losses(losses_of, theta):
 
 
 def gradient_of(combined, losses_of, theta):
-    """The derivative by theta of one number made of the losses, by autograd."""
+    """The gradient w.r.t. theta of one number made of the losses, by autograd."""
     point = theta.clone().requires_grad_()
     return torch.autograd.grad(combined(losses_of(point)), point)[0]
 
 
-def weights(text, losses, steps=1, **given):
-    """Of the last of some steps on the same losses and orthogonal rows of norm one."""
-    pipe = text if not isinstance(text, str) else pipeline(text)
-    values = torch.as_tensor(losses, dtype=torch.float64)
+def weights(pipe, losses, steps=1, **options):
+    """The weights in the last of some steps on the same losses and orthogonal rows of norm one."""
+    pipe, losses = pipeline(pipe), torch.as_tensor(losses, dtype=torch.float64)
     for _ in range(steps):
-        result = pipe.homogenize(torch.eye(len(values), dtype=torch.float64), values, **given)
+        result = pipe.homogenize(torch.eye(len(losses), dtype=torch.float64), losses, **options)
     return result.weights
 
 
 def assert_pure(function, *inputs):
-    """Derivatives once and twice by finite differences; under vmap over a batch and compiled whole, the same values."""
+    """First and second derivatives by finite differences; under vmap over a batch and compiled whole, equal values."""
     variables = tuple(value.clone().requires_grad_() for value in inputs)
     assert torch.autograd.gradcheck(function, variables)
     assert torch.autograd.gradgradcheck(function, variables)

@@ -1,25 +1,37 @@
-"""The length of a step whose weights are in balance: one function for graphs, batches and compilers."""
-
-import functools
+"""The step whose weights are in balance: one function for graphs, batches and compilers; its length in both scales."""
 
 import pytest
 import torch
 
-from gradhomog_plugins._bargained import step_weights
+import gradhomog
+from gradhomog_plugins._bargained import projected_mean
 from tests.plugins.from_losses import assert_pure
 
+WEIGHTS = torch.tensor([0.5, 0.2, 0.9, 0.4], dtype=torch.float64)
 
-@pytest.mark.parametrize(("scale", "max_norm"), [("mean", None), ("paper", None), ("paper", 0.5), ("paper", 50.0)])
-def test_the_length_is_one_function_of_gramian_and_weights(scale, max_norm):
+
+def test_the_step_and_its_length_are_one_function_of_gramian_and_weights():
     rows = torch.randn(4, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    weights = torch.tensor([0.5, 0.2, 0.9, 0.4], dtype=torch.float64)
-    assert_pure(functools.partial(step_weights, scale=scale, max_norm=max_norm), rows @ rows.T, weights)
+
+    def flat(gramian, weights):
+        step, (ratio, length) = projected_mean(gramian, weights)
+        return torch.cat([step, ratio[None], length[None]])
+
+    assert_pure(flat, rows @ rows.T, WEIGHTS)
 
 
-def test_a_step_that_is_too_long_gets_the_length_and_a_shorter_one_keeps_its_own():
-    rows = torch.randn(3, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    weights = torch.tensor([0.5, 0.2, 0.9], dtype=torch.float64)
-    whole = float((weights @ rows).norm())
-    for allowed in (whole / 3, whole * 3):
-        step = step_weights(rows @ rows.T, weights, "paper", allowed) @ rows / 3
-        assert float(step.norm()) == pytest.approx(min(whole, allowed))
+def test_the_step_is_the_projection_of_the_mean_and_its_length_that_of_the_papers():
+    rows = torch.randn(4, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    step, (ratio, length) = projected_mean(rows @ rows.T, WEIGHTS)
+    paper = WEIGHTS @ rows
+    unit = paper / paper.norm()
+    torch.testing.assert_close(step @ rows / 4, (rows.mean(0) @ unit) * unit)
+    torch.testing.assert_close(length, paper.norm())
+    torch.testing.assert_close(step / ratio, WEIGHTS)
+
+
+@pytest.mark.parametrize("method", ["nash_mtl", "fairgrad(alpha=0.5)"])
+def test_float32_rows_get_the_direction_of_the_same_rows_in_float64(method):
+    rows = torch.randn(6, 300, generator=torch.Generator().manual_seed(2))
+    expected = gradhomog.pipeline(method).combine(rows.double())
+    torch.testing.assert_close(gradhomog.pipeline(method).combine(rows), expected.float(), rtol=1e-4, atol=1e-6)

@@ -69,7 +69,7 @@ def test_each_length_model_projects_rows_of_that_length(length, value):
 
 
 @pytest.mark.parametrize("scale", [1e-18, 1.0, 1e18])
-def test_zero_rows_have_no_say_in_the_direction_and_add_no_length(scale):
+def test_zero_rows_change_neither_direction_nor_length(scale):
     rows = torch.cat([random_rows(3, 5), torch.zeros(2, 5)])[[0, 3, 1, 4, 2]]
     pipe = gradhomog.pipeline("config(scale='paper')")
     torch.testing.assert_close(pipe.combine(scale * rows) / scale, pipe.combine(rows[[0, 2, 4]]))
@@ -80,14 +80,21 @@ def test_zero_rows_alone_give_zero_for_every_length(length):
     assert gradhomog.pipeline(f"config(length='{length}')").combine(torch.zeros(3, 4)).tolist() == [0.0] * 4
 
 
-def test_opposite_rows_give_zero_where_torchjd_brings_rounding_to_the_length_of_the_rows():
+def test_opposite_rows_give_zero():
     row = random_rows(1, 1000)[0].float()
-    rows = torch.stack([row, -2 * row])
-    assert gradhomog.pipeline("config").combine(rows).tolist() == [0.0] * 1000
-    assert torchjd.aggregation.ConFIG()(rows).norm() > 0.5 * row.norm()
+    assert gradhomog.pipeline("config").combine(torch.stack([row, -2 * row])).tolist() == [0.0] * 1000
 
 
-def test_dependent_rows_get_the_nearest_cosines_in_every_precision_where_torchjd_takes_rounding_for_rank():
+def test_float64_rows_that_are_a_millionth_apart_keep_their_rank():
+    # With the tolerance of float32 the step was 1 to 2 % off: the first two rows counted as parallel.
+    row, across, other = torch.linalg.qr(random_rows(3, 20).T)[0].T
+    rows = torch.stack([row, row + 1e-6 * across, 0.1 * row + other])
+    direction = gradhomog.pipeline("config").combine(rows)
+    cosines = units(rows) @ direction / direction.norm()
+    torch.testing.assert_close(cosines, cosines.mean().expand_as(cosines), rtol=1e-3, atol=0)
+
+
+def test_dependent_rows_get_the_nearest_cosines_in_every_precision():
     one, other = random_rows(2, 10_000).float()
     rows = torch.stack([one, other, one + other])
     unit = units(rows.double())
@@ -97,10 +104,9 @@ def test_dependent_rows_get_the_nearest_cosines_in_every_precision_where_torchjd
     pipe = gradhomog.pipeline("config")
     torch.testing.assert_close(pipe.combine(rows.double()), expected, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(pipe.combine(rows), expected.float(), rtol=1e-3, atol=1e-3)
-    assert torchjd.aggregation.ConFIG()(rows.double()).norm() < 1e-4 * expected.norm()
 
 
-def test_many_float32_parameters_cost_no_rank_where_torchjds_tolerance_grows_with_their_number():
+def test_many_float32_parameters_cost_no_rank():
     basis = torch.linalg.qr(random_rows(3, 200_000).T)[0].T
     near = torch.tensor([[1.0, 0.0, 0.0], [0.999, 0.0268, 0.0358], [0.0, 1.0, 0.0]], dtype=torch.float64)
     rows = (near @ basis).float()
@@ -110,7 +116,6 @@ def test_many_float32_parameters_cost_no_rank_where_torchjds_tolerance_grows_wit
         return float(cosines.max() - cosines.min())
 
     assert spread(gradhomog.pipeline("config").combine(rows)) < 1e-3
-    assert spread(torchjd.aggregation.ConFIG()(rows)) > 1e-2
 
 
 @pytest.mark.parametrize("rows", [random_rows(3, 5), 2 * torch.eye(3, 5, dtype=torch.float64)], ids=["any", "equal"])

@@ -53,9 +53,3 @@ def test_a_zero_row_counts_in_the_mean_and_nowhere_else():
     rows = torch.tensor([[3.0, 0.0], [0.0, 0.0], [-1.0, 1.0]], dtype=torch.float64)
     two_thirds = gradhomog.pipeline("dualproj").combine(rows[[0, 2]]) * 2 / 3
     torch.testing.assert_close(gradhomog.pipeline("dualproj").combine(rows), two_thirds)
-
-
-def test_both_scales_are_the_same():
-    rows = torch.tensor([[3.0, 0.0], [-1.0, 1.0]])
-    found = [gradhomog.pipeline(f"dualproj(scale='{scale}')").combine(rows) for scale in ("mean", "paper")]
-    assert torch.equal(*found)

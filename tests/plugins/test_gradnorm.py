@@ -1,4 +1,4 @@
-"""GradNorm against a double backward through the norms, its fixed point, and what its state promises."""
+"""GradNorm against a double backward through the norms, its fixed point, and the state of each key."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from gradhomog_plugins.gradnorm import leader_gradient
 
 
 def double_backward(theta, make_losses, weights, first, alpha):
-    """∂/∂w of Σ|‖∇_θ w_i L_i‖ − target| by autograd through the norms, with the target constant (the paper's way)."""
+    """The paper's way: ∂/∂w of Σ|‖∇_θ w_i L_i‖ − target| by autograd through the norms, with the target constant."""
     weights = weights.clone().requires_grad_()
     losses = make_losses(theta)
     norms = torch.stack([torch.autograd.grad(w * loss, theta, create_graph=True)[0].norm()
@@ -37,28 +37,30 @@ def test_closed_form_gradient_equals_a_double_backward_in_float64(alpha, seed):
     rows = torch.stack([torch.autograd.grad(loss, theta, retain_graph=True)[0] for loss in losses])
     rates = losses.detach() / first
     targets = (rates / rates.mean()) ** alpha
-    ours = leader_gradient(weights.tolist(), rows.norm(dim=1).tolist(), targets.tolist())
     expected = double_backward(theta, make_losses, weights, first, alpha)
-    torch.testing.assert_close(torch.tensor(ours, dtype=torch.float64), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(leader_gradient(weights, rows.norm(dim=1), targets), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_one_paper_step_is_a_gradient_step_and_a_renormalisation():
-    rows = torch.diag(torch.tensor([3.0, 1.0, 0.5], dtype=torch.float64))
-    losses = [2.0, 1.0, 1.0]
-    pipe = gradhomog.pipeline("gradnorm(alpha=1, lr=0.01, relative=false)")
-    pipe.combine(rows, losses=losses)
-    # first losses are the losses: all rates are 1, the target is the mean norm 1.5, so signs are +, −, −
-    stepped = torch.tensor([1 - 0.01 * 3, 1 + 0.01 * 1, 1 + 0.01 * 0.5], dtype=torch.float64)
-    result = pipe.homogenize(rows, torch.tensor(losses))
-    torch.testing.assert_close(result.weights, stepped / stepped.mean())
+def test_one_step_is_a_multiplicative_gradient_step_and_a_renormalisation():
+    # Algorithm 1 by hand. First losses are the first step's, so that in the second L̃ = (1, 2, 4) and r = 3/7 · L̃.
+    norms = torch.tensor([3.0, 1.0, 0.5], dtype=torch.float64)
+    pipe = gradhomog.pipeline("gradnorm(alpha=1, lr=0.01)")
+    first, second = torch.tensor([2.0, 1.0, 1.0]).double(), torch.tensor([2.0, 2.0, 4.0]).double()
+    weights = torch.ones(3, dtype=torch.float64)
+    for losses in (first, second, second):
+        torch.testing.assert_close(pipe.homogenize(torch.diag(norms), losses).weights, weights)
+        weighted, rates = weights * norms, losses / first
+        mean = weighted.mean()
+        gradient = torch.sign(weighted - mean * rates / rates.mean()) * norms
+        weights = weights * torch.exp(-0.01 * weights * gradient / mean)
+        weights = 3 * weights / weights.sum()
 
 
-@pytest.mark.parametrize("ratio", [4, 30, 100, 1e3, 1e5])
-def test_with_alpha_zero_the_weighted_norms_become_equal_however_far_apart_they_start(ratio):
-    # Additive steps bounce from ratios of about 1/lr = 40 on: weighted norms of 70 : 1 at 100, 3154 : 1 at 1000.
+@pytest.mark.parametrize(("ratio", "steps"), [(4, 150), (100, 300), (1e5, 600)])
+def test_with_alpha_zero_the_weighted_norms_become_equal_however_far_apart_they_start(ratio, steps):
     norms = torch.tensor([ratio, 1.0], dtype=torch.float64)
     pipe = gradhomog.pipeline("gradnorm(alpha=0)")
-    for _ in range(3000):
+    for _ in range(steps):
         result = pipe.homogenize(torch.diag(norms), torch.ones(2))
     weighted = result.weights * norms
     assert 0.9 < float(weighted[0] / weighted[1]) < 1.1
@@ -68,12 +70,12 @@ def test_domains_keep_their_proportion_to_domains_that_are_not_in_the_batch():
     pipe = gradhomog.pipeline("gradnorm(alpha=0, lr=0.05, key='domain')")
     norms = {"huge": 8.0, "large": 4.0, "small": 1.0}
     generator = torch.Generator().manual_seed(0)
-    for _ in range(1500):
+    for _ in range(600):
         pair = [list(norms)[i] for i in torch.randperm(3, generator=generator)[:2].tolist()]
         rows = torch.diag(torch.tensor([norms[name] for name in pair]))
         pipe.combine(rows, losses=[1.0, 1.0], domains=pair)
-    everyone = torch.diag(torch.tensor(list(norms.values())))
-    weighted = pipe.homogenize(everyone, torch.ones(3), domains=list(norms)).weights * torch.tensor([8.0, 4.0, 1.0])
+    rows, names = torch.diag(torch.tensor(list(norms.values()))), list(norms)
+    weighted = pipe.homogenize(rows, torch.ones(3), domains=names).weights * torch.tensor(list(norms.values()))
     assert float(weighted.max() / weighted.min()) < 1.3
 
 
@@ -129,44 +131,42 @@ def test_norms_can_be_measured_on_some_parameters_only():
 
 
 @pytest.mark.parametrize(
-    ("text", "losses", "message"),
+    ("text", "message"),
     [
-        ("gradnorm", [-1.0, 1.0], "must not be negative"),
-        ("gradnorm", [0.0, 1.0], "first loss of task '0' is zero"),
-        ("gradnorm(alpha=-1)", [1.0, 1.0], "`alpha` must be finite and not negative"),
-        ("gradnorm(lr=0)", [1.0, 1.0], "`lr` must be positive"),
-        ("gradnorm(initial_loss=0)", [1.0, 1.0], "`initial_loss` must be 'first' or a positive number"),
-        ("gradnorm(key='domain')", [1.0, 1.0], "needs to know the domain"),
-        ("gradnorm(parameters='body.*')", [1.0, 1.0], "`parameters` must match"),
+        ("gradnorm(alpha=-1)", "`alpha` must be"),
+        ("gradnorm(lr=0)", "`lr` must be"),
+        ("gradnorm(initial_loss=0)", "`initial_loss` must be"),
+        ("gradnorm(key='domain')", "requires the domain"),
+        ("gradnorm(parameters='body.*')", "`parameters` must match"),
     ],
 )
-def test_what_has_no_training_rate_or_is_out_of_range_is_refused(text, losses, message):
+def test_options_out_of_range_are_refused(text, message):
     with pytest.raises(OptionError, match=message):
-        gradhomog.pipeline(text).combine(torch.eye(2), losses=losses)
+        gradhomog.pipeline(text).combine(torch.eye(2), losses=[1.0, 1.0])
 
 
-@pytest.mark.parametrize("options", ["alpha=2000", "lr=1e6", "lr=1e6, relative=false", "alpha=2000, lr=1e6"])
+@pytest.mark.parametrize("options", ["alpha=2000", "lr=1e6", "alpha=2000, lr=1e6"])
 def test_steps_too_large_for_their_exponentials_leave_weights_finite(options):
     pipe = gradhomog.pipeline(f"gradnorm({options})")
     rows = torch.diag(torch.tensor([3.0, 1.0, 0.5], dtype=torch.float64))
-    for losses in ([2.0, 1.0, 1.0], [0.1, 1.0, 3.0], [4.0, 0.5, 1.0]):
-        assert torch.isfinite(pipe.combine(rows, losses=losses)).all()
-    weights = torch.tensor(list(pipe.state_dict()["0:gradnorm"]["weights"].values()))
-    assert torch.isfinite(weights).all()
-    assert weights.min() >= 0
-    assert weights.sum() > 0
+    for losses in ([2.0, 1.0, 1.0], [0.1, 1.0, 3.0], [0.0, 0.5, 1.0], [0.0, 0.0, 0.0]):
+        weights = pipe.homogenize(rows, losses=losses).weights
+        assert torch.isfinite(weights).all()
+        assert weights.min() >= 0
+        assert float(weights.mean()) == pytest.approx(1)
 
 
-def test_an_additive_step_that_leaves_no_weight_is_not_taken():
-    pipe = gradhomog.pipeline("gradnorm(relative=false, key='domain')")
-    rows = torch.tensor([[100.0, 0.0], [0.0, 1.0], [0.0, 200.0]])
-    for _ in range(3):
-        direction = pipe.combine(rows, losses=[1.0, 1.0, 2.0], domains=["a", "a", "a"])
-        torch.testing.assert_close(direction, rows.mean(0))
-
-
-def test_a_first_loss_next_to_zero_leaves_the_weights_numbers():
+def test_a_first_loss_next_to_zero_leaves_the_weights_finite():
     pipe = gradhomog.pipeline("gradnorm")
     for losses in ([1e-300, 1.0], [1e10, 1.0], [1e10, 0.5]):
-        assert torch.isfinite(pipe.combine(torch.eye(2), losses=torch.tensor(losses, dtype=torch.float64))).all()
-    assert all(0 < weight < 2 for weight in pipe.state_dict()["0:gradnorm"]["weights"].values())
+        weights = pipe.homogenize(torch.eye(2), torch.tensor(losses, dtype=torch.float64)).weights
+        assert all(0 < weight < 2 for weight in weights.tolist())
+
+
+@pytest.mark.parametrize("exponent", [-18, 18])
+def test_a_common_factor_of_the_rows_changes_no_weight(exponent):
+    rows = torch.randn(3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    pipe, scaled = gradhomog.pipeline("gradnorm(lr=0.2)"), gradhomog.pipeline("gradnorm(lr=0.2)")
+    for losses in ([1.0, 2.0, 3.0], [0.5, 2.0, 1.0], [0.4, 1.0, 1.0]):
+        found = scaled.homogenize(10.0**exponent * rows, losses).weights
+        torch.testing.assert_close(found, pipe.homogenize(rows, losses).weights, rtol=1e-9, atol=0)

@@ -1,4 +1,4 @@
-"""IMTL-L against TorchJD's loss under torch's Adam, and its kinship to uncertainty weighting."""
+"""IMTL-L against TorchJD's loss under torch's Adam, and its relation to uncertainty weighting."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradhomog import OptionError
 from tests.plugins.from_losses import gradient_of, quadratics, rows_and_losses, weights
 
 
-def test_thirty_steps_go_where_torchjds_loss_goes_with_an_adam_of_its_own():
+def test_thirty_steps_follow_torchjds_loss_with_an_adam_of_its_own():
     theta, losses_of = quadratics(seed=1)
     theirs = torchjd.scalarization.IMTLL(4).double()
     optimizer = torch.optim.Adam(theirs.parameters(), lr=0.05)
@@ -39,7 +39,7 @@ def test_it_is_uncertainty_weighting_of_regression_with_steps_twice_as_long_in_t
 
 def test_at_rest_every_scaled_loss_is_one():
     losses = torch.tensor([0.5, 2.0, 1.0], dtype=torch.float64)
-    found = weights("imtl_l(lr=0.05, scale='paper')", losses, steps=500) / 3
+    found = weights("imtl_l(lr=0.05, scale='paper')", losses, steps=300) / 3
     assert (found * losses).tolist() == pytest.approx([1, 1, 1], rel=1e-3)
 
 
@@ -56,14 +56,13 @@ def test_state_by_domain_follows_the_domain_to_another_slot():
 
 
 @pytest.mark.parametrize(
-    ("text", "losses", "message"),
+    ("text", "message"),
     [
-        ("imtl_l(lr=0)", [1.0], "`lr` must be positive"),
-        ("imtl_l(bound=inf)", [1.0], "`bound` must be positive"),
-        ("imtl_l", [-0.5, 1.0], r"imtl_l: losses must not be negative.*; task 0 has -0\.5"),
-        ("imtl_l(key='domain')", [1.0], "needs to know the domain"),
+        ("imtl_l(lr=0)", "`lr` must be"),
+        ("imtl_l(bound=inf)", "`bound` must be"),
+        ("imtl_l(key='domain')", "requires the domain"),
     ],
 )
-def test_what_no_factor_brings_to_one_or_is_out_of_range_is_refused(text, losses, message):
+def test_options_out_of_range_are_refused(text, message):
     with pytest.raises(OptionError, match=message):
-        weights(text, losses)
+        weights(text, [1.0])

@@ -1,4 +1,4 @@
-"""Losses near the ends of float64, of the methods that learn a logarithm per loss with Adam."""
+"""Losses near the ends of float64 and losses without a weight, for all methods that weigh tasks by their losses."""
 
 from __future__ import annotations
 
@@ -7,14 +7,39 @@ import torch
 
 import gradhomog
 from gradhomog import OptionError
-from tests.plugins.from_losses import weights
+from gradhomog_plugins._losses import exponential_weights
+from tests.plugins.from_losses import assert_pure, weights
 
-by_method = pytest.mark.parametrize("method", ["uw", "imtl_l"])
+learned_by_adam = pytest.mark.parametrize("method", ["uw", "imtl_l"])
 
 
-@by_method
+@pytest.mark.parametrize(
+    ("method", "loss", "message"),
+    [
+        ("geometric_mean", 0.0, "geometric_mean: losses must be positive"),
+        ("geometric_mean", -1.0, "geometric_mean: losses must be positive"),
+        ("scale_invariant", 0.0, "scale_invariant: losses must be positive"),
+        ("scale_invariant", -2.0, "scale_invariant: losses must be positive"),
+        ("stch(log=true)", 0.0, "stch: losses must be positive for `log=True`"),
+        ("dwa", -1.0, "dwa: losses must not be negative"),
+        ("uw", -0.5, "uw: losses must not be negative"),
+        ("imtl_l", -0.5, "imtl_l: losses must not be negative"),
+        ("gradnorm", -1.0, "gradnorm: losses must not be negative"),
+        ("gradnorm", 0.0, "gradnorm: the first loss of a task must not be zero"),
+        ("famo(lowest=0.5)", 0.4, "famo: losses must not be below `lowest`"),
+    ],
+)
+def test_a_loss_without_a_weight_is_refused_by_name_and_changes_no_state(method, loss, message):
+    pipe = gradhomog.pipeline(method)
+    before = pipe.state_dict()
+    with pytest.raises(OptionError, match=rf"{message}.*; task 1 of domain 'x' has {loss!r}"):
+        pipe.combine(torch.eye(2), losses=torch.tensor([1.0, loss], dtype=torch.float64), domains=["y", "x"])
+    assert pipe.state_dict() == before
+
+
+@learned_by_adam
 @pytest.mark.parametrize("loss", [1e300, 1.7e308])
-def test_a_loss_that_adam_cannot_square_is_refused_by_name_and_nothing_is_learnt_of_it(method, loss):
+def test_a_loss_that_adam_cannot_square_is_refused_by_name_and_changes_no_state(method, loss):
     pipe = gradhomog.pipeline(method)
     before = pipe.state_dict()
     message = rf"{method}: losses times their weights must be below 1e\+150.*; task 1 has 1"
@@ -23,7 +48,38 @@ def test_a_loss_that_adam_cannot_square_is_refused_by_name_and_nothing_is_learnt
     assert pipe.state_dict() == before
 
 
-@by_method
+@learned_by_adam
 @pytest.mark.parametrize("loss", [1e-300, 5e-324])
-def test_a_loss_of_next_to_nothing_is_as_one_of_zero(method, loss):
+def test_a_loss_next_to_zero_is_as_one_of_zero(method, loss):
     assert torch.equal(weights(method, [loss, 1.0], steps=3), weights(method, [0.0, 1.0], steps=3))
+
+
+@pytest.mark.parametrize("losses", [[1e-300, 2e-300], [1e300, 2e300], [5e-324, 1e-323], [1e308, 1.7e308]])
+@pytest.mark.parametrize("method", ["geometric_mean", "geometric_mean(scale='paper')", "scale_invariant"])
+def test_a_common_factor_of_any_size_changes_no_weight(method, losses):
+    # The quotient as computed: that of subnormal numbers is not 2.
+    expected = weights(method, [1.0, losses[1] / losses[0]])
+    torch.testing.assert_close(weights(method, losses), expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("method", "losses", "task"),
+    [
+        ("geometric_mean", [1e-300, 1.0], 0),
+        ("geometric_mean", [1e300, 1.0], 1),
+        ("geometric_mean", [5e-324, 1e308], 0),
+        ("scale_invariant", [1.0, 1e-300], 1),
+        ("scale_invariant", [1.0, 5e-324], 1),
+        ("stch(log=true)", [1.0, 1e-155], 1),
+    ],
+)
+def test_weights_in_the_paper_scale_too_large_for_float32_are_refused_by_name(method, losses, task):
+    paper = method.replace(")", ", scale='paper')") if ")" in method else f"{method}(scale='paper')"
+    name = method.partition("(")[0]
+    with pytest.raises(OptionError, match=rf"{name}: weights .* at most 1e\+30; task {task} has .*use scale='mean'"):
+        weights(paper, losses)
+    assert weights(method, losses).sum() == 2
+
+
+def test_weights_from_logarithms_are_differentiable_and_compile():
+    assert_pure(exponential_weights, torch.tensor([0.5, -2.0, 1.2, 3.0], dtype=torch.float64))

@@ -70,22 +70,22 @@ def test_normalising_by_a_loss_that_is_not_positive_is_refused():
         gradhomog.pipeline("mgda(normalize='loss')").combine(torch.eye(2), losses=[0.0, 1.0])
 
 
-COTANGENTS = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+FEATURE_GRADS = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 
 
 def test_on_features_the_weights_are_those_of_the_feature_gradients():
     rows = torch.randn(3, 9, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
     pipe = gradhomog.pipeline("mgda(on='features')")
-    found = pipe.homogenize(rows, features=[COTANGENTS], feature_cotangents=[COTANGENTS]).weights
-    flat = COTANGENTS.reshape(3, 8)
+    found = pipe.homogenize(rows, features=[FEATURE_GRADS], feature_grads=[FEATURE_GRADS]).weights
+    flat = FEATURE_GRADS.reshape(3, 8)
     torch.testing.assert_close(found, 3 * gradhomog.minimum_norm_weights(flat @ flat.T))
 
 
 def test_on_features_equals_on_parameters_where_the_trunk_keeps_lengths():
     # ∂z/∂θ with orthonormal rows: ‖Σ α_i g_i‖ = ‖Σ α_i ∂L_i/∂z‖, so the bound is met.
     square = torch.randn(12, 12, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
-    rows = COTANGENTS.reshape(3, 8) @ torch.linalg.qr(square)[0][:8]
-    shown = {"features": COTANGENTS, "feature_cotangents": COTANGENTS}
+    rows = FEATURE_GRADS.reshape(3, 8) @ torch.linalg.qr(square)[0][:8]
+    shown = {"features": FEATURE_GRADS, "feature_grads": FEATURE_GRADS}
     on_features = gradhomog.pipeline("mgda(on='features')").combine(rows, **shown)
     torch.testing.assert_close(on_features, gradhomog.pipeline("mgda").combine(rows))
 

@@ -23,7 +23,7 @@ def comparable(tasks, seed=0):
 @given(jacobians(spread=3, zero=False))
 def test_weights_and_gains_are_in_balance(rows):
     result = gradhomog.pipeline("nash_mtl(scale='paper')").homogenize(rows)
-    alpha, gains = result.weights / len(rows), rows @ result.direction
+    alpha, gains = result.weights / len(rows), rows @ result.direction[""]
     assume(float(alpha.min()) > 0)
     terms = alpha * rows.norm(dim=1)  # where rows cancel, the direction is rounded like the longest of them
     assert ((alpha * gains - 1).abs() < 1e-9 + 1e-12 * terms.sum() * terms).all()
@@ -45,7 +45,7 @@ def test_torchjds_weights_are_far_from_balance_where_norms_spread_from_a_tenth_t
     theirs = torchjd.aggregation.NashMTL(n_tasks=16, max_norm=0.0).weighting(rows)
     assert float((theirs * (rows @ rows.T @ theirs) - 1).abs().max()) > 5
     result = gradhomog.pipeline("nash_mtl(scale='paper')").homogenize(rows)
-    assert float((result.weights / 16 * (rows @ result.direction) - 1).abs().max()) < 1e-10
+    assert float((result.weights / 16 * (rows @ result.direction[""]) - 1).abs().max()) < 1e-10
 
 
 @pytest.mark.parametrize("size", [1e-9, 1.0, 1e9])
@@ -61,7 +61,7 @@ def test_scale_mean_projects_the_mean_on_the_direction_of_the_paper():
     torch.testing.assert_close(gradhomog.pipeline("nash_mtl").combine(rows), (rows.mean(0) @ unit) * unit)
 
 
-def test_the_step_is_clipped_only_if_asked_for_and_longer():
+def test_the_papers_step_is_clipped_to_max_norm_where_it_is_longer():
     rows = comparable(4)
     paper = gradhomog.pipeline("nash_mtl(scale='paper')").combine(rows)
     clipped = gradhomog.pipeline("nash_mtl(scale='paper', max_norm=1)").combine(rows)
@@ -76,7 +76,7 @@ def test_opposite_rows_have_nothing_to_agree_on(scale):
     assert not gradhomog.pipeline(f"nash_mtl(scale='{scale}')").combine(rows).any()
 
 
-def test_a_zero_row_has_no_say():
+def test_a_zero_row_is_left_out():
     rows = comparable(3)
     beside = torch.cat([rows, torch.zeros(1, 12, dtype=torch.float64)])
     pipe = gradhomog.pipeline("nash_mtl(scale='paper')")
@@ -86,10 +86,9 @@ def test_a_zero_row_has_no_say():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("nash_mtl(max_norm=0, scale='paper')", "nash_mtl: `max_norm` must be positive"),
-        ("nash_mtl(max_norm=1)", "nash_mtl: `max_norm` must be None with scale='mean'"),
+        ("nash_mtl(max_norm=0, scale='paper')", "`max_norm` must be"),
     ],
 )
-def test_options_out_of_range_are_refused(text, message):
+def test_options_out_of_range_raise(text, message):
     with pytest.raises(OptionError, match=message):
         gradhomog.pipeline(text)

@@ -1,4 +1,4 @@
-"""RotoGBML's reweighting: its fixed point, its leader against autograd, and what equal tasks imply."""
+"""RotoGBML's reweighting: its fixed point, its leader against autograd, its options; invariants: tests/theory."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
 import gradhomog
-from gradhomog import OptionError, TaskBatch
+from gradhomog import OptionError
 from gradhomog_plugins.reweight import bounded, fixed_point
 
 positive = st.floats(1e-3, 1e3)
@@ -27,24 +26,16 @@ def weights(text, norms, losses, steps=1, **given):
     return result.weights
 
 
-@pytest.mark.parametrize("solver", ["gradient", "fixed_point", "none"])
-@given(tasks=st.integers(1, 8), norm=positive, loss=positive, beta=st.sampled_from([0.0, 0.1, 1.5, 4.0]))
-def test_equal_norms_and_losses_keep_every_weight_at_one(solver, tasks, norm, loss, beta):
-    found = weights(f"reweight(beta={beta}, solver='{solver}', lr=0.1)", [norm] * tasks, [loss] * tasks, steps=5)
-    torch.testing.assert_close(found, torch.ones(tasks, dtype=torch.float64), rtol=1e-12, atol=1e-12)
-
-
-@given(pairs, st.sampled_from([0.0, 0.5, 1.5]), st.integers(0, 1000))
-def test_weights_are_positive_and_sum_to_the_number_of_tasks_whatever_the_rate(values, beta, seed):
+@given(pairs, st.sampled_from([0.0, 1.5]), st.integers(0, 1000))
+def test_the_leaders_weights_are_positive_and_sum_to_the_number_of_tasks_whatever_the_rate(values, beta, seed):
     generator = torch.Generator().manual_seed(seed)
     norms, losses = zip(*values, strict=True)
-    for solver in ("fixed_point", "gradient"):
-        pipe = gradhomog.pipeline(f"reweight(beta={beta}, solver='{solver}', lr=3.0)")
-        for _ in range(6):
-            jitter = torch.rand(len(norms), generator=generator, dtype=torch.float64) + 0.1
-            found = pipe.homogenize(rows_of(norms) * jitter, torch.tensor(losses, dtype=torch.float64)).weights
-            assert float(found.min()) > 0
-            assert float(found.sum()) == pytest.approx(len(norms), rel=1e-9)
+    pipe = gradhomog.pipeline(f"reweight(beta={beta}, lr=3.0)")
+    for _ in range(4):
+        jitter = torch.rand(len(norms), generator=generator, dtype=torch.float64) + 0.1
+        found = pipe.homogenize(rows_of(norms) * jitter, torch.tensor(losses, dtype=torch.float64)).weights
+        assert float(found.min()) > 0
+        assert float(found.sum()) == pytest.approx(len(norms), rel=1e-9)
 
 
 @given(pairs, st.sampled_from([0.0, 0.1, 1.5]))
@@ -56,15 +47,7 @@ def test_the_fixed_point_solves_the_papers_equation_exactly(values, beta):
     torch.testing.assert_close(weighted / weighted.mean(), target / target.mean(), rtol=1e-9, atol=0)
 
 
-@given(pairs, positive)
-def test_a_common_factor_of_the_losses_changes_nothing(values, factor):
-    norms, losses = (torch.tensor(v, dtype=torch.float64) for v in zip(*values, strict=True))
-    for text in ("reweight(solver='fixed_point')", "reweight(lr=0.1)"):
-        plain, scaled = weights(text, norms, losses, steps=3), weights(text, norms, losses * factor, steps=3)
-        torch.testing.assert_close(plain, scaled, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_leaders_first_step_follows_a_double_backward_through_the_norms(seed):
     generator = torch.Generator().manual_seed(seed)
     theta = torch.randn(5, generator=generator, dtype=torch.float64, requires_grad=True)
@@ -86,8 +69,8 @@ def test_the_leaders_first_step_follows_a_double_backward_through_the_norms(seed
 
     pipe = gradhomog.pipeline("reweight(lr=0.01)")
     pipe.combine(rows, losses=losses)
-    (state,) = pipe.state_dict().values()
-    first_moments = torch.tensor([state["leader"][str(i)][1] for i in range(4)], dtype=torch.float64)
+    leader = next(iter(pipe)).leader
+    first_moments = torch.tensor([leader[str(slot)][1] for slot in range(4)], dtype=torch.float64)
     torch.testing.assert_close(first_moments / 0.1, expected, rtol=1e-10, atol=1e-12)
 
 
@@ -96,22 +79,6 @@ def test_beta_zero_equalises_the_norms_and_needs_no_losses():
     found = pipe.homogenize(rows_of([4.0, 1.0, 0.25])).weights
     weighted = found * torch.tensor([4.0, 1.0, 0.25])
     torch.testing.assert_close(weighted, weighted.mean().expand(3))
-
-
-def test_the_paper_to_the_letter_shrinks_the_weights_of_equal_tasks():
-    paper = "reweight(beta=0.1, variant='paper', lr=0.01)"
-    found = [float(weights(paper, [1.0] * 4, [1.0] * 4, steps=n).mean()) for n in (1, 20, 60, 100)]
-    assert found == sorted(found, reverse=True)
-    assert found[0] == 1
-    assert found[-1] < 0.1
-
-
-def test_the_paper_to_the_letter_steps_by_equations_4_and_5():
-    norms, losses = torch.tensor([3.0, 1.0, 0.4]), torch.tensor([1.0, 2.0, 3.0])
-    target = norms.mean() * (losses / losses.sum()) ** 1.5
-    expected = 1 - 0.01 * torch.sign(norms - target)  # the first step of Adam has the length of its rate
-    found = weights("reweight(variant='paper', lr=0.01)", norms, losses, steps=2)
-    torch.testing.assert_close(found, expected.double(), rtol=1e-6, atol=0)
 
 
 @given(st.lists(positive, min_size=1, max_size=8), st.floats(1, 5))
@@ -136,9 +103,9 @@ def test_a_task_without_gradient_keeps_weight_one():
     assert fixed_point(torch.tensor([0.0, 4.0, 1.0]), torch.ones(3)).tolist() == pytest.approx([1.0, 0.4, 1.6])
 
 
-def test_the_norm_scale_keeps_the_mean_norm():
+def test_the_mean_norm_can_be_preserved():
     norms = torch.tensor([4.0, 1.0, 0.25], dtype=torch.float64)
-    found = weights("reweight(beta=0, solver='fixed_point', scale='norm')", norms, [1.0] * 3)
+    found = weights("reweight(beta=0, solver='fixed_point', preserve='norms')", norms, [1.0] * 3)
     torch.testing.assert_close((found * norms).mean(), norms.mean())
 
 
@@ -150,7 +117,7 @@ def test_the_encoder_alone_is_measured_where_there_is_one():
     assert float(everything.weights[0]) < 0.5
 
 
-def test_state_follows_the_key_that_it_is_held_by():
+def test_state_follows_its_key():
     norms, losses = [5.0, 1.0], [1.0, 1.0]
     by_domain = gradhomog.pipeline("reweight(beta=0, lr=0.1, key='domain')")
     by_domain.combine(rows_of(norms), losses=losses, domains=["big", "small"])
@@ -160,37 +127,31 @@ def test_state_follows_the_key_that_it_is_held_by():
     assert fresh.tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("solver", ["gradient", "fixed_point"])
-def test_identical_tasks_leave_the_meta_step_of_the_plain_learner_unchanged(solver):
-    def train(text):
-        torch.manual_seed(0)
-        learner = gradhomog.learner(
-            "maml", nn.Sequential(nn.Linear(3, 6), nn.Tanh()), nn.Linear(6, 2), homogenizers=text, inner_lr=0.1
-        )
-        x = torch.randn(8, 3).repeat(3, 1, 1)
-        y = torch.arange(2).repeat(3, 4)
-        outer = torch.optim.SGD(learner.parameters(), lr=0.1)
-        for _ in range(5):
-            learner.step(TaskBatch(x, y, -x, y), outer)
-        return torch.cat([p.detach().flatten() for p in learner.parameters()])
-
-    torch.testing.assert_close(train(f"reweight(solver='{solver}', lr=0.1)"), train("none"), rtol=1e-5, atol=1e-7)
+def test_two_tasks_of_one_domain_move_their_weight_once_by_their_mean():
+    norms, losses, found = torch.tensor([5.0, 3.0, 1.0]), torch.ones(3), []
+    for order in ([0, 1, 2], [1, 0, 2]):
+        pipe = gradhomog.pipeline("reweight(beta=0, lr=0.1, key='domain')")
+        pipe.combine(rows_of(norms[order]), losses=losses, domains=["a", "a", "b"])
+        found.append(next(iter(pipe)).leader)
+    assert found[0] == found[1]
+    assert [state[3] for state in found[0].values()] == [1, 1]  # one step of Adam each
 
 
 @pytest.mark.parametrize(
     ("text", "losses", "message"),
     [
-        ("reweight(beta=-1)", [1.0, 1.0], "`beta` must be finite and at least 0"),
-        ("reweight(lr=0)", [1.0, 1.0], "`lr` must be positive"),
-        ("reweight(initial_loss=0)", [1.0, 1.0], "`initial_loss` must be positive"),
-        ("reweight(max_weight=0.5)", [1.0, 1.0], "`max_weight` must be finite and at least 1"),
+        ("reweight(beta=-1)", [1.0, 1.0], "`beta` must be"),
+        ("reweight(beta=inf)", [1.0, 1.0], "`beta` must be"),
+        ("reweight(lr=0)", [1.0, 1.0], "`lr` must be"),
+        ("reweight(initial_loss=0)", [1.0, 1.0], "`initial_loss` must be"),
+        ("reweight(max_weight=0.5)", [1.0, 1.0], "`max_weight` must be"),
         ("reweight(variant='paper', solver='fixed_point')", [1.0, 1.0], "has no fixed point but zero"),
         ("reweight(solver='fixed_point')", [-1.0, 1.0], "must not be negative unless beta=0"),
-        ("reweight", None, "needs the tasks' losses"),
-        ("reweight(key='domain')", [1.0, 1.0], "needs to know the domain"),
+        ("reweight", None, "needs the losses"),
+        ("reweight(key='domain')", [1.0, 1.0], "requires the domain"),
     ],
 )
-def test_what_cannot_be_weighed_is_refused(text, losses, message):
+def test_wrong_options_and_missing_losses_are_refused(text, losses, message):
     with pytest.raises(OptionError, match=message):
         gradhomog.pipeline(text).combine(torch.eye(2), losses=losses)
 
@@ -205,8 +166,8 @@ def test_norms_that_are_equal_up_to_rounding_move_no_weight():
     assert found.tolist() == [1, 1, 1]
 
 
-def test_no_weight_exceeds_its_bound_whatever_the_scale():
-    # Found with the bound before the scale: 2.998.
+def test_no_weight_exceeds_its_bound_whatever_is_preserved():
+    # Found with the bound before the normalization: 2.998.
     rows = torch.tensor([1e-3, 1.0, 1.0, 1.0]).diag()
-    pipe = gradhomog.pipeline("reweight(beta=0, solver='fixed_point', max_weight=2.0, scale='norm')")
+    pipe = gradhomog.pipeline("reweight(beta=0, solver='fixed_point', max_weight=2.0, preserve='norms')")
     assert float(pipe.homogenize(rows, torch.ones(4)).weights.max()) <= 2

@@ -53,7 +53,7 @@ def test_with_everything_switched_off_it_is_the_plain_learner_bit_for_bit():
 def test_options_reach_their_modules_and_common_ones_reach_both():
     pipe = gradhomog.pipeline("rotogbml(reweight={'beta': 0.1}, rotate={'lr': 0.01, 'key': 'slot'}, key='domain')")
     _, rotate, reweight = pipe
-    assert (rotate.rotations.settings.lr, rotate.key, reweight.beta, reweight.key) == (0.01, "slot", 0.1, "domain")
+    assert (rotate.lr, rotate.key, reweight.beta, reweight.key) == (0.01, "slot", 0.1, "domain")
 
 
 def test_an_unknown_option_of_a_module_is_refused_by_its_name():
@@ -66,10 +66,13 @@ def test_it_keeps_the_name_that_the_user_wrote():
 
 
 def test_identical_tasks_leave_the_plain_meta_gradient_to_rounding():
-    """With reweight, rotate and both; and they stay at ω = 1 and the identity."""
+    """With reweight, rotate and both: ω stays at one and the rotations at the identity."""
     alike = lambda seed=0: [images(1, seed)[0]] * 3  # noqa: E731
     plain = trained(None, 3, alike)
-    for text in ("reweight(lr=0.1)", "rotate(lr=0.5)", "rotogbml(isi=false, reweight={'lr': 0.1}, rotate={'lr': 0.5})"):
+    for text in (
+        "reweight(lr=0.1)", "reweight(solver='fixed_point')", "rotate(lr=0.5)",
+        "rotogbml(isi=false, reweight={'lr': 0.1}, rotate={'lr': 0.5})",
+    ):  # fmt: skip
         torch.testing.assert_close(trained(text, 3, alike), plain, rtol=1e-5, atol=1e-6)
 
 

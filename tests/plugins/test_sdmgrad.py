@@ -1,4 +1,4 @@
-"""SDMGrad against SciPy, the closed forms of two tasks and of λ's ends, and TorchJD's descent step after step."""
+"""SDMGrad against SciPy, closed forms for two tasks and for λ = 0 and ∞, and TorchJD's descent step after step."""
 
 import numpy as np
 import pytest
@@ -18,10 +18,10 @@ def draw(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def combine(rows, text="sdmgrad", steps=1, **shown):
+def combine(rows, text="sdmgrad", steps=1, **options):
     pipe = gradhomog.pipeline(text)
     for _ in range(steps):
-        direction = pipe.combine(rows, **shown)
+        direction = pipe.combine(rows, **options)
     return direction
 
 
@@ -110,21 +110,27 @@ def test_the_descent_is_torchjds_on_three_times_the_same_batch(tasks, lr, moment
         torch.testing.assert_close(pipe.combine(rows), theirs(rows @ rows.T) @ rows, rtol=1e-5, atol=1e-6)
 
 
-def test_small_gradients_are_weighed_as_large_ones_where_torchjd_adds_an_epsilon():
-    # Their A is G / (s² + 1e-8), which for norms of 1e-6 is nearly zero: w hardly leaves the start.
+@pytest.mark.parametrize("exponent", [-18, -6, 18])
+def test_small_gradients_are_weighted_as_large_ones(exponent):
     rows = torch.diag(torch.tensor([3.0, 1.0, 0.5], dtype=torch.float64))
     text = "sdmgrad(solver='sgd', lr=0.5)"
-    torch.testing.assert_close(combine(1e-6 * rows, text), 1e-6 * combine(rows, text), rtol=1e-9, atol=0)
-    theirs = SDMGradWeighting(lr=0.5)(1e-12 * rows @ rows)
-    torch.testing.assert_close(theirs, torch.full_like(theirs, 1 / 3), rtol=0, atol=5e-3)
+    torch.testing.assert_close(
+        combine(10.0**exponent * rows, text), 10.0**exponent * combine(rows, text), rtol=1e-9, atol=0
+    )
 
 
-@pytest.mark.parametrize(("lr", "least", "most"), [(10, 1.4, 1.9), (2, 1.0, 1.0001)])
-def test_the_authors_rate_stays_far_from_the_shortest_vector_and_a_smaller_one_finds_it(lr, least, most):
+def test_nearly_orthogonal_rows_are_solved_by_a_rate_of_two_and_the_authors_rate_stays_in_the_hull():
+    # With the authors' rate of 10 the trajectory is chaotic: how far it stays from the shortest vector is no promise.
     rows = draw(4, 1000, seed=1)
-    vectors = [combine(rows, text, steps=10) for text in (f"sdmgrad(solver='sgd', lr={lr})", "sdmgrad")]
-    # The norm of what is minimised is (1 + λ) times that of d.
-    assert least <= float(vectors[0].norm() / vectors[1].norm()) <= most
+    shortest_vector = combine(rows)
+    torch.testing.assert_close(combine(rows, "sdmgrad(solver='sgd', lr=2)", 10), shortest_vector, rtol=0, atol=1e-3)
+    pipe = gradhomog.pipeline("sdmgrad(solver='sgd')")
+    for _ in range(10):
+        result = pipe.homogenize(rows)
+        weights = (1.3 * result.weights - 0.3) / 4
+        assert float(weights.min()) >= -1e-12
+        assert float(weights.sum()) == pytest.approx(1)
+        assert float(result.direction[""].norm()) >= float(shortest_vector.norm()) * (1 - 1e-9)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -134,33 +140,36 @@ def test_the_descent_goes_on_from_step_to_step_until_it_is_exact(seed):
     torch.testing.assert_close(found, combine(rows), rtol=1e-6, atol=1e-8)
 
 
-def test_what_is_held_by_domain_follows_the_domain_to_another_slot_and_batch():
+def test_weights_follow_a_domain_to_another_slot_and_batch():
     rows, names = torch.diag(torch.tensor([3.0, 1.0, 2.0], dtype=torch.float64)), ["a", "b", "c"]
     pipe = gradhomog.pipeline("sdmgrad(solver='sgd', lr=0.1, iterations=1, key='domain')")
     turned = gradhomog.pipeline("sdmgrad(solver='sgd', lr=0.1, iterations=1, key='domain')")
     for each in (pipe, turned):
         each.combine(rows, domains=names)
-    held = next(iter(pipe)).weights
+    (method,) = pipe
+    held = method.weights
     assert held["a"] < held["c"] < held["b"]
     order = [2, 0, 1]
     torch.testing.assert_close(
         turned.combine(rows[order], domains=[names[i] for i in order]), pipe.combine(rows, domains=names)
     )
-    share = held["a"] / (held["a"] + 0.5)
-    alone = pipe.homogenize(rows[:2], domains=["a", "d"])  # one known, one new: what is known is carried over
+    known = method.weights["a"]
+    share = known / (known + 0.5)
+    alone = pipe.homogenize(rows[:2], domains=["a", "d"])  # one known, one new
     start = torch.tensor([share, 1 - share], dtype=torch.float64)
     expected = descend(rows[:2] @ rows[:2].T, start, 0.3, 0.1, 0.5, 1)
     torch.testing.assert_close(alone.weights, (2 * expected + 0.3) / 1.3)
 
 
-def test_a_batch_of_tasks_that_had_no_weight_starts_from_equal_ones():
+def test_a_batch_of_tasks_without_weight_starts_from_equal_weights():
     pipe = gradhomog.pipeline("sdmgrad(solver='sgd', key='domain')")
-    next(iter(pipe)).weights = {"a": 0.0, "b": 0.0, "c": 1.0}
+    (method,) = pipe
+    method.weights = {"a": 0.0, "b": 0.0, "c": 1.0}
     direction = pipe.combine(torch.eye(2), domains=["a", "b"])
     torch.testing.assert_close(direction, torch.tensor([0.5, 0.5]))
 
 
-# -- as functions --
+# -- the functions --
 
 
 def test_the_descent_differentiates_twice():
@@ -190,15 +199,15 @@ def test_the_functions_run_over_batches_and_compile_without_a_break():
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "option"),
     [
-        ("sdmgrad(regularization=-1)", "`regularization` must be finite and not negative"),
-        ("sdmgrad(lr=0)", "`lr` must be positive"),
-        ("sdmgrad(momentum=1)", r"`momentum` must be in \[0, 1\)"),
-        ("sdmgrad(iterations=0)", "`iterations` must be at least 1"),
+        ("sdmgrad(regularization=-1)", "regularization"),
+        ("sdmgrad(lr=0)", "lr"),
+        ("sdmgrad(momentum=1)", "momentum"),
+        ("sdmgrad(iterations=0)", "iterations"),
         ("sdmgrad(solver='adam')", "solver"),
     ],
 )
-def test_wrong_options_are_refused_by_name(text, message):
-    with pytest.raises(OptionError, match=message):
+def test_options_out_of_range_are_refused(text, option):
+    with pytest.raises(OptionError, match=f"`{option}` must be"):
         gradhomog.pipeline(text)

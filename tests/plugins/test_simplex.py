@@ -1,4 +1,4 @@
-"""The projection onto the simplex against SciPy's solver, closed forms, and the conditions that single it out."""
+"""The projection onto the simplex against SciPy's root search, a closed form and its optimality conditions."""
 
 import pytest
 import scipy.optimize
@@ -16,13 +16,13 @@ def test_the_projection_is_on_the_simplex_and_no_point_of_it_is_nearer(values):
     found = project_onto_simplex(values)
     assert (found >= 0).all()
     assert abs(float(found.sum()) - 1) < 1e-12
-    # x is nearest if and only if v − x makes no acute angle with any way from x into the simplex, that is to a corner.
+    # x is nearest if and only if ⟨e − x, v − x⟩ ≤ 0 for every corner e of the simplex.
     towards = torch.eye(len(values), dtype=torch.float64) - found
     assert (towards @ (values - found) <= 1e-12).all()
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_it_is_what_scipy_finds_by_root_search(seed):
+def test_it_agrees_with_a_root_search_by_scipy(seed):
     values = torch.randn(9, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 3**seed
 
     def surplus(threshold):
@@ -41,7 +41,7 @@ def test_two_values_have_the_closed_form(a, b):
 
 
 @pytest.mark.parametrize("shift", [0.0, 1e3, -1e15, 1e18])
-def test_what_is_added_to_all_changes_nothing(shift):
+def test_a_constant_added_to_all_values_changes_nothing(shift):
     values = torch.tensor([0.25, 0.5, 0.25], dtype=torch.float64) * (1 if abs(shift) < 1e4 else 0)
     expected = values if abs(shift) < 1e4 else torch.full_like(values, 1 / 3)
     torch.testing.assert_close(project_onto_simplex(values + shift), expected, rtol=0, atol=1e-12)
@@ -61,7 +61,7 @@ def test_a_batch_is_projected_vector_by_vector():
     assert torch.equal(found, mapped)
 
 
-def test_it_differentiates_twice_and_compiles_whole():
+def test_it_is_twice_differentiable_and_compiles_whole():
     values = torch.tensor([0.9, 0.3, 0.25, -1.0], dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(project_onto_simplex, values)
     assert torch.autograd.gradgradcheck(project_onto_simplex, values)

@@ -29,15 +29,11 @@ def test_the_papers_direction_is_the_gradient_of_torchjds(mu, preferred):
     torch.testing.assert_close(mean / mean.norm(), expected / expected.norm(), rtol=1e-9, atol=1e-12)
 
 
-def test_a_preference_that_is_not_on_the_simplex_is_another_method_in_torchjd():
+def test_a_factor_of_the_preference_changes_nothing():
     losses = torch.tensor([0.5, 1.0, 0.8, 1.4], dtype=torch.float64)
-    once, twice = (
-        gradient_of(torchjd.scalarization.STCH(0.1, factor * PREFERENCE), lambda point: point, losses)
-        for factor in (1, 2)
-    )
-    assert not torch.allclose(once / once.sum(), twice / twice.sum(), rtol=0.1)  # as if μ were half as large
+    expected = gradient_of(torchjd.scalarization.STCH(0.1, PREFERENCE), lambda point: point, losses)
     for text in ("stch(weights=[1, 2, 3, 4])", "stch(weights=[2, 4, 6, 8])"):
-        torch.testing.assert_close(weights(text, losses) / 4, once / once.sum())
+        torch.testing.assert_close(weights(text, losses) / 4, expected / expected.sum())
 
 
 def test_a_small_mu_leaves_the_worst_task_and_a_large_one_the_preference():
@@ -47,7 +43,7 @@ def test_a_small_mu_leaves_the_worst_task_and_a_large_one_the_preference():
     assert found.tolist() == pytest.approx([0.4, 0.8, 1.2, 1.6])
 
 
-def test_a_task_that_nobody_prefers_never_weighs_whatever_the_losses():
+def test_a_task_with_a_preference_of_zero_has_weight_zero_for_all_losses():
     for losses in ([1.0, 1e9], [-1e9, 5.0], [0.0, 0.0]):
         assert weights("stch(mu=0.01, weights=[1, 0])", losses).tolist() == [2, 0]
 
@@ -61,7 +57,7 @@ def test_preference_and_ideal_by_domain_follow_the_domain():
 
 
 def authors_losses(losses, nadir, mu):
-    """What the authors' multi-task code differentiates, in the warm-up and after it, without their 1e-20."""
+    """The scalar that the authors' multi-task code differentiates, in the warm-up and after it, without its 1e-20."""
     if nadir is None:
         return losses.log().sum()
     return mu * ((losses / nadir).log() / mu).exp().sum().log() * len(losses)
@@ -121,27 +117,26 @@ def test_a_domain_first_seen_after_the_warm_up_is_measured_by_its_first_loss():
 
 
 @pytest.mark.parametrize(
-    ("text", "losses", "message"),
+    ("text", "message"),
     [
-        ("stch(mu=0)", [1.0], "`mu` must be positive"),
-        ("stch(warmup=-1)", [1.0], "`warmup` must be at least 0"),
-        ("stch(period=0)", [1.0], "`period` must be at least 1"),
-        ("stch(weights=[-1, 2])", [1.0, 1.0], "stch: `weights` must be finite and at least 0; got -1"),
-        ("stch(weights=[0, 0])", [1.0, 1.0], "must not all be zero"),
-        ("stch(weights=[1])", [1.0, 1.0], "stch: `weights` must hold one number per task; got 1 for 2"),
-        ("stch(ideal=[0, inf])", [1.0, 1.0], "stch: `ideal` must be finite; got inf"),
-        ("stch(log=true, weights=[1, 1])", [1.0, 1.0], "have no place in the formula"),
-        ("stch(log=true)", [1.0, 0.0], r"stch: losses must be positive for `log=True`; task 1 has 0\.0"),
-        ("stch(log=true, key='domain')", [1.0], "needs to know the domain"),
+        ("stch(mu=0)", "`mu` must be"),
+        ("stch(warmup=-1)", "`warmup` must be"),
+        ("stch(period=0)", "`period` must be"),
+        ("stch(weights=[-1, 2])", "`weights` must be .*-1"),
+        ("stch(weights=[0, 0])", "must not all be zero"),
+        ("stch(weights=[1])", "stch: `weights` must hold one number per task; got 1 for 2"),
+        ("stch(ideal=[0, inf])", "`ideal` must be .*inf"),
+        ("stch(log=true, weights=[1, 1])", "have no place in the formula"),
+        ("stch(log=true, key='domain')", "requires the domain"),
     ],
 )
-def test_what_has_no_maximum_or_is_out_of_range_is_refused(text, losses, message):
+def test_options_out_of_range_are_refused(text, message):
     with pytest.raises(OptionError, match=message):
-        weights(text, losses)
+        weights(text, [1.0, 1.0])
 
 
 @pytest.mark.parametrize("function", [mean_weights, paper_weights])
-def test_the_weights_are_a_pure_function_of_heights_and_slopes(function):
+def test_the_weights_are_differentiable_and_compile(function):
     heights = torch.tensor([0.5, 2.0, 1.2], dtype=torch.float64)
     assert_pure(function, heights, torch.tensor([-1.0, 0.2, -0.3], dtype=torch.float64))
 
@@ -152,9 +147,3 @@ def test_losses_near_the_end_of_float64_give_all_weight_to_the_greatest(mu, scal
     losses = torch.tensor([1e306, 1e308, 1.0], dtype=torch.float64)
     found = gradhomog.pipeline(f"stch(mu={mu}, scale='{scale}')").homogenize(torch.eye(3), losses).weights
     torch.testing.assert_close(found / found.sum(), torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64))
-
-
-def test_weights_in_the_unit_of_losses_that_rows_cannot_bear_are_refused():
-    pipe = gradhomog.pipeline("stch(log=true, scale='paper')")
-    with pytest.raises(OptionError, match=r"stch: weights .* must be at most 1e\+30; task 1 has 1e-155"):
-        pipe.combine(torch.eye(2), losses=torch.tensor([1.0, 1e-155], dtype=torch.float64))

@@ -1,4 +1,4 @@
-"""The bridge to TorchJD against TorchJD itself; and what the bridge promises where TorchJD does not."""
+"""The bridge to TorchJD against TorchJD itself."""
 
 from __future__ import annotations
 
@@ -12,24 +12,15 @@ import sys
 import pytest
 import torch
 import torchjd.aggregation
-from torchjd import Stateful
 from torchjd.linalg import QuadprogProjector
 
 import gradhomog
-from gradhomog import (
-    ConfigError,
-    HomogenizerSpec,
-    NotDifferentiableError,
-    OptionError,
-    Pipeline,
-    PluginLoadError,
-    PluginRunError,
-)
-from gradhomog.engine.member import Member
+from gradhomog import NotDifferentiableError, OptionError, PluginRunError
 from gradhomog.registry import installed
+from gradhomog.step import seeded_generator
 from gradhomog.testing import parametrize_with_checks
 
-# Of NashMTL's problems, cvxpy says that they do not get faster, and sometimes that their solution may be inaccurate.
+# cvxpy warns that NashMTL's problems do not get faster, and sometimes that their solution may be inaccurate.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:You are solving a parameterized problem that is not DPP:UserWarning"),
     pytest.mark.filterwarnings("ignore:Solution may be inaccurate:UserWarning"),
@@ -38,40 +29,38 @@ pytestmark = [
 TASKS = 4
 
 
-def vector(*values):
-    return torch.tensor(values, dtype=torch.float64)
+def vector(*values, dtype=torch.float64):
+    return torch.tensor(values, dtype=dtype)
 
 
-# By class name: what the bridge is told for four tasks, and the aggregator itself, made by hand.
+# By class name: options of the bridge for four tasks, and the same aggregator made by hand for a dtype.
 AGGREGATORS = {
-    "AlignedMTL": ({"scale_mode": "rmse"}, lambda kind: kind(scale_mode="rmse")),
-    "CAGrad": ({}, lambda kind: kind(c=0.4)),
-    "ConFIG": ({"pref_vector": [1, 2, 1, 0.5]}, lambda kind: kind(pref_vector=vector(1, 2, 1, 0.5))),
-    "Constant": ({"weights": [1, 2, 3, 0]}, lambda kind: kind(weights=vector(1, 2, 3, 0))),
-    "DualProj": ({}, lambda kind: kind()),
-    "ExcessMTL": ({"n_warmup_steps": 4}, lambda kind: kind(n_warmup_steps=4)),
-    "FairGrad": ({}, lambda kind: kind(alpha=2.0)),
-    "GradDrop": ({"leak": [0, 0.5, 0, 1]}, lambda kind: kind(leak=vector(0, 0.5, 0, 1))),
-    "GradVac": ({"beta": 0.3}, lambda kind: kind(beta=0.3)),
-    "IMTLG": ({}, lambda kind: kind()),
-    "Krum": ({"n_byzantine": 1, "n_selected": 2}, lambda kind: kind(n_byzantine=1, n_selected=2)),
-    "MGDA": ({"max_iters": 20}, lambda kind: kind(max_iters=20)),
-    "Mean": ({}, lambda kind: kind()),
-    "NashMTL": ({"update_weights_every": 3}, lambda kind: kind(n_tasks=TASKS, update_weights_every=3)),
-    "PCD": ({"tau": [0.1, 0.2, 0.3]}, lambda kind: kind(tau=vector(0.1, 0.2, 0.3))),
-    "PCGrad": ({}, lambda kind: kind()),
-    "Random": ({}, lambda kind: kind()),
-    "Sum": ({}, lambda kind: kind()),
-    "TrimmedMean": ({"trim_number": 1}, lambda kind: kind(trim_number=1)),
+    "AlignedMTL": ({"scale_mode": "rmse"}, lambda kind, dtype: kind(scale_mode="rmse")),
+    "CAGrad": ({}, lambda kind, dtype: kind(c=0.4)),
+    "ConFIG": ({"pref_vector": [1, 2, 1, 0.5]}, lambda kind, dtype: kind(vector(1, 2, 1, 0.5, dtype=dtype))),
+    "Constant": ({"weights": [1, 2, 3, 0]}, lambda kind, dtype: kind(vector(1, 2, 3, 0, dtype=dtype))),
+    "DualProj": ({}, lambda kind, dtype: kind()),
+    "ExcessMTL": ({"robust_step_size": 0.5}, lambda kind, dtype: kind(robust_step_size=0.5)),
+    "FairGrad": ({}, lambda kind, dtype: kind(alpha=2.0)),
+    "GradDrop": ({"leak": [0, 0.5, 0, 1]}, lambda kind, dtype: kind(leak=vector(0, 0.5, 0, 1, dtype=dtype))),
+    "GradVac": ({"beta": 0.3}, lambda kind, dtype: kind(beta=0.3)),
+    "IMTLG": ({}, lambda kind, dtype: kind()),
+    "Krum": ({"n_byzantine": 1, "n_selected": 2}, lambda kind, dtype: kind(n_byzantine=1, n_selected=2)),
+    "MGDA": ({"max_iters": 20}, lambda kind, dtype: kind(max_iters=20)),
+    "Mean": ({}, lambda kind, dtype: kind()),
+    "NashMTL": ({"optim_niter": 10}, lambda kind, dtype: kind(n_tasks=TASKS, optim_niter=10)),
+    "PCD": ({"tau": [0.1, 0.2, 0.3]}, lambda kind, dtype: kind(tau=vector(0.1, 0.2, 0.3, dtype=dtype))),
+    "PCGrad": ({}, lambda kind, dtype: kind()),
+    "Random": ({}, lambda kind, dtype: kind()),
+    "Sum": ({}, lambda kind, dtype: kind()),
+    "TrimmedMean": ({"trim_number": 1}, lambda kind, dtype: kind(trim_number=1)),
     "UPGrad": (
         {"projector": {"reg_eps": 1e-6}},
-        lambda kind: kind(projector=QuadprogProjector(reg_eps=1e-6)),
+        lambda kind, dtype: kind(projector=QuadprogProjector(reg_eps=1e-6)),
     ),
 }
-STATEFUL = ["ExcessMTL", "GradVac", "NashMTL", "PCD"]
+STATEFUL = ["ExcessMTL", "GradVac", "PCD"]
 STOCHASTIC = ["GradDrop", "GradVac", "PCGrad", "Random"]
-OTHERS = ["Constant", "Mean", "Random", "Sum", "ExcessMTL", "NashMTL", "ConFIG", "GradDrop", "TrimmedMean"]
-"""Those that do not look at the Gramian."""
 every_aggregator = pytest.mark.parametrize("name", AGGREGATORS)
 
 
@@ -80,40 +69,49 @@ def pipeline(name, *, scale="mean", seed=0, options=None):
     return gradhomog.pipeline([("torchjd", {"aggregator": name, "options": given, "scale": scale, "seed": seed})])
 
 
-def steps(count=6, tasks=TASKS, seed=0):
+def steps(count=4, tasks=TASKS, seed=0, dtype=torch.float64):
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(tasks, 7, generator=generator, dtype=torch.float64) for _ in range(count)]
+    return [torch.randn(tasks, 7, generator=generator, dtype=torch.float64).to(dtype) for _ in range(count)]
 
 
-def theirs(name, jacobians, seed=0):
-    aggregator = AGGREGATORS[name][1](getattr(torchjd.aggregation, name))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return [aggregator(jacobian) for jacobian in jacobians]
+def directions_of_torchjd(name, jacobians, seed=0):
+    """Directions of one aggregator over several steps, its random numbers seeded as the bridge seeds them."""
+
+    def make():
+        return AGGREGATORS[name][1](getattr(torchjd.aggregation, name), jacobians[0].dtype)
+
+    aggregator, found = make(), []
+    for number, jacobian in enumerate(jacobians):
+        if name == "NashMTL":  # its state cannot be saved: every step starts anew
+            aggregator = make()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seeded_generator(seed, number).initial_seed())
+            found.append(aggregator(jacobian))
+    return found
 
 
-def test_every_aggregator_of_torchjd_is_tried_here():
-    kinds = {name: getattr(torchjd.aggregation, name) for name in torchjd.aggregation.__all__}
-    bases = ("Aggregator", "GramianWeightedAggregator", "WeightedAggregator")
-    offered = {n: k for n, k in kinds.items() if issubclass(k, torchjd.aggregation.Aggregator) and n not in bases}
-    assert set(AGGREGATORS) == set(offered)
-    assert [name for name in AGGREGATORS if issubclass(offered[name], Stateful)] == STATEFUL
+def test_the_table_of_this_file_holds_every_aggregator_of_torchjd():
+    bases = {"Aggregator", "WeightedAggregator", "GramianWeightedAggregator"}
+    exported = {name: getattr(torchjd.aggregation, name) for name in torchjd.aggregation.__all__}
+    offered = {name for name, kind in exported.items() if issubclass(kind, torchjd.aggregation.Aggregator)} - bases
+    assert set(AGGREGATORS) == offered
 
 
 @every_aggregator
-def test_the_direction_of_every_step_is_the_aggregators_own(name):
-    pipe = pipeline(name, scale="paper", seed=3)
-    found = [pipe.combine(jacobian) for jacobian in steps()]
-    torch.testing.assert_close(found, theirs(name, steps(), seed=3), rtol=1e-12, atol=1e-14)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_direction_of_every_step_is_the_aggregators_own(name, dtype):
+    pipe, jacobians = pipeline(name, scale="paper", seed=3), steps(dtype=dtype)
+    found = [pipe.combine(jacobian) for jacobian in jacobians]
+    tight = {"rtol": 1e-12, "atol": 1e-13} if dtype == torch.float64 else {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(found, directions_of_torchjd(name, jacobians, seed=3), **tight)
 
 
 @every_aggregator
-def test_at_our_scale_it_is_the_same_but_for_one_factor_that_leaves_state_and_numbers_alone(name):
-    ones = torch.ones(TASKS, 1, dtype=torch.float64)
-    factor = theirs(name, [ones])[0].item()
+def test_at_the_mean_scale_it_is_the_same_but_for_one_factor(name):
+    factor = directions_of_torchjd(name, [torch.ones(TASKS, 1, dtype=torch.float64)])[0].item()
     pipe = pipeline(name, seed=3)
-    found = [factor * pipe.combine(jacobian) for jacobian in steps()]
-    torch.testing.assert_close(found, theirs(name, steps(), seed=3), rtol=1e-8, atol=1e-10)
+    found = [factor * pipe.combine(jacobian) for jacobian in steps(3)]
+    torch.testing.assert_close(found, directions_of_torchjd(name, steps(3), seed=3), rtol=1e-8, atol=1e-10)
 
 
 @every_aggregator
@@ -128,18 +126,15 @@ def test_identical_rows_of_norm_one_give_that_row(name, tasks):
 @every_aggregator
 def test_rows_in_a_dict_give_the_direction_of_the_matrix(name):
     whole, parted = pipeline(name), pipeline(name)
-    for jacobian in steps():
-        direction = whole.combine(jacobian)
+    for jacobian in steps(2):
         parts = {"weight": jacobian[:, :4].reshape(TASKS, 2, 2), "scalar": jacobian[:, 4], "bias": jacobian[:, 5:]}
         found = parted.combine(parts)
-        assert {key: value.shape for key, value in found.items()} == {
-            key: value.shape[1:] for key, value in parts.items()
-        }
-        torch.testing.assert_close(torch.cat([value.flatten() for value in found.values()]), direction)
+        assert [value.shape for value in found.values()] == [value.shape[1:] for value in parts.values()]
+        torch.testing.assert_close(torch.cat([value.flatten() for value in found.values()]), whole.combine(jacobian))
 
 
 @every_aggregator
-def test_rows_and_global_generators_stay_as_they_are(name):
+def test_rows_and_global_generators_are_not_changed(name):
     pipe, before = pipeline(name), torch.get_rng_state()
     for jacobian in steps(2):
         given = jacobian.clone().requires_grad_()
@@ -161,121 +156,77 @@ def through_a_file(pipe, name):
     buffer = io.BytesIO()
     torch.save(pipe.state_dict(), buffer)
     buffer.seek(0)
-    fresh = pipeline(name, seed=99)
+    fresh = pipeline(name, seed=5)
     fresh.load_state_dict(torch.load(buffer, weights_only=True))
     return fresh
 
 
-@pytest.mark.parametrize(
-    ("name", "after"), [*((name, 2) for name in AGGREGATORS), *((name, after) for name in STATEFUL for after in (0, 5))]
-)
+@every_aggregator
 @pytest.mark.parametrize(
     "copied",
     [through_a_file, lambda pipe, name: copy.deepcopy(pipe), lambda pipe, name: pickle.loads(pickle.dumps(pipe))],
     ids=["state_dict", "deepcopy", "pickle"],
 )
-def test_what_was_copied_between_two_steps_goes_on_bit_for_bit_the_same(name, after, copied):
+def test_a_copy_made_between_two_steps_continues_bit_for_bit_the_same(name, copied):
     pipe = pipeline(name, seed=5)
-    for jacobian in steps(after):
+    for jacobian in steps(2):
         pipe.combine(jacobian)
-    second = copied(pipe, name)
-    later = steps(4, seed=1)
-    expected = [pipe.combine(jacobian) for jacobian in later]  # before the other one: they must share nothing
+    second, later = copied(pipe, name), steps(2, seed=1)
+    expected = [pipe.combine(jacobian) for jacobian in later]  # before the other one: they share nothing
     assert all(map(torch.equal, [second.combine(jacobian) for jacobian in later], expected))
 
 
-def test_the_state_of_another_aggregator_is_refused():
-    state = pipeline("PCD").state_dict()
-    with pytest.raises(ConfigError, match=r"the state of GradVac holds .*found .*_sq_norm_ema"):
-        pipeline("GradVac").load_state_dict(state)
+@pytest.mark.parametrize("name", STATEFUL)
+def test_a_refused_step_leaves_the_state_unchanged(name):
+    pipe, fresh = pipeline(name), pipeline(name)
+    first, later = steps(2)
+    for each in (pipe, fresh):
+        each.combine(first)
+    with pytest.raises(gradhomog.GradhomogError):
+        pipe.combine(torch.full_like(first, torch.nan))
+    assert torch.equal(pipe.combine(later), fresh.combine(later))
 
 
-def test_a_saved_state_is_plain_and_shares_no_memory():
-    pipe = pipeline("ExcessMTL")
+@pytest.mark.parametrize("name", STATEFUL)
+def test_state_of_another_number_of_tasks_starts_anew(name):
+    pipe, three = pipeline(name, options={}), steps(1, tasks=3)[0]
     pipe.combine(steps()[0])
-    state = pipe.state_dict()
-    before = copy.deepcopy(state)
-    pipe.combine(steps()[1])
-    [saved], [was] = (list(each.values()) for each in (state, before))
-    assert torch.equal(saved["memory"]["_sq_grad_sum"], was["memory"]["_sq_grad_sum"])
-    assert {type(value) for value in saved["memory"].values()} <= {torch.Tensor, int, float, type(None)}
+    fresh = pipeline(name, options={})
+    fresh.combine(torch.zeros(1, 7, dtype=torch.float64))  # the random numbers of the second step, without its state
+    torch.testing.assert_close(pipe.combine(three), fresh.combine(three))
 
 
-# There, Random draws float32 numbers, and weights and preferences have to be of the dtype of the rows.
-@pytest.mark.parametrize("name", [name for name in AGGREGATORS if name not in ("ConFIG", "Constant", "Random")])
-def test_float32_rows_give_what_torchjd_gives_up_to_rounding(name):
-    pipe, jacobians = pipeline(name, scale="paper"), [jacobian.float() for jacobian in steps(3)]
-    found = [pipe.combine(jacobian) for jacobian in jacobians]
-    torch.testing.assert_close(found, theirs(name, jacobians), rtol=1e-3, atol=1e-4)
+def test_the_number_of_tasks_of_nash_mtl_may_change_from_step_to_step():
+    pipe = pipeline("NashMTL", options={})
+    for tasks in (3, 4):
+        assert bool(pipe.combine(steps(1, tasks=tasks)[0]).isfinite().all())
 
 
-def test_preferences_follow_the_rows_in_their_dtype():
-    jacobian = steps()[0].float()
-    expected = torchjd.aggregation.ConFIG(pref_vector=vector(1, 2, 1, 0.5).float())(jacobian)
-    torch.testing.assert_close(pipeline("ConFIG", scale="paper").combine(jacobian), expected)
+def test_later_stages_receive_the_direction_in_every_row():
+    alone = pipeline("IMTLG").combine(steps()[0])
+    both = gradhomog.pipeline([("torchjd", {"aggregator": "IMTLG"}), ("static", {"weights": [1, 2, 3, 2]})])
+    torch.testing.assert_close(both.combine(steps()[0]), alone)
 
 
-def test_dependent_float32_rows_have_the_rank_that_torchjd_sees():
-    first = torch.randn(3, 500, generator=torch.Generator().manual_seed(0))
-    jacobian = torch.cat([first, first[:1] + first[1:2]])  # rank three, but for the rounding of its Gramian
-    expected = torchjd.aggregation.AlignedMTL()(jacobian)
-    found = pipeline("AlignedMTL", options={}).combine(jacobian)
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+def test_half_precision_rows_are_aggregated_in_float32():
+    jacobian = steps()[0].to(torch.bfloat16)
+    expected = directions_of_torchjd("UPGrad", [jacobian.float()])[0] / TASKS
+    direction = pipeline("UPGrad").combine(jacobian)
+    factor = directions_of_torchjd("UPGrad", [torch.ones(TASKS, 1, dtype=torch.float64)])[0].item()
+    assert direction.dtype == torch.bfloat16
+    torch.testing.assert_close(direction.float() * factor, expected * TASKS, rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize(
-    ("name", "needs"),
-    [
-        *((name, set()) for name in ("Constant", "Mean", "Random", "Sum")),
-        *((name, {"gramian", "rows"}) for name in AGGREGATORS if name not in OTHERS),
-        *((name, {"rows"}) for name in ("ExcessMTL", "NashMTL")),
-    ],
-)
-def test_weights_are_asked_for_with_the_least_that_they_depend_on(name, needs):
-    [homogenizer] = pipeline(name)
-    spec = HomogenizerSpec(type(homogenizer), "reading what is not in `needs` is an error", needs=needs)
-    found = Pipeline([Member(homogenizer, name, {}, None, spec)]).homogenize(steps()[0])
-    assert torch.equal(found.direction, pipeline(name).combine(steps()[0]))
-    assert (found.gramian is not None) == ("gramian" in needs)
-
-
-@pytest.mark.parametrize("name", ["ConFIG", "GradDrop", "TrimmedMean"])
-def test_a_direction_that_is_no_mixture_of_rows_stands_in_every_row(name):
-    [homogenizer] = pipeline(name)
-    assert homogenizer.overrides("rows")
-    assert not homogenizer.overrides("mix")
-    jacobian = steps()[0]
-    rows = homogenizer.rows(jacobian)
-    assert torch.equal(rows, pipeline(name).combine(jacobian).expand_as(rows))
-
-
-@pytest.mark.parametrize("name", ["IMTLG", "NashMTL", "TrimmedMean"])
-def test_it_stands_in_a_pipeline_with_others(name):
-    given = AGGREGATORS[name][0]
-    pipe = gradhomog.pipeline(
-        [("static", {"weights": [1, 2, 3, 2]}), ("torchjd", {"aggregator": name, "options": given}), "mgda"]
-    )
-    weighted = vector(0.5, 1, 1.5, 1)[:, None] * steps()[0]
-    alone = pipeline(name).homogenize(weighted)
-    expected = alone.direction
-    if alone.weights is not None:  # MGDA of weighted rows; of equal rows it is the row
-        expected = gradhomog.pipeline("mgda").combine(alone.weights[:, None] * weighted)
-    torch.testing.assert_close(pipe.combine(steps()[0]), expected)
-
-
-def test_a_common_text_makes_it_with_options():
+def test_options_may_be_written_in_the_text_of_a_pipeline():
     text = "torchjd(aggregator='Krum', options={'n_byzantine': 1, 'n_selected': 2})"
     assert torch.equal(gradhomog.pipeline(text).combine(steps()[0]), pipeline("Krum").combine(steps()[0]))
 
 
-def test_torchjds_thresholds_are_not_repaired():
-    jacobian = torch.tensor([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]], dtype=torch.float64)
-    tiny = 1e-4 * jacobian
-    assert not torch.allclose(pipeline("UPGrad", options={}).combine(jacobian), jacobian.mean(0))
-    torch.testing.assert_close(pipeline("UPGrad", options={}).combine(tiny), tiny.mean(0))
-    assert torch.equal(pipeline("CAGrad").combine(tiny), torch.zeros(3, dtype=torch.float64))
-    scaled = pipeline("UPGrad", options={"projector": {"norm_eps": 0}}).combine(tiny)
-    torch.testing.assert_close(1e4 * scaled, pipeline("UPGrad", options={}).combine(jacobian))
+def test_a_function_and_a_tensor_can_be_passed_from_python():
+    jacobian = steps()[0]
+    options = {"f": lambda purity: (purity > 0.5).double(), "leak": vector(0, 0, 0, 0)}
+    expected = torch.where(jacobian.sum(0) > 0, jacobian.clamp_min(0).sum(0), jacobian.clamp_max(0).sum(0)) / TASKS
+    torch.testing.assert_close(pipeline("GradDrop", options=options).combine(jacobian), expected)
 
 
 @pytest.mark.parametrize(
@@ -283,85 +234,49 @@ def test_torchjds_thresholds_are_not_repaired():
     [
         ("Upgrad", {}, "`aggregator` must be .*got 'Upgrad'. Did you mean 'UPGrad'.*There are: AlignedMTL, CAGrad, "),
         ("SDMGradWeighting", {}, "`aggregator` must be .*There are: "),
-        ("CAGrad", {"C": 1}, r"CAGrad has no option 'C' in `options`. It takes: c=0.4 \(a number\), norm_eps="),
-        ("CAGrad", {"norm_ep": 1}, "Did you mean 'norm_eps'"),
-        ("CAGrad", {"c": "much"}, "'c' in `options` must be a number; got 'much'"),
-        ("CAGrad", {"c": True}, "'c' in `options` must be a number; got True"),
-        ("CAGrad", {"c": -1}, "CAGrad refuses `options`={'c': -1}: c must be non-negative"),
-        ("Krum", {}, "Krum needs 'n_byzantine', which has no usual value"),
-        ("Krum", {"n_byzantine": 1.5}, "must be an integer; got 1.5"),
-        ("TrimmedMean", {}, "TrimmedMean needs 'trim_number'"),
-        ("Constant", {}, r"Constant needs 'weights', .*It takes: weights \(a list of numbers\)"),
-        ("Constant", {"weights": ["a"]}, "must be a list of numbers; got"),
-        ("Constant", {"weights": 2}, "must be a list of numbers; got 2"),
-        ("AlignedMTL", {"scale_mode": "max"}, "must be one of 'min', 'median', 'rmse'; got 'max'"),
-        ("GradDrop", {"f": 3}, "must be a function; got 3"),
-        ("UPGrad", {"projector": 3}, "must be a table of options of QuadprogProjector or none; got 3"),
-        ("UPGrad", {"projector": {"eps": 3}}, "'projector' has no option 'eps'"),
-        ("UPGrad", {"projector": {"reg_eps": -1}}, "UPGrad refuses .*reg_eps must be non-negative"),
-        ("Mean", {"weights": [1]}, "Mean has no option 'weights' in `options`. It takes: no options"),
+        ("CAGrad", {"C": 1}, r"CAGrad does not accept `options`={'C': 1}: .*'C' Its signature: CAGrad\(c: "),
+        ("CAGrad", {"c": "much"}, "CAGrad does not accept `options`"),
+        ("CAGrad", {"c": -1}, "CAGrad does not accept `options`={'c': -1}: c must be non-negative"),
+        ("Krum", {}, "Krum does not accept .*'n_byzantine'.*Its signature: Krum"),
+        ("TrimmedMean", {}, "TrimmedMean does not accept .*'trim_number'"),
+        ("Constant", {}, "Constant does not accept .*'weights'"),
+        ("Constant", {"weights": ["a"]}, "Constant does not accept"),
+        ("UPGrad", {"projector": {"eps": 3}}, "UPGrad does not accept .*'eps'"),
+        ("UPGrad", {"projector": {"reg_eps": -1}}, "UPGrad does not accept .*reg_eps must be non-negative"),
+        ("ExcessMTL", {"n_warmup_steps": 4}, "`n_warmup_steps` of ExcessMTL must be 0: .*cannot be saved"),
     ],
 )  # fmt: skip
-def test_options_that_do_not_fit_are_refused_with_what_does(name, options, message):
+def test_wrong_names_and_options_are_refused_with_the_valid_ones(name, options, message):
     with pytest.raises(OptionError, match=message):
         pipeline(name, options=options)
 
 
-def test_a_function_and_a_tensor_can_be_given_from_python():
-    jacobian = steps()[0]
-    options = {"f": lambda purity: (purity > 0.5).double(), "leak": vector(0, 0, 0, 0)}
-    expected = torch.where(jacobian.sum(0) > 0, jacobian.clamp_min(0).sum(0), jacobian.clamp_max(0).sum(0)) / TASKS
-    torch.testing.assert_close(pipeline("GradDrop", options=options).combine(jacobian), expected)
-
-
-def test_weights_that_sum_to_nothing_have_a_scale_of_their_own_only():
-    options = {"weights": [1, -1, 0, 0]}
-    with pytest.raises(OptionError, match=r"Constant makes 0 times their row of 4 identical rows.*scale='paper'"):
-        pipeline("Constant", options=options).combine(steps()[0])
-    found = pipeline("Constant", options=options, scale="paper").combine(steps()[0])
-    torch.testing.assert_close(found, steps()[0][0] - steps()[0][1])
+def test_weights_that_sum_to_nothing_are_refused():
+    with pytest.raises(OptionError, match=r"`options` of Constant must give identical rows a multiple > 0 .*give 0"):
+        pipeline("Constant", options={"weights": [1, -1, 0, 0]}).combine(steps()[0])
 
 
 @pytest.mark.parametrize(
-    ("name", "jacobian", "message"),
+    ("name", "tasks", "message"),
     [
-        ("Constant", steps(tasks=3)[0], "Constant of TorchJD .* raised ValueError for 3 tasks: .*should have 4 rows"),
-        ("Krum", steps(tasks=3)[0], "Krum of TorchJD .* raised ValueError for 3 tasks: .*at least 4 rows"),
-        ("TrimmedMean", steps(tasks=2)[0], "TrimmedMean of TorchJD .* raised ValueError for 2 tasks"),
-        ("ConFIG", steps()[0].bfloat16(), "ConFIG of TorchJD .* raised .* for 4 tasks"),
+        ("Constant", 3, "Constant of TorchJD .* raised ValueError for 3 tasks: .*should have 4 rows"),
+        ("Krum", 3, "Krum of TorchJD .* raised ValueError for 3 tasks: .*at least 4 rows"),
+        ("TrimmedMean", 2, "TrimmedMean of TorchJD .* raised ValueError for 2 tasks"),
     ],
 )
-def test_what_an_aggregator_raises_is_told_with_its_name_and_what_to_do(name, jacobian, message):
-    with pytest.raises(PluginRunError, match=f"{message}.*change the `options`, or use another aggregator"):
-        pipeline(name, scale="paper").combine(jacobian)
+def test_an_error_of_an_aggregator_is_reported_with_its_name_and_advice(name, tasks, message):
+    with pytest.raises(PluginRunError, match=f"{message}.*Change the `options`, or use another aggregator"):
+        pipeline(name).combine(steps(1, tasks=tasks)[0])
 
 
-def test_an_answer_that_is_not_finite_is_told_with_its_name():
-    with pytest.raises(PluginRunError, match=r"Constant of TorchJD .* returned NaN or infinity for 4 tasks"):
-        pipeline("Constant", scale="paper", options={"weights": [1, float("nan"), 1, 1]}).combine(steps()[0])
+def test_a_direction_that_is_not_finite_is_an_error():
+    with pytest.raises(gradhomog.GradhomogError, match="torchjd"):
+        pipeline("Constant", options={"weights": [1, float("nan"), 1, 1]}).combine(steps()[0])
 
 
-def test_nash_mtl_is_told_the_number_of_tasks_once():
-    pipe = pipeline("NashMTL")
-    pipe.combine(steps(tasks=3)[0])
-    with pytest.raises(
-        OptionError, match="NashMTL needs the same number of tasks at every step: 3 at the first, 4 now"
-    ):
-        pipe.combine(steps()[0])
-
-
-def test_no_graph_is_cut_in_silence():
+def test_no_graph_is_cut_silently():
     with pytest.raises(NotDifferentiableError):
         pipeline("MGDA").combine(steps()[0].requires_grad_(), create_graph=True)
-
-
-def test_a_stateful_aggregator_that_the_bridge_does_not_know_is_refused(monkeypatch):
-    class Newer(torchjd.aggregation.Mean, Stateful):
-        def reset(self) -> None: ...
-
-    monkeypatch.setattr(torchjd.aggregation, "Mean", Newer)
-    with pytest.raises(PluginLoadError, match=r"keeps the state of Mean where .* does not look for it"):
-        pipeline("Mean")
 
 
 BLOCKED = """
@@ -385,15 +300,15 @@ for text in {texts!r}:
 @pytest.mark.parametrize(
     ("blocked", "texts", "expected"),
     [
-        ("torchjd", ["torchjd"], ["refused: torchjd: the library TorchJD .*pip install 'gradhomog\\[compare\\]'"]),
+        ("torchjd", ["torchjd"], ["refused: .*the library TorchJD cannot .*pip install 'gradhomog\\[compare\\]'"]),
         (
             "qpsolvers",
             ["torchjd", "torchjd(aggregator='MGDA')"],
-            [r"refused: torchjd: UPGrad needs packages that are not installed: .*qpsolvers.*torchjd\[full\]", "made: "],
+            [r"refused: .*UPGrad needs packages that are not installed: .*qpsolvers.*torchjd\[full\]", "made: "],
         ),
     ],
 )
-def test_without_a_library_it_is_listed_and_shown_and_says_what_to_install_when_it_is_made(blocked, texts, expected):
+def test_without_a_library_it_is_listed_and_names_the_package_to_install_when_it_is_made(blocked, texts, expected):
     source = BLOCKED.format(blocked=blocked, texts=texts)
     result = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
@@ -401,24 +316,10 @@ def test_without_a_library_it_is_listed_and_shown_and_says_what_to_install_when_
         assert any(re.match(line, printed) for printed in result.stdout.splitlines()), result.stdout
 
 
-def test_it_claims_what_the_bridge_itself_keeps():
-    assert installed().load("homogenizers", "torchjd")[1].traits == {"stateful", "stochastic"}
+def test_it_claims_only_the_properties_of_the_bridge():
+    assert installed().load("homogenizers", "torchjd")[1].traits == {"stateful"}
 
 
 @parametrize_with_checks(["torchjd"])
 def test_by_default_it_conforms(check):
-    check()
-
-
-BY_THE_BRIDGE = (
-    "dict_rows", "input_untouched", "global_generators_untouched", "same_seed_same_answer", "stochastic", "resumes_*",
-    "stateful",
-)  # fmt: skip
-
-
-@parametrize_with_checks(
-    [("torchjd", {"aggregator": name, "options": options}) for name, (options, _) in AGGREGATORS.items()],
-    only=BY_THE_BRIDGE,
-)
-def test_with_every_aggregator_it_keeps_what_the_bridge_sees_to(check):
     check()

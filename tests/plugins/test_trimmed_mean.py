@@ -1,4 +1,4 @@
-"""The trimmed mean against TorchJD's and SciPy's, and what outliers can do to it."""
+"""The trimmed mean against TorchJD's and SciPy's, and the effect of outliers."""
 
 import itertools
 
@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 import gradhomog
 from gradhomog import OptionError
 from gradhomog.testing import jacobians
-from gradhomog_plugins import trimmed_mean as module
-from gradhomog_plugins.trimmed_mean import mean_of_middle
+from gradhomog_plugins.trimmed_mean import COLUMNS, mean_of_middle
 
 
 def normal(*shape, seed=0, dtype=torch.float64):
@@ -21,16 +20,24 @@ def normal(*shape, seed=0, dtype=torch.float64):
 
 
 @pytest.mark.parametrize("tasks", range(1, 11))
-def test_every_order_of_zeros_and_ones_is_told_apart(tasks):
-    # What holds for all columns of zeros and ones holds for all columns, as minima and maxima commute with thresholds.
+def test_every_column_of_zeros_and_ones_has_its_trimmed_mean(tasks):
+    # This property holds for all columns if it does for zeros and ones: minima and maxima commute with thresholds.
     rows = torch.tensor(list(itertools.product([0.0, 1.0], repeat=tasks))).T
     for trim in range((tasks + 1) // 2):
         ones = (rows.sum(0) - trim).clamp(0, tasks - 2 * trim)
         torch.testing.assert_close(mean_of_middle(rows, trim), ones / (tasks - 2 * trim))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("tasks", [5, 16, 33])
+def test_it_is_the_mean_of_the_middle_of_sorted_columns(tasks, dtype):
+    rows = normal(tasks, 50, dtype=dtype)
+    for trim in (0, 1, 2):
+        torch.testing.assert_close(mean_of_middle(rows, trim), rows.sort(0).values[trim : tasks - trim].mean(0))
+
+
 @given(jacobians(tasks=(1, 6)), st.integers(0, 2))
-def test_it_is_torchjd_and_scipy(rows, trim):
+def test_it_equals_torchjd_and_scipy(rows, trim):
     if 2 * trim >= len(rows):
         return
     found = gradhomog.pipeline(f"trimmed_mean(trim={trim})").combine(rows)
@@ -57,13 +64,13 @@ def test_one_broken_task_moves_the_direction_no_further_than_the_others_reach():
         assert ((found >= bounds[0].float()) & (found <= bounds[1].float())).all()
 
 
-def test_blocks_and_tensors_change_nothing(monkeypatch):
-    rows = normal(5, 101, dtype=torch.float32)
+def test_blocks_and_tensors_change_nothing():
+    params = 2 * COLUMNS + 7
+    rows = normal(5, params, dtype=torch.float32)
     whole = gradhomog.pipeline("trimmed_mean").combine(rows)
+    torch.testing.assert_close(whole, mean_of_middle(rows, 1))
     parts = gradhomog.pipeline("trimmed_mean").combine({"a": rows[:, :60].reshape(5, 4, 15), "b": rows[:, 60:]})
-    assert torch.equal(torch.cat([parts["a"].flatten(), parts["b"]]), whole)
-    monkeypatch.setattr(module, "COLUMNS", 7)
-    assert torch.equal(gradhomog.pipeline("trimmed_mean").combine(rows), whole)
+    torch.testing.assert_close(torch.cat([parts["a"].flatten(), parts["b"]]), whole)
 
 
 def test_it_differentiates_and_equal_entries_share_the_derivative():
@@ -71,26 +78,39 @@ def test_it_differentiates_and_equal_entries_share_the_derivative():
     assert torch.autograd.gradcheck(lambda rows: mean_of_middle(rows, 2), rows)
     assert torch.autograd.gradgradcheck(lambda rows: mean_of_middle(rows, 2), rows)
     same = torch.ones(4, 1, dtype=torch.float64, requires_grad=True)
-    (slope,) = torch.autograd.grad(mean_of_middle(same, 1).sum(), same)
-    assert float(slope.sum()) == 1
+    (gradient,) = torch.autograd.grad(mean_of_middle(same, 1).sum(), same)
+    assert float(gradient.sum()) == 1
 
 
 def test_the_mathematics_is_batched_and_compiles_whole():
     rows = normal(5, 7, 8)
     expected = torch.stack([mean_of_middle(each, 2) for each in rows])
-    assert torch.equal(torch.func.vmap(mean_of_middle, in_dims=(0, None))(rows, 2), expected)
-    assert torch.equal(torch.compile(mean_of_middle, fullgraph=True, backend="eager")(rows[0], 2), expected[0])
+    torch.testing.assert_close(torch.func.vmap(mean_of_middle, in_dims=(0, None))(rows, 2), expected)
+    compiled = torch.compile(mean_of_middle, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(rows[0], 2), expected[0])
+
+
+def test_rows_without_parameters_give_a_direction_without_parameters():
+    assert gradhomog.pipeline("trimmed_mean").combine(torch.zeros(5, 0)).shape == (0,)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_row_that_is_not_finite_raises_and_is_not_trimmed_away(bad):
+    rows = normal(5, 4)
+    rows[2, 1] = bad
+    with pytest.raises(gradhomog.NonfiniteError, match="task 2"):
+        gradhomog.pipeline("trimmed_mean").combine(rows)
 
 
 @pytest.mark.parametrize(
     ("trim", "tasks", "message"),
     [
-        (-1, 3, "whole number of tasks, at least 0, or a share"),
+        (-1, 3, "`trim` must be"),
         (0.5, 3, r"a share of them in \[0, 0.5\); got 0.5"),
-        (1, 1, "1 are taken away at either end; got 1 in all"),
-        (2, 4, "must leave a task over"),
+        (1, 1, "must leave at least one task: 1 are removed at either end, of 1"),
+        (2, 4, "must leave at least one task"),
     ],
 )
-def test_what_leaves_no_task_over_is_refused(trim, tasks, message):
+def test_a_trim_that_leaves_no_task_is_refused(trim, tasks, message):
     with pytest.raises(OptionError, match=message):
         gradhomog.pipeline([("trimmed_mean", {"trim": trim})]).combine(torch.ones(tasks, 2))

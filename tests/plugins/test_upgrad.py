@@ -63,9 +63,3 @@ def test_opposite_rows_leave_what_is_orthogonal_to_them():
     rows = torch.tensor([[2.0, 0.0], [-1.0, 0.0], [0.5, 3.0]], dtype=torch.float64)
     direction = gradhomog.pipeline("upgrad").combine(rows)
     torch.testing.assert_close(direction, torch.tensor([0.0, 1.0], dtype=torch.float64))
-
-
-def test_both_scales_are_the_same():
-    rows = torch.tensor([[3.0, 0.0], [-1.0, 1.0]])
-    found = [gradhomog.pipeline(f"upgrad(scale='{scale}')").combine(rows) for scale in ("mean", "paper")]
-    assert torch.equal(*found)

@@ -10,11 +10,10 @@ import torchjd.scalarization
 
 import gradhomog
 from gradhomog import OptionError
-from gradhomog_plugins._losses import exponentials
-from tests.plugins.from_losses import assert_pure, gradient_of, quadratics, rows_and_losses, weights
+from tests.plugins.from_losses import gradient_of, quadratics, rows_and_losses, weights
 
 
-def test_thirty_steps_go_where_torchjds_loss_goes_with_an_adam_of_its_own():
+def test_thirty_steps_follow_torchjds_loss_with_an_adam_of_its_own():
     theta, losses_of = quadratics()
     theirs = torchjd.scalarization.UW(4).double()
     optimizer = torch.optim.Adam(theirs.parameters(), lr=0.05)
@@ -29,7 +28,7 @@ def test_thirty_steps_go_where_torchjds_loss_goes_with_an_adam_of_its_own():
         theta = theta - 0.02 * expected
 
 
-def test_classification_steps_by_the_derivative_of_its_own_form():
+def test_the_form_for_classification_moves_by_its_own_derivative():
     losses = torch.tensor([0.2, 1.0, 7.0], dtype=torch.float64)
     variances = torch.zeros(3, dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.Adam([variances], lr=0.1)
@@ -42,7 +41,7 @@ def test_classification_steps_by_the_derivative_of_its_own_form():
 
 
 @pytest.mark.parametrize("kind", ["'regression'", "'classification'", '{"a": "classification", "*": "regression"}'])
-def test_at_rest_every_weight_is_half_the_inverse_of_the_loss_whatever_its_kind(kind):
+def test_at_rest_every_weight_is_half_the_inverse_of_the_loss_of_either_kind(kind):
     losses, domains = [0.5, 2.0, 1.0], ["a", "b", "c"]
     found = weights(f"uw(kind={kind}, lr=0.05, scale='paper')", losses, steps=500, domains=domains) / 3
     assert found.tolist() == pytest.approx([1.0, 0.25, 0.5], rel=1e-3)
@@ -67,27 +66,21 @@ def test_state_by_domain_follows_the_domain_to_another_slot_and_two_of_one_domai
 
 
 @pytest.mark.parametrize(
-    ("text", "losses", "message"),
+    ("text", "message"),
     [
-        ("uw(lr=0)", [1.0], "`lr` must be positive"),
-        ("uw(bound=-1)", [1.0], "`bound` must be positive"),
-        ("uw(kind='ranking')", [1.0], "`kind` must be"),
-        ("uw", [1.0, -0.5], r"uw: losses must not be negative.*; task 1 has -0\.5"),
-        ('uw(kind={"a": "regression"})', [1.0], "needs to know the domain"),
+        ("uw(lr=0)", "`lr` must be"),
+        ("uw(bound=-1)", "`bound` must be"),
+        ("uw(bound=70)", "`bound` must be"),
+        ("uw(kind='ranking')", "`kind` must be"),
+        ('uw(kind={"a": "regression"})', "requires the domain"),
     ],
 )
-def test_what_has_no_variance_or_is_out_of_range_is_refused(text, losses, message):
+def test_options_out_of_range_are_refused(text, message):
     with pytest.raises(OptionError, match=message):
-        weights(text, losses)
+        weights(text, [1.0])
 
 
 def test_a_kind_by_domain_names_every_domain():
     pipe = gradhomog.pipeline("uw(kind={'imges': 'classification'})")
     with pytest.raises(OptionError, match="'images' is not among imges"):
         pipe.combine(torch.eye(2), losses=[1.0, 2.0], domains=["images", "text"])
-
-
-@pytest.mark.parametrize("scale", ["mean", "paper"])
-def test_weights_are_one_function_of_their_logarithms_under_every_transform(scale):
-    logarithms = torch.tensor([0.5, -2.0, 1.2, 3.0], dtype=torch.float64)
-    assert_pure(lambda given: exponentials(given, scale), logarithms)

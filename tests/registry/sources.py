@@ -10,8 +10,8 @@ FINE = (
 class Fine(Homogenizer):
     def __init__(self, strength: float = 1.0) -> None:
         self.strength = strength
-    def mix(self, evidence):
-        return evidence.losses * 0 + self.strength
+    def mix(self, step):
+        return step.losses * 0 + self.strength
 
 @hookimpl
 def gradhomog_homogenizer():

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import gradhomog
-from gradhomog import OptionError, PluginLoadError, Registry
+from gradhomog import OptionError, PluginLoadError, Registry, UnknownPluginError
 from gradhomog.testing.pytest_plugin import Install
 from tests.registry.sources import FINE
 
@@ -77,3 +77,19 @@ def test_an_unknown_kind_is_answered_with_the_kinds(kind: Any) -> None:
     for ask in (Registry().list, Registry().names, gradhomog.available, lambda k: Registry().find(k, "pcgrad")):
         with pytest.raises(OptionError, match=r"`kind` must be one of 'homogenizers', 'learners', 'domains'; got"):
             ask(kind)
+
+
+def test_control_characters_of_a_name_do_not_reach_the_terminal() -> None:
+    registry = Registry(
+        [EntryPoint("red\x1b[31m", "zz\r\x07mod\u202eule", "gradhomog.homogenizers"),
+         EntryPoint("größer", "zz", "gradhomog.homogenizers")]
+    )  # fmt: skip
+    red, german = sorted(registry.list("homogenizers"), key=lambda info: info.name == "größer")
+    assert german.name == "größer"
+    with pytest.raises(UnknownPluginError) as raised:
+        registry.find("homogenizers", "redd")
+    with pytest.raises(PluginLoadError) as refused:
+        registry.load("homogenizers", red.name)
+    for text in (red.name, red.selector, red.module, str(red), str(raised.value), str(refused.value)):
+        assert text.isprintable()
+    assert red.name == r"red\x1b[31m"

@@ -1,47 +1,31 @@
-"""Options are checked against the annotations of a factory before it is called, and refused in words."""
+"""Options are data: read from the factory's annotations, validated by the host, described in the words of errors."""
 
 from __future__ import annotations
 
+import inspect
+import math
+from importlib.metadata import EntryPoint
 from typing import Any, cast
 
 import pytest
+import torch
 
 import gradhomog
-from gradhomog import OptionError, Registry
+from gradhomog import Homogenizer, HomogenizerSpec, OptionError, Registry, StageResult
+from gradhomog.registry import options
 from gradhomog.testing.pytest_plugin import Install
-from tests.registry.sources import FINE, IMPORTS
+from tests.registry.choosy import Choosy
+from tests.registry.scaled import Scaled
+from tests.registry.sources import FINE
 
-OPTIONS = (
-    "from __future__ import annotations\nfrom collections.abc import Mapping, Sequence\nfrom typing import Literal\n"
-    + IMPORTS
-    + """
-class Choosy(Homogenizer):
-    def __init__(
-        self,
-        needed: int,
-        count: int = 1,
-        rate: float = 0.5,
-        flag: bool = False,
-        label: str = "x",
-        mode: Literal["fast", "slow"] = "fast",
-        many: list[float] = [],
-        some: Sequence[int] = (),
-        bare: list = [],
-        pair: tuple[int, str] = (1, "a"),
-        table: dict[str, int] = {},
-        lookup: Mapping[str, float] = {},
-        plain: Mapping = {},
-        maybe: int | None = None,
-        weights: Sequence[float] | Literal["random"] | None = None,
-        anything=None,
-    ) -> None:
-        self.given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-
-@hookimpl
-def gradhomog_homogenizer():
-    return HomogenizerSpec(factory=Choosy, summary="choosy")
-"""
+REGISTRY = Registry(
+    [EntryPoint(name, f"tests.registry.{name}", "gradhomog.homogenizers") for name in ("choosy", "scaled")]
 )
+
+
+def make(option: str, value: object) -> Any:
+    [made] = gradhomog.pipeline([("choosy", {"needed": 0, option: value})], registry=REGISTRY)
+    return made
 
 
 @pytest.mark.parametrize(
@@ -69,12 +53,21 @@ def gradhomog_homogenizer():
         ("weights", [10**20]),
         ("rate", 10**20),
         ("anything", {"a": [True]}),
+        ("at_least", 0),
+        ("positive", 1e-300),
+        ("share", 0.0),
+        ("part", 1),
+        ("whole", 1),
+        ("limit", None),
+        ("unbounded", math.inf),
+        ("each", [0, 0.5]),
+        ("each", []),
+        ("by_name", {"a": -1e300, "b": 1}),
+        ("names", ["a", "b"]),
     ],
 )
-def test_a_well_typed_option_reaches_the_factory(gradhomog_install: Install, option: str, value: object) -> None:
-    name = gradhomog_install("choosy", OPTIONS)
-    [made] = gradhomog.pipeline([(name, {"needed": 0, option: value})], registry=Registry())
-    assert cast(Any, made).given[option] == value
+def test_an_accepted_value_reaches_the_factory(option: str, value: object) -> None:
+    assert make(option, value).given[option] == value
 
 
 @pytest.mark.parametrize(
@@ -110,14 +103,31 @@ def test_a_well_typed_option_reaches_the_factory(gradhomog_install: Install, opt
         ("plain", 3, "a table by name"),
         ("maybe", 0.5, "an integer or none"),
         ("weights", "rnd", 'a list (a number each) or "random" or none'),
+        ("rate", math.inf, "a number"),
+        ("rate", math.nan, "a number"),
+        ("at_least", -1, "a number ≥ 0"),
+        ("at_least", math.inf, "a number ≥ 0"),
+        ("at_least", "0", "a number ≥ 0"),
+        ("positive", 0, "a number > 0"),
+        ("positive", math.nan, "a number > 0"),
+        ("share", 1, "a number ≥ 0 and < 1"),
+        ("part", 0.0, "a number > 0 and ≤ 1"),
+        ("part", 1.5, "a number > 0 and ≤ 1"),
+        ("whole", 0, "an integer ≥ 1"),
+        ("whole", 1.0, "an integer ≥ 1"),
+        ("whole", True, "an integer ≥ 1"),
+        ("limit", 0, "an integer ≥ 1 or none"),
+        ("unbounded", -0.5, "a number ≥ 0 and ≤ inf"),
+        ("unbounded", math.nan, "a number ≥ 0 and ≤ inf"),
+        ("each", [1, -1], "a list (a number ≥ 0 each)"),
+        ("by_name", {"a": 2}, "a table by name (a number ≤ 1 each)"),
+        ("names", [], "a list (a text each) with at least 1 entry and with at most 2 entries"),
+        ("names", ["a", "b", "c"], "a list (a text each) with at least 1 entry and with at most 2 entries"),
     ],
 )
-def test_an_ill_typed_option_is_refused_in_words(
-    gradhomog_install: Install, option: str, value: object, words: str
-) -> None:
-    name = gradhomog_install("choosy", OPTIONS)
+def test_other_values_are_refused_with_those_that_are_accepted(option: str, value: object, words: str) -> None:
     with pytest.raises(OptionError) as raised:
-        gradhomog.pipeline([(name, {"needed": 0, option: value})], registry=Registry())
+        make(option, value)
     assert str(raised.value) == f"choosy: `{option}` must be {words}; got {value!r}."
 
 
@@ -130,12 +140,78 @@ def test_an_unknown_option_is_answered_with_a_near_one_and_those_accepted() -> N
         assert option in message
 
 
-def test_an_option_that_is_required_is_asked_for(gradhomog_install: Install) -> None:
-    name = gradhomog_install("choosy", OPTIONS)
+def test_a_missing_option_without_a_default_is_named() -> None:
     with pytest.raises(
         OptionError, match=r"choosy needs the option 'needed'. Its options: needed \(an integer\), count=1"
     ):
-        gradhomog.pipeline(name, registry=Registry())
+        gradhomog.pipeline("choosy", registry=REGISTRY)
+
+
+def test_options_are_described_with_defaults_and_ranges() -> None:
+    described = options.describe(REGISTRY.load("homogenizers", "choosy")[1])
+    for line in (
+        "needed (an integer)",
+        'mode="fast" (one of "fast", "slow")',
+        "maybe=none (an integer or none)",
+        "at_least=0.0 (a number ≥ 0)",
+        "share=0.5 (a number ≥ 0 and < 1)",
+        "limit=none (an integer ≥ 1 or none)",
+        "anything=none (any)",
+    ):
+        assert line in described
+    assert len(described) == len(inspect.signature(Choosy).parameters)
+
+
+@pytest.mark.parametrize(("attribute", "value"), [("factor", 0.5), ("factor", "2"), ("factor", math.nan)])
+def test_the_options_of_an_object_are_validated_by_the_attributes_of_their_names(attribute: str, value: Any) -> None:
+    made = Scaled(value)
+    with pytest.raises(OptionError) as raised:
+        gradhomog.pipeline([made])
+    assert str(raised.value) == f"Scaled: `factor` must be a number ≥ 1; got {value!r}."
+
+
+# -- the paper's scale -----------------------------------------------------------------------------------------------
+
+
+def test_scale_is_an_option_of_the_host_where_the_papers_scale_differs() -> None:
+    rows = torch.eye(3)
+    plain = gradhomog.pipeline("scaled(factor=5)", registry=REGISTRY).combine(rows)
+    torch.testing.assert_close(plain, rows.mean(0))
+    for entry in ("scaled(factor=5, scale='paper')", [("scaled", {"factor": 5, "scale": "paper"})]):
+        pipe = gradhomog.pipeline(entry, registry=REGISTRY)
+        torch.testing.assert_close(pipe.combine(rows), 5 * 3 * plain)
+        again = gradhomog.pipeline(str(pipe), registry=REGISTRY)
+        torch.testing.assert_close(again.combine(rows), 5 * 3 * plain)
+    described = options.describe(REGISTRY.load("homogenizers", "scaled")[1])
+    assert described == ["factor=2.0 (a number ≥ 1)", 'scale="mean" (one of "mean", "paper")']
+
+
+def test_another_scale_and_a_scale_where_both_are_equal_are_refused() -> None:
+    with pytest.raises(OptionError, match=r"^scaled: `scale` must be one of \"mean\", \"paper\"; got 'sum'\.$"):
+        gradhomog.pipeline("scaled(scale='sum')", registry=REGISTRY)
+    with pytest.raises(OptionError, match="choosy has no option 'scale'"):
+        gradhomog.pipeline("choosy(needed=1, scale='paper')", registry=REGISTRY)
+
+
+def test_rows_are_scaled_as_mixings_are_and_derivatives_flow_through_the_factor() -> None:
+    class Rows(Homogenizer):
+        def rows(self, step: gradhomog.Step) -> StageResult:
+            return StageResult(step.jacobian, aux=step.jacobian.norms().sum())
+
+        def paper_scale(self, step: gradhomog.Step) -> Any:
+            return step.aux
+
+    from gradhomog.member import Member
+    from gradhomog.pipelines import Pipeline
+
+    spec = HomogenizerSpec(factory=Rows, summary="", traits={"differentiable"})
+    pipe = Pipeline([Member(Rows(), "rows", {}, None, spec, "paper")])
+    rows = torch.tensor([[3.0, 4.0], [0.0, 5.0]], dtype=torch.float64, requires_grad=True)
+    direction = pipe.combine(rows, create_graph=True)
+    torch.testing.assert_close(direction, 10 * rows.mean(0))
+    (slope,) = torch.autograd.grad(cast(torch.Tensor, direction).sum(), rows)
+    unit = rows.detach() / 5
+    torch.testing.assert_close(slope, 5.0 + unit * float(rows.detach().mean(0).sum()))
 
 
 def test_what_the_host_supplies_is_not_an_option() -> None:

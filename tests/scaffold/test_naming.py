@@ -70,7 +70,7 @@ def test_any_text_is_read_or_refused_with_a_name_that_is_accepted(text: str) -> 
         ("gradhomog-", "got 'gradhomog-'. Write 'sign-vote'"),
         ("gradhomog", "must name the plugin, not gradhomog; got 'gradhomog'"),
         ("gradhomog-lambda", "must be no keyword of Python; got 'gradhomog-lambda'. Write 'lambda-rows'"),
-        ("none", "must be no word that means something else in a pipeline; got 'none'. Write 'none-rows'"),
+        ("none", "must be no word with another meaning in a pipeline; got 'none'. Write 'none-rows'"),
         ("a" * 29, f"must have at most 28 letters; got '{'a' * 29}'. Write '{'a' * 28}'"),
     ],
 )
@@ -85,7 +85,7 @@ def test_a_name_that_cannot_be_is_refused_with_one_that_can(given: str, message:
     [
         ("sign_vote", "class PluginName: ...", "SignVote"),
         ("sign_vote", "from gradhomog import SignVotes", "SignVote"),
-        ("evidence", "from gradhomog import Evidence", "EvidenceLearner"),
+        ("step", "from gradhomog import Step", "StepLearner"),
         ("value_error", "", "ValueErrorLearner"),
         ("r2_d2", "", "R2D2"),
     ],

@@ -25,12 +25,12 @@ def common_cosine(jacobian):
     """The largest least cosine of a direction with the rows that are not zero; 0 where the hull holds zero."""
     unit = jacobian[jacobian.any(dim=1)]
     unit = unit / unit.norm(dim=1, keepdim=True)
-    return float((minimum_norm_weights(unit @ unit.T) @ unit).norm()) if len(unit) else 1.0
+    return float((minimum_norm_weights(unit @ unit.T).weights @ unit).norm()) if len(unit) else 1.0
 
 
 def check(jacobian, alpha):
     gramian = jacobian @ jacobian.T
-    weights = bargaining_weights(gramian, alpha)
+    weights = bargaining_weights(gramian, alpha).weights
     present = gramian.diagonal() > 0
     assert (weights[~present] == 0).all()
     if bool((weights > 0).any()):
@@ -56,14 +56,14 @@ def test_weights_equal_those_of_scipys_root_finder(alpha):
     jacobian = torch.randn(5, 12, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     gramian = (jacobian @ jacobian.T).numpy()
     found = scipy.optimize.root(lambda s: gramian @ np.exp(s) - np.exp(-s / alpha), np.full(5, -1.0), tol=1e-13)
-    np.testing.assert_allclose(bargaining_weights(torch.from_numpy(gramian), alpha).numpy(), np.exp(found.x), rtol=1e-8)
+    np.testing.assert_allclose(bargaining_weights(torch.from_numpy(gramian), alpha).weights.numpy(), np.exp(found.x), rtol=1e-8)
 
 
 @pytest.mark.parametrize("alpha", [1.0, 2.0])
 def test_weights_equal_those_of_torchjds_fairgrad_where_norms_are_alike(alpha):
     jacobian = torch.randn(4, 10, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     expected = torchjd.aggregation.FairGrad(alpha=alpha)(jacobian)
-    found = bargaining_weights(jacobian @ jacobian.T, alpha) @ jacobian
+    found = bargaining_weights(jacobian @ jacobian.T, alpha).weights @ jacobian
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -71,12 +71,12 @@ def test_weights_equal_those_of_torchjds_fairgrad_where_norms_are_alike(alpha):
 def test_orthogonal_rows_are_each_weighed_alone(alpha):
     norms = torch.logspace(-2, 2, 6, dtype=torch.float64)
     expected = norms ** (-2 / (1 + 1 / alpha))
-    torch.testing.assert_close(bargaining_weights(torch.diag(norms.square()), alpha), expected)
+    torch.testing.assert_close(bargaining_weights(torch.diag(norms.square()), alpha).weights, expected)
 
 
 @given(jacobians(tasks=(2, 2), params=(2, 6), spread=3, zero=False, opposite=False))
 def test_two_rows_share_the_bisector_of_their_angle(jacobian):
-    weights = bargaining_weights(jacobian @ jacobian.T)
+    weights = bargaining_weights(jacobian @ jacobian.T).weights
     if not bool(weights.any()):
         return
     unit = jacobian / jacobian.norm(dim=1, keepdim=True)
@@ -99,16 +99,16 @@ def test_two_rows_share_the_bisector_of_their_angle(jacobian):
 )
 def test_where_nothing_improves_all_the_weights_are_zero(jacobian, alpha):
     jacobian = torch.tensor(jacobian, dtype=torch.float64)
-    assert not bargaining_weights(jacobian @ jacobian.T, alpha).any()
+    assert not bargaining_weights(jacobian @ jacobian.T, alpha).weights.any()
 
 
 @pytest.mark.parametrize("alpha", [1.0, 2.0])
 def test_a_zero_row_is_left_out(alpha):
     jacobian = torch.tensor([[3.0, 0.0, 1.0], [0.0, 0.0, 0.0], [-1.0, 1.0, 0.5], [0.0, 2.0, 2.0]], dtype=torch.float64)
     others = jacobian[[0, 2, 3]]
-    found = bargaining_weights(jacobian @ jacobian.T, alpha)
+    found = bargaining_weights(jacobian @ jacobian.T, alpha).weights
     assert float(found[1]) == 0
-    torch.testing.assert_close(found[[0, 2, 3]], bargaining_weights(others @ others.T, alpha))
+    torch.testing.assert_close(found[[0, 2, 3]], bargaining_weights(others @ others.T, alpha).weights)
 
 
 @pytest.mark.parametrize(("tasks", "alpha"), [(2, 1.0), (2, 2.0), (4, 1.0), (4, 0.5)])
@@ -117,7 +117,7 @@ def test_differentiable_twice(tasks, alpha):
     jacobian.requires_grad_()
 
     def direction(rows):
-        return bargaining_weights(rows @ rows.T, alpha) @ rows
+        return bargaining_weights(rows @ rows.T, alpha).weights @ rows
 
     assert torch.autograd.gradcheck(direction, jacobian)
     assert torch.autograd.gradgradcheck(direction, jacobian)
@@ -127,5 +127,5 @@ def test_differentiable_twice(tasks, alpha):
 @pytest.mark.parametrize("jacobian", [torch.tensor([[1.0, 2.0], [-2.0, -4.0], [0.0, 1.0]]), rows(68)])
 def test_derivatives_are_finite_where_there_is_no_solution(jacobian, alpha):
     jacobian = jacobian.double().requires_grad_()
-    (bargaining_weights(jacobian @ jacobian.T, alpha) @ jacobian).sum().backward()
+    (bargaining_weights(jacobian @ jacobian.T, alpha).weights @ jacobian).sum().backward()
     assert bool(jacobian.grad.isfinite().all())

@@ -1,4 +1,4 @@
-"""What all solvers have in common: batches, dtypes, scale, order, and what they refuse."""
+"""Properties of all solvers: batches, dtypes, scale, order, dependent float32 rows, validation."""
 
 import pytest
 import torch
@@ -13,11 +13,11 @@ from gradhomog import (
 from tests.solvers.gramians import rows
 
 SOLVERS = {
-    "minimum_norm": minimum_norm_weights,
-    "dual_cone": lambda gramian: dual_cone_weights(gramian, torch.full_like(gramian[..., 0], 0.25)),
-    "conflict_averse": lambda gramian: conflict_averse_weights(gramian, 0.4),
-    "bargaining": bargaining_weights,
-    "fair": lambda gramian: bargaining_weights(gramian, 2.0),
+    "minimum_norm": lambda gramian: minimum_norm_weights(gramian).weights,
+    "dual_cone": lambda gramian: dual_cone_weights(gramian, torch.full_like(gramian[..., 0], 0.25)).weights,
+    "conflict_averse": lambda gramian: conflict_averse_weights(gramian, 0.4).weights,
+    "bargaining": lambda gramian: bargaining_weights(gramian).weights,
+    "fair": lambda gramian: bargaining_weights(gramian, 2.0).weights,
 }
 each = pytest.mark.parametrize("name", SOLVERS)
 
@@ -30,7 +30,7 @@ def gramians(tasks, count):
 @each
 @pytest.mark.parametrize("tasks", [1, 2, 3, 8])
 def test_a_batch_is_solved_as_each_by_itself(name, tasks):
-    # Some of these take other ways than most: zero rows, opposite ones, no solution.
+    # Zero rows, opposite ones and Gramians without a solution are among these.
     batch = gramians(tasks, 24)
     expected = torch.stack([SOLVERS[name](gramian) for gramian in batch])
     found = SOLVERS[name](batch.reshape(2, 3, 4, tasks, tasks)).reshape(24, tasks)
@@ -40,8 +40,8 @@ def test_a_batch_is_solved_as_each_by_itself(name, tasks):
 def test_a_batch_of_gramians_takes_several_vectors_each():
     batch = gramians(5, 4)
     vectors = torch.rand(4, 3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    expected = torch.stack([dual_cone_weights(g, u) for g, u in zip(batch, vectors, strict=True)])
-    torch.testing.assert_close(dual_cone_weights(batch, vectors), expected)
+    expected = torch.stack([dual_cone_weights(g, u).weights for g, u in zip(batch, vectors, strict=True)])
+    torch.testing.assert_close(dual_cone_weights(batch, vectors).weights, expected)
 
 
 @each
@@ -74,24 +74,71 @@ def test_gramians_of_any_dtype_are_solved_in_float64(name):
     gramian = jacobian @ jacobian.T
     found = SOLVERS[name](gramian)
     assert found.dtype == torch.float64
-    torch.testing.assert_close(found, SOLVERS[name](gramian.double()))
+    torch.testing.assert_close(found, SOLVERS[name](gramian.double()), rtol=1e-4, atol=1e-5)  # the default rounding
 
 
 @each
-def test_gramians_of_float32_rows_that_depend_on_each_other_have_finite_weights(name):
+def test_gramians_of_dependent_float32_rows_have_finite_weights(name):
     # Rounded products of dependent rows are neither symmetric nor positive semi-definite.
     for seed in range(30):
         jacobian = rows(seed, tasks=8).float()
         assert bool(SOLVERS[name](jacobian @ jacobian.T).isfinite().all()), seed
 
 
+DEPENDENT = [
+    (jacobian.float(), rank)
+    for rank in (1, 2, 4)
+    for seed in range(6)
+    for generator in [torch.Generator().manual_seed(seed)]
+    for jacobian in [torch.randn(9, rank, generator=generator) @ torch.randn(rank, 500, generator=generator)]
+]
+
+
+@pytest.mark.parametrize("rounding", [None, 1e-6], ids=["float32", "float64 with rounding"])
+def test_every_solver_converges_on_dependent_float32_rows(rounding):
+    # Their Gramians are indefinite by rounding.
+    for jacobian, rank in DEPENDENT:
+        gramian = jacobian @ jacobian.T
+        gramian = gramian if rounding is None else gramian.double()
+        for solution in (
+            minimum_norm_weights(gramian, rounding),
+            dual_cone_weights(gramian, torch.eye(9), rounding),
+            conflict_averse_weights(gramian, 0.9, rounding),
+            bargaining_weights(gramian, 2.0, rounding),
+        ):
+            assert bool(solution.converged.all()), rank
+            assert bool(solution.weights.isfinite().all())
+
+
+def test_directions_of_dependent_float32_rows_are_as_good_as_those_of_the_same_rows_in_float64():
+    for jacobian, _ in DEPENDENT:
+        exact = jacobian.double()
+        size = float(exact.norm(dim=1).max())
+        gramian, precise = jacobian @ jacobian.T, exact @ exact.T
+        shortest = minimum_norm_weights(gramian).weights @ exact
+        assert float(shortest.norm()) <= float((minimum_norm_weights(precise).weights @ exact).norm()) + 1e-3 * size
+        projected = dual_cone_weights(gramian, torch.full((9,), 1 / 9)).weights @ exact
+        assert float((exact @ projected).min()) >= -1e-4 * size**2
+        averse = conflict_averse_weights(gramian, 1.0).weights @ exact
+        optimum = conflict_averse_weights(precise, 1.0).weights @ exact
+        assert float((exact @ averse).min()) >= min(float((exact @ optimum).min()), 0.0) - 1e-4 * size**2
+
+
+def test_converged_has_the_batch_shape():
+    batch = gramians(4, 6).reshape(2, 3, 4, 4)
+    assert minimum_norm_weights(batch).converged.shape == (2, 3)
+    assert dual_cone_weights(batch, torch.ones(2, 3, 5, 4)).converged.shape == (2, 3, 5)
+    assert conflict_averse_weights(batch, 0.4).converged.shape == (2, 3)
+    assert bargaining_weights(batch).converged.shape == (2, 3)
+
+
 @each
-def test_no_graph_is_kept_of_what_needs_none(name):
+def test_weights_have_no_graph_without_requires_grad(name):
     assert not SOLVERS[name](gramians(4, 1)[0]).requires_grad
 
 
 @each
 @pytest.mark.parametrize("shape", [(3,), (2, 3), (2, 3, 2)])
-def test_what_is_not_square_is_refused(name, shape):
+def test_a_gramian_that_is_not_square_raises(name, shape):
     with pytest.raises(OptionError, match=r"`gramian` must have shape \[..., tasks, tasks\]"):
         SOLVERS[name](torch.zeros(shape))

@@ -28,18 +28,18 @@ def violation(gramian, given_weights, weights):
 def test_no_projection_conflicts_beyond_rounding(jacobian):
     gramian, tasks = jacobian @ jacobian.T, len(jacobian)
     each = torch.eye(tasks, dtype=torch.float64)
-    found = dual_cone_weights(gramian, each)
+    found = dual_cone_weights(gramian, each).weights
     assert (found >= each).all()
     assert max(violation(gramian, u, v) for u, v in zip(each, found, strict=True)) < 1e-9
     mean = torch.full((tasks,), 1 / tasks, dtype=torch.float64)
-    assert violation(gramian, mean, dual_cone_weights(gramian, mean)) < 1e-9
+    assert violation(gramian, mean, dual_cone_weights(gramian, mean).weights) < 1e-9
 
 
 def test_random_gramians_of_every_kind_satisfy_the_optimality_conditions():
     for seed in range(120):
         jacobian = rows(seed)
         gramian, each = jacobian @ jacobian.T, torch.eye(len(jacobian), dtype=torch.float64)
-        found = dual_cone_weights(gramian, each)
+        found = dual_cone_weights(gramian, each).weights
         assert max(violation(gramian, u, v) for u, v in zip(each, found, strict=True)) < 1e-9, seed
 
 
@@ -49,7 +49,7 @@ def test_the_projection_is_that_of_nonnegative_least_squares_on_the_rows(seed):
     jacobian = rows(seed, tasks=7, spread=1).numpy()
     given_weights = np.random.default_rng(seed).normal(size=7)  # some negative: those of a row may be too
     added = scipy.optimize.nnls(jacobian.T, -jacobian.T @ given_weights)[0]
-    found = dual_cone_weights(torch.from_numpy(jacobian @ jacobian.T), torch.from_numpy(given_weights)).numpy()
+    found = dual_cone_weights(torch.from_numpy(jacobian @ jacobian.T), torch.from_numpy(given_weights)).weights.numpy()
     size = np.linalg.norm(jacobian, axis=1).max()
     np.testing.assert_allclose(found @ jacobian, (given_weights + added) @ jacobian, atol=1e-7 * size)
 
@@ -58,7 +58,7 @@ def test_the_projection_is_that_of_nonnegative_least_squares_on_the_rows(seed):
 def test_two_rows_have_a_closed_form_for_weights_of_any_sign(jacobian):
     for given_weights in ([0.5, 0.5], [1.0, -2.0], [-1.0, -1.0], [0.0, 0.0]):
         u = torch.tensor(given_weights, dtype=torch.float64)
-        found = dual_cone_weights(jacobian @ jacobian.T, u) @ jacobian
+        found = dual_cone_weights(jacobian @ jacobian.T, u).weights @ jacobian
         added = scipy.optimize.nnls(jacobian.T.numpy(), (-u @ jacobian).numpy())[0]
         expected = (u + torch.from_numpy(added)) @ jacobian
         torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9 * float(jacobian.norm(dim=1).max()))
@@ -70,20 +70,20 @@ def test_weights_equal_quadprog_where_rows_are_independent(seed):
     jacobian = jacobian - 0.8 * jacobian.mean(0)
     gramian, each = jacobian @ jacobian.T, torch.eye(8, dtype=torch.float64)
     expected = [quadprog.solve_qp(gramian.numpy(), np.zeros(8), np.eye(8), u.numpy())[0] for u in each]
-    np.testing.assert_allclose(dual_cone_weights(gramian, each).numpy(), np.stack(expected), atol=1e-9)
+    np.testing.assert_allclose(dual_cone_weights(gramian, each).weights.numpy(), np.stack(expected), atol=1e-9)
 
 
 def test_rows_without_conflict_keep_what_is_given():
     jacobian = rows(3, tasks=6).abs()
     given_weights = torch.rand(6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(dual_cone_weights(jacobian @ jacobian.T, given_weights), given_weights)
+    assert torch.equal(dual_cone_weights(jacobian @ jacobian.T, given_weights).weights, given_weights)
 
 
 def test_a_zero_row_keeps_its_weight_and_changes_no_other():
     jacobian = torch.tensor([[3.0, 0.0], [0.0, 0.0], [-1.0, 1.0]], dtype=torch.float64)
-    found = dual_cone_weights(jacobian @ jacobian.T, torch.full((3,), 1 / 3, dtype=torch.float64))
+    found = dual_cone_weights(jacobian @ jacobian.T, torch.full((3,), 1 / 3, dtype=torch.float64)).weights
     pair = jacobian[[0, 2]]
-    expected = dual_cone_weights(pair @ pair.T, torch.full((2,), 1 / 3, dtype=torch.float64))
+    expected = dual_cone_weights(pair @ pair.T, torch.full((2,), 1 / 3, dtype=torch.float64)).weights
     torch.testing.assert_close(found[[0, 2]], expected)
     assert float(found[1]) == 1 / 3
 
@@ -92,8 +92,8 @@ def test_a_zero_row_does_not_drown_short_ones():
     # Vectors are solved relative to their longest term; a zero row's weight is none, however short the others are.
     jacobian = torch.tensor([[3.0, 0.0], [0.0, 0.0], [-1.0, 1.0]], dtype=torch.float64)
     given_weights = torch.full((3,), 1 / 3, dtype=torch.float64)
-    plain = dual_cone_weights(jacobian @ jacobian.T, given_weights)
-    torch.testing.assert_close(dual_cone_weights(1e-36 * jacobian @ jacobian.T, given_weights), plain)
+    plain = dual_cone_weights(jacobian @ jacobian.T, given_weights).weights
+    torch.testing.assert_close(dual_cone_weights(1e-36 * jacobian @ jacobian.T, given_weights).weights, plain)
 
 
 @pytest.mark.parametrize("tasks", [2, 3, 5])
@@ -104,7 +104,7 @@ def test_differentiable_twice_in_the_rows_and_in_what_is_projected(tasks):
     given_weights = torch.rand(tasks, tasks, generator=generator, dtype=torch.float64, requires_grad=True)
 
     def projected(rows, weights):
-        return dual_cone_weights(rows @ rows.T, weights) @ rows
+        return dual_cone_weights(rows @ rows.T, weights).weights @ rows
 
     assert torch.autograd.gradcheck(projected, (jacobian, given_weights))
     assert torch.autograd.gradgradcheck(projected, (jacobian, given_weights))
@@ -115,7 +115,7 @@ def test_gramians_of_float32_rows_with_opposite_ones_are_projected_too(opposite)
     # Their products round to eigenvalues of −1e-7: without a larger ridge the exchanges went in circles.
     jacobian = torch.randn(8, 1000, generator=torch.Generator().manual_seed(0))
     jacobian[1], jacobian[2] = opposite * jacobian[0], 2 * jacobian[0]
-    weights = dual_cone_weights(jacobian @ jacobian.T, torch.eye(8)).mean(0)
+    weights = dual_cone_weights(jacobian @ jacobian.T, torch.eye(8)).weights.mean(0)
     direction = weights @ jacobian.double()
     norms = jacobian.double().norm(dim=1)
     assert (jacobian.double() @ direction >= -1e-4 * norms * norms.max()).all()

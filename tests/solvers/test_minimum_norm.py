@@ -38,14 +38,14 @@ def violation(gramian, weights):
 @example(CANCELLING)
 def test_weights_are_on_the_simplex_and_satisfy_the_optimality_conditions(jacobian):
     gramian = jacobian @ jacobian.T
-    weights = minimum_norm_weights(gramian)
+    weights = minimum_norm_weights(gramian).weights
     assert float(weights.min()) >= 0
     assert abs(float(weights.sum()) - 1) < 1e-12
     assert violation(gramian, weights) < 1e-9
 
 
 def test_random_gramians_of_every_kind_satisfy_the_optimality_conditions():
-    worst = max((violation(g, minimum_norm_weights(g)), seed) for seed in range(250)
+    worst = max((violation(g, minimum_norm_weights(g).weights), seed) for seed in range(250)
                 for g in [rows(seed) @ rows(seed).T])  # fmt: skip
     assert worst[0] < 1e-9, worst
 
@@ -54,7 +54,7 @@ def test_random_gramians_of_every_kind_satisfy_the_optimality_conditions():
 def test_long_opposite_rows_beside_a_short_one_hold_zero_in_their_hull(ratio):
     # A ridge on the scaled Gramian, however small, prefers the short row here: the answer was that row.
     jacobian = torch.tensor([[3.0, 4.0, 0.0], [-3.0, -4.0, 0.0], [0.0, 0.0, 1 / ratio]], dtype=torch.float64)
-    direction = minimum_norm_weights(jacobian @ jacobian.T) @ jacobian
+    direction = minimum_norm_weights(jacobian @ jacobian.T).weights @ jacobian
     assert float(direction.norm()) < 1e-6 / ratio
 
 
@@ -65,7 +65,7 @@ def test_two_rows_have_the_closed_form(jacobian):
     if apart == 0:
         return
     expected = min(max(float((second - first) @ second) / apart, 0.0), 1.0)
-    assert abs(float(minimum_norm_weights(jacobian @ jacobian.T)[0]) - expected) < 1e-7
+    assert abs(float(minimum_norm_weights(jacobian @ jacobian.T).weights[0]) - expected) < 1e-7
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -77,7 +77,7 @@ def test_norm_is_not_above_what_scipy_finds(seed):
         lambda w: w @ gramian @ w, np.full(6, 1 / 6), jac=lambda w: 2 * gramian @ w, method="SLSQP",
         bounds=[(0, 1)] * 6, constraints={"type": "eq", "fun": lambda w: w.sum() - 1}, options={"ftol": 1e-15},
     )  # fmt: skip
-    ours = minimum_norm_weights(torch.from_numpy(gramian)).numpy()
+    ours = minimum_norm_weights(torch.from_numpy(gramian)).weights.numpy()
     assert ours @ gramian @ ours <= found.fun + 1e-9
     np.testing.assert_allclose(ours, found.x, atol=1e-4)
 
@@ -90,14 +90,14 @@ def test_the_vector_is_that_of_nonnegative_least_squares_on_the_rows(seed):
     right[-1] = 1
     solution = scipy.optimize.nnls(np.vstack([jacobian.T, np.ones(9)]), right)[0]
     gramian = torch.from_numpy(jacobian @ jacobian.T)
-    found = minimum_norm_weights(gramian).numpy() @ jacobian
+    found = minimum_norm_weights(gramian).weights.numpy() @ jacobian
     np.testing.assert_allclose(found, solution @ jacobian / solution.sum(), atol=1e-7)
 
 
 def test_zero_rows_share_the_weight():
     jacobian = torch.tensor([[2.0, 0.0], [0.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
-    assert minimum_norm_weights(jacobian @ jacobian.T).tolist() == pytest.approx([0.0, 0.5, 0.0, 0.5])
-    assert minimum_norm_weights(torch.zeros(3, 3)).tolist() == pytest.approx([1 / 3] * 3)
+    assert minimum_norm_weights(jacobian @ jacobian.T).weights.tolist() == pytest.approx([0.0, 0.5, 0.0, 0.5])
+    assert minimum_norm_weights(torch.zeros(3, 3)).weights.tolist() == pytest.approx([1 / 3] * 3)
 
 
 @pytest.mark.parametrize("tasks", [2, 3, 5])
@@ -105,7 +105,7 @@ def test_differentiable_twice_where_the_support_is_constant(tasks):
     jacobian = torch.randn(tasks, 12, generator=torch.Generator().manual_seed(tasks), dtype=torch.float64)
 
     def shortest(rows):
-        return minimum_norm_weights(rows @ rows.T) @ rows
+        return minimum_norm_weights(rows @ rows.T).weights @ rows
 
     jacobian.requires_grad_()
     assert torch.autograd.gradcheck(shortest, jacobian)
@@ -118,6 +118,6 @@ def test_differentiable_where_the_active_set_was_needed():
     jacobian = (jacobian * torch.tensor([[1.0], [1.0], [1e-2]])).requires_grad_()
 
     def shortest(rows):
-        return minimum_norm_weights(rows @ rows.T) @ rows
+        return minimum_norm_weights(rows @ rows.T).weights @ rows
 
     assert torch.autograd.gradcheck(shortest, jacobian, eps=1e-7, atol=1e-4, rtol=1e-3)

@@ -1,7 +1,8 @@
-"""What a faulty plugin is: one error, the check that has to find it, and what its author needs to be told."""
+"""A faulty plugin: one error, the check that has to find it, and the words of the failure."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -15,14 +16,18 @@ class Fault(Generic[Spec]):
     """A faulty plugin.
 
     Attributes:
-        check: that it must fail.
-        spec: of the faulty one.
-        says: a regular expression that the failure's message matches.
+        check: the check that must fail.
+        spec: of the faulty plugin.
+        good: the spec of the one without the error: with the same claims it passes that check.
+        message: a regular expression that the failure's message matches.
+        shows: given the example of the failure, whether it is small and shows the error.
     """
 
     check: str
     spec: Spec
-    says: str
+    good: Spec
+    message: str
+    shows: Callable[..., bool] | None = None
 
     def __str__(self) -> str:
         return f"{self.check}-{self.spec.factory.__name__}"

@@ -1,4 +1,4 @@
-"""What a check comes to, for every way in which its function can end, claimed or not, expected to fail or not."""
+"""The outcome of a check, for every way in which its function can end, claimed or not, expected to fail or not."""
 
 from __future__ import annotations
 

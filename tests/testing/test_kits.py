@@ -12,8 +12,8 @@ from gradhomog.testing import check_domain, check_homogenizer, check_learner, ch
 class Mean(Homogenizer):
     """The mean of the rows."""
 
-    def mix(self, evidence):
-        return torch.ones(evidence.tasks)
+    def mix(self, step):
+        return torch.ones(step.tasks)
 
 
 FINE = HomogenizerSpec(factory=Mean, summary="the mean", reference="new")
@@ -101,7 +101,7 @@ def test_where_there_is_nothing_to_check_an_expected_failure_is_none():
 
 @pytest.mark.parametrize("reason", ["", "  \n", None, True])
 def test_an_expected_failure_needs_a_reason(reason):
-    with pytest.raises(OptionError, match="must say why documented fails, in a text; got "):
+    with pytest.raises(OptionError, match="must give the reason why documented fails, in a text; got "):
         check_homogenizer(FINE, only="documented", expected_failures={"documented": reason})
 
 
@@ -153,8 +153,8 @@ SOURCE = """
 
     class Even(gradhomog.Homogenizer):
         "Weights of one."
-        def mix(self, evidence):
-            return torch.ones(evidence.tasks)
+        def mix(self, step):
+            return torch.ones(step.tasks)
 
     @gradhomog.hookimpl
     def gradhomog_homogenizer():

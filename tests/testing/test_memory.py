@@ -6,7 +6,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from gradhomog.testing.memory import tensor_bytes
+from gradhomog.testing.snapshots import tensor_bytes
 
 
 def test_a_storage_counts_once_and_no_more_when_it_is_gone():

@@ -19,8 +19,8 @@ from gradhomog.testing import checking, parametrize_with_checks
 
 class Total(Homogenizer):
     """The sum of the rows."""
-    def mix(self, evidence):
-        return torch.full((evidence.tasks,), float(evidence.tasks))
+    def mix(self, step):
+        return torch.full((step.tasks,), float(step.tasks))
 
 FINE = HomogenizerSpec(factory=Total, summary="the sum", reference="new")
 DRAWS = HomogenizerSpec(factory=Total, summary="the sum", reference="new", traits={"stochastic"})
@@ -138,7 +138,7 @@ def test_where_there_is_nothing_to_check_no_test_fails_and_none_is_told_to_be_ta
     assert outcomes(ended, "test_nothing_to_check") == {"Total-imports_cleanly": "passed"}
     outcome, said = ended["test_nothing_to_check_though_expected[Total-imports_cleanly]"]
     assert outcome == "pytest.xfail"
-    assert "not applicable: a spec that no distribution offers" in said
+    assert "not applicable: a spec without a distribution" in said
 
 
 def test_a_plugin_that_cannot_be_made_fails_and_says_why_and_the_others_are_tested(ended):
@@ -172,7 +172,7 @@ def test_the_tests_may_have_parameters_of_their_own(ended):
         ({"what": "static"}, r"`what` must be several plugins; got the text 'static'\. Write \['static'\]\."),
         ({"what": ["static"], "only": "documentd"}, "'documentd' matches none of: documented, "),
         ({"what": ["static"], "kind": "homogenizer"}, "`kind` must be one of 'homogenizers', "),
-        ({"what": ["static"], "expected_failures": {"cost": " "}}, "must say why cost fails"),
+        ({"what": ["static"], "expected_failures": {"cost": " "}}, "must give the reason why cost fails"),
         ({"what": ["static"], "expected_failures": {"costs": "slow"}}, r"Did you mean 'cost'\?"),
     ],
 )

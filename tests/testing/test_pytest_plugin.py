@@ -18,8 +18,8 @@ SOURCE = """
     import gradhomog, torch
 
     class Even(gradhomog.Homogenizer):
-        def mix(self, evidence):
-            return torch.ones(evidence.tasks)
+        def mix(self, step):
+            return torch.ones(step.tasks)
 
     @gradhomog.hookimpl
     def gradhomog_homogenizer():

@@ -7,6 +7,7 @@ false for every pair in general.
 from __future__ import annotations
 
 import math
+import operator
 
 import pytest
 import torch
@@ -17,15 +18,15 @@ import gradhomog
 from gradhomog import OptionError, distances
 from gradhomog.testing import jacobians
 
-MEANS = {  # the common norm: reweight's scales, `"norm"` and `"mean"`
-    "norm": lambda norms: norms.mean(),
-    "mean": lambda norms: 1 / (1 / norms).mean(),
+MEANS = {  # the common norm, by reweight's option `preserve`
+    "norms": lambda norms: norms.mean(),
+    "weights": lambda norms: 1 / (1 / norms).mean(),
 }
 
 
-def equalised(rows, scale="norm"):
+def equalised(rows, preserve="norms"):
     """The rows as RotoGBML's reweighting leaves them at its fixed point with β = 0: of one norm."""
-    pipe = gradhomog.pipeline(f"reweight(beta=0, solver='fixed_point', scale='{scale}')")
+    pipe = gradhomog.pipeline(f"reweight(beta=0, solver='fixed_point', preserve='{preserve}')")
     return pipe.homogenize(rows).weights[:, None] * rows
 
 
@@ -60,8 +61,10 @@ def test_nearly_equal_rows_are_told_apart_down_to_the_stated_rounding():
     generator = torch.Generator().manual_seed(0)
     row, step = torch.nn.functional.normalize(torch.randn(2, 1000, generator=generator, dtype=torch.float64), dim=1)
     for length in (1e-2, 1e-4, 1e-6):
-        rows = torch.stack([row, row + length * step])
-        found = float(distances(rows @ rows.T)[0, 1])
+        rows = [row.tolist(), (row + length * step).tolist()]
+        # Exact sums: those of a matrix product depend on the processor's instruction set.
+        gramian = [[math.fsum(map(operator.mul, one, other)) for other in rows] for one in rows]
+        found = float(distances(torch.tensor(gramian, dtype=torch.float64))[0, 1])
         assert abs(found**2 - length**2) < 4 * 2**-53 * 2 * (1 + length) ** 2
         assert found == pytest.approx(length, rel=1e-3)
 
@@ -100,18 +103,18 @@ def test_equal_norms_alone_can_move_two_tasks_apart():
     assert sum_of_squares(new) < sum_of_squares(rows)  # the others came nearer by more
 
 
-@pytest.mark.parametrize("scale", MEANS)
+@pytest.mark.parametrize("preserve", MEANS)
 @given(rows=jacobians(tasks=(2, 2), params=(2, 6)))
-def test_two_tasks_always_come_nearer(scale, rows):
+def test_two_tasks_always_come_nearer(preserve, rows):
     assume(bool((rows.norm(dim=1) > 0).all()))
-    new = equalised(rows, scale)
-    assert new.norm(dim=1).tolist() == pytest.approx([float(MEANS[scale](rows.norm(dim=1)))] * 2)
+    new = equalised(rows, preserve)
+    assert new.norm(dim=1).tolist() == pytest.approx([float(MEANS[preserve](rows.norm(dim=1)))] * 2)
     assert float((new[0] - new[1]).norm()) <= float((rows[0] - rows[1]).norm()) + 1e-9 * float(rows.norm())
 
 
-@pytest.mark.parametrize("scale", MEANS)
+@pytest.mark.parametrize("preserve", MEANS)
 @given(seed=st.integers(0, 2**31), tasks=st.integers(2, 6), share=st.floats(0, 1))
-def test_the_sum_of_squares_shrinks_where_all_pairs_have_one_cosine(scale, seed, tasks, share):
+def test_the_sum_of_squares_shrinks_where_all_pairs_have_one_cosine(preserve, seed, tasks, share):
     """N Σ n_i² − |Σ g_i|² falls by (N − 1 + cos)(Σ n_i² − N n̄²) at least; orthogonal rows among them."""
     cosine = -1 / (tasks - 1) + share * (1 + 1 / (tasks - 1))
     gramian = torch.full((tasks, tasks), cosine, dtype=torch.float64).fill_diagonal_(1)
@@ -119,13 +122,13 @@ def test_the_sum_of_squares_shrinks_where_all_pairs_have_one_cosine(scale, seed,
     generator = torch.Generator().manual_seed(seed)
     norms = 10 ** (2 * torch.rand(tasks, 1, generator=generator, dtype=torch.float64) - 1)
     rows = norms * (vectors * values.clamp(min=0).sqrt())
-    assert sum_of_squares(equalised(rows, scale)) <= sum_of_squares(rows) * (1 + 1e-9)
+    assert sum_of_squares(equalised(rows, preserve)) <= sum_of_squares(rows) * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("scale", MEANS)
-def test_the_sum_of_squares_shrinks_for_nearly_all_random_rows(scale):
-    shrunk = sum(sum_of_squares(equalised(rows, scale)) < sum_of_squares(rows) for rows in map(random_rows, range(500)))
-    assert shrunk >= 0.98 * 500
+@pytest.mark.parametrize("preserve", MEANS)
+def test_the_sum_of_squares_shrinks_for_nearly_all_random_rows(preserve):
+    every = [random_rows(seed) for seed in range(300)]
+    assert sum(sum_of_squares(equalised(rows, preserve)) < sum_of_squares(rows) for rows in every) >= 0.98 * 300
 
 
 def test_the_sum_of_squares_can_grow_too():

@@ -1,4 +1,4 @@
-"""What RotoGBML's reweighting must leave alone, on whole steps; its options and formulas are in tests/plugins."""
+"""Invariants of RotoGBML's reweighting on whole steps; its options and formulas are in tests/plugins."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def play(text, rows, losses, steps=4, order=None):
         now = torch.arange(len(rows)) if order is None else order[step]
         domains = [DOMAINS[index] for index in now]
         last = pipe.homogenize(rows[now], losses[now], domains=domains)
-    return last.weights[now.argsort()], last.direction
+    return last.weights[now.argsort()], last.direction[""]
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -43,7 +43,7 @@ def test_no_weight_is_negative_and_they_sum_to_the_number_of_tasks(text, rows, s
     assert float(weights.sum()) == pytest.approx(len(rows), rel=1e-6)
 
 
-@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("text", [*TEXTS, "reweight(beta=4, lr=0.1)", "reweight(solver='none')"])
 @given(seed=st.integers(0, 2**31), tasks=st.integers(1, 6), loss=st.floats(1e-3, 1e3))
 def test_tasks_that_agree_in_size_and_loss_take_the_plain_step_whatever_their_directions(text, seed, tasks, loss):
     generator = torch.Generator().manual_seed(seed)

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from gradhomog import OptionError, TaskBatch, TaskRow
+from gradhomog import OptionError, Pipeline, TaskBatch, TaskRow
 from gradhomog_adapters._episodic.calculus import ByTransforms
 from gradhomog_adapters._episodic.episode import Episode
 from gradhomog_adapters._episodic.network import Parameters
-
-if TYPE_CHECKING:
-    from gradhomog_adapters._episodic.learner import Episodic
 
 Engine = Literal["auto", "loop", "vmap"]
 Compile = bool | str
@@ -27,6 +24,22 @@ SMALL = 2e6
 
 # Bound by arithmetic, or copied by the batching rules.
 SLOWER = (nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention)
+
+
+class Episodic(Protocol):
+    """A learner whose rows of several tasks can be computed under one `vmap`."""
+
+    engine: Engine
+    homogenizers: Pipeline
+    encoder: nn.Module
+    head: nn.Module
+
+    @property
+    def network(self) -> Any: ...
+
+    def parameters(self) -> list[nn.Parameter]: ...
+    def meta_parameters(self) -> Any: ...
+    def row(self, parameters: Any, episode: Any) -> Any: ...
 
 
 def check_engine(engine: Engine, compile: Compile) -> None:
@@ -128,7 +141,7 @@ class Vectorized:
             episode = Episode(support_x, support_y, query_x, query_y, buffers, ByTransforms())
             row = learner.row(parameters, episode)
             gradients = {name: g for name, g in row.gradients.items() if g is not None}
-            return gradients, row.loss, row.outputs, list(row.features), list(row.feature_cotangents)
+            return gradients, row.loss, row.outputs, list(row.features), list(row.feature_grads)
 
         function = torch.func.vmap(one, randomness="different")
         if self.compile:

@@ -37,7 +37,7 @@ def joint_row(episode: Episode, lead: Lead[Point], score: Score[Point], at: dict
 
     found = episode.calculus.row(lead=stacked, score=lambda p, f: score(p, list(f[0])), at=at, transform=transform)
     found.features = [each[-1] for each in _by_tap(found.features, passes)]
-    found.feature_cotangents = [torch.stack(each).sum(0) for each in _by_tap(found.feature_cotangents, passes)]
+    found.feature_grads = [torch.stack(each).sum(0) for each in _by_tap(found.feature_grads, passes)]
     return found
 
 

@@ -130,11 +130,10 @@ class MetaStep:
             losses,
             domains=domains or None,
             features=_stacked("features", [task.features for task in done], needed),
-            feature_cotangents=_stacked("feature_cotangents", [task.cotangents for task in done], needed),
+            feature_grads=_stacked("feature_grads", [task.cotangents for task in done], needed),
             targets=targets[0] if targets else None,
             inspect=True,
         )
-        assert isinstance(result.direction, dict)
         assert result.norms is not None
         assert result.cosines is not None
         for name, parameter in self._parameters.items():

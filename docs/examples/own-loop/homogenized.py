@@ -1,4 +1,4 @@
-"""Few-shot MAML on TorchOpt: every step takes four tasks, each of another script; judged on one it never saw."""
+"""Few-shot MAML on TorchOpt: four tasks per step, each of another script; evaluated on an unseen script."""
 
 import numpy as np
 import torch
@@ -49,7 +49,7 @@ def evaluate(net, tasks):
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    torch.set_num_threads(1)  # small networks: more threads only wait for each other
+    torch.set_num_threads(1)  # small networks: more threads are slower
     random = np.random.default_rng(0)
     domains = [gradhomog.domain(name) for name in SCRIPTS]
     net = network()

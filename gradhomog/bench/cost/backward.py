@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,7 +15,6 @@ from gradhomog.bench.cost.backward_tasks import FORMS, Batch, Network, Setting
 from gradhomog.bench.cost.kernel import Kernel, Trial
 from gradhomog.bench.cost.loadable import loadable
 from gradhomog.bench.cost.timing import Work
-from gradhomog.multitask.settle import Level
 
 SHAPES = (*((tasks, 64, 256) for tasks in (2, 4, 8)), *((tasks, 3, 32, 32) for tasks in (2, 4, 8)))
 
@@ -42,7 +41,7 @@ class Step:
 def ours(text: str, variant: str) -> backward_peers.Way:
     """`gradhomog.backward` with a pipeline of its own: `variant` is empty, `features` or `LEVEL`."""
     pipe = gradhomog.pipeline(text)
-    level: Level = "features" if variant == LEVEL else "parameters"
+    level: Literal["parameters", "features"] = "features" if variant == LEVEL else "parameters"
 
     def way(losses: Sequence[Tensor], features: Tensor, encoder: torch.nn.Module) -> None:
         shown = features if variant else None

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 import gradhomog
-from gradhomog import expression, rows
+from gradhomog import expression
 from gradhomog.bench.cost import combine_peers, table
 from gradhomog.bench.cost.inputs import Gradients
 from gradhomog.bench.cost.kernel import Kernel, Trial
 from gradhomog.bench.cost.loadable import loadable
 from gradhomog.bench.cost.timing import Work
-from gradhomog.rows import products
+from gradhomog.jacobian import arithmetic
 
 SHAPES = tuple((tasks, params) for params in (100_000, 1_000_000) for tasks in (2, 4, 8, 16))
 """10⁷ parameters are left to `--shape`: with 16 tasks what is drawn takes 1.3 GB, and some peers twice that again."""
@@ -70,7 +70,7 @@ class Least:
         self.weights = torch.full((tasks,), 1 / tasks)
 
     def floor(self, given: Gradients) -> tuple[Tensor, Tensor]:
-        return products.gramian(given.rows), self.read(given)
+        return arithmetic.gramian(given.rows), self.read(given)
 
     def plain(self, given: Gradients) -> tuple[Tensor, Tensor]:
         return given.rows @ given.rows.T, self.read(given)
@@ -79,7 +79,7 @@ class Least:
         return self.weights @ given.rows
 
     def norms(self, given: Gradients) -> Tensor:
-        return rows.block_squared_norms(given.rows)[1]
+        return arithmetic.squared_norms(given.rows)
 
     def norms_read(self, given: Gradients) -> tuple[Tensor, Tensor]:
         return self.norms(given), self.read(given)

@@ -1,4 +1,4 @@
-"""One whole update of rotations: ours by name, beside `torch.nn.utils.parametrizations.orthogonal`."""
+"""Time one whole update of rotations, beside `torch.nn.utils.parametrizations.orthogonal`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from gradhomog.bench.cost.timing import Work
 SHAPES = ((4, 75, 64), (4, 75, 512), (4, 75, 1600))
 """Tasks, queries, features: of 5-way episodes with 15 queries; conv4 with 64 filters at 28 and 84 px, and ResNets."""
 
-EXPRESSIONS = ("rotate", 'rotate(parameterization="cayley")', 'rotate(parameterization="geodesic")')
+EXPRESSIONS = ("rotate", 'rotate(parameterization="geodesic")')
 LARGEST_HOUSEHOLDER = 512
 """Beyond it the Householder map takes several seconds per update."""
 
 
 class Update:
-    """One step of a pipeline as a learner makes it: features through `transform`, cotangents back, `update`."""
+    """One step of a pipeline as a learner makes it: features through `transform`, their gradients back, `update`."""
 
     def __init__(self, text: str, tasks: int) -> None:
         self.pipe = gradhomog.pipeline(text)
@@ -37,19 +37,19 @@ class Update:
     def __call__(self, given: Features) -> Tensor:
         features = given.features.detach().requires_grad_()
         rotated = self.pipe.transform(features, self.keys)[-1]
-        (cotangents,) = torch.autograd.grad((rotated * given.cotangents).sum(), features)
+        (gradients,) = torch.autograd.grad((rotated * given.cotangents).sum(), features)
         self.pipe.combine(
             self.rows,
             losses=self.losses,
             domains=[key.domain for key in self.keys],
             features=features.detach(),
-            feature_cotangents=given.cotangents,
+            feature_grads=given.cotangents,
         )
-        return cotangents
+        return gradients
 
 
 def draw(shape: Sequence[int], number: int) -> Features:
-    """Input of a round: random features, and cotangents with a direction that all tasks share and one of their own."""
+    """Input of a round: random features, and gradients with a direction that all tasks share and one per task."""
     tasks, queries, width = shape
     random = torch.Generator().manual_seed(number)
     shared = functional.normalize(torch.randn(1, 1, width, generator=random), dim=-1)
@@ -76,7 +76,7 @@ def _trial(texts: Sequence[str], shape: Sequence[int]) -> Trial:
         (reference,),
         f"one update of {tasks} rotations of {width} features, {queries} queries each",
         (
-            "An update: rotate the features, bring the losses' derivatives back, take one step on the objective.",
+            "An update: rotate the features, rotate the gradients of the losses back, take one step on the objective.",
             f"to {reference}: median over rounds of its time / median of the other's.",
             table.INTERVAL_NOTE,
             f"{table.SHARE_NOTE} The first round does not count.",

@@ -13,7 +13,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from gradhomog import api
 from gradhomog.bench.config import Config
 from gradhomog.bench.metrics import metric
 from gradhomog.bench.plan import Run
@@ -22,8 +21,9 @@ from gradhomog.bench.problems.spec import EPISODIC, ProblemSpec
 from gradhomog.bench.suites import members
 from gradhomog.bench.trainee import device, step_report
 from gradhomog.bench.trajectory import Trajectory
-from gradhomog.engine.member import Member
 from gradhomog.errors import ConfigError
+from gradhomog.member import Member
+from gradhomog.pipelines import pipeline
 from gradhomog.reports import Evaluation, StageReport, StepReport
 
 DRAWN = 500
@@ -59,7 +59,7 @@ class Landscape:
         where = device(config.device)
         # float64: what is looked at is where methods differ, not where rounding does.
         self.points = nn.Parameter(torch.tensor(options.starts, dtype=torch.float64, device=where))
-        self.pipelines = [api.pipeline(run.homogenizers, nonfinite=config.train.nonfinite) for _ in options.starts]
+        self.pipelines = [pipeline(run.homogenizers, nonfinite=config.train.nonfinite) for _ in options.starts]
         _check_members(self.pipelines[0].members)
         self.names = string.ascii_lowercase[: len(options.starts)]
         self.starts = options.starts
@@ -84,7 +84,7 @@ class Landscape:
             for pipe, jacobian, values in zip(self.pipelines, rows, losses.detach(), strict=True)
         ]
         outer.zero_grad()
-        self.points.grad = torch.stack([torch.as_tensor(step.direction) for step in found])
+        self.points.grad = torch.stack([step.direction[""] for step in found])
         outer.step()
         if (index + 1) % self.every == 0:
             self.path = torch.cat([self.path, self._place()[None]])

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
-
-if TYPE_CHECKING:
-    from gradhomog.bench.config import Config
-    from gradhomog.bench.plan import Run
-    from gradhomog.bench.trainee import Trainee
+from typing import Any, Protocol
 
 EPISODIC = (
     "learner", "domains", "episodes", "test", "network.channels", "train.inner", "train.inner_steps", "train.inner_lr",
@@ -32,7 +27,7 @@ class ProblemSpec:
     Attributes:
         name: what `problem.name` is set to.
         options: the dataclass of the table, its fields made with `typed.at_least` where they have a range.
-        trainee: what is trained and scored in a run; called after the configuration has been checked.
+        trainee: called as `trainee(config, run)` with a validated configuration; returns the `Trainee` of a run.
         defaults: of other keys of the run file, tables within tables.
         unused: key paths that mean nothing with this problem.
         single: whether a method "single-task" exists, which trains a network for each task alone.
@@ -40,7 +35,7 @@ class ProblemSpec:
 
     name: str
     options: type[Any]
-    trainee: Callable[[Config, Run], Trainee]
+    trainee: Callable[..., Any]
     defaults: Mapping[str, Any] = field(default_factory=dict)
     unused: tuple[str, ...] = EPISODIC
     single: bool = True

@@ -1,1 +1,1 @@
-"""The checks of domains, by what they look at."""
+"""Checks of domains."""

@@ -1,4 +1,4 @@
-"""Chance: the generator that is given decides, and nothing else."""
+"""Checks of randomness: the generator decides a task, nothing else does, and worker processes draw the same."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from gradhomog.domains import Domain, Split
 from gradhomog.tasks import Task
 from gradhomog.testing.checking import CheckFailure, check
-from gradhomog.testing.domains.looking import alike
 from gradhomog.testing.domains.subject import DomainSubject, draw, generator
-from gradhomog.testing.generators import positions, seeded
+from gradhomog.testing.domains.tasks import same_task
+from gradhomog.testing.snapshots import changed_names, global_generators, seeded
 
 SEEDS = range(10)
 Tasks = dict[tuple[Split, int], Task]
@@ -24,23 +24,23 @@ def _tasks(subject: DomainSubject, domain: Domain, seeds: Sequence[int] = range(
     }
 
 
-def _judge_alike(found: Tasks, expected: Tasks, how: str) -> None:
+def _require_same(found: Tasks, expected: Tasks, how: str) -> None:
     for split, seed in expected:
-        if not alike(found[split, seed], expected[split, seed]):
-            raise CheckFailure(f"the task of seed {seed} and split {split!r} is another one {how}")
+        if not same_task(found[split, seed], expected[split, seed]):
+            raise CheckFailure(f"the task of seed {seed} and split {split!r} differs {how}")
 
 
 @check("domains")
-def global_generators_untouched(subject: DomainSubject) -> None:
-    """Making it and drawing from it leave the global generators of torch, numpy and Python where they are."""
-    for seed in (11, 12):  # who seeds a global generator himself does not leave both as they were
+def global_generators_unchanged(subject: DomainSubject) -> None:
+    """Making it and drawing from it leave the global generators of torch, numpy and Python unchanged."""
+    for seed in (11, 12):  # seeding a global generator changes at least one of them
         with seeded(seed):
-            before = positions()
+            before = global_generators()
             _tasks(subject, subject.another())
-            after = positions()
-        if moved := [name for name in before if before[name] != after[name]]:
+            moved = changed_names(before, global_generators())
+        if moved:
             raise CheckFailure(
-                f"it uses the global generator of {', '.join(moved)}: draw from the `random` that `sample` is given"
+                f"it uses the global generator of {', '.join(moved)}: draw from the `random` that `sample` receives"
             )
 
 
@@ -48,18 +48,18 @@ def global_generators_untouched(subject: DomainSubject) -> None:
 def generator_decides(subject: DomainSubject) -> None:
     """The generator's seed alone decides a task, bit for bit.
 
-    Two made alike agree, whatever the global generators are, and whatever was drawn before.
+    Two made alike agree, independently of the global generators and of earlier draws.
     """
     found = []
     for seed in (1, 2):
         with seeded(seed):
             found.append(_tasks(subject, subject.another()))
-    _judge_alike(found[1], found[0], "of two made alike, with other global generators")
+    _require_same(found[1], found[0], "of two made alike, with other global generators")
     domain = subject.another()
     split, numbers = next(iter(subject.served.items()))
-    for seed in range(7):  # an odd number: what goes round must not be back where it was
+    for seed in range(7):  # an odd number: a cycle of draws must not be closed
         draw(domain, split, seed, numbers)
-    _judge_alike(_tasks(subject, domain, [2, 1, 0]), found[0], "after others were drawn")
+    _require_same(_tasks(subject, domain, [2, 1, 0]), found[0], "after others were drawn")
 
 
 @check("domains")
@@ -72,15 +72,15 @@ def seeds_differ(subject: DomainSubject) -> None:
             ("different seeds", [draw(domain, split, seed, numbers) for seed in SEEDS]),
             ("consecutive draws", [domain.sample(split, random, **numbers) for _ in SEEDS]),
         ):
-            if all(alike(tasks[0], other) for other in tasks[1:]):
+            if all(same_task(tasks[0], other) for other in tasks[1:]):
                 raise CheckFailure(f"{len(tasks)} {how} give the same task of the split {split!r}")
 
 
 @check("domains")
 def pickled(subject: DomainSubject) -> None:
-    """Pickled, as a worker process is handed it, it draws the same tasks; so it does after it has drawn some."""
+    """Pickled, as for a worker process, it draws the same tasks, also after earlier draws."""
     domain, expected = subject.another(), _tasks(subject, subject.domain)
     for when in ("as it was made", "after it was drawn from"):
         again = pickle.loads(pickle.dumps(domain))
-        _judge_alike(_tasks(subject, again), expected, f"of a copy, pickled {when}")
+        _require_same(_tasks(subject, again), expected, f"of a copy, pickled {when}")
         _tasks(subject, domain, SEEDS)

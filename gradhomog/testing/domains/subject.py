@@ -1,90 +1,79 @@
-"""A domain under check: made when first needed, with numbers of ways, shots and queries that it serves."""
+"""The domain under check: made when first needed, with numbers of ways, shots and queries that it serves."""
 
 from __future__ import annotations
 
 import difflib
 import functools
-from collections.abc import Mapping, Set
 from typing import Any, get_args
 
 import numpy as np
 
-from gradhomog import api
-from gradhomog.domains import Domain, Split
+from gradhomog.domains import Domain, Split, split_domain
 from gradhomog.errors import GradhomogError, OptionError, PluginRunError
-from gradhomog.registry import PluginInfo, Registry, installed
+from gradhomog.registry import Registry
 from gradhomog.registry.options import bind
 from gradhomog.specs import DomainSpec
 from gradhomog.tasks import Task
-from gradhomog.testing.checking import NotApplicable
-from gradhomog.testing.naming import described, name_and_options
-
-What = str | tuple[str, Mapping[str, Any]] | DomainSpec
-"""A domain's text, with options in it or beside it; or a spec that no distribution offers yet."""
+from gradhomog.testing.checking import NotApplicable, describe_error
+from gradhomog.testing.plugin_subject import PluginSubject
 
 Numbers = dict[str, int]
 """Ways, shots and queries."""
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 SIZE = 28  # pixels, as by default in a run
-MANY = 10**6  # ways, shots or queries that no data set has
+TOO_MANY = 10**6  # ways, shots or queries: more than any data set has
 TRIED: tuple[Numbers, ...] = tuple(
     {"ways": ways, "shots": shots, "queries": queries} for ways, shots, queries in ((5, 2, 3), (3, 1, 2), (2, 1, 1))
 )
+SMALLEST = TRIED[-1]
 
 
-class DomainSubject:
-    """A domain, by its text or by its spec; where no variant is given, the first of those listed.
+class DomainSubject(PluginSubject[DomainSpec]):
+    """A domain, by its text (`"glyphs:greek"`) or by its spec; without a variant, the first of those listed."""
 
-    Raises:
-        UnknownPluginError, PluginLoadError, OptionError, …: there is no such domain, variant or option.
-    """
+    kind = "domains"
+    spec_type = DomainSpec
+    variant = ""
 
-    def __init__(self, what: What, registry: Registry | None = None) -> None:
-        self.registry = registry or installed()
-        self.info: PluginInfo | None = None
-        self.options: dict[str, Any] = {}
-        variant = ""
-        if isinstance(what, DomainSpec):
-            self.spec, self.plugin = what, getattr(what.factory, "__name__", "domain")
-        else:
-            text, beside = (what, {}) if isinstance(what, str) else name_and_options("domains", what)
-            self.plugin, variant, written = api._split_domain(text, self.registry)
-            self.options = {**written, **beside}
-            self.info, spec = self.registry.load("domains", self.plugin)
-            assert isinstance(spec, DomainSpec)
-            self.spec = spec
-        self.variant: str = variant or (self.spec.variants[0] if self.spec.variants else "")
-        self._check_variant()
-        bind(self.spec, self.plugin, self.options)
-
-    def _check_variant(self) -> None:
+    def __init__(self, what: Any, registry: Registry | None = None) -> None:
+        super().__init__(what, registry)
         known = self.spec.variants
+        self.variant = self.variant or (known[0] if known else "")
         if known and self.variant not in known:
             near = difflib.get_close_matches(self.variant, known, n=1)
-            hint = f" Did you mean '{self.plugin}:{near[0]}'?" if near else ""
-            raise OptionError(f"{self.plugin} has no variant {self.variant!r}.{hint} Its variants: {', '.join(known)}.")
+            hint = f" Did you mean '{self.name}:{near[0]}'?" if near else ""
+            raise OptionError(f"{self.name} has no variant {self.variant!r}.{hint} Its variants: {', '.join(known)}.")
+        bind(self.spec, self.name, self.options)
 
-    def __str__(self) -> str:
-        name = f"{self.plugin}:{self.variant}" if self.variant else self.plugin
-        return described("domains", name, self.options, self.info)
+    def parse(self, text: str) -> tuple[str, dict[str, Any]]:
+        name, self.variant, options = split_domain(text, self.registry)
+        return name, dict(options)
 
     @property
-    def claims(self) -> Set[str]:
-        return frozenset()
+    def title(self) -> str:
+        return f"{self.name}:{self.variant}" if self.variant else self.name
 
-    # -- making --------------------------------------------------------------------------------------------------------
+    # -- making ------------------------------------------------------------------------------------------------------
 
     def make(self, variant: str | None = None, size: int = SIZE, /, **options: Any) -> Domain:
         """A fresh one, with the options it is checked with and others."""
         given, variant = {**self.options, **options}, self.variant if variant is None else variant
         if self.info is not None:
-            made = self.registry.make("domains", self.plugin, given, variant, size=size)[2]
+            made = self.registry.make("domains", self.name, given, variant, size=size)[2]
         else:
-            made = self.spec.factory(variant, size=size, **bind(self.spec, self.plugin, given))
+            made = self.spec.factory(variant, size=size, **bind(self.spec, self.name, given))
         if not isinstance(made, Domain):
             raise PluginRunError(f"{self} must make a gradhomog.Domain; it made a {type(made).__name__}.")
         return made
+
+    def make_with(self, **options: Any) -> Domain:
+        return self.make(None, options.pop("size", SIZE), **options)
+
+    @property
+    def invalid_options(self) -> list[tuple[str, int]]:
+        """Values that a domain of images must refuse; without images `size` has no meaning."""
+        return [("size", 0), ("size", -1)] if self.has_images else []
 
     @functools.cached_property
     def _made(self) -> tuple[Domain, dict[Split, Numbers]]:
@@ -93,22 +82,22 @@ class DomainSubject:
         return domain, {split: numbers for split, numbers in served.items() if numbers is not None}
 
     @functools.cached_property
-    def trouble(self) -> str:
+    def error(self) -> str:
         """Why it draws no task at all; empty if it does."""
         try:
             domain, served = self._made
             if not served:
-                domain.check("all", **TRIED[-1])
+                domain.check("all", **SMALLEST)
             for split, numbers in served.items():
                 draw(domain, split, 0, numbers)
-        except Exception as error:  # whatever it is, it is told once, by the check `draws_tasks`
-            return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        except Exception as error:  # reported once, by the check `draws_tasks`
+            return describe_error(error)
         return ""
 
     @property
     def domain(self) -> Domain:
-        """One for all checks: a domain remembers nothing, and one large data set is read once."""
-        if self.trouble:
+        """One for all checks: a domain has no state, and a large data set is read once."""
+        if self.error:
             raise NotApplicable("it draws no tasks: see the check `draws_tasks`")
         return self._made[0]
 
@@ -127,6 +116,10 @@ class DomainSubject:
     def classifies(self) -> bool:
         return self.domain.outputs is None
 
+    @property
+    def has_images(self) -> bool:
+        return len(self.domain.input_shape) == 3
+
 
 def served_numbers(domain: Domain, split: Split) -> Numbers | None:
     """The first of a few numbers of ways, shots and queries that a split serves; None if it serves none."""
@@ -143,10 +136,10 @@ def serves(domain: Domain, split: Split, numbers: Numbers) -> bool:
 
 
 def largest(domain: Domain, split: Split, number: str, most: int) -> int:
-    """The greatest number of ways (shots, queries) that `check` accepts, the others being small; `most` if any."""
+    """The largest number of ways (shots, queries) that `check` accepts, the others being small; at most `most`."""
 
     def accepted(value: int) -> bool:
-        return serves(domain, split, {**TRIED[-1], number: value})
+        return serves(domain, split, {**SMALLEST, number: value})
 
     if accepted(most):
         return most

@@ -1,33 +1,117 @@
-"""A task: its tensors, its labels, its name; no input is told twice, and nothing of the domain can be written to."""
+"""Checks of a domain's attributes and of its tasks: tensors, labels, names, memory, and the time to draw one."""
 
 from __future__ import annotations
 
 import copy
+import statistics
+import time
+from collections.abc import Callable
 
+import torch
 from hypothesis import strategies as st
+from torch import Tensor
 
-from gradhomog.domains import Split
-from gradhomog.testing.checking import CheckFailure, check
-from gradhomog.testing.domains.looking import TENSORS, alike, inputs, judge_classes, judge_inputs, judge_targets
-from gradhomog.testing.domains.subject import DomainSubject, Numbers, draw, serves
-from gradhomog.testing.searching import for_all
+from gradhomog.domains import Domain, Split
+from gradhomog.errors import DataError, OptionError
+from gradhomog.tasks import Task
+from gradhomog.testing.checking import CheckFailure, NotApplicable, check
+from gradhomog.testing.domains.subject import SIZE, DomainSubject, Numbers, draw, serves
+from gradhomog.testing.property_search import for_all
 
+OTHER_SIZE = 20  # pixels
+DRAWS = 40  # to measure the time
+TENSORS = ("support_x", "support_y", "query_x", "query_y")
 _NUMBERS = st.fixed_dictionaries({"ways": st.integers(1, 6), "shots": st.integers(1, 5), "queries": st.integers(1, 5)})
-_SEEDS = st.integers(0, 2**32 - 1)
+
+
+# -- attributes ------------------------------------------------------------------------------------------------------
+
+
+@check("domains")
+def draws_tasks(subject: DomainSubject) -> None:
+    """It can be made with images of 28 pixels, and every split whose `check` accepts some numbers draws a task.
+
+    At least one split serves two ways, one shot and one query. The other checks need it: where this one fails, those
+    that need tasks do not apply.
+    """
+    if subject.error:
+        raise CheckFailure(subject.error)
+
+
+@check("domains")
+def attributes(subject: DomainSubject) -> None:
+    """`name` is a text, `input_shape` a tuple of positive integers, `outputs` None or a positive integer.
+
+    Two made alike have the same: networks and reports depend on them.
+    """
+    domain, other = subject.domain, subject.another()
+    if not isinstance(domain.name, str) or not domain.name.strip():
+        raise CheckFailure(f"`name` must be a text that is not empty; it is {domain.name!r}")
+    shape, outputs = domain.input_shape, domain.outputs
+    if not isinstance(shape, tuple) or not shape or not all(_positive(length) for length in shape):
+        raise CheckFailure(f"`input_shape` must be a tuple of positive integers; it is {shape!r}")
+    if outputs is not None and not _positive(outputs):
+        raise CheckFailure(f"`outputs` must be None (classification) or a positive integer; it is {outputs!r}")
+    for name in ("name", "input_shape", "outputs"):
+        if getattr(domain, name) != getattr(other, name):
+            raise CheckFailure(f"`{name}` of two made alike: {getattr(domain, name)!r} and {getattr(other, name)!r}")
+
+
+def _positive(value: object) -> bool:
+    return type(value) is int and value > 0  # neither True nor an integer of numpy
+
+
+@check("domains")
+def image_size(subject: DomainSubject) -> None:
+    """Images have the requested side, or a size is refused by an error that names it.
+
+    Domains are trained on together: `input_shape` is `(channels, size, size)`, independent of the data's own size.
+    """
+    if not subject.has_images:
+        raise NotApplicable("its inputs are not images")
+    for size in (SIZE, OTHER_SIZE):
+        try:
+            shape = subject.make(None, size).input_shape
+        except (OptionError, DataError) as error:
+            if "size" not in str(error):
+                raise
+            continue
+        if shape[1:] != (size, size):
+            raise CheckFailure(f"made with size={size}, it has inputs of the shape {shape}")
+
+
+# -- tasks -----------------------------------------------------------------------------------------------------------
+
+
+def _for_all_tasks(subject: DomainSubject, require: Callable[[Task, Split, Numbers], None]) -> None:
+    """Test tasks of every split, for all numbers of ways, shots and queries that `check` accepts."""
+    domain, seeds = subject.domain, st.integers(0, 2**32 - 1)
+
+    @for_all(split=st.sampled_from(sorted(subject.served)), numbers=_NUMBERS, seed=seeds)
+    def _(split: Split, numbers: Numbers, seed: int) -> None:
+        if serves(domain, split, numbers):
+            require(draw(domain, split, seed, numbers), split, numbers)
 
 
 @check("domains")
 def inputs_fit(subject: DomainSubject) -> None:
-    """Inputs are finite float32 `[n, *input_shape]`, as many as asked for; those of images lie in [-1, 1].
+    """Inputs are finite float32 `[n, *input_shape]`, as many as requested; those of images lie in [-1, 1].
 
     For all numbers of ways, shots and queries that `check` accepts, from every split.
     """
-    domain = subject.domain
+    _for_all_tasks(subject, lambda task, _, numbers: require_inputs(task, subject.domain, numbers))
 
-    @for_all(split=st.sampled_from(sorted(subject.served)), numbers=_NUMBERS, seed=_SEEDS)
-    def _(split: Split, numbers: Numbers, seed: int) -> None:
-        if serves(domain, split, numbers):
-            judge_inputs(draw(domain, split, seed, numbers), domain, numbers)
+
+def require_inputs(task: Task, domain: Domain, numbers: Numbers) -> None:
+    """Raise unless the inputs are finite float32 of the domain's shape, as many as requested; images in [−1, 1]."""
+    if not isinstance(task, Task):
+        raise CheckFailure(f"`sample` returns a {type(task).__name__}; expected a gradhomog.Task")
+    ways = numbers["ways"] if domain.outputs is None else 1
+    for part, count in _counts(numbers):
+        x, name = getattr(task, f"{part}_x"), f"`{part}_x`"
+        _require_tensor(name, x, torch.float32, (ways * count, *domain.input_shape))
+        if len(domain.input_shape) == 3 and not -1 <= float(x.min()) <= float(x.max()) <= 1:
+            raise CheckFailure(f"{name}: pixels from {float(x.min()):.4g} to {float(x.max()):.4g}; expected [-1, 1]")
 
 
 @check("domains")
@@ -36,27 +120,58 @@ def targets_fit(subject: DomainSubject) -> None:
 
     For all numbers of ways, shots and queries that `check` accepts, from every split.
     """
-    domain = subject.domain
+    _for_all_tasks(subject, lambda task, _, numbers: require_targets(task, subject.domain, numbers))
 
-    @for_all(split=st.sampled_from(sorted(subject.served)), numbers=_NUMBERS, seed=_SEEDS)
-    def _(split: Split, numbers: Numbers, seed: int) -> None:
-        if serves(domain, split, numbers):
-            judge_targets(draw(domain, split, seed, numbers), domain, numbers)
+
+def require_targets(task: Task, domain: Domain, numbers: Numbers) -> None:
+    """Raise unless there are as many int64 labels of each class as requested, or float32 targets of each point."""
+    for part, count in _counts(numbers):
+        y, name, ways = getattr(task, f"{part}_y"), f"`{part}_y`", numbers["ways"]
+        if domain.outputs is not None:
+            _require_tensor(name, y, torch.float32, (count, domain.outputs))
+            continue
+        _require_tensor(name, y, torch.int64, (ways * count,))
+        outside = bool(((y < 0) | (y >= ways)).any())
+        if outside or torch.bincount(y, minlength=ways).tolist() != [count] * ways:
+            raise CheckFailure(f"{name}: labels {y.tolist()}; expected {count} of each of 0..{ways - 1}")
+
+
+def _counts(numbers: Numbers) -> list[tuple[str, int]]:
+    return [("support", numbers["shots"]), ("query", numbers["queries"])]
+
+
+def _require_tensor(name: str, value: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    if not isinstance(value, Tensor):
+        raise CheckFailure(f"{name} is a {type(value).__name__}; expected a tensor")
+    if value.dtype != dtype or value.shape != shape or value.requires_grad:
+        graph = ", requires grad" if value.requires_grad else ""
+        raise CheckFailure(f"{name}: {value.dtype} {tuple(value.shape)}{graph}; expected {dtype} {shape}")
+    if not bool(torch.isfinite(value).all()):
+        raise CheckFailure(f"{name} is not finite")
 
 
 @check("domains")
-def classes_told(subject: DomainSubject) -> None:
-    """`Task.classes`, if told, are different numbers of `classes(split)`, one for each label; both are told or neither.
+def classes_consistent(subject: DomainSubject) -> None:
+    """`Task.classes`, if given, are different numbers of `classes(split)`, one per label; both are given or neither.
 
-    Learners that classify all training classes at once go by them.
+    Learners that classify all training classes at once depend on them.
     """
-    domain = subject.domain
-    told = {split: frozenset(domain.classes(split)) for split in subject.served}
+    listed = {split: frozenset(subject.domain.classes(split)) for split in subject.served}
 
-    @for_all(split=st.sampled_from(sorted(subject.served)), numbers=_NUMBERS, seed=_SEEDS)
-    def _(split: Split, numbers: Numbers, seed: int) -> None:
-        if serves(domain, split, numbers):
-            judge_classes(draw(domain, split, seed, numbers), told[split], numbers)
+    def require(task: Task, split: Split, numbers: Numbers) -> None:
+        known = listed[split]
+        if (task.classes is None) != (not known):
+            one, other = ("`classes(split)`", "tasks") if known else ("tasks", "`classes(split)`")
+            raise CheckFailure(f"{one} give classes, {other} do not; learners that classify all of them need both")
+        if task.classes is None:
+            return
+        _require_tensor("`classes`", task.classes, torch.int64, (numbers["ways"],))
+        found = task.classes.tolist()
+        if len(set(found)) < len(found) or not known >= set(found):
+            few = ", ".join(map(str, sorted(known)[:5])) + (f", … ({len(known)})" if len(known) > 5 else "")
+            raise CheckFailure(f"`classes`: {found}; expected different ones of `classes(split)`, {few}")
+
+    _for_all_tasks(subject, require)
 
 
 @check("domains")
@@ -65,21 +180,29 @@ def support_and_query_apart(subject: DomainSubject) -> None:
 
     Compared bit for bit, so data that hold an image twice fail too.
     """
-    domain = subject.domain
 
-    @for_all(split=st.sampled_from(sorted(subject.served)), numbers=_NUMBERS, seed=_SEEDS)
-    def _(split: Split, numbers: Numbers, seed: int) -> None:
-        if serves(domain, split, numbers):
-            task = draw(domain, split, seed, numbers)
-            if shared := set(inputs(task.support_x)) & set(inputs(task.query_x)):
-                raise CheckFailure(f"{len(shared)} of the support inputs are among the queries")
+    def require(task: Task, split: Split, numbers: Numbers) -> None:
+        if shared := set(input_bits(task.support_x)) & set(input_bits(task.query_x)):
+            raise CheckFailure(f"{len(shared)} of the support inputs are among the queries")
+
+    _for_all_tasks(subject, require)
+
+
+def input_bits(x: Tensor) -> list[bytes]:
+    """Each input's bits."""
+    return [one.contiguous().numpy().tobytes() for one in x.detach()]
+
+
+def same_task(one: Task, two: Task) -> bool:
+    """Whether two tasks are the same, bit for bit."""
+    return all(torch.equal(getattr(one, name), getattr(two, name)) for name in TENSORS)
 
 
 @check("domains")
 def tasks_named(subject: DomainSubject) -> None:
-    """A task carries the domain's name; also of a copy that was renamed, as a run does with two of one name.
+    """A task carries the domain's name, also after the domain was renamed, as a run does with two of one name.
 
-    State and reports are kept by that name.
+    State and reports are by that name.
     """
     renamed = copy.copy(subject.domain)
     renamed.name = "another name"
@@ -87,9 +210,7 @@ def tasks_named(subject: DomainSubject) -> None:
         for split, numbers in subject.served.items():
             task = draw(domain, split, 0, numbers)
             if task.domain != domain.name:
-                raise CheckFailure(
-                    f"a task of the split {split!r} says that its domain is {task.domain!r}; `name` is {domain.name!r}"
-                )
+                raise CheckFailure(f"a task of the split {split!r} has the domain {task.domain!r}, not {domain.name!r}")
 
 
 @check("domains")
@@ -101,7 +222,25 @@ def tasks_own_their_memory(subject: DomainSubject) -> None:
         expected = copy.deepcopy(kept)
         for name in TENSORS:
             getattr(written, name).zero_()
-        if not alike(kept, expected):
+        if not same_task(kept, expected):
             raise CheckFailure(f"two tasks of the split {split!r} share memory: writing into one changes the other")
-        if not alike(draw(domain, split, 1, numbers), expected):
-            raise CheckFailure(f"writing into a task of the split {split!r} changes what the domain draws afterwards")
+        if not same_task(draw(domain, split, 1, numbers), expected):
+            raise CheckFailure(f"writing into a task of the split {split!r} changes later draws from the domain")
+
+
+@check("domains")
+def cost(subject: DomainSubject) -> str:
+    """The time to make the domain and to draw a task. Reported."""
+    _ = subject.domain
+    start = time.perf_counter()
+    domain = subject.another()
+    making = time.perf_counter() - start
+    split, numbers = next(iter(subject.served.items()))
+    seconds = []
+    for seed in range(DRAWS):
+        start = time.perf_counter()
+        draw(domain, split, seed, numbers)
+        seconds.append(time.perf_counter() - start)
+    inputs = f"{numbers['shots']} + {numbers['queries']} inputs" + (" of each way" if subject.classifies else "")
+    ways = f"{numbers['ways']} ways, " if subject.classifies else ""
+    return f"a task takes {1e3 * statistics.median(seconds):.2g} ms ({ways}{inputs}); the domain took {making:.2g} s"

@@ -1,4 +1,4 @@
-"""Variants: those listed can be made, and no others."""
+"""Checks of variants: those listed can be made, and no others."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def _listed(subject: DomainSubject) -> tuple[str, ...]:
 
 @check("domains")
 def variants_made(subject: DomainSubject) -> None:
-    """Variants that are listed can be made and draw tasks under names of their own, or say what is missing.
+    """Listed variants can be made and draw tasks under different names, or raise a `DataError` for missing files.
 
-    The first, the middle and the last; what is missing (a file, a package) is said by a `DataError`.
+    The first, the middle and the last; a missing package raises a `DataError` too.
     """
     listed = _listed(subject)
     named: dict[str, str] = {}

@@ -1,1 +1,1 @@
-"""The checks of homogenizers, by what they look at."""
+"""Checks of homogenizers."""

@@ -1,67 +1,190 @@
-"""Derivatives: of the direction by rows and losses, and of losses through what acts before rows exist."""
+"""Checks of the claim `differentiable` against finite differences, with the likely cause of a failure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from gradhomog.evidence import TaskKey
-from gradhomog.learners import Learner
-from gradhomog.pipelines import Pipeline
-from gradhomog.reports import TaskRow
-from gradhomog.rows import Direction
-from gradhomog.testing.checking import CheckFailure, NotApplicable, check
-from gradhomog.testing.homogenizers.subject import HomogenizerSubject
+from gradhomog.jacobian import Jacobian
+from gradhomog.step import StageResult
+from gradhomog.testing.checking import CheckFailure, check
+from gradhomog.testing.comparing import central_difference, derivatives_agree
+from gradhomog.testing.homogenizers.side_effects import with_stages_wrapped
+from gradhomog.testing.homogenizers.subject import Direction, HomogenizerSubject, Rows
 
-STEP, RTOL = 1e-5, 1e-4  # of central differences in float64
+Inputs = dict[str, Tensor]
+"""Rows and losses, by these names."""
 
 
 @check("homogenizers", claim="differentiable")
 def differentiable(subject: HomogenizerSubject) -> None:
-    """The direction is differentiable in rows and losses, twice: `gradcheck` and `gradgradcheck` in float64.
+    """The direction is differentiable in rows and losses, twice, as central differences in float64 confirm.
 
-    In the first step of two tasks and in the second of four; and where a row is zero, derivatives are not NaN.
+    In the first step of two tasks and in the second of four, along random directions of rows and of losses (as
+    `torch.autograd.gradcheck` and `gradgradcheck` in their fast mode); and where a row is zero, no derivative is NaN.
     """
     for tasks, earlier in ((2, 0), (4, 1)):
         generator = torch.Generator().manual_seed(7 * tasks)
         rows = torch.randn(tasks, 6, generator=generator, dtype=torch.float64)
         rows[1] = 0.6 * rows[1] - 0.8 * rows[0]  # many methods do nothing, and cut no graph, where no rows conflict
-        rows.requires_grad_()
-        losses = torch.rand(tasks, generator=generator, dtype=torch.float64).add(0.5).requires_grad_()
+        inputs = {"rows": rows, "losses": torch.rand(tasks, generator=generator, dtype=torch.float64).add(0.5)}
+        probe = torch.randn(6, generator=generator, dtype=torch.float64)
+        along = {
+            name: torch.randn(value.shape, generator=generator, dtype=torch.float64) for name, value in inputs.items()
+        }
 
-        def direction(jacobian: Tensor, values: Tensor, earlier: int = earlier) -> Tensor:
-            # A fresh one for each of the many calls: orders and weights must be those of one and the same step.
-            found = _differentiable(subject, jacobian, values, earlier)
-            assert isinstance(found, Tensor)
-            return found
+        def value(at: Inputs, earlier: int = earlier, probe: Tensor = probe) -> Tensor:
+            # A new pipeline for each of the many calls: random numbers and state must be those of one step.
+            direction = _differentiable(subject, at["rows"], at["losses"], earlier)
+            assert isinstance(direction, Tensor)
+            return direction @ probe
 
-        for judge in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
-            try:
-                judge(direction, (rows, losses))
-            except RuntimeError as error:  # GradcheckError is one
-                reason = " ".join(str(error).split())[:300]
-                raise CheckFailure(
-                    f"{judge.__name__} with {tasks} tasks: {reason}", jacobian=rows, losses=losses
-                ) from None
+        wrong = [name for name in inputs if not _first_order_agrees(value, inputs, name, along[name])]
+        for name in wrong:
+            raise _explained(subject, value, inputs, name, along[name], earlier, wrong)
+        _require_second_order(value, inputs, along, tasks, earlier)
+        _require_finite_beside_zero(value, inputs)
 
-        beside_zero = torch.cat([torch.zeros_like(rows[:1]), rows[1:].detach()]).requires_grad_()
-        slopes = torch.autograd.grad(direction(beside_zero, losses).sum(), (beside_zero, losses), allow_unused=True)
-        if not all(bool(slope.isfinite().all()) for slope in slopes if slope is not None):
+
+def _first_order(value: Callable[[Inputs], Tensor], inputs: Inputs, name: str, along: Tensor) -> tuple[float, float]:
+    """The derivative along a direction of one input: by autograd, and by central differences."""
+    variable = inputs[name].clone().requires_grad_()
+    gradient = _gradients(value({**inputs, name: variable}), [variable])[0]
+    found = 0.0 if gradient is None else float((gradient * along).sum())
+    return found, float(central_difference(lambda t: value({**inputs, name: _leaf(inputs[name] + t * along)})))
+
+
+def _gradients(result: Tensor, variables: list[Tensor]) -> Sequence[Tensor | None]:
+    """None for each variable that the result does not depend on by its graph."""
+    if not result.requires_grad:
+        return [None] * len(variables)
+    return torch.autograd.grad(result, variables, allow_unused=True)
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().requires_grad_()
+
+
+def _first_order_agrees(value: Callable[[Inputs], Tensor], inputs: Inputs, name: str, along: Tensor) -> bool:
+    return derivatives_agree(*_first_order(value, inputs, name, along), scale=1.0)
+
+
+def _explained(
+    subject: HomogenizerSubject, value: Callable[[Inputs], Tensor], inputs: Inputs, name: str, along: Tensor,
+    earlier: int, wrong: Sequence[str],
+) -> CheckFailure:  # fmt: skip
+    """The failure with its numbers, and the cause where the pattern of the numbers shows one."""
+    found, expected = _first_order(value, inputs, name, along)
+    tasks = len(inputs["losses"])
+    where = f"in the {'second' if earlier else 'first'} step, of {tasks} tasks"
+    numbers = (
+        f"the derivative of the direction w.r.t. the {name} is wrong {where}: along a random direction it is "
+        f"{found:.6g}; finite differences give {expected:.6g}"
+    )
+    return CheckFailure(f"{numbers}. Likely cause: {_cause(subject, inputs, name, found, expected, earlier)}")
+
+
+def _cause(
+    subject: HomogenizerSubject, inputs: Inputs, name: str, found: float, expected: float, earlier: int
+) -> str:  # fmt: skip
+    detached = _detached_stages(subject, inputs, earlier)
+    if detached:
+        stage, quantity = detached
+        return f"`{stage}` detaches its {quantity} (.detach(), .item(), .tolist(), torch.tensor(...), no_grad)"
+    if derivatives_agree(expected, 0.0) and name == "losses" and not earlier:
+        return (
+            "state is first set from this step's losses: it moves with them and its graph is cut, so in the first step "
+            "the result does not depend on the losses although its derivative does; start from a constant, or set "
+            "the state in `update` only"
+        )
+    if derivatives_agree(found, 0.0):
+        parts = [stage for stage in ("mix", "rows") if _overridden(subject, stage)]
+        return f"`{' or '.join(parts) or 'mix'}` detaches its {name}: the result depends on them, its graph does not"
+    if earlier:
+        return "what is computed from the state of an earlier step is cut from the graph, or read from this step"
+    return "a part of the computation is cut from the graph, or a custom backward is wrong"
+
+
+def _overridden(subject: HomogenizerSubject, stage: str) -> bool:
+    return any(type(homogenizer).overrides(stage) for homogenizer in subject.pipeline())
+
+
+def _detached_stages(subject: HomogenizerSubject, inputs: Inputs, earlier: int) -> tuple[str, str] | None:
+    """The stage whose result has no graph although it changes with the rows or the losses, and what it detaches."""
+    results: list[tuple[str, Tensor]] = []
+
+    def record(homogenizer: Any, stage: str, call: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        result = call(*arguments)
+        value = result.value if isinstance(result, StageResult) else result
+        if isinstance(value, Jacobian):
+            value = torch.cat([block.flatten() for block in value.materialize().values()])
+        if stage in ("mix", "rows") and isinstance(value, Tensor):
+            results.append((stage, value))
+        return result
+
+    def stages(at: Inputs) -> list[tuple[str, Tensor]]:
+        results.clear()
+        pipe = _after_steps(subject, at["rows"], earlier)
+        results.clear()
+        subject.combine(at["rows"], losses=at["losses"], pipe=with_stages_wrapped(pipe, record), create_graph=True)
+        return list(results)
+
+    plain = stages({name: _leaf(tensor) for name, tensor in inputs.items()})
+    for name, tensor in inputs.items():
+        stretched = tensor * torch.linspace(0.7, 1.4, tensor.numel(), dtype=tensor.dtype).view_as(tensor)
+        moved = stages({**{other: _leaf(value) for other, value in inputs.items()}, name: _leaf(stretched)})
+        for (stage, before), (_, after) in zip(plain, moved, strict=True):
+            if not before.requires_grad and not torch.allclose(before, after, rtol=1e-9, atol=1e-12):
+                return stage, "losses" if name == "losses" else "rows (or norms, or Gramian)"
+    return None
+
+
+def _require_second_order(
+    value: Callable[[Inputs], Tensor], inputs: Inputs, along: Inputs, tasks: int, earlier: int
+) -> None:
+    def slope(at: Inputs) -> Tensor:
+        """The derivative of the value along one direction of all inputs, with its graph."""
+        variables = {name: tensor if tensor.requires_grad else _leaf(tensor) for name, tensor in at.items()}
+        leaves = list(variables.values())
+        gradients = torch.autograd.grad(value(variables), leaves, create_graph=True, allow_unused=True)
+        parts = [(g * a).sum() for g, a in zip(gradients, along.values(), strict=True) if g is not None]
+        return torch.stack(parts).sum()
+
+    for name in inputs:
+        # Along another direction than the first: a derivative of a derivative twice along one may vanish.
+        found, expected = _first_order(slope, inputs, name, along[name].flip(0))
+        if not derivatives_agree(found, expected, scale=1.0):
             raise CheckFailure(
-                "with a zero row a derivative is NaN or infinity: keep the root and the quotient of zero out of it",
-                jacobian=beside_zero, derivatives=slopes[0],
-            )  # fmt: skip
+                f"the second derivative w.r.t. the {name} is wrong in the {'second' if earlier else 'first'} step, of "
+                f"{tasks} tasks: along random directions it is {found:.6g}; finite differences of the first, which is "
+                f"right, give {expected:.6g}. Likely cause: a custom backward, or a derivative taken without "
+                "create_graph=True, cuts the graph of the first derivative"
+            )
+
+
+def _require_finite_beside_zero(value: Callable[[Inputs], Tensor], inputs: Inputs) -> None:
+    rows = inputs["rows"].clone()
+    rows[0] = 0
+    variables = {"rows": _leaf(rows), "losses": _leaf(inputs["losses"])}
+    gradients = torch.autograd.grad(value(variables), list(variables.values()), allow_unused=True)
+    if not all(bool(gradient.isfinite().all()) for gradient in gradients if gradient is not None):
+        raise CheckFailure(
+            "with a zero row a derivative is NaN or infinity. Likely cause: a root or a quotient at zero; replace the "
+            "zero before the root or the division, by torch.where",
+            jacobian=rows.round(decimals=2),
+        )
 
 
 @check("homogenizers", claim="differentiable")
 def meta_gradient(subject: HomogenizerSubject) -> None:
-    """A function of the direction differentiates through an inner loop as finite differences say.
+    """A function of the direction differentiates through an inner loop, as finite differences confirm.
 
     Rows are meta-gradients of a small network after two inner steps, with their graph, in the homogenizer's second
-    step; the direction's derivative by the network's parameters is compared along three random directions.
+    step; the direction's derivative w.r.t. the network's parameters is compared along three random directions.
     """
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
     generator = torch.Generator().manual_seed(1)
@@ -82,20 +205,17 @@ def meta_gradient(subject: HomogenizerSubject) -> None:
         assert isinstance(direction, dict)
         return torch.stack([(direction[name] * probe[name]).sum() for name in probe]).sum()
 
-    variables = {name: tensor.clone().requires_grad_() for name, tensor in start.items()}
-    gradients = torch.autograd.grad(value(variables), list(variables.values()), allow_unused=True)
+    variables = {name: _leaf(tensor) for name, tensor in start.items()}
+    gradients = _gradients(value(variables), list(variables.values()))
     for _ in range(3):
         along = {name: normal(*shape) for name, shape in shapes.items()}
-        forward, backward = (
-            float(value({name: (start[name] + sign * STEP * along[name]).requires_grad_() for name in start}).detach())
-            for sign in (1, -1)
-        )
-        expected = (forward - backward) / (2 * STEP)
+        expected = float(central_difference(lambda t: value({n: _leaf(start[n] + t * along[n]) for n in start})))  # noqa: B023
         pairs = zip(gradients, along.values(), strict=True)
         found = float(sum((g * a).sum().detach() for g, a in pairs if g is not None))
-        if abs(found - expected) > RTOL * max(abs(expected), 1e-3):
+        if not derivatives_agree(found, expected, scale=1.0):
             raise CheckFailure(
-                f"the derivative through the inner loop is {found:.8g}; finite differences say {expected:.8g}"
+                f"the derivative through the inner loop is {found:.6g}; finite differences give {expected:.6g}. Likely "
+                "cause: rows in a dict are cut from the graph where rows in one tensor are not"
             )
 
 
@@ -109,10 +229,8 @@ def _meta_rows(
     for support_x, support_y, query_x, query_y in tasks:
         adapted = parameters
         for _ in range(2):
-            slopes = torch.autograd.grad(loss(adapted, support_x, support_y), list(adapted.values()), create_graph=True)
-            adapted = {
-                name: tensor - 0.1 * slope for (name, tensor), slope in zip(adapted.items(), slopes, strict=True)
-            }
+            found = torch.autograd.grad(loss(adapted, support_x, support_y), list(adapted.values()), create_graph=True)
+            adapted = {name: p - 0.1 * gradient for (name, p), gradient in zip(adapted.items(), found, strict=True)}
         query = loss(adapted, query_x, query_y)
         rows.append(torch.autograd.grad(query, list(parameters.values()), create_graph=True))
         losses.append(query)
@@ -120,71 +238,20 @@ def _meta_rows(
     return stacked, torch.stack(losses)
 
 
-def _differentiable(
-    subject: HomogenizerSubject, rows: Tensor | dict[str, Tensor], losses: Tensor, earlier: int
-) -> Direction:
+def _differentiable(subject: HomogenizerSubject, rows: Rows, losses: Tensor, earlier: int) -> Direction:
     """The direction with its graph, after some steps on other rows, always the same."""
+    pipe = _after_steps(subject, rows, earlier)
+    return subject.combine(rows, pipe=pipe, losses=losses, create_graph=True)
+
+
+def _after_steps(subject: HomogenizerSubject, rows: Rows, earlier: int) -> Any:
     pipe, generator = subject.pipeline(assume="differentiable"), torch.Generator().manual_seed(3)
 
     def other(value: Tensor) -> Tensor:
         return torch.randn(value.shape, generator=generator, dtype=value.dtype)
 
     for _ in range(earlier):
-        others = other(rows) if isinstance(rows, Tensor) else {name: other(value) for name, value in rows.items()}
-        subject.combine(others, pipe=pipe)
-    return subject.combine(rows, pipe=pipe, losses=losses, create_graph=True)
-
-
-@check("homogenizers")
-def rows_are_derivatives(subject: HomogenizerSubject) -> None:
-    """Where it acts before rows exist, rows are still the derivatives of the losses that were computed.
-
-    With what it attaches and transforms in place: rows of learners that promise exact ones, against finite differences
-    of their losses. What is drawn is a constant to rows, so it has to be the same for all: either from the same state,
-    or held by the homogenizer from one run of a task to the next.
-    """
-    if not subject.acts_before_rows:
-        raise NotApplicable("it acts on rows only")
-    exact = [name for name in subject.arena.learners if subject.arena.exact(name)]
-    if not exact:
-        raise NotApplicable("no learner here promises rows that are exact derivatives")
-    for name in exact:
-        complaints = [_off_differences(subject, name, held) for held in (False, True)]
-        if all(complaints):
-            raise CheckFailure(complaints[0])
-
-
-def _off_differences(subject: HomogenizerSubject, name: str, held: bool) -> str:
-    task, key = subject.arena.batch(seed=5, tasks=1)[0], TaskKey(0, "domain 0")
-    pipe: Pipeline = subject.pipeline()
-    subject.exercise(pipe, 3)  # a rotation begins at the identity
-    made = subject.arena.learner(name, pipe)
-    state = pipe.state_dict()
-
-    def row() -> TaskRow:
-        if not held:
-            pipe.load_state_dict(state)
-        return made.task_row(task, key)
-
-    with made.mode(training=True), pipe.attached(made.encoder):
-        return _compare(made, name, row)
-
-
-def _compare(made: Learner, name: str, row: Callable[[], TaskRow]) -> str:
-    gradients, generator = row().gradients, torch.Generator().manual_seed(2)
-    for parameter, value in made.named_parameters().items():
-        along = torch.randn(value.shape, generator=generator, dtype=value.dtype)
-        start, ends = value.detach().clone(), []
-        for sign in (1, -1):
-            value.data.copy_(start + sign * STEP * along)
-            ends.append(float(row().loss))
-        value.data.copy_(start)
-        expected = (ends[0] - ends[1]) / (2 * STEP)
-        gradient = gradients[parameter]
-        found = 0.0 if gradient is None else float((gradient * along).sum())
-        if abs(found - expected) > RTOL * abs(expected) + 1e-7:
-            return (
-                f"the row of `{parameter}` with {name} is not the derivative of the loss: along a random direction it "
-                f"is {found:.8g}; finite differences say {expected:.8g}"
-            )
-    return ""
+        subject.combine(
+            other(rows) if isinstance(rows, Tensor) else {name: other(value) for name, value in rows.items()}, pipe=pipe
+        )
+    return pipe

@@ -1,1 +1,1 @@
-"""The checks of learners, by what they look at."""
+"""Checks of learners."""

@@ -9,21 +9,21 @@ from torch import Tensor, nn
 
 from gradhomog.errors import GradhomogError
 from gradhomog.learners import Learner
-from gradhomog.testing.arena import WAYS, network
 from gradhomog.testing.checking import CheckFailure, NotApplicable, check
 from gradhomog.testing.comparing import same
-from gradhomog.testing.learners.subject import TARGETS, LearnerSubject
+from gradhomog.testing.learners.subject import LearnerSubject
+from gradhomog.testing.small_network import WAYS, network
 
 
 @check("learners")
 def frozen_parameters(subject: LearnerSubject) -> None:
     """Parameters with `requires_grad=False` are constants: they have no row, and no step changes them.
 
-    Neither a meta-step nor an inner step: whenever a layer runs, it sees them as they are. Frozen are one layer, one
-    layer after the learner was made, and the whole encoder; a learner may refuse this by a `GradhomogError`.
+    Neither a meta-step nor an inner step: whenever a layer runs, they have their original values. Frozen are one layer,
+    one layer after the learner was made, and the whole encoder; a learner may refuse this by a `GradhomogError`.
     """
     for what, late in (("encoder.0", False), ("encoder.0", True), ("encoder", False)):
-        encoder, head = network(0, TARGETS[subject.served] or WAYS)
+        encoder, head = network(0, subject.targets or WAYS)
         layer = encoder if what == "encoder" else encoder.get_submodule("0")
         try:
             if not late:
@@ -32,22 +32,22 @@ def frozen_parameters(subject: LearnerSubject) -> None:
             layer.requires_grad_(False)
             rows = made.rows(subject.batch()).jacobian
         except GradhomogError:
-            continue  # it says that it needs them
+            continue  # a refusal
         when = f"with `{what}` frozen{' after the learner was made' if late else ''}"
         if frozen := [name for name in rows if name.startswith(f"{what}.")]:
             raise CheckFailure(f"{when}, there are rows of {', '.join(frozen)}")
-        _judge_constant(subject, made, layer, when)
+        _require_constant(subject, made, layer, when)
 
 
-def _judge_constant(subject: LearnerSubject, made: Learner, layer: nn.Module, when: str) -> None:
+def _require_constant(subject: LearnerSubject, made: Learner, layer: nn.Module, when: str) -> None:
     before = {name: value.clone() for name, value in layer.named_parameters()}
 
-    def look(module: nn.Module, *_: Any) -> None:
+    def compare(module: nn.Module, *_: Any) -> None:
         for name, value in before.items():
             if not torch.equal(_tensor(module, name).detach(), value):
                 raise CheckFailure(f"{when}, the inner loop changes its `{name}`")
 
-    handle = layer.register_forward_pre_hook(look)
+    handle = layer.register_forward_pre_hook(compare)
     outer = torch.optim.Adam(made.parameters(), lr=0.05)
     for number in range(2):
         made.step(subject.batch(seed=number), outer)
@@ -67,12 +67,12 @@ def _tensor(module: Any, name: str) -> Tensor:
 
 @check("learners")
 def batch_norm(subject: LearnerSubject) -> None:
-    """Batch normalization in the network works: rows, steps and predictions are finite, running statistics untouched.
+    """Batch normalization in the network works: rows, steps and predictions are finite, running statistics unchanged.
 
-    Statistics of one task must not reach another, and those that the network came with are not the learner's to write.
-    A learner that cannot have it refuses it by a `GradhomogError`.
+    Statistics of one task must not reach another, and the network's own are not written. A learner without support for
+    it raises a `GradhomogError`.
     """
-    if not subject.takes_norm:
+    if not subject.accepts_batch_norm:
         raise NotApplicable("it refuses a network with batch normalization")
     made = subject.learner(norm=True)
     before = {name: value.clone() for name, value in _buffers(made).items()}
@@ -90,6 +90,6 @@ def batch_norm(subject: LearnerSubject) -> None:
 
 
 def _buffers(made: Learner) -> dict[str, Tensor]:
-    """Those of the network: what a learner records for itself is its own affair."""
+    """Those of the network: modules of the learner may have others."""
     parts = {"encoder": made.encoder, "head": made.head}
     return {f"{part}.{name}": value for part, module in parts.items() for name, value in module.named_buffers()}

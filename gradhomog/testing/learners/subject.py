@@ -1,103 +1,90 @@
-"""A learner under check: made anew as often as needed, on a small network, with few-shot tasks to go with it."""
+"""The learner under check: fresh ones on a small network, and few-shot tasks for them."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from gradhomog import api
-from gradhomog.engine.finite import Nonfinite
 from gradhomog.errors import GradhomogError, PluginRunError
 from gradhomog.learners import Learner
-from gradhomog.registry import PluginInfo, Registry, installed
+from gradhomog.pipelines import pipeline
+from gradhomog.registry import Registry
 from gradhomog.registry.options import bind
 from gradhomog.specs import LearnerSpec
 from gradhomog.tasks import Task, TaskBatch
-from gradhomog.testing.arena import WAYS, network, task
 from gradhomog.testing.checking import NotApplicable
-from gradhomog.testing.generators import seeded
-from gradhomog.testing.naming import described, name_and_options
+from gradhomog.testing.learners.probes import InputDependentWeights
+from gradhomog.testing.plugin_subject import PluginSubject
+from gradhomog.testing.small_network import WAYS, network, task
+from gradhomog.testing.snapshots import seeded
+from gradhomog.testing.training_state import STEPS
 
-What = str | tuple[str, Mapping[str, Any]] | LearnerSpec
-"""A plugin's name, with options in the text or beside it; or a spec that no distribution offers yet."""
-
-Served = Literal["classification", "regression"]
-TARGETS: dict[Served, int | None] = {"classification": None, "regression": 2}
+TaskType = Literal["classification", "regression"]
+TARGETS: Mapping[TaskType, int | None] = {"classification": None, "regression": 2}
+Run = tuple[Learner, torch.optim.Optimizer]
 
 
-class LearnerSubject:
-    """A learner, by name or by its spec, with the options it is checked with.
+class LearnerSubject(PluginSubject[LearnerSpec]):
+    """A learner, by name or by its spec, with the options it is checked with."""
 
-    Raises:
-        UnknownPluginError, PluginLoadError, OptionError, …: there is no such learner, or it has no such option.
-    """
+    kind = "learners"
+    spec_type = LearnerSpec
 
-    def __init__(self, what: What, registry: Registry | None = None) -> None:
-        self.registry = registry or installed()
-        self.info: PluginInfo | None = None
-        self.options: dict[str, Any] = {}
-        if isinstance(what, LearnerSpec):
-            self.spec, self.name = what, getattr(what.factory, "__name__", "learner")
-        else:
-            self.name, self.options = name_and_options("learners", what)
-            self.info, spec = self.registry.load("learners", self.name)
-            assert isinstance(spec, LearnerSpec)
-            self.spec = spec
+    def __init__(self, what: Any, registry: Registry | None = None) -> None:
+        super().__init__(what, registry)
         bind(self.spec, self.name, self.options)
 
-    def __str__(self) -> str:
-        return described("learners", self.name, self.options, self.info)
-
-    @property
-    def claims(self) -> Set[str]:
-        return self.spec.traits
-
-    # -- what it can be checked on -------------------------------------------------------------------------------------
+    # -- what it can be checked on -----------------------------------------------------------------------------------
 
     @functools.cached_property
-    def refusals(self) -> dict[Served, Exception]:
-        """Why it forms no rows on the small network, by kind of task; empty if it does."""
-        found: dict[Served, Exception] = {}
-        for served in get_args(Served):
+    def refusals(self) -> dict[TaskType, Exception]:
+        """Why it forms no rows on the small network, by type of task; empty if it does."""
+        found: dict[TaskType, Exception] = {}
+        for task_type in get_args(TaskType):
             try:
-                self.learner(served=served).rows(self.batch(served=served))
-            except Exception as error:  # what it is, the checks that are about it say
-                found[served] = error
+                self.learner(task_type=task_type).rows(self.batch(task_type=task_type))
+            except Exception as error:  # the checks `forms_rows` and `serves_or_refuses` report it
+                found[task_type] = error
         return found
 
     @property
-    def served(self) -> Served:
-        """The kind of task that it is checked on: classification, if it can do it."""
-        for served in get_args(Served):
-            if served not in self.refusals:
-                return served  # type: ignore[no-any-return]
+    def task_type(self) -> TaskType:
+        """The type of task that it is checked on: classification, if it serves that."""
+        for task_type in get_args(TaskType):
+            if task_type not in self.refusals:
+                return task_type  # type: ignore[no-any-return]
         raise NotApplicable("it forms no rows on a small network: see the check `forms_rows`")
 
+    @property
+    def targets(self) -> int | None:
+        """The number of regression targets; None in classification."""
+        return TARGETS[self.task_type]
+
     @functools.cached_property
-    def takes_norm(self) -> bool:
+    def accepts_batch_norm(self) -> bool:
         """Whether it does not refuse a network with batch normalization."""
         try:
             self.learner(norm=True).rows(self.batch())
         except GradhomogError:
             return False
-        except Exception:  # not a refusal: the check of batch normalization says what it is
+        except Exception:  # not a refusal: the check `batch_norm` reports it
             return True
         return True
 
-    # -- making --------------------------------------------------------------------------------------------------------
+    # -- making ------------------------------------------------------------------------------------------------------
 
     def make(
         self, encoder: nn.Module, head: nn.Module, homogenizers: Any = None, seed: int = 0, /, **options: Any
     ) -> Learner:
         """A fresh one on a network, with the options it is checked with and others.
 
-        The seed is the global generators' while it is made: modules of its own are initialised as others are.
+        The global generators are seeded while it is made: modules of its own are initialized from them.
         """
-        given, pipe = {**self.options, **options}, api.pipeline(homogenizers, registry=self.registry)
+        given, pipe = {**self.options, **options}, pipeline(homogenizers, registry=self.registry)
         with seeded(seed):
             if self.info is not None:
                 made = self.registry.make("learners", self.name, given, encoder, head, homogenizers=pipe)[2]
@@ -107,19 +94,45 @@ class LearnerSubject:
             raise PluginRunError(f"{self} must make a gradhomog.Learner; it made a {type(made).__name__}.")
         return made
 
+    def make_with(self, **options: Any) -> Learner:
+        return self.make(*network(), **options)
+
     def learner(
         self, homogenizers: Any = None, *, seed: int = 0, norm: bool = False, dtype: torch.dtype = torch.float64,
-        served: Served | None = None, nonfinite: Nonfinite = "raise",
+        task_type: TaskType | None = None, nonfinite: Any = "raise",
     ) -> Learner:  # fmt: skip
-        """A fresh one on a network of its own, initialised by seed, for the kind of task that it is checked on."""
-        encoder, head = network(seed, TARGETS[served or self.served] or WAYS, norm)
-        pipe = api.pipeline(homogenizers, nonfinite=nonfinite, registry=self.registry)
+        """A fresh one on a fresh network, initialized by the seed, for the type of task that it is checked on."""
+        encoder, head = network(seed, TARGETS[task_type or self.task_type] or WAYS, norm)
+        pipe = pipeline(homogenizers, nonfinite=nonfinite, registry=self.registry)
         return self.make(encoder.to(dtype), head.to(dtype), pipe, seed)
 
-    def task(self, seed: int, domain: str = "", served: Served | None = None) -> Task:
+    def task(self, seed: int, domain: str = "", task_type: TaskType | None = None) -> Task:
         """A task for it, float64."""
-        return task(seed, domain, shots=2, queries=3, targets=TARGETS[served or self.served])
+        return task(seed, domain, shots=2, queries=3, targets=TARGETS[task_type or self.task_type])
 
-    def batch(self, seed: int = 0, tasks: int = 3, served: Served | None = None) -> TaskBatch:
+    def batch(self, seed: int = 0, tasks: int = 3, task_type: TaskType | None = None) -> TaskBatch:
         """Different tasks of different domains, float64."""
-        return TaskBatch.stack([self.task(100 * seed + slot, f"domain {slot}", served) for slot in range(tasks)])
+        return TaskBatch.stack([self.task(100 * seed + slot, f"domain {slot}", task_type) for slot in range(tasks)])
+
+    # -- a run that is saved and continued: `training_state` ---------------------------------------------------------
+
+    def begin(self, seed: int = 0) -> Run:
+        made = self.learner([InputDependentWeights()], seed=seed)
+        return made, torch.optim.Adam(made.parameters(), lr=0.05)
+
+    def train(self, run: Run, start: int = 0) -> dict[str, Tensor]:
+        """Losses of each step, then parameters and a prediction."""
+        made, outer = run
+        found: dict[str, Tensor] = {}
+        for step in range(start, start + STEPS):
+            found[f"the losses of step {step + 1}"] = made.step(self.batch(seed=step), outer).losses
+        found |= {f"`{name}`": parameter.detach().clone() for name, parameter in made.named_parameters().items()}
+        given = self.task(9)
+        return {**found, "a prediction": made.predict(given.support_x, given.support_y, given.query_x)}
+
+    def save(self, run: Run) -> Any:
+        return [part.state_dict() for part in run]
+
+    def load(self, run: Run, state: Any) -> None:
+        for part, saved in zip(run, state, strict=True):
+            part.load_state_dict(saved)

@@ -1,1 +1,1 @@
-"""The parts of invariant self-information: which layers, how common their patches are, what is dropped."""
+"""The parts of invariant self-information: layers, kernel sums of patches, drop probabilities and masks."""

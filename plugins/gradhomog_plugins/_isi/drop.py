@@ -1,4 +1,4 @@
-"""From how common patches are to which activations are dropped: calibrated probabilities, and two ways to draw."""
+"""Calibrated drop probabilities from kernel sums, and two ways to draw masks from them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BLOCK = 1 << 21
 def position_probabilities(log_s: Tensor, temperature: float) -> Tensor:
     """Softmax of log S / T over the positions of each sample `[n, *size]`; T = 0: equal shares of where S is largest.
 
-    Where log S is not finite there is nothing to tell positions apart by: equal shares.
+    A sample whose log S is NaN has equal shares.
     """
     flat = log_s.flatten(1).nan_to_num(nan=0.0)
     flat = flat - flat.amax(1, keepdim=True)

@@ -1,9 +1,11 @@
-"""Which layers of an encoder an option names, and what each of them is run on, call by call."""
+"""Select layers of an encoder by name, and observe their calls."""
 
 from __future__ import annotations
 
 import fnmatch
+import functools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +22,7 @@ POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 
 @dataclass(frozen=True)
 class Call:
-    """One run of a layer. For a pooling, inputs, patches and size are those of the convolution that ran before it."""
+    """One call of a layer. For a pooling, inputs, patches and size are those of the convolution called before it."""
 
     name: str
     layer: nn.Module
@@ -31,7 +33,7 @@ class Call:
 
 
 def choose(encoder: nn.Module, layers: int | str | Sequence[str]) -> dict[str, nn.Module]:
-    """The convolutions and max-poolings that `layers` means, by name: the first ones, or those that patterns match.
+    """The convolutions and max-poolings that `layers` selects, by name: the first ones, or those that patterns match.
 
     Raises:
         OptionError: there is no convolution, or a pattern matches no such layer.
@@ -57,7 +59,7 @@ def choose(encoder: nn.Module, layers: int | str | Sequence[str]) -> dict[str, n
             without = ", ".join(f"{name} ({type(every[name]).__name__})" for name in fnmatch.filter(every, pattern)[:3])
             raise OptionError(
                 f"isi: `layers` must match convolutions or max-poolings; {pattern!r} matches "
-                f"{without or 'nothing'}. Those there are: {_listed(fit)}."
+                f"{without or 'nothing'}. Available: {_listed(fit)}."
             )
         chosen.update(matches)
     return {name: module for name, module in fit.items() if name in chosen}
@@ -66,12 +68,13 @@ def choose(encoder: nn.Module, layers: int | str | Sequence[str]) -> dict[str, n
 def watch(
     encoder: nn.Module, chosen: Mapping[str, nn.Module], act: Callable[[Call], Tensor | None]
 ) -> list[RemovableHandle]:
-    """Call `act` after each run of a chosen layer; what it returns, if not None, is the layer's output from then on.
+    """Call `act` after each call of a chosen layer; a tensor that it returns replaces the layer's output.
 
-    A layer that runs several times in a pass is called `name`, `name#2`, and so on.
+    The calls of a layer in one pass are named `name`, `name#2`, and so on. If registering a hook raises, those that
+    were registered before it are removed.
     """
     runs: dict[str, int] = {}
-    latest: list[Call] = []  # the convolution that ran last, for the pooling after it
+    latest: list[Call] = []  # the convolution called last, for the pooling after it
 
     def restart(*_: Any) -> None:
         runs.clear()
@@ -88,22 +91,27 @@ def watch(
         found = latest[0] if latest else None
         if found is None or found.size != _first(args, kwargs).shape[-len(found.size) :]:
             raise OptionError(
-                f"isi: the max-pooling {name!r} in `layers` must pool the output of a convolution; the one that ran "
-                f"before it gave {list(found.size) if found else 'nothing'}, it pools "
+                f"isi: the max-pooling {name!r} in `layers` must pool the output of a convolution; the one called "
+                f"before it returned {list(found.size) if found else 'nothing'}, it pools "
                 f"{list(_first(args, kwargs).shape[2:])}. Name the convolution instead."
             )
         return act(Call(name, module, found.inputs, found.patches, found.size, output))
 
-    handles = [encoder.register_forward_pre_hook(restart)]
-    if any(isinstance(module, POOLS) for module in chosen.values()):
-        handles += [
-            module.register_forward_hook(remember, with_kwargs=True)
-            for module in encoder.modules()
-            if isinstance(module, CONVOLUTIONS)
-        ]
-    for name, module in chosen.items():
-        hook = lambda *given, name=name: run(name, *given)  # noqa: E731
-        handles.append(module.register_forward_hook(hook, with_kwargs=True))
+    with ExitStack() as registered:
+        handles: list[RemovableHandle] = []
+
+        def register(handle: RemovableHandle) -> None:
+            registered.callback(handle.remove)
+            handles.append(handle)
+
+        register(encoder.register_forward_pre_hook(restart))
+        if any(isinstance(module, POOLS) for module in chosen.values()):
+            for module in encoder.modules():
+                if isinstance(module, CONVOLUTIONS):
+                    register(module.register_forward_hook(remember, with_kwargs=True))
+        for name, module in chosen.items():
+            register(module.register_forward_hook(functools.partial(run, name), with_kwargs=True))
+        registered.pop_all()
     return handles
 
 

@@ -1,4 +1,4 @@
-"""Masks: which activations of a run of a layer are dropped, by how common the patches are that they were made of."""
+"""Draw the masks of a call of a layer from the self-information of its input patches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gradhomog_plugins._isi.self_information import log_kernel_sum, neighbourhoo
 
 @dataclass(frozen=True)
 class Masks:
-    """The options that say how masks are made; `ISI` says what they mean."""
+    """The options of `ISI` that determine how masks are drawn."""
 
     rate: float
     temperature: float
@@ -37,11 +37,12 @@ class Masks:
         return 1 - self._keep(self._shares(call, call.inputs, generator))
 
     def draw(self, call: Call, inputs: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """A mask `[n, channels, *size]`: 0 where an activation is dropped, elsewhere the factor that makes up for it.
+        """A mask `[n, channels, *size]`, and the number of its zeros.
 
-        And the number of zeros. `inputs` for the inputs of the call: of several calls at once under vmap.
+        The mask is 0 where an activation is dropped, and elsewhere the factor that compensates for it. `inputs` replace
+        those of the call: under vmap they are the inputs of several tasks at once.
         """
-        seed = int(torch.randint(2**62, (), generator=generator))  # a generator's saved state then knows no device
+        seed = int(torch.randint(2**62, (), generator=generator))  # on the CPU, for a generator on any device
         local = torch.Generator(inputs.device).manual_seed(seed)
         shares = self._shares(call, inputs, generator)
         keep = self._keep(shares)

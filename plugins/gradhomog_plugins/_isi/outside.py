@@ -1,4 +1,4 @@
-"""What is computed of a tensor outside every transformation: a constant to autograd, plain tensors under vmap."""
+"""Compute a constant to autograd from a tensor, on plain tensors also under vmap."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 
 
 class _Outside(torch.autograd.Function):
-    """`compute(inputs)`, whose first dimension is that of the inputs and goes over samples that know nothing of each
-    other: so the tasks that vmap runs at once are simply more samples."""
+    """`compute(inputs)`, which treats the samples along the first dimension independently: the tasks that vmap runs at
+    once are then more samples."""
 
     @staticmethod
     def forward(inputs: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:

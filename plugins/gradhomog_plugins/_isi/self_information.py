@@ -1,4 +1,4 @@
-"""How common each patch of a map is among its neighbours: the kernel sum of self-information, no patch ever formed."""
+"""The kernel sum of self-information over the neighbours of each patch of a map, without forming patches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BLOCK = 1 << 21
 
 @dataclass(frozen=True)
 class Patches:
-    """Which patches of its input a layer reads, one number per spatial dimension; `padding` before the map."""
+    """The geometry of the patches that a layer reads, one number per spatial dimension; `padding` before the map."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
@@ -82,7 +82,7 @@ def _normalized(inputs: Tensor) -> Tensor:
 
 
 def _padded(inputs: Tensor, before: Sequence[int], lengths: Sequence[int]) -> Tensor:
-    """The map with its border repeated: `before` it, and after it up to a length; what the layer leaves over is cut."""
+    """The map with its border repeated: `before` it, and after it up to a length; unread values are cut."""
     margins: list[int] = []
     for axis, (lead, length) in enumerate(zip(before, lengths, strict=True), start=2):
         inputs = inputs.narrow(axis, 0, min(inputs.shape[axis], max(1, length - lead)))
@@ -97,7 +97,7 @@ def _of_block(
     inputs: Tensor, patches: Patches, size: Sequence[int], radius: int, bandwidth: float, shifts: Sequence[Shift]
 ) -> Tensor:
     # The padded map is taken as one long row: a shift in several dimensions is then a shift by one number, and all
-    # loops are long and contiguous. What wraps around lands in the margin, which nobody reads.
+    # loops are long and contiguous. Values that wrap around end in the margin, which is not read.
     n, length = len(inputs), inputs[0, 0].numel()
     steps = inputs[0, 0].stride()  # from a position to the next in each dimension
     flat = inputs.flatten(2)

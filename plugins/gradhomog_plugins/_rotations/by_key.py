@@ -1,86 +1,51 @@
-"""The rotations of a homogenizer, one for each key: made when first met, saved, and forgotten when there are many."""
+"""Rotations of the tasks of a batch, by key; a key without a rotation has the identity."""
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from gradhomog import DataError
-from gradhomog_plugins import _rotations
-from gradhomog_plugins._rotations.base import Rotation, Settings
+from gradhomog_plugins._rotations.base import Rotation
 
 
-class Rotations(dict[str, Rotation]):
-    """Rotations that have been turned, the most recently used last.
+def check_features(owner: str, rotation: Rotation | None, features: int) -> None:
+    """Raises `DataError` unless a rotation of all features has as many as there are."""
+    if rotation is not None and rotation.size != features:
+        raise DataError(
+            f"{owner}: features must keep their number, {rotation.size}; got {features}. "
+            "Make a new pipeline for another encoder."
+        )
 
-    Args:
-        owner: the homogenizer's name, for errors.
-        parameterization: a name in `_rotations.BY_NAME`.
-        settings: of every rotation.
-        seed: of what is random in them when they are made.
+
+def rotate_tasks(rotations: Sequence[Rotation | None], vectors: Tensor, transposed: bool = False) -> Tensor:
+    """R_k x (or R_kᵀ x) of each task's vectors `[tasks, ..., m]`; the same tensor where all rotations are None."""
+    if all(rotation is None for rotation in rotations):
+        return vectors
+    return torch.stack(
+        [
+            task if rotation is None else rotation.rotate(task, transposed)
+            for rotation, task in zip(rotations, vectors, strict=True)
+        ]
+    )
+
+
+def angles(rotations: Sequence[Rotation | None]) -> list[float]:
+    """The angle of each, in radians."""
+    return [0.0 if rotation is None else rotation.angle for rotation in rotations]
+
+
+def with_latest(
+    state: Mapping[str, Tensor], keys: Sequence[str], turned: Mapping[str, Rotation], limit: int | None = None
+) -> dict[str, Tensor]:
+    """The state after a batch: its keys last, in order; of more than `limit` the least recently used keys leave.
+
+    Keys of the batch never leave.
     """
-
-    def __init__(self, owner: str, parameterization: str, settings: Settings, seed: int) -> None:
-        super().__init__()
-        self.owner, self.parameterization, self.settings, self.seed = owner, parameterization, settings, seed
-
-    def at(self, key: str, features: int) -> Rotation:
-        """The one under a key, or a new one; changes nothing.
-
-        Raises:
-            DataError: it is of another number of features.
-        """
-        found = self.get(key)
-        if found is None:
-            # A seed of its own for each key, and the same whatever keys came before it.
-            seed = zlib.crc32(f"{self.seed}/{key}".encode())
-            return _rotations.make(self.parameterization, features, self.settings, seed)
-        if found.features != features:
-            raise DataError(
-                f"{self.owner}: features must keep their number, {found.features}; got {features}. "
-                "Make a new pipeline for another encoder."
-            )
-        return found
-
-    def used(self, key: str, features: int) -> Rotation:
-        """The one under a key, which is held from now on."""
-        rotation = self.at(key, features)
-        self.pop(key, None)
-        self[key] = rotation
-        return rotation
-
-    def rotated(self, features: Tensor, keys: Sequence[str]) -> Tensor:
-        """R_k z of each task's features `[tasks, ..., m]`; the very tensor given where all are the identity."""
-        found = [self.at(key, features.shape[-1]) for key in keys]
-        if not any(rotation.tensors for rotation in found):
-            return features
-        return torch.stack([rotation.rotate(task) for task, rotation in zip(features, found, strict=True)])
-
-    def keep(self, limit: int) -> None:
-        """Forget the least recently used until so many are left."""
-        while len(self) > limit:
-            del self[next(iter(self))]
-
-    def state_dict(self) -> dict[str, dict[str, Any]]:
-        """A copy of all, by key."""
-        return {
-            key: {name: value.clone() if isinstance(value, Tensor) else value
-                  for name, value in rotation.state_dict().items()}
-            for key, rotation in self.items()
-        }  # fmt: skip
-
-    def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take over saved rotations.
-
-        Raises:
-            ConfigError: they were saved by another parameterisation.
-        """
-        restored = {
-            key: _rotations.restore(self.parameterization, self.settings, saved) for key, saved in state.items()
-        }
-        self.clear()
-        self.update(restored)
+    current = {key: turned[key].tensor if key in turned else state[key] for key in dict.fromkeys(keys)
+               if key in turned or key in state}  # fmt: skip
+    others = {key: tensor for key, tensor in state.items() if key not in current}
+    leaving = max(0, len(others) + len(current) - limit) if limit is not None else 0
+    return {**dict(list(others.items())[leaving:]), **current}

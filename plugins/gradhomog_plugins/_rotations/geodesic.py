@@ -1,42 +1,99 @@
-"""A dense rotation matrix, turned along the geodesic: a rotation in one plane after another."""
+"""A dense rotation matrix, turned by gradient steps on the rotations."""
 
 from __future__ import annotations
+
+import math
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from gradhomog_plugins._rotations.matrix import Matrix
-from gradhomog_plugins._rotations.plane import PARALLEL
+from gradhomog_plugins._rotations.base import Rotation
+
+# A step that lowers the alignment is halved; 2⁻³⁰ of a step gains nothing.
+HALVINGS = 30
+# Of orthogonality, and of the angle relative to its limit: well above rounding in float64, so that iterations end.
+NEAR = 1e-11
 
 
-class Geodesic(Matrix):
-    """R ← R E, with E the rotation of the plane of v and a = Rᵀ u that turns a towards v by min(lr, ∠(a, v)).
+class Geodesic(Rotation):
+    """R ← R cay(A), A = lr mean_k (a_k v_kᵀ − v_k a_kᵀ), a_k = Rᵀ u_k: up the gradient of mean_k ⟨Rᵀ u_k, v_k⟩.
 
-    It is the Riemannian gradient step of ⟨Rᵀ u, v⟩, whose gradient has rank two; several pairs take turns, with a
-    share of `lr` each.
+    cay(A) = (I − A/2)⁻¹ (I + A/2). A is the derivative by the entries below the diagonal of a skew-symmetric matrix, at
+    zero: every step starts from R, so that no derivative of the Cayley transform is needed. A step is as long as the
+    gradient: it turns by lr ‖u‖ ‖v‖ at most, and less the better the vectors are aligned. One that would lower the
+    alignment is halved. For one pair R moves along a geodesic, in the plane of v and a.
 
-    Cost: O(m²) for a step.
+    R is multiplied in float64 and needs no correction: max |RᵀR − I| grows like a random walk (measured, 8 features:
+    1.5e-14 after 20,000 steps, 2.5e-14 after 200,000).
+
+    Cost: with p pairs O(m² p) for a step if 2p < m, else O(m³); O(m²) for a vector. State: R.
     """
 
-    def step(self, u: Tensor, v: Tensor) -> None:
-        share = self.settings.lr / len(u)
-        matrix = self.on(u.device).clone()
-        for one, other in zip(u, v, strict=True):
-            _turn_plane(matrix, one, other, share)
-        self.become(matrix)
+    @classmethod
+    def identity(cls, v: Tensor) -> Self:
+        return cls(torch.eye(v.shape[1], dtype=torch.float64, device=v.device))
+
+    @property
+    def angle(self) -> float:
+        return 2 * math.asin(min(1.0, math.sqrt(max(self._defect, 0.0) / 4)))
+
+    @property
+    def _defect(self) -> float:
+        """m − trace R = ‖R − I‖_F² / 2."""
+        return self.size - float(self.tensor.trace())
+
+    def apply(self, x: Tensor, tensor: Tensor, transposed: bool) -> Tensor:
+        return x @ tensor if transposed else x @ tensor.T
+
+    def step(self, u: Tensor, v: Tensor, lr: float, max_angle: float) -> Self:
+        u, v, matrix = u[:, : self.size], v[:, : self.size], self.tensor.to(u.device)
+        arriving = u @ matrix
+        aligned = (arriving * v).sum()
+        pull = arriving * (lr / len(u))
+        for _ in range(HALVINGS):
+            turned = times_cayley(matrix, pull, v)
+            if bool(((u @ turned) * v).sum() >= aligned):
+                return type(self)(turned)._within(max_angle)
+            pull = pull / 2
+        return self
+
+    def _within(self, max_angle: float) -> Self:
+        """Shrunk until `angle` is `max_angle` at most: towards the identity on the chord, and back to the rotations.
+
+        The angle exceeds the limit by a step at most, so this takes few iterations. O(m³).
+        """
+        if self.angle <= max_angle:
+            return self
+        found, limit = self, 4 * math.sin(max_angle / 2) ** 2  # of the defect
+        identity = torch.eye(self.size, dtype=torch.float64, device=self.tensor.device)
+        for _ in range(HALVINGS):
+            share = 1 - limit / found._defect
+            if share <= NEAR:
+                break
+            matrix = (1 - share) * found.tensor + share * identity
+            while bool((matrix.T @ matrix - identity).abs().max() > NEAR):
+                matrix = 1.5 * matrix - 0.5 * matrix @ (matrix.T @ matrix)  # Newton-Schulz
+            found = type(self)(matrix)
+        return found
 
 
-def _turn_plane(matrix: Tensor, u: Tensor, v: Tensor, lr: float) -> None:
-    """In place: R ← R E."""
-    a = u @ matrix
-    across = a - (a @ v) * v
-    across = across - (across @ v) * v
-    sine = across.norm()
-    if bool(sine < PARALLEL):
-        return
-    q = across / sine
-    angle = torch.atan2(sine, a @ v).clamp(max=lr)
-    c, s = torch.cos(angle) - 1, torch.sin(angle)
-    basis = torch.stack([v, q], dim=1)
-    core = torch.stack([torch.stack([c, -s]), torch.stack([s, c])])
-    matrix.addmm_((matrix @ basis) @ core, basis.T)
+def times_cayley(matrix: Tensor, a: Tensor, v: Tensor) -> Tensor:
+    """R cay(Σ_k a_k v_kᵀ − v_k a_kᵀ) for vectors `[pairs, m]`, through the smaller of two systems of equations."""
+    if 2 * len(a) < len(matrix):  # Woodbury: A = L Zᵀ with L = [a, −v], Z = [v, a]; cay(A) = I + L (I − ZᵀL/2)⁻¹ Zᵀ
+        left, right = torch.cat([a, -v]).T, torch.cat([v, a])
+        identity = torch.eye(len(right), dtype=a.dtype, device=a.device)
+        return matrix + (matrix @ left) @ torch.linalg.solve(identity - right @ left / 2, right)
+    half = a.T @ v
+    skew = half - half.T
+    identity = torch.eye(len(skew), dtype=a.dtype, device=a.device)
+    return matrix @ torch.linalg.solve(identity - skew / 2, identity + skew / 2)
+
+
+def haar(size: int, seed: int) -> Tensor:
+    """A rotation matrix drawn uniformly from SO(size)."""
+    generator = torch.Generator().manual_seed(seed)
+    orthogonal, triangular = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64))
+    # The signs that QR leaves open depend on the algorithm: with a positive diagonal the distribution is uniform.
+    orthogonal = orthogonal * torch.sign(triangular.diagonal())
+    return torch.cat([orthogonal[:, :1] * torch.sign(torch.linalg.det(orthogonal)), orthogonal[:, 1:]], dim=1)

@@ -1,41 +1,78 @@
-"""The rotation in one plane that takes v to u."""
+"""The rotation in one plane that takes v to u, in closed form."""
 
 from __future__ import annotations
 
 import math
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from gradhomog_plugins._rotations.closed import Closed
+from gradhomog_plugins._rotations.base import Rotation
 
-# Directions closer than this to equal or opposite span no plane, in float64.
-PARALLEL = 1e-9
+# Opposite directions span no plane; in float64, a sum of unit vectors this short.
+OPPOSITE = 1e-9
 
 
-class Plane(Closed):
-    """R turns the plane of v and u from v towards u: the smallest rotation with Rᵀ u = v.
+class Plane(Rotation):
+    """R = S_h S_b with half-turns S_x = 2 x xᵀ − I: a rotation by 2 ∠(b, h) in the plane of b and h.
 
-    R = I + [p q] [[cos α − 1, −sin α], [sin α, cos α − 1]] [p q]ᵀ, p = v, q ∝ u − ⟨u, v⟩ v, α = min(∠(u, v), max_angle)
-    Where u = −v the plane is undefined: R is the identity.
+    With b = v and h halfway from v to u it is the smallest rotation with R v = u. b and h are unit vectors `[2, m]`
+    that follow v and the halfway direction slowly. Both start at v, so that R starts at the identity; where the
+    directions are noise b and h stay close to each other, and R stays close to the identity; where they persist R ends
+    at Rᵀ u = v. Where u = −v the plane is undefined, and nothing turns.
 
-    Of several pairs, the means. Cost: O(m) for a step and for a vector. State: two vectors.
+    b moves by β ≤ lr/6 and h by η = lr/2 − 2β, in radians; h is then pulled back until 2 ∠(b, h) ≤ max_angle, by at
+    most β more. A half-turn about an axis that moves by x turns by 2x, so that R turns by 2β + 2(η + β) = lr at most.
+
+    Cost: O(m) for a step and for a vector. State: two vectors.
     """
 
-    def step(self, u: Tensor, v: Tensor) -> None:
-        one, other = u.mean(0, keepdim=True), v.mean(0, keepdim=True)
-        if bool(one.any()) and bool(other.any()):
-            super().step(one / one.norm(), other / other.norm())
+    @classmethod
+    def identity(cls, v: Tensor) -> Self:
+        return cls(v[:1].repeat(2, 1))
 
-    def make(self, u: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        u, p = u[0], v[0]
-        across = u - (u @ p) * p
-        across = across - (across @ p) * p  # once more: orthogonal to rounding where u and v are nearly parallel
-        sine, cosine = float(across.norm()), float(u @ p)
-        if sine < PARALLEL:
-            return ()
-        angle = min(math.atan2(sine, cosine), self.settings.max_angle)
-        basis = torch.stack([p, across / sine], dim=1)
-        c, s = math.cos(angle) - 1, math.sin(angle)
-        core = torch.tensor([[c, -s], [s, c]], dtype=torch.float64, device=basis.device)
-        return basis, core, basis
+    @property
+    def angle(self) -> float:
+        return 2 * angle_between(*self.tensor)
+
+    def apply(self, x: Tensor, tensor: Tensor, transposed: bool) -> Tensor:
+        first, second = tensor.flip(0) if transposed else tensor
+        return half_turn(half_turn(x, first), second)
+
+    def step(self, u: Tensor, v: Tensor, lr: float, max_angle: float) -> Self:
+        """As `turned`; of one pair `[1, m]`."""
+        (u, v), (base, half) = (u[0], v[0]), self.tensor.to(u.device)
+        middle = u + v
+        length = float(middle.norm())
+        if length < OPPOSITE:
+            return self
+        reach = min(lr / 6, angle_between(base, v))
+        base, half = towards(base, v, reach), towards(half, middle / length, lr / 2 - 2 * reach)
+        return type(self)(torch.stack([base, towards(base, half, max_angle / 2)]))
+
+
+def half_turn(x: Tensor, axis: Tensor) -> Tensor:
+    """S x = 2 ⟨axis, x⟩ axis − x of each row of x."""
+    return 2 * (x @ axis)[..., None] * axis - x
+
+
+def angle_between(one: Tensor, other: Tensor) -> float:
+    """The angle between two unit vectors in [0, π], exact for small angles."""
+    return 2 * math.atan2(float((one - other).norm()), float((one + other).norm()))
+
+
+def towards(start: Tensor, goal: Tensor, reach: float) -> Tensor:
+    """The unit vector `reach` radians from one along the great circle to another, or the other if it is nearer.
+
+    From opposite vectors no great circle is distinguished: the first is returned.
+    """
+    angle = angle_between(start, goal)
+    if angle <= reach:
+        return goal
+    across = goal - (goal @ start) * start
+    sine = float(across.norm())
+    if sine < OPPOSITE:
+        return start
+    moved = math.cos(reach) * start + (math.sin(reach) / sine) * across
+    return moved / moved.norm()

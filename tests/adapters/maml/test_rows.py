@@ -136,7 +136,7 @@ def test_on_a_quadratic_the_row_is_the_closed_form(first_order):
     torch.testing.assert_close(row, (expected if first_order else shrink @ expected).detach(), rtol=1e-11, atol=1e-12)
 
 
-def test_feature_cotangents_are_the_derivatives_of_each_loss_by_the_query_features():
+def test_feature_grads_are_the_derivatives_of_each_loss_by_the_query_features():
     encoder, head = networks()
     batch = tasks()
     learner = MAML(encoder, head, inner_steps=0)
@@ -144,7 +144,7 @@ def test_feature_cotangents_are_the_derivatives_of_each_loss_by_the_query_featur
     for slot, task in enumerate(batch):
         features = encoder(task.query_x).detach().requires_grad_()
         loss = nn.functional.cross_entropy(head(features), task.query_y)
-        torch.testing.assert_close(rows.feature_cotangents[0][slot], torch.autograd.grad(loss, features)[0])
+        torch.testing.assert_close(rows.feature_grads[0][slot], torch.autograd.grad(loss, features)[0])
         torch.testing.assert_close(rows.features[0][slot], features.detach())
 
 

@@ -116,4 +116,4 @@ def test_both_engines_give_the_same_rows(norm, inner, options):
     for name, rows in found[0].jacobian.items():
         torch.testing.assert_close(found[1].jacobian[name], rows, rtol=1e-7, atol=1e-9, msg=name)
     torch.testing.assert_close(found[1].losses, found[0].losses, rtol=1e-9, atol=0)
-    torch.testing.assert_close(found[1].feature_cotangents[0], found[0].feature_cotangents[0], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(found[1].feature_grads[0], found[0].feature_grads[0], rtol=1e-9, atol=1e-12)

@@ -44,11 +44,11 @@ def loop(net, pipe, batch, make=None, **options):
 
 
 class Recorder(Homogenizer):
-    """Keeps the rows that it is shown."""
+    """Keeps the rows that it receives."""
 
-    def rows(self, jacobian):
-        self.seen = {name: value.clone() for name, value in jacobian.items()}
-        return jacobian
+    def rows(self, step):
+        self.seen = {name: value.clone() for name, value in step.jacobian.materialize().items()}
+        return step.jacobian
 
 
 def rows_of(net, batch, make=None, **options):

@@ -15,7 +15,7 @@ PIPES = [
     "isi(layers=1)",
     "rotate(lr=0.1)",
     "rotogbml(isi={'layers': 1})",
-    "rotate(pool='class', parameterization='procrustes')",
+    "rotate(pool='class', parameterization='geodesic')",
 ]
 
 

@@ -1,4 +1,4 @@
-"""A small network of images, its tasks and its learner, and what a mask leaves zero in it."""
+"""Helpers: a small network of images, its tasks and its learner, and the zeros that a mask leaves in it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ import gradhomog
 from gradhomog import Task, TaskKey
 
 KEY, OTHER = TaskKey(0, "a"), TaskKey(1, "b")
+
+
+def begin(isi, key=KEY, part="support", step=0):
+    """As the host does: with a generator made from the step's number, the slot and the part."""
+    isi.begin(key, part, torch.Generator().manual_seed(100 * step + 10 * key.slot + (part == "query")))
 
 
 def network(seed=0, channels=1):

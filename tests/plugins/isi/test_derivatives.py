@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from gradhomog_plugins.isi import ISI
-from tests.plugins.isi.networks import KEY, images, learner, network, tasks
+from tests.plugins.isi.networks import OTHER, begin, images, learner, network, tasks
 
 
 @pytest.mark.parametrize("options", [{}, {"layers": ["2", "3"], "sampling": "multinomial", "temperature": 2.0}])
@@ -17,10 +17,10 @@ def test_second_order_rows_are_the_derivative_of_the_loss_with_the_same_masks(op
 
         recorded, replay = (), ()
 
-        def _draw(self, call, inputs):
+        def _draw(self, call, generator, inputs):
             if self.replay:
                 return self.replay.pop(0)
-            self.recorded += (super()._draw(call, inputs),)
+            self.recorded += (super()._draw(call, generator, inputs),)
             return self.recorded[-1]
 
     isi = Replayed(rate=0.3, **options)
@@ -47,7 +47,7 @@ def test_the_product_with_the_mask_is_all_that_is_in_the_graph():
     isi, encoder, x = ISI(layers=1), nn.Sequential(nn.Conv2d(1, 3, 3, padding=1)).double(), images().double()
     plain = encoder(x)
     isi.attach(encoder)
-    isi.begin(KEY, "query")
+    begin(isi, part="query")
     mask = (encoder(x) / plain).detach()
     x.requires_grad_()
 
@@ -70,10 +70,10 @@ def test_under_vmap_every_task_has_masks_of_its_own_and_the_rows_that_it_has_alo
     class Noted(ISI):
         noted, task = (), None
 
-        def _draw(self, call, inputs):
+        def _draw(self, call, generator, inputs):
             if self.task is not None:  # one task alone, with the masks that it had among the others
                 return self.noted[call.name == "3"].unflatten(0, (3, 6))[self.task]
-            self.noted += (super()._draw(call, inputs),)
+            self.noted += (super()._draw(call, generator, inputs),)
             return self.noted[-1]
 
     def loss(values, inputs):
@@ -91,13 +91,13 @@ def test_under_vmap_every_task_has_masks_of_its_own_and_the_rows_that_it_has_alo
     x = torch.stack([images(seed=seed) for seed in range(3)])
     row = torch.func.grad(adapted_loss)
     isi.attach(encoder)
-    isi.begin(KEY, "support")
+    begin(isi)
     rows = torch.func.vmap(row, in_dims=(None, 0))(parameters, x)
     assert len(isi.noted) == 2  # two layers, however many passes
     assert not torch.equal(isi.noted[0][:6], isi.noted[0][6:12])
     for task in range(3):
         isi.task = task
-        isi.begin(KEY, "support")
+        begin(isi)
         for name, alone in row(parameters, x[task]).items():
             torch.testing.assert_close(rows[name][task], alone, rtol=1e-4, atol=1e-6)
 
@@ -107,7 +107,7 @@ def test_forward_mode_derivatives_pass_through_the_masks():
     isi, encoder, x = ISI(layers=1), network().double(), images().double()
     parameters = {name: p.detach() for name, p in encoder.named_parameters()}
     isi.attach(encoder)
-    isi.begin(KEY, "query")
+    begin(isi, part="query")
 
     def loss(values):
         return torch.func.functional_call(encoder, values, (x,)).square().sum()
@@ -119,10 +119,11 @@ def test_forward_mode_derivatives_pass_through_the_masks():
 
 def test_vmapped_outputs_are_those_of_one_larger_batch():
     isi, encoder, x = ISI(), network(), torch.stack([images(seed=seed) for seed in range(3)])
-    state = isi.state_dict()
     isi.attach(encoder)
+    begin(isi)
     together = encoder(x.flatten(0, 1)).unflatten(0, (3, 6))
-    isi.load_state_dict(state)
+    begin(isi, OTHER)
+    begin(isi)
     parameters = {name: p.detach() for name, p in encoder.named_parameters()}
     mapped = torch.func.vmap(lambda inputs: torch.func.functional_call(encoder, parameters, (inputs,)))(x)
     torch.testing.assert_close(mapped, together)

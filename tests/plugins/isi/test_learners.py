@@ -1,4 +1,4 @@
-"""ISI in learners: trained with, resumed, measured and gone at meta-test; the probabilities can be looked at."""
+"""ISI in learners: in training, resumed, reported and absent at meta-test; maps of its probabilities."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 import gradhomog
 from gradhomog_plugins.isi import ISI
-from tests.plugins.isi.networks import KEY, attached, images, learner, network, tasks
+from tests.plugins.isi.networks import attached, begin, images, learner, network, tasks
 
 
 @pytest.mark.parametrize("kind", ["fomaml", "maml"])
@@ -47,10 +47,14 @@ def test_training_goes_on_bit_for_bit_from_a_saved_state():
         assert torch.equal(mine, theirs)
 
 
-def test_the_seed_decides_the_masks():
-    losses = [learner(f"isi(seed={seed}, rate=0.5)").rows(tasks()).losses for seed in (0, 0, 1)]
+def test_masks_are_a_function_of_the_seed_and_the_number_of_the_meta_step():
+    models = [learner(f"isi(seed={seed}, rate=0.5)") for seed in (0, 0, 1)]
+    losses = [model.rows(tasks()).losses for model in (*models, models[0])]  # a repeated meta-step draws the same
     assert torch.equal(losses[0], losses[1])
+    assert torch.equal(losses[0], losses[3])
     assert not torch.equal(losses[0], losses[2])
+    models[0].step(tasks(), torch.optim.SGD(models[0].parameters(), lr=0.0))
+    assert not torch.equal(losses[0], models[0].rows(tasks()).losses)
 
 
 def test_the_global_generator_and_the_modules_attributes_are_left_alone():
@@ -61,30 +65,30 @@ def test_the_global_generator_and_the_modules_attributes_are_left_alone():
     assert attributes == [set(vars(m)) for m in model.encoder.modules()]
 
 
-def test_what_was_dropped_in_the_last_step_is_measured():
+def test_the_shares_dropped_in_a_step_are_reported():
     model = learner("isi(temperature=inf, rate=0.25)")
     report = model.step(tasks(), torch.optim.SGD(model.parameters(), lr=0.1))
     found = report.measured["isi"]
     assert set(found) == {"drop_rate", "drop_rate.0", "drop_rate.3"}
     assert found["drop_rate"] == pytest.approx((found["drop_rate.0"] + found["drop_rate.3"]) / 2)
     assert found["drop_rate"] == pytest.approx(0.25, abs=0.02)
-    assert "isi" not in gradhomog.pipeline("isi").homogenize(torch.ones(2, 3)).measured
+    again = model.homogenizers.homogenize(torch.ones(2, 3), torch.ones(2))
+    assert not again.measured.get("isi")  # nothing was dropped for this step
 
 
-def test_maps_show_the_probabilities_and_change_nothing_attached_or_not():
+def test_maps_are_the_probabilities_and_change_nothing_attached_or_not():
     encoder = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.Dropout(0.5), nn.Conv2d(3, 2, 3))
     isi = ISI(neighbours=7)
-    before, buffers, noise = isi.state_dict(), copy.deepcopy(encoder.state_dict()), torch.get_rng_state()
+    buffers, noise = copy.deepcopy(encoder.state_dict()), torch.get_rng_state()
     alone = isi.maps(encoder, images())
     assert {name: tuple(found.shape) for name, found in alone.items()} == {"0": (6, 8, 8), "3": (6, 6, 6)}
     torch.set_rng_state(noise)
     with attached(isi, encoder):
-        isi.begin(KEY, "support")
+        begin(isi)
         within = isi.maps(encoder, images())
-        assert not isi._held
     for name in alone:
         assert torch.equal(alone[name], within[name])
-    assert torch.equal(isi.state_dict()["generator"], before["generator"])
+    assert isi.state_dict() == {"steps": 0}
     assert torch.equal(torch.get_rng_state(), noise)
     assert all(torch.equal(value, buffers[name]) for name, value in encoder.state_dict().items())
-    assert isi.measured() == {}
+    assert isi.measured(None) == {}

@@ -1,4 +1,4 @@
-"""ISI keeps the dtype of what passes, and what is not finite in it."""
+"""ISI keeps the dtype of activations, and NaN and infinity in them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gradhomog_plugins.isi import ISI
-from tests.plugins.isi.networks import KEY, attached, images, network
+from tests.plugins.isi.networks import attached, begin, images, network
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -22,10 +22,10 @@ def test_the_output_has_the_dtype_that_it_had(dtype):
     assert 0.2 < float((output == 0).double().mean()) < 0.4
 
 
-def test_under_autocast_masks_are_held_and_keep_the_low_precision():
+def test_under_autocast_masks_are_kept_and_keep_the_low_precision():
     isi, encoder, x = ISI(), network(), images()
     with attached(isi, encoder) as zeros:
-        isi.begin(KEY, "support")
+        begin(isi)
         with torch.autocast("cpu", torch.bfloat16):
             assert encoder[0](x).dtype == torch.bfloat16
             encoder(x).sum().backward()

@@ -1,4 +1,4 @@
-"""Steps of RotoGrad on given gradients at the heads, its rotations, and the weights of the paper."""
+"""Helpers: steps of RotoGrad on given gradients at the heads, its rotations, and the weights of the paper."""
 
 from __future__ import annotations
 
@@ -15,14 +15,22 @@ def keys_of(tasks, domains=None):
     return [TaskKey(slot, domains[slot] if domains else "") for slot in range(tasks)]
 
 
-def learn(pipe, cotangents, steps=1, domains=None):
-    """Steps on gradients at the heads that do not respond, with orthonormal rows; the weights of the last."""
-    rows = torch.eye(len(cotangents), dtype=torch.float64)
+def taken(pipe, grads, steps=1, domains=None):
+    """Steps on gradients at the heads that do not respond, with orthonormal rows; the result of the last."""
+    rows = torch.eye(len(grads), dtype=torch.float64)
     for _ in range(steps):
-        found = pipe.homogenize(
-            rows, features=[cotangents] * 2, feature_cotangents=[cotangents] * 2, domains=domains
-        )  # fmt: skip
-    return found.weights
+        result = pipe.homogenize(rows, features=[grads] * 2, feature_grads=[grads] * 2, domains=domains)
+    return result
+
+
+def learn(pipe, grads, steps=1, domains=None):
+    """The weights of the last of several steps."""
+    return taken(pipe, grads, steps, domains).weights
+
+
+def measured(pipe, grads):
+    """The report of one step."""
+    return taken(pipe, grads).measured["rotograd"]
 
 
 def matrices(pipe, features, tasks, domains=None):

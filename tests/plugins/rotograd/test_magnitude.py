@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import gradhomog
-from gradhomog.engine.observation import Observation
-from gradhomog.evidence import Evidence
-from gradhomog_plugins.rotograd import RotoGrad, equalizing, lengths
-from tests.plugins.rotograd.steps import draw, keys_of, learn, matrices, weights_of_the_paper
+from gradhomog_plugins.rotograd import equalizing, lengths
+from tests.plugins.rotograd.steps import draw, learn, matrices, weights_of_the_paper
 
 
 def test_slow_tasks_count_more_in_the_common_length():
@@ -31,8 +29,8 @@ def test_every_scaled_feature_gradient_is_as_long_as_the_others(norms, seed):
     norms = torch.tensor(norms, dtype=torch.float64)
     pipe = gradhomog.pipeline("rotograd(rotation=false)")
     learn(pipe, draw(len(norms), 2, 3, seed=seed))
-    cotangents = norms[:, None, None] * draw(len(norms), 2, 3, seed=seed + 1)
-    scaled = learn(pipe, cotangents) * cotangents.flatten(1).norm(dim=1)
+    grads = norms[:, None, None] * draw(len(norms), 2, 3, seed=seed + 1)
+    scaled = learn(pipe, grads) * grads.flatten(1).norm(dim=1)
     torch.testing.assert_close(scaled, scaled.mean().expand_as(scaled))
 
 
@@ -88,18 +86,22 @@ def test_the_weights_differentiate_twice_in_norms_and_gradients():
     assert slope.isfinite().all()
 
 
-def test_cotangents_with_a_graph_reach_the_weights_in_the_first_step_and_later():
-    rows, keys = torch.eye(3, dtype=torch.float64), keys_of(3)
-    for earlier in (0, 2):
-        made = RotoGrad()
+@pytest.mark.parametrize("earlier", [0, 2])
+def test_gradients_with_a_graph_reach_the_direction_in_the_first_step_and_later(earlier):
+    rows, state = torch.eye(3, dtype=torch.float64), None
+
+    def direction(grads):
+        pipe = gradhomog.pipeline("rotograd")
+        if state is not None:
+            pipe.load_state_dict(state)
+        return pipe.combine(rows, features=grads, feature_grads=grads, create_graph=True)
+
+    if earlier:
+        pipe = gradhomog.pipeline("rotograd")
         for step in range(earlier):
-            shown = draw(3, 2, 4, seed=step + 5)
-            made.update(Evidence(Observation(rows, None, keys, [shown], [shown]), {"features"}))
-
-        def weights(cotangents, made=made):
-            return made.mix(Evidence(Observation(rows, None, keys, [cotangents], [cotangents]), {"features"}))
-
-        assert torch.autograd.gradcheck(weights, (draw(3, 2, 4).requires_grad_(),))
+            learn(pipe, draw(3, 2, 4, seed=step + 5))
+        state = pipe.state_dict()
+    assert torch.autograd.gradcheck(direction, (draw(3, 2, 4).requires_grad_(),))
 
 
 def test_the_weights_run_over_batches_and_compile_without_a_break():

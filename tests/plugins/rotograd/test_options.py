@@ -13,28 +13,28 @@ from tests.plugins.rotograd.steps import draw, keys_of, learn, matrices
 
 
 def test_each_half_can_be_switched_off():
-    cotangents = torch.tensor([[[3.0, 0.0]], [[0.0, 1.0]]], dtype=torch.float64)
+    grads = torch.tensor([[[3.0, 0.0]], [[0.0, 1.0]]], dtype=torch.float64)
     identity = torch.eye(2, dtype=torch.float64).repeat(2, 1, 1)
     for options, weights, turned in (
         ("magnitude=false", [1, 1], True), ("rotation=false", [2 / 3, 2], False),
         ("rotation=false, magnitude=false", [1, 1], False), ("magnitude=false, scale='paper'", [2, 2], True),
     ):  # fmt: skip
         pipe = gradhomog.pipeline(f"rotograd({options})")
-        assert learn(pipe, cotangents).tolist() == pytest.approx(weights)
+        assert learn(pipe, grads).tolist() == pytest.approx(weights)
         assert (not torch.equal(matrices(pipe, 2, 2), identity)) is turned
     assert torch.equal(
         gradhomog.pipeline("rotograd(rotation=false, magnitude=false)").combine(torch.eye(2)), torch.eye(2).mean(0)
-    )  # and needs nothing to be shown
+    )  # and needs no features
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("rotograd(lr=0)", "`lr` must be positive"),
-        ("rotograd(decay=1.5)", r"`decay` must be in \(0, 1\]"),
-        ("rotograd(size=0)", "`size` must be at least 1"),
-        ("rotograd(burn_in=-1)", "`burn_in` must not be negative"),
-        ("rotograd(pool='class')", "pool"),
+        ("rotograd(lr=0)", "`lr` must be"),
+        ("rotograd(decay=1.5)", "`decay` must be"),
+        ("rotograd(size=0)", "`size` must be"),
+        ("rotograd(burn_in=-1)", "`burn_in` must be"),
+        ("rotograd(pool='class')", "`pool` must be"),
     ],
 )
 def test_wrong_options_are_refused_by_name(text, message):
@@ -53,7 +53,7 @@ def test_features_that_do_not_fit_are_refused():
         pipe.transform(torch.zeros(2, 1, 4), keys_of(2))
 
 
-def test_all_that_is_learnt_is_saved():
+def test_training_goes_on_bit_for_bit_from_a_saved_state():
     # First norms, iteration counts and what the rates have decayed to are not in the published code's state.
     text = "rotograd(lr=0.5, decay=0.7, burn_in=4, start='haar')"
     pipe, fresh = gradhomog.pipeline(text), gradhomog.pipeline(text)
@@ -63,8 +63,5 @@ def test_all_that_is_learnt_is_saved():
     for step in range(3, 7):
         assert torch.equal(learn(fresh, draw(3, 2, 5, seed=step)), learn(pipe, draw(3, 2, 5, seed=step)))
     assert torch.equal(matrices(fresh, 5, 3), matrices(pipe, 5, 3))
-    held = next(iter(pipe))
-    with pytest.raises(ConfigError, match="the state of RotoGrad must hold rotations"):
-        held.load_state_dict({"first_norms": {}, "gradients_seen": {}})
     with pytest.raises(ConfigError, match="the state of RotoGrad must hold"):
-        held.load_state_dict({"rotations": {}})
+        next(iter(pipe)).load_state_dict({"first_norms": {}, "gradients_seen": {}})

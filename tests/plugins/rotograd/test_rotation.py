@@ -7,43 +7,43 @@ import torch
 from torch import nn
 
 import gradhomog
-from gradhomog_plugins._rotations.matrix import haar
-from tests.plugins.rotograd.steps import draw, keys_of, learn, matrices
+from gradhomog_plugins._rotations.geodesic import haar
+from tests.plugins.rotograd.steps import draw, keys_of, learn, matrices, measured
 
 
 @pytest.mark.parametrize("batch", [1, 5])  # fewer and more samples than half the features: two systems of equations
 @pytest.mark.parametrize("variant", ["paper", "reference"])
 def test_a_step_goes_down_the_gradient_of_the_papers_loss(variant, batch):
     """In the coordinates of the code, R e^A: autograd through the exponential, relative to the mean norm."""
-    lr, cotangents = 1e-6, draw(3, batch, 6, seed=batch) * torch.tensor([1.0, 4.0, 0.2])[:, None, None]
+    lr, grads = 1e-6, draw(3, batch, 6, seed=batch) * torch.tensor([1.0, 4.0, 0.2])[:, None, None]
     pipe = gradhomog.pipeline(f"rotograd(lr={lr}, start='haar', variant='{variant}')")
     before = matrices(pipe, 6, 3)
-    arriving = cotangents @ before  # R_kᵀ g̃_k
-    norms = cotangents.flatten(1).norm(dim=1)
+    arriving = grads @ before  # R_kᵀ g̃_k
+    norms = grads.flatten(1).norm(dim=1)
     goal = (arriving / norms[:, None, None]).mean(0)
     if variant == "reference":
         goal = goal * arriving.mean(0).norm() / norms.mean()
-    learn(pipe, cotangents)
+    learn(pipe, grads)
     for k, after in enumerate(matrices(pipe, 6, 3)):
         lower = torch.zeros(6, 6, dtype=torch.float64, requires_grad=True)
         strict = lower.tril(-1)
         turned = before[k] @ torch.matrix_exp(strict - strict.T)
-        loss = -((cotangents[k] @ turned) * goal).sum() / norms.mean()
+        loss = -((grads[k] @ turned) * goal).sum() / norms.mean()
         (slope,) = torch.autograd.grad(loss, lower)
         torch.testing.assert_close((before[k].T @ after).tril(-1) / lr, -slope.tril(-1), rtol=1e-4, atol=1e-6)
 
 
 def test_the_variant_of_the_published_code_is_the_gradient_of_its_own_loss():
     """‖R v − g̃‖² with v times the norm of the mean gradient: the same direction, at every length."""
-    cotangents, lr = draw(2, 1, 4), 1e-6
+    grads, lr = draw(2, 1, 4), 1e-6
     pipe = gradhomog.pipeline(f"rotograd(lr={lr}, variant='reference')")
-    learn(pipe, cotangents)
-    norms = cotangents.flatten(1).norm(dim=1)
-    goal = cotangents.mean(0).norm() * (cotangents / norms[:, None, None]).mean(0)
+    learn(pipe, grads)
+    norms = grads.flatten(1).norm(dim=1)
+    goal = grads.mean(0).norm() * (grads / norms[:, None, None]).mean(0)
     for k, after in enumerate(matrices(pipe, 4, 2)):
         lower = torch.zeros(4, 4, dtype=torch.float64, requires_grad=True)
         strict = lower.tril(-1)
-        loss = (goal @ torch.matrix_exp(strict - strict.T).T - cotangents[k]).square().sum()
+        loss = (goal @ torch.matrix_exp(strict - strict.T).T - grads[k]).square().sum()
         (slope,) = torch.autograd.grad(loss, lower)
         expected = -slope.tril(-1) / 2 / norms.mean() ** 2
         torch.testing.assert_close(after.tril(-1) / lr, expected, rtol=1e-4, atol=1e-6)
@@ -74,22 +74,21 @@ def test_a_haar_start_is_a_uniform_rotation_of_its_own_for_every_key_and_seed():
 
 @pytest.mark.parametrize(("start", "pool"), [("identity", "sample"), ("haar", "task")])
 def test_the_gradients_that_reach_the_trunk_align(start, pool):
-    cotangents = draw(3, 1, 5)
+    grads = draw(3, 1, 5)
     pipe = gradhomog.pipeline(f"rotograd(lr=0.5, start='{start}', pool='{pool}')")
-    learn(pipe, cotangents, 80)
-    arriving = nn.functional.normalize((cotangents @ matrices(pipe, 5, 3)).flatten(1), dim=1)
+    learn(pipe, grads, 80)
+    arriving = nn.functional.normalize((grads @ matrices(pipe, 5, 3)).flatten(1), dim=1)
     assert float((arriving @ arriving.T).min()) > 0.999
 
 
-def test_it_tells_angles_and_cosines_of_whole_batches():
-    cotangents = draw(3, 2, 5)
+def test_it_reports_angles_and_cosines_of_whole_batches():
+    grads = draw(3, 2, 5)
     pipe = gradhomog.pipeline("rotograd(lr=0.3)")
-    learn(pipe, cotangents, 3)
+    learn(pipe, grads, 3)
     turned = matrices(pipe, 5, 3)
-    learn(pipe, cotangents)
-    told = next(iter(pipe)).measured()
-    for name, vectors in (("before", cotangents), ("after", cotangents @ turned)):
+    found = measured(pipe, grads)
+    for name, vectors in (("before", grads), ("after", grads @ turned)):
         units = nn.functional.normalize(vectors.flatten(1), dim=1)
-        assert told[f"feature_cosine_{name}"] == pytest.approx(float((units @ units.T).sum() - 3) / 6)
+        assert found[f"feature_cosine_{name}"] == pytest.approx(float((units @ units.T).sum() - 3) / 6)
     chords = (turned - torch.eye(5, dtype=torch.float64)).flatten(1).norm(dim=1)
-    assert told["angle"] == pytest.approx((2 * torch.asin(chords / 8**0.5)).tolist())
+    assert found["angle"] == pytest.approx((2 * torch.asin(chords / 8**0.5)).tolist())

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 import gradhomog
-from tests.plugins.rotograd.steps import draw, keys_of, learn, matrices
+from tests.plugins.rotograd.steps import draw, keys_of, learn, matrices, measured
 
 
 def test_the_smaller_of_two_gradients_turns_more_slowly():
-    cotangents = torch.tensor([[[9.0, 0.0, 0.0]], [[0.0, 1.0, 0.0]]], dtype=torch.float64)
+    grads = torch.tensor([[[9.0, 0.0, 0.0]], [[0.0, 1.0, 0.0]]], dtype=torch.float64)
     pipe = gradhomog.pipeline("rotograd(lr=0.01)")
-    learn(pipe, cotangents, 2)
-    large, small = next(iter(pipe)).measured()["angle"]
+    learn(pipe, grads)
+    large, small = measured(pipe, grads)["angle"]
     assert large / small == pytest.approx(9, rel=1e-2)
     assert large == pytest.approx(0.01 * 9 / 5 * 0.5, rel=1e-2)  # lr · ‖G‖/mean · |a × v|, v = (1/2, 1/2)
 
@@ -26,11 +26,11 @@ def test_the_smaller_of_two_gradients_turns_more_slowly():
 @pytest.mark.parametrize("shape", [(1, 1), (2, 3)])
 def test_repeated_inputs_and_positions_of_maps_make_no_step_longer(shape):
     # The published code sums over the inputs of vectors and averages over those of maps: a factor of the batch.
-    cotangents = draw(2, 4, 3)
+    grads = draw(2, 4, 3)
     copies = math.prod(shape)
-    maps = cotangents[..., None, None].expand(*cotangents.shape, *shape)
+    maps = grads[..., None, None].expand(*grads.shape, *shape)
     found = []
-    for given_ in (cotangents, cotangents.repeat(1, copies, 1) / copies, maps / copies, 10 * maps):
+    for given_ in (grads, grads.repeat(1, copies, 1) / copies, maps / copies, 10 * maps):
         pipe = gradhomog.pipeline("rotograd(lr=0.3)")
         learn(pipe, given_, 3)
         found.append(matrices(pipe, 3, 2))
@@ -42,52 +42,66 @@ def test_repeated_inputs_and_positions_of_maps_make_no_step_longer(shape):
 
 
 def test_only_the_first_features_are_rotated():
-    cotangents = draw(2, 8, 6)
+    grads = draw(2, 8, 6)
     pipe = gradhomog.pipeline("rotograd(size=3, lr=0.5)")
-    learn(pipe, cotangents, 3)
+    learn(pipe, grads, 3)
     features = draw(2, 5, 6, seed=1)
     rotated = pipe.transform(features, keys_of(2))[-1]
     assert torch.equal(rotated[..., 3:], features[..., 3:])
     assert float((rotated - features)[..., :3].norm()) > 0.1
     torch.testing.assert_close(rotated.norm(dim=-1), features.norm(dim=-1))
-    assert next(iter(pipe)).rotations["0"].matrix.shape == (3, 3)
+    assert next(iter(pipe)).rotations["0"].shape == (3, 3)
 
 
 def test_rates_decay_with_the_steps_of_each_rotation():
-    cotangents = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]], dtype=torch.float64)
+    grads = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]], dtype=torch.float64)
     pipe = gradhomog.pipeline("rotograd(lr=1e-4, decay=0.5)")
-    learn(pipe, cotangents, 20)  # 1 + 1/2 + 1/4 + …, on gradients that hardly turn
+    learn(pipe, grads, 20)  # 1 + 1/2 + 1/4 + …, on gradients that hardly turn
     angle = float(torch.atan2(matrices(pipe, 2, 2)[0, 1, 0], matrices(pipe, 2, 2)[0, 0, 0]))
     assert abs(angle) == pytest.approx(2 * 1e-4 * 0.5, rel=1e-3)
 
 
 def test_a_step_far_too_long_is_shortened_until_it_helps():
-    cotangents = draw(2, 1, 5)
+    grads = draw(2, 1, 5)
     pipe = gradhomog.pipeline("rotograd(lr=1e6, decay=1)")
     cosine = -1.0
     for _ in range(10):
-        learn(pipe, cotangents)
-        assert next(iter(pipe)).measured()["feature_cosine_after"] >= cosine - 1e-9
-        cosine = next(iter(pipe)).measured()["feature_cosine_after"]
-    assert cosine > nn.functional.cosine_similarity(*cotangents.flatten(1), dim=0) + 0.1
+        after = measured(pipe, grads)["feature_cosine_after"]
+        assert after >= cosine - 1e-9
+        cosine = after
+    assert cosine > nn.functional.cosine_similarity(*grads.flatten(1), dim=0) + 0.1
 
 
 def test_tasks_of_one_domain_share_a_rotation_which_follows_the_domain():
-    cotangents, names = draw(3, 2, 4), ["a", "a", "b"]
+    grads, names = draw(3, 2, 4), ["a", "a", "b"]
     pipe = gradhomog.pipeline("rotograd(key='domain', lr=0.5)")
-    learn(pipe, cotangents, 2, domains=names)
+    learn(pipe, grads, 2, domains=names)
     found = matrices(pipe, 4, 3, names)
     assert torch.equal(found[0], found[1])
     assert not torch.equal(found[0], found[2])
     assert torch.equal(matrices(pipe, 4, 2, ["b", "a"]), found[[2, 0]])
-    learn(pipe, cotangents[:1], domains=["c"])
+    learn(pipe, grads[:1], domains=["c"])
     assert torch.equal(matrices(pipe, 4, 3, names), found)
+
+
+def test_two_tasks_of_one_domain_turn_it_once_by_their_mean_and_in_either_order():
+    grads, found = draw(3, 2, 4), []
+    for order in ([0, 1, 2], [1, 0, 2]):
+        pipe = gradhomog.pipeline("rotograd(key='domain', lr=0.1, decay=0.5)")
+        learn(pipe, grads[order], 2, domains=["a", "a", "b"])
+        assert next(iter(pipe)).turns == {"a": 2, "b": 2}
+        found.append(matrices(pipe, 4, 2, ["a", "b"]))
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-12)
+    twice, once = (gradhomog.pipeline("rotograd(key='domain', pool='task')") for _ in range(2))
+    learn(twice, grads[[0, 0, 1, 1]], domains=["a", "a", "b", "b"])
+    learn(once, grads[:2], domains=["a", "b"])
+    torch.testing.assert_close(matrices(twice, 4, 2, ["a", "b"]), matrices(once, 4, 2, ["a", "b"]), rtol=0, atol=1e-12)
 
 
 @settings(max_examples=12)
 @given(exponent=st.integers(-59, 59), seed=st.integers(0, 100))
 def test_a_common_factor_of_the_gradients_changes_neither_weights_nor_rotations(exponent, seed):
-    cotangents = draw(3, 3, 6, seed=seed).float()
+    grads = draw(3, 3, 6, seed=seed).float()
     one, other = (gradhomog.pipeline("rotograd(lr=0.3)") for _ in range(2))
-    torch.testing.assert_close(learn(other, cotangents * 2.0**exponent, 2), learn(one, cotangents, 2))
+    torch.testing.assert_close(learn(other, grads * 2.0**exponent, 2), learn(one, grads, 2))
     torch.testing.assert_close(matrices(other, 6, 3), matrices(one, 6, 3))

@@ -1,4 +1,4 @@
-"""The faulty domains, and how one is noted."""
+"""The faulty domains, and the decorator that registers one."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tests.testing.fault import Fault
 FAULTS: list[Fault[DomainSpec]] = []
 
 
-def fails(check: str, says: str, **told: Any) -> Any:
-    """Note a subclass of a good domain as faulty. `told` is said in its spec."""
+def fails(check: str, message: str, **spec: Any) -> Any:
+    """Register a subclass of a good domain as faulty. `spec` replaces fields of its spec."""
 
-    def note(made: type) -> type:
+    def register(made: type) -> type:
         base = GOOD[next(parent for parent in made.__mro__ if parent in GOOD)]
-        FAULTS.append(Fault(check, dataclasses.replace(base, **{"factory": made, **told}), says))
+        FAULTS.append(Fault(check, dataclasses.replace(base, **{"factory": made, **spec}), base, message))
         return made
 
-    return note
+    return register

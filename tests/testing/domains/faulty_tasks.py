@@ -99,7 +99,7 @@ class DrawsTwice(Blots):
         return random.choice(INSTANCES, size=count)
 
 
-@fails("classes_told", r"`classes\(split\)` tell classes, tasks do not")
+@fails("classes_consistent", r"`classes\(split\)` give classes, tasks do not")
 class TellsInGeneral(Blots):
     """Numbers for a split, none for a task."""
 
@@ -107,7 +107,7 @@ class TellsInGeneral(Blots):
         return None
 
 
-@fails("classes_told", r"tasks tell classes, `classes\(split\)` do not")
+@fails("classes_consistent", r"tasks give classes, `classes\(split\)` do not")
 class TellsInParticular(Ramps):
     """Numbers for a task, none for a split."""
 
@@ -116,7 +116,7 @@ class TellsInParticular(Ramps):
 
 
 @fails(
-    "classes_told",
+    "classes_consistent",
     r"`classes`: \[0\]; expected different ones of `classes\(split\)`, \d+, \d+, \d+, \d+, \d+, … \(\d+\)",
 )
 class TellsLabels(Blots):
@@ -126,7 +126,7 @@ class TellsLabels(Blots):
         return torch.arange(len(drawn))
 
 
-@fails("tasks_named", "a task of the split 'train' says that its domain is ''; `name` is 'blots:one'")
+@fails("tasks_named", "a task of the split 'train' has the domain '', not 'blots:one'")
 class Nameless(Blots):
     """A task of no domain."""
 
@@ -134,7 +134,7 @@ class Nameless(Blots):
         return dataclasses.replace(super().sample(split, random, **numbers), domain="")
 
 
-@fails("tasks_named", "says that its domain is 'ramps'; `name` is 'another name'")
+@fails("tasks_named", "has the domain 'ramps', not 'another name'")
 class KeepsFirstName(Ramps):
     """Is called otherwise, and goes on as before."""
 
@@ -152,7 +152,7 @@ class HandsOutItsOwn(Blots):
         return dataclasses.replace(task, query_x=own[: len(task.query_x)])
 
 
-@fails("tasks_own_their_memory", "writing into a task of the split 'train' changes what the domain draws afterwards")
+@fails("tasks_own_their_memory", "writing into a task of the split 'train' changes later draws from the domain")
 class CopiesEverySecond(HandsOutItsOwn):
     """Hands out a copy and its own in turn."""
 
@@ -174,7 +174,7 @@ class OneBufferForAll(Blots):
         return self.kept.setdefault((ways, count), super().labels(ways, count))
 
 
-@fails("global_generators_untouched", "it uses the global generator of numpy")
+@fails("global_generators_unchanged", "it uses the global generator of numpy")
 class DrawsFromNumPy(Blots):
     """Ignores that it was given a generator."""
 
@@ -182,7 +182,7 @@ class DrawsFromNumPy(Blots):
         return np.random.permutation(INSTANCES)[:count]
 
 
-@fails("global_generators_untouched", "it uses the global generator of torch")
+@fails("global_generators_unchanged", "it uses the global generator of torch")
 class SeedsTorch(Ramps):
     """Makes itself reproducible at the cost of everything else that is drawn."""
 
@@ -191,7 +191,7 @@ class SeedsTorch(Ramps):
         return super().sample(split, random, **numbers)
 
 
-@fails("generator_decides", "the task of seed 0 and split 'train' is another one of two made alike, with other global")
+@fails("generator_decides", "the task of seed 0 and split 'train' differs of two made alike, with other global")
 class AddsNoise(Ramps):
     """Noise of its own, from the generator that everybody shares."""
 
@@ -200,7 +200,7 @@ class AddsNoise(Ramps):
         return dataclasses.replace(task, query_y=task.query_y + torch.randn_like(task.query_y))
 
 
-@fails("generator_decides", "is another one after others were drawn")
+@fails("generator_decides", "differs after others were drawn")
 class TakesTurns(Blots):
     """Goes through the images of a class in turn, so that all are seen equally often."""
 
@@ -237,7 +237,7 @@ class HoldsFunction(Blots):
         self.labels = lambda ways, count: torch.arange(ways).repeat_interleave(count)
 
 
-@fails("pickled", "the task of seed 0 and split 'train' is another one of a copy, pickled as it was made")
+@fails("pickled", "the task of seed 0 and split 'train' differs of a copy, pickled as it was made")
 class PaintsAgain(Blots):
     """Keeps its pickle small, and forgets an option on the way."""
 

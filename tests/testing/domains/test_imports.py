@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gradhomog.testing import check_domain
-from gradhomog.testing.generators import seeded
+from gradhomog.testing.snapshots import seeded
 
 PLUGIN = """
 import numpy

@@ -1,44 +1,29 @@
-"""The faulty homogenizers, and how one is noted."""
+"""The faulty homogenizers, and the decorator that registers one."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from gradhomog import HomogenizerSpec
 from tests.testing.fault import Fault
 from tests.testing.homogenizers.good import GOOD
 
+FAULTS: list[Fault[HomogenizerSpec]] = []
 
-@dataclass(frozen=True)
-class FaultyHomogenizer(Fault[HomogenizerSpec]):
-    """A faulty homogenizer.
 
-    Attributes:
-        good: the spec of the one that it would be without the error: with the same claims it passes that check.
-        shows: given the example of the failure, whether it is small and really shows the error.
+def fails(check: str, message: str, shows: Callable[..., bool] | None = None, claims: str = "", **spec: Any) -> Any:
+    """Register a subclass of a good homogenizer as faulty; it claims and needs what the good one does.
+
+    `claims` is one trait more; `spec` replaces fields of its spec.
     """
 
-    good: HomogenizerSpec
-    shows: Callable[..., bool] | None = None
-
-
-FAULTS: list[FaultyHomogenizer] = []
-
-
-def fails(check: str, says: str, shows: Callable[..., bool] | None = None, claims: str = "", **told: Any) -> Any:
-    """Note a subclass of a good homogenizer as faulty; it claims and needs what the good one does.
-
-    `claims` is one trait more; `told` replaces what its spec says.
-    """
-
-    def note(made: type) -> type:
+    def register(made: type) -> type:
         base = GOOD[next(parent for parent in made.__mro__ if parent in GOOD)]
         traits = {*base.traits, *claims.split()}
-        spec = dataclasses.replace(base, **{"factory": made, "traits": traits, **told})
-        FAULTS.append(FaultyHomogenizer(check, spec, says, base, shows))
+        faulty = dataclasses.replace(base, **{"factory": made, "traits": traits, **spec})
+        FAULTS.append(Fault(check, faulty, base, message, shows))
         return made
 
-    return note
+    return register

@@ -1,4 +1,4 @@
-"""Faulty memory: what grows with every step."""
+"""Faulty memory: growth with every step."""
 
 from __future__ import annotations
 
@@ -6,23 +6,16 @@ from tests.testing.homogenizers.faults import fails
 from tests.testing.homogenizers.good import Clip, Drop, Lag, Turn
 
 
-@fails("memory_constant", r"what it holds: \d+ bytes more with every step")
+@fails("memory_constant", r"the object grows by \d+ bytes with every step")
 class WindowWithoutEnd(Lag):
-    """A window that nothing ever leaves, of which only the end is looked at."""
+    """A window that nothing ever leaves."""
 
-    def update(self, evidence):
-        for key, loss in zip(evidence.by("domain"), evidence.losses.tolist(), strict=True):
-            self.losses.setdefault(key, []).append(loss)
-
-    def mix(self, evidence):
-        whole = self.losses
-        self.losses = {key: losses[-self.size :] for key, losses in whole.items()}
-        weights = super().mix(evidence)
-        self.losses = whole
-        return weights
+    def update(self, step):
+        losses = zip(step.by("domain"), step.losses.tolist(), strict=True)
+        return {"losses": {key: [*self.losses.get(key, []), loss] for key, loss in losses}}
 
 
-@fails("memory_constant", r"the tensors of the process: \d+ bytes more with every step")
+@fails("memory_constant", r"the tensors of the process grow by \d+ bytes with every step")
 class KeepsRows(Clip):
     """Every row there was, for a figure."""
 
@@ -34,18 +27,18 @@ class KeepsRows(Clip):
         return super().scaled(block, scale)
 
 
-@fails("memory_constant", r"what it holds: \d+ bytes more with every step")
+@fails("memory_constant", r"the object grows by \d+ bytes with every step")
 class HistoryOfAll(Lag):
-    """A list in the class, of all there ever were."""
+    """A list of all losses, in the class."""
 
     history = []  # noqa: RUF012
 
-    def update(self, evidence):
-        super().update(evidence)
-        self.history.append(float(evidence.losses.sum()))
+    def update(self, step):
+        self.history.append(float(step.losses.sum()))
+        return super().update(step)
 
 
-@fails("memory_constant", r"the tensors of the process: \d+ bytes more with every step")
+@fails("memory_constant", r"the tensors of the process grow by \d+ bytes with every step")
 class KeepsFeatures(Turn):
     """Every feature that it turned."""
 
@@ -54,10 +47,10 @@ class KeepsFeatures(Turn):
         return super().transform(features, keys)
 
 
-@fails("memory_constant", r"the tensors of the process: \d+ bytes more with every step")
+@fails("memory_constant", r"the tensors of the process grow by \d+ bytes with every step")
 class KeepsMasks(Drop):
-    """Masks by task, part and step, and none is ever looked at again."""
+    """Masks by task, part and step, and none is read again."""
 
-    def begin(self, key, part):
+    def begin(self, key, part, generator):
         self.kept = [*getattr(self, "kept", []), *self.masks.values()]
-        super().begin(key, part)
+        super().begin(key, part, generator)

@@ -12,39 +12,43 @@ from tests.testing.homogenizers.good import Balance, Clip, Drop, Lag
 
 
 @fails("resumes_from_state_dict", "after it was saved and loaded in mid-training: not the same")
-class ForgetsShare(Drop):
-    """`carried` names the generator, and not what it is used with."""
+class SavesHalf(Drop):
+    """A state_dict without the state."""
 
-    carried = ("generator",)
+    def state_dict(self):
+        return {}
 
-
-@fails("resumes_from_state_dict", "after it was saved and loaded in mid-training: not the same")
-class ForgetsGenerator(Drop):
-    """`carried` names what was learnt, and not where the next masks come from."""
-
-    carried = ("share",)
+    def load_state_dict(self, state):
+        pass
 
 
 @fails("resumes_from_state_dict", "holds more than tensors, numbers, texts, lists and dicts")
 class SavesObjects(Lag):
     """A deque, which `torch.load` refuses to make."""
 
-    def update(self, evidence):
-        for key, loss in zip(evidence.by("domain"), evidence.losses.tolist(), strict=True):
-            self.losses.setdefault(key, collections.deque(maxlen=self.size)).append(loss)
+    def update(self, step):
+        losses = super().update(step)["losses"]
+        return {"losses": {key: collections.deque(values) for key, values in losses.items()}}
 
 
-@fails("resumes_from_state_dict", "the state after it was saved, who saved it goes on writing to it")
+@fails("state_owns_its_memory", "after the state was saved, training the original writes to it")
 class SavesItself(Lag):
-    """Hands out what it goes on writing to, so that the best state of a run is always the last."""
+    """Returns the dict that it continues to write to, so that the best state of a run is always the last."""
+
+    def update(self, step):
+        self.losses.update(super().update(step)["losses"])
+        return {}
 
     def state_dict(self):
         return {"losses": self.losses}
 
 
-@fails("resumes_from_state_dict", "the state after it was loaded, who loaded it goes on writing to it")
-class LoadsItself(Lag):
-    """Goes on writing to what it was given."""
+@fails("state_owns_its_memory", "after the state was loaded, training the one that loaded it writes to it")
+class LoadsItself(SavesItself):
+    """Continues to write to the state that it loaded."""
+
+    def state_dict(self):
+        return Lag.state_dict(self)
 
     def load_state_dict(self, state):
         self.losses = state["losses"]
@@ -52,7 +56,7 @@ class LoadsItself(Lag):
 
 @fails("resumes_from_pickle", "[Cc]an't (get|pickle) local object")
 class HoldsFunction(Clip):
-    """A function made in the constructor cannot go to another process."""
+    """A function made in the constructor cannot be sent to another process."""
 
     def __init__(self):
         self.middle = lambda norms: norms.median()
@@ -60,7 +64,7 @@ class HoldsFunction(Clip):
 
 @fails("resumes_from_pickle", "after it was pickled in mid-training: not the same")
 class PicklesOptionsOnly(Lag):
-    """Keeps its pickle small, at the cost of all it has learnt."""
+    """A small pickle, without the state."""
 
     def __getstate__(self):
         return {"size": self.size, "losses": {}}
@@ -75,45 +79,66 @@ class CopiesShallowly(Lag):
         made.losses = copy.copy(self.losses)
         return made
 
-    def update(self, evidence):
-        for key, loss in zip(evidence.by("domain"), evidence.losses.tolist(), strict=True):
+    def update(self, step):
+        for key, loss in zip(step.by("domain"), step.losses.tolist(), strict=True):
             self.losses.setdefault(key, []).append(loss)
             del self.losses[key][: -self.size]
+        return {}
 
 
-@fails("stateful", "`state_dict` is empty", claims="stateful")
+@fails("stateful", "`state_names` is empty", claims="stateful")
 class CarriesNothing(Clip):
     """Claims to be stateful."""
 
 
-@fails("momentum", "give that row whatever the step before showed", claims="momentum")
+@fails("momentum", "give that row, independently of the step before", claims="momentum")
 class ForgetsRows(Lag):
     """Carries losses over steps, but no rows."""
 
 
 @fails("nonfinite_policy", "raised in `mix`.*must match the size of tensor")
 class AsManyAsAtFirst(Balance):
-    """A usual norm for each task of the first batch: one that is left out leaves a hole."""
+    """One norm for each task of the first batch, in one tensor: a dropped task changes its size."""
 
-    def norms(self, evidence):
-        now = evidence.norms()
-        if not self.usual:
-            self.usual = {"first": torch.zeros_like(now)}
-        return self.usual["first"] + now
+    def norms(self, step):
+        return self.usual.get("first", 0) + step.norms()
 
-    def update(self, evidence):
-        self.usual["first"] = self.norms(evidence)
+    def update(self, step):
+        return {"usual": {"first": self.norms(step)}}
 
 
 @fails("nonfinite_policy", "raised in `mix`.*out of range|IndexError")
 class LooksUpSlots(Balance):
-    """Takes a task's slot in the batch for its place among the rows."""
+    """Uses a task's slot in the batch as its place among the rows."""
 
-    def weights(self, norms):
-        return (
-            norms.new_tensor([float(norms[slot]) for slot in self.slots]) * len(norms) / norms.sum().clamp(min=1e-300)
-        )
+    def mix(self, step):
+        return super().mix(step)[[key.slot for key in step.keys]]
 
-    def mix(self, evidence):
-        self.slots = [key.slot for key in evidence.keys]
-        return super().mix(evidence)
+
+@fails("state_owns_its_memory", "the state changes when the caller's rows, losses or features are overwritten")
+class KeepsTheCallersRows(Lag):
+    """A view of the last losses, instead of a copy."""
+
+    state_names = ("losses", "last")
+    last = 0.0
+
+    def update(self, step):
+        return {**super().update(step), "last": step.losses[0]}
+
+
+@fails("order_within_a_key", r"the state\['0:LastOfADomain'\]\['usual'\]\['a'\] after 1 steps in which .*: off by")
+class LastOfADomain(Balance):
+    """Of two tasks of one domain, the last one silently wins."""
+
+    def update(self, step):
+        return {"usual": {**self.usual, **dict(zip(step.by("domain"), self.norms(step).tolist(), strict=True))}}
+
+
+@fails("order_within_a_key", "the direction after 1 steps in which the two tasks of domain a are swapped: off by")
+class FirstOfADomain(Lag):
+    """The first task of a domain counts twice."""
+
+    def weights(self, losses, usual):
+        weights = super().weights(losses, usual)
+        weights = torch.cat([2 * weights[:1], weights[1:]])
+        return len(weights) * weights / weights.sum()

@@ -1,13 +1,14 @@
-"""Homogenizers with nothing wrong: each faulty one differs from one of these by a single error."""
+"""Homogenizers without errors: each faulty one differs from one of these by a single error."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from typing import Annotated
 
 import torch
+from annotated_types import Ge, Interval
 
-from gradhomog import Homogenizer, HomogenizerSpec, OptionError, cosines
+from gradhomog import Homogenizer, HomogenizerSpec, cosines, keyed
 
 
 class Balance(Homogenizer):
@@ -17,56 +18,51 @@ class Balance(Homogenizer):
         rate: in (0, 1], share of the newest norm in the usual one, which is held by domain.
     """
 
-    carried = ("usual",)
+    state_names = ("usual",)
 
-    def __init__(self, rate: float = 0.5):
-        if not 0 < rate <= 1:
-            raise OptionError(f"`rate` must be in (0, 1]; got {rate!r}.")
+    def __init__(self, rate: Annotated[float, Interval(gt=0, le=1)] = 0.5):
         self.rate = rate
         self.usual = {}
 
-    def mix(self, evidence):
-        return self.weights(self.norms(evidence))
+    def mix(self, step):
+        return self.weights(self.norms(step))
 
     def weights(self, norms):
         total = norms.sum()
         return len(norms) * norms / total if total > 0 else torch.ones_like(norms)
 
-    def norms(self, evidence):
-        now = evidence.norms()
-        before = [self.usual.get(key) for key in evidence.by("domain")]
-        known = torch.tensor(
-            [math.nan if norm is None else norm for norm in before], dtype=now.dtype, device=now.device
-        )
+    def norms(self, step):
+        now = step.norms()
+        known = keyed.read(self.usual, step.by("domain"), math.nan).to(now)
         return torch.where(known.isnan(), now, torch.lerp(known.nan_to_num(), now, self.rate))
 
-    def update(self, evidence):
-        self.usual.update(zip(evidence.by("domain"), self.norms(evidence).tolist(), strict=True))
+    def update(self, step):
+        return {"usual": keyed.write(self.usual, step.by("domain"), self.norms(step))}
 
 
 class Turn(Homogenizer):
     """A rotation of the first two features for each domain, towards where all feature gradients point together."""
 
-    carried = ("angles",)
+    state_names = ("angles",)
 
     def __init__(self):
         self.angles = {}
 
     def transform(self, features, keys):
-        matrices = [self.matrix(self.angles.get(key.by("domain"), 0.0), features) for key in keys]
-        return features @ torch.stack(matrices)
+        return features @ torch.stack([self.matrix(self.angles.get(key.by("domain"), 0.0), features) for key in keys])
 
     def matrix(self, angle, features):
         matrix = torch.eye(features.shape[-1], dtype=features.dtype, device=features.device)
         matrix[:2, :2] = matrix.new_tensor([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]])
         return matrix
 
-    def update(self, evidence):
-        pulls = evidence.feature_cotangents.double().sum(dim=1)[:, :2]
+    def update(self, step):
+        pulls = step.feature_grads.double().sum(dim=1)[:, :2]
         heading = torch.atan2(pulls[:, 1], pulls[:, 0])
         common = torch.atan2(pulls[:, 1].sum(), pulls[:, 0].sum())
-        for key, step in zip(evidence.by("domain"), torch.sin(common - heading).tolist(), strict=True):
-            self.angles[key] = self.angles.get(key, 0.0) + 0.1 * step
+        keys = step.by("domain")
+        angles = keyed.read(self.angles, keys, 0.0)
+        return {"angles": keyed.write(self.angles, keys, angles + 0.1 * torch.sin(common - heading))}
 
 
 class Drop(Homogenizer):
@@ -76,17 +72,17 @@ class Drop(Homogenizer):
         seed: of the masks.
     """
 
-    carried = ("generator", "share")
+    state_names = ("share",)
 
     def __init__(self, seed: int = 0):
-        self.generator = torch.Generator().manual_seed(seed)
+        self.seed = seed
         self.share, self.masks = 0.0, {}
 
     def attach(self, encoder):
         return [encoder.register_forward_hook(self.drop)]
 
-    def begin(self, key, part):
-        self.masks = {}
+    def begin(self, key, part, generator):
+        self.generator, self.masks = generator, {}
 
     def drop(self, module, inputs, output):
         if not module.training:
@@ -98,23 +94,22 @@ class Drop(Homogenizer):
     def draw(self, shape):
         return (torch.rand(shape, generator=self.generator) >= self.share) / (1 - self.share)
 
-    def update(self, evidence):
-        self.share = 0.4 * float((1 - cosines(evidence.gramian()).mean()).clamp(0, 1))
-        self.masks = {}
+    def update(self, step):
+        return {"share": 0.4 * float((1 - cosines(step.gramian()).mean()).clamp(0, 1))}
+
+    def __getstate__(self):
+        return {**vars(self), "masks": {}, "generator": None}  # a generator cannot be pickled
 
 
 class Clip(Homogenizer):
-    """No row longer than the middle one."""
+    """No row longer than the median norm."""
 
-    def rows(self, jacobian):
-        blocks = jacobian if isinstance(jacobian, Mapping) else {"": jacobian}
-        scale = self.scale(self.lengths(blocks))
-        clipped = {name: self.scaled(block, scale) for name, block in blocks.items()}
-        return clipped if isinstance(jacobian, Mapping) else clipped[""]
+    def rows(self, step):
+        scale = self.scale(self.lengths(step.jacobian))
+        return step.jacobian.map(lambda block: self.scaled(block, scale))
 
-    def lengths(self, blocks):
-        squares = sum(block.double().reshape(len(block), -1).square().sum(dim=1) for block in blocks.values())
-        return torch.where(squares > 0, squares, 1).sqrt() * (squares > 0)
+    def lengths(self, jacobian):
+        return jacobian.norms()
 
     def scale(self, norms):
         return (norms.median() / torch.where(norms > 0, norms, 1)).clamp(max=1)
@@ -126,76 +121,82 @@ class Clip(Homogenizer):
 class Veto(Homogenizer):
     """No step at all where the mean would set a task back."""
 
-    def mix(self, evidence):
-        gramian = evidence.gramian()
+    def mix(self, step):
+        gramian = step.gramian()
         inner, norms = gramian.sum(dim=1), gramian.diagonal().sqrt()
         harmed = inner < -1e-10 * norms * norms.sum()
         return torch.zeros_like(norms) if bool(harmed.any()) else torch.ones_like(norms)
 
 
 class Lag(Homogenizer):
-    """Weights in proportion to how each task's loss compares with its last few.
+    """Weights in proportion to the ratio of each task's loss to the mean of its last few.
 
     Args:
-        size: ≥ 1, how many.
+        size: ≥ 1, their number.
     """
 
-    carried = ("losses",)
+    state_names = ("losses",)
 
-    def __init__(self, size: int = 3):
-        if size < 1:
-            raise OptionError(f"`size` must be at least 1; got {size!r}.")
+    def __init__(self, size: Annotated[int, Ge(1)] = 3):
         self.size = size
         self.losses = {}
 
-    def mix(self, evidence):
-        usual = [sum(self.losses.get(key, [])) / len(self.losses.get(key, " ")) for key in evidence.by("domain")]
-        usual = torch.tensor(usual, dtype=torch.float64)
-        ratios = torch.where(usual > 0, evidence.losses / torch.where(usual > 0, usual, 1), 1)
-        return evidence.tasks * ratios / ratios.sum()
+    def mix(self, step):
+        usual = [sum(self.losses.get(key, [])) / len(self.losses.get(key, " ")) for key in step.by("domain")]
+        return self.weights(step.losses, torch.tensor(usual, dtype=torch.float64))
 
-    def update(self, evidence):
-        for key, loss in zip(evidence.by("domain"), evidence.losses.tolist(), strict=True):
-            self.losses[key] = [*self.losses.get(key, []), loss][-self.size :]
+    def weights(self, losses, usual):
+        ratios = torch.where(usual > 0, losses / torch.where(usual > 0, usual, 1), 1)
+        return len(losses) * ratios / ratios.sum()
+
+    def update(self, step):
+        losses = dict(self.losses)
+        for key, loss in keyed.mean(step.by("domain"), step.losses).items():
+            losses[key] = [*losses.get(key, []), float(loss)][-self.size :]
+        return {"losses": losses}
+
+    def measured(self, step):
+        return {"largest loss": float(step.losses.max())}
 
 
-class Whole(Balance, Turn, Drop, Clip):
-    """All five stages: weights by usual norms, rotated features, dropout by disagreement, clipped rows.
+class Whole(Balance, Turn, Drop):
+    """Four stages: weights by usual norms, rotated features, dropout by disagreement.
 
     Args:
         rate: in (0, 1], share of the newest norm in the usual one, which is held by domain.
         seed: of the masks.
     """
 
-    carried = (*Balance.carried, *Turn.carried, *Drop.carried)
+    state_names = (*Balance.state_names, *Turn.state_names, *Drop.state_names)
 
-    def __init__(self, rate: float = 0.5, seed: int = 0):
+    def __init__(self, rate: Annotated[float, Interval(gt=0, le=1)] = 0.5, seed: int = 0):
         Balance.__init__(self, rate)
         Turn.__init__(self)
         Drop.__init__(self, seed)
 
-    def update(self, evidence):
-        for part in (Balance, Turn, Drop):
-            part.update(self, evidence)
+    def update(self, step):
+        return {**Balance.update(self, step), **Turn.update(self, step), **Drop.update(self, step)}
 
-    def measured(self):
+    def measured(self, step):
         return {"share": self.share, "angles": list(self.angles.values())}
 
 
-def described(factory, traits="", needs="", reference="new"):
-    """The spec of a homogenizer, told in as few words as a test has."""
+def make_spec(factory, traits="", needs="", reference="new"):
+    """The spec of a homogenizer for tests."""
     return HomogenizerSpec(factory, "for tests", reference, set(traits.split()), set(needs.split()))
 
 
 EQUIVARIANT = "permutation_equivariant scale_equivariant rotation_equivariant"
 
 GOOD = {
-    Balance: described(Balance, f"differentiable stateful {EQUIVARIANT}", "norms"),
-    Turn: described(Turn, f"differentiable stateful orthogonal {EQUIVARIANT}", "features"),
-    Drop: described(Drop, f"differentiable stateful stochastic {EQUIVARIANT}", "gramian"),
-    Clip: described(Clip, f"differentiable {EQUIVARIANT}"),
-    Lag: described(Lag, "differentiable stateful permutation_equivariant scale_equivariant", "losses"),
-    Veto: described(Veto, f"differentiable non_conflicting {EQUIVARIANT}", "gramian"),
-    Whole: described(Whole, f"differentiable stateful stochastic orthogonal {EQUIVARIANT}", "norms gramian features"),
+    Balance: make_spec(Balance, f"differentiable stateful {EQUIVARIANT}", "norms"),
+    Turn: make_spec(Turn, f"differentiable stateful orthogonal {EQUIVARIANT}", "features"),
+    Drop: make_spec(Drop, f"differentiable stateful stochastic {EQUIVARIANT}", "gramian"),
+    Clip: make_spec(Clip, f"differentiable {EQUIVARIANT}", "jacobian"),
+    Lag: make_spec(
+        Lag, "differentiable stateful permutation_equivariant scale_equivariant loss_scale_invariant", "losses"
+    ),
+    Veto: make_spec(Veto, f"differentiable non_conflicting {EQUIVARIANT}", "gramian"),
+    Whole: make_spec(Whole, f"differentiable stateful stochastic orthogonal {EQUIVARIANT}", "norms gramian features"),
 }
 """Each with all that it can claim."""

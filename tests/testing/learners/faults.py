@@ -1,4 +1,4 @@
-"""The faulty learners, and how one is noted."""
+"""The faulty learners, and the decorator that registers one."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests.testing.learners.good import GOOD
 FAULTS: list[Fault[LearnerSpec]] = []
 
 
-def fails(check: str, says: str, **told: Any) -> Any:
-    """Note a subclass of the good learner as faulty; it claims what the good one does. `told` is said in its spec."""
+def fails(check: str, message: str, **spec: Any) -> Any:
+    """Register a subclass of the good learner as faulty; it claims what the good one does. `spec` replaces fields."""
 
-    def note(made: type) -> type:
-        FAULTS.append(Fault(check, dataclasses.replace(GOOD, **{"factory": made, **told}), says))
+    def register(made: type) -> type:
+        FAULTS.append(Fault(check, dataclasses.replace(GOOD, **{"factory": made, **spec}), GOOD, message))
         return made
 
-    return note
+    return register

@@ -10,40 +10,40 @@ from tests.testing.learners.good import OneStep
 
 @fails("rows_fit_parameters", "`head.bias` has .*, expected")
 class AveragesBias(OneStep):
-    """A number for a whole tensor, which fits wherever it is written."""
+    """A number for a whole tensor, which broadcasts."""
 
     def differentiate(self, loss, taps):
-        gradients, cotangents = super().differentiate(loss, taps)
-        return {**gradients, "head.bias": gradients["head.bias"].mean()}, cotangents
+        gradients, grads = super().differentiate(loss, taps)
+        return {**gradients, "head.bias": gradients["head.bias"].mean()}, grads
 
 
 @fails("rows_fit_parameters", "one of each parameter.*'head.bias'.* not in both")
 class LeavesOut(OneStep):
-    """No entry for a parameter, which may mean anything."""
+    """No entry for a parameter."""
 
     def differentiate(self, loss, taps):
-        gradients, cotangents = super().differentiate(loss, taps)
+        gradients, grads = super().differentiate(loss, taps)
         del gradients["head.bias"]
-        return gradients, cotangents
+        return gradients, grads
 
 
-@fails("rows_fit_parameters", "`features` requires grad and so holds on to the graph")
+@fails("rows_fit_parameters", "`features` requires grad and so keeps the graph")
 class KeepsGraph(OneStep):
-    """Hands out features with all that they were computed from."""
+    """Returns features with their graph."""
 
-    def row(self, loss, outputs, taps, gradients, cotangents):
-        row = super().row(loss, outputs, taps, gradients, cotangents)
+    def row(self, loss, outputs, taps, gradients, grads):
+        row = super().row(loss, outputs, taps, gradients, grads)
         row.features = [tap[0] for tap in taps]
         return row
 
 
-@fails("rows_fit_parameters", "gives 0 features and 0 feature_cotangents where nothing transforms; expected one")
+@fails("rows_fit_parameters", "gives 0 features and 0 feature_grads where nothing transforms; expected one")
 class WithoutFeatures(OneStep):
-    """Nothing for those who learn from features."""
+    """No features for homogenizers that need them."""
 
-    def row(self, loss, outputs, taps, gradients, cotangents):
-        row = super().row(loss, outputs, taps, gradients, cotangents)
-        row.features, row.feature_cotangents = [], []
+    def row(self, loss, outputs, taps, gradients, grads):
+        row = super().row(loss, outputs, taps, gradients, grads)
+        row.features, row.feature_grads = [], []
         return row
 
 
@@ -52,11 +52,11 @@ class InFloat64(OneStep):
     """Gradients more precise than the parameters."""
 
     def differentiate(self, loss, taps):
-        gradients, cotangents = super().differentiate(loss, taps)
-        return {name: gradient.double() for name, gradient in gradients.items()}, cotangents
+        gradients, grads = super().differentiate(loss, taps)
+        return {name: gradient.double() for name, gradient in gradients.items()}, grads
 
 
-@fails("rows_alone", "the loss of task 0 after other batches: off by")
+@fails("rows_independent_of_batch", "the loss of task 0 after other batches: off by")
 class StartsWhereTheLastEnded(OneStep):
     """An inner optimizer's momentum that is not begun anew for every task."""
 
@@ -72,9 +72,9 @@ class StartsWhereTheLastEnded(OneStep):
         return moved
 
 
-@fails("rows_alone", "the loss of task 0 after other batches: off by")
+@fails("rows_independent_of_batch", "the loss of task 0 after other batches: off by")
 class DrawsAsItGoes(OneStep):
-    """A generator of its own, from which every task takes what comes next."""
+    """A generator of its own, from which the tasks draw one after the other."""
 
     def __init__(self, encoder, head, homogenizers=None, **options):
         super().__init__(encoder, head, homogenizers, **options)
@@ -85,9 +85,9 @@ class DrawsAsItGoes(OneStep):
         return super().adapt(x + 0.1 * noise, y, buffers)
 
 
-@fails("rows_alone", "the row of task 0 in the opposite order, `encoder.0.weight`: off by")
+@fails("rows_independent_of_batch", "the row of task 0 in the opposite order, `encoder.0.weight`: off by")
 class AveragesWithNeighbour(OneStep):
-    """A mean over the batch, where homogenizers are to see each task."""
+    """Means over neighbours in the batch, instead of one row per task."""
 
     def rows(self, batch):
         rows = super().rows(batch)
@@ -109,31 +109,31 @@ class ForgetsOne(OneStep):
     """One tensor has no row, though the loss depends on it."""
 
     def differentiate(self, loss, taps):
-        gradients, cotangents = super().differentiate(loss, taps)
-        return {**gradients, "head.bias": None}, cotangents
+        gradients, grads = super().differentiate(loss, taps)
+        return {**gradients, "head.bias": None}, grads
 
 
-@fails("feature_cotangents", "the feature cotangents before the transform are not the loss's derivative")
+@fails("feature_grads", "the feature gradients before the transform are not the loss's derivative")
 class SumsInsteadOfMean(OneStep):
     """Derivatives of the sum over the queries."""
 
     def differentiate(self, loss, taps):
-        gradients, cotangents = super().differentiate(loss, taps)
-        return gradients, [len(one) * one for one in cotangents]
+        gradients, grads = super().differentiate(loss, taps)
+        return gradients, [len(one) * one for one in grads]
 
 
-@fails("feature_cotangents", "the feature cotangents before the transform are not the loss's derivative")
+@fails("feature_grads", "the feature gradients before the transform are not the loss's derivative")
 class OneForAllTaps(OneStep):
-    """The derivative by what came out of the transform, for what went in too."""
+    """The gradient w.r.t. the output of the transform, for its input too."""
 
     def differentiate(self, loss, taps):
-        gradients, cotangents = super().differentiate(loss, taps)
-        return gradients, [cotangents[-1]] * len(cotangents)
+        gradients, grads = super().differentiate(loss, taps)
+        return gradients, [grads[-1]] * len(grads)
 
 
-@fails("feature_cotangents", "there are 1 features and 1 feature_cotangents; expected two of each")
+@fails("feature_grads", "there are 1 features and 1 feature_grads; expected two of each")
 class LastTapOnly(OneStep):
-    """Hands out what the head saw, and nothing before it."""
+    """Returns the input of the head, and nothing before it."""
 
-    def row(self, loss, outputs, taps, gradients, cotangents):
-        return super().row(loss, outputs, taps[-1:], gradients, cotangents[-1:])
+    def row(self, loss, outputs, taps, gradients, grads):
+        return super().row(loss, outputs, taps[-1:], gradients, grads[-1:])

@@ -36,9 +36,9 @@ class EvaluatesMore(OneStep):
             self.rate = rate
 
 
-@fails("evaluated_alone", "`predict` returns outputs that hold on to a graph")
+@fails("evaluated_alone", "`predict` returns outputs that keep a graph")
 class PredictsWithGraph(OneStep):
-    """Hands out all that a prediction was computed from."""
+    """Returns predictions with their graph."""
 
     def predict(self, support_x, support_y, query_x):
         with self.mode(training=False):
@@ -53,7 +53,7 @@ class LeavesTorch(OneStep):
         return super().adapted_outputs(support_x, support_y, torch.from_numpy(query_x.numpy()))
 
 
-@fails("saliency", "the derivative of a prediction by the queries is .*; finite differences say")
+@fails("saliency", "the derivative of a prediction w.r.t. the queries is .*; finite differences give")
 class DifferentiatesHalf(OneStep):
     """One of two ways from the queries to the outputs is cut."""
 
@@ -63,14 +63,14 @@ class DifferentiatesHalf(OneStep):
 
 @fails("same_seed_same_answer", "of two made alike: not the same")
 class DrawsFromTorch(OneStep):
-    """Noise from the generator that everybody shares."""
+    """Noise from the global generator."""
 
     def adapt(self, x, y, buffers):
         return super().adapt(x + 0.1 * torch.randn_like(x), y, buffers)
 
 
 class Decays(OneStep):
-    """The inner step becomes smaller from step to step, and nobody saves by how much."""
+    """The inner rate shrinks from step to step, and is not saved."""
 
     def step(self, batch, outer):
         report = super().step(batch, outer)
@@ -78,7 +78,7 @@ class Decays(OneStep):
         return report
 
 
-fails("resumes_from_state_dict", "the losses of step 4 after the learner was saved and loaded in mid-training: not")(
+fails("resumes_from_state_dict", "the losses of step 5 after it was saved and loaded in mid-training: not")(
     Decays
 )
 
@@ -102,7 +102,7 @@ class HoldsFunction(OneStep):
         self.loss = lambda outputs, targets: torch.nn.functional.cross_entropy(outputs, targets)
 
 
-@fails("resumes_from_copy", "the losses of step 4 after the learner was copied in mid-training: not the same")
+@fails("resumes_from_copy", "the losses of step 5 after it was copied in mid-training: not the same")
 class BoundToItsNetwork(OneStep):
     """A function made in the constructor stays with the network of the original."""
 
@@ -124,7 +124,7 @@ class SharesTheNetwork(OneStep):
 
 @fails("frozen_parameters", "with `encoder.0` frozen, the inner loop changes its `weight`")
 class AdaptsAll(OneStep):
-    """Moves whatever the network has, learnt or not."""
+    """Adapts all parameters, frozen or not."""
 
     def starting_point(self):
         both = torch.nn.ModuleDict({"encoder": self.encoder, "head": self.head})
@@ -134,7 +134,7 @@ class AdaptsAll(OneStep):
 
 @fails("frozen_parameters", "with `encoder.0` frozen after the learner was made, there are rows of encoder.0.weight")
 class RemembersParameters(OneStep):
-    """Looks once which parameters are learnt."""
+    """Reads only once which parameters require gradients."""
 
     def __init__(self, encoder, head, homogenizers=None, **options):
         super().__init__(encoder, head, homogenizers, **options)
@@ -162,18 +162,18 @@ class NormalisesByOne(OneStep):
 class KeepsFeatures(OneStep):
     """Every feature there was, for a figure."""
 
-    def row(self, loss, outputs, taps, gradients, cotangents):
+    def row(self, loss, outputs, taps, gradients, grads):
         self.seen = [*getattr(self, "seen", []), taps[0].detach().clone()]
-        return super().row(loss, outputs, taps, gradients, cotangents)
+        return super().row(loss, outputs, taps, gradients, grads)
 
 
-@fails("memory_constant", "what it holds grow by \\d+ bytes with every step")
+@fails("memory_constant", "the object grows by \\d+ bytes with every step")
 class KeepsLosses(OneStep):
     """Every loss there was, as numbers."""
 
-    def row(self, loss, outputs, taps, gradients, cotangents):
+    def row(self, loss, outputs, taps, gradients, grads):
         self.seen = [*getattr(self, "seen", []), float(loss)]
-        return super().row(loss, outputs, taps, gradients, cotangents)
+        return super().row(loss, outputs, taps, gradients, grads)
 
 
 @fails("cost", "RuntimeError: .*shapes cannot be multiplied")

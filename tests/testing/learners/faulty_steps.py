@@ -39,7 +39,7 @@ class StepsTwice(OneStep):
 
 @fails("steps_on_mean", "the losses in the step's report: off by")
 class ReportsSupportLoss(OneStep):
-    """The loss of another set than the one that the row is of."""
+    """The loss of another set than that of the row."""
 
     def step(self, batch, outer):
         report = super().step(batch, outer)
@@ -49,7 +49,7 @@ class ReportsSupportLoss(OneStep):
 
 @fails("steps_homogenized", "after 1 steps of Adam: off by")
 class WithoutHomogenizers(OneStep):
-    """Takes the argument, and forgets it."""
+    """Ignores the argument."""
 
     def __init__(self, encoder, head, homogenizers=None, **options):
         super().__init__(encoder, head, None, **options)
@@ -57,7 +57,7 @@ class WithoutHomogenizers(OneStep):
 
 @fails("steps_homogenized", "after [23] steps of Adam: off by")
 class ForgetsBetweenSteps(OneStep):
-    """Homogenizers begin anew with every step."""
+    """Homogenizers are reset after every step."""
 
     def step(self, batch, outer):
         state = self.homogenizers.state_dict()
@@ -73,16 +73,16 @@ class Repairs(OneStep):
         row = super().task_row(task, key)
         row.loss = row.loss.nan_to_num()
         row.gradients = {name: gradient.nan_to_num() for name, gradient in row.gradients.items()}
-        row.feature_cotangents = [cotangent.nan_to_num() for cotangent in row.feature_cotangents]
+        row.feature_grads = [gradient.nan_to_num() for gradient in row.feature_grads]
         return row
 
 
-fails("nonfinite_told", "a step on a task with NaN in `support_x` is taken, as if nothing was wrong")(Repairs)
+fails("nonfinite_reported", "a step on a task with NaN in `support_x` is taken, without an error")(Repairs)
 
 
-@fails("nonfinite_told", "FloatingPointError: the inner loop diverged")
+@fails("nonfinite_reported", "FloatingPointError: the inner loop diverged")
 class RaisesItsOwn(OneStep):
-    """Tells it in a way that no policy and no run understands."""
+    """Raises an error of its own, which no policy handles."""
 
     def task_row(self, task, key):
         row = super().task_row(task, key)

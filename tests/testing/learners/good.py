@@ -1,4 +1,4 @@
-"""A learner with nothing wrong, in small methods: each faulty one differs from it by a single error."""
+"""A learner without errors, in small methods: each faulty one differs from it by a single error."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class OneStep(Learner):
         return self.row(loss, outputs, taps, *self.differentiate(loss, taps))
 
     def differentiate(self, loss, taps):
-        """Gradients by name, and cotangents of the taps."""
+        """Gradients by name, and gradients w.r.t. the taps."""
         parameters = self.named_parameters()
         found = torch.autograd.grad(loss, [*parameters.values(), *taps], allow_unused=True)
         return dict(zip(parameters, found, strict=False)), [one[0] for one in found[len(parameters) :]]
 
-    def row(self, loss, outputs, taps, gradients, cotangents):
-        return TaskRow(loss.detach(), gradients, outputs.detach(), [tap[0].detach() for tap in taps], cotangents)
+    def row(self, loss, outputs, taps, gradients, grads):
+        return TaskRow(loss.detach(), gradients, outputs.detach(), [tap[0].detach() for tap in taps], grads)
 
     def adapted_outputs(self, support_x, support_y, query_x):
         buffers = self.buffers()
@@ -60,7 +60,7 @@ class OneStep(Learner):
         loss = self.loss(self.classify(start, buffers, self.encode(start, buffers, x)), y)
         found = torch.autograd.grad(loss, list(start.values()), create_graph=True, allow_unused=True)
         pairs = zip(start.items(), found, strict=True)
-        return {name: p if slope is None else p - self.rate * slope for (name, p), slope in pairs}
+        return {name: p if gradient is None else p - self.rate * gradient for (name, p), gradient in pairs}
 
     def starting_point(self):
         return self.named_parameters()

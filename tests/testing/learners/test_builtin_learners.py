@@ -33,7 +33,7 @@ def test_it_conforms(check):
 @parametrize_with_checks(
     ["maml(first_order=true)"],
     kind="learners",
-    only=["*rows*", "feature_cotangents"],
+    only=["*rows*", "feature_grads"],
     expected_failures={"exact_rows": "the option leaves out what the adapted parameters owe to the initial ones"},
 )
 def test_first_order_rows_are_exact_but_for_the_inner_loop(check):

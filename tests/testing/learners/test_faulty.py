@@ -1,4 +1,4 @@
-"""The kit tests itself: every check finds the faults that it is there for, and a good learner has none."""
+"""The kit tests itself: every check finds the faults that it is for, and a good learner has none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.testing.fault import Fault
 from tests.testing.learners.faults import FAULTS
 from tests.testing.learners.good import GOOD
 
-for theme in ("declared", "rows", "protocol", "steps", "untouched", "state"):
+for theme in ("declarations", "rows", "stages", "steps", "side_effects", "state"):
     importlib.import_module(f"tests.testing.learners.faulty_{theme}")
 
 INSTALLED = "imports_cleanly"  # test_imports.py, with distributions that can be imported
@@ -27,7 +27,7 @@ def test_a_fault_is_found(fault: Fault):
     report = check_learner(fault.spec, only=fault.check)
     result = report[fault.check]
     assert result.outcome == "failed", result
-    assert re.search(fault.says, result.message), result.message
+    assert re.search(fault.message, result.message), result.message
     assert not report.passed
 
 

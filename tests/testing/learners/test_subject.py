@@ -56,8 +56,8 @@ def test_one_that_cannot_be_made_fails_one_check_and_the_others_do_not_apply(fac
     assert says in report["forms_rows"].message
     outcomes = {result.check: result.outcome for result in report}
     assert {name for name, outcome in outcomes.items() if outcome == "failed"} == {"forms_rows"}
-    assert outcomes["rows_alone"] == "not applicable"
-    assert "see the check `forms_rows`" in report["rows_alone"].message
+    assert outcomes["rows_independent_of_batch"] == "not applicable"
+    assert "see the check `forms_rows`" in report["rows_independent_of_batch"].message
 
 
 class RegressionOnly(OneStep):

@@ -1,4 +1,4 @@
-"""The plugin `signvote` of gradhomog: imported only when somebody names it."""
+"""The plugin `signvote` of gradhomog, imported at the first use of its name."""
 
 from gradhomog import HomogenizerSpec, hookimpl
 from gradhomog_signvote._signvote import SignVote

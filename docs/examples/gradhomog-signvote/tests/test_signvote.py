@@ -1,4 +1,4 @@
-"""What `signvote` promises."""
+"""Tests of `signvote`."""
 
 from collections.abc import Callable
 
@@ -26,11 +26,11 @@ def test_entries_against_the_majority_are_zeroed_and_a_tie_changes_nothing() -> 
     torch.testing.assert_close(direction, torch.tensor([3.0, -2.0, -2.0]) / 3)
 
 
-def test_a_majority_below_the_threshold_does_not_count() -> None:
+def test_a_majority_below_the_threshold_has_no_effect() -> None:
     torch.testing.assert_close(gradhomog.pipeline("signvote(threshold=0.5)").combine(ROWS), ROWS.mean(0))
 
 
 @pytest.mark.parametrize("threshold", [-0.1, 1, float("nan"), "half"])
 def test_a_threshold_out_of_range_is_refused(threshold: object) -> None:
-    with pytest.raises(gradhomog.OptionError, match=r"`threshold` must be .*; got"):
+    with pytest.raises(gradhomog.OptionError, match="`threshold` must be"):
         gradhomog.pipeline([("signvote", {"threshold": threshold})])

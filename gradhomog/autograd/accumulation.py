@@ -1,0 +1,182 @@
+"""Gradient accumulation: the rows of several batches added up, and homogenized once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gradhomog.autograd.apply import Heads, Options, compute_step, write
+from gradhomog.autograd.backward import check_options, scale_of
+from gradhomog.autograd.batch import Batch, Features, differentiate, trace
+from gradhomog.autograd.derivatives import LossGraph, Summed
+from gradhomog.autograd.groups import Per, group_names
+from gradhomog.autograd.inputs import Losses, Parameters, TaskLosses, shared_parameters
+from gradhomog.autograd.lazy import LazyJacobian
+from gradhomog.errors import OptionError
+from gradhomog.homogenization import Homogenization
+from gradhomog.pipelines import Pipeline
+
+
+@dataclass
+class _Sums:
+    """What was added up for one task: its loss, its row, its head's gradients, its features."""
+
+    loss: Tensor
+    row: dict[str, Tensor] = field(default_factory=dict)
+    own: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    taps: list[tuple[list[Tensor], list[Tensor]]] = field(default_factory=list)
+
+
+class Accumulation:
+    """The object of `with gradhomog.accumulated(...)`: `add` for each batch; `step` after the block."""
+
+    def __init__(
+        self, pipe: Pipeline, parameters: Mapping[str, Tensor], scaler: torch.amp.GradScaler | None, heads: Heads,
+        per: Per, domains: Sequence[str] | None, inspect: bool,
+    ) -> None:  # fmt: skip
+        self._pipe, self._shared, self._scaler = pipe, parameters, scaler
+        self._heads, self._per, self._domains, self._inspect = heads, per, domains, inspect
+        self._over = False
+        self._factor = 1.0
+        self._tasks = 0
+        self._labels: tuple[str, ...] | None = None  # names of all tasks so far, if they have any
+        self._sums: dict[int, _Sums] = {}
+        self._step: Homogenization | None = None
+
+    @property
+    def step(self) -> Homogenization:
+        """The result of the step, once the block has ended without an error."""
+        if self._step is None:
+            raise OptionError("`step` exists once `with gradhomog.accumulated(...)` has ended without an error.")
+        return self._step
+
+    def add(self, losses: Losses, features: Features | None = None) -> None:
+        """Add the rows of a batch.
+
+        `losses` and `features` as in `gradhomog.backward`; a task that is absent from a batch adds nothing. Divide
+        losses that are means by the number of batches.
+
+        Raises:
+            OptionError: as of `backward`; another number of losses than before; the block is over.
+        """
+        if self._over:
+            raise OptionError("`add` belongs within `with gradhomog.accumulated(...)`; that block is over.")
+        check_options(self._pipe, features)
+        self._factor = scale_of(self._scaler, losses)
+        reads = any("features" in member.needs for member in self._pipe.members)
+        found = trace(losses, self._shared, features)
+        batch = differentiate(found, factor=self._factor, through_features=reads, show_features=reads)
+        slots = self._slots(batch.tasks)
+        rows = batch.derivatives.rows()
+        for index, slot in enumerate(slots):
+            loss = batch.tasks.losses[index].detach().double()
+            sums = self._sums.setdefault(slot, _Sums(torch.zeros_like(loss)))
+            sums.loss = sums.loss + loss
+            for leaf, gradient in batch.own_gradients[index]:
+                if gradient is not None:
+                    before = sums.own.get(id(leaf))
+                    sums.own[id(leaf)] = (leaf, gradient if before is None else before[1] + gradient)
+            sums.taps.append(([tap[index] for tap in batch.features], [tap[index] for tap in batch.feature_grads]))
+        for name in list(rows):  # one parameter after the other, so that no row exists three times
+            for slot, gradient in zip(slots, rows.pop(name), strict=True):
+                if gradient is not None:
+                    row = self._sums[slot].row
+                    row[name] = row[name] + gradient if name in row else gradient
+
+    def _slots(self, tasks: TaskLosses) -> list[int]:
+        """The places of a batch's tasks among all tasks: by name if they have names, else as they are."""
+        if self._tasks == 0:
+            self._tasks, self._labels = tasks.tasks, tasks.names
+        if tasks.names is None or self._labels is None:
+            if tasks.tasks != self._tasks or tasks.names != self._labels:
+                raise OptionError(
+                    f"every batch must have one loss per task, None for an absent one; this batch has {_describe(tasks)}, "
+                    f"the first had {self._tasks}."
+                )
+            return list(tasks.slots)
+        self._labels = (*self._labels, *(name for name in tasks.names if name not in self._labels))
+        self._tasks = len(self._labels)
+        return [self._labels.index(tasks.names[slot]) for slot in tasks.slots]
+
+    def finish(self) -> None:
+        """Homogenize the sums, and write."""
+        self._over = True
+        if not self._sums:
+            raise OptionError("`accumulated` needs at least one batch; got none. Call add(losses) within the block.")
+        slots = tuple(sorted(self._sums))
+        sums = [self._sums[slot] for slot in slots]
+        tasks = TaskLosses([one.loss for one in sums], slots, self._tasks, self._labels, False)
+        own = [[leaf for leaf, _ in one.own.values()] for one in sums]
+        rows = {name: [one.row.get(name) for one in sums] for name in self._shared}
+        graph = LossGraph(tasks.losses, self._shared, own, self._factor)
+        derivatives = Summed(graph, rows, [[gradient for _, gradient in one.own.values()] for one in sums])
+        features, grads = _joined(sums, 0), _joined(sums, 1)
+        self._sums = {}
+        batch = Batch(tasks, derivatives, own, features, grads)
+        domains = tasks.present(self._domains or self._labels, "domains")
+        scaled = self._scaler is not None and self._scaler.is_enabled()
+        options = Options(domains, per=self._per, heads=self._heads, inspect=self._inspect, scaled=scaled)
+        self._step = write(compute_step(self._pipe, batch, LazyJacobian(derivatives, eager=True), options), self._heads)
+
+
+@contextmanager
+def accumulated(
+    pipe: Pipeline,
+    *,
+    parameters: Parameters,
+    per: Per = "model",
+    heads: Heads = "own",
+    domains: Sequence[str] | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+    inspect: bool = False,
+) -> Iterator[Accumulation]:
+    """One homogenized step from several batches: row_i = Σ_b ∂L_i,b/∂θ over the batches that are added in the block.
+
+    `gradhomog.backward` for each batch would homogenize the gradients of each alone and add up the directions; here the
+    gradients are added up first, so that N batches of one example are the same step as one batch of N. A task is part of
+    the step if it was present in at least one batch.
+
+    Args: as of `gradhomog.backward`; `parameters` must be given.
+
+    Raises:
+        OptionError: no batch was added; as of `backward`. If the block ends with an error, nothing is written.
+
+    Cost: N passes for each batch, and one addition per gradient. Memory: N gradients, and those of a batch.
+
+    >>> import torch, gradhomog
+    >>> net, pipe = torch.nn.Linear(3, 2), gradhomog.pipeline("mgda")
+    >>> with gradhomog.accumulated(pipe, parameters=net) as several:
+    ...     for x in torch.randn(4, 5, 3):
+    ...         several.add(net(x).square().mean(0) / 4)
+    >>> net.weight.grad.shape, several.step.weights.shape
+    (torch.Size([2, 3]), torch.Size([2]))
+    """
+    check_options(pipe, heads=heads, per=per, features_follow=True)
+    shared = shared_parameters(parameters)
+    group_names(list(shared), per)
+    several = Accumulation(pipe, shared, scaler, heads, per, domains, inspect)
+    yield several
+    several.finish()
+
+
+def _describe(tasks: TaskLosses) -> str:
+    return f"losses of {', '.join(tasks.names)}" if tasks.names else f"{tasks.tasks} losses"
+
+
+def _joined(sums: Sequence[_Sums], which: int) -> list[Tensor]:
+    """Features or gradients w.r.t. them, `[tasks, batch, features]` at every tap, over all batches.
+
+    Raises:
+        OptionError: tasks have features of different numbers of examples, as some were absent from a batch.
+    """
+    columns = [[torch.cat(tap) for tap in zip(*(taps[which] for taps in one.taps), strict=True)] for one in sums]
+    if len({tuple(tensor.shape for tensor in column) for column in columns}) > 1:
+        raise OptionError(
+            "a homogenizer reads features, so every task must be in every batch; some tasks were absent from one. "
+            "Accumulate batches of the same tasks."
+        )
+    return [torch.stack(tap) for tap in zip(*columns, strict=True)]

@@ -1,0 +1,199 @@
+"""Gradients of the losses w.r.t. shared parameters and heads: one pass per task, or one pass for their weighted sum."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+SMALLEST_SHARE = {False: 1e-6, True: 1e-2}
+"""The smallest weight from which a head's gradient is recovered by division; True: where the graph may be half precision."""
+
+Gradients = list[Tensor | None]
+TaskGradients = dict[str, Gradients]
+"""For each shared parameter one gradient per task, None where the loss does not depend on it."""
+
+
+@dataclass
+class LossGraph:
+    """The graph that is differentiated.
+
+    Attributes:
+        losses: one scalar per task.
+        shared: parameters by name.
+        own: for each task the other leaves that its loss depends on.
+        factor: of every gradient, against underflow in half precision.
+        create_graph, retain_graph: as in `torch.autograd.grad`.
+    """
+
+    losses: Sequence[Tensor]
+    shared: Mapping[str, Tensor]
+    own: Sequence[Sequence[Tensor]]
+    factor: float = 1.0
+    create_graph: bool = False
+    retain_graph: bool = False
+
+    def gradients(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], output_grads: Sequence[Tensor], last: bool
+    ) -> Gradients:
+        """Σ over outputs of output_grad · ∂output/∂input; the graph is freed with the last call."""
+        if not inputs or not outputs:
+            return [None] * len(inputs)
+        found = torch.autograd.grad(
+            outputs, inputs, output_grads, retain_graph=self.retain_graph or self.create_graph or not last,
+            create_graph=self.create_graph, allow_unused=True,
+        )  # fmt: skip
+        return [as_dense(gradient) for gradient in found]
+
+    def seed(self, loss: Tensor) -> Tensor:
+        """The gradient of `factor · loss` w.r.t. itself."""
+        return torch.full_like(loss, self.factor)
+
+
+@dataclass
+class Derivatives(ABC):
+    """Two ways to a direction: the gradient of each task, or the weighted sum of them in one pass.
+
+    Attributes:
+        own: for each task the gradients of its own leaves, after either way.
+    """
+
+    graph: LossGraph
+    own: list[Gradients] = field(default_factory=list, init=False)
+
+    @abstractmethod
+    def rows(self) -> TaskGradients:
+        """One gradient per task and shared parameter."""
+
+    @abstractmethod
+    def some_rows(self, names: Sequence[str]) -> TaskGradients:
+        """The same for some parameters; the graph is kept for others."""
+
+    @abstractmethod
+    def weighted_sum(self, weights: Tensor) -> Gradients | None:
+        """Σ_i weights_i · row_i for each shared parameter; None if it requires the rows."""
+
+    def _by_name(self, rows: Sequence[Gradients], names: Iterable[str]) -> TaskGradients:
+        return {name: [row[index] for row in rows] for index, name in enumerate(names)}
+
+
+class Direct(Derivatives):
+    """From the losses to all leaves in one pass."""
+
+    def rows(self) -> TaskGradients:
+        graph, shared = self.graph, list(self.graph.shared.values())
+        rows, self.own = [], []
+        for task, (loss, own) in enumerate(zip(graph.losses, graph.own, strict=True)):
+            last = task == len(graph.losses) - 1
+            found = graph.gradients([loss], [*shared, *own], [graph.seed(loss)], last)
+            rows.append(found[: len(shared)])
+            self.own.append(found[len(shared) :])
+        return self._by_name(rows, graph.shared)
+
+    def some_rows(self, names: Sequence[str]) -> TaskGradients:
+        graph, some = self.graph, [self.graph.shared[name] for name in names]
+        return self._by_name([graph.gradients([loss], some, [graph.seed(loss)], False) for loss in graph.losses], names)
+
+    def weighted_sum(self, weights: Tensor) -> Gradients | None:
+        graph, shared = self.graph, list(self.graph.shared.values())
+        own = [leaf for leaves in graph.own for leaf in leaves]
+        if len({id(leaf) for leaf in own}) < len(own):
+            return None  # of a leaf that several losses reach, the tasks' gradients cannot be separated afterwards
+        factors: list[float] = weights.tolist()
+        # A head's gradient comes out of the same pass multiplied by its task's weight; a weight so small that digits
+        # would be lost gets a pass through the head of its own.
+        least = SMALLEST_SHARE[graph.factor != 1 or any(loss.dtype.itemsize < 4 for loss in graph.losses)]
+        together = [abs(factor) > least for factor in factors]
+        self.own = [
+            [] if shares else graph.gradients([loss], leaves, [graph.seed(loss)], False)
+            for shares, loss, leaves in zip(together, graph.losses, graph.own, strict=True)
+        ]
+        active = [task for task, factor in enumerate(factors) if factor or weights.requires_grad]
+        if not active:
+            return [torch.zeros_like(parameter, requires_grad=False) for parameter in shared]
+        losses = [graph.losses[task] for task in active]
+        shares = [weights[task].to(loss) for task, loss in zip(active, losses, strict=True)]
+        seeds = [share * graph.factor for share in shares]
+        leaves = [leaf for task in active if together[task] for leaf in graph.own[task]]
+        found = graph.gradients(losses, [*shared, *leaves], seeds, True)
+        rest = iter(found[len(shared) :])
+        for task, share in zip(active, shares, strict=True):
+            if not together[task]:
+                continue
+            weighted = [next(rest) for _ in graph.own[task]]
+            unchanged = factors[task] == 1 and not graph.create_graph
+            self.own[task] = weighted if unchanged else [None if part is None else part / share for part in weighted]
+        return found[: len(shared)]
+
+
+class ThroughFeatures(Derivatives):
+    """From each loss to the features at once, so that only the shared part remains for the rows or their sum.
+
+    Attributes:
+        features: the outputs of the shared part.
+        feature_grads: for each task the gradients of its loss w.r.t. the features.
+        tap_grads: for each task those w.r.t. the tensors between features and head.
+    """
+
+    def __init__(self, graph: LossGraph, features: Sequence[Tensor], taps: Sequence[Sequence[Tensor]] = ()) -> None:
+        super().__init__(graph)
+        self.features = list(features)
+        self.feature_grads: list[Gradients] = []
+        self.tap_grads: list[Gradients] = []
+        for task, (loss, own) in enumerate(zip(graph.losses, graph.own, strict=True)):
+            between = list(taps[task]) if taps else []
+            last = task == len(graph.losses) - 1 and not taps
+            found = graph.gradients([loss], [*self.features, *between, *own], [graph.seed(loss)], last)
+            at, after = len(self.features), len(self.features) + len(between)
+            self.feature_grads.append(found[:at])
+            self.tap_grads.append(found[at:after])
+            self.own.append(found[after:])
+
+    def rows(self) -> TaskGradients:
+        tasks, shared = len(self.feature_grads), self.graph.shared
+        rows = [self._back(row, shared.values(), task == tasks - 1) for task, row in enumerate(self.feature_grads)]
+        return self._by_name(rows, shared)
+
+    def some_rows(self, names: Sequence[str]) -> TaskGradients:
+        some = [self.graph.shared[name] for name in names]
+        return self._by_name([self._back(row, some, False) for row in self.feature_grads], names)
+
+    def weighted_sum(self, weights: Tensor) -> Gradients:
+        total: Gradients = []
+        for parts in zip(*self.feature_grads, strict=True):
+            weighted = [weight.to(part) * part for weight, part in zip(weights, parts, strict=True) if part is not None]
+            total.append(torch.stack(weighted).sum(0) if weighted else None)
+        return self.back(total)
+
+    def back(self, feature_grads: Gradients) -> Gradients:
+        """The gradients of the shared parameters that belong to one gradient w.r.t. the features."""
+        return self._back(feature_grads, self.graph.shared.values(), True)
+
+    def _back(self, feature_grads: Gradients, inputs: Iterable[Tensor], last: bool) -> Gradients:
+        pairs = [(x, grad) for x, grad in zip(self.features, feature_grads, strict=True) if grad is not None]
+        return self.graph.gradients([x for x, _ in pairs], list(inputs), [grad for _, grad in pairs], last)
+
+
+class Summed(Derivatives):
+    """Gradients of several batches, already added up."""
+
+    def __init__(self, graph: LossGraph, rows: TaskGradients, own: list[Gradients]) -> None:
+        super().__init__(graph)
+        self._rows, self.own = rows, own
+
+    def rows(self) -> TaskGradients:
+        return self._rows
+
+    def some_rows(self, names: Sequence[str]) -> TaskGradients:
+        return {name: self._rows[name] for name in names}
+
+    def weighted_sum(self, weights: Tensor) -> None:
+        return None
+
+
+def as_dense(gradient: Tensor | None) -> Tensor | None:
+    """A gradient as autograd gives it; that of a sparse embedding is made dense."""
+    return gradient.to_dense() if gradient is not None and gradient.layout != torch.strided else gradient

@@ -1,0 +1,136 @@
+"""`loss`: a scalar whose `backward()` is the homogenized backward, for trainers that call `loss.backward()`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from gradhomog.autograd.apply import Heads, Level, Options
+from gradhomog.autograd.backward import check_found, check_options, compute, step_options
+from gradhomog.autograd.batch import Features, Trace, trace
+from gradhomog.autograd.groups import Per
+from gradhomog.autograd.inputs import Losses, Parameters
+from gradhomog.errors import OptionError
+from gradhomog.homogenization import Homogenization
+from gradhomog.pipelines import Pipeline
+
+
+def loss(
+    losses: Losses,
+    pipe: Pipeline,
+    *,
+    parameters: Parameters | None = None,
+    features: Features | None = None,
+    level: Level = "parameters",
+    per: Per = "model",
+    heads: Heads = "own",
+    domains: Sequence[str] | None = None,
+    targets: Tensor | None = None,
+    inspect: bool = False,
+    report: Callable[[Homogenization], None] | None = None,
+) -> Tensor:
+    """The mean of the losses, as a scalar whose `backward()` writes the gradients of `gradhomog.backward`.
+
+    θ.grad += f/N Σ_i (C J)_i  and  φ_i.grad += f ∂L_i/∂φ_i,  f the incoming gradient: 1 for `loss.backward()`, 1/k for
+    `(loss / k).backward()`, the scale for `scaler.scale(loss).backward()`.
+
+    One line for any trainer that calls `loss.backward()` itself. Gradients arrive through autograd, so hooks after
+    accumulation (of data-parallel wrappers, of fused optimizers) run once; `Tensor.register_hook` runs on every task's
+    gradient and on the direction.
+
+    Args:
+        losses, pipe, parameters, features, level, per, heads, domains, targets, inspect: as of `gradhomog.backward`.
+        report: called with the result of the step during `backward()`.
+
+    Returns:
+        A scalar. Where gradients are disabled (`torch.no_grad`, as in validation), it is the mean without a graph.
+
+    `backward()` takes the step, once: homogenizers are updated then, not when `loss` is called. An incoming gradient
+    above 1 is taken for a gradient scaler's: if gradients overflow, infinity is written, so that the scaler skips the
+    step. Not differentiable twice: use `gradhomog.backward(create_graph=True)`. With `(loss / k).backward()` for each of
+    k batches, every batch is homogenized alone; `gradhomog.accumulated` homogenizes their sum.
+
+    Raises:
+        OptionError: as of `gradhomog.backward`. NonfiniteError, PluginRunError: from `backward()`; nothing was written.
+
+    Cost: as `gradhomog.backward`.
+
+    >>> import torch, gradhomog
+    >>> _ = torch.manual_seed(0)
+    >>> encoder, heads = torch.nn.Linear(3, 4), torch.nn.ModuleList(torch.nn.Linear(4, 1) for _ in range(2))
+    >>> z, pipe = encoder(torch.randn(5, 3)), gradhomog.pipeline("pcgrad")
+    >>> total = gradhomog.loss([head(z).square().mean() for head in heads], pipe, parameters=encoder)
+    >>> total.backward()
+    >>> encoder.weight.grad.shape, heads[0].weight.grad.shape
+    (torch.Size([4, 3]), torch.Size([1, 4]))
+    """
+    check_options(pipe, features, level, per, heads)
+    if not torch.is_grad_enabled():
+        entries = losses.values() if isinstance(losses, Mapping) else losses
+        return torch.stack([entry.detach().reshape(()) for entry in entries if entry is not None]).mean()
+    found = trace(losses, parameters, features)
+    if parameters is None:
+        check_found(pipe, per)
+
+    def options(factor: float) -> Options:
+        tasks = found.tasks
+        return step_options(tasks, features, domains, targets, level, per, heads, inspect, factor, factor > 1)
+
+    leaves = {id(leaf): leaf for own in found.own for leaf in own}
+    step = _StepOnBackward(pipe, found, options, report, [*found.shared.values(), *leaves.values()])
+    value = torch.stack([entry.detach() for entry in found.tasks.losses]).mean()
+    result: Tensor = _HomogenizedMean.apply(step, value, *step.leaves)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _StepOnBackward:
+    """The step that the backward of one loss takes."""
+
+    def __init__(
+        self, pipe: Pipeline, found: Trace, options: Callable[[float], Options],
+        report: Callable[[Homogenization], None] | None, leaves: Sequence[Tensor],
+    ) -> None:  # fmt: skip
+        self._pipe, self._options, self._report, self.leaves = pipe, options, report, leaves
+        self._trace: Trace | None = found
+
+    def gradients(self, factor: float) -> list[Tensor | None]:
+        """`factor` times the homogenized gradient of each leaf; the states are assigned."""
+        if self._trace is None:
+            raise OptionError(
+                "backward() of gradhomog.loss was called twice; its step is taken once. Call gradhomog.loss again."
+            )
+        step = compute(self._pipe, self._trace, self._options(factor))
+        self._trace = None  # and with it the graph of the losses
+        found: dict[int, Tensor] = {}
+        for leaf, gradient in (*step.shared, *step.own):
+            found[id(leaf)] = found[id(leaf)] + gradient if id(leaf) in found else gradient
+        step.commit()
+        if self._report is not None:
+            self._report(step.result)
+        return [found.get(id(leaf)) for leaf in self.leaves]
+
+
+class _HomogenizedMean(torch.autograd.Function):
+    """The mean of the losses as a function of the leaves that they depend on.
+
+    The graph of the losses is not part of the graph of the result: the backward differentiates it itself, task by task,
+    and returns one gradient per leaf.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, step: _StepOnBackward, value: Tensor, *leaves: Tensor) -> Tensor:
+        ctx.step = step
+        return value.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        factor = float(grad)
+        if factor == 0:
+            return (None, None, *(torch.zeros_like(leaf) for leaf in ctx.step.leaves))
+        with torch.enable_grad():
+            return (None, None, *ctx.step.gradients(factor))

@@ -1,0 +1,88 @@
+"""The leaves that a loss depends on, found by a walk through its autograd graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+
+class Reachability:
+    """The leaves that tensors depend on; each node of their common graph is visited once.
+
+    Args:
+        until: tensors at which the walk stops, such as features: their own leaves are not included.
+        leaves: tensors that count as leaves although they have a graph of their own, such as adapted parameters.
+    """
+
+    def __init__(self, until: Iterable[Tensor] = (), leaves: Iterable[Tensor] = ()) -> None:
+        self.leaves: list[Tensor] = []
+        self._bit: dict[int, int] = {}
+        # The leaves below a node are the bits of an integer: a union costs as much as an addition.
+        self._found: dict[Any, int] = {}
+        # A node may have several outputs: the key is the node and the number of the output.
+        self._stops: dict[tuple[Any, int], int] = {}
+        for tensor in until:
+            if tensor.grad_fn is None:
+                self._bit[id(tensor)] = 0
+            else:
+                self._stops[tensor.grad_fn, tensor.output_nr] = 0
+        for tensor in leaves:
+            if tensor.grad_fn is not None:
+                self._stops[tensor.grad_fn, tensor.output_nr] = self._leaf(tensor)
+
+    def by(self, tensor: Tensor) -> int:
+        """The leaves that a tensor depends on, as bits; bit k is `leaves[k]`."""
+        if tensor.grad_fn is None:
+            return self._leaf(tensor) if tensor.requires_grad else 0
+        stop = self._stops.get((tensor.grad_fn, tensor.output_nr))
+        return self.below(tensor) if stop is None else stop
+
+    def below(self, tensor: Tensor) -> int:
+        """The same, for a tensor that may be one of `until` itself."""
+        found = self._found
+        stack: list[Any] = [tensor.grad_fn]
+        while stack:
+            node = stack[-1]
+            if node in found:
+                stack.pop()
+                continue
+            edges = [edge for edge in node.next_functions if edge[0] is not None]
+            if waiting := [edge[0] for edge in edges if edge not in self._stops and edge[0] not in found]:
+                stack.extend(waiting)
+                continue
+            # A user's autograd function may have an attribute `variable` too, so the node's name decides.
+            bits = self._leaf(node.variable) if node.name().endswith("AccumulateGrad") else 0
+            for edge in edges:
+                stop = self._stops.get(edge)
+                bits |= found[edge[0]] if stop is None else stop
+            found[node] = bits
+            stack.pop()
+        return found[tensor.grad_fn]
+
+    def tensors(self, bits: int) -> list[Tensor]:
+        """The leaves of a set of bits."""
+        return [leaf for index, leaf in enumerate(self.leaves) if bits >> index & 1]
+
+    def bits(self, tensors: Iterable[Tensor]) -> int:
+        """The bits of those tensors that were found as leaves."""
+        bits = 0
+        for tensor in tensors:
+            bits |= self._bit.get(id(tensor), 0)
+        return bits
+
+    def _leaf(self, tensor: Tensor) -> int:
+        if id(tensor) not in self._bit:
+            self._bit[id(tensor)] = 1 << len(self.leaves)
+            self.leaves.append(tensor)
+        return self._bit[id(tensor)]
+
+
+def in_several(reach: Sequence[int]) -> int:
+    """The bits that are in two or more sets."""
+    once = twice = 0
+    for bits in reach:
+        twice |= once & bits
+        once |= bits
+    return twice

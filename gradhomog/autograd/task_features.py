@@ -1,0 +1,71 @@
+"""Shared features transformed for each task by the `transform` stages of a pipeline."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+
+from gradhomog.errors import OptionError
+from gradhomog.pipelines import Pipeline
+from gradhomog.task_key import check_domains, task_keys
+
+
+class TaskFeatures:
+    """Shared features `[batch, features]` and their transformed views, one per task.
+
+    A sequence: `views[i]` is the input of the head of task i. Pass it to `gradhomog.backward(..., features=views)`.
+    """
+
+    def __init__(self, features: Tensor, taps: Sequence[Sequence[Tensor]], domains: tuple[str, ...] = ()) -> None:
+        self.features, self.taps, self.domains = features, taps, domains
+
+    def __len__(self) -> int:
+        return len(self.taps)
+
+    def __getitem__(self, task: int) -> Tensor:
+        return self.taps[operator.index(task)][-1][0]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[task] for task in range(len(self)))
+
+
+def task_features(features: Tensor, pipe: Pipeline, tasks: int, domains: Sequence[str] | None = None) -> TaskFeatures:
+    """Each task's view of shared features, z_i = T_i z, by the `transform` stages of a pipeline: inputs for the heads.
+
+    Only pipelines that transform (`rotograd`, `rotate`, `rotogbml`) need it; for others the views are the features
+    themselves.
+
+    Args:
+        features: z, `[batch, features]`, with its graph.
+        pipe: the pipeline whose `transform` stages are applied, in order.
+        tasks: N.
+        domains: one name per task, as passed to `backward`, for state by domain.
+
+    Returns:
+        N tensors `[batch, features]`, differentiable in the features.
+
+    Raises:
+        OptionError: features of another shape, or not as many domains as tasks.
+
+    >>> import torch, gradhomog
+    >>> encoder, heads = torch.nn.Linear(3, 4), [torch.nn.Linear(4, 1) for _ in range(2)]
+    >>> pipe = gradhomog.pipeline("rotograd")
+    >>> views = gradhomog.task_features(encoder(torch.ones(5, 3)), pipe, tasks=2)
+    >>> losses = [head(view).square().mean() for head, view in zip(heads, views)]
+    >>> _ = gradhomog.backward(losses, pipe, parameters=encoder, features=views)
+    >>> encoder.weight.grad.shape
+    torch.Size([4, 3])
+    """
+    if not isinstance(pipe, Pipeline):
+        raise OptionError(f"`pipe` must be a pipeline, gradhomog.pipeline('rotograd'); got {pipe!r}.")
+    if not isinstance(features, Tensor):
+        raise OptionError(f"`features` must be a tensor [batch, features]; got {type(features).__name__}.")
+    if features.dim() != 2:
+        raise OptionError(
+            f"`features` must have shape [batch, features]; got {tuple(features.shape)}. Flatten maps first."
+        )
+    named = check_domains(domains, tasks)
+    taps = [pipe.transform(features[None], [key]) for key in task_keys(tasks, named)]
+    return TaskFeatures(features, taps, named)

@@ -1,0 +1,41 @@
+"""The debug check of a pipeline: a stage must not write to what it receives."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gradhomog.errors import PluginRunError
+from gradhomog.jacobian import Jacobian
+from gradhomog.member import Member
+from gradhomog.step_inputs import StepInputs
+
+
+class InputGuard:
+    """Copies of all that a stage can read, to be compared after it: writes through `.data` and NumPy are found too."""
+
+    def __init__(self, inputs: StepInputs, rows: Jacobian) -> None:
+        self._read = dict(_tensors(inputs, rows))
+        self._copies = {name: tensor.detach().clone() for name, tensor in self._read.items()}
+
+    def check(self, member: Member, stage: str | None = None) -> None:
+        """Raise if a tensor has changed.
+
+        Raises:
+            PluginRunError: it names the member, its stage and the tensor.
+        """
+        for name, tensor in self._read.items():
+            if not torch.equal(tensor.detach(), self._copies[name]):
+                raise PluginRunError(
+                    f"{member} changed `{name}` in place in `{stage or member.stage}`, but other stages and the caller "
+                    f"read the same memory. It must work on a copy, `clone()`. {member.advice}"
+                )
+
+
+def _tensors(inputs: StepInputs, rows: Jacobian) -> list[tuple[str, Tensor]]:
+    found = [(f"jacobian {name}".strip(), value) for name, value in rows.materialize().items()]
+    found += [("gramian", rows.total_gramian), ("norms", rows.total_squared_norms)]
+    found += [] if inputs.losses is None else [("losses", inputs.losses)]
+    found += [(f"features {index}", tensor) for index, tensor in enumerate(inputs.features)]
+    found += [(f"feature_grads {index}", tensor) for index, tensor in enumerate(inputs.feature_grads)]
+    return found + ([] if inputs.targets is None else [("targets", inputs.targets)])

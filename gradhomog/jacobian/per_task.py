@@ -1,0 +1,217 @@
+"""Task gradients as backward passes leave them: one tensor per task and parameter, never stacked as a whole."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from gradhomog.jacobian import arithmetic
+from gradhomog.jacobian.arithmetic import BLOCK, which_finite
+from gradhomog.jacobian.jacobian import Direction, Jacobian
+
+# Columns that are stacked, or added up, at a time: 16 rows of float32 of this width stay in a core's cache.
+WIDTH = 2 * BLOCK
+CACHED = 8 * BLOCK  # the same where rows are multiplied one by one: up to 8 of them
+# Elements up to which rows are copied into one matrix: for a small network, one operation on all parameters is faster
+# than one for each, and a copy of 1 MB is not noticed.
+SMALL = 2**18
+Product = Callable[[Sequence[Tensor], bool], Tensor]
+
+
+@final
+class PerTaskJacobian(Jacobian):
+    """Row i is `scale · gradients[name][i]` over all names; None is a zero gradient.
+
+    Args:
+        gradients: for each parameter one gradient per task.
+        like: for each parameter a tensor of its shape, dtype and device.
+        scale: common factor > 0 of all rows; applied to results, not to the rows.
+
+    No copy is wider than `WIDTH` columns, unless the rows are materialized or have at most `SMALL` elements in all.
+    """
+
+    def __init__(
+        self, gradients: Mapping[str, Sequence[Tensor | None]], like: Mapping[str, Tensor], scale: float = 1.0
+    ) -> None:
+        self._gradients, self._like, self._scale = gradients, like, scale
+        self.names = tuple(like)
+        self.tasks = len(next(iter(gradients.values())))
+        first = next(iter(like.values()))
+        self.device = first.device
+        self.dtype = min((value.dtype for value in like.values()), key=lambda dtype: dtype.itemsize)
+        self.requires_grad = any(part is not None and part.requires_grad for part in gradients[self.names[0]])
+
+    def materialize(self) -> dict[str, Tensor]:
+        found = {
+            name: torch.stack([torch.zeros_like(like) if part is None else part for part in self._gradients[name]])
+            for name, like in self._like.items()
+        }
+        return found if self._scale == 1 else {name: self._scale * rows for name, rows in found.items()}
+
+    def select(self, tasks: Sequence[int]) -> PerTaskJacobian:
+        return self._with({name: [parts[task] for task in tasks] for name, parts in self._gradients.items()})
+
+    def only(self, names: Sequence[str]) -> PerTaskJacobian:
+        """The blocks of some parameters."""
+        return self._with({name: self._gradients[name] for name in names})
+
+    def detach(self) -> PerTaskJacobian:
+        detached = {
+            name: [None if part is None else part.detach() for part in parts] for name, parts in self._gradients.items()
+        }
+        return self._with(detached)
+
+    def _with(self, gradients: Mapping[str, Sequence[Tensor | None]]) -> PerTaskJacobian:
+        return PerTaskJacobian(gradients, {name: self._like[name] for name in gradients}, self._scale)
+
+    @functools.cached_property
+    def _matrix(self) -> Tensor | None:
+        """All rows as one matrix `[tasks, params]`, without `scale`; None if they are large or not of one kind."""
+        like = list(self._like.values())
+        if (
+            self.requires_grad
+            or self.dtype.itemsize < 4
+            or self.tasks * sum(map(torch.numel, like)) > SMALL
+            or len({(value.dtype, value.device) for value in like}) > 1
+            or not all(map(Tensor.is_contiguous, like))
+        ):
+            return None
+        parts = [
+            torch.zeros_like(like, requires_grad=False).view(-1) if part is None else part.reshape(-1)
+            for row in zip(*self._gradients.values(), strict=True)
+            for part, like in zip(row, self._like.values(), strict=True)
+        ]
+        return torch.cat(parts).view(self.tasks, -1)
+
+    def compute_gramians(self) -> Tensor:
+        return self._scale**2 * self._products(_gramian, 2)
+
+    def compute_total_gramian(self) -> Tensor:
+        if self._matrix is None:
+            return super().compute_total_gramian()
+        return self._scale**2 * arithmetic.of_blocks([self._matrix], arithmetic.gramian)[0]
+
+    def compute_total_squared_norms(self) -> Tensor:
+        if self._matrix is None:
+            return super().compute_total_squared_norms()
+        return self._scale**2 * arithmetic.of_blocks([self._matrix], arithmetic.squared_norms)[0]
+
+    def compute_squared_norms(self) -> Tensor:
+        return self._scale**2 * self._products(_squared_norms, 1)
+
+    def finite_tasks(self) -> list[bool]:
+        present = [
+            (task, part) for parts in self._gradients.values() for task, part in enumerate(parts) if part is not None
+        ]
+        flags = which_finite([part for _, part in present])
+        infinite = {task for (task, _), finite in zip(present, flags, strict=True) if not finite}
+        return [task not in infinite for task in range(self.tasks)]
+
+    def weighted_mean(self, weights: Tensor) -> Direction:
+        shares = weights.double() * (self._scale / self.tasks)
+        if self._matrix is not None and not weights.requires_grad:
+            row = torch.mv(self._matrix.t(), shares.to(self._matrix))
+            parts: Sequence[Tensor] = torch.split(row, [value.numel() for value in self._like.values()])
+            return {name: part.view_as(like) for part, (name, like) in zip(parts, self._like.items(), strict=True)}
+        return {name: _weighted_sum(self._gradients[name], shares, like) for name, like in self._like.items()}
+
+    def _products(self, product: Product, dims: int) -> Tensor:
+        """A product of each parameter's rows, `[blocks, tasks]` or Gramians (`dims` 2); zero where a task has none."""
+        present = [[task for task, part in enumerate(self._gradients[name]) if part is not None] for name in self.names]
+        flat = [
+            [_flat(part, self._like[name]) for part in self._gradients[name] if part is not None] for name in self.names
+        ]
+        zeros = torch.zeros([self.tasks] * dims, dtype=torch.float64, device=self.device)
+        fast = [product(rows, False) if rows else zeros for rows in flat]
+        squares = [part.diagonal() if dims == 2 else part for part in fast]
+        sizes = [rows[0][None] if rows else zeros[:, :0] for rows in flat]
+        for index, unsafe in enumerate(arithmetic.outside_float32(squares, sizes)):
+            if unsafe and any(arithmetic.improves(row[None]) for row in flat[index]):
+                fast[index] = product(flat[index], True)
+        placed = [
+            part if len(tasks) == self.tasks or not tasks else _placed(part, tasks, zeros)
+            for part, tasks in zip(fast, present, strict=True)
+        ]
+        return torch.stack(placed)
+
+
+def _placed(part: Tensor, present: list[int], zeros: Tensor) -> Tensor:
+    """A product of some tasks' rows among zeros."""
+    index = torch.tensor(present, device=zeros.device)
+    return zeros.index_put((index[:, None], index) if zeros.dim() == 2 else (index,), part)
+
+
+def _gramian(rows: Sequence[Tensor], exact: bool) -> Tensor:
+    """Inner products of rows in separate tensors, float64 `[len(rows), len(rows)]`."""
+    if len(rows) > 8 or not _one_by_one(rows, exact):
+        pieces = [arithmetic.gramian(piece, exact) for piece in _stacked(rows)]
+        return pieces[0] if len(pieces) == 1 else torch.stack(pieces).sum(0)
+    pairs = torch.tril_indices(len(rows), len(rows))
+    places = list(zip(*pairs.tolist(), strict=True))
+    sums = [torch.stack([torch.dot(piece[i], piece[j]) for i, j in places]).double() for piece in _pieces(rows, CACHED)]
+    lower = torch.zeros(len(rows), len(rows), dtype=torch.float64)
+    lower[pairs[0], pairs[1]] = sums[0] if len(sums) == 1 else torch.stack(sums).sum(0)
+    return lower + lower.tril(-1).T
+
+
+def _squared_norms(rows: Sequence[Tensor], exact: bool) -> Tensor:
+    """Sums of squares of rows in separate tensors, float64 `[len(rows)]`."""
+    if not _one_by_one(rows, exact):
+        pieces = [arithmetic.squared_norms(piece, exact) for piece in _stacked(rows)]
+        return pieces[0] if len(pieces) == 1 else torch.stack(pieces).sum(0)
+    sums = [torch.stack([torch.dot(row, row) for row in piece]).double() for piece in _pieces(rows, CACHED)]
+    return sums[0] if len(sums) == 1 else torch.stack(sums).sum(0)
+
+
+def _one_by_one(rows: Sequence[Tensor], exact: bool) -> bool:
+    """Whether dot products of pairs are faster than stacking pieces (measured, up to 8 rows)."""
+    some = rows[0]
+    plain = not exact and not any(row.requires_grad for row in rows)
+    return plain and some.device.type == "cpu" and some.dtype == torch.float32 and some.numel() > WIDTH
+
+
+def _pieces(rows: Sequence[Tensor], width: int) -> Iterator[list[Tensor]]:
+    for start in range(0, rows[0].numel(), width):
+        yield [row[start : start + width] for row in rows]
+
+
+def _stacked(rows: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Matrices `[len(rows), ≤ WIDTH]`, one at a time; one of them even of empty rows."""
+    width = WIDTH if rows[0].device.type == "cpu" else rows[0].numel()
+    yield from (torch.stack(piece) for piece in _pieces(rows, max(width, 1)))
+    if rows[0].numel() == 0:
+        yield torch.stack(list(rows))
+
+
+def _weighted_sum(parts: Sequence[Tensor | None], shares: Tensor, like: Tensor) -> Tensor:
+    """`Σ_i shares_i · parts_i` in the dtype of `like`; float16 and bfloat16 are summed in float32."""
+    present = [(task, part) for task, part in enumerate(parts) if part is not None]
+    if not present:
+        return torch.zeros_like(like, requires_grad=False)
+    dtype = like.dtype if like.dtype.itemsize >= 4 else torch.float32
+    if shares.requires_grad or any(part.requires_grad for _, part in present):
+        scaled = shares.to(like.device, dtype)
+        return torch.stack([scaled[task] * part.to(dtype) for task, part in present]).sum(0).to(like.dtype)
+    factors: list[float] = shares.tolist()
+    total = torch.empty_like(like, dtype=dtype, requires_grad=False)  # laid out as `like` if that has no gaps
+    whole, (first, *rest) = _flat(total, like), [(task, _flat(part, like)) for task, part in present]
+    width = WIDTH if like.device.type == "cpu" else like.numel()
+    for start in range(0, like.numel(), max(width, 1)):
+        # In the cache: the sum is written to memory once, however many rows there are.
+        piece = whole[start : start + width]
+        torch.mul(first[1][start : start + width].to(dtype), factors[first[0]], out=piece)
+        for task, row in rest:
+            piece.add_(row[start : start + width].to(dtype), alpha=factors[task])
+    return total.to(like.dtype)
+
+
+def _flat(part: Tensor, like: Tensor) -> Tensor:
+    """All elements of a tensor in the order in which `like` has them in memory: a view if it is laid out as `like`."""
+    if like.is_contiguous():
+        return part.reshape(-1)
+    order = sorted(range(like.dim()), key=lambda axis: (like.stride(axis), like.shape[axis]), reverse=True)
+    return part.permute(order).reshape(-1) if like.permute(order).is_contiguous() else part.reshape(-1)

@@ -1,0 +1,207 @@
+"""One homogenizer of a pipeline: its stages are called and their results validated here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from gradhomog import validate
+from gradhomog.attachment import Hooks
+from gradhomog.blame import describe_error, raised_in_package
+from gradhomog.errors import GradhomogError, PluginRunError
+from gradhomog.homogenizer import Homogenizer, Part, Removable
+from gradhomog.registry import PluginInfo
+from gradhomog.registry.options import check_attributes
+from gradhomog.specs import STATISTICS, HomogenizerSpec
+from gradhomog.step import StageResult, Step
+from gradhomog.task_key import TaskKey
+
+
+@dataclass(eq=False)  # identity: a homogenizer may hold tensors, which do not compare
+class Member:
+    """A homogenizer with its origin. An error in one of its stages names plugin, distribution and version.
+
+    Attributes:
+        info, spec: of the plugin; None for an object that was passed without a plugin. Such an object may read every
+            statistic and claims no trait.
+        scale: `"paper"` multiplies the result of its stage by `paper_scale`.
+        stage: `"mix"` or `"rows"`, whichever it overrides; None for neither.
+        seconds: wall-clock time spent in its stages. Hooks in the encoder and derivatives of `transform` do not count.
+    """
+
+    homogenizer: Homogenizer
+    selector: str
+    options: Mapping[str, Any]
+    info: PluginInfo | None = None
+    spec: HomogenizerSpec | None = None
+    scale: Literal["mean", "paper"] = "mean"
+    seconds: float = field(default=0.0, init=False)
+    needs: frozenset[str] = field(init=False)
+    stage: Literal["mix", "rows"] | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        wanted = self.homogenizer.needs
+        mixes, replaces = self.homogenizer.overrides("mix"), self.homogenizer.overrides("rows")
+        if mixes and replaces:
+            raise PluginRunError(f"{self} overrides both `mix` and `rows`; a homogenizer acts by one. {self.advice}")
+        self.stage = "mix" if mixes else "rows" if replaces else None
+        check_attributes(self.homogenizer, self.selector)
+        if self.spec is not None and wanted is not None and not wanted <= self.spec.needs:
+            raise PluginRunError(
+                f"{self} sets `needs` to {sorted(wanted)}, but its plugin declares {sorted(self.spec.needs)}. "
+                f"Add {sorted(wanted - self.spec.needs)} to `needs` in its HomogenizerSpec."
+            )
+        declared = (STATISTICS if self.spec is None else self.spec.needs) if wanted is None else wanted
+        self.needs = frozenset({*declared, "jacobian"} if replaces else declared)
+
+    @property
+    def declares_needs(self) -> bool:
+        """Whether it declares the statistics that it reads; one that does not receives those that there are."""
+        return self.spec is not None or self.homogenizer.needs is not None
+
+    @property
+    def must_be_last(self) -> bool:
+        return self.spec is not None and self.spec.last
+
+    @property
+    def advice(self) -> str:
+        return self.info.advice if self.info else "Correct it, or leave it out."
+
+    @property
+    def before_rows(self) -> bool:
+        """Whether it changes the rows by acting in the network, before they are computed."""
+        return self.homogenizer.overrides("attach") or self.homogenizer.overrides("transform")
+
+    def __str__(self) -> str:
+        return str(self.info) if self.info else f"homogenizer {type(self.homogenizer).__name__}"
+
+    # -- stages in the network ---------------------------------------------------------------------------------------
+
+    def attach(self, encoder: nn.Module) -> Callable[[], None]:
+        """Attach to the encoder; returns the call that undoes it."""
+        before, handles = Hooks(encoder), list[Removable]()
+
+        def attach() -> None:
+            found: Any = self.homogenizer.attach(encoder)
+            for handle in found if isinstance(found, Iterable) else [found]:
+                if not callable(getattr(handle, "remove", None)):
+                    raise self.invalid("attach", "handles with a method `remove`", handle)
+                handles.append(handle)
+
+        def detach() -> None:
+            for handle in reversed(handles):
+                self._call("`remove` of a handle from `attach`", handle.remove)
+            if left := before.remove_new():
+                raise PluginRunError(
+                    f"{self} left {left} hook{'s' if left > 1 else ''} on the encoder after the handles from `attach` "
+                    f"were removed. Return a handle for every hook. {self.advice}"
+                )
+
+        try:
+            self._call("`attach`", attach)
+        except GradhomogError:
+            for handle in reversed(handles):
+                handle.remove()
+            before.remove_new()
+            raise
+        return detach
+
+    def begin(self, key: TaskKey, part: Part, generator: torch.Generator) -> None:
+        self._call("`begin`", self.homogenizer.begin, key, part, generator)
+
+    def transform(self, features: Tensor, keys: Sequence[TaskKey]) -> Tensor:
+        changed: Tensor = self._call("`transform`", self.homogenizer.transform, features, keys)
+        if violated := validate.features(changed, features):
+            raise self.invalid("transform", violated, changed)
+        return changed
+
+    # -- stages on the rows ------------------------------------------------------------------------------------------
+
+    def mix(self, step: Step) -> StageResult:
+        """The result of `mix`, validated: weights or matrix in float64 on the rows' device, at the scale chosen."""
+        found = self._call("`mix`", self.homogenizer.mix, step)
+        result = found if type(found) is StageResult else StageResult(found)
+        if violated := validate.mixing(result.value, len(step.keys)):
+            raise self.invalid("mix", violated, result.value)
+        mixing = result.value.to(step.device, torch.float64)
+        if self.scale == "paper":
+            mixing = self._paper_scale(step, result.aux) * mixing
+        return StageResult(mixing, result.aux, result.converged)
+
+    def rows(self, step: Step) -> StageResult:
+        """The result of `rows`, validated, at the scale chosen."""
+        found = self._call("`rows`", self.homogenizer.rows, step)
+        result = found if type(found) is StageResult else StageResult(found)
+        if violated := validate.rows(result.value, step.jacobian):
+            raise self.invalid("rows", violated, result.value)
+        if self.scale == "mean":
+            return result
+        factor = torch.as_tensor(self._paper_scale(step, result.aux), dtype=torch.float64, device=step.device)
+        return StageResult(result.value.mix(factor.expand(step.tasks)), result.aux, result.converged)
+
+    def _paper_scale(self, step: Step, aux: Any) -> Tensor | float:
+        factor: Tensor | float = self._call("`paper_scale`", self.homogenizer.paper_scale, step.with_aux(aux))
+        return factor
+
+    def update(self, step: Step) -> Mapping[str, Any]:
+        """New values of its state; nothing is assigned yet."""
+        values: Mapping[str, Any] = self._call("`update`", self.homogenizer.update, step)
+        if violated := validate.state(values, self.homogenizer.state_names):
+            raise self.invalid("update", violated, values)
+        return values
+
+    def measured(self, step: Step) -> dict[str, float | Sequence[float]]:
+        found: Mapping[str, float | Sequence[float]] = self._call("`measured`", self.homogenizer.measured, step)
+        if violated := validate.measured(found):
+            raise self.invalid("measured", violated, found)
+        return dict(found)
+
+    def maps(self, encoder: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
+        found: Mapping[str, Tensor] = self._call("`maps`", self.homogenizer.maps, encoder, inputs)
+        if violated := validate.maps(found, inputs):
+            raise self.invalid("maps", violated, found)
+        return dict(found)
+
+    # -- state -------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = self._call("`state_dict`", self.homogenizer.state_dict)
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._call("`load_state_dict`", self.homogenizer.load_state_dict, state)
+
+    # -- errors ------------------------------------------------------------------------------------------------------
+
+    def caused(self, error: BaseException) -> bool:
+        """Whether an error from within the encoder was raised by what this plugin attached to it."""
+        return self.info is not None and raised_in_package(error, type(self.homogenizer).__module__)
+
+    def failure(self, where: str, cause: BaseException) -> PluginRunError:
+        return PluginRunError(f"{self} raised in {where}: {describe_error(cause)}. {self.advice}")
+
+    def not_finite(self, stage: str, detail: str = "") -> PluginRunError:
+        return PluginRunError(f"{self} returned NaN or infinity from `{stage}`{detail}. {self.advice}")
+
+    def invalid(self, stage: str, expected: str, found: object) -> PluginRunError:
+        return PluginRunError(
+            f"{self} must return from `{stage}` {expected}; got {validate.describe(found)}. {self.advice}"
+        )
+
+    def _call(self, where: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return function(*arguments)
+        except GradhomogError as error:
+            if self.info is not None and self.info.name not in str(error):
+                error.args = (f"{self}, in {where}: {error}",)  # its own words and class, with its author
+            raise
+        except (Exception, SystemExit) as cause:
+            raise self.failure(where, cause) from cause
+        finally:
+            self.seconds += time.perf_counter() - start

@@ -1,0 +1,120 @@
+"""The policy for tasks with NaN or infinity, and the search for the cause of a direction that is not finite."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from gradhomog.errors import GradhomogError, NonfiniteError, PluginRunError
+from gradhomog.jacobian import Jacobian, MixedJacobian, all_finite
+from gradhomog.member import Member
+from gradhomog.step import StageResult, Step
+from gradhomog.step_inputs import StepInputs
+
+Nonfinite = Literal["raise", "drop"]
+
+
+@dataclass(frozen=True, eq=False)
+class Action:
+    """One `mix` or `rows` stage of a step: the member, what it saw, what it returned, and the rows after it."""
+
+    member: Member
+    step: Step
+    result: StageResult
+    rows: Jacobian
+
+
+def drop_nonfinite(inputs: StepInputs) -> StepInputs:
+    """The same without the tasks that are not finite.
+
+    Raises:
+        NonfiniteError: no task is finite.
+    """
+    kept = inputs.finite_tasks()
+    if len(kept) == len(inputs.keys):
+        return inputs
+    if not kept:
+        raise NonfiniteError(f"{_describe(inputs, kept)} No task is left.")
+    return inputs.select(kept)
+
+
+def require_finite_inputs(inputs: StepInputs, transforming: Sequence[Member], cause: Exception | None = None) -> None:
+    """Raise if a task is not finite, and name it.
+
+    Raises:
+        NonfiniteError: a loss, a row or a gradient w.r.t. features is not finite.
+        PluginRunError: a `transform` stage made features infinite.
+    """
+    for member, before, after in zip(transforming, inputs.features, inputs.features[1:], strict=False):
+        if all_finite([before]) and not all_finite([after]):
+            raise member.not_finite("transform")
+    kept = [task for task in range(len(inputs.keys)) if inputs.losses is None or torch.isfinite(inputs.losses[task])]
+    kept = inputs.finite_tasks() if len(kept) == len(inputs.keys) else kept  # a loss decides without the rows
+    if len(kept) < len(inputs.keys):
+        raise NonfiniteError(
+            f'{_describe(inputs, kept)} Or use nonfinite="drop" to leave such tasks out of the step.'
+        ) from cause
+
+
+def require_finite_rows(
+    inputs: StepInputs, rows: Jacobian, acted: Sequence[Action], transforming: Sequence[Member]
+) -> None:
+    """Raise unless the rows that a `rows` stage receives are finite. Cost: one read of the rows."""
+    if not all(rows.finite_tasks()):
+        require_finite_inputs(inputs, transforming)
+        raise find_cause(inputs, acted)
+
+
+def find_cause(inputs: StepInputs, acted: Sequence[Action]) -> GradhomogError:
+    """The error for a direction that is not finite although all tasks are."""
+    before = inputs.jacobian
+    for member, after in ((action.member, action.rows) for action in acted):
+        mixes = isinstance(after, MixedJacobian)
+        if all_finite([after.mixing]) if isinstance(after, MixedJacobian) else all(after.finite_tasks()):
+            before = after
+            continue
+        return find_overflow(member, before) or member.not_finite("mix" if mixes else "rows", _values(after))
+    mixing = [(float(a.rows.mixing.abs().max()), a.member) for a in acted if isinstance(a.rows, MixedJacobian)]
+    if not mixing:
+        return NonfiniteError("the mean of the rows overflows, though every row is finite. Nothing was changed.")
+    largest, member = max(mixing, key=lambda pair: pair[0])
+    return PluginRunError(
+        f"{member} returned from `mix` weights of up to {largest:.1e}, too large for rows of {inputs.jacobian.dtype}: "
+        f"the direction is not finite. Nothing was changed. {member.advice}"
+    )
+
+
+def find_overflow(member: Member, rows: Jacobian) -> NonfiniteError | None:
+    """The error for finite rows whose inner products, which a member reads, are infinite."""
+    if not member.needs & {"gramian", "norms"} or all_finite([rows.gramian()]):
+        return None
+    largest = max(float(block.abs().max()) for block in rows.materialize().values() if block.numel())
+    return NonfiniteError(
+        f"every row is finite, but inner products overflow float64: entries are as large as {largest:.1e}. "
+        "Divide the losses by a constant. Nothing was changed."
+    )
+
+
+def _values(found: Jacobian) -> str:
+    return f": {found.mixing.detach().tolist()}" if isinstance(found, MixedJacobian) and found.tasks <= 8 else ""
+
+
+def _describe(inputs: StepInputs, kept: Sequence[int]) -> str:
+    infinite = [task for task in range(len(inputs.keys)) if task not in kept]
+    task, losses = infinite[0], inputs.losses
+    rate = "Lower the learning rate, that of the inner loop if there is one"
+    if losses is not None and not torch.isfinite(losses[task]):
+        advice = f"Check its data. {rate}."
+        where = f"its loss is {losses[task].item()}"
+    else:
+        squares = inputs.jacobian.block_squared_norms[:, task]
+        finite = torch.isfinite(squares).tolist()
+        bad = [name or "the row" for name, fine in zip(inputs.jacobian.names, finite, strict=True) if not fine]
+        where = f"its gradient is not finite in {', '.join(bad[:4]) or 'its features'}"
+        advice = f"{rate}; an Adam-like inner optimizer needs an eps_root."
+    domain = f" of domain {inputs.keys[task].domain}" if inputs.keys[task].domain else ""
+    others = f" (and tasks {', '.join(map(str, infinite[1:]))})" if len(infinite) > 1 else ""
+    return f"task {task}{domain}{others} is not finite: {where}. {advice} Nothing was changed."

@@ -1,0 +1,162 @@
+"""The stages of a pipeline in order, and their run over one step."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradhomog.errors import GradhomogError, OptionError
+from gradhomog.homogenization import Homogenization, Stage
+from gradhomog.input_guard import InputGuard
+from gradhomog.jacobian import Direction, Jacobian, MixedJacobian
+from gradhomog.member import Member
+from gradhomog.nonfinite import Action, find_overflow, require_finite_inputs, require_finite_rows
+from gradhomog.step import Step
+from gradhomog.step_inputs import StepInputs
+from gradhomog.validate import numbers_finite
+
+
+class Stages:
+    """The members that act at each stage, found once; members of no stage cost nothing in a step.
+
+    Attributes:
+        acting: members with `mix` or `rows`, in order; the others likewise by stage.
+        needs: statistics that any of them reads.
+    """
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        _check_order(members)
+        self.members = tuple(members)
+        self.acting = tuple(member for member in members if member.stage)
+        self.attaching = self._overriding("attach")
+        self.beginning = self._overriding("begin")
+        self.transforming = self._overriding("transform")
+        self.updating = self._overriding("update")
+        self.measuring = self._overriding("measured")
+        self.needs = frozenset[str]().union(*(member.needs for member in (*self.acting, *self.updating)))
+
+    def _overriding(self, stage: str) -> tuple[Member, ...]:
+        return tuple(member for member in self.members if member.homogenizer.overrides(stage))
+
+    def run(self, inputs: StepInputs, number: int, debug: bool) -> tuple[Jacobian, list[Action]]:
+        """The rows after all `mix` and `rows` stages, and each of these stages with what it saw and returned."""
+        rows, acted = inputs.jacobian, list[Action]()
+        for member in self.acting:
+            step = self._step(member, inputs, rows, number)
+            guard = InputGuard(inputs, rows) if debug else None
+            if member.stage == "rows":  # which may hide NaN: a median does not show it
+                require_finite_rows(inputs, rows, acted, self.transforming)
+            try:
+                if member.stage == "mix":
+                    result = member.mix(step)
+                    rows = rows.mix(result.value)
+                else:
+                    result = member.rows(step)
+                    rows = result.value
+            except GradhomogError as error:
+                require_finite_inputs(inputs, self.transforming, error)
+                raise (find_overflow(member, rows) or error) from error.__cause__
+            if guard is not None:
+                guard.check(member)
+            acted.append(Action(member, step if result.aux is None else step.with_aux(result.aux), result, rows))
+        return rows, acted
+
+    def _step(self, member: Member, inputs: StepInputs, rows: Jacobian, number: int) -> Step:
+        """The step as a member sees it: features at its own `transform`, or the encoder's output."""
+        features = feature_grads = targets = None
+        if "features" in member.needs:
+            index = self.transforming.index(member) if member in self.transforming else -1
+            features = inputs.features[max(index, 0)] if inputs.features else None
+            feature_grads = inputs.feature_grads[index + 1] if inputs.feature_grads else None
+            targets = inputs.targets
+        return Step(
+            inputs.keys, number, rows, inputs.losses, features, feature_grads, targets, member.needs, member,
+            member.homogenizer.seed,
+        )  # fmt: skip
+
+    def new_states(
+        self, inputs: StepInputs, acted: Sequence[Action], number: int, create_graph: bool, debug: bool
+    ) -> tuple[dict[str, Mapping[str, float | Sequence[float]]], list[tuple[Member, Mapping[str, Any]]]]:
+        """Measurements by name (the second of one name is `name#2`) and new states, of which none is assigned yet."""
+        if not (self.updating or self.measuring):
+            return {}, []
+        measured: dict[str, Mapping[str, float | Sequence[float]]] = {}
+        states = []
+        seen = {action.member: action.step for action in acted}
+        with torch.no_grad():
+            for member in self.members:
+                updates, measures = member in self.updating, member in self.measuring
+                if not (updates or measures):
+                    continue
+                step = seen.get(member) or self._step(member, inputs, inputs.jacobian, number)
+                step = step.detach() if create_graph else step
+                if measures and (values := member.measured(step)):
+                    again = sum(name.split("#")[0] == member.selector for name in measured)
+                    measured[f"{member.selector}#{again + 1}" if again else member.selector] = values
+                if updates:
+                    guard = InputGuard(inputs, inputs.jacobian) if debug else None
+                    states.append((member, member.update(step)))
+                    if not numbers_finite(states[-1][1]):
+                        raise find_overflow(member, inputs.jacobian) or member.not_finite("update")
+                    if guard is not None:
+                        guard.check(member, "update")
+        return measured, states
+
+
+@contextmanager
+def attached(members: Sequence[Member], encoder: nn.Module) -> Iterator[None]:
+    """Within the context the members' `attach` acts on the encoder; afterwards it is as before, after errors too."""
+    with ExitStack() as stack:
+        for member in members:
+            stack.callback(member.attach(encoder))
+        try:
+            yield
+        except GradhomogError:
+            raise
+        except Exception as cause:
+            for member in members:
+                if member.caused(cause):
+                    raise member.failure("a hook that its `attach` registered", cause) from cause
+            raise
+
+
+def report(
+    inputs: StepInputs, direction: Direction, rows: Jacobian, acted: Sequence[Action],
+    measured: Mapping[str, Mapping[str, float | Sequence[float]]], inspect: bool,
+) -> Homogenization:  # fmt: skip
+    """The result of a step."""
+    weights: Tensor | None = None
+    if rows is inputs.jacobian:
+        weights = torch.ones(rows.tasks, dtype=torch.float64)
+    elif isinstance(rows, MixedJacobian) and rows.source is inputs.jacobian:
+        weights = rows.weights().detach()
+    unconverged = tuple([str(action.member) for action in acted if not action.result.converged]) if acted else ()
+    known = inspect or "total_gramian" in inputs.jacobian.__dict__
+    kept = tuple(map(operator.attrgetter("slot"), inputs.keys))
+    gramian = inputs.jacobian.total_gramian.detach() if known else None
+    stages = [Stage(a.member.selector, a.rows.gramian().detach()) for a in acted] if inspect else ()
+    return Homogenization(direction, kept, weights, gramian, stages, measured, unconverged)
+
+
+def _check_order(members: Sequence[Member]) -> None:
+    """Refuse an object that occurs twice, and a member after one that must be the last."""
+    objects = [id(member.homogenizer) for member in members]
+    if len(set(objects)) < len(objects):
+        raise OptionError("a pipeline must not hold the same homogenizer object twice; make a second one.")
+    last = [member for member in members if member.must_be_last]
+    if len(last) > 1:
+        raise OptionError(
+            f"{' and '.join(map(str, last))} must each be the last of a pipeline, so only one of them can be chosen. "
+            f"Leave {' or '.join(repr(member.selector) for member in last)} out."
+        )
+    if last and members[-1] is not last[0]:
+        after = members[list(members).index(last[0]) + 1 :]
+        raise OptionError(
+            f"{last[0]} must be the last of a pipeline, but {' and '.join(map(str, after))} "
+            f"come{'s' if len(after) == 1 else ''} after it. Write '{last[0].selector}' at the end."
+        )

@@ -1,0 +1,206 @@
+"""What a stage of a homogenizer receives: one step's tasks, losses, gradients and statistics."""
+
+from __future__ import annotations
+
+import fnmatch
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradhomog.errors import OptionError, PluginRunError
+from gradhomog.jacobian import Jacobian
+from gradhomog.specs import STATISTICS
+from gradhomog.task_key import TaskKey
+
+if TYPE_CHECKING:
+    from gradhomog.specs import Seeded
+
+
+class StageResult(NamedTuple):
+    """What `mix` or `rows` may return instead of its value alone.
+
+    Attributes:
+        value: weights or a mixing matrix of `mix`, a Jacobian of `rows`.
+        aux: anything that `update`, `measured` or `paper_scale` read again as `step.aux`.
+        converged: False if an iterative solver stopped before it converged; the host then warns.
+    """
+
+    value: Any
+    aux: Any = None
+    converged: bool = True
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Step:
+    """One step as a homogenizer sees it: immutable, with statistics that are computed once, on demand.
+
+    In `mix` and `rows` it shows the rows as earlier stages left them, with a graph only under `create_graph=True`; in
+    `update` and `measured` the same, detached. Only the statistics declared in `HomogenizerSpec.needs` can be read.
+
+    Attributes:
+        keys: one `TaskKey` per task; with `nonfinite="drop"` of the tasks that take part.
+        number: how many steps the pipeline has completed before this one.
+        aux: what this homogenizer's own `mix` or `rows` returned beside its value; None before.
+    """
+
+    keys: tuple[TaskKey, ...]
+    number: int
+    _jacobian: Jacobian
+    _losses: Tensor | None = None
+    _features: Tensor | None = None
+    _feature_grads: Tensor | None = None
+    _targets: Tensor | None = None
+    _needs: frozenset[str] = STATISTICS
+    _reader: object = "this homogenizer"
+    _seed: int = 0
+    aux: Any = None
+
+    @property
+    def tasks(self) -> int:
+        """N, the number of tasks."""
+        return len(self.keys)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the rows, and with them of norms and Gramian."""
+        return self._jacobian.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The narrowest dtype of the rows; statistics are float64 but no more precise than this dtype allows."""
+        return self._jacobian.dtype
+
+    @property
+    def generator(self) -> torch.Generator:
+        """A new generator on the CPU, seeded by the homogenizer's `seed` and the step's number.
+
+        Every read starts the same sequence, so `update` can repeat the draws of `mix`, and every process draws the same.
+        """
+        return seeded_generator(self._seed, self.number)
+
+    @property
+    def losses(self) -> Tensor:
+        """Losses of the tasks, float64 `[tasks]`.
+
+        Raises:
+            OptionError: the caller gave none.
+        """
+        if "losses" not in self._needs:
+            raise self._undeclared("losses")
+        if self._losses is None:
+            raise OptionError(
+                f"{self._reader} needs the losses of the tasks; none were given. Pass losses=..., a tensor [tasks], "
+                "to combine()."
+            )
+        return self._losses
+
+    def gramian(self, parameters: str = "*") -> Tensor:
+        """Inner products of the rows, float64 `[tasks, tasks]`; with a glob pattern, over the parameters it matches."""
+        if "gramian" not in self._needs:
+            raise self._undeclared("gramian")
+        return self._jacobian.gramian(parameters)
+
+    def norms(self, parameters: str = "*") -> Tensor:
+        """Euclidean norms of the rows, float64 `[tasks]`; with a glob pattern, over the parameters it matches."""
+        if "norms" not in self._needs:
+            raise self._undeclared("norms")
+        return self._jacobian.norms(parameters)
+
+    @property
+    def jacobian(self) -> Jacobian:
+        """The rows themselves."""
+        if "jacobian" not in self._needs:
+            raise self._undeclared("jacobian")
+        return self._jacobian
+
+    @property
+    def features(self) -> Tensor:
+        """The input of this homogenizer's `transform` (or the encoder's output), `[tasks, queries, features]`."""
+        return self._feature(self._features, "features", ", features")
+
+    @property
+    def feature_grads(self) -> Tensor:
+        """Gradient of each task's loss w.r.t. the output of `transform` (or the encoder's output), same shape."""
+        return self._feature(self._feature_grads, "feature_grads", ", features")
+
+    @property
+    def targets(self) -> Tensor:
+        """Classes of the queries, int64 `[tasks, queries]` (float `[tasks, queries, outputs]` in regression)."""
+        return self._feature(self._targets, "targets", "")
+
+    def matches(self, parameters: str) -> bool:
+        """Whether a glob pattern matches the name of any parameter."""
+        return any(fnmatch.fnmatchcase(name, parameters) for name in self._jacobian.names)
+
+    def by(self, key: str) -> list[str]:
+        """The key of each task's state: `by("slot")` or `by("domain")`."""
+        return [task.by(key) for task in self.keys]
+
+    def view(self, homogenizer: Seeded, aux: Any = None) -> Step:
+        """This step for a homogenizer that is wrapped by another: with its seed, and `aux` of its own."""
+        return replace(self, _seed=homogenizer.seed, aux=aux)
+
+    def with_aux(self, aux: Any) -> Step:
+        """This step after the homogenizer's own `mix` or `rows`, which returned `aux`."""
+        return self if aux is None else replace(self, aux=aux)
+
+    def detach(self) -> Step:
+        """The same step outside the graph."""
+        return replace(
+            self,
+            _jacobian=self._jacobian.detach(),
+            _losses=_detached(self._losses),
+            _features=_detached(self._features),
+            _feature_grads=_detached(self._feature_grads),
+            aux=_detached_tree(self.aux),
+        )
+
+    def _undeclared(self, statistic: str) -> PluginRunError:
+        return PluginRunError(
+            f"{self._reader} reads `{statistic}` but declares needs={sorted(self._needs)}. "
+            f"Add '{statistic}' to `needs` in its HomogenizerSpec."
+        )
+
+    def _feature(self, tensor: Tensor | None, name: str, shape: str) -> Tensor:
+        if "features" not in self._needs:
+            raise self._undeclared("features")
+        if tensor is None:
+            raise OptionError(
+                f"{self._reader} needs the {name} of the tasks; none were given. Pass {name}=..., "
+                f"a tensor [tasks, queries{shape}], to combine()."
+            )
+        return tensor
+
+
+def seeded_generator(*numbers: int) -> torch.Generator:
+    """A generator on the CPU whose sequence is a function of these numbers, and unrelated for any others."""
+    state = 0
+    for number in numbers:  # SplitMix64 (Steele et al. 2014): PyTorch's generator keeps 32 bits of a seed
+        state = (state ^ number) + 0x9E3779B97F4A7C15 & _MASK
+        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+        state = (state ^ state >> 27) * 0x94D049BB133111EB & _MASK
+        state ^= state >> 31
+    return torch.Generator().manual_seed(state >> 32)
+
+
+_MASK = 2**64 - 1
+
+
+def _detached(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.detach()
+
+
+def _detached_tree(value: Any) -> Any:
+    """Tensors and Jacobians of `aux` outside the graph, in tuples, lists and dicts."""
+    if isinstance(value, (Tensor, Jacobian)):
+        return value.detach()
+    if isinstance(value, tuple):
+        items = [_detached_tree(item) for item in value]
+        return tuple(items) if type(value) is tuple else type(value)(*items)  # a NamedTuple
+    if isinstance(value, list):
+        return [_detached_tree(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _detached_tree(item) for name, item in value.items()}
+    return value

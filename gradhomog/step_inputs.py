@@ -1,0 +1,141 @@
+"""The inputs of one step of a pipeline, validated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from gradhomog.errors import DataError, NotDifferentiableError, OptionError
+from gradhomog.jacobian import Jacobian, as_jacobian
+from gradhomog.member import Member
+from gradhomog.task_key import TaskKey, check_domains, task_keys
+
+Rows = Tensor | Mapping[str, Tensor] | Jacobian
+
+
+@dataclass(frozen=True, eq=False)
+class StepInputs:
+    """What the host was given for one step.
+
+    Attributes:
+        jacobian, keys: the rows and one key per task.
+        losses: float64 `[tasks]`, if given.
+        features, feature_grads: `[tasks, queries, features]` before the first `transform` stage and after each; empty if
+            not given.
+        targets: `[tasks, queries]`, if given.
+    """
+
+    jacobian: Jacobian
+    keys: tuple[TaskKey, ...]
+    losses: Tensor | None = None
+    features: Sequence[Tensor] = ()
+    feature_grads: Sequence[Tensor] = ()
+    targets: Tensor | None = None
+
+    def select(self, tasks: Sequence[int]) -> StepInputs:
+        """The same for some of the tasks."""
+        index = list(tasks)
+        return replace(
+            self,
+            jacobian=self.jacobian.select(index),
+            keys=tuple(self.keys[task] for task in index),
+            losses=None if self.losses is None else self.losses[index],
+            features=[tensor[index] for tensor in self.features],
+            feature_grads=[tensor[index] for tensor in self.feature_grads],
+            targets=None if self.targets is None else self.targets[index],
+        )
+
+    def finite_tasks(self) -> list[int]:
+        """Indices of the tasks whose loss, features' gradients and row are finite. Norms decide, and rows only in doubt."""
+        columns = [tensor.detach().flatten(1).sum(1, dtype=torch.float64) for tensor in self.feature_grads]
+        columns += [self.jacobian.squared_norms().detach()]
+        columns += [] if self.losses is None else [self.losses.detach()]
+        flags = [[math.isfinite(number) for number in column.tolist()] for column in columns]
+        if not all(flags[len(self.feature_grads)]):  # a norm may overflow although the row is finite
+            flags[len(self.feature_grads)] = self.jacobian.finite_tasks()
+        return [task for task in range(len(self.keys)) if all(column[task] for column in flags)]
+
+
+def make_step_inputs(
+    members: Sequence[Member],
+    jacobian: Rows,
+    losses: Tensor | Sequence[float] | None,
+    *,
+    domains: Sequence[str] | None = None,
+    slots: Sequence[int] | None = None,
+    features: Sequence[Tensor] = (),
+    feature_grads: Sequence[Tensor] = (),
+    targets: Tensor | None = None,
+    create_graph: bool = False,
+) -> StepInputs:
+    """Validate what a step is given, against each other and against the members.
+
+    Raises:
+        OptionError, DataError, NotDifferentiableError.
+    """
+    rows = as_jacobian(jacobian)
+    tasks = rows.tasks
+    for member in members:
+        if create_graph and (member.spec is None or "differentiable" not in member.spec.traits):
+            raise NotDifferentiableError(
+                f"{member} is not differentiable: create_graph=True would cut the graph. "
+                "Use create_graph=False, or a homogenizer that claims 'differentiable'."
+            )
+        if member.spec is not None and tasks > (member.spec.max_tasks or tasks):
+            raise OptionError(
+                f"{member} is limited to {member.spec.max_tasks} tasks by its memory and time; got {tasks}."
+            )
+    for name, tensors in (("features", features), ("feature_grads", feature_grads)):
+        for tensor in tensors:
+            if len(tensor) != tasks:
+                raise DataError(
+                    f"`{name}` must have the {tasks} tasks of the rows in its first dimension; "
+                    f"got {tuple(tensor.shape)}."
+                )
+    if targets is not None and len(targets) != tasks:
+        raise DataError(
+            f"`targets` must have the {tasks} tasks of the rows in its first dimension; got {tuple(targets.shape)}."
+        )
+    keys = task_keys(tasks, check_domains(domains, tasks) if domains else ())
+    if slots is not None:
+        keys = tuple(replace(key, slot=slot) for key, slot in zip(keys, slots, strict=True))
+    if losses is not None:
+        losses = _check_losses(losses, tasks)
+    if not create_graph:
+        rows = rows.detach() if rows.requires_grad else rows
+        losses = None if losses is None else losses.detach()
+    return StepInputs(rows, keys, losses, features, feature_grads, targets)
+
+
+def _check_losses(losses: Tensor | Sequence[float], tasks: int) -> Tensor:
+    """Losses as a float64 tensor `[tasks]`."""
+    if not isinstance(losses, Tensor):
+        try:
+            given = [x if isinstance(x, Tensor) else torch.tensor(x, dtype=torch.float64) for x in losses]
+            losses = torch.stack([loss if loss.is_complex() else loss.double() for loss in given])
+        except (TypeError, ValueError, RuntimeError) as cause:
+            raise OptionError(f"`losses` must hold one number per task; got {losses!r}.") from cause
+    if losses.shape != (tasks,):
+        raise OptionError(f"`losses` must have shape [{tasks}], one per task; got {tuple(losses.shape)}.")
+    if losses.is_complex():
+        raise OptionError(f"`losses` must be real numbers; got {losses.dtype}.")
+    return losses.to(torch.float64)
+
+
+def features_at_taps(name: str, given: Tensor | Sequence[Tensor], transforms: int) -> Sequence[Tensor]:
+    """One tensor before and one after each `transform`, from one tensor where at most one homogenizer transforms."""
+    taps = transforms + 1
+    if isinstance(given, Tensor) and taps <= 2:  # one transform reads its input here and its gradients there
+        return (given,) * taps
+    if isinstance(given, Tensor) or (given and len(given) != taps):
+        found = "a tensor" if isinstance(given, Tensor) else f"{len(given)} tensors"
+        raise OptionError(
+            f"`{name}` must be a sequence of {taps} tensors, one before and one after each of the {taps - 1} "
+            f"homogenizers that transform features; got {found}. Pass what transform() returned, and the "
+            "gradients of the losses w.r.t. each."
+        )
+    return given

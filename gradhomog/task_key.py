@@ -1,0 +1,45 @@
+"""How a task is identified from step to step."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gradhomog.errors import OptionError
+
+
+@dataclass(frozen=True)
+class TaskKey:
+    """The place of a task in the batch, and the name of its domain."""
+
+    slot: int
+    domain: str = ""
+
+    def by(self, key: str) -> str:
+        """The name under which state is kept: the slot's number for `"slot"`, the domain's name for `"domain"`."""
+        if key == "slot":
+            return str(self.slot)
+        if not self.domain:
+            raise OptionError(
+                f"state by domain requires the domain of every task; slot {self.slot} has none. "
+                "Pass domains=[...] with the tasks, or use key='slot'."
+            )
+        return self.domain
+
+
+@functools.lru_cache(maxsize=256)
+def task_keys(tasks: int, domains: tuple[str, ...] = ()) -> tuple[TaskKey, ...]:
+    """The keys of a batch; without domains they have slots only."""
+    return tuple(TaskKey(slot, domains[slot] if domains else "") for slot in range(tasks))
+
+
+def check_domains(domains: Sequence[str] | None, tasks: int) -> tuple[str, ...]:
+    """The domains as a tuple; empty if there are none.
+
+    Raises:
+        OptionError: their number is not the number of tasks.
+    """
+    if domains and len(domains) != tasks:
+        raise OptionError(f"`domains` must name one domain for each of the {tasks} tasks; got {list(domains)}.")
+    return tuple(domains or ())

@@ -1,0 +1,219 @@
+"""Checks of homogenizers that act on the encoder or its features: rotations, hooks, removal at meta-test."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+
+from gradhomog.learners import Learner
+from gradhomog.pipelines import Pipeline
+from gradhomog.task_key import TaskKey
+from gradhomog.testing import small_network
+from gradhomog.testing.checking import CheckFailure, NotApplicable, check, full_or_fast
+from gradhomog.testing.comparing import ATOL, RTOL, STEP, same
+from gradhomog.testing.homogenizers.subject import HomogenizerSubject
+from gradhomog.testing.small_network import network, task
+from gradhomog.testing.snapshots import module_structure, module_values
+
+SIZE = 5  # an odd number of features: −1 is a rotation of four and none of five
+REGISTRATIONS = (
+    "register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook",
+    "register_full_backward_pre_hook",
+)  # fmt: skip
+
+
+@check("homogenizers", claim="orthogonal")
+def orthogonal(subject: HomogenizerSubject) -> None:
+    """`transform` is linear, preserves inner products and has determinant one, for every task, after 2000 updates."""
+    if not subject.transforms:
+        raise NotApplicable("it has no `transform`")
+    pipe, tasks, updates = subject.pipeline(), 3, full_or_fast(2000, 100)
+    keys = [TaskKey(slot, f"domain {slot}") for slot in range(tasks)]
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    for number in range(updates):
+        inputs = subject.step_inputs(torch.ones(tasks, 2, dtype=torch.float64))
+        inputs["features"] = pipe.transform(normal(tasks, 4, SIZE), keys)
+        inputs["feature_grads"] = [normal(tasks, 4, SIZE) for _ in inputs["features"]]
+        inputs["targets"] = torch.arange(4).repeat(tasks, 1)
+        pipe.combine(normal(tasks, 8), **inputs)
+        if number in (0, 9, updates - 1):
+            for dtype, rounding in ((torch.float64, 1e-9), (torch.float32, 1e-5)):
+                _require_rotation(pipe, keys, dtype, rounding, f"after {number + 1} updates, {dtype}")
+
+
+def _require_rotation(pipe: Pipeline, keys: list[TaskKey], dtype: torch.dtype, rounding: float, when: str) -> None:
+    basis = torch.eye(SIZE, dtype=dtype).repeat(len(keys), 1, 1)
+    matrices = pipe.transform(basis, keys)[-1].detach()
+    points = torch.linspace(-1, 2, basis.numel(), dtype=dtype).reshape(basis.shape)
+    if not torch.allclose(pipe.transform(points, keys)[-1].detach(), points @ matrices, atol=20 * rounding):
+        raise CheckFailure(f"{when}: `transform` is not linear in the features")
+    for slot, matrix in enumerate(matrices.double()):
+        off = float((matrix @ matrix.T - torch.eye(SIZE, dtype=torch.float64)).abs().max())
+        if off > rounding:
+            raise CheckFailure(f"{when}: RᵀR of task {slot} is off the identity by {off:.2g}", matrix=matrix)
+        if float(torch.linalg.det(matrix)) < 0:
+            raise CheckFailure(f"{when}: the determinant of task {slot}'s matrix is −1: a reflection", matrix=matrix)
+
+
+def _require_attach(subject: HomogenizerSubject) -> None:
+    if not subject.attaches:
+        raise NotApplicable("it attaches nothing to the encoder")
+
+
+@check("homogenizers")
+def constant_between_begins(subject: HomogenizerSubject) -> None:
+    """While attached, the encoder is one function of its input from one `begin` to the next: draws are kept.
+
+    After two steps: learnt state may decide how much is drawn.
+    """
+    _require_attach(subject)
+    pipe = subject.pipeline()
+    subject.outputs(pipe, steps=2)
+    encoder, _ = network()
+    inputs = task(0).support_x
+    with pipe.attached(encoder):
+        for part in ("support", "query"):
+            pipe.begin(TaskKey(0, "domain 0"), part)  # type: ignore[arg-type]
+            first = encoder(inputs)
+            for _ in range(4):
+                same(encoder(inputs), first, f"the encoder's output, run again on {part} inputs")
+
+
+@check("homogenizers")
+def detached_completely(subject: HomogenizerSubject) -> None:
+    """After training the encoder is as before: no hook, parameter, buffer, forward or value is left changed.
+
+    Also where `attach` itself raises while it registers its first, second, … hook.
+    """
+    _require_attach(subject)
+    encoder, _ = network()
+    before, values = module_structure(encoder), module_values(encoder)
+    with subject.pipeline().attached(encoder):
+        pass
+    _require_unchanged(encoder, before, values, "after the handles were removed")
+    for failing in range(1, 9):
+        encoder, _ = network()
+        before, values, pipe = module_structure(encoder), module_values(encoder), subject.pipeline()
+        with _registration_fails(failing) as calls, contextlib.suppress(Exception), pipe.attached(encoder):
+            pass
+        if calls[0] < failing:
+            return
+        _require_unchanged(encoder, before, values, f"after `attach` raised at hook {failing}")
+
+
+@contextlib.contextmanager
+def _registration_fails(at: int) -> Iterator[list[int]]:
+    """Make the `at`-th registration of a hook raise."""
+    calls = [0]
+
+    def failing(register: Any) -> Any:
+        def call(module: nn.Module, *arguments: Any, **options: Any) -> Any:
+            calls[0] += 1
+            if calls[0] == at:
+                raise RuntimeError("a hook could not be registered")
+            return register(module, *arguments, **options)
+
+        return call
+
+    with contextlib.ExitStack() as stack:
+        for name in REGISTRATIONS:
+            stack.enter_context(mock.patch.object(nn.Module, name, failing(getattr(nn.Module, name))))
+        yield calls
+
+
+def _require_unchanged(encoder: nn.Module, before: list[object], values: dict[str, Tensor], when: str) -> None:
+    if module_structure(encoder) != before:
+        raise CheckFailure(f"{when}, the encoder is not as before: hooks, parameters or forwards are left")
+    for name, value in module_values(encoder).items():
+        same(value, values[name], f"the encoder's `{name}` {when}")
+
+
+@check("homogenizers")
+def removed_at_meta_test(subject: HomogenizerSubject) -> None:
+    """After training the adapted prediction is that of the bare network, and nothing is left on the encoder.
+
+    For the installed learners: hooks, parameters, buffers and modes as before, also when a task fails in the middle;
+    and the values of parameters and buffers as before, as long as no step is taken.
+    """
+    names = subject.learner_names()
+    for name in names[: full_or_fast(len(names), 2)]:
+        made = subject.learners.make(name, subject.pipeline())
+        before, values = module_structure(made.encoder), module_values(made.encoder)
+        made.rows(small_network.batch(seed=2))
+        for path, value in module_values(made.encoder).items():
+            same(value, values[path], f"the encoder's `{path}` after rows of {name}, without a step")
+        outer = torch.optim.SGD(made.parameters(), lr=0.05)
+        for step in range(2):
+            made.step(small_network.batch(seed=step), outer)
+        if module_structure(made.encoder) != before:
+            raise CheckFailure(
+                f"after a step of {name} the encoder is not as before: hooks, parameters or forwards are left"
+            )
+        bare = subject.learners.make(name, None)
+        bare.load_state_dict({**made.state_dict(), "homogenizers": bare.homogenizers.state_dict()})
+        given = task(77)
+        arguments = given.support_x, given.support_y, given.query_x
+        same(made.predict(*arguments), bare.predict(*arguments), f"predictions of {name} after meta-training")
+        values = module_values(made.encoder)
+        _fail_in_the_head(made)
+        _require_unchanged(made.encoder, before, values, f"after a task of {name} failed")
+
+
+def _fail_in_the_head(made: Learner) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("the head fails")
+
+    handle = made.head.register_forward_hook(fail)
+    with contextlib.suppress(Exception):
+        made.rows(small_network.batch())
+    handle.remove()
+
+
+@check("homogenizers")
+def rows_are_derivatives(subject: HomogenizerSubject) -> None:
+    """Where it acts before rows exist, rows are still the derivatives of the losses that were computed.
+
+    With its `attach` and `transform` active: rows of learners that claim exact ones, against finite differences of
+    their losses. Draws are constants of the row, and the same in all of its runs: random numbers are a function of seed
+    and step.
+    """
+    if not subject.acts_before_rows:
+        raise NotApplicable("it acts on rows only")
+    exact = [name for name in subject.learners.names if subject.learners.exact(name)]
+    if not exact:
+        raise NotApplicable("no learner here claims rows that are exact derivatives")
+    for name in exact[: full_or_fast(len(exact), 1)]:
+        batch, pipe = small_network.batch(seed=5, tasks=1), subject.pipeline()
+        subject.outputs(pipe, 3)  # a rotation begins at the identity
+        made = subject.learners.make(name, pipe)
+        with made.mode(training=True), pipe.attached(made.encoder):
+            _require_exact(made, name, batch[0])
+
+
+def _require_exact(made: Learner, name: str, given: Any) -> None:
+    key, generator = TaskKey(0, "domain 0"), torch.Generator().manual_seed(2)
+    gradients = made.task_row(given, key).gradients
+    for parameter, value in made.named_parameters().items():
+        along = torch.randn(value.shape, generator=generator, dtype=value.dtype)
+        start, ends = value.detach().clone(), []
+        for sign in (1, -1):
+            value.data.copy_(start + sign * STEP * along)
+            ends.append(float(made.task_row(given, key).loss))
+        value.data.copy_(start)
+        expected = (ends[0] - ends[1]) / (2 * STEP)
+        gradient = gradients[parameter]
+        found = 0.0 if gradient is None else float((gradient * along).sum())
+        if abs(found - expected) > RTOL * abs(expected) + ATOL:
+            raise CheckFailure(
+                f"the row of `{parameter}` with {name} is not the derivative of the loss: along a random direction it "
+                f"is {found:.8g}; finite differences give {expected:.8g}"
+            )

@@ -1,0 +1,181 @@
+"""Checks that a homogenizer changes nothing but what `update` returns: its inputs, itself, graphs, generators."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradhomog.errors import GradhomogError
+from gradhomog.pipelines import Pipeline
+from gradhomog.step import Step
+from gradhomog.task_key import TaskKey
+from gradhomog.testing import small_network
+from gradhomog.testing.checking import CheckFailure, check
+from gradhomog.testing.comparing import same
+from gradhomog.testing.homogenizers.subject import HomogenizerSubject
+from gradhomog.testing.snapshots import changed_names, find_objects, global_generators, seeded, snapshot
+
+Compare = Callable[[Any, str, Callable[..., Any], tuple[Any, ...]], Any]
+"""Called with the homogenizer, the name of the stage, the stage and its arguments; returns what the stage returned."""
+
+STAGES = ("transform", "mix", "rows", "update", "measured", "paper_scale")
+
+
+def with_stages_wrapped(pipe: Pipeline, compare: Compare) -> Pipeline:
+    """The pipeline with every stage of its homogenizers called through a function."""
+    for homogenizer in pipe:
+        cls = type(homogenizer)
+        wrapped = {stage: _wrapped(stage, getattr(cls, stage), compare) for stage in STAGES if cls.overrides(stage)}
+        homogenizer.__class__ = type(cls.__name__, (cls,), wrapped)
+    return Pipeline([dataclasses.replace(member) for member in pipe.members], pipe.nonfinite)
+
+
+def _wrapped(stage: str, method: Callable[..., Any], compare: Compare) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(self: Any, *arguments: Any) -> Any:
+        return compare(self, stage, functools.partial(method, self), arguments)
+
+    return call
+
+
+def _two_steps(subject: HomogenizerSubject, pipe: Pipeline) -> None:
+    """Steps on a matrix, on a dict, and through the encoder, so that every stage is called twice."""
+    rows = torch.randn(4, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rows[1] = -2 * rows[0]
+    inputs = subject.step_inputs(rows)
+    given = {"jacobian": rows, **{name: value for name, value in inputs.items() if isinstance(value, Tensor)}}
+    before = {name: value.clone() for name, value in given.items()}
+    for _ in range(2):
+        pipe.combine(rows, **inputs)
+        pipe.combine({"a": rows[:, :5], "b": rows[:, 5:]}, **inputs)
+    for name, value in given.items():
+        same(value, before[name], f"`{name}` after the steps")
+    features = rows[:, None, :].clone()  # as wide as those that it has learnt from
+    pipe.transform(features, [TaskKey(slot, f"domain {slot}") for slot in range(len(rows))])
+    same(features, rows[:, None, :], "the features given to `transform`")
+    if subject.acts_before_rows:
+        fresh, batch, unused = subject.pipeline(), small_network.batch(), small_network.batch()
+        for _ in range(2):
+            subject.encoder_step(fresh, batch)
+        for name in ("support_x", "query_x"):
+            same(getattr(batch, name), getattr(unused, name), f"`{name}` after the steps")
+
+
+@check("homogenizers")
+def inputs_unchanged(subject: HomogenizerSubject) -> None:
+    """No stage writes to its inputs: rows, losses, statistics and features hold the same values before and after it.
+
+    Nor to the caller's tensors, over two steps; nor to features that go through `transform`, nor to the inputs of the
+    encoder that it is attached to. Values are compared, so `.data` and NumPy do not hide a write.
+    """
+    faults: list[str] = []
+
+    def compare(homogenizer: Any, stage: str, call: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        before = _inputs(arguments[0])
+        result = call(*arguments)
+        faults.extend(f"`{stage}` writes to `{name}`" for name in changed_names(before, _inputs(arguments[0])))
+        return result
+
+    pipe = with_stages_wrapped(subject.pipeline(), compare)
+    try:
+        _two_steps(subject, pipe)
+    except CheckFailure as failure:
+        raise failure if not faults else _in_place(faults) from failure
+    if faults:
+        raise _in_place(faults)
+
+
+def _in_place(faults: list[str]) -> CheckFailure:
+    return CheckFailure(f"{', '.join(dict.fromkeys(faults))}, in place: work on a copy")
+
+
+def _inputs(argument: Any) -> Mapping[str, object]:
+    """Values that a stage receives, by name: those of a step that it may read."""
+    if not isinstance(argument, Step):
+        return {"features": snapshot(argument)}
+    readers: dict[str, Callable[[], Any]] = {
+        "jacobian": lambda: argument.jacobian.materialize(), "losses": lambda: argument.losses,
+        "norms": argument.norms, "gramian": argument.gramian, "features": lambda: argument.features,
+        "feature_grads": lambda: argument.feature_grads, "targets": lambda: argument.targets,
+    }  # fmt: skip
+    found: dict[str, object] = {}
+    for name, read in readers.items():
+        try:
+            found[name] = snapshot(read())
+        except GradhomogError:  # not among its `needs`
+            continue
+    return found
+
+
+@check("homogenizers")
+def no_stage_writes_to_self(subject: HomogenizerSubject) -> None:
+    """No stage changes the homogenizer: new state is what `update` returns, and the host assigns it.
+
+    All attributes are compared before and after `transform`, `mix`, `rows`, `update`, `measured` and `paper_scale`. A
+    step that raises later then leaves no trace. `measured`, called twice, returns the same numbers.
+    """
+    faults: list[str] = []
+
+    def compare(homogenizer: Any, stage: str, call: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        before = {name: snapshot(value) for name, value in vars(homogenizer).items()}
+        result = call(*arguments)
+        after = {name: snapshot(value) for name, value in vars(homogenizer).items()}
+        faults.extend(f"`{stage}` changes `self.{name}`" for name in changed_names(before, after))
+        if stage == "measured" and snapshot(call(*arguments)) != snapshot(result):
+            faults.append("`measured` returns other numbers when it is called again")
+        return result
+
+    _two_steps(subject, with_stages_wrapped(subject.pipeline(), compare))
+    if faults:
+        raise CheckFailure(
+            f"{', '.join(dict.fromkeys(faults))}: return new state from `update` under names listed in `state_names`; "
+            "pass values from `mix` or `rows` to `update` by `StageResult(value, aux=...)`"
+        )
+
+
+@check("homogenizers")
+def no_graph_kept(subject: HomogenizerSubject) -> None:
+    """Without `create_graph` neither the direction nor anything kept holds on to a graph.
+
+    Nor to that of inputs which have one, such as features before the rows exist.
+    """
+    rows = torch.randn(3, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    losses = torch.tensor([0.5, 1.0, 1.5], dtype=torch.float64, requires_grad=True)
+    pipe, before_rows = subject.pipeline(), subject.pipeline()
+    if subject.vector(rows, losses=losses, pipe=pipe, steps=2).requires_grad:
+        raise CheckFailure("the direction requires grad, though create_graph is False")
+    subject.encoder_step(before_rows, small_network.batch())
+    for homogenizer in (*pipe, *before_rows):
+        for path, tensor in find_objects(homogenizer, Tensor):
+            if tensor.grad_fn is not None:
+                raise CheckFailure(f"`{path}` of {type(homogenizer).__name__} keeps the graph of a step: detach it")
+
+
+@check("homogenizers")
+def global_generators_unchanged(subject: HomogenizerSubject) -> None:
+    """The global generators of torch, numpy and Python are unchanged: randomness comes from `step.generator`."""
+    with seeded(271828):  # a seed that no plugin sets
+        before = global_generators()
+        subject.outputs(subject.pipeline(), steps=3)
+        moved = changed_names(before, global_generators())
+    if moved:
+        raise CheckFailure(
+            f"it draws from the global generator of {', '.join(moved)}: draw from `step.generator`, or from the "
+            "generator that `begin` receives; an option `seed` makes it reproducible"
+        )
+
+
+@check("homogenizers", claim="stochastic")
+def stochastic(subject: HomogenizerSubject) -> None:
+    """Another seed gives another result, within four steps."""
+    first, other = subject.pipeline(), subject.pipeline()
+    for homogenizer in other:
+        homogenizer.seed += 1
+    pairs = zip(subject.outputs(first), subject.outputs(other), strict=True)
+    if all(torch.equal(one, two) for one, two in pairs):
+        raise CheckFailure("the results of two seeds are the same: draw from `step.generator`")

@@ -1,0 +1,130 @@
+"""Homogenizers that record what a learner passes to them, or that change it visibly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradhomog import keyed
+from gradhomog.homogenizer import Homogenizer, Part, Removable
+from gradhomog.jacobian import Jacobian
+from gradhomog.step import Step
+from gradhomog.task_key import TaskKey
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call of a stage, or of the encoder (`"encode"`) while something is attached to it."""
+
+    stage: str
+    keys: Sequence[TaskKey] = ()
+    part: str = ""
+    tensor: Tensor | None = None
+
+
+class Recorder(Homogenizer):
+    """Acts at every stage before the rows, and at `mix` and `update`; changes nothing and records every call."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+
+    def on_call(self, call: Call) -> None:
+        """For subclasses that act at a call."""
+
+    def _record(self, stage: str, keys: Sequence[TaskKey] = (), part: str = "", tensor: Tensor | None = None) -> None:
+        self.calls.append(Call(stage, tuple(keys), part, None if tensor is None else tensor.detach()))
+        self.on_call(self.calls[-1])
+
+    def attach(self, encoder: nn.Module) -> list[Removable]:
+        self._record("attach")
+
+        def before(module: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+            self._record(
+                "encode", tensor=next(value for value in (*inputs, *named.values()) if isinstance(value, Tensor))
+            )
+
+        return [encoder.register_forward_pre_hook(before, with_kwargs=True)]
+
+    def begin(self, key: TaskKey, part: Part, generator: torch.Generator) -> None:
+        self._record("begin", [key], part)
+
+    def transform(self, features: Tensor, keys: Sequence[TaskKey]) -> Tensor:
+        self._record("transform", keys, tensor=features)
+        return features
+
+    def mix(self, step: Step) -> Tensor:
+        self._record("mix", step.keys)
+        return torch.ones(step.tasks, dtype=torch.float64)
+
+    def update(self, step: Step) -> dict[str, Any]:
+        self._record("update", step.keys)
+        return {}
+
+
+class RowRecorder(Homogenizer):
+    """Records the stage `rows`, for `Recorder`s that share their list of calls."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+
+    def rows(self, step: Step) -> Jacobian:
+        self.recorder._record("rows")
+        return step.jacobian
+
+
+class ZeroEncoder(Homogenizer):
+    """While attached, the encoder's features are all zero."""
+
+    def attach(self, encoder: nn.Module) -> list[Removable]:
+        return [encoder.register_forward_hook(lambda module, inputs, features: 0 * features)]
+
+
+class ZeroFeatures(Homogenizer):
+    """Query features become zero on their way to the head."""
+
+    def transform(self, features: Tensor, keys: Sequence[TaskKey]) -> Tensor:
+        return 0 * features
+
+
+class ShiftedFeatures(Homogenizer):
+    """Query features are doubled, and moved by `size` along a random direction of each slot."""
+
+    factor = 2.0
+
+    def __init__(self, size: float = 0.0) -> None:
+        self.size = size
+
+    def direction(self, slot: int, features: Tensor) -> Tensor:
+        generator = torch.Generator().manual_seed(slot)
+        return torch.randn(features.shape[-2:], generator=generator, dtype=torch.float64).to(features)
+
+    def transform(self, features: Tensor, keys: Sequence[TaskKey]) -> Tensor:
+        return self.factor * features + self.size * torch.stack([self.direction(key.slot, features) for key in keys])
+
+
+class InputDependentWeights(Homogenizer):
+    """Weights that depend on everything a homogenizer may receive, and on what it received in earlier steps."""
+
+    state_names = ("memory",)
+
+    def __init__(self) -> None:
+        self.memory: dict[str, float] = {}
+
+    def mix(self, step: Step) -> Tensor:
+        return 1 + self._values(step).tanh() / 2
+
+    def update(self, step: Step) -> dict[str, Any]:
+        return {"memory": keyed.write(self.memory, step.by("domain"), self._values(step))}
+
+    def _values(self, step: Step) -> Tensor:
+        """One number per task."""
+        values = step.losses + step.norms() + step.targets.double().flatten(1).mean(1)
+        for tensor in (step.features, step.feature_grads):
+            values = values + tensor.double().flatten(1).square().mean(1)
+        domains = step.by("domain")
+        names = torch.tensor([sum(map(ord, domain)) % 7 / 7 for domain in domains], dtype=torch.float64)
+        return values + names + keyed.read(self.memory, domains, 0.0) / 2

@@ -1,0 +1,143 @@
+"""Snapshots of objects, modules and global generators, to compare before and after; bytes of all live tensors."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+Object = TypeVar("Object")
+_LEAVES = (str, bytes, int, float, complex, bool, type(None), type, Tensor, torch.Generator)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+# -- objects ---------------------------------------------------------------------------------------------------------
+
+
+def find_objects(owner: object, kind: type[Object]) -> Iterator[tuple[str, Object]]:
+    """All objects of a type in the attributes of `owner`, in containers and in other objects' attributes.
+
+    Each comes once, with its path from the owner, such as `window[2]`. Closures are not searched.
+    """
+    return _find(owner, "", kind, set())
+
+
+def _find(value: Any, path: str, kind: type[Object], seen: set[int]) -> Iterator[tuple[str, Object]]:
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, kind):
+        yield path.lstrip("."), value
+    if isinstance(value, _LEAVES):
+        return
+    for name, item in _parts(value):
+        yield from _find(item, path + name, kind, seen)
+
+
+def _parts(value: Any) -> list[tuple[str, Any]]:
+    parts: list[tuple[str, Any]] = []
+    if isinstance(value, Mapping):
+        parts = [(f"[{key!r}]", item) for key, item in value.items()]
+    elif isinstance(value, (Sequence, Set)) or type(value).__name__ == "deque":
+        parts = [(f"[{index}]", item) for index, item in enumerate(value)]
+    return parts + [(f".{name}", item) for name, item in getattr(value, "__dict__", {}).items()]
+
+
+def snapshot(value: Any, _seen: tuple[int, ...] = ()) -> object:
+    """The value as nested tuples that are equal where two values are, tensors bit for bit; later writes leave it."""
+    if isinstance(value, Tensor):
+        return _bits(value)
+    if isinstance(value, torch.Generator):
+        return _bits(value.get_state())
+    if isinstance(value, (*_LEAVES, np.generic)):
+        return type(value).__name__, repr(value)
+    if id(value) in _seen:
+        return "cycle"
+    inside = (*_seen, id(value))
+    parts = _parts(value)
+    if not parts and callable(value):
+        return id(value)
+    return type(value).__name__, tuple((name, snapshot(item, inside)) for name, item in parts)
+
+
+def changed_names(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
+    """Names of two mappings of snapshots whose values differ, or that only one of them has."""
+    gone = object()  # equal to nothing else
+    return [name for name in dict.fromkeys([*before, *after]) if before.get(name, gone) != after.get(name, gone)]
+
+
+def _bits(tensor: Tensor) -> tuple[object, ...]:
+    values = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    return str(tensor.dtype), tuple(tensor.shape), values
+
+
+# -- modules ---------------------------------------------------------------------------------------------------------
+
+
+def module_structure(module: nn.Module) -> list[object]:
+    """Everything but values that makes a module compute something else: hooks, forwards, types, attributes, modes."""
+    found: list[object] = [len(getattr(nn.modules.module, f"_global{hooks}")) for hooks in _HOOKS]
+    for name, part in module.named_modules():
+        hooks = [len(getattr(part, hooks)) for hooks in _HOOKS]
+        found.append((name, type(part), type(part).forward, part.training, hooks, sorted(vars(part))))
+        found += [
+            (key, tuple(value.shape), value.requires_grad, len(value._backward_hooks or ()))
+            for key, value in (*part._parameters.items(), *part._buffers.items()) if value is not None
+        ]  # fmt: skip
+    return found
+
+
+def module_values(module: nn.Module) -> dict[str, Tensor]:
+    """Copies of parameters and buffers by name."""
+    return {name: value.detach().clone() for name, value in (*module.named_parameters(), *module.named_buffers())}
+
+
+# -- the process -----------------------------------------------------------------------------------------------------
+
+
+def global_generators() -> dict[str, Any]:
+    """The states of the global generators of torch, numpy and Python, comparable by `==`."""
+    key: Any
+    name, key, *rest = np.random.get_state()
+    return {
+        "torch": torch.get_rng_state().numpy().tobytes(),
+        "numpy": (name, key.tobytes(), *rest),
+        "Python": random.getstate(),
+    }
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Within the context the global generators start at a seed; afterwards they are restored."""
+    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        np.random.set_state(before[1])
+        random.setstate(before[2])
+
+
+def tensor_bytes() -> int:
+    """Bytes of the storages of all strided tensors that Python tracks, each storage once, after garbage collection."""
+    gc.collect()
+    storages = {}
+    for found in gc.get_objects():
+        # isinstance() would call the properties of lazy proxies
+        if issubclass(type(found), Tensor) and found.layout == torch.strided:
+            try:
+                storage = found.untyped_storage()
+            except NotImplementedError:  # the wrapper of a function transform, kept by a traceback
+                continue
+            if storage.device.type != "meta":  # a compiler's stand-ins, whose sizes may be symbols, take none
+                storages[storage._cdata] = storage.nbytes()
+    return sum(storages.values())

@@ -1,0 +1,111 @@
+"""Validation of what a plugin's stages return: each function gives the expectation that a result violates, or ""."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from typing import TypeGuard
+
+import torch
+from torch import Tensor
+
+from gradhomog.jacobian import DenseJacobian, Jacobian
+
+NO_GRAPH = "outside the graph, since create_graph=False"
+
+
+def features(found: object, given: Tensor) -> str:
+    """The result of `transform`. NaN is found by the step that receives it: here it would cost a pass per task."""
+    if not _dense(found) or not _alike(found, given):
+        return f"features of shape {tuple(given.shape)}, {given.dtype} on {given.device}"
+    if given.requires_grad and torch.is_grad_enabled() and not found.requires_grad:
+        return "features that depend on those it received, or the encoder receives no gradient"
+    return ""
+
+
+def mixing(found: object, tasks: int) -> str:
+    """The result of `mix`."""
+    if (
+        not isinstance(found, Tensor)
+        or found.layout != torch.strided
+        or found.is_meta
+        or found.is_complex()
+        or found.shape not in ((tasks,), (tasks, tasks))
+    ):
+        return f"weights of shape [{tasks}] or a matrix [{tasks}, {tasks}]"
+    return f"a tensor {NO_GRAPH}" if found.requires_grad and not torch.is_grad_enabled() else ""
+
+
+def rows(found: object, given: Jacobian) -> str:
+    """The result of `rows`."""
+    if not isinstance(found, Jacobian):
+        return "a Jacobian, made by `map`, `replace` or `repeat` of step.jacobian"
+    if found.names != given.names or found.tasks != given.tasks:
+        return f"a Jacobian of the {given.tasks} tasks and the blocks {', '.join(map(repr, given.names))}"
+    if isinstance(found, DenseJacobian) and isinstance(given, DenseJacobian):
+        pairs = zip(found.blocks.values(), given.blocks.values(), strict=True)
+        if not all(_dense(value) and _alike(value, like) for value, like in pairs):
+            return "a Jacobian of the shapes, dtypes and device of step.jacobian"
+    return ""
+
+
+def state(found: object, names: Sequence[str]) -> str:
+    """The result of `update`."""
+    if not isinstance(found, Mapping):
+        return "a dict with new values of `state_names`; a stage does not change its homogenizer"
+    if unknown := [name for name in found if name not in names]:
+        return f"values of `state_names`, {', '.join(names) or 'which is empty'}; {unknown[0]!r} is none of them"
+    return ""
+
+
+def numbers_finite(found: object) -> bool:
+    """Whether the numbers in nested dicts and lists are finite; tensors are not read."""
+    if isinstance(found, Mapping):
+        return all(map(numbers_finite, found.values()))
+    if isinstance(found, (list, tuple)):
+        return all(map(numbers_finite, found))
+    return not isinstance(found, float) or math.isfinite(found)
+
+
+def measured(found: object) -> str:
+    """The result of `measured`: what a record can hold."""
+    if isinstance(found, Mapping) and all(isinstance(name, str) and _numbers(value) for name, value in found.items()):
+        return ""
+    return "numbers, or lists of numbers, by name"
+
+
+def maps(found: object, inputs: Tensor) -> str:
+    """The result of `maps`."""
+    if isinstance(found, Mapping) and all(
+        _dense(value) and value.dim() > 0 and len(value) == len(inputs) for value in found.values()
+    ):
+        return ""
+    return f"one map for each of {len(inputs)} inputs, as tensors by name"
+
+
+def describe(found: object) -> str:
+    """A value in the words of an error message."""
+    if isinstance(found, Tensor):
+        graph = " with a graph" if found.requires_grad else ""
+        return f"a tensor {tuple(found.shape)} {found.dtype} on {found.device}{graph}"
+    if isinstance(found, Jacobian):
+        return f"a Jacobian of {found.tasks} tasks, {found.dtype}, with blocks {', '.join(map(repr, found.names))}"
+    if isinstance(found, Mapping):
+        return f"a dict of {{{', '.join(f'{name!r}: {describe(value)}' for name, value in found.items())}}}"
+    return type(found).__name__
+
+
+def _dense(found: object) -> TypeGuard[Tensor]:
+    """Whether it is a tensor with values in memory: neither sparse nor on the device `meta`."""
+    return isinstance(found, Tensor) and found.layout == torch.strided and not found.is_meta
+
+
+def _alike(found: Tensor, given: Tensor) -> bool:
+    return (found.shape, found.dtype, found.device) == (given.shape, given.dtype, given.device)
+
+
+def _numbers(value: object) -> bool:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return all(isinstance(item, Real) for item in value)
+    return isinstance(value, Real)

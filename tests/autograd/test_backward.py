@@ -1,0 +1,282 @@
+"""`gradhomog.backward` against rows formed and combined by hand, and against TorchJD."""
+
+import copy
+
+import pytest
+import torch
+import torchjd
+import torchjd.aggregation
+from torch import nn
+
+import gradhomog
+from gradhomog import NonfiniteError, OptionError
+
+from .networks import Model, by_hand, gradients, inputs
+
+PIPELINES = ["none", "static(weights=[1, 0.5, 2])", "pcgrad", "mgda", "gradnorm", "pcgrad(order='fixed') + gradnorm"]
+WAYS = ["given", "found", "features", "features found"]
+
+
+def step(model, text, way, **options):
+    z = model.encoder(inputs())
+    parameters = model.encoder if "found" not in way else None
+    features = z if "features" in way else None
+    pipe = text if isinstance(text, gradhomog.Pipeline) else gradhomog.pipeline(text)
+    return gradhomog.backward(model.losses(z), pipe, parameters=parameters, features=features, **options)
+
+
+@pytest.mark.parametrize("text", PIPELINES)
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_are_those_of_rows_combined_by_hand(text, way):
+    model = Model()
+    expected = by_hand(model, text, model.losses(model.encoder(inputs())))
+    step(model, text, way)
+    torch.testing.assert_close(gradients(model), expected)
+
+
+def test_plain_losses_in_one_pass_are_the_mean_for_the_encoder_and_each_loss_for_its_head():
+    model, reference = Model(), Model()
+    step(model, "none", "given")
+    sum(reference.losses(reference.encoder(inputs()))).backward()
+    for mine, theirs in zip(model.encoder.parameters(), reference.encoder.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad / 3)
+    for mine, theirs in zip(model.heads.parameters(), reference.heads.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+def test_upgrad_of_torchjd_writes_the_same_gradients():
+    model, reference = Model(), Model()
+    step(model, 'torchjd(aggregator="UPGrad")', "features")
+    z = reference.encoder(inputs())
+    torchjd.autojac.mtl_backward(
+        reference.losses(z), features=z, shared_params=list(reference.encoder.parameters()),
+        tasks_params=[list(head.parameters()) for head in reference.heads],
+    )  # fmt: skip
+    torchjd.autojac.jac_to_grad(list(reference.encoder.parameters()), torchjd.aggregation.UPGrad())
+    torch.testing.assert_close(gradients(model), gradients(reference))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_weights_known_from_losses_take_one_backward_pass(way, monkeypatch):
+    passes = []
+    original = torch.autograd.grad
+    shared = Model().encoder
+    count = len(list(shared.parameters()))
+    model = Model()
+    wanted = {id(p) for p in model.encoder.parameters()}
+
+    def counting(outputs, inputs, *rest, **options):
+        passes.append(sum(id(tensor) in wanted for tensor in inputs) == count)
+        return original(outputs, inputs, *rest, **options)
+
+    monkeypatch.setattr(torch.autograd, "grad", counting)
+    step(model, "static(weights=[1, 0.5, 2])", way)
+    assert sum(passes) == 1
+    passes.clear()
+    step(model, "pcgrad", way)
+    assert sum(passes) == 3
+
+
+class Nothing(gradhomog.Homogenizer):
+    """Every task gets the weight zero."""
+
+    def mix(self, evidence):
+        return torch.zeros(evidence.tasks, dtype=torch.float64)
+
+
+def test_a_task_of_no_weight_leaves_its_head_its_own_gradient():
+    model = Model()
+    expected = by_hand(model, "static(weights=[1, 0, 2])", model.losses(model.encoder(inputs())))
+    step(model, "static(weights=[1, 0, 2])", "given")
+    torch.testing.assert_close(gradients(model), expected)
+    tiny = Model().float()
+    z = tiny.encoder(inputs().float())
+    losses = [1e-20 * head(z).square().mean() for head in tiny.heads]
+    gradhomog.backward(losses, gradhomog.pipeline("static(weights=[1e-30, 1, 1])"), parameters=tiny.encoder)
+    assert bool((tiny.heads[0].weight.grad != 0).all())
+    model.zero_grad()
+    step(model, gradhomog.pipeline([Nothing()]), "given")
+    torch.testing.assert_close(gradients(model)[4:], expected[4:])
+    assert all(bool((gradient == 0).all()) for gradient in gradients(model)[:4])
+
+
+def test_weighted_heads_are_those_of_the_weighted_mean_of_the_losses():
+    model, reference = Model(), Model()
+    step(model, "static(weights=[1, 0.5, 2], scale='paper')", "features", heads="weighted")
+    weighted = zip([1, 0.5, 2], reference.losses(reference.encoder(inputs())), strict=True)
+    sum(weight * loss for weight, loss in weighted).backward()
+    torch.testing.assert_close(gradients(model), gradients(reference))
+
+
+def test_gradients_are_added_to_those_that_are_there():
+    model, once = Model(), Model()
+    step(once, "mgda", "given")
+    step(model, "mgda", "given")
+    step(model, "mgda", "given")
+    torch.testing.assert_close(gradients(model), [2 * gradient for gradient in gradients(once)])
+
+
+def test_a_parameter_that_two_of_three_losses_share_has_a_zero_in_the_third_row():
+    generator = torch.Generator().manual_seed(0)
+    first, second = (torch.randn(4, dtype=torch.float64, generator=generator, requires_grad=True) for _ in range(2))
+    losses = [(first * second).sum(), (first - 2 * second).square().sum(), first.square().sum()]
+    rows = torch.stack([
+        torch.cat([torch.zeros(4).double() if g is None else g for g in
+                   torch.autograd.grad(loss, [first, second], retain_graph=True, allow_unused=True)])
+        for loss in losses
+    ])  # fmt: skip
+    expected = gradhomog.pipeline("mgda").combine(rows)
+    found = gradhomog.backward(losses, gradhomog.pipeline("mgda"))
+    torch.testing.assert_close(torch.cat([first.grad, second.grad]), expected)
+    assert found.direction.keys() == {"0", "1"}
+
+
+def test_frozen_and_unused_parameters_are_left_alone():
+    model = Model()
+    model.encoder[0].requires_grad_(False)
+    model.unused = nn.Linear(2, 2)
+    z = model.encoder(inputs())
+    expected = gradhomog.pipeline("pcgrad(order='fixed')")
+    gradhomog.backward(model.losses(z), expected, parameters=[*model.encoder.parameters(), *model.unused.parameters()])
+    assert model.encoder[0].weight.grad is None
+    assert model.unused.weight.grad is None
+    assert model.encoder[2].weight.grad is not None
+
+
+def test_several_features_and_a_module_used_twice():
+    model = Model(tasks=2)
+    deep, wide = model.encoder, nn.Linear(5, 6).double()
+
+    def losses(z, skip):
+        return [head(view).square().mean() for head, view in zip(model.heads, (z + skip, z * skip), strict=True)]
+
+    x = inputs()
+    z, skip = deep[2](torch.tanh(deep[0](x))), wide(x) + wide(2 * x)
+    shared = [*deep.parameters(), *wide.parameters()]
+    gradhomog.backward(losses(z, skip), gradhomog.pipeline("mgda"), features=(z, skip), parameters=shared)
+    found = [p.grad for p in shared]
+    rows = [torch.autograd.grad(loss, shared) for loss in
+            (losses(deep[2](torch.tanh(deep[0](x))), wide(x) + wide(2 * x))[task] for task in range(2))]  # fmt: skip
+    matrix = torch.stack([torch.cat([part.flatten() for part in row]) for row in rows])
+    expected = gradhomog.pipeline("mgda").combine(matrix)
+    torch.testing.assert_close(torch.cat([g.flatten() for g in found]), expected)
+
+
+def test_batch_statistics_are_updated_once_whatever_the_number_of_tasks():
+    model, reference = Model(normalized=True), Model(normalized=True)
+    step(model, "pcgrad", "features")
+    reference.encoder(inputs())
+    torch.testing.assert_close(dict(model.named_buffers()), dict(reference.named_buffers()))
+
+
+def test_one_task_is_its_own_gradient():
+    model, reference = Model(tasks=1), Model(tasks=1)
+    step(model, "mgda", "given")
+    reference.losses(reference.encoder(inputs()))[0].backward()
+    torch.testing.assert_close(gradients(model), gradients(reference))
+
+
+def test_a_vector_of_losses_from_one_output():
+    net = nn.Linear(3, 4).double()
+    x = torch.randn(5, 3, dtype=torch.float64)
+    gradhomog.backward(net(x).square().mean(0), gradhomog.pipeline("none"))
+    found = net.weight.grad.clone()
+    net.zero_grad()
+    net(x).square().mean(0).mean().backward()
+    torch.testing.assert_close(found, net.weight.grad)
+
+
+@pytest.mark.parametrize("text", ["none", "pcgrad", "mgda"])
+@pytest.mark.parametrize("way", ["given", "features"])
+def test_create_graph_gives_the_derivative_of_the_direction(text, way):
+    if text == "pcgrad":
+        text = "pcgrad(order='fixed')"
+
+    def direction(weight):
+        model = Model(tasks=2)
+        tensors = dict(model.encoder.named_parameters()) | {"0.weight": weight}
+        z = torch.func.functional_call(model.encoder, tensors, (inputs(),))
+        result = gradhomog.backward(
+            model.losses(z), gradhomog.pipeline(text), parameters=tensors, features=z if way == "features" else None,
+            create_graph=True,
+        )  # fmt: skip
+        return torch.cat([part.flatten() for part in result.direction.values()])
+
+    start = Model(tasks=2).encoder[0].weight.detach().clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda weight: direction(weight * 1.0), start)  # weight * 1: no leaf
+    assert start.grad is None
+
+
+def test_a_row_that_is_not_finite_raises_and_nothing_is_written():
+    for text, way in [("pcgrad", "given"), ("none", "given"), ("none", "features"), ("gradnorm", "features")]:
+        model = Model()
+        pipe = gradhomog.pipeline(text)
+        before = copy.deepcopy(pipe.state_dict())
+        z = model.encoder(inputs())
+        losses = model.losses(z)
+        losses[1] = losses[1] + (z[0, 0] - z[0, 0].detach()).abs().sqrt()  # finite, with an infinite derivative
+        with pytest.raises(NonfiniteError, match="not finite"):
+            gradhomog.backward(losses, pipe, parameters=model.encoder, features=z if way == "features" else None)
+        assert gradients(model) == [None] * len(gradients(model))
+        assert repr(pipe.state_dict()) == repr(before)
+
+
+def test_a_row_that_is_not_finite_is_dropped_with_its_head_where_that_is_the_policy():
+    model, reference = Model(), Model(tasks=3)
+    z = model.encoder(inputs())
+    losses = model.losses(z)
+    losses[1] = losses[1] * torch.nan
+    found = gradhomog.backward(losses, gradhomog.pipeline("mgda", nonfinite="drop"), parameters=model.encoder)
+    assert found.tasks == (0, 2)
+    assert model.heads[1].weight.grad is None
+    kept = reference.losses(reference.encoder(inputs()))
+    gradhomog.backward([kept[0], kept[2]], gradhomog.pipeline("mgda"), parameters=reference.encoder)
+    torch.testing.assert_close(model.encoder[0].weight.grad, reference.encoder[0].weight.grad)
+    torch.testing.assert_close(model.heads[2].weight.grad, reference.heads[2].weight.grad)
+
+
+def test_names_of_losses_are_the_domains_that_state_is_held_by():
+    model = Model()
+    pipe = gradhomog.pipeline("gradnorm(key='domain')")
+    z = model.encoder(inputs())
+    losses = dict(zip(("depth", "normals", "labels"), model.losses(z), strict=True))
+    gradhomog.backward(losses, pipe, parameters=model.encoder)
+    assert set(pipe.state_dict()["0:gradnorm"]["first_losses"]) == {"depth", "normals", "labels"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m, z, o: o.update(losses=[]), "one loss per task; got none"),
+        (lambda m, z, o: o["losses"].__setitem__(1, z), r"task 1 must be a real scalar tensor; got shape \(7, 6\)"),
+        (lambda m, z, o: o.update(losses=[None, torch.tensor(1.0)]), "at least one loss must have a graph; none has"),
+        (lambda m, z, o: o.update(losses=["a"]), "the loss of task 0 must be a real scalar tensor; got str"),
+        (lambda m, z, o: o.update(parameters=z.detach()), "got one tensor"),
+        (lambda m, z, o: o.update(parameters=[z.detach()]), "requires grad; of 1 given none does"),
+        (lambda m, z, o: o.update(features=z.detach()), "requires no grad"),
+        (lambda m, z, o: o.update(level="layers"), "`level` must be"),
+        (lambda m, z, o: o.update(heads="none"), "`heads` must be"),
+        (lambda m, z, o: o.update(per="block"), "`per` must be"),
+        (lambda m, z, o: o.update(pipe="pcgrad"), "`pipe` must be a pipeline"),
+        (lambda m, z, o: o.update(level="features"), "level='features' needs features"),
+        (lambda m, z, o: o.update(losses=m.losses(z.detach()), parameters=None), "share a parameter; they share none"),
+        (lambda m, z, o: o.update(losses=m.losses(z.detach())), r"depend on none of 0\.weight, 0\.bias"),
+    ],
+)
+def test_a_call_that_cannot_be_meant_is_refused_in_words(change, message):
+    model = Model()
+    z = model.encoder(inputs())
+    options = {"losses": model.losses(z), "pipe": gradhomog.pipeline("pcgrad"), "parameters": model.encoder}
+    change(model, z, options)
+    with pytest.raises(OptionError, match=message):
+        gradhomog.backward(options.pop("losses"), options.pop("pipe"), **options)
+    assert gradients(model) == [None] * len(gradients(model))
+
+
+def test_a_loss_that_passes_by_the_features_is_refused():
+    model = Model()
+    z = model.encoder(inputs())
+    losses = model.losses(z)
+    losses[2] = losses[2] + model.encoder[0].weight.square().sum()
+    with pytest.raises(OptionError, match="task 2 reaches shared parameters past `features`"):
+        gradhomog.backward(losses, gradhomog.pipeline("pcgrad"), parameters=model.encoder, features=z)

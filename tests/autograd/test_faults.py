@@ -1,0 +1,392 @@
+"""What once went wrong: each input that showed it."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import gradhomog
+from gradhomog import NonfiniteError, OptionError
+from gradhomog.jacobian import arithmetic
+from gradhomog.member import Member
+
+from .networks import Model, by_hand, gradients, inputs
+
+
+class Steep(torch.autograd.Function):
+    """The identity, with an infinite derivative."""
+
+    @staticmethod
+    def forward(context, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(context, slope):
+        return slope * torch.inf
+
+
+def steep_losses(model, z, task=1):
+    losses = model.losses(z)
+    losses[task] = losses[task] + Steep.apply(model.encoder[2].bias).sum()
+    return losses
+
+
+def test_dropping_at_the_level_of_features():
+    model, reference = Model(), Model()
+    for owner, nonfinite in ((model, "drop"), (reference, "raise")):
+        z = owner.encoder(inputs())
+        pipe = gradhomog.pipeline("mgda", nonfinite=nonfinite)
+        gradhomog.backward(owner.losses(z), pipe, parameters=owner.encoder, features=z, level="features")
+    torch.testing.assert_close(gradients(model), gradients(reference))
+
+
+@pytest.mark.parametrize("text", ["mgda", "none", "graddrop"])
+def test_gradients_lie_in_memory_as_their_parameters_do(text):
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(72, 2)).to(memory_format=torch.channels_last)
+    other = nn.Parameter(torch.randn(5, 4).t())
+    x = torch.randn(2, 3, 5, 5)
+    outputs = net(x)
+    losses = [outputs[:, 0].square().mean() + other.sum(), (outputs[:, 1] - 1).square().mean() + other.square().sum()]
+    gradhomog.backward(losses, gradhomog.pipeline(text), parameters=[*net.parameters(), other])
+    for parameter in [*net.parameters(), other]:
+        assert parameter.grad.stride() == parameter.stride()
+    if text == "mgda":
+        rows = [
+            torch.autograd.grad(loss, [*net.parameters(), other], retain_graph=True) for loss in again(net, other, x)
+        ]
+        matrix = torch.stack([torch.cat([part.flatten() for part in row]) for row in rows])
+        expected = gradhomog.pipeline("mgda").combine(matrix)
+        found = torch.cat([parameter.grad.flatten() for parameter in [*net.parameters(), other]])
+        torch.testing.assert_close(found, expected)
+
+
+def again(net, other, x):
+    outputs = net(x)
+    return outputs[:, 0].square().mean() + other.sum(), (outputs[:, 1] - 1).square().mean() + other.square().sum()
+
+
+def test_two_parameters_of_one_name_are_refused_and_one_given_twice_counts_once():
+    first, second = nn.Linear(5, 6).double(), nn.Linear(5, 6).double()
+    z = first(inputs()) + second(inputs())
+    with pytest.raises(OptionError, match="two tensors called 'weight'"):
+        gradhomog.backward(
+            [z.square().mean(), z.mean()], gradhomog.pipeline("mgda"),
+            parameters=[*first.named_parameters(), *second.named_parameters()],
+        )  # fmt: skip
+    model, reference = Model(), Model()
+    for owner, shared in ((model, [*model.encoder.parameters()] * 2), (reference, [*reference.encoder.parameters()])):
+        gradhomog.backward(owner.losses(owner.encoder(inputs())), gradhomog.pipeline("mgda"), parameters=shared)
+    torch.testing.assert_close(gradients(model), gradients(reference))
+
+
+def test_losses_put_into_one_tensor_do_not_make_the_heads_shared():
+    model, reference = Model(), Model()
+    with pytest.raises(OptionError, match="stacked into one tensor"):
+        gradhomog.backward(torch.stack(model.losses(model.encoder(inputs()))), gradhomog.pipeline("mgda"))
+    losses = torch.stack(model.losses(model.encoder(inputs())))
+    gradhomog.backward(losses, gradhomog.pipeline("mgda"), parameters=model.encoder)
+    torch.testing.assert_close(
+        gradients(model), by_hand(reference, "mgda", reference.losses(reference.encoder(inputs())))
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["excess_mtl", "moco", "db_mtl", "trimmed_mean", "graddrop", "rotate_rows", "static + excess_mtl"]
+)
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_what_reads_rows_takes_steps_and_an_infinite_row_is_told_before_it_is_read(text, chunks):
+    model, pipe = Model(), gradhomog.pipeline(text)
+    for _ in range(2):
+        gradhomog.backward(model.losses(model.encoder(inputs())), pipe, parameters=model.encoder, chunks=chunks)
+    before, written = repr(pipe.state_dict()), copy.deepcopy(gradients(model))
+    with pytest.raises(NonfiniteError, match=r"task 1 is not finite: its gradient is not finite in 2\.bias"):
+        gradhomog.backward(steep_losses(model, model.encoder(inputs())), pipe, parameters=model.encoder)
+    assert repr(pipe.state_dict()) == before
+    torch.testing.assert_close(gradients(model), written)
+
+
+@pytest.mark.parametrize("text", ["graddrop", "mgda", "none", "rlw", "gradnorm"])
+@pytest.mark.parametrize("nonfinite", ["raise", "drop"])
+def test_overflow_reaches_all_gradients_and_no_state_whatever_the_policy(text, nonfinite):
+    model, pipe = Model(), gradhomog.pipeline(text, nonfinite=nonfinite)
+    before = repr(pipe.state_dict())
+    scaler = torch.amp.GradScaler("cpu")
+    step = gradhomog.backward(
+        steep_losses(model, model.encoder(inputs())), pipe, parameters=model.encoder, scaler=scaler
+    )
+    assert step.tasks == ()
+    assert all(bool(gradient.isinf().all()) for gradient in gradients(model))
+    assert repr(pipe.state_dict()) == before
+
+
+def test_a_generator_is_where_it_was_if_the_step_is_not_finite():
+    model, pipe = Model(), gradhomog.pipeline("rlw")
+    before = repr(pipe.state_dict())
+    with pytest.raises(NonfiniteError):
+        gradhomog.backward(steep_losses(model, model.encoder(inputs())), pipe, parameters=model.encoder)
+    assert repr(pipe.state_dict()) == before
+
+
+def test_feature_level_keeps_what_half_precision_has_no_room_for():
+    def gradient(level, autocast):
+        torch.manual_seed(0)
+        encoder, heads = nn.Linear(8, 16), nn.ModuleList(nn.Linear(16, 1) for _ in range(2))
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+        with torch.autocast("cpu", dtype=torch.float16, enabled=autocast):
+            z = encoder(torch.randn(32, 8))
+            losses = [1e-5 * head(z).float().square().mean() for head in heads]
+        pipe = gradhomog.pipeline("none")
+        gradhomog.backward(losses, pipe, parameters=encoder, features=z, level=level, scaler=scaler)
+        return encoder.weight.grad
+
+    exact = gradient("parameters", False)
+    for level in ("parameters", "features"):
+        error = (gradient(level, True) - exact).norm() / exact.norm()
+        assert float(error) < 5e-3
+
+
+def test_no_group_learns_from_a_step_that_is_not_finite_in_another():
+    model, pipe = Model(), gradhomog.pipeline("gradnorm")
+    z = model.encoder(inputs())
+    gradhomog.backward(model.losses(z), pipe, parameters=model.encoder, per="layer")
+    before = repr(pipe.state_dict())
+    with pytest.raises(NonfiniteError):
+        gradhomog.backward(steep_losses(model, model.encoder(inputs())), pipe, parameters=model.encoder, per="layer")
+    assert repr(pipe.state_dict()) == before
+
+
+def test_a_task_that_is_dropped_is_out_of_all_groups():
+    model, reference = Model(), Model()
+    pipe = gradhomog.pipeline("mgda", nonfinite="drop")
+    step = gradhomog.backward(steep_losses(model, model.encoder(inputs())), pipe, parameters=model.encoder, per="layer")
+    assert step.tasks == (0, 2)
+    first, _, third = reference.losses(reference.encoder(inputs()))
+    gradhomog.backward([first, third], gradhomog.pipeline("mgda"), parameters=reference.encoder, per="layer")
+    torch.testing.assert_close(gradients(model)[:4], gradients(reference)[:4])
+
+
+def test_weighted_heads_are_refused_before_anything_is_written_or_learnt():
+    model, pipe = Model(), gradhomog.pipeline("gradnorm + graddrop")
+    before = repr(pipe.state_dict())
+    with pytest.raises(OptionError, match="graddrop replaces rows"):
+        gradhomog.backward(model.losses(model.encoder(inputs())), pipe, parameters=model.encoder, heads="weighted")
+    assert repr(pipe.state_dict()) == before
+    assert gradients(model) == [None] * len(gradients(model))
+
+
+def test_feature_level_tells_the_direction_of_tensors_that_are_no_leaves_and_checks_what_it_writes():
+    model = Model()
+    adapted = {name: 1.0 * p for name, p in model.encoder.named_parameters()}
+    z = torch.func.functional_call(model.encoder, adapted, (inputs(),))
+    options = {"parameters": adapted, "features": z, "level": "features"}
+    step = gradhomog.backward(model.losses(z), gradhomog.pipeline("mgda"), **options)
+    assert step.direction.keys() == adapted.keys()
+    z = model.encoder[2](Steep.apply(model.encoder[1](model.encoder[0](inputs()))))
+    written = copy.deepcopy(gradients(model)[:4])
+    with pytest.raises(NonfiniteError, match="goes back from the features"):
+        gradhomog.backward(
+            model.losses(z), gradhomog.pipeline("mgda"), parameters=model.encoder, features=z, level="features"
+        )
+    torch.testing.assert_close(gradients(model)[:4], written)
+    z = model.encoder(inputs())
+    with pytest.raises(OptionError, match="depend on none of"):
+        gradhomog.backward(
+            model.losses(z), gradhomog.pipeline("mgda"), parameters=Model().encoder, features=z, level="features"
+        )
+
+
+def test_one_of_two_outputs_of_a_layer_is_not_both():
+    model = Model()
+    q, k = model.encoder(inputs()).chunk(2, 1)
+    with pytest.raises(OptionError, match="past `features`"):
+        gradhomog.backward(
+            [q.square().mean() + k.square().mean(), q.mean()], gradhomog.pipeline("mgda"), parameters=model.encoder,
+            features=q,
+        )  # fmt: skip
+    step = gradhomog.backward(
+        [q.square().mean() + k.square().mean(), q.mean()], gradhomog.pipeline("mgda"), parameters=model.encoder,
+        features=(q, k),
+    )  # fmt: skip
+    assert step.weights is not None
+
+
+def test_a_shared_tensor_that_is_no_leaf_is_seen_past_the_features():
+    model = Model()
+    adapted = {name: 1.0 * p for name, p in model.encoder.named_parameters()}
+    z = torch.func.functional_call(model.encoder, adapted, (inputs(),))
+    losses = [loss + adapted["0.weight"].square().sum() for loss in model.losses(z)]
+    with pytest.raises(OptionError, match="past `features`"):
+        gradhomog.backward(losses, gradhomog.pipeline("mgda"), parameters=adapted, features=z)
+
+
+def test_features_are_counted_once_and_not_through_each_other():
+    model, reference = Model(), Model()
+    z = model.encoder(inputs())
+    options = {"parameters": model.encoder, "level": "features"}
+    gradhomog.backward(model.losses(z), gradhomog.pipeline("none"), features=(z, z), **options)
+    expected = by_hand(reference, "none", reference.losses(reference.encoder(inputs())))
+    torch.testing.assert_close(gradients(model), expected)
+    first = model.encoder(inputs())
+    second = first + model.encoder(inputs())
+    losses = [(first * second).sum(), second.sum()]
+    with pytest.raises(OptionError, match="must not be computed from one another"):
+        gradhomog.backward(losses, gradhomog.pipeline("none"), features=(first, second), **options)
+
+
+def test_inputs_that_require_grad_are_not_found_among_the_shared_parameters():
+    model = Model()
+    x = inputs().requires_grad_()
+    step = gradhomog.backward(model.losses(model.encoder(x)), gradhomog.pipeline("mgda"))
+    assert len(step.direction) == 4
+    (expected,) = torch.autograd.grad(sum(model.losses(model.encoder(x))), x)
+    torch.testing.assert_close(x.grad, expected)  # like any other leaf that the losses reach
+
+
+def test_what_is_held_by_names_needs_names():
+    model = Model()
+    with pytest.raises(OptionError, match="moco keeps rows by the parameters' names"):
+        gradhomog.backward(model.losses(model.encoder(inputs())), gradhomog.pipeline("moco"))
+    with pytest.raises(OptionError, match="per keeps a state"):
+        gradhomog.backward(model.losses(model.encoder(inputs())), gradhomog.pipeline("mgda"), per="tensor")
+
+
+def test_batches_may_name_their_tasks_in_any_order():
+    model, reference = Model(tasks=2), Model(tasks=2)
+    a, b = model.losses(model.encoder(inputs()))
+    c, d = model.losses(model.encoder(inputs(seed=5)))
+    with gradhomog.accumulated(gradhomog.pipeline("mgda"), parameters=model.encoder) as several:
+        several.add({"a": a, "b": b})
+        several.add({"b": d, "a": c})
+    first, second = (reference.losses(reference.encoder(inputs(seed=seed))) for seed in (2, 5))
+    summed = [sum(pair) for pair in zip(first, second, strict=True)]
+    torch.testing.assert_close(gradients(model), by_hand(reference, "mgda", summed))
+
+
+def test_a_batch_after_the_block_is_refused():
+    model = Model()
+    with gradhomog.accumulated(gradhomog.pipeline("mgda"), parameters=model.encoder) as several:
+        several.add(model.losses(model.encoder(inputs())))
+    with pytest.raises(OptionError, match="that block is over"):
+        several.add(model.losses(model.encoder(inputs())))
+
+
+def test_complex_parameters_and_losses_are_refused():
+    w = torch.ones(3, dtype=torch.complex128, requires_grad=True)
+    losses = [(w * w.conj()).real.sum(), w.real.sum()]
+    with pytest.raises(OptionError, match=r"must hold real tensors; '0' is torch\.complex128"):
+        gradhomog.backward(losses, gradhomog.pipeline("mgda"), parameters=[w])
+    with pytest.raises(OptionError, match="must be a real scalar tensor"):
+        gradhomog.backward([w.sum(), w.sum()], gradhomog.pipeline("mgda"), parameters=[w])
+
+
+@pytest.mark.parametrize("per", [{1: "0.*", 2: "*"}, {"all": None}])
+def test_groups_are_called_by_texts(per):
+    model = Model()
+    with pytest.raises(OptionError, match="`per` must hold texts"):
+        gradhomog.backward(
+            model.losses(model.encoder(inputs())), gradhomog.pipeline("mgda"), parameters=model.encoder, per=per
+        )
+
+
+def test_views_are_taken_one_by_one_and_belong_to_their_domains():
+    model, pipe = Model(), gradhomog.pipeline("rotograd(key='domain')")
+    z = model.encoder(inputs())
+    views = gradhomog.task_features(z, pipe, tasks=3, domains=["a", "b", "c"])
+    with pytest.raises(TypeError):
+        _ = views[0:2]
+    losses = dict(zip("bca", model.losses(torch.stack(list(views))), strict=True))
+    with pytest.raises(OptionError, match="were made for domains"):
+        gradhomog.backward(losses, pipe, parameters=model.encoder, features=views)
+
+
+def test_a_function_that_keeps_a_variable_is_no_leaf():
+    class Keeps(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x):
+            context.variable = torch.ones(3)
+            return x.clone()
+
+        @staticmethod
+        def backward(context, slope):
+            return slope
+
+    model, reference = Model(), Model()
+    z = Keeps.apply(model.encoder(inputs()))
+    gradhomog.backward(model.losses(z), gradhomog.pipeline("mgda"))
+    gradhomog.backward(reference.losses(reference.encoder(inputs())), gradhomog.pipeline("mgda"))
+    torch.testing.assert_close(gradients(model), gradients(reference))
+
+
+def test_losses_of_another_form_are_refused_in_words():
+    model, pipe = Model(), gradhomog.pipeline("mgda")
+    for losses, message in ((torch.tensor(1.0, requires_grad=True), "one scalar"), (None, "NoneType")):
+        with pytest.raises(OptionError, match=f"one loss per task; got {message}"):
+            gradhomog.backward(losses, pipe, parameters=model.encoder)
+    z = model.encoder(inputs())
+    with pytest.raises(OptionError, match="without any"):
+        gradhomog.backward(model.losses(z), pipe, parameters=model.encoder, features=[], level="features")
+    with pytest.raises(OptionError, match="`chunks` must be a whole number"):
+        gradhomog.backward(model.losses(model.encoder(inputs())), pipe, parameters=model.encoder, chunks=1.5)
+
+
+def test_a_call_where_gradients_are_off_works_on_the_graphs_that_are_there():
+    model, reference = Model(), Model()
+    losses = [loss.reshape(1) for loss in model.losses(model.encoder(inputs()))]
+    with torch.no_grad():
+        gradhomog.backward(losses, gradhomog.pipeline("mgda"), parameters=model.encoder)
+    torch.testing.assert_close(
+        gradients(model), by_hand(reference, "mgda", reference.losses(reference.encoder(inputs())))
+    )
+
+
+def test_a_zero_row_costs_no_pass_in_float64(monkeypatch):
+    rows = torch.ones(3, 1000)
+    rows[1] = 0
+    asked = []
+    original = arithmetic.gramian
+    monkeypatch.setattr(
+        arithmetic, "gramian", lambda block, exact=False: asked.append(exact) or original(block, exact)
+    )
+    gradhomog.pipeline("pcgrad").combine(rows)
+    assert asked == [False]
+
+
+def test_the_derivative_through_a_weight_of_zero_is_kept():
+    class Share(gradhomog.Homogenizer):
+        def mix(self, step):
+            return step.losses - step.losses.detach()
+
+    spec = gradhomog.HomogenizerSpec(Share, "", traits={"differentiable"}, needs={"losses"})
+    w = torch.tensor([1.0, 2.0], dtype=torch.float64, requires_grad=True)
+    found = []
+    for chunks in (False, True):
+        member = Member(Share(), "share", {}, None, spec)
+        pipe = gradhomog.Pipeline([member], nonfinite="drop" if chunks else "raise")  # rows, or one pass
+        adapted = 1.0 * w
+        step = gradhomog.backward(
+            [adapted.square().sum(), adapted.sum()], pipe, parameters=[adapted], create_graph=True
+        )
+        found.append(torch.autograd.grad(step.direction["0"].sum(), w)[0])
+    torch.testing.assert_close(found[0], found[1])
+    assert bool((found[0] != 0).all())
+
+
+def test_a_loss_that_is_not_finite_is_told_without_advice_on_inner_optimizers():
+    model = Model()
+    losses = model.losses(model.encoder(inputs()))
+    losses[1] = losses[1] * torch.nan
+    with pytest.raises(
+        NonfiniteError, match=r"task 1 is not finite: its loss is nan\..* Lower the learning rate"
+    ) as told:
+        gradhomog.backward(losses, gradhomog.pipeline("mgda"), parameters=model.encoder)
+    assert "eps_root" not in str(told.value)
+
+
+def test_norms_and_cosines_are_there_where_they_are_needed_or_asked_for():
+    for text, inspect, there in (("static", False, False), ("static", True, True), ("mgda", False, True)):
+        model = Model()
+        z = model.encoder(inputs())
+        pipe = gradhomog.pipeline(text)
+        report = gradhomog.backward(model.losses(z), pipe, parameters=model.encoder, features=z, inspect=inspect)
+        assert (report.norms is not None) == (report.cosines is not None) == there

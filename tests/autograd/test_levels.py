@@ -1,0 +1,178 @@
+"""Feature-level rows, groups of parameters, and views of features: each against its definition by hand."""
+
+import pytest
+import torch
+from torch import nn
+
+import gradhomog
+from gradhomog import Homogenizer, OptionError
+
+from .networks import Model, gradients, inputs
+
+
+@pytest.mark.parametrize("text", ["none", "mgda", "pcgrad(order='fixed')"])
+def test_feature_level_homogenizes_derivatives_by_the_features_and_goes_back_once(text):
+    model, reference = Model(), Model()
+    z = model.encoder(inputs())
+    found = gradhomog.backward(
+        model.losses(z), gradhomog.pipeline(text), parameters=model.encoder, features=z, level="features"
+    )
+    z = reference.encoder(inputs())
+    rows = torch.stack([torch.autograd.grad(loss, z, retain_graph=True)[0].flatten() for loss in reference.losses(z)])
+    cotangent = gradhomog.pipeline(text).combine(rows).view_as(z)
+    expected = torch.autograd.grad(z, list(reference.encoder.parameters()), cotangent)
+    torch.testing.assert_close([p.grad for p in model.encoder.parameters()], list(expected))
+    assert model.heads[0].weight.grad is not None
+    named = [name for name, _ in model.encoder.named_parameters()]
+    torch.testing.assert_close(found.direction, dict(zip(named, expected, strict=True)))
+
+
+def test_feature_level_of_several_tensors_and_of_maps():
+    shared, other = nn.Conv2d(1, 3, 3), nn.Linear(9, 4)
+    x = torch.randn(2, 1, 5, 5)
+    maps, flat = shared(x), other(x[:, 0, :3, :3].flatten(1))
+    losses = [maps.square().mean() + flat.mean(), (maps - 1).square().mean(), flat.square().mean()]
+    rows = torch.stack([
+        torch.cat([torch.zeros(top.numel()) if g is None else g.flatten() for g, top in
+                   zip(torch.autograd.grad(loss, [maps, flat], retain_graph=True, allow_unused=True), (maps, flat),
+                       strict=True)])
+        for loss in losses
+    ])  # fmt: skip
+    cotangents = gradhomog.pipeline("mgda").combine(rows).split([maps.numel(), flat.numel()])
+    parameters = [*shared.parameters(), *other.parameters()]
+    expected = torch.autograd.grad(
+        [maps, flat], parameters, [cotangents[0].view_as(maps), cotangents[1].view_as(flat)], retain_graph=True
+    )
+    gradhomog.backward(losses, gradhomog.pipeline("mgda"), features=(maps, flat), level="features")
+    torch.testing.assert_close([p.grad for p in parameters], list(expected))
+
+
+@pytest.mark.parametrize(
+    ("per", "groups"),
+    [
+        ("layer", [["0.weight", "0.bias"], ["2.weight", "2.bias"]]),
+        ("tensor", [["0.weight"], ["0.bias"], ["2.weight"], ["2.bias"]]),
+        ({"biases": "*.bias", "rest": "*"}, [["0.bias", "2.bias"], ["0.weight", "2.weight"]]),
+    ],
+)
+def test_groups_are_homogenized_apart(per, groups):
+    model, reference = Model(), Model()
+    pipe = gradhomog.pipeline("mgda")
+    z = model.encoder(inputs())
+    found = gradhomog.backward(model.losses(z), pipe, parameters=model.encoder, per=per)
+    named = dict(reference.encoder.named_parameters())
+    losses = reference.losses(reference.encoder(inputs()))
+    for group in groups:
+        rows = [torch.autograd.grad(loss, [named[name] for name in group], retain_graph=True) for loss in losses]
+        matrix = torch.stack([torch.cat([part.flatten() for part in row]) for row in rows])
+        expected = gradhomog.pipeline("mgda").combine(matrix)
+        mine = torch.cat([dict(model.encoder.named_parameters())[name].grad.flatten() for name in group])
+        torch.testing.assert_close(mine, expected)
+    assert set(found.direction) == set(named)
+
+
+def test_each_group_has_a_state_of_its_own_that_is_saved_and_goes_on():
+    def run(pipe, model, steps):
+        for _ in range(steps):
+            z = model.encoder(inputs())
+            gradhomog.backward(model.losses(z), pipe, parameters=model.encoder, features=z, per="layer")
+        return pipe
+
+    text = "gradnorm(alpha=0, lr=0.1)"
+    whole, first = gradhomog.pipeline(text), gradhomog.pipeline(text)
+    model, again = Model(), Model()
+    run(whole, model, 5)
+    run(first, again, 2)
+    fresh = gradhomog.pipeline(text)
+    fresh.load_state_dict(first.state_dict())
+    run(fresh, again, 3)
+    torch.testing.assert_close(gradients(model), gradients(again))
+    state = whole.state_dict()
+    assert list(state) == ["steps", "0:gradnorm", "part 0", "part 2"]
+    assert state["part 0"] != state["part 2"]
+
+
+def test_groups_need_names_and_rows():
+    model = Model()
+    for options, message in [
+        ({"parameters": list(model.encoder.parameters()), "per": "layer"}, "Pass the module"),
+        ({"parameters": model.encoder, "per": {"first": "0.*"}}, "must cover every shared parameter"),
+        ({"parameters": model.encoder, "per": {"all": "*", "none": "9.*"}}, "must hold patterns that match"),
+    ]:
+        with pytest.raises(OptionError, match=message):
+            gradhomog.backward(model.losses(model.encoder(inputs())), gradhomog.pipeline("mgda"), **options)
+    z = model.encoder(inputs())
+    with pytest.raises(OptionError, match="`per` groups parameters"):
+        gradhomog.backward(model.losses(z), gradhomog.pipeline("mgda"), features=z, level="features", per="tensor")
+    assert gradients(model) == [None] * len(gradients(model))
+
+
+@pytest.mark.parametrize("text", ["mgda", "gradnorm", "pcgrad(order='fixed')", "graddrop"])
+@pytest.mark.parametrize("through", [False, True])
+def test_chunks_change_how_much_is_held_and_nothing_else(text, through, monkeypatch):
+    model, reference = Model(), Model()
+    held = []
+    original = torch.autograd.grad
+    for owner, chunks in ((reference, 1), (model, 3)):
+        z = owner.encoder(inputs())
+        losses = owner.losses(z)
+        shared = {id(p) for p in owner.encoder.parameters()}
+
+        def noting(outputs, leaves, *rest, shared=shared, **options):
+            held.append(sum(leaf.numel() for leaf in leaves if id(leaf) in shared))
+            return original(outputs, leaves, *rest, **options)
+
+        held.clear()
+        monkeypatch.setattr(torch.autograd, "grad", noting)
+        features = z if through else None
+        pipe = gradhomog.pipeline(text)
+        gradhomog.backward(losses, pipe, parameters=owner.encoder, features=features, chunks=chunks)
+        monkeypatch.setattr(torch.autograd, "grad", original)
+    torch.testing.assert_close(gradients(model), gradients(reference))
+    total = sum(p.numel() for p in model.encoder.parameters())
+    if text != "graddrop":
+        assert held[-1] == total  # the direction, in one pass
+        assert max(held[:-1]) <= 0.7 * total
+
+
+class Turn(Homogenizer):
+    """Multiplies a task's features by its number plus one, and keeps what `update` receives."""
+
+    state_names = ("seen",)
+
+    def __init__(self):
+        self.seen = []
+
+    def transform(self, features, keys):
+        return features * torch.tensor([key.slot + 1.0 for key in keys], dtype=features.dtype)[:, None, None]
+
+    def update(self, step):
+        return {"seen": [step.features, step.feature_grads]}
+
+
+def test_views_are_what_transform_makes_for_each_task_and_the_rows_go_through_them():
+    model, reference, turn = Model(), Model(), Turn()
+    pipe = gradhomog.pipeline([turn])
+    z = model.encoder(inputs())
+    views = gradhomog.task_features(z, pipe, tasks=3)
+    assert len(views) == 3
+    torch.testing.assert_close(torch.stack(list(views)), torch.stack([z, 2 * z, 3 * z]))
+    gradhomog.backward(model.losses(torch.stack(list(views))), pipe, features=views)
+    z = reference.encoder(inputs())
+    z.retain_grad()
+    sum(reference.losses(torch.stack([z, 2 * z, 3 * z]))).backward()
+    for mine, theirs in zip(model.encoder.parameters(), reference.encoder.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad / 3)
+    features, grads = turn.seen
+    torch.testing.assert_close(features, z.detach().expand(3, *z.shape))
+    scaled = grads * torch.tensor([1.0, 2.0, 3.0]).double()[:, None, None]  # by z again
+    torch.testing.assert_close(scaled.sum(0), z.grad)
+
+
+def test_a_pipeline_that_transforms_needs_views():
+    model, pipe = Model(), gradhomog.pipeline([Turn()])
+    z = model.encoder(inputs())
+    with pytest.raises(OptionError, match=r"Pass them views = gradhomog\.task_features"):
+        gradhomog.backward(model.losses(z), pipe, features=z)
+    with pytest.raises(OptionError, match="views of 2 tasks; there are 3 losses"):
+        gradhomog.backward(model.losses(z), pipe, features=gradhomog.task_features(z, pipe, tasks=2))

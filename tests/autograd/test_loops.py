@@ -1,0 +1,127 @@
+"""What training loops do: accumulate, scale, use half precision, step."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import gradhomog
+from gradhomog import OptionError
+
+from .networks import Model, gradients, inputs
+
+
+@pytest.mark.parametrize("text", ["none", "mgda", "gradnorm"])
+@pytest.mark.parametrize("through", [False, True])
+def test_rows_of_several_batches_added_up_are_those_of_the_whole_batch(text, through):
+    model, reference = Model(), Model()
+    x, pipe, other = inputs(size=8), gradhomog.pipeline(text), gradhomog.pipeline(text)
+
+    def losses(owner, z, rows):  # sums, so that batches add up
+        return [head(z).square().sum() * (1 + task) for task, head in enumerate(owner.heads)]
+
+    for _ in range(2):
+        with gradhomog.accumulated(pipe, parameters=model.encoder) as several:
+            for part in x.split(3):
+                z = model.encoder(part)
+                several.add(losses(model, z, part), features=z if through else None)
+        z = reference.encoder(x)
+        gradhomog.backward(losses(reference, z, x), other, parameters=reference.encoder)
+    torch.testing.assert_close(gradients(model), gradients(reference))
+    assert several.step.direction.keys() == dict(model.encoder.named_parameters()).keys()
+
+
+def interrupted(model, batches):
+    """Add up some batches, each of so many losses, and fail on the way."""
+    pipe = gradhomog.pipeline("mgda")
+    with gradhomog.accumulated(pipe, parameters=model.encoder) as several:
+        for tasks in batches:
+            several.add(model.losses(model.encoder(inputs()))[:tasks])
+        with pytest.raises(OptionError, match="has ended without an error"):
+            _ = several.step
+        if batches:
+            raise RuntimeError("power cut")
+
+
+@pytest.mark.parametrize(
+    ("batches", "message"),
+    [([3], "power cut"), ([3, 2], "this batch has 2 losses, the first had 3"), ([], "at least one batch")],
+)
+def test_an_error_among_the_batches_writes_nothing(batches, message):
+    model = Model()
+    with pytest.raises((RuntimeError, OptionError), match=message):
+        interrupted(model, batches)
+    assert gradients(model) == [None] * len(gradients(model))
+
+
+@pytest.mark.parametrize("text", ["none", "mgda", "gradnorm", "gradnorm + pcgrad"])
+def test_a_scaler_gets_scaled_gradients_and_the_homogenizers_see_none_of_it(text):
+    model, reference = Model(), Model()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    pipe, other = gradhomog.pipeline(text), gradhomog.pipeline(text)
+    for owner, scaling, p in ((model, scaler, pipe), (reference, None, other)):
+        for _ in range(2):
+            owner.zero_grad()
+            z = owner.encoder(inputs())
+            gradhomog.backward(owner.losses(z), p, parameters=owner.encoder, features=z, scaler=scaling)
+    torch.testing.assert_close(gradients(model), [1024 * gradient for gradient in gradients(reference)])
+    assert repr(pipe.state_dict()) == repr(other.state_dict())
+
+
+@pytest.mark.parametrize("text", ["none", "mgda"])
+def test_a_row_that_overflows_makes_the_scaler_skip_the_step_and_nobody_learn(text):
+    model = Model()
+    pipe = gradhomog.pipeline(f"gradnorm + {text}" if text != "none" else "none")
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before, state = copy.deepcopy(model.state_dict()), copy.deepcopy(pipe.state_dict())
+    z = model.encoder(inputs())
+    losses = model.losses(z)
+    losses[1] = losses[1] * 1e300 * 1e6
+    found = gradhomog.backward(losses, pipe, parameters=model.encoder, scaler=scaler)
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 2.0**15
+    assert repr(model.state_dict()) == repr(before)
+    assert repr(pipe.state_dict()) == repr(state)
+    assert found.tasks == ()
+
+
+def test_a_loop_in_half_precision_learns():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2))
+        x = torch.randn(64, 4)
+    targets = torch.stack([x.sum(1), 20 * x[:, 0]], dim=1)
+    scaler, optimizer = torch.amp.GradScaler("cpu"), torch.optim.Adam(net.parameters(), lr=1e-2)
+    pipe = gradhomog.pipeline("pcgrad")
+    history = []
+    for _ in range(60):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            losses = (net(x) - targets).float().square().mean(0)
+        optimizer.zero_grad()
+        gradhomog.backward(losses, pipe, parameters=net, scaler=scaler)
+        scaler.step(optimizer)
+        scaler.update()
+        history.append(losses.detach())
+    assert (history[-1] < 0.6 * history[0]).all()
+
+
+def test_sparse_gradients_of_embeddings_are_taken_in():
+    table = nn.Embedding(10, 3, sparse=True)
+    rows = table(torch.tensor([1, 1, 4]))
+    gradhomog.backward([rows.sum(), rows[0].square().sum()], gradhomog.pipeline("mgda"))
+    assert table.weight.grad.layout == torch.strided
+    assert (table.weight.grad[4] >= 0).all()
+
+
+def test_two_parameters_that_autograd_gives_one_gradient_are_scaled_once_each():
+    first, second = torch.zeros(3, requires_grad=True), torch.zeros(3, requires_grad=True)
+    total = (first + second) * torch.arange(3.0)
+    gradhomog.backward([total.sum(), total.sum()], gradhomog.pipeline("none"))
+    assert first.grad.tolist() == second.grad.tolist() == [0.0, 1.0, 2.0]
+    head, other = torch.zeros(3, requires_grad=True), torch.zeros(3, requires_grad=True)
+    gradhomog.backward([total.detach().sum() + (first + head + other).sum(), first.sum()], gradhomog.pipeline("none"))
+    head.grad.add_(1)
+    assert other.grad.tolist() == [1.0, 1.0, 1.0]

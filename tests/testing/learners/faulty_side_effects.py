@@ -1,0 +1,133 @@
+"""Faulty side effects: after rows, after meta-test, after an error."""
+
+from __future__ import annotations
+
+import torch
+
+from gradhomog import TaskRow
+from tests.testing.learners.faults import fails
+from tests.testing.learners.good import OneStep
+
+
+@fails("nothing_changes", "after `rows`, not as before: the buffer `encoder.1.running_mean`")
+@fails("batch_norm", "the buffer `encoder.1.running_mean` after three steps: not the same")
+class WritesStatistics(OneStep):
+    """Runs the modules with their own buffers."""
+
+    def buffers(self):
+        return {}
+
+
+@fails("nothing_changes", "after `rows`, not as before: `.grad` of `encoder.0.weight`")
+class LeavesGradients(OneStep):
+    """Differentiates by `backward`."""
+
+    def differentiate(self, loss, taps):
+        loss.backward(retain_graph=True)
+        return super().differentiate(loss, taps)
+
+
+@fails("nothing_changes", "after `evaluate`, not as before: the modes of the encoder")
+class StaysInEvaluationMode(OneStep):
+    """Sets the mode, and does not set it back."""
+
+    def adapted_outputs(self, support_x, support_y, query_x):
+        outputs = super().adapted_outputs(support_x, support_y, query_x)
+        self.mode = lambda training: torch.enable_grad()
+        self.encoder.eval()
+        return outputs
+
+
+@fails("nothing_changes", "after `rows`, not as before: the hooks and attributes of the encoder")
+class LeavesHooks(OneStep):
+    """Reads features by a hook of its own."""
+
+    def encode(self, parameters, buffers, x):
+        self.encoder.register_forward_hook(ignore)
+        return super().encode(parameters, buffers, x)
+
+
+def ignore(module, inputs, features):
+    """Nothing is done with them."""
+
+
+@fails("nothing_changes", "after `rows`, not as before: the global generator of torch")
+class SeedsTorch(OneStep):
+    """Makes itself reproducible at the cost of everything else that is drawn."""
+
+    def adapt(self, x, y, buffers):
+        torch.manual_seed(0)
+        return super().adapt(x, y, buffers)
+
+
+@fails("nothing_changes", "the tasks' tensors after `rows`: not the same")
+class CentresInPlace(OneStep):
+    """Subtracts the mean from images that are not its own."""
+
+    def encode(self, parameters, buffers, x):
+        return super().encode(parameters, buffers, x.sub_(x.mean()))
+
+
+@fails(
+    "restored_after_failure", r"after the \w+ raised at call \d of a step of two tasks, not as before: the parameter"
+)
+class AdaptsInPlace(OneStep):
+    """Changes the parameters themselves, and restores them if nothing fails."""
+
+    def task_row(self, task, key):
+        start = {name: parameter.detach().clone() for name, parameter in self.named_parameters().items()}
+        self.homogenizers.begin(key, "support")
+        adapted = self.adapt(task.support_x, task.support_y, self.buffers())
+        self.write(adapted)
+        self.homogenizers.begin(key, "query")
+        features = self.encode({}, self.buffers(), task.query_x)
+        taps = self.homogenizers.transform(features[None], [key])
+        outputs = self.classify({}, self.buffers(), taps[-1][0])
+        loss = self.loss(outputs, task.query_y)
+        row = self.row(loss, outputs, taps, *self.differentiate(loss, taps))
+        self.write(start)
+        return row
+
+    def write(self, values):
+        for name, parameter in self.named_parameters().items():
+            parameter.data = values[name].detach()
+
+
+@fails("restored_after_failure", "after the encoder raised at call 1 .*: the step continued without an error")
+class SwallowsErrors(OneStep):
+    """A task that fails has a row of zeros."""
+
+    def task_row(self, task, key):
+        try:
+            return super().task_row(task, key)
+        except Exception:
+            zeros = {name: torch.zeros_like(value) for name, value in self.named_parameters().items()}
+            features = [task.query_x.new_zeros(len(task.query_x), 4)]
+            return TaskRow(task.query_x.new_zeros(()), zeros, task.query_x.new_zeros(9, 3), features, features)
+
+
+@fails("restored_after_failure", "the next losses after the encoder raised .*: not the same")
+class RemembersThatItRan(OneStep):
+    """Sets a flag while the encoder runs, and does not reset it after a failure."""
+
+    running = False
+
+    def encode(self, parameters, buffers, x):
+        scale = 2 if self.running else 1
+        self.running = True
+        features = super().encode(parameters, buffers, scale * x)
+        self.running = False
+        return features
+
+
+@fails("restored_after_failure", "it raises RuntimeError, without the cause: something went wrong")
+class HidesCause(OneStep):
+    """Raises an error of its own, without the cause."""
+
+    def task_row(self, task, key):
+        failed = False
+        try:
+            return super().task_row(task, key)
+        except Exception:
+            failed = True
+        raise RuntimeError("something went wrong" if failed else "")

@@ -1,0 +1,141 @@
+"""Faulty calls of homogenizers: late, missing, without effect, or at meta-test."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from gradhomog import TaskKey
+from tests.testing.learners.faults import fails
+from tests.testing.learners.good import OneStep
+
+
+@fails("begins_parts", "query inputs of task 0 after `begin.*'support'")
+class BeginsLate(OneStep):
+    """Begins the query part after the encoder ran on the queries."""
+
+    def task_row(self, task, key):
+        buffers = self.buffers()
+        self.homogenizers.begin(key, "support")
+        adapted = self.adapt(task.support_x, task.support_y, buffers)
+        features = self.encode(adapted, buffers, task.query_x)
+        self.homogenizers.begin(key, "query")
+        taps = self.homogenizers.transform(features[None], [key])
+        outputs = self.classify(adapted, buffers, taps[-1][0])
+        loss = self.loss(outputs, task.query_y)
+        return self.row(loss, outputs, taps, *self.differentiate(loss, taps))
+
+
+@fails("begins_parts", "inputs before any `homogenizers.begin`")
+class LooksFirst(OneStep):
+    """Runs the encoder on the support set before `begin`, to find the features' shape."""
+
+    def task_row(self, task, key):
+        self.encode(self.starting_point(), self.buffers(), task.support_x)
+        return super().task_row(task, key)
+
+
+@fails("begins_parts", "query inputs of task 0 after")
+class EncodesTogether(OneStep):
+    """Support and query inputs in one pass, for speed."""
+
+    def task_row(self, task, key):
+        self.queries = task.query_x
+        return super().task_row(task, key)
+
+    def adapt(self, x, y, buffers):
+        both = self.encode(self.starting_point(), buffers, torch.cat([x, getattr(self, "queries", x)]))
+        return super().adapt(x, y, buffers) if both.requires_grad else {}
+
+
+@fails("begins_parts", r"inputs of task 1 after .*slot=0")
+class OneKeyForAll(OneStep):
+    """All tasks are the first."""
+
+    def task_row(self, task, key):
+        return super().task_row(task, TaskKey(0, key.domain))
+
+
+@fails("transforms_queries", "`transform` is never called with TaskKey")
+class NeverTransforms(OneStep):
+    """Never calls `transform`."""
+
+    def task_row(self, task, key):
+        buffers = self.buffers()
+        self.homogenizers.begin(key, "support")
+        adapted = self.adapt(task.support_x, task.support_y, buffers)
+        self.homogenizers.begin(key, "query")
+        taps = [self.encode(adapted, buffers, task.query_x)[None]]
+        outputs = self.classify(adapted, buffers, taps[-1][0])
+        loss = self.loss(outputs, task.query_y)
+        return self.row(loss, outputs, taps, *self.differentiate(loss, taps))
+
+
+@fails("transforms_queries", "`transform` makes all query features zero, and yet the outputs of the queries differ")
+class TransformsInVain(OneStep):
+    """Calls `transform`, and passes the original features to the head."""
+
+    def classify(self, parameters, buffers, features):
+        return super().classify(parameters, buffers, self.encoded + 0 * features)
+
+    def encode(self, parameters, buffers, x):
+        self.encoded = super().encode(parameters, buffers, x)
+        return self.encoded
+
+
+@fails("transforms_queries", r"the shape \(9, 4\) with 1 keys; expected \[tasks, queries, features\]")
+class TransformsFlat(OneStep):
+    """Features of one task, without the dimension of the tasks."""
+
+    def task_row(self, task, key):
+        buffers = self.buffers()
+        self.homogenizers.begin(key, "support")
+        adapted = self.adapt(task.support_x, task.support_y, buffers)
+        self.homogenizers.begin(key, "query")
+        taps = self.homogenizers.transform(self.encode(adapted, buffers, task.query_x), [key])
+        outputs = self.classify(adapted, buffers, taps[-1])
+        loss = self.loss(outputs, task.query_y)
+        gradients, _ = self.differentiate(loss, taps)
+        return self.row(loss, outputs, [tap[None] for tap in taps], gradients, [torch.zeros_like(t) for t in taps])
+
+
+class Inside(nn.Module):
+    """Calls what a module computes, without the module."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, x):
+        return self.module.forward(x)
+
+
+@fails("attachments_take_effect", "what is attached makes all features zero, and yet the outputs of the queries differ")
+class GoesAroundHooks(OneStep):
+    """Calls `forward` of the encoder itself, which runs no hook."""
+
+    def call(self, part, tensors, x):
+        own = {name.replace(part, "module", 1): value for name, value in tensors.items() if name.startswith(part)}
+        return torch.func.functional_call(Inside(getattr(self, part)), own, (x,))
+
+
+@fails("homogenizers_removed", "`evaluate` or `predict` calls the homogenizers: .*'transform'")
+class TransformsAtMetaTest(OneStep):
+    """Queries are transformed at meta-test as in training."""
+
+    def adapted_outputs(self, support_x, support_y, query_x):
+        buffers = self.buffers()
+        with torch.enable_grad():
+            adapted = self.adapt(support_x, support_y, buffers)
+        features = self.encode(adapted, buffers, query_x)
+        self.homogenizers.transform(features[None], [TaskKey(0, "domain 0")])
+        return self.classify(adapted, buffers, features).detach()
+
+
+@fails("homogenizers_removed", "a prediction after training with homogenizers: not the same")
+class AttachesAtMetaTest(OneStep):
+    """Attaches the homogenizers at meta-test too."""
+
+    def predict(self, support_x, support_y, query_x):
+        with self.homogenizers.attached(self.encoder):
+            return super().predict(support_x, support_y, query_x)
