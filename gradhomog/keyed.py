@@ -36,6 +36,18 @@ def mean(keys: Sequence[str], values: Tensor) -> dict[str, Tensor]:
     return {key: values[own].mean(0) if len(own) > 1 else values[own[0]] for key, own in places.items()}
 
 
+def mean_numbers(keys: Sequence[str], values: Tensor | Sequence[float]) -> dict[str, float]:
+    """The same of numbers `[tasks]`, as floats."""
+    numbers: Sequence[float] = values.tolist() if isinstance(values, Tensor) else values
+    if len(set(keys)) == len(keys):
+        return dict(zip(keys, map(float, numbers), strict=True))
+    shown: dict[str, list[float]] = {}
+    for key, number in zip(keys, numbers, strict=True):
+        shown.setdefault(key, []).append(number)
+    # fsum: the order of the tasks of a key changes no bit.
+    return {key: math.fsum(own) / len(own) for key, own in shown.items()}
+
+
 def read(state: Mapping[str, float], keys: Sequence[str], initial: float) -> Tensor:
     """The numbers of a batch's tasks, float64 `[tasks]`; `initial` for a new key."""
     return torch.tensor([state.get(key, initial) for key in keys], dtype=torch.float64)
@@ -47,17 +59,18 @@ def write(state: Mapping[str, float], keys: Sequence[str], values: Tensor | Sequ
     >>> write({"a": 1.0, "b": 2.0}, ["a", "c", "a"], [3.0, 4.0, 5.0])
     {'a': 4.0, 'b': 2.0, 'c': 4.0}
     """
-    numbers = torch.as_tensor(values, dtype=torch.float64)
-    return {**state, **{key: float(value) for key, value in mean(keys, numbers).items()}}
+    return {**state, **mean_numbers(keys, values)}
 
 
-def ema(state: Mapping[str, float], keys: Sequence[str], values: Tensor, decay: float) -> dict[str, float]:
+def ema(
+    state: Mapping[str, float], keys: Sequence[str], values: Tensor | Sequence[float], decay: float
+) -> dict[str, float]:
     """Exponential averages of numbers: s ← decay · s + (1 − decay) · v; a new key starts at its first value.
 
     >>> ema({"a": 1.0}, ["a", "b"], torch.tensor([3.0, 5.0]), decay=0.5)
     {'a': 2.0, 'b': 5.0}
     """
-    shown = {key: float(value) for key, value in mean(keys, values.double()).items()}
+    shown = mean_numbers(keys, values)
     return {**state, **{key: decay * state.get(key, value) + (1 - decay) * value for key, value in shown.items()}}
 
 
@@ -96,11 +109,10 @@ def adam(
 
     Source: Kingma and Ba 2015, arXiv 1412.6980, algorithm 1.
     """
-    shown = mean(keys, torch.as_tensor(gradients, dtype=torch.float64))
     moved = {}
-    for key, gradient in shown.items():
-        value, first, second, steps = state[key] if key in state else (initial, 0.0, 0.0, 0.0)
-        slope, steps = float(gradient) + weight_decay * value, steps + 1
+    for key, gradient in mean_numbers(keys, gradients).items():
+        value, first, second, steps = state.get(key, (initial, 0.0, 0.0, 0.0))
+        slope, steps = gradient + weight_decay * value, steps + 1
         first = BETA_1 * first + (1 - BETA_1) * slope
         second = BETA_2 * second + (1 - BETA_2) * slope * slope
         change = first / (1 - BETA_1**steps) / (math.sqrt(second / (1 - BETA_2**steps)) + EPSILON)

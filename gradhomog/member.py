@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -94,9 +95,13 @@ class Member:
                 handles.append(handle)
 
         def detach() -> None:
-            for handle in reversed(handles):
-                self._call("`remove` of a handle from `attach`", handle.remove)
-            if left := before.remove_new():
+            try:
+                with ExitStack() as stack:  # removes the others if one raises
+                    for handle in handles:
+                        stack.callback(self._call, "`remove` of a handle from `attach`", handle.remove)
+            finally:
+                left = before.remove_new()
+            if left:
                 raise PluginRunError(
                     f"{self} left {left} hook{'s' if left > 1 else ''} on the encoder after the handles from `attach` "
                     f"were removed. Return a handle for every hook. {self.advice}"
@@ -106,7 +111,8 @@ class Member:
             self._call("`attach`", attach)
         except GradhomogError:
             for handle in reversed(handles):
-                handle.remove()
+                with suppress(Exception):  # the error of `attach` is the one to report
+                    handle.remove()
             before.remove_new()
             raise
         return detach

@@ -27,15 +27,17 @@ class Action:
     rows: Jacobian
 
 
-def drop_nonfinite(inputs: StepInputs) -> StepInputs:
+def drop_nonfinite(inputs: StepInputs, transforming: Sequence[Member]) -> StepInputs:
     """The same without the tasks that are not finite.
 
     Raises:
         NonfiniteError: no task is finite.
+        PluginRunError: a `transform` stage made features infinite.
     """
     kept = inputs.finite_tasks()
     if len(kept) == len(inputs.keys):
         return inputs
+    _require_finite_transforms(inputs, transforming)
     if not kept:
         raise NonfiniteError(f"{_describe(inputs, kept)} No task is left.")
     return inputs.select(kept)
@@ -48,15 +50,19 @@ def require_finite_inputs(inputs: StepInputs, transforming: Sequence[Member], ca
         NonfiniteError: a loss, a row or a gradient w.r.t. features is not finite.
         PluginRunError: a `transform` stage made features infinite.
     """
-    for member, before, after in zip(transforming, inputs.features, inputs.features[1:], strict=False):
-        if all_finite([before]) and not all_finite([after]):
-            raise member.not_finite("transform")
+    _require_finite_transforms(inputs, transforming)
     kept = [task for task in range(len(inputs.keys)) if inputs.losses is None or torch.isfinite(inputs.losses[task])]
     kept = inputs.finite_tasks() if len(kept) == len(inputs.keys) else kept  # a loss decides without the rows
     if len(kept) < len(inputs.keys):
         raise NonfiniteError(
             f'{_describe(inputs, kept)} Or use nonfinite="drop" to leave such tasks out of the step.'
         ) from cause
+
+
+def _require_finite_transforms(inputs: StepInputs, transforming: Sequence[Member]) -> None:
+    for member, before, after in zip(transforming, inputs.features, inputs.features[1:], strict=False):
+        if all_finite([before]) and not all_finite([after]):
+            raise member.not_finite("transform")
 
 
 def require_finite_rows(

@@ -215,7 +215,7 @@ class Pipeline:
         )  # fmt: skip
         with torch.set_grad_enabled(create_graph):
             if (nonfinite or self.nonfinite) == "drop":
-                inputs = drop_nonfinite(inputs)
+                inputs = drop_nonfinite(inputs, self.stages.transforming)
             if inspect or "gramian" in self.stages.needs:
                 _ = inputs.jacobian.total_gramian  # norms are then read off its diagonal
             elif "norms" in self.stages.needs:
@@ -248,7 +248,7 @@ class Pipeline:
         inputs = make_step_inputs(self.members, jacobian, losses, **shown)
         with torch.no_grad():
             if self.nonfinite == "drop":
-                inputs = drop_nonfinite(inputs)
+                inputs = drop_nonfinite(inputs, self.stages.transforming)
             return self.stages.run(inputs, self.steps, self.debug)[0].gramian(parameters)
 
     # -- state -------------------------------------------------------------------------------------------------------

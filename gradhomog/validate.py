@@ -43,10 +43,10 @@ def rows(found: object, given: Jacobian) -> str:
         return "a Jacobian, made by `map`, `replace` or `repeat` of step.jacobian"
     if found.names != given.names or found.tasks != given.tasks:
         return f"a Jacobian of the {given.tasks} tasks and the blocks {', '.join(map(repr, given.names))}"
-    if isinstance(found, DenseJacobian) and isinstance(given, DenseJacobian):
-        pairs = zip(found.blocks.values(), given.blocks.values(), strict=True)
-        if not all(_dense(value) and _alike(value, like) for value, like in pairs):
-            return "a Jacobian of the shapes, dtypes and device of step.jacobian"
+    pairs = zip(found.row_like().values(), given.row_like().values(), strict=True)
+    blocks = found.blocks.values() if isinstance(found, DenseJacobian) else []
+    if not all(_dense(row) and _alike(row, like) for row, like in pairs) or any(len(b) != given.tasks for b in blocks):
+        return "a Jacobian of the shapes, dtypes and device of step.jacobian"
     return ""
 
 

@@ -84,7 +84,8 @@ def compute_step(pipe: Pipeline, batch: Batch, jacobian: Jacobian, options: Opti
         NonfiniteError, OptionError, PluginRunError, NotDifferentiableError: nothing was written, no state assigned.
     """
     graph = batch.derivatives.graph
-    losses = torch.stack([loss.double() for loss in batch.tasks.losses])
+    same = len({(loss.dtype, loss.device) for loss in batch.tasks.losses}) == 1
+    losses = torch.stack(batch.tasks.losses if same else [loss.double() for loss in batch.tasks.losses])
     shown: dict[str, Any] = {
         "domains": options.domains, "slots": batch.tasks.slots, "features": batch.features,
         "feature_grads": batch.feature_grads, "targets": options.targets, "create_graph": graph.create_graph,
@@ -124,7 +125,7 @@ def _by_group(
     inputs = StepInputs(rows, keys, losses, shown["features"], shown["feature_grads"])
     # Checked as a whole first: a task that is not finite in one group is out of all.
     if (shown["nonfinite"] or pipe.nonfinite) == "drop":
-        inputs = drop_nonfinite(inputs)
+        inputs = drop_nonfinite(inputs, pipe.stages.transforming)
     else:
         require_finite_inputs(inputs, ())
     kept = [slots.index(key.slot) for key in inputs.keys]

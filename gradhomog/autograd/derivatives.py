@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -115,8 +116,12 @@ class Direct(Derivatives):
         if not active:
             return [torch.zeros_like(parameter, requires_grad=False) for parameter in shared]
         losses = [graph.losses[task] for task in active]
-        shares = [weights[task].to(loss) for task, loss in zip(active, losses, strict=True)]
-        seeds = [share * graph.factor for share in shares]
+        shares: list[Any] = [factors[task] for task in active]
+        if weights.requires_grad:  # with its graph
+            shares = [weights[task].to(loss) for task, loss in zip(active, losses, strict=True)]
+            seeds = [share * graph.factor for share in shares]
+        else:
+            seeds = [torch.full_like(loss, graph.factor * share) for loss, share in zip(losses, shares, strict=True)]
         leaves = [leaf for task in active if together[task] for leaf in graph.own[task]]
         found = graph.gradients(losses, [*shared, *leaves], seeds, True)
         rest = iter(found[len(shared) :])

@@ -56,6 +56,9 @@ class LazyJacobian(Jacobian):
     def materialize(self) -> dict[str, Tensor]:
         return self.per_task.materialize()
 
+    def row_like(self) -> Mapping[str, Tensor]:
+        return self._shared
+
     def select(self, tasks: Sequence[int]) -> Jacobian:
         return self.per_task.select(tasks)
 

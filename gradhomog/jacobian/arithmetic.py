@@ -179,11 +179,14 @@ def matrix_product(later: Tensor, earlier: Tensor) -> Tensor:
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether no tensor holds NaN or infinity. Cost: one read, one transfer."""
     tensors = list(tensors)
-    total: Tensor | float = 0.0
+    total: Tensor | None = None
     for tensor in tensors:  # a sum takes 1/25 of the time of torch.isfinite (measured)
         value = tensor.detach()
-        total = total + (value.sum() if value.dtype.itemsize >= 4 else _sum(value.reshape(1, -1))[0])
-    return math.isfinite(total) or all(_inspect(tensor) for tensor in tensors)  # finite numbers may add up to infinity
+        part = value.sum() if value.dtype.itemsize >= 4 else _sum(value.reshape(1, -1))[0]
+        total = part if total is None else total + part
+    if total is None or math.isfinite(total):
+        return True
+    return all(_inspect(tensor) for tensor in tensors)  # finite numbers may add up to infinity
 
 
 def which_finite(tensors: Sequence[Tensor]) -> list[bool]:

@@ -57,6 +57,10 @@ class Jacobian(ABC):
         """The rows as tensors `[tasks, *shape]` by name, not to be written to."""
 
     @abstractmethod
+    def row_like(self) -> Mapping[str, Tensor]:
+        """Tensors `[*shape]` by name with shape, dtype and device of one row; their values mean nothing."""
+
+    @abstractmethod
     def select(self, tasks: Sequence[int]) -> Jacobian:
         """The rows of some tasks."""
 
@@ -179,6 +183,9 @@ class DenseJacobian(Jacobian):
     def materialize(self) -> dict[str, Tensor]:
         return dict(self.blocks)
 
+    def row_like(self) -> Mapping[str, Tensor]:
+        return {name: block[0] for name, block in self.blocks.items()}
+
     def select(self, tasks: Sequence[int]) -> Jacobian:
         index = torch.as_tensor(list(tasks), device=self.device)
         return DenseJacobian({name: block[index] for name, block in self.blocks.items()})
@@ -219,6 +226,9 @@ class RepeatedJacobian(Jacobian):
 
     def materialize(self) -> dict[str, Tensor]:
         return {name: value.expand(self.tasks, *value.shape) for name, value in self._direction.items()}
+
+    def row_like(self) -> Mapping[str, Tensor]:
+        return self._direction
 
     def select(self, tasks: Sequence[int]) -> Jacobian:
         return RepeatedJacobian(self._direction, len(tasks))
@@ -269,6 +279,9 @@ class MixedJacobian(Jacobian):
     def materialize(self) -> dict[str, Tensor]:
         mixing = torch.diag(self.mixing) if self.mixing.dim() == 1 else self.mixing
         return {name: mixed(block, mixing) for name, block in self.source.materialize().items()}
+
+    def row_like(self) -> Mapping[str, Tensor]:
+        return self.source.row_like()
 
     def select(self, tasks: Sequence[int]) -> Jacobian:
         return DenseJacobian(self.materialize()).select(tasks)

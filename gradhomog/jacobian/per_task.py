@@ -52,6 +52,9 @@ class PerTaskJacobian(Jacobian):
         }
         return found if self._scale == 1 else {name: self._scale * rows for name, rows in found.items()}
 
+    def row_like(self) -> Mapping[str, Tensor]:
+        return self._like
+
     def select(self, tasks: Sequence[int]) -> PerTaskJacobian:
         return self._with({name: [parts[task] for task in tasks] for name, parts in self._gradients.items()})
 
@@ -128,7 +131,7 @@ class PerTaskJacobian(Jacobian):
         zeros = torch.zeros([self.tasks] * dims, dtype=torch.float64, device=self.device)
         fast = [product(rows, False) if rows else zeros for rows in flat]
         squares = [part.diagonal() if dims == 2 else part for part in fast]
-        sizes = [rows[0][None] if rows else zeros[:, :0] for rows in flat]
+        sizes = [rows[0] if rows else zeros[:0] for rows in flat]
         for index, unsafe in enumerate(arithmetic.outside_float32(squares, sizes)):
             if unsafe and any(arithmetic.improves(row[None]) for row in flat[index]):
                 fast[index] = product(flat[index], True)

@@ -16,7 +16,7 @@ TINY = 1e-200  # in place of zero: two derivatives of its root are finite
 
 
 class _Ball(NamedTuple):
-    """The program on scaled rows: U with the ridge; its columns t (inverse lengths) and −U m (m the mean); c² ‖g_0‖²."""
+    """The program on scaled rows: U, U with the ridge; columns t (inverse lengths) and −U m, m the mean; c² ‖g_0‖²."""
 
     unit: Tensor
     regular: Tensor
@@ -85,7 +85,7 @@ def conflict_averse_weights(gramian: Tensor, c: float, rounding: float | None = 
     no_descent = (private > NOISE * program.radius) | ((target == 0).any(dim=-2, keepdim=True) & (level > 0))
     if needs_graph(unit):
         columns, level = _on_ball(_ball(unit, target, mean, c, ridge), support)
-        solution = _at(columns, level)
+        solution = _at(columns, level.nan_to_num(0.0))  # of those that are replaced below
     if bool(no_descent.any()):
         right = program.right[..., 1]
         cone = pivot(program.unit, right, rounding)
@@ -106,16 +106,15 @@ def _ball(unit: Tensor, target: Tensor, mean: Tensor, c: float, ridge: Tensor | 
 
 
 def _on_ball(program: _Ball, support: Tensor) -> tuple[Tensor, Tensor]:
-    """U (m + y) = τ t in the rows of `support`: y = τ rise + rest as two columns, and the τ for which it is on the ball.
-
-    NaN where no τ is.
+    """U (m + y) = τ t in the rows of `support`: y = τ rise + rest as two columns, and the τ on the ball or NaN.
     """
     system = torch.where(support, program.regular, program.identity)
     columns = torch.linalg.solve_ex(system, program.right * support)[0]
     # The squared length of y is a τ² + 2 b τ + e.
     a, b, _, e = (program.right.mT @ columns).flatten(-2).unsqueeze(-2).chunk(4, dim=-1)
     square = b.square() - a * (e - program.radius)
-    return columns, (square.sqrt() - b) / a
+    level = (square.clamp_min(TINY).sqrt() - b) / a.clamp_min(TINY)
+    return columns, torch.where((square >= 0) & (a > 0), level, torch.nan)
 
 
 def _at(columns: Tensor, level: Tensor) -> Tensor:

@@ -43,8 +43,8 @@ def pivot(matrix: Tensor, target: Tensor, rounding: float) -> Pivots:
     detached.
 
     Where y_i < 0 for a positive entry, or r_i < 0 for another, it changes sides (block principal pivoting, Júdice and
-    Pires 1994; Kim and Park 2011, doi 10.1137/110821172). `RIDGE` keeps dependent rows solvable. Where rounding has made
-    U indefinite, as of dependent float32 rows, or exchanges cycle, the ridge is larger: U's `rounding`, or what it takes.
+    Pires 1994; Kim and Park 2011, doi 10.1137/110821172). `RIDGE` keeps dependent rows solvable. Where exchanges cycle,
+    as rounding has made U indefinite (dependent float32 rows), the ridge is U's `rounding` or the least that helps.
     """
     if target.dim() == 2 and matrix.dim() == 2 and len(target) > (size := max(TOGETHER // len(matrix) ** 2, 1)):
         parts = [pivot(matrix, part, rounding) for part in torch.split(target, size)]

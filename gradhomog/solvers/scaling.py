@@ -25,7 +25,7 @@ class Solution(NamedTuple):
 def gramian_rounding(dtype: torch.dtype) -> float:
     """Rounding errors in the Gramian of rows of a dtype, relative to the rows' norms: 1e-14 for float64, else 1e-6.
 
-    Inner products of float32 rows are right to about 1e-7 (measured); rows of a shorter dtype are multiplied in float32.
+    Inner products of float32 rows are right to about 1e-7 (measured); shorter rows are multiplied in float32.
     """
     return 1e-14 if dtype == torch.float64 else 1e-6
 

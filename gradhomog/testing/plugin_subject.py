@@ -27,6 +27,7 @@ class PluginSubject(Generic[Spec]):
         self.registry = registry or installed()
         self.info: PluginInfo | None = None
         self.options: dict[str, Any] = {}
+        self.spec: Spec
         if isinstance(what, self.spec_type):
             self.spec, self.name = what, getattr(what.factory, "__name__", self.kind[:-1])
             return

@@ -24,7 +24,7 @@ _SETTINGS = hypothesis.settings(
 )
 # Without `reuse` (no database) and `explain` (by far the most expensive phase; its output is not shown).
 _PHASES = (hypothesis.Phase.generate, hypothesis.Phase.shrink)
-SIMPLIFYING = 1000  # runs after the first failure: a usable example now is better than the simplest one later
+SIMPLIFYING = 300  # runs after the first failure: a usable example now is better than the simplest one later
 
 
 class _Enough(BaseException):

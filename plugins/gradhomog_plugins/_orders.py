@@ -13,7 +13,7 @@ PART = 64  # rows that are changed together where tasks are more: their products
 
 
 def meeting_orders(tasks: int, order: Literal["random", "fixed"], generator: torch.Generator) -> Tensor:
-    """For each task an order of the other tasks, `[tasks, tasks − 1]`: that of the batch, or a permutation of its own."""
+    """For each task an order of the others, `[tasks, tasks − 1]`: that of the batch, or a permutation of its own."""
     if tasks == 2:
         return torch.tensor([[1], [0]])
     # Sorting random numbers permutes uniformly; infinity puts the task itself last, where it is cut off.

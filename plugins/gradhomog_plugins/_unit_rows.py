@@ -9,9 +9,11 @@ from torch import Tensor
 
 
 def unit_gramian(gramian: Tensor) -> tuple[Tensor, Tensor]:
-    """Norms `[tasks]`, one in place of zero, and the cosines of the rows `[tasks, tasks]`, zero for a zero row."""
+    """Norms `[tasks]`, the greatest in place of zero, and cosines of the rows `[tasks, tasks]`, zero for a zero row."""
     squares = gramian.diagonal()
-    norms = torch.where(squares > 0, squares, 1.0).sqrt()  # one before the root: no derivative of it is infinite
+    greatest = squares.detach().amax()
+    # In place of zero before the root, whose derivative is then finite, and in the unit of the rows.
+    norms = torch.where(squares > 0, squares, torch.where(greatest > 0, greatest, 1.0)).sqrt()
     return norms, gramian / torch.outer(norms, norms)
 
 
@@ -19,7 +21,7 @@ class EqualCosines(NamedTuple):
     """The result of `equal_cosines`.
 
     Attributes:
-        norms: of the rows, one in place of zero, `[tasks]`.
+        norms: of the rows, the greatest in place of zero, `[tasks]`.
         present: one, or zero for a zero row, `[tasks]`.
         weights: y `[tasks]`, with ‖d‖² = Σ_i y_i.
         inner: ⟨d, u_i⟩ `[tasks]`.
@@ -38,7 +40,7 @@ def equal_cosines(gramian: Tensor, rounding: float) -> EqualCosines:
     """The shortest d = Σ_i y_i u_i with ⟨d, u_i⟩ = 1 for all i, u_i being the rows divided by their norms.
 
     y = U⁺ 1, U the cosines of the rows. Where rows are so dependent that there is no such d, ⟨d, u_i⟩ is as near to 1
-    as it can be in least squares. Zero rows are left out: y_i = 0. An eigenvalue of U up to N · `rounding` counts as zero.
+    as it can be in least squares. Zero rows are left out: y_i = 0. Eigenvalues of U up to N · `rounding` count as zero.
 
     Differentiable in the Gramian as long as the rank of U does not change.
     """

@@ -66,7 +66,7 @@ def balance(
     B = √s W Vᵀ M^(−1/2) Qᵀ D⁻¹: the singular values S of F keep twice as many digits of short rows as Λ = S².
     """
     norms, unit = unit_gramian(gramian)
-    lengths = norms.detach()  # one for a zero row
+    lengths = norms.detach()
     present = gramian.detach().diagonal().sign()
     values, vectors = torch.linalg.eigh(unit.detach())
     kept = values > rounding * len(values)

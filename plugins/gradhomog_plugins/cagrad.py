@@ -32,8 +32,8 @@ class CAGrad(Homogenizer):
 
     N identical rows give (1 + c) times that row by the formula, hence the division. Differentiable in the rows wherever
     the set of tasks with the least inner product does not change. Opposite rows: as a zero row; float32 rows that are
-    opposite up to 1e-3 count as such. g_0 = 0: d = 0. State: none. Exact: see `gradhomog.conflict_averse_weights`. Cost:
-    0.4 ms for 16 tasks.
+    opposite up to 1e-3 count as such. g_0 = 0: d = 0. State: none. Exact: see `gradhomog.conflict_averse_weights`.
+    Cost: 0.4 ms for 16 tasks.
 
     Source: Liu et al. 2021, "Conflict-Averse Gradient Descent", arXiv 2110.14048, equation 3 and algorithm 1; c = 0.4
     there for NYUv2 and Cityscapes.

@@ -79,7 +79,7 @@ def _length(norms: Tensor, present: Tensor, length: Length) -> Tensor:
         return count / ((present / norms).sum() + ~present.any())
     if length == "arithmetic":
         return (norms * present).sum() / count
-    return (norms.log().sum() / count).exp()  # a zero row has the norm one here
+    return ((norms.log() * present).sum() / count).exp()
 
 
 @hookimpl

@@ -14,7 +14,7 @@ from gradhomog_plugins._bargained import balanced_step, paper_factor
 class FairGrad(Homogenizer):
     """The direction on a sphere that maximises Σ_i ⟨g_i, d⟩^(1−α)/(1−α), so that gains are shared fairly.
 
-    d = Σ_i w_i g_i,  (Gw)_i = w_i^(−1/α) for all i;  the step is ⟨g_0, d⟩/‖d‖² · d, the projection of the mean g_0 on it
+    d = Σ_i w_i g_i,  (Gw)_i = w_i^(−1/α) for all i;  the step is ⟨g_0, d⟩/‖d‖² · d, g_0 the mean of the rows
     in the paper's scale the step is d itself, whose length is a power of the gradients'
 
     Args:
@@ -24,8 +24,8 @@ class FairGrad(Homogenizer):
 
     Every ⟨g_i, d⟩ = w_i^(−1/α) is positive: no conflict.
 
-    Differentiable in the rows, twice. A zero row is left out. Where the hull of the others holds zero (opposite rows, more
-    rows than dimensions; up to 1e-3 of their length for float32 rows, 1e-7 for float64) no step improves all, and
+    Differentiable in the rows, twice. A zero row is left out. Where the hull of the others holds zero (opposite rows,
+    more rows than dimensions; up to 1e-3 of their length for float32 rows, 1e-7 for float64) no step improves all, and
     d = 0. State: none. Exact: see `gradhomog.bargaining_weights`. Cost: 0.2 ms for 16 tasks.
 
     Source: Ban and Ji 2024, "Fair Resource Allocation in Multi-Task Learning", arXiv 2402.15638, equation 4 and
@@ -33,8 +33,7 @@ class FairGrad(Homogenizer):
 
     Deviations: (1) Newton's method, where the authors and TorchJD call SciPy's least squares from uniform weights; (2)
     no clipping unless `max_norm` is set, where the authors' code multiplies by N and clips to 1; (3) the default of
-    `alpha` is that of the experiments, the authors' parser has 1; (4) the projection of the
-    mean, unless scale="paper".
+    `alpha` is that of the experiments, the authors' parser has 1; (4) the projection of the mean on d, unless scale="paper".
 
     >>> import torch, gradhomog
     >>> gradhomog.pipeline("fairgrad(scale='paper')").combine(torch.tensor([[8.0, 0.0], [0.0, 1.0]]))

@@ -20,7 +20,8 @@ class GradVac(Homogenizer):
     """Each row is given multiples of the other tasks' rows, one after another, where its cosine with one is too small.
 
     ĝ_i ← g_i;  for j ≠ i in random order:  φ = cos(ĝ_i, g_j);  if φ < φ̂_ij:
-        ĝ_i ← ĝ_i + ‖ĝ_i‖ (φ̂_ij √(1 − φ²) − φ √(1 − φ̂_ij²)) / (‖g_j‖ √(1 − φ̂_ij²)) · g_j,  so that cos(ĝ_i, g_j) = φ̂_ij
+        ĝ_i ← ĝ_i + ‖ĝ_i‖ (φ̂_ij √(1 − φ²) − φ √(1 − φ̂_ij²)) / (‖g_j‖ √(1 − φ̂_ij²)) · g_j,  so that cos(ĝ_i, g_j) =
+        φ̂_ij
     after the step  φ̂_ij ← (1 − β) φ̂_ij + β φ;  at first φ̂_ij = 0, which is PCGrad
     d = 1/N Σ_i ĝ_i;  in the paper's scale  Σ_i ĝ_i
 
@@ -38,9 +39,9 @@ class GradVac(Homogenizer):
     max(s, p φ̂/√(1 − φ̂²)), so that there is one condition less. N − 1 vectorised steps on N×N matrices.
 
     Differentiable in the rows wherever no cosine is at its target or ±1; targets and orders are constants. A zero row
-    is never divided by, is added to no other, and its cosines are not counted. State: the targets. Pairs of equal keys in
-    a batch move their target once, by the mean of their cosines φ, which are those that `mix` met, in its order. Cost:
-    O(N³), some 3 s for N = 1024.
+    is never divided by, is added to no other, and its cosines are not counted. State: the targets. Pairs of equal keys
+    in a batch move their target once, by the mean of their cosines φ, which are those that `mix` met, in its order.
+    Cost: O(N³), some 3 s for N = 1024.
 
     Source: Wang et al. 2021, "Gradient Vaccine", arXiv 2010.05874, algorithm 1.
 

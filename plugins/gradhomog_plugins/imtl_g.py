@@ -23,8 +23,8 @@ class IMTLG(Homogenizer):
     w_i ∝ 1/n_i, the limit of rows that come to be parallel. Where rows are so dependent that no d has equal cosines,
     they are as equal as they can be in least squares, and d may conflict with some; of opposite rows nothing is left,
     d = 0. Zero rows get no weight. Float32 rows within about 0.1 degrees of each other count as parallel, float64
-    rows within 1e-7 radians: closer, rounding decides. Differentiable in the rows as long as their rank does not change. State: none. Cost: one pseudo-inverse of an
-    N×N matrix.
+    rows within 1e-7 radians: closer, rounding decides. Differentiable in the rows as long as their rank does not
+    change. State: none. Cost: one pseudo-inverse of an N×N matrix.
 
     Source: Liu et al. 2021, "Towards Impartial Multi-task Learning" (ICLR), the closed form for α; that it is
     G⁺n / Σ(G⁺n): TorchJD, after Quinton and Rey, arXiv 2406.16232.

@@ -38,8 +38,9 @@ class Krum(Homogenizer):
     Source: Blanchard et al. 2017, "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent",
     arXiv 1703.02757.
 
-    Deviations: (1) ties, which the paper gives to the least index and TorchJD to the first that its `topk` finds; (2) TorchJD
-    sums distances that are not squared, and has no default for `n_byzantine`; with 0 it refuses batches of one or two.
+    Deviations: (1) ties, which the paper gives to the least index and TorchJD to the first that its `topk` finds; (2)
+    TorchJD sums distances that are not squared, and has no default for `n_byzantine`; with 0 it refuses batches of one
+    or two.
 
     >>> import torch, gradhomog
     >>> rows = torch.tensor([[1.0, 0.0], [1.0, 0.5], [1.0, 0.2], [-9.0, 3.0]])

@@ -14,7 +14,7 @@ from gradhomog_plugins._bargained import balanced_step, paper_factor
 class NashMTL(Homogenizer):
     """The Nash bargaining solution: the direction on a sphere that maximises Π_i ⟨g_i, d⟩.
 
-    d = Σ_i α_i g_i,  α_i (Gα)_i = 1 for all i;  the step is ⟨g_0, d⟩/‖d‖² · d, the projection of the mean g_0 on it
+    d = Σ_i α_i g_i,  α_i (Gα)_i = 1 for all i;  the step is ⟨g_0, d⟩/‖d‖² · d, g_0 the mean of the rows
     in the paper's scale the step is d itself, ‖d‖ = √N for gradients of any size
 
     Args:
@@ -23,10 +23,10 @@ class NashMTL(Homogenizer):
     Every ⟨g_i, d⟩ = 1/α_i is positive: no conflict. The direction does not depend on the rows' lengths: of two rows it
     is the one that bisects their angle.
 
-    Differentiable in the rows, twice. A zero row is left out. Where the hull of the others holds zero (opposite rows, more
-    rows than dimensions; up to 1e-3 of their length for float32 rows, 1e-7 for float64) the tasks have nothing to agree
-    on, and d = 0: the disagreement point of the game. State: none. Exact: see `gradhomog.bargaining_weights`. Cost: 0.2 ms for
-    16 tasks.
+    Differentiable in the rows, twice. A zero row is left out. Where the hull of the others holds zero (opposite rows,
+    more rows than dimensions; up to 1e-3 of their length for float32 rows, 1e-7 for float64) the tasks have nothing to
+    agree on, and d = 0: the disagreement point of the game. State: none. Exact: see `gradhomog.bargaining_weights`.
+    Cost: 0.2 ms for 16 tasks.
 
     Source: Navon et al. 2022, "Multi-Task Learning as a Bargaining Game", arXiv 2202.01017, claim 3.1 and algorithm 1.
 

@@ -22,7 +22,7 @@ class RotoGrad(Homogenizer):
     r_k = R_k z,  g̃_k = ∂L_k/∂r_k over the batch,  G_k = R_kᵀ g̃_k = ∂L_k/∂z,  U_k = G_k/‖G_k‖  (Frobenius norm)
     magnitude: row k is multiplied by C/‖G_k‖;  C = Σ_k α_k ‖G_k‖,  α_k = (‖G_k‖/‖G_k⁰‖) / Σ_j (‖G_j‖/‖G_j⁰‖)
     rotation: R_k ← R_k − η ∇ L_rot^k,  L_rot^k = −Σ_n ⟨R_kᵀ g̃_nk, v_n⟩,  v = 1/N Σ_k U_k;  g̃ and v are constants
-    d = 1/N Σ_k (C/‖G_k‖) g_k;  the paper has the sum, N times as long
+    d = 1/N Σ_k (C/‖G_k‖) g_k;  in the paper's scale N times as long
 
     The chain rule is linear, so that a row is scaled where the paper scales a feature gradient; a rotation keeps norms,
     so that those at the heads are the same. The gradient w.r.t. R is closed form, −g̃ᵀ v; the step is one along the
@@ -46,6 +46,7 @@ class RotoGrad(Homogenizer):
             code: 20.
         key: state by `"slot"` or by `"domain"`.
         seed: of `start="haar"`.
+        scale: `"paper"`, the sum of the scaled rows instead of their mean.
 
     Features are `[tasks, queries, features]`, or maps `[tasks, queries, features, *positions]`, of which each position
     counts as a query and the channels are rotated. In multi-task learning every task gets the same features, and the

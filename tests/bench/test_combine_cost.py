@@ -78,14 +78,14 @@ def test_gradients_agree_and_conflict_and_have_unlike_norms():
     assert norms.max() > 2 * norms.min()
 
 
-# Keeps the Gramian's first number of every step that it is shown.
+# Keeps the Gramian's first number of every step.
 SEEING = """
 import gradhomog, torch
 SEEN = []
 class Seeing(gradhomog.Homogenizer):
-    def mix(self, evidence):
-        SEEN.append((float(evidence.gramian()[0, 0]), evidence.losses.tolist()))
-        return torch.ones(evidence.tasks, dtype=torch.float64)
+    def mix(self, step):
+        SEEN.append((float(step.gramian()[0, 0]), step.losses.tolist()))
+        return torch.ones(step.tasks, dtype=torch.float64)
 @gradhomog.hookimpl
 def gradhomog_homogenizer():
     return gradhomog.HomogenizerSpec(factory=Seeing, summary="looks", needs={"gramian", "losses"})

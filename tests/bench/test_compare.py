@@ -134,13 +134,10 @@ def test_killed_at_any_moment_it_resumes_to_the_same_table(whole, tmp_path, work
 FAULTY = """
 import gradhomog
 class Faulty(gradhomog.Homogenizer):
-    def __init__(self):
-        self.calls = 0
-    def mix(self, evidence):
-        self.calls += 1
-        if self.calls == 5:
+    def mix(self, step):
+        if step.number == 4:
             raise RuntimeError("out of ideas")
-        return __import__("torch").ones(evidence.tasks)
+        return __import__("torch").ones(step.tasks)
 @gradhomog.hookimpl
 def gradhomog_homogenizer():
     return gradhomog.HomogenizerSpec(factory=Faulty, summary="fails at its fifth step")
@@ -163,8 +160,8 @@ def test_a_method_that_fails_is_told_and_the_others_finish(gradhomog_install, tm
 SEEING = """
 import gradhomog, torch
 class Even(gradhomog.Homogenizer):
-    def mix(self, evidence):
-        return torch.ones(evidence.tasks)
+    def mix(self, step):
+        return torch.ones(step.tasks)
 @gradhomog.hookimpl
 def gradhomog_homogenizer():
     return gradhomog.HomogenizerSpec(factory=Even, summary="weighs all alike, and observes")
@@ -256,7 +253,7 @@ def test_a_sigterm_to_all_processes_stops_as_an_interrupt_does(whole, tmp_path):
     assert list((tmp_path / "out" / "runs").glob("*/checkpoint.pt"))
 
 
-FAULTY_WITH_SEED_1 = FAULTY.replace("self.calls == 5", "self.calls == 5 and __import__('torch').initial_seed() == 1")
+FAULTY_WITH_SEED_1 = FAULTY.replace("step.number == 4", "step.number == 4 and __import__('torch').initial_seed() == 1")
 
 
 @pytest.mark.parametrize("workers", [1, 2])

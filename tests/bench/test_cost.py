@@ -321,7 +321,7 @@ def test_a_peers_rotation_starts_at_the_identity_stays_orthogonal_and_aligns(nam
         torch.testing.assert_close(matrix @ matrix.T, torch.eye(8), rtol=0, atol=1e-5)
 
 
-# Doubles the features, and scales the activations that it is attached to; counts what it is told.
+# Doubles the features, and scales the activations that it is attached to; notes the calls.
 FAKE = """
 import gradhomog, torch
 CALLS = []
@@ -331,13 +331,14 @@ class Fake(gradhomog.Homogenizer):
     def attach(self, encoder):
         CALLS.append("attach")
         return encoder.register_forward_hook(lambda module, given, out: self.factor * out)
-    def begin(self, key, part):
+    def begin(self, key, part, generator):
         CALLS.append("begin")
     def transform(self, features, keys):
         CALLS.append("transform")
         return self.factor * features
-    def update(self, evidence):
-        CALLS.append(("update", evidence.features.requires_grad, tuple(evidence.feature_grads.shape)))
+    def update(self, step):
+        CALLS.append(("update", step.features.requires_grad, tuple(step.feature_grads.shape)))
+        return {}
 @gradhomog.hookimpl
 def gradhomog_homogenizer():
     return gradhomog.HomogenizerSpec(factory=Fake, summary="doubles", needs={"features"})

@@ -43,12 +43,13 @@ def network(size=6, dtype=torch.float32):
 
 
 class Mapped(Homogenizer):
-    """Draws while training, and has a map of each input, and one that has no place."""
-
-    carried = ("generator", "seen")
+    """Draws in training, and has a map of each input, and one that has no place."""
 
     def __init__(self, shift=0.0):
         self.generator, self.seen, self.shift = generator(), 0, shift
+
+    def begin(self, key, part, generator):
+        self.generator = generator
 
     def attach(self, encoder):
         return encoder.register_forward_hook(lambda module, args, output: output * self._draw())
@@ -135,12 +136,15 @@ def test_predictions_stay_outside_the_graph_unless_the_inputs_ask():
 
 
 def test_looking_changes_nothing_of_the_learner_its_homogenizers_or_the_global_generator():
-    learner = MAML(*network(), [Mapped()], inner_steps=2)
+    mapped = Mapped()
+    learner = MAML(*network(), [mapped], inner_steps=2)
     learner.rows([task(), task(1)])  # the homogenizer has drawn
+    drawn = mapped.seen, mapped.generator.get_state().tolist()
     before, random = copy.deepcopy(learner.state_dict()), torch.get_rng_state()
     modes = [module.training for module in learner.encoder.modules()]
     one, two = (look_at(learner, [task(), task(1)]) for _ in range(2))
     assert str(learner.state_dict()) == str(before)
+    assert (mapped.seen, mapped.generator.get_state().tolist()) == drawn
     assert torch.equal(torch.get_rng_state(), random)
     assert [module.training for module in learner.encoder.modules()] == modes
     assert all(parameter.grad is None for parameter in learner.parameters())
@@ -206,9 +210,9 @@ def test_maps_of_other_inputs_are_refused_by_name(tmp_path, capsys):
             return {"m": torch.zeros(1, 2, 2)}
 
     write_looks(MAML(*network(16), [Short()]), glyphs(), "cpu", tmp_path)
-    told = capsys.readouterr().err
-    assert "homogenizer Short must return from `maps` one map for each of 6 inputs, as tensors by name" in told
-    assert "got a dict of {'m': a tensor (1, 2, 2) torch.float32 on cpu}" in told
+    errors = capsys.readouterr().err
+    assert "homogenizer Short must return from `maps` one map for each of 6 inputs, as tensors by name" in errors
+    assert "got a dict of {'m': a tensor (1, 2, 2) torch.float32 on cpu}" in errors
 
 
 def test_there_is_nothing_to_look_at_in_vectors(small, tmp_path):

@@ -139,7 +139,7 @@ WRONG = {
         "features[0]": (FEATURES, "got a tensor (5, 4)"),
         "features.double()": (FEATURES, "torch.float64"),
         "features.to('meta')": (FEATURES, "on meta"),
-        "features.detach()": ("features that depend on those it was given", "got a tensor (1, 5, 4)"),
+        "features.detach()": ("features that depend on those it received", "got a tensor (1, 5, 4)"),
         "features / 0": ("returned NaN or infinity from `transform`",),
     },
     "measured": {

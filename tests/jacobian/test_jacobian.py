@@ -11,8 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import gradhomog
 from gradhomog import DataError, OptionError, as_jacobian
 from gradhomog.bench.cost.memory import peak_bytes
-from gradhomog.jacobian import DenseJacobian, MixedJacobian, RepeatedJacobian, inner_products
-from gradhomog.jacobian.inner_products import BLOCK
+from gradhomog.jacobian import DenseJacobian, MixedJacobian, RepeatedJacobian, arithmetic
+from gradhomog.jacobian.arithmetic import BLOCK
 from gradhomog.testing import jacobians
 from tests.pipelines.members import Doubled
 
@@ -158,6 +158,8 @@ def test_select_map_replace_and_detach_are_those_of_the_rows():
         assert matrix(made).requires_grad
         assert not matrix(made.detach()).requires_grad
         assert torch.equal(matrix(made.detach()), matrix(made).detach())
+        shapes = {name: (row.shape, row.dtype) for name, row in made.row_like().items()}
+        assert shapes == {name: (block.shape[1:], block.dtype) for name, block in made.materialize().items()}
 
 
 # -- rows that are one in memory -------------------------------------------------------------------------------------

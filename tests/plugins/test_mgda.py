@@ -78,7 +78,7 @@ def test_on_features_the_weights_are_those_of_the_feature_gradients():
     pipe = gradhomog.pipeline("mgda(on='features')")
     found = pipe.homogenize(rows, features=[FEATURE_GRADS], feature_grads=[FEATURE_GRADS]).weights
     flat = FEATURE_GRADS.reshape(3, 8)
-    torch.testing.assert_close(found, 3 * gradhomog.minimum_norm_weights(flat @ flat.T))
+    torch.testing.assert_close(found, 3 * gradhomog.minimum_norm_weights(flat @ flat.T).weights)
 
 
 def test_on_features_equals_on_parameters_where_the_trunk_keeps_lengths():

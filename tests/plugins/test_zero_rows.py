@@ -1,4 +1,4 @@
-"""Derivatives where a row is zero: of methods whose direction scales with the rows they do not depend on the unit."""
+"""Derivatives where a row is zero: where the direction scales with the rows, they do not depend on the unit."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import gradhomog
 
 SELECTORS = [
     "mgda", "gradvac", "imtl_g", "cagrad", "nash_mtl", "fairgrad", "aligned_mtl", "upgrad", "dualproj", "config",
-    "sdmgrad", "pcgrad", "krum", "trimmed_mean", "gradnorm", "db_mtl", "excess_mtl", "moco", "famo", "graddrop",
-    "static", "rlw", "nash_mtl(scale='paper')", "imtl_g(scale='paper')",
+    "sdmgrad", "pcgrad", "krum", "trimmed_mean", "gradnorm", "db_mtl", "excess_mtl", "moco", "graddrop",
+    "static", "rlw", "nash_mtl(scale='paper')",
     *(f"config(length='{length}')" for length in ("min", "max", "harmonic", "arithmetic", "geometric")),
 ]  # fmt: skip
 

@@ -56,7 +56,8 @@ def test_weights_equal_those_of_scipys_root_finder(alpha):
     jacobian = torch.randn(5, 12, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     gramian = (jacobian @ jacobian.T).numpy()
     found = scipy.optimize.root(lambda s: gramian @ np.exp(s) - np.exp(-s / alpha), np.full(5, -1.0), tol=1e-13)
-    np.testing.assert_allclose(bargaining_weights(torch.from_numpy(gramian), alpha).weights.numpy(), np.exp(found.x), rtol=1e-8)
+    weights = bargaining_weights(torch.from_numpy(gramian), alpha).weights
+    np.testing.assert_allclose(weights.numpy(), np.exp(found.x), rtol=1e-8)
 
 
 @pytest.mark.parametrize("alpha", [1.0, 2.0])

@@ -211,7 +211,7 @@ HOLDING_ZERO = [[1, 0.1, 0.3], [-0.7, -0.07, -0.21], [0.2, 1, -0.5], [0.1, 0.4, 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rows_whose_hull_nearly_holds_zero_get_the_projection_in_every_precision(dtype):
-    # In float32 the first two rows are opposite up to rounding, which decided the direction: it had a conflict of 0.064.
+    # In float32 the first two rows are opposite up to rounding, which decided the direction: a conflict of 0.064.
     jacobian = torch.tensor(HOLDING_ZERO, dtype=dtype)
     exact = jacobian.double()
     found = conflict_averse_weights(jacobian @ jacobian.T, 0.9).weights @ exact

@@ -11,9 +11,10 @@ UNKNOWN = "no_such_variant"
 
 
 def _listed(subject: DomainSubject) -> tuple[str, ...]:
-    if not subject.spec.variants:
+    variants: tuple[str, ...] = subject.spec.variants
+    if not variants:
         raise NotApplicable("it lists no variants: any text may be one")
-    return subject.spec.variants
+    return variants
 
 
 @check("domains")

@@ -82,7 +82,7 @@ def constant_between_begins(subject: HomogenizerSubject) -> None:
     inputs = task(0).support_x
     with pipe.attached(encoder):
         for part in ("support", "query"):
-            pipe.begin(TaskKey(0, "domain 0"), part)  # type: ignore[arg-type]
+            pipe.begin(TaskKey(0, "domain 0"), part)
             first = encoder(inputs)
             for _ in range(4):
                 same(encoder(inputs), first, f"the encoder's output, run again on {part} inputs")

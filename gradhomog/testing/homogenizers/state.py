@@ -55,8 +55,8 @@ def order_within_a_key(subject: HomogenizerSubject) -> None:
     """Swapping two tasks of one domain changes nothing: neither the state by domain nor, later, a direction.
 
     Over three steps of domains a, a, b with other rows and losses each; then one step of domains b, a. An option `key`
-    is set to "domain". A method whose direction depends on the order of the tasks already in the first step, and that does
-    not claim to be `permutation_equivariant`, is left out.
+    is set to "domain". A method without the claim `permutation_equivariant` is left out if its direction depends on the
+    order of the tasks in the first step.
     """
     if not subject.stateful:
         raise NotApplicable("it has no state")
@@ -81,7 +81,8 @@ def order_within_a_key(subject: HomogenizerSubject) -> None:
             if "slot" in keys:
                 raise NotApplicable("its state is by slot: no two tasks have one key")
             when = f"after {number + 1} steps in which the two tasks of domain a are swapped"
-            ordered = "permutation_equivariant" not in subject.claims and (number == 0 or "stochastic" in subject.claims)
+            stateless = number == 0 or "stochastic" in subject.claims
+            ordered = stateless and "permutation_equivariant" not in subject.claims
             if ordered and not torch.allclose(found[1], found[0], rtol=1e-7):
                 raise NotApplicable("its direction depends on the order of the tasks")
             agree(found[1], found[0], f"the direction {when}", rtol=1e-7, atol=1e-9, jacobian=rows, losses=losses)

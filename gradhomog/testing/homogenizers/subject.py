@@ -65,7 +65,7 @@ class HomogenizerSubject(PluginSubject[HomogenizerSpec]):
 
     def _of_spec(self, options: Mapping[str, Any], nonfinite: Any) -> Pipeline:
         bound = bind(self.spec, self.name, options)
-        scale = bound.pop("scale", "mean") if has_paper_scale(self.spec) else "mean"
+        scale: Any = bound.pop("scale", "mean") if has_paper_scale(self.spec) else "mean"
         try:
             made = self.spec.factory(**bound)
         except GradhomogError:

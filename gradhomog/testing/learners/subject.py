@@ -134,5 +134,5 @@ class LearnerSubject(PluginSubject[LearnerSpec]):
         return [part.state_dict() for part in run]
 
     def load(self, run: Run, state: Any) -> None:
-        for part, saved in zip(run, state, strict=True):
-            part.load_state_dict(saved)
+        run[0].load_state_dict(state[0])
+        run[1].load_state_dict(state[1])
