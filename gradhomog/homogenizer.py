@@ -29,13 +29,13 @@ class Homogenizer:
     """Acts at one or more of five stages between the tasks and the step of the shared parameters.
 
     A subclass overrides the stages it acts at; the pipeline calls only those, in the order in which the user named the
-    homogenizers. It acts on the rows by `mix` or by `rows`, not by both. Identical rows g must lead to the step g; where
-    the paper's scale differs, `paper_scale` gives the factor.
+    homogenizers. It acts on the rows by `mix` or by `rows`, not by both. Identical rows g must lead to the step g;
+    where the paper's scale differs, `paper_scale` gives the factor.
 
     Attributes:
-        state_names: names of the attributes that are carried from step to step: numbers, texts, tensors, dicts and lists
-            of these, or another Homogenizer. `state_dict` saves them; loaded into a new object, training continues bit
-            for bit. Only the host assigns them, from what `update` returns: no stage changes the object.
+        state_names: names of the attributes that are the state: numbers, texts, tensors, dicts and lists of these, or
+            another Homogenizer. `state_dict` saves them; loaded into a new object, training continues bit for bit. Only
+            the host assigns them, from the result of `update`: no stage changes the object.
         seed: of `step.generator`; a stochastic method has an option of this name.
         needs: where options decide which statistics are read, the subset of `HomogenizerSpec.needs` that is read with
             these options; None for all of them.
@@ -73,7 +73,7 @@ class Homogenizer:
         raise NotImplementedError
 
     def rows(self, step: Step) -> Jacobian | StageResult:
-        """Return a Jacobian of the names, shapes and dtypes of `step.jacobian`, made by its `map`, `replace`, `repeat`."""
+        """Return a Jacobian like `step.jacobian`, made by its methods `map`, `replace` or `repeat`."""
         raise NotImplementedError
 
     def update(self, step: Step) -> Mapping[str, Any]:

@@ -67,8 +67,8 @@ class Pipeline:
 
     Args:
         members: in the order in which their stages act.
-        nonfinite: the policy for a task whose loss or row holds NaN or infinity: `"raise"` a `NonfiniteError` that names
-            it and leave all state as it was, or `"drop"` the task and take the mean over the others.
+        nonfinite: the policy for a task whose loss or row holds NaN or infinity: `"raise"` a `NonfiniteError` that
+            names it and leave all state as it was, or `"drop"` the task and take the mean over the others.
         text: the text that the user wrote, where it differs from the names of the members.
         debug: see `pipeline`.
 

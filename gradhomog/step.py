@@ -76,7 +76,7 @@ class Step:
     def generator(self) -> torch.Generator:
         """A new generator on the CPU, seeded by the homogenizer's `seed` and the step's number.
 
-        Every read starts the same sequence, so `update` can repeat the draws of `mix`, and every process draws the same.
+        Every read starts the same sequence: `update` can repeat the draws of `mix`, and every process draws the same.
         """
         return seeded_generator(self._seed, self.number)
 

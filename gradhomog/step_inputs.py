@@ -24,8 +24,8 @@ class StepInputs:
     Attributes:
         jacobian, keys: the rows and one key per task.
         losses: float64 `[tasks]`, if given.
-        features, feature_grads: `[tasks, queries, features]` before the first `transform` stage and after each; empty if
-            not given.
+        features, feature_grads: `[tasks, queries, features]` before the first `transform` stage and after each, if
+            given.
         targets: `[tasks, queries]`, if given.
     """
 
@@ -50,7 +50,7 @@ class StepInputs:
         )
 
     def finite_tasks(self) -> list[int]:
-        """Indices of the tasks whose loss, features' gradients and row are finite. Norms decide, and rows only in doubt."""
+        """Indices of the tasks whose loss, gradients w.r.t. features and row are finite."""
         columns = [tensor.detach().flatten(1).sum(1, dtype=torch.float64) for tensor in self.feature_grads]
         columns += [self.jacobian.squared_norms().detach()]
         columns += [] if self.losses is None else [self.losses.detach()]

@@ -1,4 +1,4 @@
-"""Hypothesis profiles; and nothing is tested unless gradhomog is installed: its plugins and fixtures are found so."""
+"""Hypothesis profiles and common fixtures; tests require that gradhomog is installed, so that its plugins are found."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # Before anybody imports torch: threads of workers that share the cores wait for each other, many times over.
+    # Before torch is imported: threads of workers that share the cores wait for each other.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile("ci", max_examples=16, deadline=None, derandomize=True)
@@ -21,3 +21,9 @@ def pytest_configure() -> None:
     points = importlib.metadata.entry_points(group="gradhomog.homogenizers")
     if not any(point.dist and point.dist.name == "gradhomog" for point in points):
         pytest.exit("gradhomog is not installed, so it has no plugins: run pip install -e .", returncode=4)
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports without figures, which take longer than a small comparison."""
+    monkeypatch.setattr("gradhomog.bench.report._pictures", lambda *arguments: {})

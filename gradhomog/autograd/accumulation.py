@@ -94,8 +94,8 @@ class Accumulation:
         if tasks.names is None or self._labels is None:
             if tasks.tasks != self._tasks or tasks.names != self._labels:
                 raise OptionError(
-                    f"every batch must have one loss per task, None for an absent one; this batch has {_describe(tasks)}, "
-                    f"the first had {self._tasks}."
+                    "every batch must have one loss per task, None for an absent one; this batch has "
+                    f"{_describe(tasks)}, the first had {self._tasks}."
                 )
             return list(tasks.slots)
         self._labels = (*self._labels, *(name for name in tasks.names if name not in self._labels))
@@ -137,8 +137,8 @@ def accumulated(
     """One homogenized step from several batches: row_i = Σ_b ∂L_i,b/∂θ over the batches that are added in the block.
 
     `gradhomog.backward` for each batch would homogenize the gradients of each alone and add up the directions; here the
-    gradients are added up first, so that N batches of one example are the same step as one batch of N. A task is part of
-    the step if it was present in at least one batch.
+    gradients are added up first, so that N batches of one example are the same step as one batch of N. A task takes
+    part if it was present in at least one batch.
 
     Args: as of `gradhomog.backward`; `parameters` must be given.
 

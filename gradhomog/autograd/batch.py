@@ -158,7 +158,7 @@ def _check_independent(tops: Sequence[Tensor]) -> None:
 def _feature_taps(
     tops: Sequence[Tensor], through: ThroughFeatures, views: Sequence[Sequence[Tensor]], factor: float
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Features and the gradients w.r.t. them at every tap, `[tasks, batch, features]`; several features concatenated."""
+    """Features and the gradients w.r.t. them, `[tasks, batch, features]` at every tap; several are concatenated."""
     tasks = len(through.feature_grads)
     if views:
         taps = [torch.cat(list(tap)) for tap in zip(*views, strict=True)]
@@ -183,7 +183,7 @@ def _feature_taps(
 
 
 def without_factor(grad: Tensor | None, like: Tensor, factor: float) -> Tensor:
-    """A gradient w.r.t. features without the gradient scaler's factor, in float32 or wider: half precision underflows."""
+    """A gradient w.r.t. features without the scaler's factor, in float32 or wider: half precision underflows."""
     if grad is None:
         return torch.zeros_like(like, requires_grad=False, dtype=torch.promote_types(like.dtype, torch.float32))
     return grad.to(torch.promote_types(grad.dtype, torch.float32)) / factor

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 SMALLEST_SHARE = {False: 1e-6, True: 1e-2}
-"""The smallest weight from which a head's gradient is recovered by division; True: where the graph may be half precision."""
+"""The smallest weight from which a head's gradient is recovered by division; True: of graphs in half precision."""
 
 Gradients = list[Tensor | None]
 TaskGradients = dict[str, Gradients]
@@ -47,7 +47,9 @@ class LossGraph:
             outputs, inputs, output_grads, retain_graph=self.retain_graph or self.create_graph or not last,
             create_graph=self.create_graph, allow_unused=True,
         )  # fmt: skip
-        return [as_dense(gradient) for gradient in found]
+        if all(gradient is None or gradient.layout == torch.strided for gradient in found):
+            return list(found)
+        return [as_dense(gradient) for gradient in found]  # of a sparse embedding
 
     def seed(self, loss: Tensor) -> Tensor:
         """The gradient of `factor · loss` w.r.t. itself."""

@@ -14,7 +14,7 @@ Losses = Tensor | Sequence[Tensor | None] | Mapping[str, Tensor | None]
 """One scalar per task: a tensor `[tasks]`, a sequence, or a dict by the tasks' names; None for an absent task."""
 
 Parameters = nn.Module | Mapping[str, Tensor] | Iterable[Tensor] | Iterable[tuple[str, Tensor]]
-"""A module, tensors by name as `dict(module.named_parameters())`, or the result of `parameters()`, `named_parameters()`."""
+"""A module, a dict of tensors by name, or the result of `parameters()` or `named_parameters()`."""
 
 
 @dataclass(frozen=True)

@@ -51,8 +51,8 @@ def loss(
 
     `backward()` takes the step, once: homogenizers are updated then, not when `loss` is called. An incoming gradient
     above 1 is taken for a gradient scaler's: if gradients overflow, infinity is written, so that the scaler skips the
-    step. Not differentiable twice: use `gradhomog.backward(create_graph=True)`. With `(loss / k).backward()` for each of
-    k batches, every batch is homogenized alone; `gradhomog.accumulated` homogenizes their sum.
+    step. Not differentiable twice: use `gradhomog.backward(create_graph=True)`. With `(loss / k).backward()` for each
+    of k batches, every batch is homogenized alone; `gradhomog.accumulated` homogenizes their sum.
 
     Raises:
         OptionError: as of `gradhomog.backward`. NonfiniteError, PluginRunError: from `backward()`; nothing was written.

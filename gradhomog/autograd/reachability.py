@@ -41,22 +41,27 @@ class Reachability:
 
     def below(self, tensor: Tensor) -> int:
         """The same, for a tensor that may be one of `until` itself."""
-        found = self._found
+        found, stops = self._found, self._stops
         stack: list[Any] = [tensor.grad_fn]
         while stack:
             node = stack[-1]
-            if node in found:
-                stack.pop()
-                continue
-            edges = [edge for edge in node.next_functions if edge[0] is not None]
-            if waiting := [edge[0] for edge in edges if edge not in self._stops and edge[0] not in found]:
-                stack.extend(waiting)
+            bits, complete = 0, True
+            for edge in node.next_functions:
+                child = edge[0]
+                if child is None:
+                    continue
+                below = stops.get(edge)
+                below = found.get(child) if below is None else below
+                if below is None:
+                    stack.append(child)
+                    complete = False
+                else:
+                    bits |= below
+            if not complete:
                 continue
             # A user's autograd function may have an attribute `variable` too, so the node's name decides.
-            bits = self._leaf(node.variable) if node.name().endswith("AccumulateGrad") else 0
-            for edge in edges:
-                stop = self._stops.get(edge)
-                bits |= found[edge[0]] if stop is None else stop
+            if not node.next_functions and node.name().endswith("AccumulateGrad"):
+                bits = self._leaf(node.variable)
             found[node] = bits
             stack.pop()
         return found[tensor.grad_fn]

@@ -35,7 +35,8 @@ def trainee(config: Config, run: Run) -> Trainee:
     """
     if config.problem is None:
         return Episodic(config, run)
-    return problems.find(config.problem.name).trainee(config, run)
+    made: Trainee = problems.find(config.problem.name).trainee(config, run)
+    return made
 
 
 def optimizer(config: Config, trainee: Trainee) -> torch.optim.Optimizer:

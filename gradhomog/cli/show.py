@@ -1,4 +1,4 @@
-"""`gradhomog show NAME`: what a plugin says about itself: options, claims, source, documentation."""
+"""`gradhomog show NAME`: a plugin's options with their ranges, its claims, limits, source and documentation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(given: argparse.Namespace) -> int:
         "module": info.module, "summary": spec.summary, "reference": spec.reference, "options": accepted,
     }  # fmt: skip
     if isinstance(spec, HomogenizerSpec):
-        data |= {"traits": sorted(spec.traits), "needs": sorted(spec.needs)}
+        data |= {"traits": sorted(spec.traits), "needs": sorted(spec.needs), "max_tasks": spec.max_tasks}
     if isinstance(spec, DomainSpec):
         data |= {"variants": list(spec.variants)}
     data["documentation"] = options.documentation(spec)
@@ -44,6 +44,8 @@ def run(given: argparse.Namespace) -> int:
     for name in ("traits", "needs", "variants"):
         if name in data:
             print(f"{name:<12}  {', '.join(data[name]) or 'none'}")
+    if data.get("max_tasks"):
+        print(f"max tasks     {data['max_tasks']}")
     print("options       " + ("\n              ".join(accepted) or "none"))
     print(f"\n{data['documentation'] or 'It has no documentation.'}")
     return 0

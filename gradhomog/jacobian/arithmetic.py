@@ -111,7 +111,7 @@ def squared_norms(block: Tensor, exact: bool = False) -> Tensor:
 
 
 def column_parts(block: Tensor) -> Sequence[Tensor]:
-    """Views of columns, for a conversion to float32 part by part: a copy of all half-precision rows is twice as large."""
+    """Views of columns, for a conversion of half precision to float32 part by part, not of all at once."""
     parts: Sequence[Tensor] = torch.split(block, max(2**20 // max(len(block), 1), BLOCK), dim=1)
     return parts
 

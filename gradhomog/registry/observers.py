@@ -48,8 +48,8 @@ class Observers:
             except (Exception, SystemExit) as cause:
                 self._observers.remove(entry)
                 self._report(
-                    f"the observer of {author} raised at `{event}`: {describe_error(cause)}. The run goes on without it. "
-                    f"{author.advice}"
+                    f"the observer of {author} raised at `{event}`: {describe_error(cause)}. The run goes on "
+                    f"without it. {author.advice}"
                 )
 
 
@@ -61,8 +61,8 @@ def collect(hooks: Iterable[tuple[Author, Callable[[], Any]]], report: Report) -
             observer = hook()
         except (Exception, SystemExit) as cause:
             report(
-                f"{author} raised in `gradhomog_observers`: {describe_error(cause)}. The run goes on without its observer. "
-                f"{author.advice}"
+                f"{author} raised in `gradhomog_observers`: {describe_error(cause)}. The run goes on "
+                f"without its observer. {author.advice}"
             )
             continue
         if observer is not None and not callable(observer):

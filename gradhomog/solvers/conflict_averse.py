@@ -78,14 +78,14 @@ def conflict_averse_weights(gramian: Tensor, c: float, rounding: float | None = 
             support, level, solved = _search(program, mean)
             if bool(solved.all()):
                 break
-    columns, _ = _on_ball(program, support)
+    columns, _, _ = _on_ball(program, support)
     solution = _at(columns, level)
     # The ridge is a private coordinate of each row: where others cancel, it alone keeps ⟨g_i, d⟩ above zero.
     private = ridge * solution.square().sum(dim=-2, keepdim=True)
     no_descent = (private > NOISE * program.radius) | ((target == 0).any(dim=-2, keepdim=True) & (level > 0))
     if needs_graph(unit):
-        columns, level = _on_ball(_ball(unit, target, mean, c, ridge), support)
-        solution = _at(columns, level.nan_to_num(0.0))  # of those that are replaced below
+        columns, level, _ = _on_ball(_ball(unit, target, mean, c, ridge), support)
+        solution = _at(columns, level)
     if bool(no_descent.any()):
         right = program.right[..., 1]
         cone = pivot(program.unit, right, rounding)
@@ -105,16 +105,17 @@ def _ball(unit: Tensor, target: Tensor, mean: Tensor, c: float, ridge: Tensor | 
     return _Ball(unit, unit + ridge * identity, identity, torch.cat([target, -slopes], dim=-1), radius)
 
 
-def _on_ball(program: _Ball, support: Tensor) -> tuple[Tensor, Tensor]:
-    """U (m + y) = τ t in the rows of `support`: y = τ rise + rest as two columns, and the τ on the ball or NaN.
+def _on_ball(program: _Ball, support: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """U (m + y) = τ t in the rows of `support`: y = τ rise + rest as two columns, and the τ on the ball.
+
+    If there is none, the τ that comes nearest; the last tensor tells which.
     """
     system = torch.where(support, program.regular, program.identity)
     columns = torch.linalg.solve_ex(system, program.right * support)[0]
     # The squared length of y is a τ² + 2 b τ + e.
     a, b, _, e = (program.right.mT @ columns).flatten(-2).unsqueeze(-2).chunk(4, dim=-1)
     square = b.square() - a * (e - program.radius)
-    level = (square.clamp_min(TINY).sqrt() - b) / a.clamp_min(TINY)
-    return columns, torch.where((square >= 0) & (a > 0), level, torch.nan)
+    return columns, (square.clamp_min(TINY).sqrt() - b) / a.clamp_min(TINY), (square >= 0) & (a > 0)
 
 
 def _at(columns: Tensor, level: Tensor) -> Tensor:
@@ -131,22 +132,24 @@ def _search(program: _Ball, mean: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     support = level * target + minus > 0
     lowered = minus - 10 * ROUNDING * mean.amax(dim=-2, keepdim=True)
     free = torch.ones_like(level, dtype=torch.bool)
+    held = torch.zeros_like(level, dtype=torch.int64)  # steps for which τ has been held
     last = 2 * BLOCKS + 20 * target.shape[-2]
     for step in range(last):
-        columns, root = _on_ball(program, support)
+        columns, root, reached = _on_ball(program, support)
         proper = (root >= low) & (root <= high)
         level = torch.where(free, torch.where(proper, root, (low + high) / 2), level)
         solution = _at(columns, level)
         length = torch.linalg.vector_norm(solution, 1, dim=-2, keepdim=True)
         slope = program.unit @ solution - torch.addcmul(lowered, level, target) + 10 * ROUNDING * length
-        wrong = exchanged(torch.where(support, solution, slope).squeeze(-1), step).unsqueeze(-1)
+        wrong = exchanged(torch.where(support, solution, slope).squeeze(-1), held.squeeze(-1)).unsqueeze(-1)
         right = ~wrong.any(dim=-2, keepdim=True)
-        solved = right & (level == root)
+        solved = right & reached & (level == root)
         if not any_true(~solved, step):
             break
         square = (level * target + minus).mul(solution).sum(dim=-2, keepdim=True)
         low = torch.where(right & (square <= program.radius), level, low)
         high = torch.where(right & (square >= program.radius), level, high)
         free = right | torch.full_like(right, step < BLOCKS)
+        held = torch.where(free, 0, held + 1)
         support = support ^ wrong
     return support, level, solved

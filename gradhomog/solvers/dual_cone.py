@@ -14,8 +14,8 @@ def dual_cone_weights(gramian: Tensor, given: Tensor, rounding: float | None = N
 
     Args:
         gramian: G = JJᵀ, symmetric positive semi-definite `[..., tasks, tasks]`, any floating dtype; finite.
-            Batches are its leading dimensions: not for `torch.func.vmap` and `torch.compile(fullgraph=True)`, as the
-            loop asks whether to go on (at every fourth step where that is a transfer).
+            Batches are its leading dimensions: not for `torch.func.vmap` and `torch.compile(fullgraph=True)`,
+            because the number of steps depends on the values (read at every fourth step where that is a transfer).
         given: u, `[tasks]`, `[..., tasks]`, or several for one Gramian as `[..., count, tasks]`.
 
     Returns:
@@ -35,9 +35,9 @@ def dual_cone_weights(gramian: Tensor, given: Tensor, rounding: float | None = N
     Raises:
         OptionError: `gramian` is not square in its last two dimensions.
 
-    >>> dual_cone_weights(torch.tensor([[1.0, -1.0], [-1.0, 2.0]]), torch.tensor([0.5, 0.5]))
+    >>> dual_cone_weights(torch.tensor([[1.0, -1.0], [-1.0, 2.0]]), torch.tensor([0.5, 0.5])).weights
     tensor([0.5000, 0.5000], dtype=torch.float64)
-    >>> dual_cone_weights(torch.tensor([[1.0, -1.0], [-1.0, 2.0]]), torch.eye(2))
+    >>> dual_cone_weights(torch.tensor([[1.0, -1.0], [-1.0, 2.0]]), torch.eye(2)).weights
     tensor([[1.0000, 0.5000],
             [1.0000, 1.0000]], dtype=torch.float64)
     """

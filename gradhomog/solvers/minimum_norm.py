@@ -19,8 +19,8 @@ def minimum_norm_weights(gramian: Tensor, rounding: float | None = None) -> Solu
 
     Args:
         gramian: G, symmetric positive semi-definite `[..., tasks, tasks]`, any floating dtype; finite. Batches are its
-            leading dimensions: not for `torch.func.vmap` and `torch.compile(fullgraph=True)`, as the loop asks whether
-            to go on (at every fourth step where that is a transfer).
+            leading dimensions: not for `torch.func.vmap` and `torch.compile(fullgraph=True)`, because the number of
+            steps depends on the values (read at every fourth step where that is a transfer).
 
     Returns:
         α, float64 `[..., tasks]` in [0, 1], Σα = 1. If rows are zero, they share the weight equally.
@@ -42,7 +42,7 @@ def minimum_norm_weights(gramian: Tensor, rounding: float | None = None) -> Solu
     Raises:
         OptionError: `gramian` is not square in its last two dimensions.
 
-    >>> minimum_norm_weights(torch.tensor([[4.0, 0.0], [0.0, 1.0]]))
+    >>> minimum_norm_weights(torch.tensor([[4.0, 0.0], [0.0, 1.0]])).weights
     tensor([0.2000, 0.8000], dtype=torch.float64)
     """
     gramian, rounding = checked(gramian, rounding)

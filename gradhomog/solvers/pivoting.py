@@ -97,17 +97,17 @@ def exchange(
     return solution, support, ~wrong.any(dim=-1, keepdim=True)
 
 
-def exchanged(margins: Tensor, step: int) -> Tensor:
+def exchanged(margins: Tensor, step: int | Tensor) -> Tensor:
     """The entries with a margin below zero (or NaN) that change sides at a step, bool `[..., tasks]`.
 
     All of them; after `BLOCKS` steps only the one that is most wrong, which ended in 34 steps for each of 1,500
     programs with 12 to 32 tasks that blocks do not solve.
     """
     wrong = ~(margins >= 0)
-    if step < BLOCKS:
+    if isinstance(step, int) and step < BLOCKS:
         return wrong
     worst = torch.where(wrong, margins, torch.inf).argmin(dim=-1, keepdim=True)
-    return wrong & torch.zeros_like(wrong).scatter(-1, worst, True)
+    return wrong & (torch.zeros_like(wrong).scatter(-1, worst, True) | torch.as_tensor(step < BLOCKS, device=wrong.device))
 
 
 def on_support(matrix: Tensor, support: Tensor, right: Tensor, ridge: Tensor | float) -> Tensor:

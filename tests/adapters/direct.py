@@ -20,7 +20,7 @@ def networks(norm=False, seed=0):
 
 
 def pictures(norm=False, seed=0, flatten=False):
-    """A smooth encoder of images `[n, 1, 6, 6]` that ends with maps `[n, 2, 5, 5]`, and a head; one of them flattens."""
+    """A smooth encoder of images `[n, 1, 6, 6]` to maps `[n, 2, 5, 5]`, and a head; one of them flattens."""
     torch.manual_seed(seed)
     layers = [nn.Conv2d(1, 2, 2), *([nn.BatchNorm2d(2)] * norm), nn.Tanh()]
     parts = [nn.Sequential(*layers), nn.Sequential(nn.Linear(50, WAYS))]

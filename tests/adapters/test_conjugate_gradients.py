@@ -245,6 +245,7 @@ def test_nothing_waits_for_the_device():
     assert all(t.is_meta for t in (meta.relative_residual, meta.iterations, meta.indefinite, *meta.tensors.values()))
 
 
+@pytest.mark.slow
 def test_it_compiles_into_one_graph():
     matrix, b = system(5)
 

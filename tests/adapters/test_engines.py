@@ -9,7 +9,6 @@ import pytest
 import torch
 import torchopt
 from torch import nn
-from torch.func import functional_call
 
 import gradhomog
 from gradhomog import OptionError, TaskBatch
@@ -24,21 +23,22 @@ def conv(*layers):
     return nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), *layers, nn.Flatten())
 
 
-# Kinds, and whether the derivative of a `vmap` is wrong for them in PyTorch 2.13.
+# Seen in PyTorch 2.13, 2026: torch.func.grad of a vmap is wrong for batch, instance and layer norm with affine
+# parameters, without an error. The engine is a vmap of gradients.
 NETWORKS = {
-    "linear": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(32, 5), nn.Tanh()), False),
-    "convolution": (lambda: conv(nn.Tanh()), False),
-    "convolution, relu": (lambda: conv(nn.ReLU()), False),
-    "two convolutions": (lambda: conv(nn.Tanh(), nn.Conv2d(3, 3, 3)), False),
-    "max pooling": (lambda: conv(nn.MaxPool2d(2), nn.Tanh()), False),
-    "average pooling": (lambda: conv(nn.AvgPool2d(2), nn.Tanh()), False),
-    "adaptive pooling": (lambda: conv(nn.Tanh(), nn.AdaptiveAvgPool2d(2)), False),
-    "batch norm": (lambda: conv(nn.BatchNorm2d(3), nn.Tanh()), True),
-    "batch norm without affine": (lambda: conv(nn.BatchNorm2d(3, affine=False), nn.Tanh()), False),
-    "instance norm": (lambda: conv(nn.InstanceNorm2d(3, affine=True), nn.Tanh()), True),
-    "layer norm": (lambda: conv(nn.LayerNorm((3, 4, 4)), nn.Tanh()), True),
-    "group norm": (lambda: conv(nn.GroupNorm(3, 3), nn.Tanh()), False),
-    "strided, leaky": (lambda: nn.Sequential(nn.Conv2d(2, 3, 3, 2), nn.LeakyReLU(), nn.Flatten()), False),
+    "linear": lambda: nn.Sequential(nn.Flatten(), nn.Linear(32, 5), nn.Tanh()),
+    "convolution": lambda: conv(nn.Tanh()),
+    "convolution, relu": lambda: conv(nn.ReLU()),
+    "two convolutions": lambda: conv(nn.Tanh(), nn.Conv2d(3, 3, 3)),
+    "max pooling": lambda: conv(nn.MaxPool2d(2), nn.Tanh()),
+    "average pooling": lambda: conv(nn.AvgPool2d(2), nn.Tanh()),
+    "adaptive pooling": lambda: conv(nn.Tanh(), nn.AdaptiveAvgPool2d(2)),
+    "batch norm": lambda: conv(nn.BatchNorm2d(3), nn.Tanh()),
+    "batch norm without affine": lambda: conv(nn.BatchNorm2d(3, affine=False), nn.Tanh()),
+    "instance norm": lambda: conv(nn.InstanceNorm2d(3, affine=True), nn.Tanh()),
+    "layer norm": lambda: conv(nn.LayerNorm((3, 4, 4)), nn.Tanh()),
+    "group norm": lambda: conv(nn.GroupNorm(3, 3), nn.Tanh()),
+    "strided, leaky": lambda: nn.Sequential(nn.Conv2d(2, 3, 3, 2), nn.LeakyReLU(), nn.Flatten()),
 }
 LEARNERS = {
     "maml": MAML,
@@ -59,7 +59,7 @@ def tasks(count=3):
 
 def network(kind):
     torch.manual_seed(3)
-    encoder = NETWORKS[kind][0]()
+    encoder = NETWORKS[kind]()
     head = nn.Linear(encoder(torch.zeros(2, 2, 4, 4)).shape[1], 2)
     for part in encoder.modules():  # away from the values at which a wrong derivative would not show
         if isinstance(part, nn.BatchNorm2d | nn.InstanceNorm2d | nn.LayerNorm | nn.GroupNorm) and hasattr(
@@ -129,30 +129,7 @@ def test_both_engines_run_the_same_inner_optimizer(inner):
     assert apart(loop.jacobian, vmap.jacobian) < 1e-9
 
 
-@pytest.mark.parametrize("kind", NETWORKS)
-def test_the_derivative_of_a_vmap_is_wrong_just_where_it_was(kind):
-    """If this fails, PyTorch has changed: the warnings of `ByTransforms` and `engine` want to be looked at again."""
-    encoder, head = network(kind)
-    both, batch = nn.Sequential(encoder, head), tasks()
-    for part in both.modules():
-        if isinstance(part, nn.BatchNorm2d):
-            part.track_running_stats, part.running_mean, part.running_var = False, None, None
-    start = {name: p.detach() for name, p in both.named_parameters()}
-
-    def loss(parameters, x, y):
-        return nn.functional.cross_entropy(functional_call(both, parameters, (x,)), y)
-
-    def task(parameters, support_x, support_y, query_x, query_y):
-        slopes = torch.func.grad(loss)(parameters, support_x, support_y)
-        return loss({name: p - 0.1 * slopes[name] for name, p in parameters.items()}, query_x, query_y)
-
-    data = (batch.support_x, batch.support_y, batch.query_x, batch.query_y)
-    inside = torch.func.vmap(torch.func.grad(task), (None, 0, 0, 0, 0))(start, *data)
-    right = {name: rows.mean(0) for name, rows in inside.items()}
-    outside = torch.func.grad(lambda p: torch.func.vmap(task, (None, 0, 0, 0, 0))(p, *data).mean())(start)
-    assert (apart(right, outside) > 1e-6) == NETWORKS[kind][1]
-
-
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own imports
 def test_compiled_rows_are_those_of_the_loop():
     loop = MAML(*network("linear"), engine="loop", inner_lr=0.1, inner_steps=2).rows(tasks())
@@ -206,7 +183,7 @@ def test_auto_takes_the_loop_where_the_optimizer_asks_for_a_value():
     assert all(torch.equal(loop.jacobian[name], auto.jacobian[name]) for name in loop.jacobian)
 
 
-def test_vmap_is_refused_where_a_homogenizer_must_be_told_of_one_task_after_the_other():
+def test_vmap_is_refused_where_a_homogenizer_acts_on_one_task_after_the_other():
     learner = MAML(*network("linear"), "rotate", engine="vmap")
     with pytest.raises(OptionError, match=r"rotate must be told of one after the other.*engine='loop'"):
         learner.rows(tasks())

@@ -1,4 +1,4 @@
-"""A comparison: the same table however it was run, stopped, killed or resumed; failures told and kept apart."""
+"""A comparison: one table however it was run, stopped, killed or resumed; failures are reported and kept apart."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from gradhomog.bench.compare import compare
 from gradhomog.bench.config import load
 from gradhomog.bench.results import ResultLog
 from tests.bench.conftest import SMALL
+
+slow = pytest.mark.slow
+pytestmark = pytest.mark.usefixtures("undrawn")  # but for `whole`
 
 
 def results(path):
@@ -63,7 +66,7 @@ def test_static_weights_of_one_are_the_plain_learner(whole):
     assert static[0] == pytest.approx(plain[0], rel=1e-3)
 
 
-def test_the_log_tells_configuration_versions_and_steps(whole):
+def test_the_log_holds_configuration_versions_and_steps(whole):
     records = ResultLog.read(whole.folder / folders.LOG)
     start = next(r for r in records if r["event"] == "start")
     assert start["config"] == load(None, SMALL).to_dict()
@@ -90,7 +93,7 @@ def test_resuming_a_finished_comparison_does_nothing_and_gives_the_same_table(wh
     assert table(again) == table(whole)
 
 
-@pytest.mark.parametrize("count", [1, 9, 20, 37, 70])
+@pytest.mark.parametrize("count", [1, 37, *(pytest.param(count, marks=slow) for count in (9, 20, 70))])
 def test_interrupted_after_any_step_it_resumes_to_the_same_table(whole, tmp_path, count):
     config = load(None, SMALL)
 
@@ -110,8 +113,9 @@ def test_interrupted_after_any_step_it_resumes_to_the_same_table(whole, tmp_path
     assert count + sum(record["event"] == "progress" for record in resumed) == 7 * 12
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("seconds", [0.05, 0.4])
+@pytest.mark.parametrize(
+    ("workers", "seconds"), [(1, 0.05), pytest.param(1, 0.4, marks=slow), pytest.param(2, 0.2, marks=slow)]
+)
 def test_killed_at_any_moment_it_resumes_to_the_same_table(whole, tmp_path, workers, seconds):
     """SIGKILL some time after the first record is on disk, with a half-written line left behind for good measure."""
     overrides = [*SMALL, f"workers={workers}"]
@@ -144,7 +148,7 @@ def gradhomog_homogenizer():
 """
 
 
-def test_a_method_that_fails_is_told_and_the_others_finish(gradhomog_install, tmp_path):
+def test_a_method_that_fails_is_reported_and_the_others_finish(gradhomog_install, tmp_path):
     gradhomog_install("faulty-dist", FAULTY, plugin="faulty")
     config = load(None, [*SMALL, 'homogenizers=["none", "faulty"]', "seeds=1"])
     outcome = compare(config, tmp_path / "out")
@@ -193,7 +197,8 @@ def test_a_result_is_on_disk_before_the_next_run_starts(small, tmp_path):
     assert lengths == [0, 1, 2, 3]
 
 
-def test_workers_that_cannot_start_are_told_and_not_called_a_success(tmp_path):
+@slow
+def test_workers_that_cannot_start_are_reported_and_not_called_a_success(tmp_path):
     """A script without a main guard: its worker processes run the script instead of a worker."""
     script = tmp_path / "script.py"
     script.write_text(
@@ -219,6 +224,7 @@ def test_a_candidate_that_fails_leaves_the_choice_to_the_others(gradhomog_instal
         assert len(one.failures) == 1
 
 
+@slow
 def test_an_interrupt_while_workers_start_prints_no_traceback(tmp_path):
     command = [sys.executable, "-m", "gradhomog", "compare", "--out", str(tmp_path / "out"), "--set", "workers=2"]
     command += [argument for override in SMALL if "workers" not in override for argument in ("--set", override)]
@@ -235,6 +241,7 @@ def test_an_interrupt_while_workers_start_prints_no_traceback(tmp_path):
     assert "--resume" in errors
 
 
+@slow
 def test_a_sigterm_to_all_processes_stops_as_an_interrupt_does(whole, tmp_path):
     """As `timeout` and schedulers send it: the parent is asked to stop, its workers are not killed under it."""
     overrides = [*SMALL, "workers=2", "train.steps=400"]
@@ -256,7 +263,7 @@ def test_a_sigterm_to_all_processes_stops_as_an_interrupt_does(whole, tmp_path):
 FAULTY_WITH_SEED_1 = FAULTY.replace("step.number == 4", "step.number == 4 and __import__('torch').initial_seed() == 1")
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=slow)])
 def test_a_tuned_method_that_fails_with_a_later_seed_is_tried_once(gradhomog_install, tmp_path, workers):
     """Its failure must not be taken for a candidate's: that would decide the tuning again, and run it again."""
     gradhomog_install("faulty-dist", FAULTY_WITH_SEED_1, plugin="faulty")

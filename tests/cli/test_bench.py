@@ -113,7 +113,7 @@ def test_a_homogenizer_that_fails_is_exit_code_1_with_the_others_in_the_table(gr
     [
         (["nowhere.toml"], "nowhere.toml: the run file cannot be read"),
         (["--set", "train.stpes=3"], "Did you mean `train.steps`?"),
-        (["--homogenizer", "pcgard"], "Did you mean 'pcgrad'?"),
+        (["--homogenizer", "pcgard", *SETTINGS], "Did you mean 'pcgrad'?"),
         (["--set", 'domains.train=["nowhere.npz"]'], "nowhere.npz"),
         (["--shape", "2x3x4"], "--shape is for --kernel"),
         (["--kernel", "rotate", "my.toml"], "--kernel takes no run file"),

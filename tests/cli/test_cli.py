@@ -12,6 +12,8 @@ import pytest
 from gradhomog.cli import main
 from tests.bench.conftest import SMALL
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 
 def overrides(*more):
     return [argument for override in (*SMALL, *more) for argument in ("--set", override)]
@@ -39,18 +41,34 @@ def test_list_says_what_is_disabled(monkeypatch, capsys):
         assert "disabled by GRADHOMOG_DISABLE=pcgrad" in capsys.readouterr().err
 
 
-def test_show_gives_options_claims_and_documentation(capsys):
+def test_show_gives_options_with_their_ranges_claims_and_documentation(capsys):
     assert main(["show", "gradnorm"]) == 0
     out = capsys.readouterr().out
-    assert "alpha=1.5 (a number)" in out
+    assert "alpha=1.5 (a number ≥ 0)" in out
+    assert 'key="slot" (one of "slot", "domain")' in out
+    assert 'scale="mean" (one of "mean", "paper")' in out
     assert "1711.02257" in out
     assert "stateful" in out
     assert "closed form" in out or "row norms only" in out
+    assert main(["show", "isi", "--json"]) == 0
+    options = json.loads(capsys.readouterr().out)["options"]
+    assert "rate=0.3 (a number ≥ 0 and < 1)" in options
+    assert "neighbours=none (an integer ≥ 1 or none)" in options
     assert main(["show", "glyphs", "--json"]) == 0
     assert "greek" in json.loads(capsys.readouterr().out)["variants"]
 
 
-def test_env_tells_versions_and_plugins(capsys):
+def test_the_largest_number_of_tasks_is_shown(gradhomog_install, capsys):
+    from tests.registry.sources import FINE
+
+    gradhomog_install("limited", FINE.replace("needs=", "max_tasks=64, needs="))
+    assert main(["show", "limited"]) == 0
+    assert "max tasks     64" in capsys.readouterr().out
+    assert main(["show", "limited", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["max_tasks"] == 64
+
+
+def test_env_prints_versions_and_plugins(capsys):
     assert main(["env", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["versions"]["torchopt"] == "0.7.3"

@@ -1,8 +1,8 @@
 """Run the files and commands of a page in one shell, in order, and compare the outputs.
 
-A file is a fenced block after a line `<!-- file: path -->`. A ```console block has commands after `$ `, each followed by
-its output with standard error; `…` matches any text within a line, and alone on a line any lines. A command must succeed
-unless the next one is `echo $?`, which prints its exit code.
+A file is a fenced block after a line `<!-- file: path -->`. A ```console block has commands after `$ `, each followed
+by its output with standard error; `…` matches any text within a line, and alone on a line any lines. A command must
+succeed unless the next one is `echo $?`, which prints its exit code.
 """
 
 from __future__ import annotations

@@ -12,14 +12,14 @@ from gradhomog.specs import TRAITS, DomainSpec, HomogenizerSpec, LearnerSpec, Sp
 HEAD = """\
 # The built-in plugins
 
-`gradhomog show NAME` prints the same, with formulas, costs and deviations from the paper. Traits, needs and stages are described in
-[gradhomog_homogenizer](../guide/hooks/gradhomog_homogenizer.md), learners and domains in
+`gradhomog show NAME` prints the same, with formulas, costs and deviations from the paper. Traits, needs and stages are
+described in [gradhomog_homogenizer](../guide/hooks/gradhomog_homogenizer.md), learners and domains in
 [gradhomog_learner](../guide/hooks/gradhomog_learner.md) and [gradhomog_domain](../guide/hooks/gradhomog_domain.md).
 """
 
 ROOTS = {"gradhomog_plugins": "plugins/", "gradhomog_adapters": "adapters/"}
 STAGES = ("attach", "begin", "transform", "mix", "rows", "update")
-SCALE = "`\"mean\"`: N identical rows give that row; `\"paper\"`: the scale of the paper."  # an option of the host
+SCALE = '`"mean"`: N identical rows give that row; `"paper"`: the scale of the paper.'  # an option of the host
 
 
 def page(text: str = "") -> str:

@@ -15,8 +15,8 @@ HEAD = """\
 
 The public names of `gradhomog`, as `help(gradhomog.NAME)` prints them. Other names are internal and may change.
 [gradhomog_homogenizer](../guide/hooks/gradhomog_homogenizer.md) describes the stages of a homogenizer and its `Step`,
-[gradhomog_learner](../guide/hooks/gradhomog_learner.md) and [gradhomog_domain](../guide/hooks/gradhomog_domain.md) learners and domains,
-[check](../guide/check.md) the conformance kit `gradhomog.testing`.
+[gradhomog_learner](../guide/hooks/gradhomog_learner.md) and [gradhomog_domain](../guide/hooks/gradhomog_domain.md)
+learners and domains, [check](../guide/check.md) the conformance kit `gradhomog.testing`.
 """
 
 GROUPS = {
@@ -47,7 +47,9 @@ def _entry(name: str, found: Any) -> str:
         f"{signatures.signature(member) if inspect.isfunction(member) else label}\n"
         f"{_indented(inspect.cleandoc(member.__doc__))}"
         for label, member in members
-        if isinstance(member, (FunctionType, property, cached_property)) and not label.startswith("_") and member.__doc__
+        if isinstance(member, (FunctionType, property, cached_property))
+        and not label.startswith("_")
+        and member.__doc__
     ]
     documentation = "\n\n".join([inspect.cleandoc(found.__doc__ or ""), *methods])
     return f"### `{name}`\n\n```text\n{head}\n\n{documentation}\n```\n"

@@ -19,9 +19,7 @@ def test_a_generated_page_is_current(page: str) -> None:
     written = pages.text(page)
     made = generate.PAGES[page](written)
     if written != made:
-        change = difflib.unified_diff(
-            written.splitlines(), made.splitlines(), "in the tree", "generated", lineterm=""
-        )
+        change = difflib.unified_diff(written.splitlines(), made.splitlines(), "in the tree", "generated", lineterm="")
         shown = "\n".join(itertools.islice(change, 40))
         pytest.fail(f"docs/{page} is not current. Run: {generate.COMMAND}\n{shown}", pytrace=False)
 

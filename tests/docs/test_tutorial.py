@@ -1,4 +1,4 @@
-"""`docs/guide/write-a-homogenizer.md`: its files and commands run in a fresh virtual environment and print its outputs."""
+"""Run the files and commands of `docs/guide/write-a-homogenizer.md` in a fresh virtual environment; compare outputs."""
 
 from __future__ import annotations
 

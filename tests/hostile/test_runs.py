@@ -20,6 +20,8 @@ from gradhomog.bench.tables import render_table
 from tests.bench.conftest import SMALL
 from tests.hostile.plugins import HERE, assert_blamed, install, plugin
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 EVEN = "def mix(self, step): return torch.ones(step.tasks)"
 
 

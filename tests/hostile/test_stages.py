@@ -85,7 +85,7 @@ def test_an_error_class_of_ours_that_a_plugin_raises_gets_its_name(gradhomog_ins
 @pytest.mark.parametrize(
     ("methods", "words"),
     [
-        ("state_names = ('momentum',)", "raised in `state_dict`: AttributeError: 'Bad' object has no attribute 'momentum'"),
+        ("state_names = ('momentum',)", "raised in `state_dict`: AttributeError: 'Bad' object has no attribute"),
         ("def load_state_dict(self, state): state['momentum']", "raised in `load_state_dict`: KeyError: 'momentum'"),
     ],
 )

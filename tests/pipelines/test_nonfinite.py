@@ -77,8 +77,9 @@ def test_weights_under_which_finite_rows_become_infinite_are_reported_and_no_sta
 
 
 def test_rows_that_are_not_finite_are_refused_by_name():
+    divided = faulty("rows", lambda self, step: step.jacobian.map(lambda block: block / 0))
     with pytest.raises(PluginRunError, match="Faulty returned NaN or infinity from `rows`"):
-        gradhomog.pipeline([faulty("rows", lambda self, step: step.jacobian.map(lambda block: block / 0))]).combine(ROWS)
+        gradhomog.pipeline([divided]).combine(ROWS)
 
 
 @pytest.mark.parametrize(
@@ -126,13 +127,15 @@ def test_rows_of_1e300_are_finite_and_harm_no_method(name, nonfinite):
     features = torch.tensor([[[1.0, 2.0]], [[2.0, 1.0]]])
     given = {"losses": [1.0, 2.0], "features": features, "feature_grads": features, "targets": torch.zeros(2, 1).long()}
     pipe.combine(rows, **given)
-    before = copy.deepcopy(pipe.state_dict())
+    before, refused = copy.deepcopy(pipe.state_dict()), None
     try:
         assert torch.isfinite(pipe.combine(1e300 * rows, **given)).all()
     except gradhomog.GradhomogError as error:
-        assert not isinstance(error, PluginRunError)
-        assert any(word in str(error) for word in ("overflow", "exceeds"))
+        refused = error
         assert str(pipe.state_dict()) == str(before)
+    if refused is not None:
+        assert not isinstance(refused, PluginRunError)
+        assert any(word in str(refused) for word in ("overflow", "exceeds"))
     assert torch.isfinite(pipe.combine(rows, **given)).all()
 
 

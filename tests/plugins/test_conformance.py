@@ -35,7 +35,7 @@ def test_a_built_in_conforms_in_the_fast_mode(check):
         "pcgrad(order='fixed')",
         "gradnorm(alpha=0, key='domain')",
         "reweight(lr=0.1)", "reweight(solver='fixed_point', max_weight=2)",
-        "reweight(beta=0, key='domain', scale='norm')",
+        "reweight(beta=0, key='domain', preserve='norms')",
         "rotate(lr=0.1)", "rotate_rows(max_angle=0.3)",
         "isi(temperature=inf, sampling='multinomial', until=1)",
         "famo(key='domain', lr=0.2)", "dwa(period=1)", "rlw(distribution='bernoulli')",
@@ -72,14 +72,6 @@ def test_a_preset_with_options_conforms(check):
     only=ON_ROWS, expected_failures={"permutation_equivariant": "what they hold, or are told, goes by the slot"},
 )  # fmt: skip
 def test_what_goes_by_the_slot_conforms_but_for_the_order(check):
-    check()
-
-
-@parametrize_with_checks(
-    ["famo(change='next_step')"], only=ON_ROWS,
-    expected_failures={"differentiable": "the losses of the next step do not depend on this one's rows"},
-)  # fmt: skip
-def test_famo_that_waits_for_the_next_losses_conforms(check):
     check()
 
 

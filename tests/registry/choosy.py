@@ -1,4 +1,5 @@
 """A plugin whose options have every annotation that the host reads."""
+# ruff: noqa: B006
 
 from __future__ import annotations
 
@@ -22,13 +23,13 @@ class Choosy(Homogenizer):
         flag: bool = False,
         label: str = "x",
         mode: Literal["fast", "slow"] = "fast",
-        many: list[float] = [],  # noqa: B006
+        many: list[float] = [],
         some: Sequence[int] = (),
-        bare: list = [],  # type: ignore[type-arg]  # noqa: B006
+        bare: list = [],  # type: ignore[type-arg]
         pair: tuple[int, str] = (1, "a"),
-        table: dict[str, int] = {},  # noqa: B006
-        lookup: Mapping[str, float] = {},  # noqa: B006
-        plain: Mapping = {},  # type: ignore[type-arg]  # noqa: B006
+        table: dict[str, int] = {},
+        lookup: Mapping[str, float] = {},
+        plain: Mapping = {},  # type: ignore[type-arg]
         maybe: int | None = None,
         weights: Sequence[float] | Literal["random"] | None = None,
         anything: Any = None,
@@ -40,7 +41,7 @@ class Choosy(Homogenizer):
         limit: Annotated[int, Ge(1)] | None = None,
         unbounded: Annotated[float, Interval(ge=0, le=math.inf)] = math.inf,
         each: Sequence[Annotated[float, Ge(0)]] = (),
-        by_name: Mapping[str, Annotated[float, Le(1)]] = {},  # noqa: B006
+        by_name: Mapping[str, Annotated[float, Le(1)]] = {},
         names: Annotated[Sequence[str], MinLen(1), MaxLen(2)] = ("a",),
     ) -> None:
         self.given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}

@@ -8,6 +8,7 @@ from torch import nn
 
 from gradhomog import Task
 from gradhomog_adapters.mamlpp import MAMLPP
+from tests.adapters import direct
 from tests.adapters.few_shot import networks, tasks
 from tests.adapters.mamlpp.learners import learner
 from tests.adapters.quadratic import Point
@@ -65,18 +66,7 @@ def test_rows_equal_a_hand_written_loop_in_float64(first_order, engine, until, d
 @pytest.mark.parametrize("norm", ["batch", "support", "frozen", "running"])
 @pytest.mark.parametrize("options", [{}, {"multi_step_steps": 0}, {"learn_rates": False, "inner": "momentum"}])
 def test_rows_equal_finite_differences_of_the_reported_losses(norm, options):
-    made = learner(norm=norm, **options)
-    batch, generator = tasks(2), torch.Generator().manual_seed(5)
-    rows = made.rows(batch)
-    for name, parameter in made.named_parameters().items():
-        along = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-        start, losses = parameter.detach().clone(), []
-        for sign in (1, -1):
-            parameter.data.copy_(start + sign * 1e-6 * along)
-            losses.append(made.rows(batch).losses)
-        parameter.data.copy_(start)
-        exact = (rows.jacobian[name] * along).flatten(1).sum(1)
-        torch.testing.assert_close(exact, (losses[0] - losses[1]) / 2e-6, rtol=1e-5, atol=1e-8, msg=name)
+    direct.judge_by_finite_differences(learner(norm=norm, **options), tasks(2))
 
 
 @pytest.mark.parametrize("first_order", [False, True])

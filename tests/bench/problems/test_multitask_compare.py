@@ -93,19 +93,13 @@ def test_the_report_speaks_of_the_problem_and_not_of_episodes(whole):
     assert "trajectories" not in drawn
 
 
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Reports without figures, which take longer than everything else."""
-    monkeypatch.setattr("gradhomog.bench.report._pictures", lambda *arguments: {})
-
-
 def test_the_resolved_file_lists_the_baselines_and_runs_again_to_the_same_table(whole, undrawn, tmp_path):
     again = compare(load(whole.folder / folders.RUN_FILE), tmp_path / "again")
     assert results(again.folder) == results(whole.folder)
     assert table(again) == table(whole)
 
 
-@pytest.mark.parametrize("count", [2, 40])
+@pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.slow), 40])
 def test_interrupted_after_any_step_it_resumes_to_the_same_table(whole, undrawn, tmp_path, count):
     def interrupt(record):
         interrupt.steps += record["event"] == "progress"
@@ -164,7 +158,7 @@ def test_the_landscape_is_one_run_of_each_method_with_paths_in_its_report(tmp_pa
         assert word not in page + text
 
 
-def test_results_of_another_configuration_or_of_other_data_are_not_continued(tmp_path):
+def test_results_of_another_configuration_or_of_other_data_are_not_continued(undrawn, tmp_path):
     rows = np.random.default_rng(0).normal(size=(40, 3))
     data, out = tmp_path / "table.npz", tmp_path / "out"
     np.savez(data, x=rows[:, 0], y=rows.sum(1), z=rows[:, 1])
