@@ -21,14 +21,16 @@ def minimum_norm_weights(gramian: Tensor, rounding: float | None = None) -> Solu
         gramian: G, symmetric positive semi-definite `[..., tasks, tasks]`, any floating dtype; finite. Batches are its
             leading dimensions: not for `torch.func.vmap` and `torch.compile(fullgraph=True)`, because the number of
             steps depends on the values (read at every fourth step where that is a transfer).
+        rounding: of G relative to the rows' norms, for rows that are dependent; by default `gramian_rounding` of its
+            dtype.
 
     Returns:
         α, float64 `[..., tasks]` in [0, 1], Σα = 1. If rows are zero, they share the weight equally.
 
     Method: x = α/αᵀGα minimises ½xᵀGx − 1ᵀx over x ≥ 0, and so does, up to its length, the minimiser of
     ½xᵀGx + ½(1 − 1ᵀx)², which is bounded also where the hull holds zero. On the scaled Gramian (`scaling.scaled`) by
-    block principal pivoting; where that leaves the optimality conditions open, by an active set. Two rows: the closed
-    form. 1ᵀ becomes tᵀ, the inverse lengths: multipliers of long rows count little.
+    block principal pivoting; where that leaves the optimality conditions open, by an active set. 1ᵀ
+    becomes tᵀ, the inverse lengths: multipliers of long rows count little.
 
     Differentiable twice in G wherever the set of positive weights does not change: the last system is solved with the
     graph. A common factor that is a power of two changes no bit.
@@ -37,7 +39,7 @@ def minimum_norm_weights(gramian: Tensor, rounding: float | None = None) -> Solu
     rows, norms over eight orders of magnitude, dependent, opposite and zero rows among them; where rows nearly cancel,
     up to the rounding of their sum. A weight that ought to be zero may be rounding, 1e-16.
 
-    Cost: 0.02 ms for two tasks, 0.2 ms for 16 (about two systems of 16 × 16), 1 to 3 ms with the active set.
+    Cost: 0.2 ms for 2 to 16 tasks (about two systems of 16 × 16), 1 to 3 ms with the active set.
 
     Raises:
         OptionError: `gramian` is not square in its last two dimensions.

@@ -107,7 +107,8 @@ def exchanged(margins: Tensor, step: int | Tensor) -> Tensor:
     if isinstance(step, int) and step < BLOCKS:
         return wrong
     worst = torch.where(wrong, margins, torch.inf).argmin(dim=-1, keepdim=True)
-    return wrong & (torch.zeros_like(wrong).scatter(-1, worst, True) | torch.as_tensor(step < BLOCKS, device=wrong.device))
+    alone = torch.zeros_like(wrong).scatter(-1, worst, True)
+    return wrong & (alone if isinstance(step, int) else alone | (step < BLOCKS))
 
 
 def on_support(matrix: Tensor, support: Tensor, right: Tensor, ridge: Tensor | float) -> Tensor:

@@ -75,7 +75,7 @@ def balance(
     real = torch.arange(len(values), device=values.device) < kept.sum()
     inverse = torch.where(kept, vectors / torch.where(kept, roots, 1.0), 0.0).mT * (present / lengths)
     square = _square(singular, real, scale_mode)
-    mixing = (square.sqrt() * left * real) @ right @ inverse
+    mixing: Tensor = (square.sqrt() * left * real) @ right @ inverse
     if torch.is_grad_enabled() and gramian.requires_grad:
         moved = _differentiable(gramian, norms, unit, rounding * len(values), left, singular * real, square, scale_mode)
         mixing = mixing + (moved - moved.detach())
@@ -112,7 +112,8 @@ def _differentiable(
     square = square + _mean_moved(values, group.to(values), moved)
     square = torch.where(real.any(), square, 1.0)  # or the derivative of its root is infinite
     inverse = torch.linalg.pinv(unit, atol=tolerance, rtol=0.0, hermitian=True) / torch.outer(norms, norms)
-    return square.sqrt() * (basis @ root @ basis.mT) @ inverse
+    changed: Tensor = square.sqrt() * (basis @ root @ basis.mT) @ inverse
+    return changed
 
 
 def _mean_moved(values: Tensor, group: Tensor, moved: Tensor) -> Tensor:

@@ -33,7 +33,8 @@ class FairGrad(Homogenizer):
 
     Deviations: (1) Newton's method, where the authors and TorchJD call SciPy's least squares from uniform weights; (2)
     no clipping unless `max_norm` is set, where the authors' code multiplies by N and clips to 1; (3) the default of
-    `alpha` is that of the experiments, the authors' parser has 1; (4) the projection of the mean on d, unless scale="paper".
+    `alpha` is that of the experiments, the authors' parser has 1; (4) the projection of the mean on d, unless
+    scale="paper".
 
     >>> import torch, gradhomog
     >>> gradhomog.pipeline("fairgrad(scale='paper')").combine(torch.tensor([[8.0, 0.0], [0.0, 1.0]]))

@@ -36,9 +36,9 @@ class MGDA(Homogenizer):
         zero_rows: `"keep"`: a zero row makes d = 0, as theory says (that task is at a minimum, so no direction improves
             all); `"drop"`: leave it out, for tasks that are masked in a batch.
         on: the vectors whose inner products G holds: `"parameters"`, the rows; or `"features"`, the derivatives of
-            the losses by the features, all queries of a task one after another: the upper bound of section 3.3 ("MGDA-UB"), for
-            tasks that share inputs and so features, ‖Σ α_i g_i‖ ≤ ‖∂z/∂θ‖ ‖Σ α_i ∂L_i/∂z‖. Where every task has
-            inputs of its own it bounds nothing.
+            the losses by the features, all queries of a task one after another: the upper bound of section 3.3
+            ("MGDA-UB"), for tasks that share inputs and so features, ‖Σ α_i g_i‖ ≤ ‖∂z/∂θ‖ ‖Σ α_i ∂L_i/∂z‖. Where
+            every task has inputs of its own it bounds nothing.
 
     Differentiable in the rows (and losses) wherever the set of tasks with α_i > 0 does not change. State: none.
     Exact: see `gradhomog.minimum_norm_weights`. Cost: 0.2 ms for 16 tasks.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, Step, hookimpl
-from gradhomog_plugins._orders import PART, meeting_orders, meetings
+from gradhomog_plugins._orders import amounts_given, meeting_orders
 
 
 class PCGrad(Homogenizer):
@@ -52,7 +52,7 @@ class PCGrad(Homogenizer):
 
     def mix(self, step: Step) -> Tensor:
         gramian = step.gramian()
-        orders = meeting_orders(step.tasks, self.order, step.generator)
+        orders = meeting_orders(len(gramian), self.order, step.generator)
         return project(gramian, orders.to(gramian.device))
 
     def paper_scale(self, step: Step) -> float:
@@ -64,25 +64,9 @@ def project(gramian: Tensor, orders: Tensor) -> Tensor:
     squares = gramian.diagonal()
     # A zero row has only zero inner products; one instead of its square keeps 0/0 out of the graph.
     shares = gramian / torch.where(squares > 0, squares, 1.0)  # ⟨g_i, g_j⟩ / ‖g_j‖²
-    if len(gramian) <= PART:
-        amounts = _amounts(shares, shares, orders)
-    else:
-        parts = zip(shares.split(PART), orders.split(PART), strict=True)
-        amounts = torch.cat([_amounts(shares, own, their) for own, their in parts])
     # Each task meets each other once, so that what it loses of them can be written down at the end.
     identity = torch.eye(len(gramian), dtype=gramian.dtype, device=gramian.device)
-    return identity.scatter(1, orders, -amounts)
-
-
-def _amounts(shares: Tensor, own: Tensor, orders: Tensor) -> Tensor:
-    """How much of each row that it meets a row loses, negative, shaped as `orders`: of all rows, or of some."""
-    left = own.gather(1, orders)  # ⟨ĝ_i, g_j⟩ / ‖g_j‖² of ĝ_i and the rows that it meets, in its order
-    amounts = []
-    for between in meetings(shares, orders):
-        amounts.append(left[:, :1].clamp_max(0))
-        left = torch.addcmul(left[:, 1:], amounts[-1], between, value=-1)
-    amounts.append(left.clamp_max(0))
-    return torch.cat(amounts, dim=1)
+    return identity.scatter(1, orders, amounts_given(-shares, orders, torch.relu)[0])
 
 
 @hookimpl

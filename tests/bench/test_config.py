@@ -58,7 +58,7 @@ def test_the_digest_ignores_the_number_of_workers_and_nothing_else():
         ("train.steps=1.5", r"`train.steps` must be an integer; got 1.5"),
         ("train.steps=true", r"`train.steps` must be an integer; got True"),
         ("train.inner_lr=0", r"`train.inner_lr` must be greater than 0"),
-        ("train.inner_lr=nan", r"`train.inner_lr` must be greater than 0; got nan"),
+        ("train.inner_lr=nan", r"`train.inner_lr` must be a number; got nan"),
         ("train.outer_lr=inf", r"`train.outer_lr`"),
         ("episodes.ways=1", r"`episodes.ways` must be at least 2"),
         ("episodes.queries=0", r"`episodes.queries` must be at least 1"),

@@ -137,6 +137,7 @@ def test_the_picture_is_seen_through_the_hottest_cell():
     assert grey(np.full((3, 1, 1), -1.0))[0, 0] == 0
 
 
+@pytest.mark.slow
 def test_the_report_shows_looks_embeds_their_pixels_and_says_what_they_do_not_show(tmp_path):
     records = comparison(["plain", "isi"], seeds=1, steps=1)
     for record in records:

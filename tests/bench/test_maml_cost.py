@@ -111,6 +111,7 @@ def test_the_cosine_tells_what_an_approximation_loses():
     assert cosine(lambda batch: None) is None
 
 
+@pytest.mark.slow
 def test_the_default_tables_have_the_peers_ours_rows_alone_and_the_other_layout(monkeypatch):
     monkeypatch.setattr(maml, "FOR_SINUSOIDS", ('maml(engine="loop")',))  # compiling takes half a minute
     sinusoids, images = maml_costs([], [SINUSOIDS, IMAGES], **QUICK)

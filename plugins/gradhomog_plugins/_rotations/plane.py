@@ -75,4 +75,5 @@ def towards(start: Tensor, goal: Tensor, reach: float) -> Tensor:
     if sine < OPPOSITE:
         return start
     moved = math.cos(reach) * start + (math.sin(reach) / sine) * across
-    return moved / moved.norm()
+    unit: Tensor = moved / moved.norm()
+    return unit

@@ -148,6 +148,7 @@ def test_the_glyphs_do_not_change_with_background_or_correlation():
     assert np.abs(textured - clean)[ink].mean() < 4
 
 
+@pytest.mark.slow
 def test_one_seed_gives_the_same_pixels_in_another_process_and_another_seed_others(tmp_path):
     code = (
         "import hashlib; from gradhomog.bench.domains.glyphs import glyphs; "

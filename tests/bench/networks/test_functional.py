@@ -27,7 +27,12 @@ def test_no_layer_works_in_place(name):
     assert torch.equal(leaf, untouched)
 
 
-@pytest.mark.parametrize("name", networks.NAMES)
+SLOW = ("resnet12", "resnet18")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in networks.NAMES]
+)
 def test_second_derivatives_by_parameters_are_those_of_finite_differences(name):
     encoder, head, inputs = _small(name)
     names = [key for key, _ in encoder.named_parameters()]

@@ -116,7 +116,7 @@ def test_of_many_steps_a_few_hundred_points_are_kept():
         ("seeds=3", r"`seeds` must be one: nothing on the landscape is drawn"),
         ("problem.starts=[]", r"`problem.starts` must hold 1 to 26 points; got 0"),
         ("problem.starts=[[1, 2, 3]]", r"`problem.starts` must hold points \[x1, x2\]; got \[1, 2, 3\]"),
-        ("problem.starts=[[1, inf]]", r"`problem.starts` must hold points \[x1, x2\]"),
+        ("problem.starts=[[1, inf]]", r"`problem.starts` must be a list .*a number.*; got \[\[1, inf\]\]"),
         ("device=nowhere", r"`device` must be one that PyTorch can use here"),
     ],
 )
