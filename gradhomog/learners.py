@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog import expression
-from gradhomog.assembly import Entry
 from gradhomog.errors import ConfigError, DataError, OptionError, PluginRunError
+from gradhomog.host.assembly import Entry
 from gradhomog.outer_optimizer import OuterOptimizer, check_holds
 from gradhomog.pipelines import Pipeline, pipeline
 from gradhomog.registry import Registry, installed
@@ -20,6 +20,7 @@ from gradhomog.reports import Evaluation, StageReport, StepReport, TaskRow, Task
 from gradhomog.scoring import Loss, accuracies, accuracy, default_loss
 from gradhomog.task_key import TaskKey
 from gradhomog.tasks import Task, TaskBatch
+from gradhomog.training_mode import training_mode
 
 
 class Learner(ABC):
@@ -52,8 +53,6 @@ class Learner(ABC):
         self.loss = loss or default_loss
         if not self.named_parameters():
             raise OptionError("encoder and head must have at least one parameter with requires_grad=True; found none.")
-
-    # -- what a learner is -------------------------------------------------------------------------------------------
 
     @abstractmethod
     def task_row(self, task: Task, key: TaskKey) -> TaskRow:
@@ -95,9 +94,7 @@ class Learner(ABC):
 
     def mode(self, training: bool) -> AbstractContextManager[None]:
         """Within the context the network is in training or evaluation mode; afterwards in the one it was in before."""
-        return _mode((self.encoder, self.head, self.own), training)
-
-    # -- parameters and state ----------------------------------------------------------------------------------------
+        return training_mode((self.encoder, self.head, self.own), training)
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """The parameters that are learnt, each once: `encoder.*`, `head.*` and, of some learners, `learner.*`."""
@@ -129,8 +126,6 @@ class Learner(ABC):
         for name, module in parts.items():
             module.load_state_dict(state[name])
         self.homogenizers.load_state_dict(state["homogenizers"])
-
-    # -- training ----------------------------------------------------------------------------------------------------
 
     def rows(self, batch: TaskBatch | Sequence[Task]) -> TaskRows:
         """One row per task, each task's graph freed as soon as its row is formed; nothing of the learner changes.
@@ -250,8 +245,6 @@ class Learner(ABC):
                     ) from cause
             raise
 
-    # -- meta-test ---------------------------------------------------------------------------------------------------
-
     def predict(self, support_x: Tensor, support_y: Tensor, query_x: Tensor) -> Tensor:
         """Adapt to a support set and return the outputs for `query_x`, with every homogenizer removed."""
         with self._head_checked(support_x, support_y), self.mode(training=False):
@@ -279,18 +272,6 @@ class Learner(ABC):
         if not result.scores:
             raise DataError("`tasks` must hold at least one task to evaluate; got none.")
         return result
-
-
-@contextmanager
-def _mode(modules: Iterable[nn.Module], training: bool) -> Iterator[None]:
-    before = [(part, part.training) for module in modules for part in module.modules()]
-    try:
-        for part, _ in before:
-            part.training = training
-        yield
-    finally:
-        for part, was in before:
-            part.training = was
 
 
 def learner(

@@ -13,17 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog import expression
-from gradhomog.assembly import Entry, assemble
 from gradhomog.errors import ConfigError, ConvergenceWarning, OptionError
 from gradhomog.homogenization import Homogenization, PendingStep
 from gradhomog.homogenizer import Homogenizer, Part
+from gradhomog.host.assembly import Entry, assemble
+from gradhomog.host.member import Member
+from gradhomog.host.nonfinite import Nonfinite, drop_nonfinite, find_cause, require_finite_inputs
+from gradhomog.host.stages import Stages, attached, report
+from gradhomog.host.step_inputs import Rows, features_at_taps, make_step_inputs
 from gradhomog.jacobian import Direction, all_finite
-from gradhomog.member import Member
-from gradhomog.nonfinite import Nonfinite, drop_nonfinite, find_cause, require_finite_inputs
 from gradhomog.registry import Registry, installed
-from gradhomog.stages import Stages, attached, report
 from gradhomog.step import seeded_generator
-from gradhomog.step_inputs import Rows, features_at_taps, make_step_inputs
 from gradhomog.task_key import TaskKey
 
 PART_NUMBERS: Mapping[Part, int] = {"support": 1, "query": 2}
@@ -103,8 +103,6 @@ class Pipeline:
     def __iter__(self) -> Iterator[Homogenizer]:
         return (member.homogenizer for member in self.members)
 
-    # -- stages before the rows --------------------------------------------------------------------------------------
-
     def attached(self, encoder: nn.Module) -> AbstractContextManager[None]:
         """Within the context the `attach` stages act on the encoder; afterwards it is as before, after errors too."""
         return attached(self.stages.attaching, encoder)
@@ -125,8 +123,6 @@ class Pipeline:
         for member in self.stages.transforming:
             taps.append(member.transform(taps[-1], keys))
         return taps
-
-    # -- the step ----------------------------------------------------------------------------------------------------
 
     def combine(
         self,
@@ -250,8 +246,6 @@ class Pipeline:
             if self.nonfinite == "drop":
                 inputs = drop_nonfinite(inputs, self.stages.transforming)
             return self.stages.run(inputs, self.steps, self.debug)[0].gramian(parameters)
-
-    # -- state -------------------------------------------------------------------------------------------------------
 
     def part(self, name: str) -> Pipeline:
         """The pipeline of one group of parameters, where groups are homogenized separately: with a state of its own.

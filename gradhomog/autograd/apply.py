@@ -15,10 +15,10 @@ from gradhomog.autograd.groups import Per, group_names
 from gradhomog.autograd.lazy import LazyJacobian, require_used
 from gradhomog.errors import NonfiniteError
 from gradhomog.homogenization import Homogenization, PendingStep
+from gradhomog.host.nonfinite import drop_nonfinite, require_finite_inputs
+from gradhomog.host.step_inputs import StepInputs
 from gradhomog.jacobian import DenseJacobian, Direction, Jacobian, all_finite
-from gradhomog.nonfinite import drop_nonfinite, require_finite_inputs
 from gradhomog.pipelines import Pipeline
-from gradhomog.step_inputs import StepInputs
 from gradhomog.task_key import TaskKey
 
 Level = Literal["parameters", "features"]

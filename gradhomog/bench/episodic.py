@@ -19,8 +19,8 @@ from gradhomog.bench.streams import Streams, streams
 from gradhomog.bench.trainee import device
 from gradhomog.ensemble import Ensemble
 from gradhomog.errors import ConfigError
+from gradhomog.host.member import Member
 from gradhomog.learners import Learner
-from gradhomog.member import Member
 from gradhomog.pipelines import pipeline
 from gradhomog.registry import installed, options
 from gradhomog.reports import Evaluation, StageReport, StepReport

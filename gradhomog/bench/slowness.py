@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gradhomog.bench.results import Record
 
 if TYPE_CHECKING:
-    from gradhomog.member import Member  # a report is made without torch
+    from gradhomog.host.member import Member  # a report is made without torch
 
 SHARE = 0.5
 """Of the time of training steps; a homogenizer above it is called slow."""

@@ -16,7 +16,7 @@ from gradhomog.bench.plan import Run
 from gradhomog.bench.problems.data import Data, Part, batch, r_squared
 from gradhomog.bench.results import SINGLE
 from gradhomog.bench.trainee import device, step_report
-from gradhomog.member import Member
+from gradhomog.host.member import Member
 from gradhomog.pipelines import pipeline
 from gradhomog.reports import Evaluation, StageReport, StepReport
 from gradhomog.scoring import accuracy, default_loss

@@ -12,7 +12,7 @@ from torch import Tensor
 from gradhomog.bench.metrics import Metric
 from gradhomog.errors import ConfigError
 from gradhomog.homogenization import Homogenization
-from gradhomog.member import Member
+from gradhomog.host.member import Member
 from gradhomog.reports import Evaluation, StageReport, StepReport
 
 

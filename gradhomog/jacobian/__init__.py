@@ -1,13 +1,13 @@
 """The task gradients of one step: one row per task, read where they lie in memory."""
 
 from gradhomog.jacobian.arithmetic import all_finite
-from gradhomog.jacobian.conversion import as_jacobian
 from gradhomog.jacobian.jacobian import (
     DenseJacobian,
     Direction,
     Jacobian,
     MixedJacobian,
     RepeatedJacobian,
+    as_jacobian,
 )
 from gradhomog.jacobian.per_task import PerTaskJacobian
 

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import fnmatch
-import functools
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import final
 
 import torch
 from torch import Tensor
 
-from gradhomog.errors import OptionError
+from gradhomog.errors import DataError
 from gradhomog.jacobian import arithmetic
 from gradhomog.jacobian.arithmetic import finite_rows, matrix_product, mixed, weighted_sum
-from gradhomog.square_root import safe_sqrt
+from gradhomog.jacobian.statistics import RowStatistics
 
 Direction = dict[str, Tensor]
 """One row: a tensor `[*shape]` for each parameter name."""
 
 
-class Jacobian(ABC):
+class Jacobian(RowStatistics):
     """One gradient per task: row i is ∂L_i/∂θ, split into blocks by parameter name.
 
     Most methods need a Gramian, norms and a weighted mean only, so a subclass decides how the rows are stored: in one
@@ -39,14 +37,6 @@ class Jacobian(ABC):
     requires_grad: bool
 
     # -- what a subclass implements ----------------------------------------------------------------------------------
-
-    @abstractmethod
-    def compute_gramians(self) -> Tensor:
-        """The Gramian of each block, float64 `[blocks, tasks, tasks]`. Read `block_gramians` instead."""
-
-    @abstractmethod
-    def compute_squared_norms(self) -> Tensor:
-        """The squared norm of each row in each block, float64 `[blocks, tasks]`. Read `block_squared_norms` instead."""
 
     @abstractmethod
     def weighted_mean(self, weights: Tensor) -> Direction:
@@ -68,14 +58,6 @@ class Jacobian(ABC):
     def detach(self) -> Jacobian:
         """The same rows outside the graph."""
 
-    def compute_total_gramian(self) -> Tensor:
-        """The sum of `block_gramians`, where that is not cheaper at once. Read `gramian()` instead."""
-        return self.block_gramians[0] if len(self.names) == 1 else self.block_gramians.sum(0)
-
-    def compute_total_squared_norms(self) -> Tensor:
-        """The sum of `block_squared_norms`; overridden likewise. Read `squared_norms()` instead."""
-        return self.block_squared_norms[0] if len(self.names) == 1 else self.block_squared_norms.sum(0)
-
     def finite_tasks(self) -> list[bool]:
         """For each row, whether it holds neither NaN nor infinity. Cost: one read of the rows."""
         return finite_rows(self.materialize().values())
@@ -83,68 +65,6 @@ class Jacobian(ABC):
     def mean(self) -> Direction:
         """The mean of the rows."""
         return self.weighted_mean(torch.ones(self.tasks, dtype=torch.float64))
-
-    # -- statistics --------------------------------------------------------------------------------------------------
-
-    @functools.cached_property
-    def block_gramians(self) -> Tensor:
-        """The Gramian of each block, float64 `[blocks, tasks, tasks]`, computed at the first read."""
-        return self.compute_gramians()
-
-    @functools.cached_property
-    def block_squared_norms(self) -> Tensor:
-        """The squared norms in each block, float64 `[blocks, tasks]`; from the Gramians if they are known."""
-        if "block_gramians" in self.__dict__:
-            return self.block_gramians.diagonal(dim1=1, dim2=2)
-        return self.compute_squared_norms()
-
-    @functools.cached_property
-    def total_gramian(self) -> Tensor:
-        """The Gramian over all blocks, float64 `[tasks, tasks]`, computed at the first read."""
-        return self.compute_total_gramian()
-
-    @functools.cached_property
-    def total_squared_norms(self) -> Tensor:
-        """The squared norms over all blocks, float64 `[tasks]`; from the Gramian if it is known."""
-        if "total_gramian" in self.__dict__:
-            return self.total_gramian.diagonal()
-        return self.compute_total_squared_norms()
-
-    def gramian(self, parameters: str = "*") -> Tensor:
-        """Inner products of the rows, G_ij = ⟨row_i, row_j⟩, float64 `[tasks, tasks]`.
-
-        Args:
-            parameters: a glob pattern; the inner product is taken over the blocks whose name matches.
-
-        Rows of float32 and narrower are multiplied in float32 and added up in float64; where squares leave float32's
-        range, in float64. Equivariant under a common factor of the rows from 1e-18 to 1e18. Differentiable.
-
-        Raises:
-            OptionError: the pattern matches no block.
-
-        Cost: one read of the rows, N²/2 · params multiplications, at the first call; then none.
-        """
-        return self.total_gramian if parameters == "*" else self.block_gramians[self._matching(parameters)].sum(0)
-
-    def squared_norms(self, parameters: str = "*") -> Tensor:
-        """Squared Euclidean norms of the rows, float64 `[tasks]`; arguments, precision and errors as `gramian`."""
-        if parameters == "*":
-            return self.total_squared_norms
-        return self.block_squared_norms[self._matching(parameters)].sum(0)
-
-    def norms(self, parameters: str = "*") -> Tensor:
-        """Euclidean norms of the rows, float64 `[tasks]`; the derivative at a zero row is zero."""
-        return safe_sqrt(self.squared_norms(parameters))
-
-    def _matching(self, parameters: str) -> list[int]:
-        matching = [index for index, name in enumerate(self.names) if fnmatch.fnmatchcase(name, parameters)]
-        if not matching:
-            some = ", ".join(self.names[:6]) + (", …" if len(self.names) > 6 else "")
-            raise OptionError(
-                f"`parameters` must match the name of at least one tensor of the Jacobian; {parameters!r} matches none "
-                f"of: {some or 'one unnamed tensor'}."
-            )
-        return matching
 
     # -- new Jacobians -----------------------------------------------------------------------------------------------
 
@@ -316,3 +236,55 @@ class MixedJacobian(Jacobian):
 
     def mean(self) -> Direction:
         return self.source.weighted_mean(self.mixing if self.mixing.dim() == 1 else self.mixing.sum(0))
+
+
+def as_jacobian(rows: Tensor | Mapping[str, Tensor] | Jacobian) -> Jacobian:
+    """A Jacobian from stacked task gradients: a tensor `[tasks, params]`, or a dict of `[tasks, *shape]` by name.
+
+    Args:
+        rows: of real floating point, dense and in memory; read where they are. A Jacobian is returned as it is.
+
+    Raises:
+        DataError: another shape, structure, dtype or layout, or no task.
+
+    >>> as_jacobian(torch.tensor([[3.0, 4.0], [1.0, 0.0]])).gramian()
+    tensor([[25.,  3.],
+            [ 3.,  1.]], dtype=torch.float64)
+    """
+    if isinstance(rows, Jacobian):
+        return rows
+    if isinstance(rows, Tensor):
+        if rows.dim() != 2 or rows.shape[0] == 0:
+            raise DataError(
+                f"`jacobian` must have shape [tasks, params] with at least one task; got {tuple(rows.shape)}. "
+                "Stack the task gradients first: torch.stack(gradients)."
+            )
+        blocks: Mapping[str, Tensor] = {"": rows}
+    elif isinstance(rows, Mapping):
+        blocks = rows
+    else:
+        raise DataError(
+            f"`jacobian` must be a tensor [tasks, params] or a dict of tensors [tasks, *shape]; "
+            f"got {type(rows).__name__}."
+        )
+    tasks = -1
+    for name, value in blocks.items():
+        which = f"`{name}`" if name else "it"
+        if not isinstance(value, Tensor):
+            raise DataError(
+                f"`jacobian` must hold tensors; {which} is {type(value).__name__}. Use zeros for a parameter that a "
+                "loss does not depend on."
+            )
+        if not value.is_floating_point():
+            raise DataError(f"`jacobian` must be of real floating point; {which} is {value.dtype}.")
+        if value.layout != torch.strided or value.is_meta:
+            found = "on the device meta" if value.is_meta else f"of layout {value.layout}"
+            raise DataError(f"`jacobian` must be dense and in memory; {which} is {found}. Use to_dense() or real data.")
+        if value.dim() == 0 or len(value) == 0 or tasks not in (-1, len(value)):
+            tasks = 0
+            break
+        tasks = len(value)
+    if tasks < 1:
+        counts = {name: value.shape[0] if value.dim() else 0 for name, value in blocks.items()}
+        raise DataError(f"every tensor of `jacobian` must have the tasks in its first dimension; found tasks {counts}.")
+    return DenseJacobian(blocks)

@@ -8,8 +8,8 @@ from torch import nn
 
 import gradhomog
 from gradhomog import NonfiniteError, OptionError
+from gradhomog.host.member import Member
 from gradhomog.jacobian import arithmetic
-from gradhomog.member import Member
 
 from .networks import Model, by_hand, gradients, inputs
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from gradhomog import Homogenizer
-from gradhomog.member import Member
+from gradhomog.host.member import Member
 from gradhomog.pipelines import Pipeline
 from gradhomog.specs import HomogenizerSpec
 

@@ -201,7 +201,7 @@ def test_rows_are_scaled_as_mixings_are_and_derivatives_flow_through_the_factor(
         def paper_scale(self, step: gradhomog.Step) -> Any:
             return step.aux
 
-    from gradhomog.member import Member
+    from gradhomog.host.member import Member
     from gradhomog.pipelines import Pipeline
 
     spec = HomogenizerSpec(factory=Rows, summary="", traits={"differentiable"})

@@ -21,7 +21,7 @@ from gradhomog.bench.suites import members
 from gradhomog.bench.trainee import device, step_report
 from gradhomog.bench.trajectory import Trajectory
 from gradhomog.errors import ConfigError
-from gradhomog.member import Member
+from gradhomog.host.member import Member
 from gradhomog.pipelines import pipeline
 from gradhomog.reports import Evaluation, StageReport, StepReport
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gradhomog.blame import describe_error
 from gradhomog.errors import GradhomogError, PluginRunError
 from gradhomog.homogenizer import Homogenizer
-from gradhomog.member import Member
+from gradhomog.host.member import Member
 from gradhomog.pipelines import Pipeline, pipeline
 from gradhomog.registry import Registry
 from gradhomog.registry.options import accepted, bind, has_paper_scale

@@ -83,13 +83,13 @@ def times_cayley(matrix: Tensor, a: Tensor, v: Tensor) -> Tensor:
     if 2 * len(a) < len(matrix):  # Woodbury: A = L Zᵀ with L = [a, −v], Z = [v, a]; cay(A) = I + L (I − ZᵀL/2)⁻¹ Zᵀ
         left, right = torch.cat([a, -v]).T, torch.cat([v, a])
         identity = torch.eye(len(right), dtype=a.dtype, device=a.device)
-        turned: Tensor = matrix + (matrix @ left) @ torch.linalg.solve(identity - right @ left / 2, right)
-        return turned
+        rest: Tensor = torch.linalg.solve(identity - right @ left / 2, right)
+        return matrix + (matrix @ left) @ rest
     half = a.T @ v
     skew = half - half.T
     identity = torch.eye(len(skew), dtype=a.dtype, device=a.device)
-    turned = matrix @ torch.linalg.solve(identity - skew / 2, identity + skew / 2)
-    return turned
+    cayley: Tensor = torch.linalg.solve(identity - skew / 2, identity + skew / 2)
+    return matrix @ cayley
 
 
 def haar(size: int, seed: int) -> Tensor:

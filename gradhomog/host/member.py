@@ -11,11 +11,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from gradhomog import validate
-from gradhomog.attachment import Hooks
 from gradhomog.blame import describe_error, raised_in_package
 from gradhomog.errors import GradhomogError, PluginRunError
 from gradhomog.homogenizer import Homogenizer, Part, Removable
+from gradhomog.host import validate
+from gradhomog.host.attachment import Hooks
 from gradhomog.registry import PluginInfo
 from gradhomog.registry.options import check_attributes
 from gradhomog.specs import STATISTICS, HomogenizerSpec

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from gradhomog.errors import DataError, NotDifferentiableError, OptionError
+from gradhomog.host.member import Member
 from gradhomog.jacobian import Jacobian, as_jacobian
-from gradhomog.member import Member
 from gradhomog.task_key import TaskKey, check_domains, task_keys
 
 Rows = Tensor | Mapping[str, Tensor] | Jacobian

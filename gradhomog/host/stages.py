@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from gradhomog.errors import GradhomogError, OptionError
 from gradhomog.homogenization import Homogenization, Stage
-from gradhomog.input_guard import InputGuard
+from gradhomog.host.input_guard import InputGuard
+from gradhomog.host.member import Member
+from gradhomog.host.nonfinite import Action, find_overflow, require_finite_inputs, require_finite_rows
+from gradhomog.host.step_inputs import StepInputs
+from gradhomog.host.validate import numbers_finite
 from gradhomog.jacobian import Direction, Jacobian, MixedJacobian
-from gradhomog.member import Member
-from gradhomog.nonfinite import Action, find_overflow, require_finite_inputs, require_finite_rows
 from gradhomog.step import Step
-from gradhomog.step_inputs import StepInputs
-from gradhomog.validate import numbers_finite
 
 
 class Stages:

@@ -8,7 +8,7 @@ from typing import Any
 from gradhomog import expression
 from gradhomog.errors import OptionError, PluginRunError
 from gradhomog.homogenizer import Homogenizer
-from gradhomog.member import Member
+from gradhomog.host.member import Member
 from gradhomog.registry import Registry
 from gradhomog.specs import HomogenizerSpec
 

@@ -9,10 +9,10 @@ from typing import Literal
 import torch
 
 from gradhomog.errors import GradhomogError, NonfiniteError, PluginRunError
+from gradhomog.host.member import Member
+from gradhomog.host.step_inputs import StepInputs
 from gradhomog.jacobian import Jacobian, MixedJacobian, all_finite
-from gradhomog.member import Member
 from gradhomog.step import StageResult, Step
-from gradhomog.step_inputs import StepInputs
 
 Nonfinite = Literal["raise", "drop"]
 
