@@ -1,7 +1,7 @@
-"""What to look at before homogenizing: how far the tasks' gradients differ in direction and in size.
+"""Measures of how far the tasks' gradients differ in direction and in size.
 
 The measures read a Gramian `[..., tasks, tasks]`, so they cost nothing beside it; all but the rate are differentiable
-where defined. `distance_bound` says how far the gradients of two distributions can be apart at all.
+where defined. `distance_bound` bounds the distance between the gradients of two distributions.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def distances(gramian: Tensor) -> Tensor:
 
     Both differences are exact for nearly equal rows (Sterbenz), so nothing is lost beyond the Gramian's own rounding u:
     d_ij² is right to some 4u (G_ii + G_jj). Rows nearer than about 3√u of their norm (3e-8 in float64, 7e-4 where the
-    Gramian was multiplied in float32) are therefore not told from equal ones; subtract the rows where that matters.
+    Gramian was multiplied in float32) are therefore not distinguished from equal ones; subtract the rows where that
+    matters.
 
     Differentiable; the derivative at distance zero is taken as zero. Cost: O(tasks²).
 

@@ -40,16 +40,16 @@ class Domain(ABC):
 
     @abstractmethod
     def sample(self, split: Split, random: np.random.Generator, *, ways: int, shots: int, queries: int) -> Task:
-        """Draw one task: `ways` classes, `shots` support and `queries` query inputs of each, none in both.
+        """Draw one task: `ways` classes, each with `shots` support and `queries` query inputs, which are disjoint.
 
         All randomness comes from `random`, so that the generator's seed alone decides the task. For regression `ways`
         is ignored, and `shots` and `queries` count points.
 
-        `Task.classes`, if the domain tells them, are numbers among `classes(split)`.
+        `Task.classes`, if set, holds numbers from `classes(split)`.
         """
 
     def classes(self, split: Split) -> Sequence[int]:
-        """Numbers of all classes of a split, as `Task.classes` uses them; empty if the domain tells none.
+        """Numbers of all classes of a split, as `Task.classes` uses them; empty if it numbers none.
 
         Learners that classify all training classes at once need both.
         """

@@ -1,4 +1,4 @@
-"""One learner at several moments of its training: its outputs averaged."""
+"""Average the outputs of one learner over several of its saved states."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Ensemble:
     outputs(x) = 1/E Σ_e outputs_e(x): of classifiers these are logits, not probabilities.
 
     Args:
-        learner: of the states; it is copied, and stays as it is.
+        learner: of the states; it is copied, and not changed.
         states: E ≥ 1 of its `state_dict`s, such as the best checkpoints by validation.
 
     Cost: E copies of the learner, and E adaptations of each task.

@@ -63,7 +63,7 @@ class ConvergenceWarning(UserWarning):
 
 
 class DataError(GradhomogError, ValueError):
-    """A data file, a domain or a split cannot serve the episodes asked of it."""
+    """A data file, a domain or a split cannot serve the requested episodes."""
 
 
 class ConfigError(GradhomogError, ValueError):

@@ -29,7 +29,7 @@ class Learner(ABC):
     Args:
         encoder: maps inputs `[n, *input]` to features `[n, features]`.
         head: maps features to outputs `[n, ways]` or `[n, outputs]`.
-        homogenizers: a pipeline, or what `gradhomog.pipeline` makes one of.
+        homogenizers: a pipeline, or any value that `gradhomog.pipeline` accepts.
         loss: by default cross entropy for integer targets and mean squared error for others.
 
     A parameter of the learner is called `encoder.<name>` or `head.<name>`; those with `requires_grad=False` are
@@ -69,8 +69,8 @@ class Learner(ABC):
         """Outputs `[queries, ways]` of the network adapted to the support set, without any homogenizer.
 
         Called in evaluation mode. Must leave parameters and buffers as they were. Where `query_x` requires grad, the
-        outputs should be differentiable by it, the adapted network held fixed: saliency maps need this, and are left
-        out for a learner that returns outputs outside the graph.
+        outputs should be differentiable by it, the adapted network held fixed: saliency maps need this, and are
+        omitted for a learner that returns outputs outside the graph.
         """
 
     def batch_row(self, batch: TaskBatch) -> TaskRow | None:
@@ -81,8 +81,8 @@ class Learner(ABC):
         """
         return None
 
-    def stepped(self) -> None:  # noqa: B027 - most learners do not
-        """Called at the end of every `step`, for learners that change with their number."""
+    def on_step_end(self) -> None:  # noqa: B027 - most learners do not
+        """Called at the end of every `step`, for learners with schedules."""
 
     def learn(self, name: str, module: nn.Module) -> None:
         """Learn a module's parameters too, as `learner.<name>.*`; for the constructors of subclasses.
@@ -128,7 +128,7 @@ class Learner(ABC):
         self.homogenizers.load_state_dict(state["homogenizers"])
 
     def rows(self, batch: TaskBatch | Sequence[Task]) -> TaskRows:
-        """One row per task, each task's graph freed as soon as its row is formed; nothing of the learner changes.
+        """Compute one row per task, without changing the learner; each task's graph is freed once its row is formed.
 
         Memory: one gradient per task, and the graph of one task.
         """
@@ -193,14 +193,14 @@ class Learner(ABC):
         for name, parameter in self.named_parameters().items():
             parameter.grad = direction[name]
         outer.step()
-        self.stepped()
+        self.on_step_end()
         return StepReport(
             rows.losses, rows.accuracies, result.norms, result.cosines, result.weights, result.tasks, batch.domains,
             [StageReport.of(stage.name, stage.gramian) for stage in result.stages], result.measured,
         )  # fmt: skip
 
     def probe(self, batch: TaskBatch | Sequence[Task]) -> list[StageReport]:
-        """The encoder's rows of the same tasks without any homogenizer, with the first, with the first two, and so on.
+        """Report the encoder's rows without homogenizers, with the first, with the first two, and so on, for one batch.
 
         Shows the effect of each module on norms and cosines, also where it acts before rows exist (`attach`,
         `transform`). All draw the same random numbers; nothing of the learner or its homogenizers changes. Without
@@ -251,7 +251,7 @@ class Learner(ABC):
             return self._outputs(support_x, support_y, query_x)
 
     def _outputs(self, *inputs: Tensor) -> Tensor:
-        """`adapted_outputs` outside the graph, in whatever mode the caller is: the inner loop differentiates."""
+        """`adapted_outputs`, detached; leaves the caller's inference mode, because the inner loop differentiates."""
         with torch.inference_mode(False):
             return self.adapted_outputs(*(x.clone() if x.is_inference() else x for x in inputs)).detach()
 

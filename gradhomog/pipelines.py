@@ -18,7 +18,7 @@ from gradhomog.homogenization import Homogenization, PendingStep
 from gradhomog.homogenizer import Homogenizer, Part
 from gradhomog.host.assembly import Entry, assemble
 from gradhomog.host.member import Member
-from gradhomog.host.nonfinite import Nonfinite, drop_nonfinite, find_cause, require_finite_inputs
+from gradhomog.host.nonfinite import Nonfinite, drop_nonfinite, find_cause
 from gradhomog.host.stages import Stages, attached, report
 from gradhomog.host.step_inputs import Rows, features_at_taps, make_step_inputs
 from gradhomog.jacobian import Direction, all_finite
@@ -210,20 +210,17 @@ class Pipeline:
             feature_grads=feature_grads, targets=targets, create_graph=create_graph,
         )  # fmt: skip
         with torch.set_grad_enabled(create_graph):
-            if (nonfinite or self.nonfinite) == "drop":
-                inputs = drop_nonfinite(inputs, self.stages.transforming)
             if inspect or "gramian" in self.stages.needs:
                 _ = inputs.jacobian.total_gramian  # norms are then read off its diagonal
             elif "norms" in self.stages.needs:
-                _ = (
-                    inputs.jacobian.total_squared_norms
-                )  # a lazy Jacobian is differentiated before its mean frees the graph
+                _ = inputs.jacobian.total_squared_norms  # before `mean`, which frees the graph of a lazy Jacobian
+            if (nonfinite or self.nonfinite) == "drop":
+                inputs = drop_nonfinite(inputs, self.stages.transforming)
             rows, acted = self.stages.run(inputs, self.steps, self.debug)
             direction = rows.mean()
         others = [*inputs.feature_grads] if inputs.losses is None else [inputs.losses, *inputs.feature_grads]
         if not all_finite([*direction.values(), *others]):
-            require_finite_inputs(inputs, self.stages.transforming)
-            raise find_cause(inputs, acted)
+            raise find_cause(inputs, acted, self.stages.transforming)
         measured, states = self.stages.new_states(inputs, acted, self.steps, create_graph, self.debug)
 
         def commit() -> None:
@@ -280,7 +277,7 @@ class Pipeline:
         """
         names = [f"{index}:{member.selector}" for index, member in enumerate(self.members)]
         parts = [name for name in state if name.startswith("part ")]
-        if list(state) != ["steps", *names, *parts]:
+        if set(state) != {"steps", *names, *parts} or type(state["steps"]) is not int:
             raise ConfigError(f"the saved state is of the pipeline {list(state)}; this one is {['steps', *names]}.")
         before, parts_before = self.state_dict(), dict(self._parts)
         try:

@@ -1,4 +1,4 @@
-"""What learners hand out: the row of a task, the rows of a batch, the report of a step, the scores of an evaluation."""
+"""Result classes of learners: task rows, step reports, evaluations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradhomog.conflict import cosines
 
 @dataclass
 class TaskRow:
-    """What a learner makes of one task: its row, and what homogenizers and reports want to know of it.
+    """One task's row, with the losses, outputs and features that homogenizers and reports read.
 
     Attributes:
         loss: query loss of the adapted network, a scalar outside the graph.
@@ -54,7 +54,7 @@ class StageReport:
     """The tasks' rows after a homogenizer has acted: how long they are, and how far they agree.
 
     Attributes:
-        name: of the homogenizer, `"plain"` for the rows as they are without any.
+        name: of the homogenizer, `"plain"` for the rows without any.
         norms: float64 `[tasks]`.
         cosines: float64 `[tasks, tasks]`.
     """
@@ -74,7 +74,7 @@ class StageReport:
 
 @dataclass
 class StepReport:
-    """What one training step showed, per task.
+    """Per-task measurements of one training step.
 
     Attributes:
         losses, accuracies: as in `TaskRows`.
@@ -85,7 +85,7 @@ class StepReport:
         tasks: indices of the tasks that took part.
         domains: one name per task.
         stages: the rows after each homogenizer that changes rows, in order.
-        measured: what the homogenizers tell of the step, by name: rotation angles, drop rates.
+        measured: further measurements by homogenizer and name, such as rotation angles and drop rates.
     """
 
     losses: Tensor

@@ -1,4 +1,4 @@
-"""What outputs are measured by: the default loss, and the share of correct predictions."""
+"""The default loss, and the share of correct predictions."""
 
 from __future__ import annotations
 

@@ -148,9 +148,10 @@ class Step:
 
     def detach(self) -> Step:
         """The same step outside the graph."""
+        reads_rows = self._needs & {"norms", "gramian", "jacobian"}
         return replace(
             self,
-            _jacobian=self._jacobian.detach(),
+            _jacobian=self._jacobian.detach() if reads_rows else self._jacobian,
             _losses=_detached(self._losses),
             _features=_detached(self._features),
             _feature_grads=_detached(self._feature_grads),
@@ -175,7 +176,7 @@ class Step:
 
 
 def seeded_generator(*numbers: int) -> torch.Generator:
-    """A generator on the CPU whose sequence is a function of these numbers, and unrelated for any others."""
+    """A generator on the CPU whose sequence is a function of these numbers, by 32 bits of a hash of them."""
     state = 0
     for number in numbers:  # SplitMix64 (Steele et al. 2014): PyTorch's generator keeps 32 bits of a seed
         state = (state ^ number) + 0x9E3779B97F4A7C15 & _MASK

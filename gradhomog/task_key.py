@@ -1,4 +1,4 @@
-"""How a task is identified from step to step."""
+"""Task keys: a task's slot and domain, which identify its state between steps."""
 
 from __future__ import annotations
 

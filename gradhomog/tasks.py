@@ -1,4 +1,4 @@
-"""What a learner is given: a few-shot task, and a batch of them."""
+"""Few-shot tasks and batches of them: the inputs of learners."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradhomog.errors import DataError
 
 @dataclass(frozen=True)
 class Task:
-    """One episode: a support set to adapt on and a query set to judge the adapted network by.
+    """One episode: a support set to adapt on and a query set to evaluate the adapted network on.
 
     Attributes:
         support_x: inputs, `[support, *input]`; images are `[support, channels, height, width]` in [-1, 1].

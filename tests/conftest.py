@@ -17,7 +17,9 @@ settings.register_profile("explore", max_examples=400, deadline=None)  # new inp
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    # Set before test modules are imported: they run the kit on each built-in once, in full or in its fast mode.
+    os.environ["DEVELOPMENT_LOOP"] = "1" if "not slow" in config.getoption("markexpr") else ""
     points = importlib.metadata.entry_points(group="gradhomog.homogenizers")
     if not any(point.dist and point.dist.name == "gradhomog" for point in points):
         pytest.exit("gradhomog is not installed, so it has no plugins: run pip install -e .", returncode=4)

@@ -49,11 +49,13 @@ def names(wheel: Path) -> set[str]:
         return set(archive.namelist())
 
 
+@pytest.mark.slow
 def test_the_wheel_puts_three_packages_and_nothing_else_into_site_packages(names: set[str]) -> None:
     info = f"gradhomog-{gradhomog.__version__}.dist-info"
     assert {name.split("/")[0] for name in names} == {"gradhomog", "gradhomog_plugins", "gradhomog_adapters", info}
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_every_module_of_the_tree(names: set[str]) -> None:
     for folder in (ROOT, ROOT / "plugins", ROOT / "adapters"):
         for package in folder.glob("gradhomog*/"):
@@ -62,12 +64,14 @@ def test_the_wheel_holds_every_module_of_the_tree(names: set[str]) -> None:
             assert modules <= names
 
 
+@pytest.mark.slow
 def test_the_wheel_is_typed_and_licensed(names: set[str]) -> None:
     assert any(name.startswith("gradhomog-") and name.endswith("/LICENSE") for name in names)
     for package in ("gradhomog", "gradhomog_plugins", "gradhomog_adapters"):
         assert f"{package}/py.typed" in names
 
 
+@pytest.mark.slow
 def test_every_declared_entry_point_is_in_the_wheel_and_names_a_module_of_it(wheel: Path, names: set[str]) -> None:
     parser = configparser.ConfigParser(delimiters=("=",))
     with zipfile.ZipFile(wheel) as archive:
@@ -80,6 +84,7 @@ def test_every_declared_entry_point_is_in_the_wheel_and_names_a_module_of_it(whe
             assert {f"{module}.py", f"{module}/__init__.py"} & names, f"{value} is no module of the wheel"
 
 
+@pytest.mark.slow
 def test_the_installed_wheel_lists_and_loads_its_plugins_in_a_clean_process(wheel: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     pip("install", "--no-deps", "--no-build-isolation", "--target", str(site), str(wheel))

@@ -190,7 +190,7 @@ class MAMLPP(Episodic):
             self.own["statistics"].get_buffer(name).copy_(buffer)
         return report
 
-    def stepped(self) -> None:
+    def on_step_end(self) -> None:
         self.own["count"].get_buffer("done").add_(1)
 
     def row(self, meta: Parameters, episode: Episode) -> TaskRow:

@@ -132,9 +132,9 @@ class Reptile(Episodic):
         self._draw(len(task.support_x), len(task.query_x), task.support_x.device)
         return super().task_row(task, key)
 
-    def stepped(self) -> None:
+    def on_step_end(self) -> None:
         if self._minibatches is not None:
-            self._minibatches.stepped()
+            self._minibatches.on_step_end()
         if self._kept is not None:
             self._kept.after_step()
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradhomog.autograd.apply import Heads, Options, compute_step, write
-from gradhomog.autograd.backward import check_options, scale_of
+from gradhomog.autograd.backward import check_options, features_are_read, scale_of
 from gradhomog.autograd.batch import Batch, Features, differentiate, trace
 from gradhomog.autograd.derivatives import LossGraph, Summed
 from gradhomog.autograd.groups import Per, group_names
@@ -67,7 +67,7 @@ class Accumulation:
             raise OptionError("`add` belongs within `with gradhomog.accumulated(...)`; that block is over.")
         check_options(self._pipe, features)
         self._factor = scale_of(self._scaler, losses)
-        reads = any("features" in member.needs for member in self._pipe.members)
+        reads = features_are_read(self._pipe)
         found = trace(losses, self._shared, features)
         batch = differentiate(found, factor=self._factor, through_features=reads, show_features=reads)
         slots = self._slots(batch.tasks)

@@ -68,7 +68,7 @@ class ComputedStep:
 
 def write(step: ComputedStep, heads: Heads) -> Homogenization:
     """Add the gradients to `.grad` and assign the states."""
-    with torch.set_grad_enabled(any(gradient.requires_grad for _, gradient in step.shared)):
+    with torch.set_grad_enabled(any(gradient.requires_grad for _, gradient in (*step.shared, *step.own))):
         for leaf, gradient in step.shared:
             accumulate(leaf, gradient)
         for leaf, gradient in step.own:

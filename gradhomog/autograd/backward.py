@@ -105,7 +105,7 @@ def backward(
     >>> step.cosines.shape, encoder.weight.grad.shape, heads[0].weight.grad.shape
     (torch.Size([2, 2]), torch.Size([4, 3]), torch.Size([1, 4]))
     """
-    check_options(pipe, features, level, per, heads, chunks)
+    check_options(pipe, features, level, per, heads, chunks, create_graph)
     factor = scale_of(scaler, losses)
     found = trace(losses, parameters, features)
     if parameters is None:
@@ -134,7 +134,7 @@ def compute(
     chunks: int = 1,
 ) -> ComputedStep:  # fmt: skip
     """The step of traced losses, with nothing written yet."""
-    reads_features = any("features" in member.needs for member in pipe.members)
+    reads_features = features_are_read(pipe)
     # One pass from loss to parameters is cheaper than two, unless the gradients w.r.t. the features are needed.
     batch = differentiate(
         found, factor=options.factor, create_graph=create_graph, retain_graph=retain_graph,
@@ -146,13 +146,22 @@ def compute(
     if options.per != "model":
         group_names(list(found.shared), options.per)  # its errors come before any gradient
     drop = pipe.nonfinite == "drop" and not options.scaled
-    eager = drop or options.per != "model" or any(m.declares_needs and "jacobian" in m.needs for m in pipe.members)
+    reads_rows = any(
+        "jacobian" in m.needs for m in (*pipe.stages.acting, *pipe.stages.updating, *pipe.stages.measuring)
+    )
+    eager = drop or options.per != "model" or pipe.debug or reads_rows
     return compute_step(pipe, batch, LazyJacobian(batch.derivatives, eager=eager, chunks=chunks), options)
+
+
+def features_are_read(pipe: Pipeline) -> bool:
+    """Whether a homogenizer reads features: it declares so, or transforms them and declares nothing."""
+    reading = [member for member in pipe.members if "features" in member.needs]
+    return any(member.declares_needs or member.homogenizer.overrides("transform") for member in reading)
 
 
 def check_options(
     pipe: Pipeline, features: Features | None = None, level: Level = "parameters", per: Per = "model",
-    heads: Heads = "own", chunks: int = 1, features_follow: bool = False,
+    heads: Heads = "own", chunks: int = 1, create_graph: bool = False, features_follow: bool = False,
 ) -> None:  # fmt: skip
     """Refuse options without effect or in contradiction. `features_follow`: they are given batch by batch.
 
@@ -166,12 +175,14 @@ def check_options(
         )
     if level not in ("parameters", "features"):
         raise OptionError(f"`level` must be 'parameters' or 'features'; got {level!r}.")
-    if not isinstance(chunks, int) or chunks < 1:
+    if type(chunks) is not int or chunks < 1:
         raise OptionError(f"`chunks` must be a whole number of at least 1; got {chunks!r}.")
     if heads not in ("own", "weighted"):
         raise OptionError(f"`heads` must be 'own' or 'weighted'; got {heads!r}.")
     if level == "features" and per != "model":
         raise OptionError("`per` groups parameters; with level='features' there are none to group. Leave one out.")
+    if heads == "weighted" and create_graph:
+        raise OptionError("heads='weighted' has no graph to the weights; use heads='own' with create_graph=True.")
     replacing = [member.selector for member in pipe.members if member.stage == "rows"]
     if heads == "weighted" and (replacing or per != "model"):
         what = f"{' and '.join(replacing)} replaces rows" if replacing else f"per={per!r} weighs each group separately"
@@ -221,6 +232,6 @@ def scale_of(scaler: torch.amp.GradScaler | None, losses: Losses) -> float:
     """The current factor of a gradient scaler; 1 without one."""
     if scaler is None or not scaler.is_enabled():
         return 1.0
-    entries = losses.values() if isinstance(losses, Mapping) else losses
+    entries = losses.values() if isinstance(losses, Mapping) else [losses] if isinstance(losses, Tensor) else losses
     device = next((loss.device for loss in entries if isinstance(loss, Tensor)), torch.device("cpu"))
     return float(scaler.scale(torch.ones((), device=device)))  # the scaler makes its factor at the first call

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-SMALLEST_SHARE = {False: 1e-6, True: 1e-2}
-"""The smallest weight from which a head's gradient is recovered by division; True: of graphs in half precision."""
+SMALLEST_SHARE = 1e-2
+"""The smallest weight from which a head's gradient is recovered by division: half precision underflows below."""
 
 Gradients = list[Tensor | None]
 TaskGradients = dict[str, Gradients]
@@ -108,8 +108,7 @@ class Direct(Derivatives):
         factors: list[float] = weights.tolist()
         # A head's gradient comes out of the same pass multiplied by its task's weight; a weight so small that digits
         # would be lost gets a pass through the head of its own.
-        least = SMALLEST_SHARE[graph.factor != 1 or any(loss.dtype.itemsize < 4 for loss in graph.losses)]
-        together = [abs(factor) > least for factor in factors]
+        together = [abs(factor) > SMALLEST_SHARE for factor in factors]
         self.own = [
             [] if shares else graph.gradients([loss], leaves, [graph.seed(loss)], False)
             for shares, loss, leaves in zip(together, graph.losses, graph.own, strict=True)

@@ -64,7 +64,8 @@ def task_losses(given: Losses) -> TaskLosses:
     if scalar or not isinstance(given, Tensor | Sequence | Mapping):
         found = "one scalar" if scalar else type(given).__name__
         raise OptionError(f"`losses` must be a sequence, a dict or a vector with one loss per task; got {found}.")
-    entries = list(given.values()) if isinstance(given, Mapping) else list(given)
+    with torch.enable_grad():  # the graphs exist where this is called without gradients too
+        entries = list(given.values()) if isinstance(given, Mapping) else list(given)
     if not entries:
         raise OptionError("`losses` must hold one loss per task; got none.")
     present: list[tuple[int, Tensor]] = []
@@ -83,7 +84,7 @@ def task_losses(given: Losses) -> TaskLosses:
             "torch.no_grad, detach or item."
         )
     stacked = isinstance(given, Tensor) and type(given.grad_fn).__name__ in ("StackBackward0", "CatBackward0")
-    with torch.enable_grad():  # the graphs exist where `backward` is called without gradients too
+    with torch.enable_grad():
         losses = [loss if loss.dim() == 0 else loss.reshape(()) for _, loss in present]
     return TaskLosses(losses, tuple(slot for slot, _ in present), len(entries), names, stacked)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -71,15 +72,15 @@ def loss(
     check_options(pipe, features, level, per, heads)
     if not torch.is_grad_enabled():
         entries = losses.values() if isinstance(losses, Mapping) else losses
-        return torch.stack([entry.detach().reshape(()) for entry in entries if entry is not None]).mean()
+        values = [entry.detach().reshape(()) for entry in entries if entry is not None]
+        if not values:
+            raise OptionError("`losses` must hold at least one loss that is not None; got none.")
+        return torch.stack(values).mean()
     found = trace(losses, parameters, features)
     if parameters is None:
         check_found(pipe, per)
 
-    def options(factor: float) -> Options:
-        tasks = found.tasks
-        return step_options(tasks, features, domains, targets, level, per, heads, inspect, factor, factor > 1)
-
+    options = step_options(found.tasks, features, domains, targets, level, per, heads, inspect, 1.0, False)
     leaves = {id(leaf): leaf for own in found.own for leaf in own}
     step = _StepOnBackward(pipe, found, options, report, [*found.shared.values(), *leaves.values()])
     value = torch.stack([entry.detach() for entry in found.tasks.losses]).mean()
@@ -91,7 +92,7 @@ class _StepOnBackward:
     """The step that the backward of one loss takes."""
 
     def __init__(
-        self, pipe: Pipeline, found: Trace, options: Callable[[float], Options],
+        self, pipe: Pipeline, found: Trace, options: Options,
         report: Callable[[Homogenization], None] | None, leaves: Sequence[Tensor],
     ) -> None:  # fmt: skip
         self._pipe, self._options, self._report, self.leaves = pipe, options, report, leaves
@@ -103,14 +104,14 @@ class _StepOnBackward:
             raise OptionError(
                 "backward() of gradhomog.loss was called twice; its step is taken once. Call gradhomog.loss again."
             )
-        step = compute(self._pipe, self._trace, self._options(factor))
+        step = compute(self._pipe, self._trace, replace(self._options, factor=factor, scaled=factor > 1))
         self._trace = None  # and with it the graph of the losses
         found: dict[int, Tensor] = {}
         for leaf, gradient in (*step.shared, *step.own):
             found[id(leaf)] = found[id(leaf)] + gradient if id(leaf) in found else gradient
-        step.commit()
         if self._report is not None:
             self._report(step.result)
+        step.commit()
         return [found.get(id(leaf)) for leaf in self.leaves]
 
 

@@ -25,7 +25,7 @@ class InputGuard:
             PluginRunError: it names the member, its stage and the tensor.
         """
         for name, tensor in self._read.items():
-            if not torch.equal(tensor.detach(), self._copies[name]):
+            if not torch.allclose(tensor.detach(), self._copies[name], rtol=0, atol=0, equal_nan=True):
                 raise PluginRunError(
                     f"{member} changed `{name}` in place in `{stage or member.stage}`, but other stages and the caller "
                     f"read the same memory. It must work on a copy, `clone()`. {member.advice}"

@@ -70,12 +70,16 @@ def require_finite_rows(
 ) -> None:
     """Raise unless the rows that a `rows` stage receives are finite. Cost: one read of the rows."""
     if not all(rows.finite_tasks()):
-        require_finite_inputs(inputs, transforming)
-        raise find_cause(inputs, acted)
+        raise find_cause(inputs, acted, transforming)
 
 
-def find_cause(inputs: StepInputs, acted: Sequence[Action]) -> GradhomogError:
-    """The error for a direction that is not finite although all tasks are."""
+def find_cause(inputs: StepInputs, acted: Sequence[Action], transforming: Sequence[Member]) -> GradhomogError:
+    """The error for a direction that is not finite: of a task, of a member, or of an overflow."""
+    if inputs.losses is None or all_finite([inputs.losses]):
+        for rows, member in ((action.rows, action.member) for action in acted):
+            if isinstance(rows, MixedJacobian) and member.needs <= {"losses"} and not all_finite([rows.mixing]):
+                return member.not_finite("mix", _values(rows))  # from finite losses alone
+    require_finite_inputs(inputs, transforming)
     before = inputs.jacobian
     for member, after in ((action.member, action.rows) for action in acted):
         mixes = isinstance(after, MixedJacobian)
@@ -111,6 +115,7 @@ def _values(found: Jacobian) -> str:
 def _describe(inputs: StepInputs, kept: Sequence[int]) -> str:
     infinite = [task for task in range(len(inputs.keys)) if task not in kept]
     task, losses = infinite[0], inputs.losses
+    slots = [inputs.keys[index].slot for index in infinite]
     rate = "Lower the learning rate, that of the inner loop if there is one"
     if losses is not None and not torch.isfinite(losses[task]):
         advice = f"Check its data. {rate}."
@@ -122,5 +127,5 @@ def _describe(inputs: StepInputs, kept: Sequence[int]) -> str:
         where = f"its gradient is not finite in {', '.join(bad[:4]) or 'its features'}"
         advice = f"{rate}; an Adam-like inner optimizer needs an eps_root."
     domain = f" of domain {inputs.keys[task].domain}" if inputs.keys[task].domain else ""
-    others = f" (and tasks {', '.join(map(str, infinite[1:]))})" if len(infinite) > 1 else ""
-    return f"task {task}{domain}{others} is not finite: {where}. {advice} Nothing was changed."
+    others = f" (and tasks {', '.join(map(str, slots[1:]))})" if len(slots) > 1 else ""
+    return f"task {slots[0]}{domain}{others} is not finite: {where}. {advice} Nothing was changed."

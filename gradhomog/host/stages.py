@@ -38,7 +38,8 @@ class Stages:
         self.transforming = self._overriding("transform")
         self.updating = self._overriding("update")
         self.measuring = self._overriding("measured")
-        self.needs = frozenset[str]().union(*(member.needs for member in (*self.acting, *self.updating)))
+        reading = (*self.acting, *self.updating, *self.measuring)
+        self.needs = frozenset[str]().union(*(member.needs for member in reading))
 
     def _overriding(self, stage: str) -> tuple[Member, ...]:
         return tuple(member for member in self.members if member.homogenizer.overrides(stage))
@@ -138,7 +139,7 @@ def report(
     unconverged = tuple([str(action.member) for action in acted if not action.result.converged]) if acted else ()
     known = inspect or "total_gramian" in inputs.jacobian.__dict__
     kept = tuple(map(operator.attrgetter("slot"), inputs.keys))
-    gramian = inputs.jacobian.total_gramian.detach() if known else None
+    gramian = inputs.jacobian.total_gramian.detach().clone() if known else None  # the cache is read by others
     stages = [Stage(a.member.selector, a.rows.gramian().detach()) for a in acted] if inspect else ()
     return Homogenization(direction, kept, weights, gramian, stages, measured, unconverged)
 

@@ -91,12 +91,12 @@ def make_step_inputs(
             )
     for name, tensors in (("features", features), ("feature_grads", feature_grads)):
         for tensor in tensors:
-            if len(tensor) != tasks:
+            if tensor.dim() < 2 or len(tensor) != tasks:
                 raise DataError(
                     f"`{name}` must have the {tasks} tasks of the rows in its first dimension; "
                     f"got {tuple(tensor.shape)}."
                 )
-    if targets is not None and len(targets) != tasks:
+    if targets is not None and (targets.dim() == 0 or len(targets) != tasks):
         raise DataError(
             f"`targets` must have the {tasks} tasks of the rows in its first dimension; got {tuple(targets.shape)}."
         )
@@ -108,6 +108,8 @@ def make_step_inputs(
     if not create_graph:
         rows = rows.detach() if rows.requires_grad else rows
         losses = None if losses is None else losses.detach()
+        if features or feature_grads:
+            features, feature_grads = [x.detach() for x in features], [x.detach() for x in feature_grads]
     return StepInputs(rows, keys, losses, features, feature_grads, targets)
 
 

@@ -22,7 +22,7 @@ Product = Callable[[Tensor, bool], Tensor]
 """`gramian` or `squared_norms`."""
 
 
-def of_blocks(blocks: Iterable[Tensor], product: Product) -> list[Tensor]:
+def products_of_blocks(blocks: Iterable[Tensor], product: Product) -> list[Tensor]:
     """A product of each block `[tasks, *shape]`, float64 `[tasks, tasks]` or `[tasks]`.
 
     Blocks with a row whose squares leave float32's range are multiplied again, in float64. One transfer to the host.
@@ -35,7 +35,7 @@ def of_blocks(blocks: Iterable[Tensor], product: Product) -> list[Tensor]:
         matrices.append(matrix)
         diagonals.append(value if value.dim() == 1 else value.diagonal())
     for index, unsafe in enumerate(outside_float32(diagonals, matrices)):
-        if unsafe and improves(matrices[index]):
+        if unsafe and needs_float64(matrices[index]):
             found[index] = product(matrices[index], True)
     return found
 
@@ -56,12 +56,12 @@ def outside_float32(squares: Sequence[Tensor], matrices: Sequence[Tensor]) -> li
     return found
 
 
-def improves(block: Tensor) -> bool:
-    """Whether float64 products of these rows are better: not where rows are small only because they are zero."""
+def needs_float64(block: Tensor) -> bool:
+    """Whether a row has nonzero entries outside the range in which their squares are accurate in float32."""
     if block.dtype == torch.float64 or block.shape[1] == 0:
         return False
     largest = torch.linalg.vector_norm(block.detach(), torch.inf, dim=1)
-    # The square of an entry of 1e-14 is exact in float32; a block of squares of 1e16 has a sum that it can hold.
+    # 1e-28 is a normal number of float32; 8192 squares of 1e16 add up to less than its maximum.
     return bool(((largest > 0) & (largest < 1e-14) | ~(largest < 1e16)).any())
 
 
@@ -163,10 +163,13 @@ def weighted_sum(block: Tensor, shares: Tensor) -> Tensor:
 
 
 def mixed(block: Tensor, mixing: Tensor) -> Tensor:
-    """`mixing @ block` for a block `[tasks, *shape]`, in its dtype."""
-    flat = block.reshape(block.shape[0], -1)
+    """`mixing @ block` for a block `[tasks, *shape]`, or its rows times weights `[tasks]`, in its dtype."""
     dtype = block.dtype if block.dtype.itemsize >= 4 else torch.float32
-    return (mixing.to(block.device, dtype) @ flat.to(dtype)).to(block.dtype).reshape(block.shape)
+    mixing = mixing.to(block.device, dtype)
+    if mixing.dim() == 1:  # row by row: NaN in one row stays there
+        return (mixing.view(-1, *[1] * (block.dim() - 1)) * block.to(dtype)).to(block.dtype)
+    flat = block.reshape(block.shape[0], -1)
+    return (mixing @ flat.to(dtype)).to(block.dtype).reshape(block.shape)
 
 
 def matrix_product(later: Tensor, earlier: Tensor) -> Tensor:

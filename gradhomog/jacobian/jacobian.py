@@ -114,17 +114,17 @@ class DenseJacobian(Jacobian):
         return DenseJacobian({name: block.detach() for name, block in self.blocks.items()})
 
     def compute_gramians(self) -> Tensor:
-        return torch.stack(arithmetic.of_blocks(self.blocks.values(), arithmetic.gramian))
+        return torch.stack(arithmetic.products_of_blocks(self.blocks.values(), arithmetic.gramian))
 
     def compute_squared_norms(self) -> Tensor:
-        return torch.stack(arithmetic.of_blocks(self.blocks.values(), arithmetic.squared_norms))
+        return torch.stack(arithmetic.products_of_blocks(self.blocks.values(), arithmetic.squared_norms))
 
     def compute_total_gramian(self) -> Tensor:
-        gramians = arithmetic.of_blocks(self.blocks.values(), arithmetic.gramian)
+        gramians = arithmetic.products_of_blocks(self.blocks.values(), arithmetic.gramian)
         return gramians[0] if len(gramians) == 1 else torch.stack(gramians).sum(0)
 
     def compute_total_squared_norms(self) -> Tensor:
-        squares = arithmetic.of_blocks(self.blocks.values(), arithmetic.squared_norms)
+        squares = arithmetic.products_of_blocks(self.blocks.values(), arithmetic.squared_norms)
         return squares[0] if len(squares) == 1 else torch.stack(squares).sum(0)
 
     def weighted_mean(self, weights: Tensor) -> Direction:
@@ -185,6 +185,10 @@ class MixedJacobian(Jacobian):
     mixing: Tensor
 
     def __init__(self, source: Jacobian, mixing: Tensor) -> None:
+        tasks = source.tasks
+        if mixing.shape not in ((tasks,), (tasks, tasks)):
+            raise DataError(f"`mixing` must have shape [{tasks}] or [{tasks}, {tasks}]; got {tuple(mixing.shape)}.")
+        mixing = mixing.to(source.device, torch.float64)
         if isinstance(source, MixedJacobian):
             self.source, self.mixing = source.source, matrix_product(mixing, source.mixing)
         else:
@@ -197,8 +201,7 @@ class MixedJacobian(Jacobian):
         return self.mixing if self.mixing.dim() == 1 else self.mixing.sum(0)
 
     def materialize(self) -> dict[str, Tensor]:
-        mixing = torch.diag(self.mixing) if self.mixing.dim() == 1 else self.mixing
-        return {name: mixed(block, mixing) for name, block in self.source.materialize().items()}
+        return {name: mixed(block, self.mixing) for name, block in self.source.materialize().items()}
 
     def row_like(self) -> Mapping[str, Tensor]:
         return self.source.row_like()
@@ -232,6 +235,7 @@ class MixedJacobian(Jacobian):
         return self.mixing @ gramian @ self.mixing.T
 
     def weighted_mean(self, weights: Tensor) -> Direction:
+        weights = weights.to(self.mixing)
         return self.source.weighted_mean(weights * self.mixing if self.mixing.dim() == 1 else weights @ self.mixing)
 
     def mean(self) -> Direction:

@@ -29,7 +29,7 @@ class PerTaskJacobian(Jacobian):
     Args:
         gradients: for each parameter one gradient per task.
         like: for each parameter a tensor of its shape, dtype and device.
-        scale: common factor > 0 of all rows; applied to results, not to the rows.
+        scale: common factor of all rows; applied to results, not to the rows.
 
     No copy is wider than `WIDTH` columns, unless the rows are materialized or have at most `SMALL` elements in all.
     """
@@ -43,7 +43,7 @@ class PerTaskJacobian(Jacobian):
         first = next(iter(like.values()))
         self.device = first.device
         self.dtype = min((value.dtype for value in like.values()), key=lambda dtype: dtype.itemsize)
-        self.requires_grad = any(part is not None and part.requires_grad for part in gradients[self.names[0]])
+        self.requires_grad = any(part is not None and part.requires_grad for row in gradients.values() for part in row)
 
     def materialize(self) -> dict[str, Tensor]:
         found = {
@@ -96,12 +96,12 @@ class PerTaskJacobian(Jacobian):
     def compute_total_gramian(self) -> Tensor:
         if self._matrix is None:
             return super().compute_total_gramian()
-        return self._scale**2 * arithmetic.of_blocks([self._matrix], arithmetic.gramian)[0]
+        return self._scale**2 * arithmetic.products_of_blocks([self._matrix], arithmetic.gramian)[0]
 
     def compute_total_squared_norms(self) -> Tensor:
         if self._matrix is None:
             return super().compute_total_squared_norms()
-        return self._scale**2 * arithmetic.of_blocks([self._matrix], arithmetic.squared_norms)[0]
+        return self._scale**2 * arithmetic.products_of_blocks([self._matrix], arithmetic.squared_norms)[0]
 
     def compute_squared_norms(self) -> Tensor:
         return self._scale**2 * self._products(_squared_norms, 1)
@@ -133,7 +133,7 @@ class PerTaskJacobian(Jacobian):
         squares = [part.diagonal() if dims == 2 else part for part in fast]
         sizes = [rows[0] if rows else zeros[:0] for rows in flat]
         for index, unsafe in enumerate(arithmetic.outside_float32(squares, sizes)):
-            if unsafe and any(arithmetic.improves(row[None]) for row in flat[index]):
+            if unsafe and any(arithmetic.needs_float64(row[None]) for row in flat[index]):
                 fast[index] = product(flat[index], True)
         placed = [
             part if len(tasks) == self.tasks or not tasks else _placed(part, tasks, zeros)
@@ -200,8 +200,9 @@ def _weighted_sum(parts: Sequence[Tensor | None], shares: Tensor, like: Tensor) 
         scaled = shares.to(like.device, dtype)
         return torch.stack([scaled[task] * part.to(dtype) for task, part in present]).sum(0).to(like.dtype)
     factors: list[float] = shares.tolist()
-    total = torch.empty_like(like, dtype=dtype, requires_grad=False)  # laid out as `like` if that has no gaps
-    whole, (first, *rest) = _flat(total, like), [(task, _flat(part, like)) for task, part in present]
+    order = _memory_order(like)  # the sum is laid out as `like` is, without its gaps
+    total = torch.empty([like.shape[axis] for axis in order], dtype=dtype, device=like.device)
+    whole, (first, *rest) = total.view(-1), [(task, _flat(part, like)) for task, part in present]
     width = WIDTH if like.device.type == "cpu" else like.numel()
     for start in range(0, like.numel(), max(width, 1)):
         # In the cache: the sum is written to memory once, however many rows there are.
@@ -209,12 +210,15 @@ def _weighted_sum(parts: Sequence[Tensor | None], shares: Tensor, like: Tensor) 
         torch.mul(first[1][start : start + width].to(dtype), factors[first[0]], out=piece)
         for task, row in rest:
             piece.add_(row[start : start + width].to(dtype), alpha=factors[task])
-    return total.to(like.dtype)
+    inverse = sorted(range(len(order)), key=order.__getitem__)
+    return total.permute(inverse).to(like.dtype)
+
+
+def _memory_order(like: Tensor) -> list[int]:
+    """The axes of a tensor from the outermost in memory to the innermost."""
+    return sorted(range(like.dim()), key=lambda axis: (like.stride(axis), like.shape[axis]), reverse=True)
 
 
 def _flat(part: Tensor, like: Tensor) -> Tensor:
     """All elements of a tensor in the order in which `like` has them in memory: a view if it is laid out as `like`."""
-    if like.is_contiguous():
-        return part.reshape(-1)
-    order = sorted(range(like.dim()), key=lambda axis: (like.stride(axis), like.shape[axis]), reverse=True)
-    return part.permute(order).reshape(-1) if like.permute(order).is_contiguous() else part.reshape(-1)
+    return part.reshape(-1) if like.is_contiguous() else part.permute(_memory_order(like)).reshape(-1)

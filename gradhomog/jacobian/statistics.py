@@ -6,6 +6,7 @@ import fnmatch
 import functools
 from abc import ABC, abstractmethod
 
+import torch
 from torch import Tensor
 
 from gradhomog.errors import OptionError
@@ -15,11 +16,15 @@ from gradhomog.square_root import safe_sqrt
 class RowStatistics(ABC):
     """Inner products of N rows that are split into named blocks. A subclass computes them from its rows.
 
+    They have a graph if and only if the rows have one, in whichever mode they are read first.
+
     Attributes:
         names: of the blocks, in order.
+        requires_grad: whether the rows have a graph.
     """
 
     names: tuple[str, ...]
+    requires_grad: bool
 
     @abstractmethod
     def compute_gramians(self) -> Tensor:
@@ -30,36 +35,40 @@ class RowStatistics(ABC):
         """The squared norm of each row in each block, float64 `[blocks, tasks]`. Read `block_squared_norms` instead."""
 
     def compute_total_gramian(self) -> Tensor:
-        """The sum of `block_gramians`, where that is not cheaper at once. Read `gramian()` instead."""
+        """The sum of `block_gramians`; overridden where one product over all blocks is faster. Read `gramian()`."""
         return self.block_gramians[0] if len(self.names) == 1 else self.block_gramians.sum(0)
 
     def compute_total_squared_norms(self) -> Tensor:
-        """The sum of `block_squared_norms`; overridden likewise. Read `squared_norms()` instead."""
+        """The sum of `block_squared_norms`; overridden likewise. Read `squared_norms()`."""
         return self.block_squared_norms[0] if len(self.names) == 1 else self.block_squared_norms.sum(0)
 
     @functools.cached_property
     def block_gramians(self) -> Tensor:
         """The Gramian of each block, float64 `[blocks, tasks, tasks]`, computed at the first read."""
-        return self.compute_gramians()
+        with torch.set_grad_enabled(self.requires_grad):
+            return self.compute_gramians()
 
     @functools.cached_property
     def block_squared_norms(self) -> Tensor:
         """The squared norms in each block, float64 `[blocks, tasks]`; from the Gramians if they are known."""
         if "block_gramians" in self.__dict__:
             return self.block_gramians.diagonal(dim1=1, dim2=2)
-        return self.compute_squared_norms()
+        with torch.set_grad_enabled(self.requires_grad):
+            return self.compute_squared_norms()
 
     @functools.cached_property
     def total_gramian(self) -> Tensor:
         """The Gramian over all blocks, float64 `[tasks, tasks]`, computed at the first read."""
-        return self.compute_total_gramian()
+        with torch.set_grad_enabled(self.requires_grad):
+            return self.compute_total_gramian()
 
     @functools.cached_property
     def total_squared_norms(self) -> Tensor:
         """The squared norms over all blocks, float64 `[tasks]`; from the Gramian if it is known."""
         if "total_gramian" in self.__dict__:
             return self.total_gramian.diagonal()
-        return self.compute_total_squared_norms()
+        with torch.set_grad_enabled(self.requires_grad):
+            return self.compute_total_squared_norms()
 
     def gramian(self, parameters: str = "*") -> Tensor:
         """Inner products of the rows, G_ij = ⟨row_i, row_j⟩, float64 `[tasks, tasks]`.

@@ -107,7 +107,8 @@ def check_value(owner: str, name: str, value: Any, annotation: Any) -> None:
     if not fits(value, annotation):
         raise OptionError(f"{owner}: `{name}` must be {words(annotation)}; got {value!r}.")
     if not _representable(value, annotation):
-        raise OptionError(f"{owner}: `{name}` must be {words(annotation)} of at most 64 bits; got {value!r}.")
+        limit = "within float64" if "float" in str(annotation) else "of at most 64 bits"
+        raise OptionError(f"{owner}: `{name}` must be {words(annotation)} {limit}; got {value!r}.")
 
 
 def check_attributes(made: object, owner: str) -> None:
@@ -149,7 +150,7 @@ def fits(value: Any, annotation: Any) -> bool:
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         bounds = list(_bounds(args[1:]))
-        if value == math.inf and args[0] is float:
+        if args[0] is float and isinstance(value, float) and value == math.inf:
             return Le(math.inf) in bounds
         return fits(value, args[0]) and all(_satisfies(value, bound) for bound in bounds)
     if origin in (typing.Union, types.UnionType):

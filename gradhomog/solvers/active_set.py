@@ -1,4 +1,4 @@
-"""The shortest vector in a convex hull one row at a time: slower than pivoting, and needs no ridge."""
+"""The active-set method for the shortest vector in a convex hull: slower than pivoting, without a ridge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights in balance with what they give: the equations of Nash-MTL and FairGrad."""
+"""Bargaining weights: the equations of Nash-MTL and FairGrad."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def bargaining_weights(gramian: Tensor, alpha: float = 1.0, rounding: float | No
     absent = squares <= 0
     alone = squares.masked_fill(absent, 1.0).pow(-1 / (1 + power))
     identity = torch.eye(gramian.shape[-1], dtype=gramian.dtype, device=gramian.device)
-    # A zero row becomes a task of its own, in balance with 1.
+    # A zero row becomes a separate task with weight 1.
     scaled = (alone.pow(power) * gramian * alone.mT).masked_fill(absent | absent.mT, 0.0)
     matrix = torch.addcmul(scaled, identity, absent)
     shares, settled, lost = _solve(matrix.detach(), identity, power, rounding)

@@ -10,7 +10,7 @@ from torch import Tensor
 from gradhomog.solvers.pivoting import BLOCKS, ROUNDING, any_true, exchanged, larger_ridges, on_support, pivot
 from gradhomog.solvers.scaling import Solution, checked, needs_graph, scaled
 
-NOISE = 0.1  # of ‖d − g_0‖²: where the ridge has more, the hull holds zero as far as the Gramian can tell
+NOISE = 0.1  # of ‖d − g_0‖²: where the ridge has more, the hull holds zero within the Gramian's rounding
 ACROSS = 1e-6  # beyond the ball by rounding
 TINY = 1e-200  # in place of zero: two derivatives of its root are finite
 
@@ -108,7 +108,7 @@ def _ball(unit: Tensor, target: Tensor, mean: Tensor, c: float, ridge: Tensor | 
 def _on_ball(program: _Ball, support: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """U (m + y) = τ t in the rows of `support`: y = τ rise + rest as two columns, and the τ on the ball.
 
-    If there is none, the τ that comes nearest; the last tensor tells which.
+    If there is none, the nearest τ; the last tensor flags where there is one.
     """
     system = torch.where(support, program.regular, program.identity)
     columns = torch.linalg.solve_ex(system, program.right * support)[0]

@@ -11,7 +11,7 @@ from torch import Tensor
 # as itself, relative to the lengths that are summed. Of 2,000 random Gramians with up to 32 rows, 3e-16 left 1 %
 # without a solution and 1e-15 none.
 RIDGE = 4e-15
-# Slopes that are negative by less are rounding, relative to the terms that cancel in them.
+# Derivatives that are negative by less are rounding, relative to the terms that cancel in them.
 ROUNDING = 1e-14
 # Entries of all systems that are solved together: more take memory and are not faster.
 TOGETHER = 2**20

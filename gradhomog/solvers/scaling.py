@@ -60,5 +60,5 @@ def scaled(gramian: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def needs_graph(*tensors: Tensor) -> bool:
-    """Whether autograd records operations on one of these tensors."""
+    """True if autograd records operations on one of these tensors."""
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)

@@ -1,4 +1,4 @@
-"""Checks of plugins, their results, and how one check is run."""
+"""Checks of plugins: registration, execution and results."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from gradhomog.registry import Kind
 Outcome = Literal["passed", "failed", "held", "not held", "expected", "not applicable", "reported"]
 """The result of a check.
 
-`"passed"`, `"failed"`: of a check that binds every plugin, or of a claimed trait. `"held"`, `"not held"`: of a trait
-that is not claimed; neither is a fault. `"expected"`: it failed, as the caller announced. `"reported"`: a measurement.
+`"passed"`, `"failed"`: a check required of every plugin or of a claimed trait. `"held"`, `"not held"`: a check of a
+trait that is not claimed; neither is a fault. `"expected"`: a failure listed in `expected_failures`. `"reported"`: a
+measurement.
 """
 
 
@@ -26,7 +27,7 @@ class CheckFailure(AssertionError):
     """A property that does not hold, and the input that shows it.
 
     Attributes:
-        example: by name, tensors as nested lists; shrunk to the simplest that still fails where it was searched for.
+        example: the failing input by name, tensors as nested lists; of a searched input, the simplest that fails.
     """
 
     def __init__(self, message: str, **example: Any) -> None:
@@ -39,7 +40,7 @@ class NotApplicable(Exception):
 
 
 class Subject(Protocol):
-    """The plugin under check: it makes a fresh object for every check, so no check sees what another one left."""
+    """The plugin under check, with a fresh object for every check, so that checks are independent."""
 
     @property
     def claims(self) -> Set[str]: ...
@@ -106,10 +107,10 @@ KIT: dict[Kind, dict[str, Check]] = {"homogenizers": {}, "learners": {}, "domain
 """All checks by kind and name, filled by the decorator `check`."""
 
 SHRINKING: ContextVar[bool] = ContextVar("shrinking", default=True)
-"""Whether the input of a failure is simplified: only where the failure is a fault."""
+"""Simplify failing inputs, done only where a failure is a fault."""
 
 FAST: ContextVar[bool] = ContextVar("fast", default=False)
-"""Whether checks run with fewer examples and steps, for the development loop."""
+"""Run checks with fewer examples and steps, for the development loop."""
 
 
 def check(*kinds: Kind, claim: str | None = None) -> Callable[[Callable[[Any], str | None]], Check]:
@@ -135,10 +136,10 @@ def run(check: Check, subject: Subject, reason: str | None = None, *, fast: bool
     if reason is not None and outcome == "failed":
         outcome, message = "expected", f"{reason} ({message})"
     elif reason is not None and outcome in ("held", "not held"):
-        outcome, message = "failed", f"'{check.claim}' is not claimed, so no failure is to be expected: take it out"
+        outcome, message = "failed", f"'{check.claim}' is not claimed. Remove it from `expected_failures`."
     elif reason is not None and outcome != "not applicable":
         outcome = "failed"
-        message = f"it was expected to fail ({reason}), and does not: take it out of the expected failures"
+        message = f"it was expected to fail ({reason}), but does not. Remove it from `expected_failures`."
     return CheckResult(check.name, outcome, message, example, time.perf_counter() - start)
 
 
@@ -160,7 +161,7 @@ def _outcome(check: Check, subject: Subject, fast: bool) -> tuple[Outcome, str, 
         FAST.reset(tokens[1])
     if measured is not None:
         return "reported", measured, {}
-    return ("passed", "", {}) if binding else ("held", f"not claimed: '{check.claim}' could stand in its traits", {})
+    return ("passed", "", {}) if binding else ("held", f"not claimed: '{check.claim}' could be added to its traits", {})
 
 
 def describe_error(error: BaseException) -> str:
@@ -177,7 +178,7 @@ def _finite(value: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Tensors as nested lists, other objects as JSON values, an object without one as its text without an address."""
+    """Convert to JSON values: tensors to nested lists, other objects to their repr without the address."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, Mapping):

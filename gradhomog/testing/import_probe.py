@@ -1,4 +1,4 @@
-"""The program that imports the plugins of one distribution in a fresh interpreter and reports side effects."""
+"""A program that imports the plugins of one distribution in a fresh interpreter and reports side effects."""
 
 PROBE = '''
 import contextlib, importlib.metadata, io, json, random, re, sys

@@ -62,13 +62,13 @@ def check_homogenizer(
     Args:
         what: a name, with options as in a pipeline's text (`"static(weights=[1, 2])"`) or beside it (`("static",
             {"weights": [1, 2]})`); or a `HomogenizerSpec` without a distribution.
-        expected_failures: the reason why a check fails, by the check's name. One that does not fail is a failure.
+        expected_failures: check names and the reasons why they fail. A check listed here must fail.
         registry: where the name is looked up; by default the installed distributions.
         only: a glob pattern over the checks' names, or several.
         fast: fewer examples, steps and learners, for the development loop.
 
     Raises:
-        UnknownPluginError, PluginLoadError, OptionError: it cannot be made, or a check has another name.
+        UnknownPluginError, PluginLoadError, OptionError: the plugin cannot be made, or no check has a given name.
 
     Cost: some seconds.
 

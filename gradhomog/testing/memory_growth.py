@@ -11,7 +11,7 @@ from gradhomog.testing.snapshots import tensor_bytes
 
 
 def require_constant(step: Callable[[], None], object_bytes: Callable[[], int], first: int, noise: float) -> None:
-    """Raise if the tensors of the process or the object grow by more than `noise` bytes per step in both halves.
+    """Raise if the process's tensors or the object grow by more than `noise` bytes per step, in both halves of a run.
 
     Sizes are read after `first`, 3 · `first` and 5 · `first` steps.
     """

@@ -1,4 +1,4 @@
-"""Fixtures for authors of plugins, in every pytest run of an environment with gradhomog: no torch at import."""
+"""Fixtures for plugin authors, loaded in every pytest run with gradhomog installed, without importing torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Install(Protocol):
-    """What the fixture `gradhomog_install` gives."""
+    """The value of the fixture `gradhomog_install`."""
 
     def __call__(
         self,

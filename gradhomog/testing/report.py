@@ -17,7 +17,7 @@ WIDTH = 120
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What the checks of one plugin came to.
+    """Results of all checks of one plugin.
 
     Attributes:
         subject: the plugin, its distribution and version, with the options it was checked with.
@@ -29,7 +29,7 @@ class CheckReport:
 
     @property
     def passed(self) -> bool:
-        """Whether no check failed that is asked of all or claimed."""
+        """True if no required check and no check of a claimed trait failed; expected failures are allowed."""
         return all(result.outcome != "failed" for result in self.results)
 
     def __iter__(self) -> Iterator[CheckResult]:

@@ -50,7 +50,7 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
 
 
 def snapshot(value: Any, _seen: tuple[int, ...] = ()) -> object:
-    """The value as nested tuples that are equal where two values are, tensors bit for bit; later writes leave it."""
+    """Nested tuples to compare values by `==`, tensors bit for bit; later writes to the value do not change them."""
     if isinstance(value, Tensor):
         return _bits(value)
     if isinstance(value, torch.Generator):
@@ -81,7 +81,7 @@ def _bits(tensor: Tensor) -> tuple[object, ...]:
 
 
 def module_structure(module: nn.Module) -> list[object]:
-    """Everything but values that makes a module compute something else: hooks, forwards, types, attributes, modes."""
+    """Everything except values that affects a module's computation: hooks, forwards, types, attributes, modes."""
     found: list[object] = [len(getattr(nn.modules.module, f"_global{hooks}")) for hooks in _HOOKS]
     for name, part in module.named_modules():
         hooks = [len(getattr(part, hooks)) for hooks in _HOOKS]

@@ -168,7 +168,7 @@ def _within(rows: Tensor, spread: float) -> Tensor:
 
 
 def _pair(rows: Tensor, others: Tensor) -> bool:
-    """Whether a row, not zero, is equal to one of the others but its own."""
+    """True if a nonzero row is equal to another row."""
     equal = (rows[:, None] == others[None]).all(dim=2) & rows.any(dim=1)[:, None]
     return bool(equal.fill_diagonal_(False).any())
 

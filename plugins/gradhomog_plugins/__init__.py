@@ -1,1 +1,1 @@
-"""The first-party homogenizers: one module each, found through the same entry points as anybody's."""
+"""The first-party homogenizers, one module each, registered through the same entry points as third-party ones."""

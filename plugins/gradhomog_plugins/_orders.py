@@ -1,4 +1,4 @@
-"""The orders in which tasks meet each other, where each task's row is changed by one other task's after another."""
+"""Orders of the other tasks for each task, and coefficients of sequential projections in these orders."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BLOCK = 32
 
 
 def meeting_orders(tasks: int, order: Literal["random", "fixed"], generator: torch.Generator) -> Tensor:
-    """For each task an order of the others, `[tasks, tasks − 1]`: that of the batch, or a permutation of its own."""
+    """For each task an order of the others, `[tasks, tasks − 1]`: that of the batch, or random and independent."""
     if tasks == 2:
         return torch.tensor([[1], [0]])
     # Sorting random numbers permutes uniformly; infinity puts the task itself last, where it is cut off.
@@ -25,10 +25,12 @@ def meeting_orders(tasks: int, order: Literal["random", "fixed"], generator: tor
     return sorted_by.fill_diagonal_(torch.inf).argsort(dim=1)[:, :-1]
 
 
-def amounts_given(products: Tensor, orders: Tensor, amount: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    """The multiples of the rows that it meets by which a task's row grows, and its products before; as `orders`.
+def projection_coefficients(
+    products: Tensor, orders: Tensor, amount: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Multiples of the other rows that each row receives, in order, and its inner products before; shaped as `orders`.
 
-    Of `products` P `[tasks, tasks]` it computes, for all rows i at once,
+    With `products` P `[tasks, tasks]` it computes, for all rows i at once,
 
         for k, met in enumerate(orders[i]):
             before[i, k] = inner[i, met]         # inner = P at first

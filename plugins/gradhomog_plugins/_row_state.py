@@ -14,7 +14,7 @@ RowState = dict[str, dict[str, Tensor]]
 
 
 def fits(state: Mapping[str, Mapping[str, Tensor]], rows: Mapping[str, Tensor]) -> bool:
-    """Whether the state is of rows with these names and shapes `[tasks, *shape]`."""
+    """True if the state belongs to rows with these names and shapes `[tasks, *shape]`."""
     if state.keys() != rows.keys():
         return False
     return all(kept.shape == rows[name].shape[1:] for name, held in state.items() for kept in held.values())

@@ -47,7 +47,7 @@ def equal_cosines(gramian: Tensor, rounding: float) -> EqualCosines:
     norms, unit = unit_gramian(gramian)
     present = gramian.diagonal().sign()
     inverse = torch.linalg.pinv(unit, atol=rounding * len(unit), rtol=0.0, hermitian=True)
-    weights = inverse.mv(present) * present  # zero rows: exactly zero, whatever the unit of length
+    weights = inverse.mv(present) * present  # zero rows: exactly zero, in any unit of length
     inner = unit.mv(weights)
     total = inner.dot(present)
     within = torch.where(total > rounding**2 * len(unit), total, torch.inf)

@@ -30,8 +30,8 @@ class CRMOGM(Homogenizer):
     λ_i ← α λ_i + (1 − α) λ̂_i,  d = 1/N Σ_i λ_i g_i;  at first λ_i = λ̂_i
     λ̂_i: the weight of row i in the other method's step, or the i-th column sum of its mixing matrix
 
-    Weights computed on one mini-batch depend on its noise, and with that noise on the gradients that they multiply;
-    their average does so less, which is what convergence to Pareto optimal points needs.
+    Weights computed on one mini-batch are correlated with the noise of the gradients that they multiply. Averaged
+    weights are less correlated with it, which convergence to Pareto optimal points requires.
 
     Args:
         of: the other method, as a pipeline of one homogenizer that acts by `mix` alone: `"mgda"`, `"cagrad(c=0.5)"`,
@@ -39,14 +39,14 @@ class CRMOGM(Homogenizer):
         alpha: α; 0 is the other method itself.
         key: averages by `"slot"` (place in the batch) or by `"domain"`.
 
-    Differentiable where `of` is, with past weights as constants; with one that does not claim it, `create_graph=True`
-    raises. A new key begins with its weight in that step. State: the averages, and the state of the other method. The
+    Differentiable if `of` claims it, with past weights as constants; otherwise `create_graph=True` raises. The average
+    of a new key begins with its weight in that step. State: the averages, and the state of the other method. The
     average may break the other method's promises (no conflict, a common factor): none of them is claimed.
 
     Source: Zhou et al. 2022, "On the Convergence of Stochastic Multi-Objective Gradient Manipulation and Beyond"
     (NeurIPS); α constant as in TorchJD 0.18, where the paper lets it rise towards 1 as the learning rate falls.
 
-    Deviations: (1) of a mixing matrix the column sums are averaged, which determine the step; (2) averages by key, so
+    Deviations: (1) a mixing matrix is averaged by its column sums, which determine the step; (2) averages by key, so
     that the number of tasks may change, where TorchJD requires a reset.
 
     >>> import torch, gradhomog

@@ -23,7 +23,7 @@ class Moved(NamedTuple):
     """The averages of a batch's tasks after this step: b_i = unit_i · average_i.
 
     Attributes:
-        averages: a mean of rows as they were given, whatever the size of the losses, `[tasks, *shape]` by parameter.
+        averages: a mean of the rows as given, for losses of any size, `[tasks, *shape]` by parameter.
         units: the averages of 1/L_i, float64 `[tasks]`.
         masses: the averages of 1, that is 1 − Π_s β/s^σ, float64 `[tasks]`.
         counts: t, float64 `[tasks]`.
@@ -50,8 +50,8 @@ class DBMTL(Homogenizer):
         beta: in [0, 1), the weight of the previous average; 0 is no average.
         sigma: ≥ 0, the rate at which β falls.
         log: True for ∇ log L_i; False takes g_i, and reads no losses.
-        key: averages by `"slot"` (place in the batch) or by `"domain"`, which is right where a slot's domain changes
-            from batch to batch.
+        key: averages by `"slot"` (place in the batch) or by `"domain"`; use it if a slot's domain changes between
+            batches.
 
     Differentiable in rows and losses, with the averages before the step as constants. A task whose average is zero has
     a row of zero. Of a loss of zero log has no gradient, and a loss that cannot be negative has none either: its task
@@ -154,7 +154,7 @@ def advanced(units: Tensor, masses: Tensor, kept: Tensor, inverses: Tensor) -> t
     """The averages of 1/L and of 1 after a step, and the share by which the average of rows moves to the row.
 
     With b = unit · c, the step b ← kept · b + (1 − kept) · g / L is c ← c + share · (g − c): c is a mean of the rows as
-    they were given, whatever the losses' size, and begins with the first.
+    given, for losses of any size, and begins with the first.
     """
     units = kept * units + (1 - kept) * inverses
     masses = kept * masses + (1 - kept)

@@ -21,8 +21,8 @@ class DualProj(Homogenizer):
     d = argmin ‖d − g_0‖² over ⟨g_i, d⟩ ≥ 0 for all i, g_0 = 1/N Σ_i g_i;  d = Σ_i v_i g_i, v = argmin vᵀGv over v ≥ 1/N
 
     Differentiable in the rows wherever the set of tasks with v_i > 1/N does not change. Rows that do not conflict with
-    their mean leave it as it is. A zero row counts in the mean and nowhere else; of opposite rows what is orthogonal to
-    them is left. State: none. Exact: see `gradhomog.dual_cone_weights`. Cost: 0.2 ms for 16 tasks.
+    their mean leave it unchanged. A zero row counts in the mean only; opposite rows leave the part of the mean that is
+    orthogonal to them. State: none. Exact: see `gradhomog.dual_cone_weights`. Cost: 0.2 ms for 16 tasks.
 
     Source: Lopez-Paz and Ranzato 2017, "Gradient Episodic Memory", arXiv 1706.08840, equations 8 to 11, with the mean
     of the tasks as what is projected; so Quinton and Rey 2024, arXiv 2406.16232, section 4.

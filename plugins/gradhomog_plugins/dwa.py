@@ -26,8 +26,7 @@ class DWA(Homogenizer):
         period: steps per epoch: for the paper's epochs the number of batches in the training set. Where tasks are drawn
             without end, as in meta-learning, enough of them that the mean of their losses is not mere noise: with T = 2
             the weights move by about half of what the rates differ, so noise of 10 % in L̄ is 7 % in them.
-        key: state by `"slot"` (place in the batch) or by `"domain"`, which is right where a slot's domain changes from
-            batch to batch, as in the strong setting.
+        key: state by `"slot"` (place in the batch) or by `"domain"`; use it if a slot's domain changes between batches.
 
     Acts on rows: the shared parameters receive the combined loss, the heads of a multi-task network their own losses.
 

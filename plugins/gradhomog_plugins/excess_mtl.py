@@ -31,8 +31,7 @@ class ExcessMTL(Homogenizer):
 
     Args:
         lr: η > 0, rate of the weights.
-        key: state by `"slot"` (place in the batch) or by `"domain"`, which is right where a slot's domain changes from
-            batch to batch.
+        key: state by `"slot"` (place in the batch) or by `"domain"`; use it if a slot's domain changes between batches.
 
     Differentiable in the rows, with the weights as constants. A common factor of all steps' rows changes no weight, nor
     does a factor of one task's rows. A task whose rows have all been zero has ē = 1, as in a first step. Several tasks

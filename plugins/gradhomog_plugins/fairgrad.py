@@ -1,4 +1,4 @@
-"""FairGrad: the step that shares its use among the tasks by alpha-fairness."""
+"""FairGrad: the step whose gains are alpha-fair among the tasks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from annotated_types import Gt, Interval
 from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, StageResult, Step, hookimpl
-from gradhomog_plugins._bargained import balanced_step, paper_factor
+from gradhomog_plugins._bargaining import bargaining_stage, paper_factor
 
 
 class FairGrad(Homogenizer):
@@ -24,7 +24,7 @@ class FairGrad(Homogenizer):
 
     Every ⟨g_i, d⟩ = w_i^(−1/α) is positive: no conflict.
 
-    Differentiable in the rows, twice. A zero row is left out. Where the hull of the others holds zero (opposite rows,
+    Differentiable in the rows, twice. Zero rows are ignored. Where the hull of the others holds zero (opposite rows,
     more rows than dimensions; up to 1e-3 of their length for float32 rows, 1e-7 for float64) no step improves all, and
     d = 0. State: none. Exact: see `gradhomog.bargaining_weights`. Cost: 0.2 ms for 16 tasks.
 
@@ -49,7 +49,7 @@ class FairGrad(Homogenizer):
         self.alpha, self.max_norm = alpha, max_norm
 
     def mix(self, step: Step) -> StageResult:
-        return balanced_step(step, self.alpha)
+        return bargaining_stage(step, self.alpha)
 
     def paper_scale(self, step: Step) -> Tensor:
         return paper_factor(step, self.max_norm)

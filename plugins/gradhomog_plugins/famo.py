@@ -1,4 +1,4 @@
-"""FAMO: weights under which all losses fall at the same relative rate, learnt from how fast they fell."""
+"""FAMO: learn task weights that equalize the relative decrease of all losses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from gradhomog import Homogenizer, HomogenizerSpec, StageResult, Step, hookimpl, keyed
 from gradhomog_plugins import _losses, _per_task
 
-# A loss at its lowest counts as this share of the batch's mean distance: the weights stay finite, in any unit.
+# Lower limit of D relative to the batch's mean D: the weights stay finite, for losses in any unit.
 SMALLEST_GAP = 1e-8
 
 
@@ -25,9 +25,9 @@ class FAMO(Homogenizer):
 
     One backward pass, of the weighted loss, and no second evaluation of the losses: their decrease is read off the
     losses of the next step. On a full batch and with s = 0 that is exactly the paper, which evaluates the same batch
-    again after the step. On mini-batches the difference between two batches is larger than the decrease. In the sum of
-    δ over the steps it cancels, but Adam divides by it, and the weights hardly move; averages of the logarithms bring
-    them most of the way to the paper's (docs/decisions/0017 has figures).
+    again after the step. On mini-batches the difference between two batches exceeds the decrease. It cancels in the sum
+    of δ over the steps, but Adam divides by its size, so the weights hardly move; averaging the logarithms brings the
+    weights most of the way to the paper's (docs/decisions/0017 has figures).
 
     Args:
         lr: of the Adam that moves ξ.
@@ -35,8 +35,7 @@ class FAMO(Homogenizer):
         smoothing: s, of the averages; 0 where every step shows the same batch.
         lowest: b, lower bounds of the losses: one number, a list by slot, or a dict by domain with the entry `"*"` for
             those that it does not name (0 without it).
-        key: state by `"slot"` (place in the batch) or by `"domain"`, which is right where a slot's domain changes from
-            batch to batch, as in the strong setting.
+        key: state by `"slot"` (place in the batch) or by `"domain"`; use it if a slot's domain changes between batches.
 
     Acts on rows: the shared parameters receive the combined loss, the heads of a multi-task network their own losses.
 

@@ -10,7 +10,7 @@ from gradhomog_plugins import _losses
 
 
 class GeometricMean(Homogenizer):
-    """Weights inverse to the losses: the derivatives of the losses' geometric mean, over their mean.
+    """Weights proportional to 1/L_i: the derivatives of the losses' geometric mean, divided by their mean.
 
     L = (Π_i L_i)^{1/N};  ∂L/∂L_i = L / (N L_i)
     d = 1/N Σ_i ω_i g_i,  ω_i = (1/L_i) / mean_j (1/L_j);  the paper's scale: ω_i = L / L_i, so that d = ∇L

@@ -146,7 +146,7 @@ def drop(rows: Tensor, uniform: Tensor, leak: Tensor | None = None, sharpness: f
 def positive_kept(above: Tensor, below: Tensor, uniform: Tensor, sharpness: float) -> Tensor:
     """U < f(P), multiplied out, where `above` and `below` are the sums of the positive and of the negative entries.
 
-    Two sums of their own, of which one is exactly zero where all tasks agree: rounding never drops such a coordinate.
+    Two separate sums: one is exactly zero where all tasks agree, so rounding never drops such a coordinate.
     """
     return (2 * uniform - 1) * (above - below) < sharpness * (above + below)
 

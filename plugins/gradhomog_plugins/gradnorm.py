@@ -1,4 +1,4 @@
-"""GradNorm: weights are learnt under which the tasks' gradient norms follow their training rates."""
+"""GradNorm: learn task weights that balance gradient norms by training rate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class GradNorm(Homogenizer):
 
     G_i = w_i n_i,  n_i = ‖∇L_i‖,  Ḡ = mean_i G_i,  r_i = L̃_i / mean_j L̃_j,  L̃_i = L_i / L_i(0)  (equations 1 and 2)
     ∂L_grad/∂w_i = sign(G_i − Ḡ r_i^α) · n_i      (Ḡ and r are constants)
-    w ← w · exp(−lr · w · ∂L_grad/∂w / Ḡ),  then w ← N w / Σ_j w_j;  the step before it is d = 1/N Σ_i w_i g_i
+    w ← w · exp(−lr · w · ∂L_grad/∂w / Ḡ),  then w ← N w / Σ_j w_j
+    the step uses the weights before: d = 1/N Σ_i w_i g_i
 
     The gradient needs row norms only: no second backward, no graph kept, nothing written into the model's gradients.
     The paper's scale: d = Σ_i w_i g_i.
@@ -26,14 +27,14 @@ class GradNorm(Homogenizer):
         alpha: exponent α of the training rates; 0 equalises the norms.
         lr: rate of the weights.
         initial_loss: L_i(0): `"first"`, the first loss under the key; or a number, for example log(ways) in
-            classification, which is right where the task under a key changes from step to step.
-        key: state by `"slot"` (place in the batch) or by `"domain"`, which is right where a slot's domain changes from
-            batch to batch, as in the strong setting.
+            classification; use a number if the task under a key changes between steps.
+        key: state by `"slot"` (place in the batch) or by `"domain"`; use it if a slot's domain changes between batches.
         parameters: glob pattern over parameter names whose gradients are measured: the paper takes the last shared
             layer.
 
-    Differentiable in the rows, with the weights as constants, as in the paper. State: log w and first losses by key. A
-    task without gradient keeps its weight. Negative losses and first losses of zero have no training rate and raise.
+    Differentiable in the rows, with the weights as constants, as in the paper. State: log w and first losses by key.
+    The weight of a task without gradient changes by the normalization only. Negative losses and first losses of zero
+    have no training rate and raise.
 
     Source: Chen et al. 2018, "GradNorm", arXiv 1711.02257, equations 1 and 2, algorithm 1.
 
@@ -81,7 +82,7 @@ class GradNorm(Homogenizer):
         mean_norm = (weights * norms).mean()
         if not mean_norm > 0:
             return {"first_losses": first_losses}  # no task has a gradient: nothing to balance
-        gradient = leader_gradient(weights, norms, rates**self.alpha)
+        gradient = weight_gradient(weights, norms, rates**self.alpha)
         moved = log_weights - self.lr * weights * gradient / mean_norm
         moved = keyed.read(keyed.write({}, keys, moved), keys, 0.0)  # one weight per key
         # The batch's keys keep the sum of their weights, and so their proportion to keys that are not in it.
@@ -100,7 +101,7 @@ class GradNorm(Homogenizer):
         return _losses.exponential_weights(losses.log() - first.log())
 
 
-def leader_gradient(weights: Tensor, norms: Tensor, targets: Tensor) -> Tensor:
+def weight_gradient(weights: Tensor, norms: Tensor, targets: Tensor) -> Tensor:
     """∂/∂w of Σ_i |w_i n_i − Ḡ t_i| with Ḡ = mean(w·n) and t constant, `[tasks]`: sign(w_i n_i − Ḡ t_i) · n_i."""
     weighted = weights * norms
     return torch.sign(weighted - weighted.mean() * targets) * norms

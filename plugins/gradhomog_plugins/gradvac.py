@@ -1,4 +1,4 @@
-"""GradVac: turn each task's gradient towards the others until their cosines are what they were on average."""
+"""GradVac: turn each task's gradient towards the others until their cosines reach the average of past steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from annotated_types import Interval
 from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, StageResult, Step, hookimpl, safe_sqrt
-from gradhomog_plugins._orders import amounts_given, meeting_orders
+from gradhomog_plugins._orders import meeting_orders, projection_coefficients
 from gradhomog_plugins._unit_rows import unit_gramian
 
 SHORT = 1e-6  # of a row's length: where ĝ_i is no longer, its cosines are rounding and are not counted
@@ -31,7 +31,7 @@ class GradVac(Homogenizer):
             as long, 22 times for 0.999. Corrections towards several tasks multiply; all of them together are held to
             that length too.
         key: targets by pairs of `"slot"`s (places in the batch) or of `"domain"`s.
-        order: `"random"`, a permutation of its own for every task and step; or `"fixed"`, the tasks' order in the
+        order: `"random"`, a new permutation for every task and step; or `"fixed"`, the tasks' order in the
             batch.
         seed: of the random orders.
 
@@ -126,8 +126,8 @@ def vaccinate(gramian: Tensor, orders: Tensor, targets: Tensor, longest: float) 
         square = torch.addcmul(across, projection + given, projection + given)
         return given
 
-    given, along = amounts_given(cosines, orders, amount)  # ⟨ĝ_i, g_j⟩ / (n_i n_j) is the latter
-    # Each task meets each other once, so that what it is given of them can be written down at the end.
+    given, along = projection_coefficients(cosines, orders, amount)  # ⟨ĝ_i, g_j⟩ / (n_i n_j) is the latter
+    # Every pair (i, j) occurs once, so each coefficient is an entry of the matrix.
     amounts = identity.scatter(1, orders, given)
     factors = norms[:, None] * longest / square.clamp_min(longest**2).sqrt()
     grown = given * (2 * along + given)

@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from gradhomog import Homogenizer, HomogenizerSpec, Step, TaskKey, hookimpl
 from gradhomog_plugins._isi.layers import Call, choose, watch
-from gradhomog_plugins._isi.masks import Masks
+from gradhomog_plugins._isi.masks import MaskSampler
 from gradhomog_plugins._isi.outside import outside
 
 Part = Literal["support", "query"]
@@ -160,8 +160,8 @@ class ISI(Homogenizer):
         return found
 
     @property
-    def _masks(self) -> Masks:
-        return Masks(
+    def _masks(self) -> MaskSampler:
+        return MaskSampler(
             self.rate, self.temperature, self.radius, self.bandwidth, self.neighbours, self.sampling, self.rescale
         )
 

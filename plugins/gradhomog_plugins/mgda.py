@@ -19,8 +19,8 @@ from gradhomog import (
 from gradhomog_plugins import _losses
 from gradhomog_plugins._zero_rows import without_zero_rows
 
-# Squares of the rows' lengths are solved for, and float64 ends at 1e±308.
-WIDEST = 1e100
+# Largest ratio of two losses: the solver squares the rows' norms, and float64 overflows at 1e308.
+MAX_LOSS_RATIO = 1e100
 
 
 class MGDA(Homogenizer):
@@ -29,16 +29,15 @@ class MGDA(Homogenizer):
     ⟨d, g_i⟩ ≥ ‖d‖² for every task, with equality where α_i > 0; d = 0 if and only if the point is Pareto stationary.
 
     Args:
-        normalize: solve for rows divided by `"l2"`: their norm; `"loss"`: their task's loss, which must be positive;
-            `"loss+"`: both; then weigh the rows as given. `"none"` is the method of the paper. Where dependent rows
-            leave several sets of weights that are shortest after division, which of them is taken depends on the
-            tasks' order.
+        normalize: before solving, divide each row by `"l2"`: its norm; `"loss"`: its task's loss, which must be
+            positive; `"loss+"`: both. The weights found multiply the undivided rows. `"none"` is the paper's method. If
+            several sets of weights are optimal, as for dependent rows, the tasks' order decides between them.
         zero_rows: `"keep"`: a zero row makes d = 0, as theory says (that task is at a minimum, so no direction improves
             all); `"drop"`: leave it out, for tasks that are masked in a batch.
         on: the vectors whose inner products G holds: `"parameters"`, the rows; or `"features"`, the derivatives of
             the losses by the features, all queries of a task one after another: the upper bound of section 3.3
-            ("MGDA-UB"), for tasks that share inputs and so features, ‖Σ α_i g_i‖ ≤ ‖∂z/∂θ‖ ‖Σ α_i ∂L_i/∂z‖. Where
-            every task has inputs of its own it bounds nothing.
+            ("MGDA-UB"), for tasks that share inputs and so features, ‖Σ α_i g_i‖ ≤ ‖∂z/∂θ‖ ‖Σ α_i ∂L_i/∂z‖. If
+            the tasks have different inputs, it is not a bound.
 
     Differentiable in the rows (and losses) wherever the set of tasks with α_i > 0 does not change. State: none.
     Exact: see `gradhomog.minimum_norm_weights`. Cost: 0.2 ms for 16 tasks.
@@ -92,10 +91,10 @@ class MGDA(Homogenizer):
             least = losses.min().detach()
             relative = losses / least  # a common factor of all rows changes no weight
             _losses.require(
-                relative <= WIDEST,
+                relative <= MAX_LOSS_RATIO,
                 step,
-                f"{method}: no loss must be more than {WIDEST:g} times the least, {least.item():g}",
-                "Bring the losses to like units.",
+                f"{method}: no loss must be more than {MAX_LOSS_RATIO:g} times the least, {least.item():g}",
+                "Scale the losses to similar units.",
             )
             factors = factors / relative
         return factors

@@ -38,7 +38,7 @@ class MoCo(Homogenizer):
     Π_Δ is the nearest point with entries ≥ 0 and sum 1; λ = 1/N before the first step.
 
     With the gradients of all of a task's data λ converges to the weights of MGDA. With those of samples MGDA's answer
-    is biased, as it is no linear function of them; averages have less and less noise, and so less and less bias.
+    is biased, because it is not linear in them; averages have less and less noise, and so less and less bias.
 
     Args:
         beta, beta_decay: in (0, 1], and ≥ 0.
@@ -46,8 +46,8 @@ class MoCo(Homogenizer):
         rho: ρ ≥ 0, pull towards equal weights.
         relative: the step above, which a common factor of the rows does not change, with corrected averages in the
             place of y_i; False is the paper's, with s = 1, for which `gamma` has to be of the order of 1/‖g‖².
-        key: averages and weights by `"slot"` (place in the batch) or by `"domain"`, which is right where a slot's
-            domain changes from batch to batch.
+        key: averages and weights by `"slot"` (place in the batch) or by `"domain"`; use it if a slot's domain changes
+            between batches.
 
     Differentiable in the rows, with weights and earlier averages as constants. Zero rows, duplicates, opposites and one
     task need no exception. t counts a task's own steps in β_t, and all steps in γ_t. Weights of a batch that holds only

@@ -1,4 +1,4 @@
-"""Nash-MTL: the step that the tasks would agree on when they bargain for it."""
+"""Nash-MTL: the Nash bargaining solution of the tasks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from annotated_types import Gt
 from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, StageResult, Step, hookimpl
-from gradhomog_plugins._bargained import balanced_step, paper_factor
+from gradhomog_plugins._bargaining import bargaining_stage, paper_factor
 
 
 class NashMTL(Homogenizer):
@@ -23,7 +23,7 @@ class NashMTL(Homogenizer):
     Every ⟨g_i, d⟩ = 1/α_i is positive: no conflict. The direction does not depend on the rows' lengths: of two rows it
     is the one that bisects their angle.
 
-    Differentiable in the rows, twice. A zero row is left out. Where the hull of the others holds zero (opposite rows,
+    Differentiable in the rows, twice. Zero rows are ignored. Where the hull of the others holds zero (opposite rows,
     more rows than dimensions; up to 1e-3 of their length for float32 rows, 1e-7 for float64) the tasks have nothing to
     agree on, and d = 0: the disagreement point of the game. State: none. Exact: see `gradhomog.bargaining_weights`.
     Cost: 0.2 ms for 16 tasks.
@@ -45,7 +45,7 @@ class NashMTL(Homogenizer):
         self.max_norm = max_norm
 
     def mix(self, step: Step) -> StageResult:
-        return balanced_step(step, alpha=1.0)
+        return bargaining_stage(step, alpha=1.0)
 
     def paper_scale(self, step: Step) -> Tensor:
         return paper_factor(step, self.max_norm)

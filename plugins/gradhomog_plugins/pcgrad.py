@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, Step, hookimpl
-from gradhomog_plugins._orders import amounts_given, meeting_orders
+from gradhomog_plugins._orders import meeting_orders, projection_coefficients
 
 
 class PCGrad(Homogenizer):
-    """Each row loses, for one other task after another, its component along that task's row if the two conflict.
+    """Projection of each row off the rows of the other tasks that it conflicts with, one after another.
 
     ĝ_i ← g_i;  for j ≠ i in random order:  if ⟨ĝ_i, g_j⟩ < 0:  ĝ_i ← ĝ_i − ⟨ĝ_i, g_j⟩ / ‖g_j‖² · g_j
     d = 1/N Σ_i ĝ_i;  in the paper's scale  Σ_i ĝ_i
 
     Args:
-        order: `"random"`, a permutation of its own for every task and step; or `"fixed"`, the tasks' order in the
+        order: `"random"`, a new permutation for every task and step; or `"fixed"`, the tasks' order in the
             batch.
         seed: of the random orders.
 
@@ -31,9 +31,10 @@ class PCGrad(Homogenizer):
                 if inner < 0:
                     C[i, j] -= inner / G[j, j]
 
-    Differentiable in the rows wherever no inner product is zero (the orders are constants). A zero row is never divided
-    by: it has no negative inner product. State: none. For two tasks the result conflicts with neither; for more it may
-    (measured: in 4 %, 13 %, 72 % of random draws with N = 3, 4, 8 in five dimensions). Cost: O(N³), 2 s for N = 1024.
+    Differentiable in the rows wherever no inner product is zero (the orders are constants). A zero row is never a
+    divisor: it has no negative inner product. State: none. The result for two tasks conflicts with neither; for more it
+    can (measured: in 4 %, 13 %, 72 % of random draws with N = 3, 4, 8 in five dimensions). Cost: O(N³), 2 s for
+    N = 1024.
 
     Source: Yu et al. 2020, "Gradient Surgery for Multi-Task Learning", arXiv 2001.06782, algorithm 1.
 
@@ -62,11 +63,11 @@ class PCGrad(Homogenizer):
 def project(gramian: Tensor, orders: Tensor) -> Tensor:
     """The mixing matrix C of PCGrad for given orders: float64 `[tasks, tasks]`, ĝ = C·J."""
     squares = gramian.diagonal()
-    # A zero row has only zero inner products; one instead of its square keeps 0/0 out of the graph.
-    shares = gramian / torch.where(squares > 0, squares, 1.0)  # ⟨g_i, g_j⟩ / ‖g_j‖²
-    # Each task meets each other once, so that what it loses of them can be written down at the end.
+    # A zero row has only zero inner products; dividing by one instead of zero keeps 0/0 out of the graph.
+    multiples = gramian / torch.where(squares > 0, squares, 1.0)  # ⟨g_i, g_j⟩ / ‖g_j‖²
+    # Every pair (i, j) occurs once, so each coefficient is an entry of C.
     identity = torch.eye(len(gramian), dtype=gramian.dtype, device=gramian.device)
-    return identity.scatter(1, orders, amounts_given(-shares, orders, torch.relu)[0])
+    return identity.scatter(1, orders, projection_coefficients(-multiples, orders, torch.relu)[0])
 
 
 @hookimpl

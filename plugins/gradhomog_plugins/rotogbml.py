@@ -19,8 +19,8 @@ def rotogbml(
 
     Args:
         isi, rotate, reweight: true, false, or a table of options, such as `reweight={"beta": 0.1}`.
-        key: state of rotations and weights by `"slot"`, or by `"domain"` where each task is of a known domain.
-        variant: of `rotate` and `reweight`; `"paper"` is equations 4 to 6 to the letter.
+        key: state of rotations and weights by `"slot"`, or by `"domain"` if every task has one.
+        variant: of `rotate` and `reweight`; `"paper"` implements equations 4 to 6 literally.
 
     With all three switched off it is the plain learner, bit for bit. A preset: the pipeline holds the modules
     themselves, and reports have an entry for each of them.

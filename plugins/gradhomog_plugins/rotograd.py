@@ -41,7 +41,7 @@ class RotoGrad(Homogenizer):
             even tasks that agree.
         size: ≥ 1, only the first `size` features are rotated; all by default.
         pool: `"sample"`, the gradients of the tasks at the same input are compared, as in the paper; `"task"`, their
-            sums over the batch, for tasks with inputs of their own, as in meta-learning.
+            sums over the batch, for tasks with different inputs, as in meta-learning.
         burn_in: the number of steps with a gradient after which ‖G_k⁰‖ is taken anew, once; 0 for never. The authors'
             code: 20.
         key: state by `"slot"` or by `"domain"`.
@@ -170,7 +170,7 @@ class RotoGrad(Homogenizer):
             check_features("rotograd", rotation, self.size or features)
             return rotation
         if self.start == "haar":
-            # Each key has a seed of its own, which does not depend on the keys that came before it.
+            # Each key has its own seed, independent of the keys that came before it.
             return Geodesic(haar(self.size or features, zlib.crc32(f"{self.seed}/{key}".encode())))
         return None
 

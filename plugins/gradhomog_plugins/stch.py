@@ -32,8 +32,8 @@ class STCH(Homogenizer):
             L_i in the epoch after `warmup`; of a task that occurs only later, its first loss.
         warmup: epochs before the one in which m is measured; for `log`.
         period: steps per epoch, as in `dwa`; for `log`.
-        key: m by `"slot"` (place in the batch) or by `"domain"`, which is right where a slot's domain changes from
-            batch to batch, as in the strong setting; for `log`.
+        key: m by `"slot"` (place in the batch) or by `"domain"`; use it if a slot's domain changes between batches;
+            for `log`.
 
     Acts on rows: the shared parameters receive the combined loss, the heads of a multi-task network their own losses.
 
@@ -125,7 +125,7 @@ def _exponents(heights: Tensor, mu: float) -> Tensor:
 
 
 def mean_weights(exponents: Tensor, log_slopes: Tensor) -> Tensor:
-    """softmax(exponents) · slopes over its mean, `[tasks]`: in logarithms, so that the sum cannot vanish."""
+    """softmax(exponents) · derivatives over its mean, `[tasks]`: in logarithms, so that the sum cannot vanish."""
     return _losses.exponential_weights(exponents + log_slopes)
 
 

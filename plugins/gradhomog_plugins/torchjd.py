@@ -35,9 +35,9 @@ BASES = ("Aggregator", "WeightedAggregator", "GramianWeightedAggregator")
 
 
 class TorchJD(Homogenizer):
-    """The direction is that of an aggregator A of the library TorchJD for the matrix of the rows.
+    """The direction of a TorchJD aggregator A, applied to the matrix J of the rows.
 
-    d = A(J) / f(N),  f(N) = A(1) for N rows of the one number 1;  the paper's scale is A(J)
+    d = A(J) / f(N),  f(N) = A([[1], …, [1]]), N rows;  the paper's scale is A(J)
 
     Args:
         aggregator: the name of one of TorchJD's classes: `"AlignedMTL"`, `"CAGrad"`, `"ConFIG"`, `"Constant"`,
@@ -50,9 +50,9 @@ class TorchJD(Homogenizer):
             TrimmedMean and `weights` of Constant are required.
         seed: of its random numbers; the global generators are not changed.
 
-    For comparisons on equal terms, and as an oracle. The mathematics is TorchJD's, its thresholds included (UPGrad and
-    DualProj are the mean, CAGrad is zero for rows that are all shorter than 0.01), and so is the cost; properties of
-    each aggregator, as measured, are in docs/results/torchjd.md.
+    For comparisons in the same scale, and as a test oracle. The mathematics is TorchJD's, its thresholds included
+    (UPGrad and DualProj are the mean, CAGrad is zero for rows that are all shorter than 0.01), and so is the cost;
+    properties of each aggregator, as measured, are in docs/results/torchjd.md.
 
     Not differentiable. State: the aggregator's `state_dict`, N² numbers of GradVac, N of PCD, and of ExcessMTL as many
     as the rows have; it starts again when the number of tasks or the dtype changes. State outside the `state_dict`
@@ -174,7 +174,7 @@ def find(name: str) -> type:
 
 
 def aggregators() -> dict[str, type]:
-    """All aggregators of the installed TorchJD by class name; imported here, so that listings do without."""
+    """All aggregators of the installed TorchJD by class name; imports TorchJD when called, not with this module."""
     try:
         module = importlib.import_module("torchjd.aggregation")
     except ImportError as cause:

@@ -21,7 +21,7 @@ class TrimmedMean(Homogenizer):
 
     d_p = 1/(N − 2k) Σ_{i=k+1}^{N−k} g_(i)p,  g_(1)p ≤ … ≤ g_(N)p the tasks' entries in coordinate p, sorted
 
-    No task can pull a coordinate further than the others reach, whatever its gradient is: for tasks with broken data,
+    No task can pull a coordinate further than the others reach, with any gradient: for tasks with broken data,
     not for tasks that rightly disagree.
 
     Args:
@@ -30,7 +30,7 @@ class TrimmedMean(Homogenizer):
             tasks are the first of which any are left out. Fewer are averaged.
 
     Differentiable in the rows: entries left out have derivative zero, and equal entries share the derivative. One task
-    is left as it is; zero, duplicate and opposite rows need no exception. State: none.
+    is unchanged; zero, duplicate and opposite rows need no exception. State: none.
 
     The direction is no mixture of the rows: all rows become it. Cost: about ¼ N log² N comparisons of whole rows, in
     blocks that fit the cache, and the memory of the direction. Measured on one core at 10⁶ float32 parameters: 9 ms for

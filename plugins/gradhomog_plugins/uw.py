@@ -29,21 +29,20 @@ class UW(Homogenizer):
             dict by domain, whose entry `"*"` is for those that it does not name (an error without it). One for all
             drops out of the mean.
         lr: of the Adam that moves s after each step.
-        bound: at most 69, as e⁶⁹ is the largest weight that float32 bears; s stays in [−bound, bound]. A loss of zero
-            would drive its weight to infinity otherwise; 10 leaves it e¹⁰ = 22 026 times the first.
-        key: state by `"slot"` (place in the batch) or by `"domain"`, which is right where a slot's domain changes from
-            batch to batch, as in the strong setting.
+        bound: s stays in [−bound, bound]. Without it a loss of zero drives its weight to infinity; 10 limits the weight
+            to e¹⁰ = 22 026 times its initial value. At most 69, as e⁶⁹ ≈ 1e30 is the largest weight accepted.
+        key: state by `"slot"` (place in the batch) or by `"domain"`; use it if a slot's domain changes between batches.
 
     Acts on rows: the shared parameters receive the combined loss, the heads of a multi-task network their own losses.
 
     Differentiable in the rows, with the weights as constants: s moves after the step. State: s and Adam's moments by
-    key. Losses must not be negative, as their s would go to the bound, nor so large (1e150) that Adam cannot square
-    them. Cost: O(N).
+    key. Losses must be neither negative (s would move to the bound) nor so large (1e150) that their squares in Adam
+    overflow. Cost: O(N).
 
     Source: Kendall et al. 2018, "Multi-Task Learning Using Uncertainty to Weigh Losses", arXiv 1705.07115, equations 7
     and 10, in s = log σ², as they advise.
 
-    Deviations: (1) s has an Adam of its own; the paper and all reference code train it with the model's optimizer,
+    Deviations: (1) a separate Adam updates s; the paper and all reference code train it with the model's optimizer,
     whose weight decay then pulls the weights to one; (2) the bound; (3) s begins at 0; at −0.5 in LibMTL and MTAN,
     which scales all weights alike; (4) SamsungLabs/MTL takes the form for classification for every task, TorchJD and
     nash-mtl that for regression; (5) the mean of the weights is one by default.

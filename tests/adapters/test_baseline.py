@@ -132,6 +132,7 @@ def test_the_fit_is_that_of_torch_optim_with_the_published_constants(make):
 # -- meta-test -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_long_fit_approaches_the_regularized_minimum():
     # Weight decay 1e-3 on all parameters: ∇ of cross entropy + 5e-4 ‖·‖² vanishes there.
     encoder, head = direct.networks()

@@ -50,6 +50,7 @@ def equal(x, y, tolerance):
     assert (x - y).norm() <= tolerance * y.norm()
 
 
+@pytest.mark.slow
 @given(seeds)
 def test_as_many_iterations_as_unknowns_give_the_direct_solution(seed):
     matrix, b = system(seed)

@@ -94,6 +94,7 @@ def test_a_parameter_without_dimensions_has_the_row_of_the_closed_form(solver):
     torch.testing.assert_close(row, 2 * point.w.detach() / 25, rtol=1e-12, atol=0)  # (1 + 2/0.5)⁻² · 2w
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["batch", "support"])
 @pytest.mark.parametrize("adapt", ["*", "head.*", "encoder.*"])
 def test_rows_are_derivatives_of_the_loss_at_the_solved_problem(adapt, norm):
@@ -191,6 +192,7 @@ def test_where_the_system_is_indefinite_rows_are_bounded_and_of_first_order_at_w
     assert torch.equal(row, w)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["batch", "support", "frozen"])
 @pytest.mark.parametrize("options", [{}, {"adapt": "head.*"}, {"adapt": "encoder.*"}, {"inner": "adam"}], ids=str)
 def test_both_engines_give_the_same_rows(options, norm):
@@ -246,6 +248,7 @@ def test_graphs_of_inner_steps_are_not_kept(make):
     assert max(most) <= 2
 
 
+@pytest.mark.slow
 def test_homogenizers_attach_and_nothing_else_changes():
     def make(homogenizers):
         return IMAML(*direct.pictures(norm=True, flatten=True), homogenizers, inner_steps=4)
@@ -255,6 +258,7 @@ def test_homogenizers_attach_and_nothing_else_changes():
     direct.judge_homogenized(make, batch)
 
 
+@pytest.mark.slow
 def test_rows_with_a_rotation_are_derivatives_too():
     learner = IMAML(*networks(), "rotate", **SOLVED)
     learner.step(tasks(), torch.optim.SGD(learner.parameters(), lr=0.0))

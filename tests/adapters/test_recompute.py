@@ -67,6 +67,7 @@ class Saved:
         Saved.alive -= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("recompute", "grows"), [(False, True), (True, False)])
 def test_graphs_of_one_step_are_alive_at_a_time(recompute, grows):
     most = []

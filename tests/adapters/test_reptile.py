@@ -300,6 +300,7 @@ def test_predictions_are_those_of_the_adapted_network():
     torch.testing.assert_close(found, model["head"](model["encoder"](task.query_x)).detach())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"inner_batch": 4}, {"keep_state": True, "inner": "adam"}], ids=str)
 def test_homogenizers_attach_and_nothing_else_changes(options):
     def make(homogenizers):

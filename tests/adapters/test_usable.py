@@ -76,6 +76,7 @@ def test_what_cannot_be_a_function_of_its_parameters_is_told_before_the_first_st
         gradhomog.learner("maml", encoder(), nn.Linear(4, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own imports
 def test_a_compiled_module_is_told():
     with pytest.raises(OptionError, match=r"`encoder` is compiled.*Give the module itself"):

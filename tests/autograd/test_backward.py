@@ -186,6 +186,7 @@ def test_a_vector_of_losses_from_one_output():
     torch.testing.assert_close(found, net.weight.grad)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["none", "pcgrad", "mgda"])
 @pytest.mark.parametrize("way", ["given", "features"])
 def test_create_graph_gives_the_derivative_of_the_direction(text, way):

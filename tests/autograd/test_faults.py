@@ -345,9 +345,7 @@ def test_a_zero_row_costs_no_pass_in_float64(monkeypatch):
     rows[1] = 0
     asked = []
     original = arithmetic.gramian
-    monkeypatch.setattr(
-        arithmetic, "gramian", lambda block, exact=False: asked.append(exact) or original(block, exact)
-    )
+    monkeypatch.setattr(arithmetic, "gramian", lambda block, exact=False: asked.append(exact) or original(block, exact))
     gradhomog.pipeline("pcgrad").combine(rows)
     assert asked == [False]
 
@@ -390,3 +388,130 @@ def test_norms_and_cosines_are_there_where_they_are_needed_or_asked_for():
         pipe = gradhomog.pipeline(text)
         report = gradhomog.backward(model.losses(z), pipe, parameters=model.encoder, features=z, inspect=inspect)
         assert (report.norms is not None) == (report.cosines is not None) == there
+
+
+def test_the_gradient_of_a_parameter_with_gaps_and_permuted_axes_is_written_whole():
+    weight = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))[:, ::2].t().detach().requires_grad_()
+    x = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(1))
+    step = gradhomog.backward(
+        [(weight * x[0]).sum(), (weight * x[1]).sum()], gradhomog.pipeline("pcgrad"), parameters=[weight]
+    )
+    torch.testing.assert_close(step.direction["0"], gradhomog.pipeline("pcgrad").combine({"0": x})["0"])
+    torch.testing.assert_close(weight.grad, step.direction["0"])
+
+
+def test_a_half_precision_head_of_small_weight_keeps_its_gradient():
+    torch.manual_seed(0)
+    encoder, heads = nn.Linear(8, 8).half(), nn.ModuleList(nn.Linear(8, 1).half() for _ in range(2))
+    z = encoder(torch.randn(4, 8).half())
+    losses = [head(z).float().square().mean() * 0.05 for head in heads]
+    expected = torch.autograd.grad(losses[0], heads[0].weight, retain_graph=True)[0]
+    gradhomog.backward(losses, gradhomog.pipeline("static(weights=[1e-5, 1.99999])"), parameters=encoder)
+    torch.testing.assert_close(heads[0].weight.grad, expected)
+
+
+def test_gradients_that_are_there_already_keep_their_graph_under_create_graph():
+    w, heads = torch.ones(3, requires_grad=True), [torch.ones(1, requires_grad=True) for _ in range(2)]
+    for head in heads:
+        head.grad = torch.zeros(1)
+    losses = [w.sum() + heads[0].pow(3).sum(), 2 * w.sum() + heads[1].pow(3).sum()]
+    gradhomog.backward(losses, gradhomog.pipeline("none"), parameters=[w], create_graph=True)
+    assert all(head.grad.requires_grad for head in heads)
+
+
+def test_weighted_heads_refuse_create_graph_instead_of_cutting_it():
+    model = Model()
+    with pytest.raises(OptionError, match="heads='weighted' has no graph to the weights"):
+        gradhomog.backward(
+            model.losses(model.encoder(inputs())), gradhomog.pipeline("imtl_g"), parameters=model.encoder,
+            heads="weighted", create_graph=True,
+        )  # fmt: skip
+
+
+def test_debug_runs_backward_with_methods_that_act_in_update_only():
+    model = Model()
+    z = model.encoder(inputs())
+    gradhomog.backward(
+        model.losses(z), gradhomog.pipeline("isi + uw + pcgrad", debug=True), parameters=model.encoder, features=z
+    )
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_norms_that_only_measured_reads_are_computed_before_the_graph_is_freed():
+    class Measure(gradhomog.Homogenizer):
+        needs = frozenset({"norms"})
+
+        def measured(self, step):
+            return {"norm": step.norms().tolist()}
+
+    model = Model()
+    losses = model.losses(model.encoder(inputs()))
+    step = gradhomog.backward(losses, gradhomog.pipeline([Measure()]), parameters=model.encoder)
+    assert len(step.measured["Measure"]["norm"]) == 3
+
+
+def test_an_undeclared_homogenizer_that_reads_rows_in_update_works_with_chunks():
+    class Count(gradhomog.Homogenizer):
+        state_names = ("blocks",)
+
+        def __init__(self):
+            self.blocks = 0
+
+        def mix(self, step):
+            return 1 / step.norms()
+
+        def update(self, step):
+            return {"blocks": len(step.jacobian.materialize())}
+
+    model, count = Model(), Count()
+    losses = model.losses(model.encoder(inputs()))
+    gradhomog.backward(losses, gradhomog.pipeline([count]), parameters=model.encoder, chunks=2)
+    assert count.blocks == 4
+
+
+def test_a_method_that_returns_nan_from_finite_losses_is_named_after_one_pass_too():
+    class Nan(gradhomog.Homogenizer):
+        needs = frozenset({"losses"})
+
+        def mix(self, step):
+            return step.losses * torch.nan
+
+    model = Model()
+    with pytest.raises(gradhomog.PluginRunError, match="homogenizer Nan returned NaN or infinity from `mix`"):
+        gradhomog.backward(model.losses(model.encoder(inputs())), gradhomog.pipeline([Nan()]), parameters=model.encoder)
+
+
+def test_an_infinite_task_is_named_by_its_place_where_another_one_is_absent():
+    w = torch.ones(3, requires_grad=True)
+    with pytest.raises(NonfiniteError, match="task 2 is not finite"):
+        gradhomog.backward([None, w.sum(), w.sum() * torch.nan], gradhomog.pipeline("pcgrad"), parameters=[w])
+
+
+def test_losses_in_one_tensor_are_differentiated_where_gradients_are_off():
+    w = torch.ones(3, requires_grad=True)
+    losses = torch.stack([w.sum(), w.square().sum()])
+    with torch.no_grad():
+        gradhomog.backward(losses, gradhomog.pipeline("none"), parameters=[w])
+    torch.testing.assert_close(w.grad, torch.full((3,), 1.5))
+
+
+def test_a_report_that_raises_leaves_state_and_gradients_as_they_were():
+    model, pipe = Model(), gradhomog.pipeline("gradnorm")
+
+    def report(_):
+        raise ValueError("full")
+
+    losses = model.losses(model.encoder(inputs()))
+    total = gradhomog.loss(losses, pipe, parameters=model.encoder, report=report)
+    with pytest.raises(ValueError, match="full"):
+        total.backward()
+    assert pipe.steps == 0
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_loss_refuses_wrong_domains_at_once():
+    model = Model()
+    with pytest.raises(OptionError, match="`domains` must name one for each of the 3 tasks"):
+        gradhomog.loss(
+            model.losses(model.encoder(inputs())), gradhomog.pipeline("none"), parameters=model.encoder, domains=["a"]
+        )

@@ -107,6 +107,7 @@ def test_the_cosine_is_that_of_means_only():
         assert value == pytest.approx(1, abs=1e-5) if work.mean else value is None, label
 
 
+@pytest.mark.slow
 def test_the_default_table_has_loops_ours_and_peers(monkeypatch):
     monkeypatch.setattr(backward, "EXPRESSIONS", ("none", "pcgrad", "of_tomorrow"))
     vectors, images = backward_costs([], [VECTORS, IMAGES], **QUICK)

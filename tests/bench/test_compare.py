@@ -39,6 +39,7 @@ def whole(tmp_path_factory):
     return compare(load(None, SMALL), tmp_path_factory.mktemp("whole"))
 
 
+@slow
 def test_everything_that_a_user_expects_is_written(whole):
     names = {path.name for path in whole.folder.iterdir()}
     assert {"run.toml", "results.jsonl", "summary.csv", "report.html", "figures", "runs"} <= names
@@ -48,6 +49,7 @@ def test_everything_that_a_user_expects_is_written(whole):
     assert not whole.failures
 
 
+@slow
 def test_every_method_has_every_seed_and_the_tuned_one_is_the_candidate_that_validated_best(whole):
     found = results(whole.folder)
     assert [row.label for row in whole.summary.rows] == ["plain", "pcgrad", "static (tuned)"]
@@ -60,12 +62,14 @@ def test_every_method_has_every_seed_and_the_tuned_one_is_the_candidate_that_val
     assert tuned["static (tuned)", best, 0, "compare"] == candidates[best]
 
 
+@slow
 def test_static_weights_of_one_are_the_plain_learner(whole):
     found = results(whole.folder)
     plain, static = found["plain", "none", 0, "compare"], found["static (tuned)", "static", 0, "candidate"]
     assert static[0] == pytest.approx(plain[0], rel=1e-3)
 
 
+@slow
 def test_the_log_holds_configuration_versions_and_steps(whole):
     records = ResultLog.read(whole.folder / folders.LOG)
     start = next(r for r in records if r["event"] == "start")
@@ -76,12 +80,14 @@ def test_the_log_holds_configuration_versions_and_steps(whole):
     assert all(len(r["losses"]) == len(r["norms"]) == len(r["weights"]) == len(r["cosines"]) == 3 for r in steps)
 
 
+@slow
 def test_two_worker_processes_give_the_results_of_one(whole, tmp_path):
     parallel = compare(load(None, [*SMALL, "workers=2"]), tmp_path / "out")
     assert results(parallel.folder) == results(whole.folder)
     assert table(parallel) == table(whole)
 
 
+@slow
 def test_resuming_a_finished_comparison_does_nothing_and_gives_the_same_table(whole):
     before = results(whole.folder)
     steps = sum(r["event"] == "step" for r in ResultLog.read(whole.folder / folders.LOG))
@@ -93,6 +99,7 @@ def test_resuming_a_finished_comparison_does_nothing_and_gives_the_same_table(wh
     assert table(again) == table(whole)
 
 
+@slow
 @pytest.mark.parametrize("count", [1, 37, *(pytest.param(count, marks=slow) for count in (9, 20, 70))])
 def test_interrupted_after_any_step_it_resumes_to_the_same_table(whole, tmp_path, count):
     config = load(None, SMALL)
@@ -113,6 +120,7 @@ def test_interrupted_after_any_step_it_resumes_to_the_same_table(whole, tmp_path
     assert count + sum(record["event"] == "progress" for record in resumed) == 7 * 12
 
 
+@slow
 @pytest.mark.parametrize(
     ("workers", "seconds"), [(1, 0.05), pytest.param(1, 0.4, marks=slow), pytest.param(2, 0.2, marks=slow)]
 )
@@ -213,6 +221,7 @@ def test_workers_that_cannot_start_are_reported_and_not_called_a_success(tmp_pat
     assert '__name__ == "__main__"' in done.stdout
 
 
+@slow
 def test_a_candidate_that_fails_leaves_the_choice_to_the_others(gradhomog_install, tmp_path):
     gradhomog_install("faulty-dist", FAULTY, plugin="faulty")
     config = load(None, [*SMALL, 'homogenizers=["none", "faulty | pcgrad"]'])
@@ -263,6 +272,7 @@ def test_a_sigterm_to_all_processes_stops_as_an_interrupt_does(whole, tmp_path):
 FAULTY_WITH_SEED_1 = FAULTY.replace("step.number == 4", "step.number == 4 and __import__('torch').initial_seed() == 1")
 
 
+@slow
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=slow)])
 def test_a_tuned_method_that_fails_with_a_later_seed_is_tried_once(gradhomog_install, tmp_path, workers):
     """Its failure must not be taken for a candidate's: that would decide the tuning again, and run it again."""

@@ -270,6 +270,7 @@ def test_the_two_plain_learners_take_the_same_steps(small):
     assert all(map(torch.equal, one, two))
 
 
+@pytest.mark.slow
 def test_a_step_table_has_every_method_with_rounds_and_memory(small):
     ticks = iter(range(10**6))
     (found,) = steps.step_costs(small, rounds=4, seconds=1e9, clock=lambda: float(next(ticks)))

@@ -33,6 +33,7 @@ def draw(records):
     }
 
 
+@pytest.mark.slow
 def test_every_figure_is_written_as_svg_and_png_with_the_same_bytes_twice(tmp_path):
     records = comparison(["plain", METHODS[-1]], seeds=2, steps=4)
     redrawn = draw(records)
@@ -45,6 +46,7 @@ def test_every_figure_is_written_as_svg_and_png_with_the_same_bytes_twice(tmp_pa
         assert first[1].startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_two_learners_and_one_training_domain_are_drawn_too(seeds):
     records = comparison(
@@ -69,6 +71,7 @@ def test_a_method_that_keeps_the_plain_mean_has_no_panel_of_weights():
     assert figures.weights(comparison(["plain"], seeds=1, steps=3)) is None
 
 
+@pytest.mark.slow
 def test_methods_that_replace_rows_have_no_weights_and_are_drawn_elsewhere(tmp_path):
     records = [{**r, "weights": None} if r["event"] == "step" else r for r in comparison(METHODS[:2], seeds=1, steps=3)]
     found = draw(records)
@@ -92,6 +95,7 @@ def test_a_score_that_is_not_finite_is_named_in_the_figure(tmp_path):
     figures.save(figure, tmp_path / "scores")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", ["<script>", "a & b", "$x$ and $\\frac$", "Ünïcode 漢", "a" * 90])
 @pytest.mark.filterwarnings("ignore:Glyph .* missing from font")
 def test_any_label_can_be_drawn(tmp_path, label):
@@ -99,6 +103,7 @@ def test_any_label_can_be_drawn(tmp_path, label):
     figures.save(figures.scores(summarize(records)), tmp_path / "scores")
 
 
+@pytest.mark.slow
 def test_steps_with_dropped_tasks_or_without_numbers_are_drawn():
     records = comparison(["plain", METHODS[-1]], seeds=1, steps=6)
     steps = [record for record in records if record["event"] == "step"]
@@ -160,6 +165,7 @@ def test_a_row_that_only_rounding_keeps_from_zero_is_zero():
     assert norm_ratio({"norms": [2.0, 3e-8, 1.0]}) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_run_of_a_step_or_two_shows_its_points(steps):
     for name, figure in draw(comparison([*METHODS[:2], METHODS[-1]], seeds=1, steps=steps)).items():

@@ -95,6 +95,7 @@ def test_a_run_that_looked_at_other_images_is_left_out():
     assert labels(figures.looks(found)) == ["image", "saliency: plain"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channels", [1, 3])
 def test_nothing_and_what_is_not_finite_can_be_drawn(tmp_path, channels):
     nothing = np.zeros((3, channels, 8, 8), np.float32)

@@ -14,6 +14,8 @@ from gradhomog.bench.cost.maml_tasks import Setting, channels_last
 from gradhomog.bench.cost.table import render, to_json
 from gradhomog.errors import OptionError, UnknownPluginError
 
+pytestmark = pytest.mark.slow
+
 SINUSOIDS, IMAGES = (3, 4), (2, 3, 16, 4)
 LEARNERS = ["maml", "maml(engine='loop')", "maml(engine='vmap')", "maml(recompute=true)"]
 QUICK = {"rounds": 3, "seconds": 0.01}

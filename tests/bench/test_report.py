@@ -18,6 +18,8 @@ from gradhomog.bench.tables import render_table
 from gradhomog.errors import ConfigError
 from tests.bench.synthetic import METHODS, comparison, result, start
 
+pytestmark = pytest.mark.slow
+
 SHOWN = ["plain", "static (tuned)", "pcgrad", "isi + rotate + reweight(beta=1.5)"]
 VOID = {"meta", "br", "link", "img"}
 

@@ -69,6 +69,7 @@ def test_the_saliency_of_a_linear_network_is_its_row_of_weights(noise):
     torch.testing.assert_close(found, layer.weight[1].detach().view(3, 2, 2), rtol=1e-14, atol=0)
 
 
+@pytest.mark.slow
 def test_the_saliency_of_a_quadratic_form_is_its_gradient_up_to_the_mean_of_the_noise():
     matrix = torch.randn(5, 5, generator=generator(1), dtype=torch.float64)
     matrix = matrix + matrix.T
@@ -220,6 +221,7 @@ def test_there_is_nothing_to_look_at_in_vectors(small, tmp_path):
     assert not (tmp_path / FILE).exists()
 
 
+@pytest.mark.slow
 def test_a_run_on_images_leaves_looks_that_stopping_and_going_on_does_not_change(tmp_path):
     config = load(
         None,

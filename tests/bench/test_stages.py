@@ -83,6 +83,7 @@ def test_the_panels_show_the_numbers_of_the_records():
     assert lines(left, "after mgda").get_ydata() == pytest.approx(lines(left, "before").get_ydata())
 
 
+@pytest.mark.slow
 def test_there_is_one_row_of_panels_for_each_of_ten_methods():
     methods = ["plain", *METHODS[2:], *(f"m{number} + static" for number in range(6))]
     figure = figures.stages(comparison(methods, seeds=1, steps=2))

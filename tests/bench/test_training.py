@@ -29,6 +29,7 @@ def timeless(records):
     return [json.dumps({k: v for k, v in r.items() if "seconds" not in k}, sort_keys=True) for r in records]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stops", [(1,), (4,), (5, 6), (3, 11)])
 def test_stopping_and_going_on_gives_the_records_of_an_uninterrupted_run(small, tmp_path, stops):
     whole = train(small, tmp_path / "whole")
@@ -79,6 +80,7 @@ def test_every_method_starts_from_the_same_network_and_sees_the_same_tasks(small
     assert first[0]["domains"] == first[1]["domains"]
 
 
+@pytest.mark.slow
 def test_training_improves_the_validation_score(tmp_path):
     config = load(None, [*SMALL, "train.steps=150", "train.validate_every=30", "train.validation_episodes=20"])
     scores = [r["score"] for r in train(config, tmp_path, text="none") if r["event"] == "validation"]

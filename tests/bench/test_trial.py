@@ -77,6 +77,7 @@ def test_what_fails_whatever_the_method_is_told_once(tmp_path):
     assert message.count("not finite") == 1
 
 
+@pytest.mark.slow
 def test_a_comparison_that_has_begun_is_not_tried_again(small, tmp_path, monkeypatch):
     out = folder.prepare(small, tmp_path / "out", False, "compare")
     tried = []
@@ -89,6 +90,7 @@ def test_a_comparison_that_has_begun_is_not_tried_again(small, tmp_path, monkeyp
     assert not tried  # a folder that is refused is refused first
 
 
+@pytest.mark.slow
 def test_a_trial_leaves_every_run_as_it_would_have_been(small, tmp_path):
     records = []
     for folder_name in ("before", "after"):

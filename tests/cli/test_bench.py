@@ -17,6 +17,7 @@ SETTINGS = [argument for override in SMALL for argument in ("--set", override)]
 QUICK = ["--rounds", "3", "--seconds", "0.01"]
 
 
+@pytest.mark.slow
 def test_the_table_has_the_run_files_methods_with_plain_twice(capsys):
     assert main(["bench", *SETTINGS, *QUICK]) == 0
     out = capsys.readouterr().out
@@ -53,6 +54,7 @@ def test_a_kernel_is_timed_beside_its_peers(capsys):
     assert data["tables"][0]["references"] == ["convolution", "published form", "unfold form"]
 
 
+@pytest.mark.slow
 def test_a_learner_is_timed_beside_its_peers(capsys):
     given = ["--kernel", "maml", "--learner", "maml", "--learner", "maml(inner_steps=1)", "--shape", "2x4", *QUICK]
     assert main(["bench", *given, "--processor-time"]) == 0
@@ -83,6 +85,7 @@ def test_steps_with_several_tasks_are_timed_beside_torchjd(capsys):
     assert "backward pcgrad" in [row["label"] for row in data["tables"][0]["rows"]]
 
 
+@pytest.mark.slow
 def test_processor_time_does_not_count_waiting(monkeypatch, capsys):
     step = maml_peers.by_hand
     monkeypatch.setitem(maml_peers.PEERS, maml_peers.BY_HAND, lambda *given: (time.sleep(0.3), step(*given)))

@@ -94,6 +94,7 @@ def test_help_and_list_answer_within_the_promised_cpu_time():
         assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.5
 
 
+@pytest.mark.slow
 def test_compare_prints_the_table_and_report_makes_it_again(tmp_path, capsys):
     assert main(["compare", *overrides(), "--out", str(tmp_path / "out")]) == 0
     out = capsys.readouterr().out

@@ -35,6 +35,7 @@ def install(hook: str, gradhomog_install: Any) -> str:
     )
 
 
+@pytest.mark.slow
 def test_the_homogenizer_is_made_by_name_and_conforms(gradhomog_install: Any) -> None:
     name = install("gradhomog_homogenizer", gradhomog_install)
     report = check_homogenizer(name, fast=True)
@@ -42,6 +43,7 @@ def test_the_homogenizer_is_made_by_name_and_conforms(gradhomog_install: Any) ->
     assert not _held(report), "it could claim more"
 
 
+@pytest.mark.slow
 def test_the_learner_trains_by_name_and_conforms(gradhomog_install: Any) -> None:
     name = install("gradhomog_learner", gradhomog_install)
     report = check_learner(name, fast=True)
@@ -77,6 +79,7 @@ def _task(domain: Any, index: int, random: torch.Generator) -> gradhomog.Task:
     return gradhomog.Task(x[::2], y[::2], x[1::2], y[1::2])
 
 
+@pytest.mark.slow
 def test_the_domain_is_made_by_name_and_conforms(gradhomog_install: Any) -> None:
     name = install("gradhomog_domain", gradhomog_install)
     for variant in ("plane", "space(spread=0.1)"):

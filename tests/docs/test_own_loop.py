@@ -34,6 +34,7 @@ def test_the_page_shows_the_plain_loop_and_the_difference() -> None:
     assert pages.blocks(PAGE, "diff")[0].splitlines() == list(difference)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_each_script_learns_to_classify_characters_of_an_unseen_script(
     name: str, capsys: pytest.CaptureFixture[str]
@@ -68,6 +69,7 @@ def trained(source: str) -> dict[str, torch.Tensor]:
     return net.state_dict()  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 def test_with_no_homogenizer_the_homogenized_loop_is_the_plain_one_in_float64() -> None:
     plain, source = trained("\n".join(PLAIN)), "\n".join(HOMOGENIZED)
     same, other = trained(source.replace('"pcgrad"', '"none"')), trained(source)

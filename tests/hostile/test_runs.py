@@ -29,6 +29,7 @@ def config(homogenizers, *more):
     return load(None, [*SMALL, f"homogenizers={json.dumps(homogenizers)}", "seeds=1", *more])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["mix(self, step)", "update(self, step)"])
 def test_one_that_fails_stops_its_run_and_all_results_so_far_are_kept(gradhomog_install, tmp_path, stage):
     # One process makes the runs in turn: plain before it, pcgrad after it.
@@ -133,6 +134,7 @@ def lasting(record):
     return {key: value for key, value in record.items() if not key.endswith(varying)}
 
 
+@pytest.mark.slow
 def test_observers_that_fail_are_each_reported_once_and_stop_nothing(gradhomog_install, tmp_path, capsys, undisturbed):
     for name, hook in OBSERVERS.items():
         more = "SEEN = {'start': 1, 'step': 2}\n@hookimpl\n" + textwrap.dedent(hook).strip()
@@ -167,6 +169,7 @@ def slow_lines(summary):
     return [line for line in render_table(summary).splitlines() if line.startswith("Slow: ")]
 
 
+@pytest.mark.slow
 def test_one_that_is_slow_is_named_once_in_the_table_and_in_every_report_made_again(gradhomog_install, tmp_path):
     install(gradhomog_install, SLOW)
     settings = config(["none", "bad", "pcgrad + bad"])
@@ -193,6 +196,7 @@ def test_one_that_is_slow_is_named_once_in_the_table_and_in_every_report_made_ag
             assert 12 * 0.1 <= mine["seconds"] <= record["seconds"]
 
 
+@pytest.mark.slow
 def test_what_is_not_slow_leaves_the_table_as_it_was(tmp_path):
     outcome = compare(config(["none", "pcgrad", "static"]), tmp_path / "out")
     assert slow_lines(outcome.summary) == []

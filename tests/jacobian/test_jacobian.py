@@ -328,3 +328,40 @@ def test_roots_have_derivatives_of_zero_at_zero_and_leave_nan_alone():
     (second,) = torch.autograd.grad(first.sum(), squares)
     assert first.tolist() == [0.25, 0.0]
     assert second.tolist() == [-1 / 32, 0.0]
+
+
+def test_a_statistic_that_was_first_read_without_gradients_has_a_graph_all_the_same():
+    x = torch.tensor([[3.0, 0.0], [1.0, 2.0]], dtype=torch.float64, requires_grad=True)
+    read, unread = as_jacobian(x), as_jacobian(x)
+    with torch.no_grad():
+        read.gramian()
+    found = [
+        torch.autograd.grad(gradhomog.pipeline("mgda").combine({"": x}, create_graph=True)[""].sum(), x)[0],
+        *(
+            torch.autograd.grad(gradhomog.pipeline("mgda").combine(rows, create_graph=True)[""].sum(), x)[0]
+            for rows in (read, unread)
+        ),
+    ]
+    torch.testing.assert_close(found[1], found[0])
+    torch.testing.assert_close(found[2], found[0])
+
+
+def test_mixing_is_converted_and_its_shape_checked():
+    rows = as_jacobian(torch.eye(2))
+    torch.testing.assert_close(rows.mix(torch.ones(2, 2)).gramian(), torch.full((2, 2), 2.0).double())
+    torch.testing.assert_close(
+        rows.mix(torch.ones(2, 2)).mix(torch.ones(2)).weighted_mean(torch.ones(2))[""], torch.ones(2)
+    )
+    with pytest.raises(DataError, match=r"`mixing` must have shape \[2\] or \[2, 2\]; got \(3,\)"):
+        rows.mix(torch.ones(3))
+
+
+def test_weights_leave_nan_in_its_row():
+    rows = as_jacobian(torch.tensor([[torch.nan, 1.0], [1.0, 1.0]])).mix(torch.tensor([1.0, 2.0]))
+    assert rows.finite_tasks() == [False, True]
+
+
+def test_a_result_may_be_written_to_without_changing_the_rows_statistics():
+    rows = as_jacobian(torch.eye(2))
+    gradhomog.pipeline("pcgrad").homogenize(rows).gramian.mul_(5)
+    torch.testing.assert_close(rows.gramian(), torch.eye(2).double())

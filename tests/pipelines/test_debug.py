@@ -63,3 +63,8 @@ def test_tensors_of_inference_mode_have_no_version_counter_and_are_read_all_the_
         rows, losses = ROWS.clone(), torch.ones(2, dtype=torch.float64)
         direction = gradhomog.pipeline("static(weights=[1, 3]) + gradnorm", debug=True).combine(rows, losses=losses)
     torch.testing.assert_close(direction, torch.tensor([0.25, -0.25, 2.25]))
+
+
+def test_nan_in_the_input_is_not_taken_for_a_write():
+    with pytest.raises(gradhomog.NonfiniteError, match="task 0 is not finite"):
+        gradhomog.pipeline("pcgrad", debug=True).combine(torch.tensor([[torch.nan, 1.0], [1.0, 1.0]]))

@@ -1,6 +1,11 @@
-"""Every built-in homogenizer passes the conformance kit: in full by name, with options the checks that they affect."""
+"""Every built-in homogenizer passes the conformance kit: in full by name, with options the checks that they affect.
+
+The development loop (`-m "not slow"`) runs the fast mode instead of the full one, and no options.
+"""
 
 from __future__ import annotations
+
+import os
 
 import pytest
 
@@ -18,17 +23,21 @@ ON_ROWS = (
 )  # fmt: skip
 
 
-@pytest.mark.slow
-@parametrize_with_checks(BUILT_IN)
+DEVELOPMENT = bool(os.environ["DEVELOPMENT_LOOP"])
+PRESETS = ["rotogbml"]  # made of isi, rotate and reweight, which are tested in full
+
+
+@parametrize_with_checks([name for name in BUILT_IN if name not in PRESETS], fast=DEVELOPMENT)
 def test_a_built_in_conforms(check):
     check()
 
 
-@parametrize_with_checks(BUILT_IN, fast=True)
-def test_a_built_in_conforms_in_the_fast_mode(check):
+@parametrize_with_checks(PRESETS, fast=True)
+def test_a_preset_conforms(check):
     check()
 
 
+@pytest.mark.slow
 @parametrize_with_checks(
     [
         "static(weights=[1, 2, 3, 4, 5, 6])", "static(weights='random')",
@@ -46,30 +55,34 @@ def test_a_built_in_conforms_in_the_fast_mode(check):
         "mgda(on='features')", "cagrad(c=0.9, zero_rows='drop')", "fairgrad(alpha=0.5)", "graddrop(leak=0.3)",
         "rotograd(variant='reference', pool='task', burn_in=2, key='domain', lr=0.5)",
     ],
-    only=ON_ROWS,
+    only=ON_ROWS, fast=True,
 )  # fmt: skip
 def test_a_built_in_with_options_conforms(check):
     check()
 
 
+@pytest.mark.slow
 @parametrize_with_checks(
-    ["rotate(parameterization='geodesic', variant='paper', lr=0.1)"], only=[*ON_ROWS, "orthogonal"]
+    ["rotate(parameterization='geodesic', variant='paper', lr=0.1)"], only=[*ON_ROWS, "orthogonal"], fast=True
 )
 def test_a_rotation_with_options_conforms(check):
     check()
 
 
+@pytest.mark.slow
 @parametrize_with_checks(
-    ["rotogbml(isi=false, rotate={'lr': 0.1})"], only=[*ON_ROWS, "stochastic"],
+    ["rotogbml(isi=false, rotate={'lr': 0.1})"], only=[*ON_ROWS, "stochastic"], fast=True,
     expected_failures={"stochastic": "of its three, only isi draws"},
 )  # fmt: skip
 def test_a_preset_with_options_conforms(check):
     check()
 
 
+@pytest.mark.slow
 @parametrize_with_checks(
     ["stch(log=true, warmup=0, period=1, mu=0.5)", "stch(weights=[1, 2, 3, 4, 5, 6])", "sdmgrad(solver='sgd')"],
-    only=ON_ROWS, expected_failures={"permutation_equivariant": "what they hold, or are told, goes by the slot"},
+    only=ON_ROWS, fast=True,
+    expected_failures={"permutation_equivariant": "what they hold, or are told, goes by the slot"},
 )  # fmt: skip
 def test_what_goes_by_the_slot_conforms_but_for_the_order(check):
     check()
@@ -77,16 +90,19 @@ def test_what_goes_by_the_slot_conforms_but_for_the_order(check):
 
 # Not the equivariances: of parallel rows with different norms several weights are shortest after normalization, and it
 # matters which once they are applied to the rows as given.
+@pytest.mark.slow
 @parametrize_with_checks(
     ["mgda(normalize='l2')"], only=[*(pattern for pattern in ON_ROWS if pattern != "*equivariant"), "non_conflicting"],
+    fast=True,
     expected_failures={"non_conflicting": "what conflicts with no row is the vector of the rows of norm one"},
 )  # fmt: skip
 def test_mgda_of_unit_rows_conforms(check):
     check()
 
 
+@pytest.mark.slow
 @parametrize_with_checks(
-    ["mgda(normalize='loss+', zero_rows='drop')"], only=[*ON_ROWS, "non_conflicting"],
+    ["mgda(normalize='loss+', zero_rows='drop')"], only=[*ON_ROWS, "non_conflicting"], fast=True,
     expected_failures={"non_conflicting": "what conflicts with no row is the vector of the rows over their losses"},
 )  # fmt: skip
 def test_mgda_of_rows_over_losses_conforms(check):

@@ -5,7 +5,7 @@ import torch
 
 import gradhomog
 from gradhomog import OptionError
-from gradhomog_plugins.gradnorm import leader_gradient
+from gradhomog_plugins.gradnorm import weight_gradient
 
 
 def double_backward(theta, make_losses, weights, first, alpha):
@@ -38,7 +38,7 @@ def test_closed_form_gradient_equals_a_double_backward_in_float64(alpha, seed):
     rates = losses.detach() / first
     targets = (rates / rates.mean()) ** alpha
     expected = double_backward(theta, make_losses, weights, first, alpha)
-    torch.testing.assert_close(leader_gradient(weights, rows.norm(dim=1), targets), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(weight_gradient(weights, rows.norm(dim=1), targets), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_one_step_is_a_multiplicative_gradient_step_and_a_renormalisation():

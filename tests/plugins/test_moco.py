@@ -57,6 +57,7 @@ def test_on_the_same_rows_it_goes_to_the_shortest_vector():
     torch.testing.assert_close(found, gradhomog.pipeline("mgda").combine(rows), rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_under_noise_it_comes_nearer_to_the_shortest_vector_than_mgda_does_on_average():
     truth = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0]], dtype=torch.float64)
     shortest = gradhomog.pipeline("mgda").combine(truth)

@@ -37,6 +37,7 @@ def test_comparable_rows_equal_torchjd():
     )
 
 
+@pytest.mark.slow
 def test_torchjds_weights_are_far_from_balance_where_norms_spread_from_a_tenth_to_ten():
     # Its solver fails, which is swallowed, and the weights before are used: 8 to 450 for such rows.
     generator = torch.Generator().manual_seed(0)

@@ -38,6 +38,7 @@ def test_two_tasks_equal_torchjd_which_has_no_choice_of_order(rows):
     torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-9 * float(rows.norm(dim=1).max()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tasks", [3, 5])
 def test_random_orders_give_directions_that_torchjd_gives_too(tasks):
     rows = torch.randn(tasks, 4, generator=torch.Generator().manual_seed(tasks), dtype=torch.float64)

@@ -66,6 +66,7 @@ def test_it_is_a_rotation_and_keeps_norms(form, seed, steps):
         assert rotation.angle == pytest.approx(0, abs=1e-7)
 
 
+@pytest.mark.slow
 @both
 def test_it_is_orthogonal_after_a_million_steps(form):
     """Of the plane no error adds up; of the matrix it grows linearly at most, so that 3,000 steps show the rate."""

@@ -183,6 +183,7 @@ def test_the_descent_differentiates_twice():
     assert torch.autograd.gradgradcheck(weights, (rows,))
 
 
+@pytest.mark.slow
 def test_the_functions_run_over_batches_and_compile_without_a_break():
     rows = draw(3, 4, 6)
     gramians, start = rows @ rows.mT, torch.full((4,), 0.25, dtype=torch.float64)

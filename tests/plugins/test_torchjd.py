@@ -297,6 +297,7 @@ for text in {texts!r}:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("blocked", "texts", "expected"),
     [
@@ -320,6 +321,7 @@ def test_it_claims_only_the_properties_of_the_bridge():
     assert installed().load("homogenizers", "torchjd")[1].traits == {"stateful"}
 
 
+@pytest.mark.slow
 @parametrize_with_checks(["torchjd"])
 def test_by_default_it_conforms(check):
     check()

@@ -14,6 +14,8 @@ from gradhomog.bench.folder import LOG
 from gradhomog.bench.results import ResultLog
 from tests.scaffold.conftest import KINDS, Environment
 
+pytestmark = pytest.mark.slow
+
 TINY = [
     "seeds=1", "workers=1", "network.width=4", "network.size=16", "episodes.ways=3", "episodes.tasks=2",
     "train.steps=3", "train.inner_steps=1", "train.validation_episodes=2", "test.episodes=4",

@@ -61,7 +61,7 @@ def result(function, binding, reason=None) -> CheckResult:
     [
         (keeps, ALL, "passed", ""),
         (keeps, CLAIMED, "passed", ""),
-        (keeps, UNCLAIMED, "held", "not claimed: 'smooth' could stand in its traits"),
+        (keeps, UNCLAIMED, "held", "not claimed: 'smooth' could be added to its traits"),
         (breaks, ALL, "failed", "off by 2"),
         (breaks, CLAIMED, "failed", "off by 2"),
         (breaks, UNCLAIMED, "not held", "off by 2"),
@@ -87,11 +87,11 @@ def test_the_outcome_follows_from_how_it_ends_and_whether_it_binds(function, bin
     [
         (breaks, ALL, "expected", f"{REASON} (off by 2)"),
         (crashes, CLAIMED, "expected", f"{REASON} (ZeroDivisionError: by zero)"),
-        (keeps, ALL, "failed", f"it was expected to fail ({REASON}), and does not: take it out"),
-        (keeps, CLAIMED, "failed", f"it was expected to fail ({REASON}), and does not: take it out"),
-        (measures, ALL, "failed", f"it was expected to fail ({REASON}), and does not: take it out"),
-        (breaks, UNCLAIMED, "failed", "'smooth' is not claimed, so no failure is to be expected: take it out"),
-        (keeps, UNCLAIMED, "failed", "'smooth' is not claimed, so no failure is to be expected: take it out"),
+        (keeps, ALL, "failed", f"it was expected to fail ({REASON}), but does not. Remove it"),
+        (keeps, CLAIMED, "failed", f"it was expected to fail ({REASON}), but does not. Remove it"),
+        (measures, ALL, "failed", f"it was expected to fail ({REASON}), but does not. Remove it"),
+        (breaks, UNCLAIMED, "failed", "'smooth' is not claimed. Remove it from `expected_failures`."),
+        (keeps, UNCLAIMED, "failed", "'smooth' is not claimed. Remove it from `expected_failures`."),
         (passes_over, ALL, "not applicable", "it has no `transform`"),
     ],
 )

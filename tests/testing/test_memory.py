@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -9,6 +10,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from gradhomog.testing.snapshots import tensor_bytes
 
 
+@pytest.mark.slow
 def test_a_storage_counts_once_and_no_more_when_it_is_gone():
     before = tensor_bytes()
     kept = torch.zeros(1000, dtype=torch.float64)
@@ -18,6 +20,7 @@ def test_a_storage_counts_once_and_no_more_when_it_is_gone():
     assert tensor_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_wrapper_that_a_function_transform_left_behind_is_passed_over():
     left = []
     torch.func.vmap(lambda x: (left.append(x), x)[1])(torch.zeros(3, 2))
@@ -25,6 +28,7 @@ def test_a_wrapper_that_a_function_transform_left_behind_is_passed_over():
     assert len(left) == 1
 
 
+@pytest.mark.slow
 def test_what_a_compiler_stands_in_for_tensors_takes_no_memory_whatever_its_size_is_called():
     fake = FakeTensorMode(shape_env=ShapeEnv()).from_tensor(torch.zeros(5, 3))
     before = tensor_bytes()

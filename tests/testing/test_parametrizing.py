@@ -12,6 +12,8 @@ import pytest
 from gradhomog import OptionError
 from gradhomog.testing import parametrize_with_checks
 
+pytestmark = pytest.mark.slow
+
 STRANGER = '''
 import pytest, torch
 from gradhomog import Homogenizer, HomogenizerSpec

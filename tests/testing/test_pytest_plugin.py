@@ -71,6 +71,7 @@ def test_all_is_undone():
 '''
 
 
+@pytest.mark.slow
 def test_a_strangers_tests_can_use_both_fixtures_and_find_all_undone(tmp_path):
     (tmp_path / "test_stranger.py").write_text(STRANGER, encoding="utf-8")
     command = [sys.executable, "-P", "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "test_stranger.py"]

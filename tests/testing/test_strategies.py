@@ -140,6 +140,7 @@ def test_degenerate_rows_are_there_if_allowed_and_only_then(name, has):
     assert some(jacobians(tasks=(2, 6), params=8, **{**ORDINARY, name: True}), has)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("condition", "simple"),
     [
@@ -193,6 +194,7 @@ def test_a_gramian_has_at_most_the_rank_asked_for(gramian):
     assert values[:2].abs().max() <= 1e-12 * values[-1]
 
 
+@pytest.mark.slow
 def test_the_simplest_gramian_of_two_tasks_in_conflict_is_of_ones():
     assert simplest(gramians(), lambda gramian: (gramian < 0).any()).tolist() == [[1.0, -1.0], [-1.0, 1.0]]
 

@@ -125,6 +125,7 @@ def test_the_sum_of_squares_shrinks_where_all_pairs_have_one_cosine(preserve, se
     assert sum_of_squares(equalised(rows, preserve)) <= sum_of_squares(rows) * (1 + 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preserve", MEANS)
 def test_the_sum_of_squares_shrinks_for_nearly_all_random_rows(preserve):
     every = [random_rows(seed) for seed in range(300)]

@@ -120,6 +120,7 @@ def tasks_of(seed, equal=False):
     return theta, losses, rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beta", [0.1, 1.5])
 @pytest.mark.parametrize("equal", [False, True])
 def test_the_papers_variant_is_equations_4_and_5_by_a_double_backward(beta, equal):

@@ -42,7 +42,7 @@ class Minibatches(nn.Module):
         """Always those of the first meta-step: a prediction does not depend on how many steps training has taken."""
         return self._positions(examples, steps, 0)
 
-    def stepped(self) -> None:
+    def on_step_end(self) -> None:
         self.step += 1
 
     def _positions(self, examples: int, steps: int, number: int) -> Tensor | None:

@@ -29,10 +29,10 @@ _NUMBERS = st.fixed_dictionaries({"ways": st.integers(1, 6), "shots": st.integer
 
 @check("domains")
 def draws_tasks(subject: DomainSubject) -> None:
-    """It can be made with images of 28 pixels, and every split whose `check` accepts some numbers draws a task.
+    """The domain can be made with 28-pixel images, and every split whose `check` accepts some numbers draws a task.
 
-    At least one split serves two ways, one shot and one query. The other checks need it: where this one fails, those
-    that need tasks do not apply.
+    At least one split serves two ways, one shot and one query. If this check fails, checks that need
+    tasks do not apply.
     """
     if subject.error:
         raise CheckFailure(subject.error)
@@ -42,7 +42,7 @@ def draws_tasks(subject: DomainSubject) -> None:
 def attributes(subject: DomainSubject) -> None:
     """`name` is a text, `input_shape` a tuple of positive integers, `outputs` None or a positive integer.
 
-    Two made alike have the same: networks and reports depend on them.
+    Two domains made with the same options agree: networks and reports depend on these attributes.
     """
     domain, other = subject.domain, subject.another()
     if not isinstance(domain.name, str) or not domain.name.strip():
@@ -54,7 +54,8 @@ def attributes(subject: DomainSubject) -> None:
         raise CheckFailure(f"`outputs` must be None (classification) or a positive integer; it is {outputs!r}")
     for name in ("name", "input_shape", "outputs"):
         if getattr(domain, name) != getattr(other, name):
-            raise CheckFailure(f"`{name}` of two made alike: {getattr(domain, name)!r} and {getattr(other, name)!r}")
+            found = f"{getattr(domain, name)!r} and {getattr(other, name)!r}"
+            raise CheckFailure(f"`{name}` differs between two made alike: {found}")
 
 
 def _positive(value: object) -> bool:
@@ -176,7 +177,7 @@ def classes_consistent(subject: DomainSubject) -> None:
 
 @check("domains")
 def support_and_query_apart(subject: DomainSubject) -> None:
-    """No input is in the support set and in the query set: a query would be answered by memory.
+    """No input is in both the support set and the query set: memorization would answer the query.
 
     Compared bit for bit, so data that hold an image twice fail too.
     """
@@ -200,9 +201,9 @@ def same_task(one: Task, two: Task) -> bool:
 
 @check("domains")
 def tasks_named(subject: DomainSubject) -> None:
-    """A task carries the domain's name, also after the domain was renamed, as a run does with two of one name.
+    """A task carries its domain's name, also after a renaming, as in a run with two domains of one name.
 
-    State and reports are by that name.
+    State and reports are keyed by that name.
     """
     renamed = copy.copy(subject.domain)
     renamed.name = "another name"

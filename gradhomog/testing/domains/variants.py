@@ -52,7 +52,7 @@ def _make(subject: DomainSubject, variant: str) -> Domain:
 
 @check("domains")
 def unknown_variant_refused(subject: DomainSubject) -> None:
-    """Where variants are listed, another one is refused by an `OptionError` or a `DataError` that quotes it."""
+    """If variants are listed, another one is refused by an `OptionError` or a `DataError` that quotes it."""
     _listed(subject)
     try:
         subject.make(UNKNOWN)

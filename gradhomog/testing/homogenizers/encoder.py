@@ -180,7 +180,7 @@ def _fail_in_the_head(made: Learner) -> None:
 
 @check("homogenizers")
 def rows_are_derivatives(subject: HomogenizerSubject) -> None:
-    """Where it acts before rows exist, rows are still the derivatives of the losses that were computed.
+    """Rows are the derivatives of the computed losses, also of a homogenizer that acts before rows exist.
 
     With its `attach` and `transform` active: rows of learners that claim exact ones, against finite differences of
     their losses. Draws are constants of the row, and the same in all of its runs: random numbers are a function of seed

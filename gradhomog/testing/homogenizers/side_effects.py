@@ -70,8 +70,8 @@ def _two_steps(subject: HomogenizerSubject, pipe: Pipeline) -> None:
 def inputs_unchanged(subject: HomogenizerSubject) -> None:
     """No stage writes to its inputs: rows, losses, statistics and features hold the same values before and after it.
 
-    Nor to the caller's tensors, over two steps; nor to features that go through `transform`, nor to the inputs of the
-    encoder that it is attached to. Values are compared, so `.data` and NumPy do not hide a write.
+    This includes the caller's tensors over two steps, features passed through `transform`, and the inputs of the
+    encoder that it is attached to. Values are compared, so writes by `.data` or NumPy are found.
     """
     faults: list[str] = []
 
@@ -140,9 +140,9 @@ def no_stage_writes_to_self(subject: HomogenizerSubject) -> None:
 
 @check("homogenizers")
 def no_graph_kept(subject: HomogenizerSubject) -> None:
-    """Without `create_graph` neither the direction nor anything kept holds on to a graph.
+    """Without `create_graph` neither the direction nor the homogenizer's attributes hold a graph.
 
-    Nor to that of inputs which have one, such as features before the rows exist.
+    This includes the graphs of inputs, such as features before the rows exist.
     """
     rows = torch.randn(3, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
     losses = torch.tensor([0.5, 1.0, 1.5], dtype=torch.float64, requires_grad=True)

@@ -55,8 +55,8 @@ def order_within_a_key(subject: HomogenizerSubject) -> None:
     """Swapping two tasks of one domain changes nothing: neither the state by domain nor, later, a direction.
 
     Over three steps of domains a, a, b with other rows and losses each; then one step of domains b, a. An option `key`
-    is set to "domain". A method without the claim `permutation_equivariant` is left out if its direction depends on the
-    order of the tasks in the first step.
+    is set to "domain". The check does not apply to a method without the claim `permutation_equivariant` whose direction
+    depends on the order of the tasks in the first step.
     """
     if not subject.stateful:
         raise NotApplicable("it has no state")

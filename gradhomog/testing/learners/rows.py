@@ -1,4 +1,4 @@
-"""Checks of a learner's rows: formed or refused, of the right form, independent of the batch, exact derivatives."""
+"""Checks of a learner's per-task gradients: shapes, batch independence, exact derivatives."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ STEMS: Mapping[TaskType, str] = {"classification": "classif", "regression": "reg
 
 @check("learners")
 def forms_rows(subject: LearnerSubject) -> None:
-    """It can be made on a small float64 network and forms rows, of classification or of regression tasks.
+    """The learner can be made on a small float64 network and forms rows for classification or regression tasks.
 
-    The network is an encoder of two convolutions and a linear head. The other checks need it: where this one fails,
-    those that need rows do not apply.
+    The network is an encoder of two convolutions and a linear head. If this check fails,
+    checks that need rows do not apply.
     """
     if len(subject.refusals) == len(get_args(TaskType)):
         raise CheckFailure(

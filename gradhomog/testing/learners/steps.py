@@ -1,4 +1,4 @@
-"""A step: the outer optimizer's, on the mean of the rows, or on what the homogenizers make of them."""
+"""Checks of a training step: the outer optimizer steps along the mean of the rows, or the homogenized direction."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class LearnerSubject(PluginSubject[LearnerSpec]):
     ) -> Learner:
         """A fresh one on a network, with the options it is checked with and others.
 
-        The global generators are seeded while it is made: modules of its own are initialized from them.
+        The global generators are seeded while it is made: its own modules are initialized from them.
         """
         given, pipe = {**self.options, **options}, pipeline(homogenizers, registry=self.registry)
         with seeded(seed):

@@ -1,4 +1,4 @@
-"""Calibrated drop probabilities from kernel sums, and two ways to draw masks from them."""
+"""Calibrated drop probabilities from kernel sums, and two samplers of masks."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def bernoulli(
 ) -> tuple[Tensor, Tensor]:
     """A mask `[n, channels, *size]`, each entry zero or the sample's `value` `[n]`; and how many are zero.
 
-    From 16 random bits each, a third of the time of uniform floats. Thresholds are rounded up or down at random such
-    that the probabilities are met exactly on average (below 1 − 2⁻¹⁶, above which they are that).
+    Each entry takes 16 random bits, a third of the time of a uniform float. Thresholds are rounded stochastically, so
+    that the probabilities are exact on average; those above 1 − 2⁻¹⁶ are reduced to it.
     """
     n, positions = len(keep), keep[0].numel()
     drop = (1 - keep).view(n, 1, positions).mul_(65536)
@@ -62,7 +62,7 @@ def draws_per_position(rate: float) -> float:
 
 
 def keep_probabilities_of_draws(shares: Tensor, draws: float) -> Tensor:
-    """Probability that none of `draws` draws hits, where a fraction is rounded up as often as it is large."""
+    """Probability that none of `draws` draws hits; a fractional part f is one more draw with probability f."""
     whole = math.floor(draws)
     return (1 - shares) ** whole * (1 - (draws - whole) * shares)
 

@@ -1,4 +1,4 @@
-"""Draw the masks of a call of a layer from the self-information of its input patches."""
+"""Masks for one call of a layer, drawn from the self-information of its input patches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gradhomog_plugins._isi.self_information import log_kernel_sum, neighbourhoo
 
 
 @dataclass(frozen=True)
-class Masks:
+class MaskSampler:
     """The options of `ISI` that determine how masks are drawn."""
 
     rate: float
@@ -37,7 +37,7 @@ class Masks:
         return 1 - self._keep(self._shares(call, call.inputs, generator))
 
     def draw(self, call: Call, inputs: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """A mask `[n, channels, *size]`, and the number of its zeros.
+        """Draw a mask `[n, channels, *size]`, and count its zeros.
 
         The mask is 0 where an activation is dropped, and elsewhere the factor that compensates for it. `inputs` replace
         those of the call: under vmap they are the inputs of several tasks at once.

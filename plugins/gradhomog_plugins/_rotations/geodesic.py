@@ -1,4 +1,4 @@
-"""A dense rotation matrix, turned by gradient steps on the rotations."""
+"""A dense rotation matrix, updated by gradient steps on the rotation group."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from gradhomog_plugins._rotations.base import Rotation
 
 # A step that lowers the alignment is halved; 2⁻³⁰ of a step gains nothing.
 HALVINGS = 30
-# Of orthogonality, and of the angle relative to its limit: well above rounding in float64, so that iterations end.
-NEAR = 1e-11
+# Of orthogonality, and of the angle relative to its limit: well above float64 rounding, so that iterations end.
+TOLERANCE = 1e-11
 
 
 class Geodesic(Rotation):
@@ -59,7 +59,7 @@ class Geodesic(Rotation):
         return self
 
     def _within(self, max_angle: float) -> Self:
-        """Shrunk until `angle` is `max_angle` at most: towards the identity on the chord, and back to the rotations.
+        """Limit `angle` to `max_angle`: interpolate with the identity, then project back on the rotations.
 
         The angle exceeds the limit by a step at most, so this takes few iterations. O(m³).
         """
@@ -69,10 +69,10 @@ class Geodesic(Rotation):
         identity = torch.eye(self.size, dtype=torch.float64, device=self.tensor.device)
         for _ in range(HALVINGS):
             share = 1 - limit / found._defect
-            if share <= NEAR:
+            if share <= TOLERANCE:
                 break
             matrix = (1 - share) * found.tensor + share * identity
-            while bool((matrix.T @ matrix - identity).abs().max() > NEAR):
+            while bool((matrix.T @ matrix - identity).abs().max() > TOLERANCE):
                 matrix = 1.5 * matrix - 0.5 * matrix @ (matrix.T @ matrix)  # Newton-Schulz
             found = type(self)(matrix)
         return found

@@ -11,6 +11,7 @@ from gradhomog_adapters.maml import MAML
 from tests.adapters.few_shot import networks, tasks
 
 
+@pytest.mark.slow
 def test_evaluation_equals_the_bare_network_whatever_the_homogenizers():
     batch = tasks()
     bare = MAML(*networks(norm=True), inner_lr=0.1).evaluate(batch)

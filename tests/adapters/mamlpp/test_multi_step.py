@@ -43,7 +43,7 @@ def test_after_the_annealing_the_query_set_is_seen_once():
     made.encoder.register_forward_pre_hook(lambda module, inputs: calls.append(len(inputs[0])))
     made.rows(tasks(1))
     assert calls == [6] * 3 + [9] * 3
-    made.stepped()
+    made.on_step_end()
     calls.clear()
     made.rows(tasks(1))
     assert calls == [6] * 3 + [9]

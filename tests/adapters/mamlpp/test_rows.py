@@ -52,7 +52,7 @@ def by_hand(made, task, weights, first_order=False):
 def test_rows_equal_a_hand_written_loop_in_float64(first_order, engine, until, done, weights):
     made = learner(multi_step_steps=until, first_order_steps=1000 * first_order, engine=engine)
     for _ in range(done):
-        made.stepped()
+        made.on_step_end()
     batch = tasks()
     rows = made.rows(batch)
     for slot, task in enumerate(batch):
@@ -80,7 +80,7 @@ def test_on_a_quadratic_rows_of_rates_and_start_are_the_closed_form(first_order)
         point, nn.Identity(), inner_steps=2, multi_step_steps=4, first_order_steps=9 * first_order,
         loss=lambda out, y: out.sum(),
     )  # fmt: skip
-    made.stepped()  # v = (3/8, 5/8)
+    made.on_step_end()  # v = (3/8, 5/8)
     rates = made.named_parameters()["learner.rates.encoder.w"]
     rates.data.copy_(torch.tensor([0.05, 0.02]))
     rows = made.rows([Task(a, torch.zeros(1, 1), b, torch.zeros(1, 1))]).jacobian

@@ -65,6 +65,7 @@ def test_optimizers_whose_rate_cannot_be_set_are_told_how_to_anneal_and_do():
 SCHEDULED = {"multi_step_steps": 5, "first_order_steps": 4, "anneal_steps": 6, "norm": "running", "inner_steps": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["saved", "pickled", "copied"])
 def test_in_the_middle_of_all_schedules_a_run_goes_on_bit_for_bit(how, tmp_path):
     def make():

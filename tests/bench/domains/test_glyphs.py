@@ -42,6 +42,7 @@ def spectrum(x):
     return torch.fft.rfft2(x[:, 0] - x[:, 0].mean((1, 2), keepdim=True)).abs().flatten(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", glyphs.SCRIPTS)
 def test_every_script_has_classes_for_five_ways_in_every_split(variant):
     chosen = glyphs.select(variant)
@@ -53,6 +54,7 @@ def test_every_script_has_classes_for_five_ways_in_every_split(variant):
     assert min(split.count(part) for part in ("train", "val", "test")) >= 5
 
 
+@pytest.mark.slow
 def test_no_two_classes_look_the_same():
     """In particular not a capital and its small letter of one shape, nor a Greek and a Latin letter."""
     latin = {glyph.character for glyph in glyphs.select("latin")}
@@ -65,6 +67,7 @@ def test_no_two_classes_look_the_same():
     assert len(np.unique(flat, axis=0)) == len(flat)
 
 
+@pytest.mark.slow
 def test_glyphs_are_bright_on_black_and_centred_where_there_is_no_background(tmp_path):
     stack = pictures(glyphs.glyphs("greek", background=0.0), "all")
     assert np.all(stack.max(axis=(2, 3)) >= 0.6 * 255)
@@ -78,6 +81,7 @@ def test_glyphs_are_bright_on_black_and_centred_where_there_is_no_background(tmp
     assert max(np.abs(row - 14).max(), np.abs(column - 14).max()) < 7
 
 
+@pytest.mark.slow
 def test_ink_is_brighter_than_the_strongest_background():
     stack = pictures(glyphs.glyphs("greek", background=1.0), "all")
     assert np.all(stack.max(axis=(2, 3)) > 0.65 * 255)
@@ -112,6 +116,7 @@ def test_tasks_are_above_chance_and_not_trivial(greek):
     assert 35 < accuracy(greek, "test", pooled, shots=1) < 75
 
 
+@pytest.mark.slow
 def test_the_background_cue_helps_in_training_and_is_useless_in_test():
     """Measured 98 in train and 32 in test; without the cue 34 in train."""
     cued = glyphs.glyphs("georgian", background=1.0, correlation=1.0)
@@ -238,6 +243,7 @@ def test_a_missing_package_is_refused_with_the_extra_to_install(monkeypatch, abs
         glyphs.glyphs("greek")
 
 
+@pytest.mark.slow
 def test_describing_the_domain_imports_neither_matplotlib_nor_pillow():
     code = (
         "import sys, gradhomog.bench.domains.glyphs as g, gradhomog.bench.domains.images; g.gradhomog_domain(); "

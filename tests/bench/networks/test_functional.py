@@ -30,6 +30,7 @@ def test_no_layer_works_in_place(name):
 SLOW = ("resnet12", "resnet18")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in networks.NAMES]
 )

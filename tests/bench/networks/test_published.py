@@ -14,6 +14,7 @@ IMAGES = networks.NAMES[:-1]
 WIDE = {"resnet10": 512, "resnet12": 640, "resnet18": 512}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [28, 32, 84, 224])
 @pytest.mark.parametrize("name", IMAGES)
 def test_features_are_as_many_as_published_at_every_size(name, size):

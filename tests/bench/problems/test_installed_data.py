@@ -8,6 +8,8 @@ from gradhomog.bench.config import load
 from gradhomog.bench.problems import digit_pairs, regression, table
 from gradhomog.bench.problems.regression import Regression
 
+pytestmark = pytest.mark.slow
+
 ROWS = {"linnerud": 20, "diabetes": 442, "breast_cancer": 569}
 
 

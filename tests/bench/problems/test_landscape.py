@@ -93,6 +93,7 @@ def test_the_plain_path_is_that_of_adam_on_the_mean_of_the_losses(tmp_path):
     assert result["also"]["from the front"] > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [1, 7, 20])
 def test_stopped_anywhere_it_goes_on_to_the_same_path_with_the_homogenizers_of_each_start(tmp_path, stop):
     run, paths = Run("landscape", "gradvac + pcgrad", "gradvac + pcgrad", 0), []

@@ -18,6 +18,8 @@ from gradhomog.cli import main
 from gradhomog.errors import ConfigError
 from tests.bench.problems.conftest import GLYPHS
 
+pytestmark = pytest.mark.slow
+
 METHODS = 'homogenizers=["single-task", "pcgrad", "gradnorm | gradnorm(alpha=0.5) | gradnorm(alpha=3.0)"]'
 OVERRIDES = [*GLYPHS, METHODS]
 LABELS = ["plain", "static (tuned)", SINGLE, "pcgrad", "gradnorm (tuned)"]

@@ -52,6 +52,7 @@ def of_layer(layer, inputs, radius, bandwidth=1.0, **more):
     return log_kernel_sum(inputs, patches, size, radius, bandwidth, **more), patches, size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "radius", "options"),
     [

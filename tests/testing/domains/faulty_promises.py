@@ -77,7 +77,7 @@ class NoOutputs(Ramps):
         self.outputs = 0
 
 
-@fails("attributes", "`name` of two made alike: 'blots 1' and 'blots 2'")
+@fails("attributes", "`name` differs between two made alike: 'blots 1' and 'blots 2'")
 class NumbersItself(Blots):
     """Another name for each object."""
 

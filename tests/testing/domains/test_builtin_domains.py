@@ -28,6 +28,7 @@ def cache(tmp_path_factory):
         yield
 
 
+@pytest.mark.slow
 @parametrize_with_checks(BUILT_IN, kind="domains")
 def test_it_conforms(check):
     check()
@@ -60,6 +61,7 @@ def lists(folder, pictures):
     return folder / "birds.json"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", [npz, folders, lists])
 def test_images_conform(write, tmp_path):
     random = np.random.default_rng(0)

@@ -36,6 +36,7 @@ OF_IMAGES_AND_VARIANTS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("spec", "not_applicable"), [(BLOTS, set()), (RAMPS, OF_IMAGES_AND_VARIANTS)])
 def test_without_a_fault_nothing_is_found(spec, not_applicable):
     outcomes = {result.check: result.outcome for result in check_domain(spec)}

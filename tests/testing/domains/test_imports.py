@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gradhomog.testing import check_domain
 from gradhomog.testing.snapshots import seeded
+
+pytestmark = pytest.mark.slow
 
 PLUGIN = """
 import numpy

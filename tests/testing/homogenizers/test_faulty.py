@@ -13,6 +13,8 @@ from tests.testing.fault import Fault
 from tests.testing.homogenizers.faults import FAULTS
 from tests.testing.homogenizers.good import GOOD
 
+pytestmark = pytest.mark.slow
+
 for theme in ("cost", "declarations", "derivatives", "directions", "encoder", "side_effects", "state"):
     importlib.import_module(f"tests.testing.homogenizers.faulty_{theme}")
 

@@ -1,32 +1,48 @@
-"""Every learner that comes with the package passes the whole kit, with several options."""
+"""Every learner that comes with the package passes the whole kit, with several options.
+
+Those that forward to another, and other options, in the fast mode; in the development loop two learners, in that mode.
+"""
 
 from __future__ import annotations
+
+import os
+
+import pytest
 
 from gradhomog import available
 from gradhomog.testing import parametrize_with_checks
 
-BUILT_IN = [
+DIFFERENT = [
     "maml",
-    'maml(inner="adam", inner_steps=2, norm="support")',
-    "fomaml",
-    'fomaml(inner="momentum", inner_steps=2, test_steps=4, norm="frozen", adapt="head.*")',
     "mamlpp",
-    "anil",
-    "boil",
     "meta_sgd",
     "reptile",
     "imaml",
     "protonet",
     "metaoptnet",
     "relationnet",
-    'relationnet(norm="support", objective="softmax")',
     "baseline(test_epochs=5)",
+]
+DERIVED = [
+    'maml(inner="adam", inner_steps=2, norm="support")',
+    "fomaml",
+    'fomaml(inner="momentum", inner_steps=2, test_steps=4, norm="frozen", adapt="head.*")',
+    "anil",
+    "boil",
+    'relationnet(norm="support", objective="softmax")',
     'baseline_pp(test_epochs=5, norm="support")',
 ]
+DEVELOPMENT = bool(os.environ["DEVELOPMENT_LOOP"])
 
 
-@parametrize_with_checks(BUILT_IN, kind="learners")
+@parametrize_with_checks(["maml", "protonet"] if DEVELOPMENT else DIFFERENT, kind="learners", fast=DEVELOPMENT)
 def test_it_conforms(check):
+    check()
+
+
+@pytest.mark.slow
+@parametrize_with_checks(DERIVED, kind="learners", fast=True)
+def test_one_made_of_another_conforms(check):
     check()
 
 
@@ -41,4 +57,4 @@ def test_first_order_rows_are_exact_but_for_the_inner_loop(check):
 
 
 def test_none_is_forgotten():
-    assert {text.partition("(")[0] for text in BUILT_IN} == set(available("learners"))
+    assert {text.partition("(")[0] for text in DIFFERENT + DERIVED} == set(available("learners"))

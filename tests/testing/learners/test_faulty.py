@@ -31,6 +31,7 @@ def test_a_fault_is_found(fault: Fault):
     assert not report.passed
 
 
+@pytest.mark.slow
 def test_without_a_fault_nothing_is_found():
     outcomes = {result.check: result.outcome for result in check_learner(GOOD)}
     assert outcomes.pop(INSTALLED) == "not applicable"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from gradhomog.testing import check_learner
+
+pytestmark = pytest.mark.slow
 
 PLUGIN = """
 import torch

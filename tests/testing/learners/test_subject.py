@@ -73,6 +73,7 @@ class RegressionOnly(OneStep):
         return super().task_row(task, key)
 
 
+@pytest.mark.slow
 def test_one_that_serves_regression_only_is_checked_on_regression():
     spec = LearnerSpec(factory=RegressionOnly, summary="s", reference="r", traits={"exact_rows"})
     report = check_learner(spec)
