@@ -27,7 +27,7 @@ class Homogenization:
         direction: the mean of the homogenized rows, by parameter name.
         tasks: indices of the tasks that took part (all, unless `nonfinite="drop"` or an absent loss left some out).
         weights: the share of each of these tasks' own rows in the direction, float64 `[tasks]`: direction =
-            1/N Σ_i weights_i · row_i. None if a stage replaced the rows.
+            1/N Σ_i weights_i · row_i. None if a stage replaced the rows, or groups of parameters have theirs (`per`).
         gramian: of the rows as given, float64 `[tasks, tasks]`; None unless a stage needed it or `inspect` was set.
         stages: with `inspect`, one for each `mix` and `rows` stage, in order.
         measured: numbers that the homogenizers report about the step, by name.

@@ -20,7 +20,7 @@ Part = Literal["support", "query"]
 
 
 class Removable(Protocol):
-    """What `attach` returns one or more of: a PyTorch hook handle, or anything else with `remove()`."""
+    """A handle from `attach`: of a PyTorch hook, or anything else with `remove()`."""
 
     def remove(self) -> None: ...
 
@@ -80,7 +80,7 @@ class Homogenizer:
         """Return new values of some of `state_names`, from the detached step that `mix` or `rows` received.
 
         Called last, without gradients, after the direction is known to be finite. The host assigns the values after all
-        homogenizers have returned theirs. The old values must not be written to.
+        homogenizers have returned theirs. The old values must not be written to; numbers must be finite.
         """
         raise NotImplementedError
 
@@ -93,7 +93,7 @@ class Homogenizer:
         return {}
 
     def maps(self, encoder: nn.Module, inputs: Tensor) -> Mapping[str, Tensor]:
-        """The effect on each place of inputs `[n, *input]`, `[n, height, width]` by name, for figures.
+        """The effect at each position of inputs `[n, *input]`, `[n, height, width]` by name, for figures.
 
         Leaves the encoder and all state as they were.
         """

@@ -5,7 +5,7 @@ return a new dict. One rule holds for all of them:
 
 * a key that is new starts at the initial value;
 * a key that is absent from the batch keeps its value;
-* a key that occurs several times shows the *mean* of what its tasks show, and moves once.
+* a key that occurs several times is updated once, with the *mean* of its tasks' values.
 
 So the order of two tasks of one key has no effect, and a task that occurs twice counts as one. Values are numbers,
 which are kept as Python floats and computed with in float64, or tensors of one shape.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog import expression
-from gradhomog.errors import ConfigError, DataError, OptionError, PluginRunError
+from gradhomog.errors import ConfigError, DataError, OptionError, PluginLoadError, PluginRunError
 from gradhomog.host.assembly import Entry
 from gradhomog.outer_optimizer import OuterOptimizer, check_holds
 from gradhomog.pipelines import Pipeline, pipeline
@@ -37,13 +37,12 @@ class Learner(ABC):
     are called `learner.<name>`.
     """
 
-    def __init__(
-        self,
-        encoder: nn.Module,
-        head: nn.Module,
-        homogenizers: Any = None,
-        loss: Loss | None = None,
-    ) -> None:
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if "stepped" in vars(cls):
+            raise PluginLoadError(f"{cls.__name__}.stepped is of gradhomog 0.1. Write `def on_step_end(self)`.")
+
+    def __init__(self, encoder: nn.Module, head: nn.Module, homogenizers: Any = None, loss: Loss | None = None) -> None:
         for name, module in (("encoder", encoder), ("head", head)):
             if not isinstance(module, nn.Module):
                 raise OptionError(f"`{name}` must be a torch.nn.Module; got {type(module).__name__}.")

@@ -1,4 +1,4 @@
-"""What a stage of a homogenizer receives: one step's tasks, losses, gradients and statistics."""
+"""The input of every stage of a homogenizer: tasks, losses, gradients and statistics of one step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class StageResult(NamedTuple):
-    """What `mix` or `rows` may return instead of its value alone.
+    """The result of `mix` or `rows` with additional information; either may return its value alone.
 
     Attributes:
         value: weights or a mixing matrix of `mix`, a Jacobian of `rows`.
@@ -34,9 +34,9 @@ class StageResult(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Step:
-    """One step as a homogenizer sees it: immutable, with statistics that are computed once, on demand.
+    """The inputs of a stage: immutable, with statistics that are computed once, on demand.
 
-    In `mix` and `rows` it shows the rows as earlier stages left them, with a graph only under `create_graph=True`; in
+    In `mix` and `rows` it contains the rows after earlier stages, with a graph only under `create_graph=True`; in
     `update` and `measured` the same, detached. Only the statistics declared in `HomogenizerSpec.needs` can be read.
 
     Attributes:

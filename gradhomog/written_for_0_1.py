@@ -1,4 +1,4 @@
-"""Errors for plugins written against version 0.1, which say how to change them."""
+"""Errors for plugins written against version 0.1, with the lines to change."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def check_stages(homogenizer: type) -> None:
     own = vars(homogenizer)
     if "carried" in own:
         raise PluginLoadError(
-            f"{homogenizer.__name__}.carried is of gradhomog 0.1. Write `state_names = {own['carried']!r}`, and let "
-            "`update(self, step)` return a dict of new values instead of assigning attributes."
+            f"{homogenizer.__name__}.carried was removed after 0.1. Write `state_names = {own['carried']!r}`, "
+            "and let `update(self, step)` return a dict of new values instead of assigning attributes."
         )
     for stage, expected in (
         ("rows", "(self, step)"),

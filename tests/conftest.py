@@ -12,7 +12,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # Before torch is imported: threads of workers that share the cores wait for each other.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-settings.register_profile("ci", max_examples=16, deadline=None, derandomize=True)
+settings.register_profile("ci", max_examples=10, deadline=None, derandomize=True)
 settings.register_profile("explore", max_examples=400, deadline=None)  # new inputs at every run
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 

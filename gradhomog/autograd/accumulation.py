@@ -23,7 +23,7 @@ from gradhomog.pipelines import Pipeline
 
 @dataclass
 class _Sums:
-    """What was added up for one task: its loss, its row, its head's gradients, its features."""
+    """Sums over batches for one task: loss, row, gradients of its head, features."""
 
     loss: Tensor
     row: dict[str, Tensor] = field(default_factory=dict)

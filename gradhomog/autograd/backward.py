@@ -50,22 +50,22 @@ def backward(
 
     Args:
         losses: one scalar per task, in a tensor, a sequence, or a dict by the tasks' names (which are then `domains`).
-            A task whose loss is None, or a constant without a graph, is absent: N counts the others, its head gets no
-            gradient, and its state stays.
+            A task whose loss is None, or a constant without a graph, is skipped: N excludes it, its head gets no
+            gradient, and its state does not change.
         pipe: made once, before the loop: it holds the homogenizers' states.
         parameters: the shared ones: a module, its `parameters()` or `named_parameters()`, or a dict. Without it: the
             leaves that `features` depend on, or those of at least two losses. A shared parameter that a loss does not
             depend on has zeros in its row.
         features: the output of the shared part, from which the heads start, a tensor or several: the losses are
-            differentiated down to it once, and only the shared part is left for the rows. Required by homogenizers that
-            read features, by those that transform them (the result of `gradhomog.task_features`) and by
-            `level="features"`. Losses may depend on the shared part only through it.
+            differentiated down to it once, and the rows then need passes through the shared part only. Required by
+            homogenizers that read features, by those that transform them (the result of `gradhomog.task_features`) and
+            by `level="features"`. Losses may depend on the shared part only through it.
         level: `"parameters"`; or `"features"`: the rows are ∂L_i/∂z, and one pass through the shared part follows after
             they are homogenized (an upper bound of the criterion: Sener and Koltun 2018, section 3.3).
         per: homogenize all parameters together (`"model"`), those of each layer (`"layer"`, by name), each tensor
             (`"tensor"`), or groups by glob patterns over names. Each group has its own state, within `pipe`.
-        heads: `"own"`: every loss's own gradient, whatever weight the task has in the shared part; `"weighted"`: 1/N of
-            its weight times that, as if the weighted mean of the losses were differentiated.
+        heads: `"own"`: each head gets the gradient of its loss; `"weighted"`: that times weight/N, as if the weighted
+            mean of the losses were differentiated.
         domains, targets: as in `Pipeline.combine`.
         scaler: of a half-precision loop. Pass the losses without its scale: gradients are computed with it, the
             homogenizers see them without it, and `.grad` is written with it, for `scaler.step`. If a row overflows,
@@ -73,18 +73,18 @@ def backward(
             changes.
         create_graph: keep the graph of what is written. Every homogenizer must claim `differentiable`.
         retain_graph: keep the graph of the losses.
-        chunks: for less memory, compute the rows of so many groups of parameters one after the other and keep none:
-            norms and inner products take up to `chunks` times the passes, the direction one more. Without effect where
-            homogenizers work on rows, with `per`, with `nonfinite="drop"`, and where losses share a head.
+        chunks: for less memory, compute the rows in this many groups of parameters and keep none: norms and inner
+            products take up to `chunks` times the passes, the direction one more. Without effect where homogenizers
+            read rows, with `per`, with `nonfinite="drop"`, and where losses share a head.
         inspect: compute the Gramian for the result even if no homogenizer needs it.
 
     Returns:
         The result of the step: direction by name (the only result for tensors that are no leaves), weights, Gramian,
-        cosines, measurements. Where `.grad` was None, it is the direction: the same memory.
+        cosines, measurements. Where `.grad` was None, it is the direction, in the same memory unless it was scaled.
 
     Gradients are added to `.grad`, as by `Tensor.backward`. `gradhomog.accumulated` adds up the rows of several batches
     before they are homogenized; `gradhomog.loss` is the same step behind a scalar's `backward()`. Frozen parameters and
-    those that no loss depends on are left as they are.
+    those that no loss depends on are not changed.
 
     Raises:
         OptionError: a loss is no scalar; none has a graph; nothing is shared; a loss reaches shared parameters past the
@@ -206,7 +206,7 @@ def check_options(
 
 
 def check_found(pipe: Pipeline, per: Per) -> None:
-    """Refuse state by parameter name where parameters were found: their names are the order in which they were met.
+    """Reject state by parameter name where parameters were discovered: their names depend on the order of the losses.
 
     Raises:
         OptionError.

@@ -1,4 +1,4 @@
-"""A Jacobian that is differentiated only when a statistic is read: otherwise one pass gives the direction."""
+"""A Jacobian that is computed at its first use; a weighted mean alone needs one backward pass."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class LazyJacobian(Jacobian):
     Args:
         derivatives: of the losses.
         eager: compute the rows at once.
-        chunks: for norms and inner products, compute the rows of so many groups of parameters one after the other, and
-            keep none.
+        chunks: for norms and inner products, compute the rows of this many groups of parameters one after the other,
+            and keep none.
 
     Attributes:
         unused: names of parameters that no loss depends on, known once the rows or their mean were computed.
@@ -69,7 +69,7 @@ class LazyJacobian(Jacobian):
         if self._freed:
             raise NonfiniteError(
                 "the gradient of the shared parameters is not finite, though every loss is. Lower the learning rate. "
-                'Nothing was changed. One pass took all tasks together: nonfinite="drop" finds the task.'
+                'Nothing was changed. All tasks shared one backward pass; set nonfinite="drop" to find the task.'
             )
         return self.per_task.finite_tasks()
 

@@ -62,7 +62,7 @@ class Member:
 
     @property
     def declares_needs(self) -> bool:
-        """Whether it declares the statistics that it reads; one that does not receives those that there are."""
+        """Whether it declares the statistics that it reads; otherwise it receives all that are available."""
         return self.spec is not None or self.homogenizer.needs is not None
 
     @property

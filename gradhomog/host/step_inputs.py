@@ -19,7 +19,7 @@ Rows = Tensor | Mapping[str, Tensor] | Jacobian
 
 @dataclass(frozen=True, eq=False)
 class StepInputs:
-    """What the host was given for one step.
+    """Validated inputs of one step.
 
     Attributes:
         jacobian, keys: the rows and one key per task.
@@ -72,7 +72,7 @@ def make_step_inputs(
     targets: Tensor | None = None,
     create_graph: bool = False,
 ) -> StepInputs:
-    """Validate what a step is given, against each other and against the members.
+    """Validate the inputs of a step, against each other and against the members.
 
     Raises:
         OptionError, DataError, NotDifferentiableError.
@@ -131,7 +131,7 @@ def _check_losses(losses: Tensor | Sequence[float], tasks: int) -> Tensor:
 def features_at_taps(name: str, given: Tensor | Sequence[Tensor], transforms: int) -> Sequence[Tensor]:
     """One tensor before and one after each `transform`, from one tensor where at most one homogenizer transforms."""
     taps = transforms + 1
-    if isinstance(given, Tensor) and taps <= 2:  # one transform reads its input here and its gradients there
+    if isinstance(given, Tensor) and taps <= 2:  # the input of the one transform, or the gradients w.r.t. its output
         return (given,) * taps
     if isinstance(given, Tensor) or (given and len(given) != taps):
         found = "a tensor" if isinstance(given, Tensor) else f"{len(given)} tensors"

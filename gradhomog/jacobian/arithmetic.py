@@ -127,7 +127,7 @@ def equal_pieces(size: int) -> int:
 
 
 def _strip_height(tasks: int, size: int) -> int:
-    """How many rows of the product are computed at once, from the first column to the diagonal.
+    """The number of rows of the product that are computed at once, from the first column to the diagonal.
 
     All of them where what is left out does not pay for the calls (measured: a quarter is saved for two and three rows
     and a fifth for eight, nothing for four, and from twelve on a half is lost).

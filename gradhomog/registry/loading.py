@@ -59,7 +59,7 @@ def _check_requirements(info: PluginInfo, requirements: Iterable[str]) -> None:
             requirement = Requirement(text)
             asked = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
         except (InvalidRequirement, UndefinedComparison, UndefinedEnvironmentName):
-            continue  # what an installer cannot read either tells nothing
+            continue  # an installer cannot read it either
         ours = asked and canonicalize_name(requirement.name) == "gradhomog"
         if ours and not requirement.specifier.contains(version, prereleases=True):
             raise PluginLoadError(
@@ -108,7 +108,7 @@ def _register(manager: pluggy.PluginManager, plugin: ModuleType, info: PluginInf
 
 
 def _described(manager: pluggy.PluginManager, plugin: ModuleType, info: PluginInfo) -> Spec:
-    """What the required hook returns."""
+    """The result of the required hook."""
     hook_name, spec_type = KINDS[info.kind]
     if not hasattr(plugin, hook_name) or not any(
         impl.plugin is plugin for impl in getattr(manager.hook, hook_name).get_hookimpls()

@@ -16,7 +16,7 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Author:
-    """Who wrote a hook: the plugin with its distribution and version, and what to do where it is at fault."""
+    """The author of a hook: plugin, distribution and version, and advice for a fault."""
 
     name: str
     advice: str
@@ -30,7 +30,7 @@ class Observers:
 
     Args:
         found: the observers, each after its author.
-        report: told of what is dropped.
+        report: called with a message for each observer that is dropped.
     """
 
     def __init__(self, found: Iterable[tuple[Author, Observer]], report: Report) -> None:

@@ -117,7 +117,7 @@ class Registry:
         """The one plugin that `name` or `distribution:name` means; imports nothing.
 
         Raises:
-            UnknownPluginError: nobody offers it; the message suggests a near name.
+            UnknownPluginError: no distribution offers it; the message suggests a similar name.
             AmbiguousPluginError: several distributions do; the message names them all.
             DisabledPluginError: GRADHOMOG_DISABLE blocks it.
         """
@@ -187,15 +187,15 @@ class Registry:
             raise
         except (Exception, SystemExit) as cause:
             raise PluginRunError(self._unmade(info, cause)) from cause
-        if made is None and (meddling := self._meddling()):
+        if made is None and (wrappers := self._wrappers()):
             raise PluginRunError(
-                f"{info} was lost on its way through `gradhomog_make` of {' and '.join(map(str, meddling))}: a wrapper "
-                f"must return what its `yield` gives it. {meddling[0].advice}"
+                f"{info} was discarded by `gradhomog_make` of {' and '.join(map(str, wrappers))}: a wrapper "
+                f"must return what its `yield` gives it. {wrappers[0].advice}"
             )
         return info, spec, made
 
-    def _meddling(self) -> tuple[Author, ...]:
-        """Who wraps or replaces the ordinary way of making, outermost first."""
+    def _wrappers(self) -> tuple[Author, ...]:
+        """Plugins that wrap or replace the default implementation of `gradhomog_make`, outermost first."""
         impls = reversed(self.manager.hook.gradhomog_make.get_hookimpls())
         return tuple(self._author(impl.plugin) for impl in impls if not isinstance(impl.plugin, _Maker))
 
@@ -210,8 +210,8 @@ class Registry:
     def observers(self, config: Mapping[str, Any], report: Report) -> Observers:
         """The observers that registered plugins provide for a run with this configuration.
 
-        A plugin whose hook raises, or returns what is neither None nor callable, has none; `report` is told of it with
-        the plugin's name, distribution and version, and later of every observer that raises.
+        A plugin whose hook raises, or returns neither None nor a callable, has none; `report` receives an error with the
+        plugin's name, distribution and version, and later one for every observer that raises.
         """
 
         def ask(impl: pluggy.HookImpl) -> Callable[[], Any]:

@@ -38,7 +38,7 @@ def bargaining_weights(gramian: Tensor, alpha: float = 1.0, rounding: float | No
     of w, ½wᵀGw − Σ_i log w_i for p = 1. Newton's method, (B + p diag v^(−p−1)) Δ = v^(−p) − B v, from v = 1. A fall
     by the fraction u of v_i is taken as a division by (1 + u/k)^k, k = α but from 1 to 2, so that no weight becomes
     negative: as good near the solution, and in fewer steps from afar than the step length for all that
-    self-concordance guarantees (12 instead of 21 for α = 20).
+    self-concordance guarantees (12 instead of 21 for α = 20). Two tasks with α = 1: the closed form.
 
     Differentiable twice in G: the last step and one more are taken with the graph, from the iterate before as a
     constant.
@@ -59,6 +59,8 @@ def bargaining_weights(gramian: Tensor, alpha: float = 1.0, rounding: float | No
         raise OptionError(f"`alpha` must be in [{SMALLEST_ALPHA}, {LARGEST_ALPHA}]; got {alpha!r}.")
     gramian, rounding = checked(gramian, rounding)
     power = 1 / alpha
+    if gramian.shape[-1] == 2 and power == 1:
+        return _pair(gramian, rounding)
     squares = gramian.detach().diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
     absent = squares <= 0
     alone = squares.masked_fill(absent, 1.0).pow(-1 / (1 + power))
@@ -102,3 +104,15 @@ def _solve(matrix: Tensor, identity: Tensor, power: float, rounding: float) -> t
         if not any_true(~(settled | lost), step):
             break
     return shares, settled, lost
+
+
+def _pair(gramian: Tensor, rounding: float) -> Solution:
+    """w_i² = P/(G_ii (P + G_12)), P = ‖g_1‖ ‖g_2‖: the two equations w_i (Gw)_i = 1."""
+    squares = gramian.diagonal(dim1=-2, dim2=-1)
+    absent = squares <= 0
+    squares = squares.masked_fill(absent, 1.0)
+    lengths = squares.prod(dim=-1, keepdim=True).sqrt()
+    room = lengths + gramian[..., 0, 1:].masked_fill(absent.any(dim=-1, keepdim=True), 0.0)
+    absent = absent | (room < rounding * lengths)  # opposite rows
+    weights = (lengths / (room.masked_fill(absent, 1.0) * squares)).sqrt().masked_fill(absent, 0.0)
+    return Solution(weights, torch.ones_like(room, dtype=torch.bool).squeeze(-1))

@@ -29,8 +29,8 @@ def minimum_norm_weights(gramian: Tensor, rounding: float | None = None) -> Solu
 
     Method: x = α/αᵀGα minimises ½xᵀGx − 1ᵀx over x ≥ 0, and so does, up to its length, the minimiser of
     ½xᵀGx + ½(1 − 1ᵀx)², which is bounded also where the hull holds zero. On the scaled Gramian (`scaling.scaled`) by
-    block principal pivoting; where that leaves the optimality conditions open, by an active set. 1ᵀ
-    becomes tᵀ, the inverse lengths: multipliers of long rows count little.
+    block principal pivoting; where that leaves the optimality conditions open, by an active set. 1ᵀ becomes
+    tᵀ, the inverse lengths: multipliers of long rows count little. Two rows: the closed form.
 
     Differentiable twice in G wherever the set of positive weights does not change: the last system is solved with the
     graph. A common factor that is a power of two changes no bit.
@@ -48,6 +48,8 @@ def minimum_norm_weights(gramian: Tensor, rounding: float | None = None) -> Solu
     tensor([0.2000, 0.8000], dtype=torch.float64)
     """
     gramian, rounding = checked(gramian, rounding)
+    if gramian.shape[-1] == 2:
+        return _pair(gramian)
     factors, unit = scaled(gramian)
     absent = factors == 0
     target = factors / factors.amax(dim=-1, keepdim=True)
@@ -81,3 +83,12 @@ def _solve(unit: Tensor, target: Tensor, rounding: float) -> tuple[Tensor, Tenso
         torch.where(solved.unsqueeze(-1), found.ridge, 0.0),
         solved | done,
     )
+
+
+def _pair(gramian: Tensor) -> Solution:
+    """α_1 = (G_22 − G_12)/(G_11 + G_22 − 2 G_12), clipped to [0, 1]; equal rows share equally."""
+    gaps = (gramian.diagonal(dim1=-2, dim2=-1).flip(-1) - gramian[..., 0, 1:]).clamp_min(0)
+    total = gaps.sum(dim=-1, keepdim=True)
+    equal = total == 0
+    weights = torch.where(equal, 0.5, gaps / torch.where(equal, 1.0, total))
+    return Solution(weights, torch.ones_like(equal).squeeze(-1))

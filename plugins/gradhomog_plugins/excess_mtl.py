@@ -98,9 +98,11 @@ class ExcessMTL(Homogenizer):
 
 def estimate(rows: Tensor, roots: Tensor) -> Tensor:
     """Σ_p g_ip² / √S_ip over a block `[tasks, *shape]`: float64 `[tasks]`."""
-    wide = rows.to(roots.dtype)
-    terms = wide * (wide / roots)  # not g²/√S, which leaves float32's range where rows do not
-    return terms.reshape(len(rows), rows[0].numel()).sum(1).double()
+    totals = []
+    for row, root in zip(rows, roots, strict=True):  # one task at a time, for the processor's cache
+        wide = row.to(root.dtype).reshape(-1)
+        totals.append(torch.dot(wide, wide / root.reshape(-1)))  # not g²/√S, which leaves float32's range
+    return torch.stack(totals).double()
 
 
 def raised(weights: Tensor, excess: Tensor, lr: float) -> Tensor:

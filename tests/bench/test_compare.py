@@ -100,7 +100,7 @@ def test_resuming_a_finished_comparison_does_nothing_and_gives_the_same_table(wh
 
 
 @slow
-@pytest.mark.parametrize("count", [1, 37, *(pytest.param(count, marks=slow) for count in (9, 20, 70))])
+@pytest.mark.parametrize("count", [1, 37, 70])
 def test_interrupted_after_any_step_it_resumes_to_the_same_table(whole, tmp_path, count):
     config = load(None, SMALL)
 
@@ -121,9 +121,7 @@ def test_interrupted_after_any_step_it_resumes_to_the_same_table(whole, tmp_path
 
 
 @slow
-@pytest.mark.parametrize(
-    ("workers", "seconds"), [(1, 0.05), pytest.param(1, 0.4, marks=slow), pytest.param(2, 0.2, marks=slow)]
-)
+@pytest.mark.parametrize(("workers", "seconds"), [(1, 0.05), (2, 0.2)])
 def test_killed_at_any_moment_it_resumes_to_the_same_table(whole, tmp_path, workers, seconds):
     """SIGKILL some time after the first record is on disk, with a half-written line left behind for good measure."""
     overrides = [*SMALL, f"workers={workers}"]
@@ -273,7 +271,7 @@ FAULTY_WITH_SEED_1 = FAULTY.replace("step.number == 4", "step.number == 4 and __
 
 
 @slow
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=slow)])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_a_tuned_method_that_fails_with_a_later_seed_is_tried_once(gradhomog_install, tmp_path, workers):
     """Its failure must not be taken for a candidate's: that would decide the tuning again, and run it again."""
     gradhomog_install("faulty-dist", FAULTY_WITH_SEED_1, plugin="faulty")

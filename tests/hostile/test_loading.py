@@ -191,7 +191,7 @@ def test_a_wrapper_that_forgets_to_return_is_blamed_and_not_the_plugin_that_is_m
     with pytest.raises(PluginRunError) as raised:
         gradhomog.pipeline("pcgrad")
     assert "'pcgrad' of gradhomog" in str(raised.value)
-    assert_blamed(str(raised.value), f"lost on its way through `gradhomog_make` of {HERE}: a wrapper must return")
+    assert_blamed(str(raised.value), f"discarded by `gradhomog_make` of {HERE}: a wrapper must return")
 
 
 def test_a_factory_that_raises_within_a_wrapper_is_blamed_and_not_the_wrapper(gradhomog_install):

@@ -65,3 +65,9 @@ def test_a_mix_whose_argument_is_called_evidence_still_works(gradhomog_install):
     assert gradhomog.pipeline(name).combine(torch.eye(2)).tolist() == [0.5, 0.5]
 
 
+def test_a_learner_that_overrides_stepped_is_answered_with_its_new_name():
+    with pytest.raises(PluginLoadError, match=r"Old\.stepped is of gradhomog 0\.1\. Write `def on_step_end\(self\)`"):
+
+        class Old(gradhomog.Learner):
+            def stepped(self):
+                pass

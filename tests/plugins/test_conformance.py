@@ -32,6 +32,7 @@ def test_a_built_in_conforms(check):
     check()
 
 
+@pytest.mark.slow
 @parametrize_with_checks(PRESETS, fast=True)
 def test_a_preset_conforms(check):
     check()

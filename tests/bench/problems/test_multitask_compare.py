@@ -101,7 +101,7 @@ def test_the_resolved_file_lists_the_baselines_and_runs_again_to_the_same_table(
     assert table(again) == table(whole)
 
 
-@pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.slow), 40])
+@pytest.mark.parametrize("count", [2, 40])
 def test_interrupted_after_any_step_it_resumes_to_the_same_table(whole, undrawn, tmp_path, count):
     def interrupt(record):
         interrupt.steps += record["event"] == "progress"
