@@ -114,6 +114,7 @@ def test_a_learner_saved_and_loaded_goes_on_bit_for_bit(name):
     assert learner.evaluate(batch) == fresh.evaluate(batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VECTORS)
 def test_training_raises_the_scores_of_unseen_queries(name):
     learner = vectors(name)

@@ -86,9 +86,7 @@ def test_both_engines_give_the_same_rows(kind, learner):
     assert apart(loop.jacobian, vmap.jacobian) < 1e-11
     torch.testing.assert_close(loop.losses, vmap.losses)
     torch.testing.assert_close(loop.accuracies, vmap.accuracies)
-    for one, other in zip(
-        [*loop.features, *loop.feature_grads], [*vmap.features, *vmap.feature_grads], strict=True
-    ):
+    for one, other in zip([*loop.features, *loop.feature_grads], [*vmap.features, *vmap.feature_grads], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-13)
 
 

@@ -143,7 +143,7 @@ def test_an_expected_failure_is_no_failure_and_its_reason_shown(gradhomog_instal
 
 @pytest.mark.parametrize(
     ("check", "says"),
-    [("documented", "expected to fail (a draft), and does not"), ("stochastic", "'stochastic' is not claimed")],
+    [("documented", "expected to fail (a draft), but does not"), ("stochastic", "'stochastic' is not claimed")],
 )
 def test_an_expected_failure_that_passes_or_is_not_asked_for_is_exit_code_1(check, says, capsys):
     assert main(["check", "static", "--only", check, "--expect", f"{check}=a draft"]) == 1
@@ -229,21 +229,25 @@ def missing(tmp_path_factory):
 ADVICE = "which is not installed. Run: pip install 'gradhomog[check]'"
 
 
+@pytest.mark.slow
 def test_without_hypothesis_the_command_is_exit_code_2_and_tells_what_to_install(missing):
     lines, error, _ = missing
     assert lines[6] == "2"
     assert error == f"gradhomog: gradhomog.testing.check_homogenizer needs hypothesis, {ADVICE}\n"
 
 
+@pytest.mark.slow
 def test_without_hypothesis_every_name_of_the_kit_tells_what_to_install(missing):
     assert [line.partition(" needs ")[2] for line in missing[0][:6]] == [f"hypothesis, {ADVICE}"] * 6
 
 
+@pytest.mark.slow
 def test_without_pytest_only_what_makes_tests_of_checks_is_missing(missing):
     lines, _, _ = missing
     assert lines[7] == f"gradhomog.testing.parametrize_with_checks needs pytest, {ADVICE}"
     assert (lines[8], lines[-1]) == ("[", "0")
 
 
+@pytest.mark.slow
 def test_hypothesis_keeps_no_files_where_the_command_is_run(missing):
     assert missing[2] == []

@@ -109,6 +109,7 @@ def test_compare_prints_the_table_and_report_makes_it_again(tmp_path, capsys):
     assert [row["label"] for row in data["rows"]] == ["plain", "pcgrad", "static (tuned)"]
 
 
+@pytest.mark.slow
 def test_train_keeps_the_best_network(tmp_path, capsys):
     arguments = overrides("seeds=1", 'homogenizers=["pcgrad"]')
     assert main(["train", *arguments, "--out", str(tmp_path / "out"), "--json"]) == 0

@@ -51,6 +51,7 @@ def test_the_learner_trains_by_name_and_conforms(gradhomog_install: Any) -> None
     assert not _held(report), "it could claim more"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outputs", ["classes", "numbers"])
 def test_the_learner_improves_with_training(gradhomog_install: Any, outputs: str) -> None:
     name = install("gradhomog_learner", gradhomog_install)

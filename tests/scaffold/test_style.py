@@ -38,6 +38,7 @@ def test_the_linter_and_the_formatter_have_nothing_to_say_whatever_the_name_is(
     python("ruff", "format", "--no-cache", "--check", ".", cwd=folder)
 
 
+@pytest.mark.slow
 def test_the_type_checker_finds_nothing(projects: dict[str, Path]) -> None:
     # From here, with the house's settings: what mypy knows of torch is then in its cache, which saves 15 seconds.
     python("mypy", "--strict", "--config-file", "pyproject.toml", *map(str, projects.values()), cwd=ROOT)

@@ -83,7 +83,7 @@ def test_an_expected_failure_is_no_failure_and_told_with_its_reason():
 def test_an_expected_failure_that_passes_fails():
     report, outcomes = expecting(FINE, documented="not yet written")
     assert (report.passed, outcomes) == (False, ["failed"])
-    assert "expected to fail (not yet written), and does not" in report["documented"].message
+    assert "expected to fail (not yet written), but does not" in report["documented"].message
 
 
 def test_no_failure_is_to_be_expected_of_what_is_not_claimed():

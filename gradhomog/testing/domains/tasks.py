@@ -31,8 +31,8 @@ _NUMBERS = st.fixed_dictionaries({"ways": st.integers(1, 6), "shots": st.integer
 def draws_tasks(subject: DomainSubject) -> None:
     """The domain can be made with 28-pixel images, and every split whose `check` accepts some numbers draws a task.
 
-    At least one split serves two ways, one shot and one query. If this check fails, checks that need
-    tasks do not apply.
+    At least one split serves two ways, one shot and one query. If this check fails, checks that need tasks do
+    not apply.
     """
     if subject.error:
         raise CheckFailure(subject.error)

@@ -26,8 +26,8 @@ STEMS: Mapping[TaskType, str] = {"classification": "classif", "regression": "reg
 def forms_rows(subject: LearnerSubject) -> None:
     """The learner can be made on a small float64 network and forms rows for classification or regression tasks.
 
-    The network is an encoder of two convolutions and a linear head. If this check fails,
-    checks that need rows do not apply.
+    The network is an encoder of two convolutions and a linear head. If this check fails, checks that need
+    rows do not apply.
     """
     if len(subject.refusals) == len(get_args(TaskType)):
         raise CheckFailure(

@@ -129,6 +129,7 @@ def test_each_position_is_dropped_with_its_probability_whichever_way_it_is_drawn
     torch.testing.assert_close(1 - (1 - shares) ** draws, 1 - keep, rtol=0, atol=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("positions", [1, 3, 400])
 def test_the_multinomial_drops_at_its_rate_on_maps_of_every_size(positions):
     layer = nn.Conv1d(1, 8, 1)

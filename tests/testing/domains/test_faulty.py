@@ -22,6 +22,7 @@ def test_every_check_has_a_faulty_domain():
     assert {fault.check for fault in FAULTS} | {INSTALLED} == {check.name for check in checks("domains")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_a_fault_is_found(fault: Fault):
     report = check_domain(fault.spec, only=fault.check)

@@ -78,9 +78,7 @@ class Decays(OneStep):
         return report
 
 
-fails("resumes_from_state_dict", "the losses of step 5 after it was saved and loaded in mid-training: not")(
-    Decays
-)
+fails("resumes_from_state_dict", "the losses of step 5 after it was saved and loaded in mid-training: not")(Decays)
 
 
 class SavesObjects(Decays):

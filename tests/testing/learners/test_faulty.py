@@ -12,6 +12,8 @@ from tests.testing.fault import Fault
 from tests.testing.learners.faults import FAULTS
 from tests.testing.learners.good import GOOD
 
+pytestmark = pytest.mark.slow
+
 for theme in ("declarations", "rows", "stages", "steps", "side_effects", "state"):
     importlib.import_module(f"tests.testing.learners.faulty_{theme}")
 
@@ -31,7 +33,6 @@ def test_a_fault_is_found(fault: Fault):
     assert not report.passed
 
 
-@pytest.mark.slow
 def test_without_a_fault_nothing_is_found():
     outcomes = {result.check: result.outcome for result in check_learner(GOOD)}
     assert outcomes.pop(INSTALLED) == "not applicable"
