@@ -210,8 +210,8 @@ class Registry:
     def observers(self, config: Mapping[str, Any], report: Report) -> Observers:
         """The observers that registered plugins provide for a run with this configuration.
 
-        A plugin whose hook raises, or returns neither None nor a callable, has none; `report` receives an error with the
-        plugin's name, distribution and version, and later one for every observer that raises.
+        A plugin whose hook raises, or returns neither None nor a callable, has none; `report` receives an error with
+        the plugin's name, distribution and version, and later one for every observer that raises.
         """
 
         def ask(impl: pluggy.HookImpl) -> Callable[[], Any]:

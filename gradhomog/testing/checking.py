@@ -132,7 +132,7 @@ def full_or_fast(full: int, fast: int) -> int:
 def run(check: Check, subject: Subject, reason: str | None = None, *, fast: bool = False) -> CheckResult:
     """Run one check; `reason` states why it is expected to fail, if it is."""
     start = time.perf_counter()
-    outcome, message, example = _outcome(check, subject, fast)
+    outcome, message, example = _outcome(check, subject, fast, shrinks=reason is None)
     if reason is not None and outcome == "failed":
         outcome, message = "expected", f"{reason} ({message})"
     elif reason is not None and outcome in ("held", "not held"):
@@ -143,9 +143,9 @@ def run(check: Check, subject: Subject, reason: str | None = None, *, fast: bool
     return CheckResult(check.name, outcome, message, example, time.perf_counter() - start)
 
 
-def _outcome(check: Check, subject: Subject, fast: bool) -> tuple[Outcome, str, Mapping[str, Any]]:
+def _outcome(check: Check, subject: Subject, fast: bool, shrinks: bool) -> tuple[Outcome, str, Mapping[str, Any]]:
     binding = check.binds(subject)
-    tokens = SHRINKING.set(binding), FAST.set(fast)
+    tokens = SHRINKING.set(binding and shrinks), FAST.set(fast)
     try:
         measured = check.function(subject)
     except NotApplicable as why:
