@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from gradhomog.errors import OptionError
-from gradhomog.solvers.pivoting import any_true
-from gradhomog.solvers.scaling import Solution, checked, needs_graph
+from gradhomog.solvers.pivoting import solve
+from gradhomog.solvers.scaling import Array, Flags, Solution, checked, needs_graph, to_numpy, to_tensor
 
 CLOSE = 3e-4  # the last change but one is that small, relative to each weight: quadratic convergence leaves 1e-13
 STEPS = 100  # 5 on average, 97 for the hardest of 1,500 random Gramians that have a solution
@@ -15,13 +18,14 @@ STEPS = 100  # 5 on average, 97 for the hardest of 1,500 random Gramians that ha
 SMALLEST_ALPHA, LARGEST_ALPHA = 0.25, 20
 
 
+@np.errstate(all="ignore")
 def bargaining_weights(gramian: Tensor, alpha: float = 1.0, rounding: float | None = None) -> Solution:
     """The w > 0 with Gw = w^(−1/α) in every entry; `alpha=1` is the Nash bargaining solution w_i (Gw)_i = 1.
 
     Args:
         gramian: G, symmetric positive semi-definite `[..., tasks, tasks]`, any floating dtype; finite. Batches are its
-            leading dimensions: not for `torch.func.vmap` and `torch.compile(fullgraph=True)`, because the number of
-            steps depends on the values (read at every fourth step where that is a transfer).
+            leading dimensions: not for `torch.func.vmap` and `torch.compile(fullgraph=True)`, because the search is in
+            NumPy, on the CPU.
         alpha: in [0.25, 20], the larger the fairer: 0 would weight all alike, infinity serve the worst task only.
             Outside that range weights of rows that agree differ by more orders of magnitude than float64 can hold in
             one sum.
@@ -61,47 +65,51 @@ def bargaining_weights(gramian: Tensor, alpha: float = 1.0, rounding: float | No
     power = 1 / alpha
     if gramian.shape[-1] == 2 and power == 1:
         return _pair(gramian, rounding)
-    squares = gramian.detach().diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
+    numbers = to_numpy(gramian)
+    squares = np.diagonal(numbers, axis1=-2, axis2=-1)[..., None]
     absent = squares <= 0
-    alone = squares.masked_fill(absent, 1.0).pow(-1 / (1 + power))
-    identity = torch.eye(gramian.shape[-1], dtype=gramian.dtype, device=gramian.device)
-    # A zero row becomes a separate task with weight 1.
-    scaled = (alone.pow(power) * gramian * alone.mT).masked_fill(absent | absent.mT, 0.0)
-    matrix = torch.addcmul(scaled, identity, absent)
-    shares, settled, lost = _solve(matrix.detach(), identity, power, rounding)
+    alone = np.where(absent, 1.0, squares) ** (-1 / (1 + power))
+    identity = np.eye(gramian.shape[-1])
+    mutual = ~(absent | absent.mT)  # a zero row becomes a separate task with weight 1
+    factors = alone**power * alone.mT * mutual
+    matrix = factors * numbers + absent * identity
+    shares, settled, lost = _search(matrix, identity, power, rounding)
     none = lost | ~settled
-    if bool(none.any()):
-        absent, shares = absent | none, shares.masked_fill(none, 1.0)
-        matrix = torch.where(none, identity, matrix)  # solved by ones, for finite derivatives
-    for _ in range(2 if needs_graph(gramian) else 1):  # the first has the right first derivative, the next the second
-        shares = shares + _newton(matrix, identity, shares, power)
-    weights = (alone * shares).masked_fill(absent, 0.0).squeeze(-1)
-    return Solution(weights, (settled | lost)[..., 0, 0])
+    if none.any():  # solved by ones, for finite derivatives
+        absent, shares = absent | none, np.where(none, 1.0, shares)
+        matrix, factors = np.where(none, identity, matrix), np.where(none, 0.0, factors)
+    weights = to_tensor(alone * ~absent * (shares + _newton(matrix, identity, shares, power)), gramian)
+    if needs_graph(gramian):
+        same = gramian - gramian.detach()  # zero, with the graph
+        moving, unit = to_tensor(matrix, gramian) + to_tensor(factors, gramian) * same, to_tensor(identity, gramian)
+        found = to_tensor(shares, gramian)
+        for _ in range(2):  # the first has the right first derivative, the next the second
+            found = found + _newton(moving, unit, found, power)
+        weights = to_tensor(alone * ~absent, gramian) * found
+    return Solution(weights.squeeze(-1), to_tensor((settled | lost)[..., 0, 0], gramian))
 
 
-def _newton(matrix: Tensor, identity: Tensor, shares: Tensor, power: float) -> Tensor:
-    """Δ for v = `shares`, `[..., tasks, 1]`."""
-    pull = shares.pow(-power)
-    system = torch.addcmul(matrix, identity, pull / shares, value=power)
-    change: Tensor = torch.linalg.solve_ex(system, pull - matrix @ shares)[0]
-    return change
+def _newton(matrix: Any, identity: Any, shares: Any, power: float) -> Any:
+    """Δ for v = `shares`, `[..., tasks, 1]`; of arrays or tensors."""
+    pull = shares**-power
+    return solve(matrix + power * identity * (pull / shares), pull - matrix @ shares)
 
 
-def _solve(matrix: Tensor, identity: Tensor, power: float, rounding: float) -> tuple[Tensor, Tensor, Tensor]:
+def _search(matrix: Array, identity: Array, power: float, rounding: float) -> tuple[Array, Flags, Flags]:
     """v up to `CLOSE`, `[..., tasks, 1]`; whether it is that close, and whether there is none, `[..., 1, 1]`."""
-    shares = torch.ones_like(matrix[..., :1])  # right for orthogonal rows
-    sizes = matrix.abs()
+    shares = np.ones_like(matrix[..., :1])  # right for orthogonal rows
+    sizes = np.abs(matrix)
     bend = min(max(1 / power, 1.0), 2.0)
-    lost = torch.zeros_like(matrix[..., :1, :1], dtype=torch.bool)
-    for step in range(STEPS):
+    lost = np.zeros_like(matrix[..., :1, :1], dtype=bool)
+    for _ in range(STEPS):
         relative = _newton(matrix, identity, shares, power) / shares
         # 1 + u upwards; 1/(1 − u/k)^k downwards, which is positive.
-        shares = shares * (relative.clamp_min(0) + (1 - relative.clamp_max(0) / bend).pow(-bend))
-        settled = (relative.abs() <= CLOSE).all(dim=-2, keepdim=True)
+        shares = shares * (np.maximum(relative, 0.0) + (1 - np.minimum(relative, 0.0) / bend) ** -bend)
+        settled = (np.abs(relative) <= CLOSE).all(axis=-2, keepdims=True)
         # Terms of an equation whose rounding is as large as their sum, 1.
-        terms = shares.pow(power) * sizes * shares.mT
-        lost = lost | (rounding * terms.amax(dim=(-2, -1), keepdim=True) > 1)
-        if not any_true(~(settled | lost), step):
+        terms = shares**power * sizes * shares.mT
+        lost = lost | (rounding * terms.max(axis=(-2, -1), keepdims=True) > 1)
+        if (settled | lost).all():
             break
     return shares, settled, lost
 

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from gradhomog.solvers.pivoting import BLOCKS, ROUNDING, any_true, exchanged, larger_ridges, on_support, pivot
-from gradhomog.solvers.scaling import Solution, checked, needs_graph, scaled
+from gradhomog.solvers.pivoting import BLOCKS, ROUNDING, exchanged, larger_ridges, on_support, pivot, solve
+from gradhomog.solvers.scaling import (
+    Array,
+    Flags,
+    Solution,
+    checked,
+    needs_graph,
+    scaled,
+    scaled_with_graph,
+    to_numpy,
+    to_tensor,
+)
 
 NOISE = 0.1  # of ‖d − g_0‖²: where the ridge has more, the hull holds zero within the Gramian's rounding
 ACROSS = 1e-6  # beyond the ball by rounding
@@ -16,22 +27,26 @@ TINY = 1e-200  # in place of zero: two derivatives of its root are finite
 
 
 class _Ball(NamedTuple):
-    """The program on scaled rows: U, U with the ridge; columns t (inverse lengths) and −U m, m the mean; c² ‖g_0‖²."""
+    """The program on scaled rows, of arrays or tensors.
 
-    unit: Tensor
-    regular: Tensor
-    identity: Tensor
-    right: Tensor
-    radius: Tensor
+    U; U with the ridge; the columns t (inverse lengths) and −U m, m the weights of the mean; c² ‖g_0‖².
+    """
+
+    unit: Any
+    regular: Any
+    identity: Any
+    right: Any
+    radius: Any
 
 
+@np.errstate(all="ignore")
 def conflict_averse_weights(gramian: Tensor, c: float, rounding: float | None = None) -> Solution:
     """Weights of the direction that maximises min_i ⟨g_i, d⟩ over ‖d − g_0‖ ≤ c ‖g_0‖, g_0 the mean of the rows.
 
     Args:
         gramian: G, symmetric positive semi-definite `[..., tasks, tasks]`, any floating dtype; finite. Batches are its
-            leading dimensions: not for `torch.func.vmap` and `torch.compile(fullgraph=True)`, because the number of
-            steps depends on the values (read at every fourth step where that is a transfer).
+            leading dimensions: not for `torch.func.vmap` and `torch.compile(fullgraph=True)`, because the search is in
+            NumPy, on the CPU.
         c: radius relative to ‖g_0‖, ≥ 0; 0 gives the mean.
         rounding: of G relative to the rows' norms; by default `gramian_rounding` of its dtype.
 
@@ -65,91 +80,100 @@ def conflict_averse_weights(gramian: Tensor, c: float, rounding: float | None = 
     tasks = gramian.shape[-1]
     if c == 0:
         return Solution(torch.full_like(gramian[..., 0], 1 / tasks), torch.ones_like(gramian[..., 0, 0]).bool())
-    factors, unit = scaled(gramian)
-    target = factors.unsqueeze(-1)
-    mean = (tasks * target).reciprocal().masked_fill(target == 0, 0.0)
-    ridge: Tensor | float = rounding
-    program = _ball(unit.detach(), target, mean, c, ridge)
-    support, level, solved = _search(program, mean)
-    if not bool(solved.all()):
-        for larger in larger_ridges(unit.detach(), rounding):
-            ridge = torch.where(solved, ridge, larger)
-            program = _ball(unit.detach(), target, mean, c, ridge)
-            support, level, solved = _search(program, mean)
-            if bool(solved.all()):
+    factors, unit = scaled(to_numpy(gramian))
+    target = factors[..., None]
+    mean = np.divide(1 / tasks, target, out=np.zeros_like(target), where=target > 0)
+    ridge: Any = rounding
+    program = _ball(unit, target, mean, c, ridge)
+    solution, support, level, solved = _search(program, mean)
+    if not solved.all():
+        for larger in larger_ridges(unit, rounding):
+            ridge = np.where(solved, ridge, larger)
+            program = _ball(unit, target, mean, c, ridge)
+            solution, support, level, solved = _search(program, mean)
+            if solved.all():
                 break
-    columns, _, _ = _on_ball(program, support)
-    solution = _at(columns, level)
     # The ridge is a private coordinate of each row: where others cancel, it alone keeps ⟨g_i, d⟩ above zero.
-    private = ridge * solution.square().sum(dim=-2, keepdim=True)
-    no_descent = (private > NOISE * program.radius) | ((target == 0).any(dim=-2, keepdim=True) & (level > 0))
-    if needs_graph(unit):
-        columns, level, _ = _on_ball(_ball(unit, target, mean, c, ridge), support)
-        solution = _at(columns, level)
-    if bool(no_descent.any()):
-        right = program.right[..., 1]
-        cone = pivot(program.unit, right, rounding)
-        nearest = on_support(unit, cone.support, (-unit @ mean), cone.ridge)
-        far = (nearest.mT @ unit @ nearest).detach()
-        instead = no_descent & (far <= program.radius * (1 + ACROSS))
-        solution = torch.where(instead, nearest, solution)
-        solved = torch.where(instead, cone.solved.unsqueeze(-1), solved)
-    weights = (1 / tasks + solution.clamp_min(0) * target).squeeze(-1)
-    return Solution(weights, solved[..., 0, 0])
+    private = ridge * (solution**2).sum(axis=-2, keepdims=True)
+    no_descent = (private > NOISE * program.radius) | ((target == 0).any(axis=-2, keepdims=True) & (level > 0))
+    cone = pivot(unit, program.right[..., 1], rounding) if no_descent.any() else None
+    if cone is not None:
+        nearest = cone.solution[..., None]
+        far = nearest.mT @ unit @ nearest
+        no_descent = no_descent & (far <= program.radius * (1 + ACROSS))
+        solution = np.where(no_descent, nearest, solution)
+        solved = np.where(no_descent, cone.solved[..., None], solved)
+    found = to_tensor(solution, gramian)
+    if needs_graph(gramian):
+        again = scaled_with_graph(gramian, to_tensor(factors, gramian))
+        moving = _ball(
+            again, to_tensor(target, gramian), to_tensor(mean, gramian), c, to_tensor(np.asarray(ridge), gramian)
+        )
+        columns, height, _ = _on_ball(moving, to_tensor(support, gramian))
+        found = _at(columns, height)
+        if cone is not None:
+            projection = on_support(again, cone.support, moving.right[..., 1:], cone.ridge)
+            found = torch.where(to_tensor(no_descent, gramian), projection, found)
+    weights = (1 / tasks + found.clamp_min(0) * to_tensor(target, gramian)).squeeze(-1)
+    return Solution(weights, to_tensor(solved[..., 0, 0], gramian))
 
 
-def _ball(unit: Tensor, target: Tensor, mean: Tensor, c: float, ridge: Tensor | float) -> _Ball:
-    identity = torch.eye(unit.shape[-1], dtype=unit.dtype, device=unit.device)
+def _ball(unit: Any, target: Any, mean: Any, c: float, ridge: Any) -> _Ball:
     slopes = unit @ mean
-    radius = (c * c * (mean.mT @ slopes)).clamp_min(TINY)
-    return _Ball(unit, unit + ridge * identity, identity, torch.cat([target, -slopes], dim=-1), radius)
+    radius = (c * c * (mean.mT @ slopes)).clip(TINY)
+    if isinstance(unit, Tensor):
+        identity: Any = torch.eye(unit.shape[-1], dtype=unit.dtype, device=unit.device)
+        right: Any = torch.cat([target, -slopes], dim=-1)
+    else:
+        identity, right = np.eye(unit.shape[-1]), np.concatenate([target, -slopes], axis=-1)
+    return _Ball(unit, unit + ridge * identity, identity, right, radius)
 
 
-def _on_ball(program: _Ball, support: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _on_ball(program: _Ball, support: Any) -> tuple[Any, Any, Any]:
     """U (m + y) = τ t in the rows of `support`: y = τ rise + rest as two columns, and the τ on the ball.
 
-    If there is none, the nearest τ; the last tensor flags where there is one.
+    If there is none, the nearest τ; the last result flags where there is one.
     """
-    system = torch.where(support, program.regular, program.identity)
-    columns = torch.linalg.solve_ex(system, program.right * support)[0]
+    system = support * program.regular + ~support * program.identity
+    columns = solve(system, program.right * support)
     # The squared length of y is a τ² + 2 b τ + e.
-    a, b, _, e = (program.right.mT @ columns).flatten(-2).unsqueeze(-2).chunk(4, dim=-1)
-    square = b.square() - a * (e - program.radius)
-    return columns, (square.clamp_min(TINY).sqrt() - b) / a.clamp_min(TINY), (square >= 0) & (a > 0)
+    products = program.right.mT @ columns
+    a, b, e = products[..., :1, :1], products[..., :1, 1:], products[..., 1:, 1:]
+    square = b * b - a * (e - program.radius)
+    return columns, (square.clip(TINY) ** 0.5 - b) / a.clip(TINY), (square >= 0) & (a > 0)
 
 
-def _at(columns: Tensor, level: Tensor) -> Tensor:
+def _at(columns: Any, level: Any) -> Any:
     return level * columns[..., :1] + columns[..., 1:]
 
 
-def _search(program: _Ball, mean: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The rows with x > 0 `[..., tasks, 1]`, τ `[..., 1, 1]`, and whether both are right `[..., 1, 1]`."""
+def _search(program: _Ball, mean: Array) -> tuple[Array, Flags, Array, Flags]:
+    """y and the rows with y > 0 `[..., tasks, 1]`, τ `[..., 1, 1]`, and whether both are right `[..., 1, 1]`."""
     target, minus = program.right[..., :1], program.right[..., 1:]
-    radius = program.radius.sqrt()
-    bounds = torch.stack([-minus, radius - minus])  # one row alone is raised by less than the radius
-    low, high = torch.where(target > 0, bounds / target, torch.inf).amin(dim=-2, keepdim=True)
+    # One row alone is raised by less than the radius.
+    bounds = np.where(target > 0, np.stack([-minus, np.sqrt(program.radius) - minus]) / target, np.inf)
+    low, high = bounds.min(axis=-2, keepdims=True)
     level = (low + high) / 2
     support = level * target + minus > 0
-    lowered = minus - 10 * ROUNDING * mean.amax(dim=-2, keepdim=True)
-    free = torch.ones_like(level, dtype=torch.bool)
-    held = torch.zeros_like(level, dtype=torch.int64)  # steps for which τ has been held
-    last = 2 * BLOCKS + 20 * target.shape[-2]
-    for step in range(last):
+    lowered = minus - 10 * ROUNDING * mean.max(axis=-2, keepdims=True)
+    free = np.ones_like(level, dtype=bool)
+    held = np.zeros_like(level, dtype=np.int64)  # steps for which τ has been held
+    for step in range(2 * BLOCKS + 20 * target.shape[-2]):
         columns, root, reached = _on_ball(program, support)
         proper = (root >= low) & (root <= high)
-        level = torch.where(free, torch.where(proper, root, (low + high) / 2), level)
+        level = np.where(free, np.where(proper, root, (low + high) / 2), level)
         solution = _at(columns, level)
-        length = torch.linalg.vector_norm(solution, 1, dim=-2, keepdim=True)
-        slope = program.unit @ solution - torch.addcmul(lowered, level, target) + 10 * ROUNDING * length
-        wrong = exchanged(torch.where(support, solution, slope).squeeze(-1), held.squeeze(-1)).unsqueeze(-1)
-        right = ~wrong.any(dim=-2, keepdim=True)
+        length = np.abs(solution).sum(axis=-2, keepdims=True)
+        slope = program.unit @ solution - lowered - level * target + 10 * ROUNDING * length
+        wrong = exchanged(np.where(support, solution, slope)[..., 0], held[..., 0])[..., None]
+        right = ~wrong.any(axis=-2, keepdims=True)
         solved = right & reached & (level == root)
-        if not any_true(~solved, step):
+        if solved.all():
             break
-        square = (level * target + minus).mul(solution).sum(dim=-2, keepdim=True)
-        low = torch.where(right & (square <= program.radius), level, low)
-        high = torch.where(right & (square >= program.radius), level, high)
-        free = right | torch.full_like(right, step < BLOCKS)
-        held = torch.where(free, 0, held + 1)
+        square = ((level * target + minus) * solution).sum(axis=-2, keepdims=True)
+        low = np.where(right & (square <= program.radius), level, low)
+        high = np.where(right & (square >= program.radius), level, high)
+        free = right | np.full_like(right, step < BLOCKS)
+        held = np.where(free, 0, held + 1)
         support = support ^ wrong
-    return support, level, solved
+    return solution, support, level, solved

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gradhomog.solvers.pivoting import ROUNDING, on_support, pivot, product
-from gradhomog.solvers.scaling import Solution, checked, needs_graph, scaled
+from gradhomog.solvers.scaling import Solution, checked, needs_graph, scaled, scaled_with_graph, to_numpy, to_tensor
 
 
 def dual_cone_weights(gramian: Tensor, given: Tensor, rounding: float | None = None) -> Solution:
@@ -14,8 +15,8 @@ def dual_cone_weights(gramian: Tensor, given: Tensor, rounding: float | None = N
 
     Args:
         gramian: G = JJᵀ, symmetric positive semi-definite `[..., tasks, tasks]`, any floating dtype; finite.
-            Batches are its leading dimensions: not for `torch.func.vmap` and `torch.compile(fullgraph=True)`,
-            because the number of steps depends on the values (read at every fourth step where that is a transfer).
+            Batches are its leading dimensions: not for `torch.func.vmap` and `torch.compile(fullgraph=True)`, because
+            the search is in NumPy, on the CPU.
         given: u, `[tasks]`, `[..., tasks]`, or several for one Gramian as `[..., count, tasks]`.
         rounding: of G relative to the rows' norms, for rows that are dependent; by default `gramian_rounding` of its
             dtype.
@@ -50,17 +51,20 @@ def dual_cone_weights(gramian: Tensor, given: Tensor, rounding: float | None = N
         gramian = gramian.unsqueeze(-3)  # one for several
     if gramian.shape[-1] == 2:
         return _pair(gramian, given)
-    factors, unit = scaled(gramian)
-    lengths = given * factors.reciprocal().masked_fill(factors == 0, 0.0)
+    factors, unit = scaled(to_numpy(gramian))
+    inverse = np.divide(1.0, factors, out=np.zeros_like(factors), where=factors > 0)
+    lengths = to_numpy(given) * inverse
     # Of each vector by itself, so that none is lost beside a longer one.
-    size = torch.linalg.vector_norm(lengths.detach(), torch.inf, dim=-1, keepdim=True)
-    size = size.masked_fill(size == 0, 1.0)
-    target = product(unit, lengths / -size)
-    found = pivot(unit.detach(), target.detach(), rounding)
-    solution = found.solution
+    size = np.abs(lengths).max(axis=-1, keepdims=True)
+    size = np.where(size == 0, 1.0, size)
+    found = pivot(unit, product(unit, lengths / -size), rounding)
+    solution = to_tensor(found.solution, gramian)
     if needs_graph(gramian, given):
-        solution = on_support(unit, found.support, target.unsqueeze(-1), found.ridge).squeeze(-1)
-    return Solution(given + solution * (size * factors), found.solved.squeeze(-1))
+        again = scaled_with_graph(gramian, to_tensor(factors, gramian))
+        target = product(again, given * to_tensor(inverse / -size, gramian))
+        solution = on_support(again, found.support, target.unsqueeze(-1), found.ridge).squeeze(-1)
+    added = solution * to_tensor(size * factors, gramian)
+    return Solution(given + added, to_tensor(found.solved[..., 0], gramian))
 
 
 def _pair(gramian: Tensor, given: Tensor) -> Solution:

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from gradhomog.solvers.active_set import active_set, bordered
+from gradhomog.solvers.active_set import active_set
 from gradhomog.solvers.pivoting import on_support, pivot, product
-from gradhomog.solvers.scaling import Solution, checked, needs_graph, scaled
+from gradhomog.solvers.scaling import (
+    Array,
+    Flags,
+    Solution,
+    checked,
+    needs_graph,
+    scaled,
+    scaled_with_graph,
+    to_numpy,
+    to_tensor,
+)
 
 # Relative to ‖g_i‖ · min_j ‖g_j‖. Pivoting leaves more where long rows hold zero in their hull, beside a short one: its
 # ridge is then no longer small. 2 % of random Gramians made for that purpose go on to the active set.
 ACCEPTED = 1e-11
+TINY = 1e-300  # in place of zero where all rows are zero
 
 
 def minimum_norm_weights(gramian: Tensor, rounding: float | None = None) -> Solution:
@@ -19,8 +31,8 @@ def minimum_norm_weights(gramian: Tensor, rounding: float | None = None) -> Solu
 
     Args:
         gramian: G, symmetric positive semi-definite `[..., tasks, tasks]`, any floating dtype; finite. Batches are its
-            leading dimensions: not for `torch.func.vmap` and `torch.compile(fullgraph=True)`, because the number of
-            steps depends on the values (read at every fourth step where that is a transfer).
+            leading dimensions: not for `torch.func.vmap` and `torch.compile(fullgraph=True)`, because the search is in
+            NumPy, on the CPU.
         rounding: of G relative to the rows' norms, for rows that are dependent; by default `gramian_rounding` of its
             dtype.
 
@@ -50,39 +62,52 @@ def minimum_norm_weights(gramian: Tensor, rounding: float | None = None) -> Solu
     gramian, rounding = checked(gramian, rounding)
     if gramian.shape[-1] == 2:
         return _pair(gramian)
-    factors, unit = scaled(gramian)
+    factors, unit = scaled(to_numpy(gramian))
     absent = factors == 0
-    target = factors / factors.amax(dim=-1, keepdim=True)
-    if bool(absent.any()):
-        target = torch.where(absent.any(dim=-1, keepdim=True), absent.double(), target)
-    solution, support, ridge, solved = _solve(unit.detach(), target, rounding)
+    target = factors / np.maximum(factors.max(axis=-1, keepdims=True), TINY)
+    if absent.any():
+        target = np.where(absent.any(axis=-1, keepdims=True), absent.astype(np.float64), target)
+    shares, support, ridge, solved = _search(unit, target, rounding)
+    times = to_tensor(target, gramian)
+    solution = to_tensor(shares, gramian)
     if needs_graph(gramian):
-        inside = torch.nn.functional.pad(support, (0, 1), value=True)
-        right = torch.nn.functional.pad(torch.zeros_like(target), (0, 1), value=1.0)
-        regular = unit + ridge * torch.eye(unit.shape[-1], dtype=unit.dtype, device=unit.device)
-        system = bordered(regular, target)
-        solution = on_support(system, inside, right.unsqueeze(-1), 0.0).squeeze(-1)[..., :-1]
-    shares = target * solution
-    return Solution(shares / shares.sum(dim=-1, keepdim=True), solved.squeeze(-1))
+        again = scaled_with_graph(gramian, to_tensor(factors, gramian))
+        solution = _solution_with_graph(again, times, support, ridge)
+    weights = times * solution
+    return Solution(weights / weights.sum(dim=-1, keepdim=True), to_tensor(solved[..., 0], gramian))
 
 
-def _solve(unit: Tensor, target: Tensor, rounding: float) -> tuple[Tensor, Tensor, Tensor | float, Tensor]:
-    """y, the entries that may be positive, the ridge y is a solution for, and whether it is one `[..., 1]`."""
-    found = pivot(torch.addcmul(unit, target.unsqueeze(-1), target.unsqueeze(-2)), target, rounding)
-    length = (target * found.solution).sum(dim=-1, keepdim=True)
+def _search(unit: Array, target: Array, rounding: float) -> tuple[Array, Flags, Array, Flags]:
+    """y, the entries that may be positive, the ridge y is a solution for, and whether it is one, both `[..., 1]`."""
+    found = pivot(unit + target[..., :, None] * target[..., None, :], target, rounding)
+    length = (target * found.solution).sum(-1, keepdims=True)
     slope = product(unit, found.solution) + target * (length - 1)
-    violation = torch.maximum(-slope, slope.abs() * target * found.solution).amax(dim=-1, keepdim=True)
-    ridge = found.ridge if isinstance(found.ridge, float) else found.ridge.squeeze(-1)
-    solved = found.solved & (violation <= length * (ACCEPTED + 10 * ridge))
-    if bool(solved.all()):
+    violation = np.maximum(-slope, np.abs(slope) * target * found.solution).max(axis=-1, keepdims=True)
+    solved = found.solved & (violation <= length * (ACCEPTED + 10 * found.ridge))
+    if solved.all():
         return found.solution, found.support, found.ridge, solved
     solution, support, done = active_set(unit, target)
     return (
-        torch.where(solved, found.solution, solution),
-        torch.where(solved, found.support, support),
-        torch.where(solved.unsqueeze(-1), found.ridge, 0.0),
+        np.where(solved, found.solution, solution),
+        np.where(solved, found.support, support),
+        np.where(solved, found.ridge, 0.0),
         solved | done,
     )
+
+
+def _solution_with_graph(unit: Tensor, target: Tensor, support: Flags, ridge: Array) -> Tensor:
+    """y on its support: U y = μ t and tᵀy + μ = 1 together, U with the ridge.
+
+    The same as (U + ttᵀ) y = t, of which the squares of t may be lost beside U, where norms are 1e8 apart.
+    """
+    identity = torch.eye(unit.shape[-1], dtype=unit.dtype, device=unit.device)
+    column, row = target.unsqueeze(-1), target.unsqueeze(-2)
+    corner = torch.ones_like(column[..., :1, :])
+    regular = unit + to_tensor(ridge, unit).unsqueeze(-1) * identity
+    system = torch.cat([torch.cat([regular, -column], dim=-1), torch.cat([row, corner], dim=-1)], dim=-2)
+    inside = np.concatenate([support, np.ones_like(support[..., :1])], axis=-1)
+    right = torch.nn.functional.pad(torch.zeros_like(target), (0, 1), value=1.0).unsqueeze(-1)
+    return on_support(system, inside, right, np.zeros_like(ridge)).squeeze(-1)[..., :-1]
 
 
 def _pair(gramian: Tensor) -> Solution:

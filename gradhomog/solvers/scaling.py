@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from gradhomog.errors import OptionError
+
+Array = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
 
 
 class Solution(NamedTuple):
@@ -43,20 +48,37 @@ def checked(gramian: Tensor, rounding: float | None) -> tuple[Tensor, float]:
     return gramian.double(), gramian_rounding(gramian.dtype) if rounding is None else rounding
 
 
-def scaled(gramian: Tensor) -> tuple[Tensor, Tensor]:
-    """Factors f `[..., tasks]` and the Gramian of the rows f_i g_i `[..., tasks, tasks]`, both float64.
+def scaled(gramian: Array) -> tuple[Array, Array]:
+    """Factors f `[..., tasks]` and the Gramian of the rows f_i g_i `[..., tasks, tasks]`.
 
     The scaled rows have norms in [1/2, 1). A zero row has the factor 0.
 
     The factors are powers of two, so that no digit of the Gramian is lost: dividing by the norms would round every
     entry, and for two rows that are opposite up to 1e-7 that error is 1 % of the square of their sum. The factors are
-    constants; norms would need a derivative.
+    constants in derivatives; norms would need one.
     """
-    squares = gramian.detach().diagonal(dim1=-2, dim2=-1)
-    exponents = torch.frexp(squares)[1]  # squares = m·2^e with m in [1/2, 1): norms are below 2^⌈e/2⌉
-    factors = torch.exp2(torch.floor(-0.5 * exponents.double())).masked_fill(squares <= 0, 0.0)
-    halved = gramian * (factors.unsqueeze(-1) * (0.5 * factors).unsqueeze(-2))
-    return factors, halved + halved.mT  # products in float32 are not symmetric to the last digit
+    squares = np.diagonal(gramian, axis1=-2, axis2=-1)
+    exponents = np.frexp(squares)[1]  # squares = m·2^e with m in [1/2, 1): norms are below 2^⌈e/2⌉
+    factors = np.where(squares > 0, np.ldexp(1.0, -exponents // 2), 0.0)
+    halved = gramian * factors[..., None] * (0.5 * factors)[..., None, :]
+    return factors, halved + halved.swapaxes(-1, -2)  # products in float32 are not symmetric to the last digit
+
+
+def scaled_with_graph(gramian: Tensor, factors: Tensor) -> Tensor:
+    """The same Gramian of scaled rows, with the graph of `gramian`."""
+    halved = gramian * factors.unsqueeze(-1) * (0.5 * factors).unsqueeze(-2)
+    return halved + halved.mT
+
+
+def to_numpy(tensor: Tensor) -> Array:
+    """Its numbers on the CPU, outside the graph."""
+    array: Array = tensor.detach().cpu().numpy()
+    return array
+
+
+def to_tensor(array: npt.NDArray[Any], like: Tensor) -> Tensor:
+    """The array as a tensor on the device of another."""
+    return torch.as_tensor(array, device=like.device)
 
 
 def needs_graph(*tensors: Tensor) -> bool:

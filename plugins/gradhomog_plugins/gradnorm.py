@@ -8,7 +8,7 @@ import torch
 from annotated_types import Ge, Gt
 from torch import Tensor
 
-from gradhomog import Homogenizer, HomogenizerSpec, Step, hookimpl, keyed
+from gradhomog import Homogenizer, HomogenizerSpec, StageResult, Step, hookimpl, keyed
 from gradhomog_plugins import _losses
 
 
@@ -67,8 +67,9 @@ class GradNorm(Homogenizer):
         self.log_weights: dict[str, float] = {}
         self.first_losses: dict[str, float] = {}
 
-    def mix(self, step: Step) -> Tensor:
-        return _losses.exponential_weights(keyed.read(self.log_weights, step.by(self.key), 0.0))
+    def mix(self, step: Step) -> StageResult:
+        log_weights = keyed.read(self.log_weights, step.by(self.key), 0.0)
+        return StageResult(_losses.exponential_weights(log_weights), aux=log_weights)
 
     def paper_scale(self, step: Step) -> float:
         return step.tasks
@@ -77,14 +78,15 @@ class GradNorm(Homogenizer):
         keys, losses, norms = step.by(self.key), step.losses.cpu(), step.norms(self.parameters).cpu()
         first_losses = {**keyed.write({}, keys, losses), **self.first_losses}
         rates = self._training_rates(step, losses, keyed.read(first_losses, keys, 1.0))
-        log_weights = keyed.read(self.log_weights, keys, 0.0)
+        log_weights = step.aux
         weights = _losses.exponential_weights(log_weights)
         mean_norm = (weights * norms).mean()
         if not mean_norm > 0:
             return {"first_losses": first_losses}  # no task has a gradient: nothing to balance
         gradient = weight_gradient(weights, norms, rates**self.alpha)
         moved = log_weights - self.lr * weights * gradient / mean_norm
-        moved = keyed.read(keyed.write({}, keys, moved), keys, 0.0)  # one weight per key
+        if len(set(keys)) < len(keys):
+            moved = keyed.read(keyed.write({}, keys, moved), keys, 0.0)  # one weight per key
         # The batch's keys keep the sum of their weights, and so their proportion to keys that are not in it.
         moved = moved - moved.logsumexp(0) + log_weights.logsumexp(0)
         return {"first_losses": first_losses, "log_weights": keyed.write(self.log_weights, keys, moved)}
