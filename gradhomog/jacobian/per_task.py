@@ -17,8 +17,8 @@ from gradhomog.jacobian.jacobian import Direction, Jacobian
 WIDTH = 2 * BLOCK
 CACHED = 8 * BLOCK  # the same where rows are multiplied one by one: up to 8 of them
 # Elements up to which rows are copied into one matrix: for a small network, one operation on all parameters is faster
-# than one for each, and a copy of 1 MB is not noticed.
-SMALL = 2**18
+# than one for each, and a copy of 4 MB is not noticed.
+SMALL = 2**20
 Product = Callable[[Sequence[Tensor], bool], Tensor]
 
 
