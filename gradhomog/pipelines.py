@@ -110,7 +110,8 @@ class Pipeline:
     def begin(self, key: TaskKey, part: Part) -> None:
         """Announce to attached homogenizers which inputs the encoder runs on until the next call."""
         for member in self.stages.beginning:
-            generator = seeded_generator(member.homogenizer.seed, self.steps, key.slot, PART_NUMBERS[part])
+            seed = member.homogenizer.seed + self.stages.seed_offsets[member]
+            generator = seeded_generator(seed, self.steps, key.slot, PART_NUMBERS[part])
             member.begin(key, part, generator)
 
     def transform(self, features: Tensor, keys: Sequence[TaskKey]) -> list[Tensor]:

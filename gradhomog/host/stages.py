@@ -27,6 +27,7 @@ class Stages:
     Attributes:
         acting: members with `mix` or `rows`, in order; the others likewise by stage.
         needs: statistics that any of them reads.
+        seed_offsets: added to the seed of a member if an earlier one has the same: they draw different numbers.
     """
 
     def __init__(self, members: Sequence[Member]) -> None:
@@ -40,6 +41,8 @@ class Stages:
         self.measuring = self._overriding("measured")
         reading = (*self.acting, *self.updating, *self.measuring)
         self.needs = frozenset[str]().union(*(member.needs for member in reading))
+        seeds = [member.homogenizer.seed for member in members]
+        self.seed_offsets = {m: seeds[:index].count(seeds[index]) << 40 for index, m in enumerate(members)}
 
     def _overriding(self, stage: str) -> tuple[Member, ...]:
         return tuple(member for member in self.members if member.homogenizer.overrides(stage))
@@ -77,7 +80,7 @@ class Stages:
             targets = inputs.targets
         return Step(
             inputs.keys, number, rows, inputs.losses, features, feature_grads, targets, member.needs, member,
-            member.homogenizer.seed,
+            member.homogenizer.seed + self.seed_offsets[member],
         )  # fmt: skip
 
     def new_states(

@@ -87,3 +87,12 @@ def test_derivatives_at_a_zero_row_are_finite():
         assert torch.isfinite(torch.autograd.grad(direction.sum(), rows)[0]).all()
     cosine = gradhomog.cosines(rows @ rows.T)[0, 1]
     assert torch.isfinite(torch.autograd.grad(cosine, rows)[0]).all()
+
+
+def test_two_members_with_one_seed_draw_different_numbers():
+    rows = torch.eye(4)
+    once = gradhomog.pipeline("rlw").combine(rows) * 4
+    twice = gradhomog.pipeline("rlw + rlw").combine(rows) * 4
+    second = twice / once  # weights of the second draw, since those of two stages multiply
+    assert not torch.allclose(second, once)
+    torch.testing.assert_close(gradhomog.pipeline("rlw + rlw").combine(rows) * 4, twice)
