@@ -15,8 +15,6 @@ from torch import Tensor
 # Columns per block of the batched product. One `bmm` over blocks is 1.2 to 2.3 times as fast as `J @ J.T` on a CPU for
 # up to 8 rows of 10⁷ columns (measured; its inner dimension fits the cache), and lets partial sums be added in float64.
 BLOCK = 8192
-# Columns from which it pays to leave out what lies above the diagonal.
-STRIPS_FROM = 2**18
 
 Product = Callable[[Tensor, bool], Tensor]
 """`gramian` or `squared_norms`."""
@@ -79,13 +77,7 @@ def gramian(block: Tensor, exact: bool = False) -> Tensor:
     width = size // count
     # [tasks, count · width] seen as `count` matrices [tasks, width]: strides only, no copy.
     parts = block[:, : count * width].view(tasks, count, width).transpose(0, 1)
-    strip = _strip_height(tasks, size)
-    if strip == tasks:
-        total = torch.bmm(parts, parts.mT).sum(0, dtype=torch.float64)
-    else:
-        products = [torch.bmm(parts[:, i : i + strip], parts[:, : i + strip].mT) for i in range(0, tasks, strip)]
-        total = torch.cat([product.flatten(1) for product in products], dim=1).sum(0, dtype=torch.float64)
-        total = total[_strip_index(tasks, strip, total.device)]
+    total = torch.bmm(parts, parts.mT).sum(0, dtype=torch.float64)
     if count * width < size:
         rest = block[:, count * width :]
         total += torch.mm(rest, rest.T)
@@ -124,29 +116,6 @@ def equal_pieces(size: int) -> int:
     """
     least = max(-(-size // BLOCK), 1)
     return next((count for count in range(least, 2 * least) if size % count == 0), least)
-
-
-def _strip_height(tasks: int, size: int) -> int:
-    """The number of rows of the product that are computed at once, from the first column to the diagonal.
-
-    All of them where what is left out does not pay for the calls (measured: a quarter is saved for two and three rows
-    and a fifth for eight, nothing for four, and from twelve on a half is lost).
-    """
-    if size < STRIPS_FROM or tasks == 4 or tasks > 8:
-        return tasks
-    return 1 if tasks < 4 else 4
-
-
-def _strip_index(tasks: int, strip: int, device: torch.device) -> Tensor:
-    """The place of each entry `[tasks, tasks]` of the product in the concatenated strips."""
-    found, start = torch.empty(tasks, tasks, dtype=torch.long), 0
-    for first in range(0, tasks, strip):
-        last = min(first + strip, tasks)
-        numbers = torch.arange(start, start + (last - first) * last).view(-1, last)
-        found[first:last, :last] = numbers
-        found[:last, first:last] = numbers.T
-        start += numbers.numel()
-    return found.to(device)
 
 
 def weighted_sum(block: Tensor, shares: Tensor) -> Tensor:
