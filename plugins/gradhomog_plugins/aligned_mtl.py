@@ -40,7 +40,7 @@ class AlignedMTL(Homogenizer):
     times as short as another is dropped in float32, and float64 rows are independent by their rounding (measured: for
     float32 rows a, 0.3 a, b of 10⁵ parameters, passed in float64, TorchJD's d is 10⁷ times too short);
     (3) singular values of a factor of G in place of eigenvalues of G, so that rows may differ in length by 1e14 instead
-    of 1e7; (4) second derivatives.
+    of 1e7; (4) derivatives at equal eigenvalues, the second too: TorchJD 0.18 has no finite first one there.
 
     >>> import torch, gradhomog
     >>> gradhomog.pipeline("aligned_mtl").combine(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))

@@ -81,13 +81,6 @@ def test_the_log_holds_configuration_versions_and_steps(whole):
 
 
 @slow
-def test_two_worker_processes_give_the_results_of_one(whole, tmp_path):
-    parallel = compare(load(None, [*SMALL, "workers=2"]), tmp_path / "out")
-    assert results(parallel.folder) == results(whole.folder)
-    assert table(parallel) == table(whole)
-
-
-@slow
 def test_resuming_a_finished_comparison_does_nothing_and_gives_the_same_table(whole):
     before = results(whole.folder)
     steps = sum(r["event"] == "step" for r in ResultLog.read(whole.folder / folders.LOG))
@@ -121,9 +114,12 @@ def test_interrupted_after_any_step_it_resumes_to_the_same_table(whole, tmp_path
 
 
 @slow
-@pytest.mark.parametrize(("workers", "seconds"), [(1, 0.05), (2, 0.2)])
+@pytest.mark.parametrize(("workers", "seconds"), [(1, 0.05), (2, 0.0)])
 def test_killed_at_any_moment_it_resumes_to_the_same_table(whole, tmp_path, workers, seconds):
-    """SIGKILL some time after the first record is on disk, with a half-written line left behind for good measure."""
+    """SIGKILL after the first step is on disk, with a half-written line left behind for good measure.
+
+    At the first step nearly all is left to the resumed comparison: two worker processes give the results of one.
+    """
     overrides = [*SMALL, f"workers={workers}"]
     command = [sys.executable, "-m", "gradhomog", "compare", "--out", str(tmp_path / "out")]
     command += [argument for override in overrides for argument in ("--set", override)]

@@ -114,12 +114,11 @@ def test_the_rows_are_twice_differentiable(mode):
 
 
 @pytest.mark.parametrize(("squares", "mode"), [([4, 4, 4], "rmse"), ([1, 4, 4], "min"), ([4, 4, 1], "rmse")])
-def test_equal_eigenvalues_have_both_derivatives_where_those_of_eigenvectors_are_infinite(squares, mode):
+def test_equal_eigenvalues_have_both_derivatives(squares, mode):
+    # The derivatives of eigenvectors are infinite there; seen in TorchJD 0.18, whose first derivative is not finite.
     rows = torch.diag(torch.tensor(squares, dtype=torch.float64).sqrt())
     assert torch.autograd.gradcheck(directions(mode), rows.clone().requires_grad_())
     assert torch.autograd.gradgradcheck(directions(mode), rows.clone().requires_grad_())
-    theirs = torchjd.aggregation.AlignedMTL(scale_mode=mode)(variable := rows.clone().requires_grad_())
-    assert not torch.autograd.grad(theirs.sum(), variable)[0].isfinite().all()
 
 
 @pytest.mark.parametrize("mode", MODES)

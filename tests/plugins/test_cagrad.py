@@ -1,4 +1,4 @@
-"""CAGrad against TorchJD where that is exact and where it stops, its scales, and what it does with zero rows."""
+"""CAGrad against TorchJD where that is exact, its scales, and what it does with zero rows."""
 
 import pytest
 import torch
@@ -28,9 +28,8 @@ def test_the_worst_task_gains_no_less_than_with_the_mean(rows):
     assert float((paper - rows.mean(0)).norm()) <= 0.4 * float(rows.mean(0).norm()) + 1e-7 * size
 
 
-def test_torchjd_returns_zero_for_small_gradients():
-    # It takes a Gramian of trace below 1e-4 for zero: training stops in silence.
-    assert not torchjd.aggregation.CAGrad(c=0.4)(1e-3 * CONFLICTING).any()
+def test_small_gradients_give_the_same_direction_as_large_ones():
+    # Seen in TorchJD 0.18: it takes a Gramian of trace below 1e-4 for zero and returns zero.
     plain = gradhomog.pipeline("cagrad").combine(CONFLICTING)
     torch.testing.assert_close(gradhomog.pipeline("cagrad").combine(1e-3 * CONFLICTING), 1e-3 * plain)
 

@@ -27,7 +27,7 @@ DEVELOPMENT = bool(os.environ["DEVELOPMENT_LOOP"])
 # Of each solver, each kind of state and each stage one; the others pass the same checks with fewer examples.
 IN_FULL = [
     "aligned_mtl", "cagrad", "cr_mogm", "gradnorm", "graddrop", "gradvac", "isi", "mgda", "moco", "nash_mtl",
-    "reweight", "rotate", "rotograd", "sdmgrad", "trimmed_mean", "upgrad", "uw",
+    "reweight", "rotate", "sdmgrad", "trimmed_mean", "upgrad", "uw",
 ]  # fmt: skip
 
 
@@ -42,7 +42,7 @@ def test_a_built_in_conforms(check):
 
 @parametrize_with_checks(
     [name for name in BUILT_IN if name not in IN_FULL],
-    only=[*ON_ROWS, "options_*", "non_conflicting", "stochastic"] if DEVELOPMENT else None,
+    only=[*ON_ROWS, "options_*", "non_conflicting", "orthogonal", "stochastic"] if DEVELOPMENT else None,
     fast=True,
 )
 def test_a_built_in_conforms_by_few_examples(check):
@@ -92,11 +92,21 @@ def test_a_preset_with_options_conforms(check):
 
 @pytest.mark.slow
 @parametrize_with_checks(
-    ["stch(log=true, warmup=0, period=1, mu=0.5)", "stch(weights=[1, 2, 3, 4, 5, 6])", "sdmgrad(solver='sgd')"],
+    ["stch(log=true, warmup=0, period=1, mu=0.5)", "stch(weights=[1, 2, 3, 4, 5, 6])"],
     only=ON_ROWS, fast=True,
     expected_failures={"permutation_equivariant": "what they hold, or are told, goes by the slot"},
 )  # fmt: skip
 def test_what_goes_by_the_slot_conforms_but_for_the_order(check):
+    check()
+
+
+# Its weights go by the slot, too; that the order matters is not asserted: the search for an example takes ten seconds.
+@pytest.mark.slow
+@parametrize_with_checks(
+    ["sdmgrad(solver='sgd')"], only=[*(set(ON_ROWS) - {"*equivariant"}), "scale_equivariant", "rotation_equivariant"],
+    fast=True,
+)  # fmt: skip
+def test_a_descent_that_goes_by_the_slot_conforms(check):
     check()
 
 

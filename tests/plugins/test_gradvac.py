@@ -64,23 +64,20 @@ def test_a_corrected_row_has_the_target_as_its_cosine():
 
 
 @pytest.mark.parametrize("tasks", [3, 8])
-def test_after_equal_gradients_ordinary_ones_are_not_blown_up_where_torchjds_are(tasks):
+def test_after_equal_gradients_ordinary_ones_are_not_blown_up(tasks):
+    # Seen in TorchJD 0.18: after these steps ordinary gradients become more than 1e8 times as long.
     equal, ordinary = random_rows(1, 50).repeat(tasks, 1), random_rows(tasks, 50, seed=1)
     pipe, gentle = (gradhomog.pipeline(f"gradvac(beta=0.9, ceiling={ceiling})") for ceiling in (0.999, 0.6))
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        theirs = torchjd.aggregation.GradVac(beta=0.9)
-        for _ in range(20):
-            theirs(equal)
-            pipe.combine(equal)
-            gentle.combine(equal)
-        longest = float(ordinary.norm(dim=1).max())
-        assert float(theirs(ordinary).norm()) > 1e8 * longest
+    for _ in range(20):
+        pipe.combine(equal)
+        gentle.combine(equal)
+    longest = float(ordinary.norm(dim=1).max())
     assert float(pipe.combine(ordinary).norm()) < 1 / math.sqrt(1 - 0.999**2) * longest
     assert float(gentle.combine(ordinary).norm()) <= 1.25 * longest
 
 
-def test_small_gradients_give_the_same_direction_where_torchjds_epsilon_changes_it():
+def test_small_gradients_give_the_same_direction_as_large_ones():
+    # Seen in TorchJD 0.18: its epsilon changes the second step by 28 % at a scale of 1e-4.
     rows = torch.tensor([[1.0, 0.0], [-0.6, 0.8]], dtype=torch.float64)
 
     def second_step(method, scale):
@@ -88,9 +85,8 @@ def test_small_gradients_give_the_same_direction_where_torchjds_epsilon_changes_
 
     ours = [second_step(gradhomog.pipeline("gradvac(scale='paper')").combine, scale) for scale in (1.0, 1e-9)]
     torch.testing.assert_close(*ours, rtol=1e-9, atol=1e-12)
-    theirs = [second_step(torchjd.aggregation.GradVac(beta=0.01), scale) for scale in (1.0, 1e-4)]
-    torch.testing.assert_close(theirs[0], ours[0], rtol=1e-6, atol=1e-6)
-    assert (theirs[0] - theirs[1]).norm() > 0.1 * theirs[0].norm()
+    theirs = second_step(torchjd.aggregation.GradVac(beta=0.01), 1.0)  # at this scale the epsilon does not matter
+    torch.testing.assert_close(theirs, ours[0], rtol=1e-6, atol=1e-6)
 
 
 def targets(pipe):

@@ -1,4 +1,4 @@
-"""IMTL-G against the paper's formula, TorchJD where that is exact, and what both do near degeneracy."""
+"""IMTL-G against the paper's formula and TorchJD where these are exact, and its bound near degeneracy."""
 
 import itertools
 
@@ -66,10 +66,9 @@ def between(third):
     return torch.cat([torch.eye(2, 3, dtype=torch.float64), third * inner])
 
 
-def test_where_the_papers_step_points_against_all_tasks_ours_points_along_them():
+def test_with_a_negative_sum_of_unscaled_weights_the_step_still_points_along_all_tasks():
+    # Seen in TorchJD 0.18 and in the paper's formula: the step points against all three tasks.
     rows = between(0.01)
-    assert (rows @ papers_direction(rows) < 0).all()
-    assert (rows @ torchjd.aggregation.IMTLG()(rows) < 0).all()
     direction = gradhomog.pipeline("imtl_g").combine(rows)
     cosines = units(rows) @ direction / direction.norm()
     torch.testing.assert_close(cosines, cosines.mean().expand_as(cosines))
@@ -77,43 +76,39 @@ def test_where_the_papers_step_points_against_all_tasks_ours_points_along_them()
 
 
 def test_no_step_is_long_however_small_the_sum_of_the_unscaled_weights():
-    lengths, papers = [], []
-    for third in torch.linspace(0.3, 0.9, 150, dtype=torch.float64).tolist():
-        rows = between(third)
-        lengths.append(float(gradhomog.pipeline("imtl_g").combine(rows).norm()))
-        papers.append(float(papers_direction(rows).norm()))
-    assert max(papers) > 50
+    # The paper's formula divides by that sum: on these rows its longest step is more than 50.
+    thirds = torch.linspace(0.3, 0.9, 150, dtype=torch.float64).tolist()
+    lengths = [float(gradhomog.pipeline("imtl_g").combine(between(third)).norm()) for third in thirds]
     assert max(lengths) < 2
     assert max(abs(a - b) for a, b in itertools.pairwise(lengths)) < 0.02  # and nothing jumps
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_parallel_rows_have_the_harmonic_mean_of_their_norms_the_limit_of_rows_becoming_parallel(dtype):
-    # TorchJD prefers long rows: Σ n² / Σ n = 7/3, which is no limit of anything.
+    # Seen in TorchJD 0.18: Σ n² / Σ n = 7/3, a preference for long rows.
     row = units(random_rows(1, 1000))
     rows = torch.tensor([[1.0], [2.0], [3.0]], dtype=torch.float64) * row
     expected = 18 / 11 * row[0]
     found = gradhomog.pipeline("imtl_g").combine(rows.to(dtype))
     torch.testing.assert_close(found, expected.to(dtype), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(torchjd.aggregation.IMTLG()(rows), 7 / 3 * row[0], rtol=1e-6, atol=1e-8)
     nearly = rows + 0.01 * rows.norm(dim=1, keepdim=True) * torch.linalg.qr(random_rows(3, 1000, seed=1).T)[0].T
     torch.testing.assert_close(gradhomog.pipeline("imtl_g").combine(nearly), expected, rtol=0, atol=0.02)
-    assert (papers_direction(nearly) - expected).norm() < 0.02 < (expected - 7 / 3 * row[0]).norm()
+    torch.testing.assert_close(papers_direction(nearly), expected, rtol=0, atol=0.02)
 
 
-def test_opposite_rows_project_equally_on_zero_only_where_torchjd_follows_the_longer():
+def test_opposite_rows_project_equally_on_zero_only():
+    # Seen in TorchJD 0.18: it follows the longer row, with -5 times the first.
     rows = torch.tensor([[1.0, 2.0], [-2.0, -4.0]], dtype=torch.float64)
     assert float(gradhomog.pipeline("imtl_g").combine(rows).abs().max()) < 1e-15
     torch.testing.assert_close(papers_direction(rows), torch.zeros(2, dtype=torch.float64))
-    torch.testing.assert_close(torchjd.aggregation.IMTLG()(rows), -5 * rows[0])
 
 
-def test_large_gradients_are_no_reason_to_stop_where_torchjd_returns_zero():
+def test_large_gradients_give_the_same_direction():
+    # Seen in TorchJD 0.18: zero for these rows, of an absolute threshold.
     rows = random_rows(3, 5)
     torch.testing.assert_close(
         gradhomog.pipeline("imtl_g").combine(1e15 * rows), 1e15 * gradhomog.pipeline("imtl_g").combine(rows)
     )
-    assert torchjd.aggregation.IMTLG()(1e15 * rows).tolist() == [0.0] * 5
 
 
 def test_float64_rows_that_are_a_millionth_apart_keep_their_rank():

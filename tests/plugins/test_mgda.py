@@ -17,26 +17,18 @@ def test_two_comparable_rows_equal_torchjd(seed):
     torch.testing.assert_close(gradhomog.pipeline("mgda").combine(rows), expected, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("tasks", [4, 8, 16])
-def test_never_longer_than_torchjds_vector(tasks):
-    generator = torch.Generator().manual_seed(tasks)
-    for _ in range(5):
-        rows = torch.randn(tasks, 20, generator=generator, dtype=torch.float64)
-        rows = rows * 10 ** (2 * torch.rand(tasks, 1, generator=generator, dtype=torch.float64) - 1)
-        ours = gradhomog.pipeline("mgda").combine(rows).norm()
-        assert ours <= torchjd.aggregation.MGDA()(rows).norm() + 1e-12
-
-
-def test_torchjds_vector_is_far_too_long_for_many_tasks_of_different_sizes():
-    # 100 Frank–Wolfe steps from uniform weights do not find the corner; ours is not above any vector of the hull.
+@pytest.mark.parametrize(("tasks", "params"), [(4, 20), (8, 20), (16, 20), (32, 40)])
+def test_no_vector_of_the_hull_is_shorter_for_tasks_of_different_sizes(tasks, params):
+    # Seen in TorchJD 0.18: 100 Frank–Wolfe steps from uniform weights return a vector 1.3 times as long for 32 tasks.
     generator = torch.Generator().manual_seed(0)
-    rows = torch.randn(32, 40, generator=generator, dtype=torch.float64)
-    rows = rows * 10 ** (2 * torch.rand(32, 1, generator=generator, dtype=torch.float64) - 1)
-    ours = gradhomog.pipeline("mgda").combine(rows)
-    theirs = torchjd.aggregation.MGDA()(rows)
-    assert float(theirs.norm() / ours.norm()) > 1.3
-    assert (rows @ ours >= (1 - 1e-9) * ours @ ours).all()  # optimal: every vector of the hull is as long
-    assert float((rows @ theirs).min() / (theirs @ theirs)) < 0.7
+    for _ in range(5):
+        rows = torch.randn(tasks, params, generator=generator, dtype=torch.float64)
+        rows = rows * 10 ** (2 * torch.rand(tasks, 1, generator=generator, dtype=torch.float64) - 1)
+        found = gradhomog.pipeline("mgda").homogenize(rows)
+        direction = found.direction[""]
+        assert float(found.weights.min()) >= 0
+        assert float(found.weights.mean()) == pytest.approx(1)
+        assert (rows @ direction >= (1 - 1e-9) * direction @ direction).all()  # so is every vector of the hull
 
 
 @given(jacobians())

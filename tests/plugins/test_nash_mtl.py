@@ -1,4 +1,4 @@
-"""Nash-MTL against its equation on the rows, TorchJD where that is exact and where it fails in silence; its scales."""
+"""Nash-MTL against its equation on the rows, and TorchJD where that is exact; its scales."""
 
 import pytest
 import torch
@@ -37,14 +37,11 @@ def test_comparable_rows_equal_torchjd():
     )
 
 
-@pytest.mark.slow
-def test_torchjds_weights_are_far_from_balance_where_norms_spread_from_a_tenth_to_ten():
-    # Its solver fails, which is swallowed, and the weights before are used: 8 to 450 for such rows.
+def test_weights_of_many_tasks_are_in_balance_where_norms_spread_from_a_tenth_to_ten():
+    # Seen in TorchJD 0.18: its solver fails without a message, and max |α_i (Gα)_i − 1| is between 8 and 450.
     generator = torch.Generator().manual_seed(0)
     norms = 10 ** (2 * torch.rand(16, 1, generator=generator, dtype=torch.float64) - 1)
     rows = norms * torch.randn(16, 50, generator=generator, dtype=torch.float64)
-    theirs = torchjd.aggregation.NashMTL(n_tasks=16, max_norm=0.0).weighting(rows)
-    assert float((theirs * (rows @ rows.T @ theirs) - 1).abs().max()) > 5
     result = gradhomog.pipeline("nash_mtl(scale='paper')").homogenize(rows)
     assert float((result.weights / 16 * (rows @ result.direction[""]) - 1).abs().max()) < 1e-10
 

@@ -1,4 +1,4 @@
-"""UPGrad against least squares on the rows, PCGrad for two tasks, TorchJD where that is exact, and where it is not."""
+"""UPGrad against least squares on the rows, PCGrad for two tasks, and TorchJD where that is exact."""
 
 import pytest
 import scipy.optimize
@@ -39,24 +39,21 @@ def test_rows_without_conflict_are_averaged():
     torch.testing.assert_close(gradhomog.pipeline("upgrad").combine(rows), rows.mean(0))
 
 
-def test_torchjd_averages_small_gradients_whatever_their_conflict():
-    # It takes a Gramian of trace below 1e-4 for zero: late in training nothing is projected any more.
+def test_small_gradients_are_projected_like_large_ones():
+    # Seen in TorchJD 0.18: it takes a Gramian of trace below 1e-4 for zero and returns the mean, which conflicts here.
     rows = 1e-3 * torch.tensor([[3.0, 0.0], [-1.0, 1.0]], dtype=torch.float64)
-    torch.testing.assert_close(torchjd.aggregation.UPGrad()(rows), rows.mean(0))
-    assert float(rows[1] @ rows.mean(0)) < 0
     found = gradhomog.pipeline("upgrad").combine(rows)
     torch.testing.assert_close(found, torch.tensor([7.5e-4, 1.25e-3], dtype=torch.float64))
 
 
-def test_torchjds_ridge_leaves_conflict_where_norms_are_far_apart():
+def test_no_conflict_is_left_where_norms_are_far_apart():
+    # Seen in TorchJD 0.18: with its ridge the least cosine is below -1e-5, and the direction more than 1 % off.
     generator = torch.Generator().manual_seed(3)
     rows = torch.randn(8, 20, generator=generator, dtype=torch.float64)
     rows = rows * torch.logspace(-2, 2, 8, dtype=torch.float64)[:, None]
     norms = rows.norm(dim=1)
-    ours, theirs = gradhomog.pipeline("upgrad").combine(rows), torchjd.aggregation.UPGrad()(rows)
-    assert float((rows @ theirs / norms).min() / theirs.norm()) < -1e-5
-    assert float((rows @ ours / norms).min() / ours.norm()) > -1e-12
-    assert float((ours - theirs).norm() / ours.norm()) > 0.01
+    direction = gradhomog.pipeline("upgrad").combine(rows)
+    assert float((rows @ direction / norms).min() / direction.norm()) > -1e-12
 
 
 def test_opposite_rows_leave_what_is_orthogonal_to_them():

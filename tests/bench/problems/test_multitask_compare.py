@@ -165,7 +165,7 @@ def test_results_of_another_configuration_or_of_other_data_are_not_continued(und
     data, out = tmp_path / "table.npz", tmp_path / "out"
     np.savez(data, x=rows[:, 0], y=rows.sum(1), z=rows[:, 1])
     overrides = ["problem.name=regression", f'problem.data="{data}"', 'problem.targets=["y", "z"]', "train.steps=2"]
-    overrides += ["train.validate_every=1", "seeds=1", 'homogenizers=["pcgrad"]', "network.width=4"]
+    overrides += ["train.validate_every=1", "seeds=1", "workers=1", 'homogenizers=["pcgrad"]', "network.width=4"]
     compare(load(None, overrides).with_baselines(), out)
     text = (out / folders.RUN_FILE).read_text(encoding="utf-8")
     (out / folders.RUN_FILE).write_text(text.replace("steps = 2", "steps = 3"), encoding="utf-8")

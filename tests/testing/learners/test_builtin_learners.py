@@ -1,6 +1,6 @@
 """Every learner that comes with the package passes the whole kit, with several options.
 
-Those that forward to another, and other options, in the fast mode; in the development loop one learner, in that mode.
+Those that form rows as another does, and other options, in the fast mode; in the development loop one, in that mode.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from gradhomog.testing import parametrize_with_checks
 
 DIFFERENT = [
     "maml",
-    "mamlpp",
-    "meta_sgd",
     "reptile",
     "imaml",
     "protonet",
     "metaoptnet",
-    "relationnet",
     "baseline(test_epochs=5)",
 ]
 DERIVED = [
+    "mamlpp",
+    "meta_sgd",
+    "relationnet",
     'maml(inner="adam", inner_steps=2, norm="support")',
     "fomaml",
     'fomaml(inner="momentum", inner_steps=2, test_steps=4, norm="frozen", adapt="head.*")',
