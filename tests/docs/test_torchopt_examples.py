@@ -1,0 +1,208 @@
+"""`docs/examples/torchopt`: TorchOpt's loops, homogenized; the pipeline "none" computes what TorchOpt does."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import runpy
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import torchopt
+from torch.func import functional_call
+
+import gradhomog
+from gradhomog import Task
+from gradhomog_adapters.torchopt import meta_step
+from tests.docs import pages
+
+FOLDER = pages.DOCS / "examples" / "torchopt"
+PAGE = pages.text("guide/torchopt.md")
+NAMES = ["few_shot.py", "few_shot_homogenized.py"]
+PLAIN, HOMOGENIZED = ((FOLDER / name).read_text(encoding="utf-8").splitlines() for name in NAMES)
+
+
+def script(name: str) -> dict[str, Any]:
+    return runpy.run_path(str(FOLDER / name), run_name="script")
+
+
+def printed(name: str, capsys: pytest.CaptureFixture[str]) -> str:
+    threads = torch.get_num_threads()
+    try:
+        runpy.run_path(str(FOLDER / name), run_name="__main__")
+    finally:
+        torch.set_num_threads(threads)
+    return capsys.readouterr().out
+
+
+def image_batches() -> list[list[Task]]:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(5)
+
+    def task() -> Task:
+        images = torch.randn(10, 1, 28, 28, generator=generator, dtype=torch.float64)
+        return Task(images[:5], labels, images[5:], labels)
+
+    return [[task() for _ in range(3)] for _ in range(3)]
+
+
+def function_batches(steps: int, dtype: torch.dtype = torch.float64) -> list[list[Task]]:
+    random = np.random.default_rng(0)
+    domains = [gradhomog.domain(f"functions:{name}") for name in ("sinusoid", "line", "quadratic")]
+    tasks = [[d.sample("train", random, ways=1, shots=5, queries=7) for d in domains] for _ in range(steps)]
+    names = ("support_x", "support_y", "query_x", "query_y")
+    return [[Task(*(getattr(task, name).to(dtype) for name in names)) for task in batch] for batch in tasks]
+
+
+def test_five_marked_lines_are_changed_and_others_only_indented() -> None:
+    """Counted strictly: a line that is added, one that is replaced, and one that is removed, each as one."""
+    bare = [[line.strip() for line in lines] for lines in (PLAIN, HOMOGENIZED)]
+    codes = difflib.SequenceMatcher(None, *bare, autojunk=False).get_opcodes()
+    changes = [code for code in codes if code[0] != "equal"]
+    assert sum(max(until - start, to - at) for _, start, until, at, to in changes) == 5
+    changed = [line for _, _, _, at, to in changes for line in HOMOGENIZED[at:to]]
+    assert changed == [line for line in HOMOGENIZED if line.endswith("  # changed")]
+
+
+def test_the_page_shows_the_difference() -> None:
+    difference = difflib.unified_diff(
+        [line.strip() for line in PLAIN], [line.strip() for line in HOMOGENIZED], *NAMES, lineterm="", n=1
+    )
+    assert pages.blocks(PAGE, "diff")[0].splitlines() == list(difference)
+
+
+def few_shot(source: str) -> dict[str, torch.Tensor]:
+    names: dict[str, Any] = {"__name__": "script"}
+    exec(source, names)
+    torch.manual_seed(0)
+    net = names["network"](4).double()
+    names["train"](net, image_batches())
+    return net.state_dict()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("outer", "tolerance"), [("Adam", 1e-9), ("SGD", 1e-12)])
+def test_few_shot_without_a_homogenizer_is_torchopts_loop_in_float64(outer: str, tolerance: float) -> None:
+    """Adam magnifies the rounding of derivatives that are 0, those of the biases before a BatchNorm, to some 1e-10."""
+    sources = ["\n".join(lines).replace("torch.optim.Adam(", f"torch.optim.{outer}(") for lines in (PLAIN, HOMOGENIZED)]
+    plain, other = map(few_shot, sources)
+    same = few_shot(sources[1].replace('"pcgrad"', '"none"'))
+    for name, value in plain.items():
+        torch.testing.assert_close(same[name], value, rtol=tolerance, atol=tolerance)
+    assert not torch.allclose(plain["0.weight"], other["0.weight"], rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_few_shot_runs_and_learns(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = re.fullmatch(r"Test Loss: (\d\.\d{3})\n", printed(name, capsys))
+    assert found
+    assert float(found[1]) < 1.5  # log 5 = 1.609: the loss of a uniform prediction over five classes
+
+
+def test_the_functional_api_without_a_homogenizer_is_torchopts_loop_in_float64() -> None:
+    names, batches = script("functional.py"), function_batches(3)
+    torch.manual_seed(0)
+    net = names["network"]().double()
+    found = names["train"](net, batches, gradhomog.pipeline("none"))
+    other = names["train"](net, batches, gradhomog.pipeline("pcgrad"))
+
+    params = {name: p.detach().clone().requires_grad_() for name, p in net.named_parameters()}
+    outer = torchopt.Adam(list(params.values()), lr=3e-3)  # the loop of TorchOpt's users: one loss, the mean
+    for batch in batches:
+        outer.zero_grad()
+        losses = []
+        for task in batch:
+            adapted, inner = params, torchopt.FuncOptimizer(torchopt.adam(lr=0.02, eps_root=1e-8))
+            for _ in range(3):
+                adapted = inner.step(F.mse_loss(functional_call(net, adapted, task.support_x), task.support_y), adapted)
+            losses.append(F.mse_loss(functional_call(net, adapted, task.query_x), task.query_y))
+        torch.stack(losses).mean().backward()
+        outer.step()
+    for name, value in params.items():
+        torch.testing.assert_close(found[name].detach(), value.detach(), rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(found["0.weight"], other["0.weight"], rtol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["functional.py", "implicit.py"])
+def test_both_scripts_run_and_lower_the_loss(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = re.fullmatch(r"query loss on unseen functions: (\S+) before, (\S+) after\n", printed(name, capsys))
+    assert found
+    assert float(found[2]) < 0.8 * float(found[1])
+
+
+def closed_form(prior: dict[str, torch.Tensor], task: Task, features: Any) -> torch.Tensor:
+    """Query loss of w = (XᵀX/n + Λ)⁻¹ (Xᵀy/n + Λφ), with Λ = diag exp(log λ)."""
+    x, y, strength = features(task.support_x), task.support_y[:, 0], prior["log_strength"].exp()
+    weights = torch.linalg.solve(x.T @ x / len(x) + strength.diag(), x.T @ y / len(x) + strength * prior["mean"])
+    return 0.5 * (features(task.query_x) @ weights - task.query_y[:, 0]).square().mean()
+
+
+def random_prior(dtype: torch.dtype = torch.float64) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return {
+        name: torch.randn(5, generator=generator, dtype=dtype).requires_grad_() for name in ("mean", "log_strength")
+    }
+
+
+def test_implicit_rows_equal_those_of_the_closed_form() -> None:
+    names, prior = script("implicit.py"), random_prior()
+    (tasks,) = function_batches(1)
+    rows, losses = names["gradients"](prior, tasks)
+    for slot, task in enumerate(tasks):
+        loss = closed_form(prior, task, names["features"])
+        expected = torch.autograd.grad(loss, list(prior.values()))
+        torch.testing.assert_close(losses[slot], loss.detach(), rtol=1e-6, atol=1e-8)
+        for row, exact in zip(rows.values(), expected, strict=True):
+            torch.testing.assert_close(row[slot], exact, rtol=1e-6, atol=1e-6)
+
+
+def test_implicit_without_a_homogenizer_follows_the_mean_of_the_closed_form() -> None:
+    names, batches = script("implicit.py"), function_batches(4)
+    found, exact, other = random_prior(), random_prior(), random_prior()
+    names["train"](found, batches, gradhomog.pipeline("none"))
+    names["train"](other, batches, gradhomog.pipeline("mgda"))
+    outer = torch.optim.Adam(exact.values(), lr=0.1)
+    for batch in batches:
+        outer.zero_grad()
+        torch.stack([closed_form(exact, task, names["features"]) for task in batch]).mean().backward()
+        outer.step()
+    for name, value in exact.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(found["mean"], other["mean"], rtol=1e-2)
+
+
+def test_meta_step_takes_implicit_gradients_too() -> None:
+    """A prior held by a module: `meta_step` forms the same rows from the query losses."""
+    names, values = script("implicit.py"), random_prior()
+    (tasks,) = function_batches(1)
+    rows, losses = names["gradients"](values, tasks)
+    pipe = gradhomog.pipeline("pcgrad")
+    expected = gradhomog.pipeline("pcgrad").combine(rows, losses=losses)
+    net = torch.nn.Module()
+    for name, value in values.items():
+        net.register_parameter(name, torch.nn.Parameter(value.detach().clone()))
+    with meta_step(net, pipe) as step:
+        for task in tasks:
+            with step.task():
+                step.add(names["query_loss"](dict(net.named_parameters()), task))
+    for name, parameter in net.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-10, atol=1e-10)
+
+
+def test_only_implicit_differentiation_warns() -> None:
+    names = {name: script(name) for name in ("functional.py", "implicit.py")}
+    (tasks,) = function_batches(1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        names["functional.py"]["gradients"](
+            net := names["functional.py"]["network"]().double(), dict(net.named_parameters()), tasks
+        )
+        assert caught == []
+        names["implicit.py"]["gradients"](random_prior(), tasks)
+    assert {warning.category for warning in caught} == {FutureWarning}
+    assert all("functorch" in str(warning.message) for warning in caught)
