@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from gradhomog.specs import DomainSpec, HomogenizerSpec, LearnerSpec
     from gradhomog.square_root import safe_sqrt
     from gradhomog.step import StageResult, Step
+    from gradhomog.task_dataset import TaskDataset
     from gradhomog.task_key import TaskKey
     from gradhomog.tasks import Task, TaskBatch
 
@@ -101,6 +102,7 @@ _HOMES = {
     ),
     "specs": ("DomainSpec", "HomogenizerSpec", "LearnerSpec"),
     "step": ("StageResult", "Step"),
+    "task_dataset": ("TaskDataset",),
     "task_key": ("TaskKey",),
     "tasks": ("Task", "TaskBatch"),
 }
@@ -141,6 +143,7 @@ __all__ = [
     "StepReport",
     "Task",
     "TaskBatch",
+    "TaskDataset",
     "TaskFeatures",
     "TaskKey",
     "TaskRow",

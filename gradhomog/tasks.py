@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,12 +33,13 @@ class Task:
     domain: str = ""
     classes: Tensor | None = None
 
-    def to(self, device: torch.device | str) -> Task:
-        """Copy to a device."""
-        return Task(
-            self.support_x.to(device), self.support_y.to(device), self.query_x.to(device), self.query_y.to(device),
-            self.domain, None if self.classes is None else self.classes.to(device),
-        )  # fmt: skip
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Task:
+        """Copy to a device; `non_blocking` as of `torch.Tensor.to`, for tasks in pinned memory."""
+        return _mapped(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Task:
+        """Copy to pinned memory, as `DataLoader(pin_memory=True)` does."""
+        return _mapped(self, Tensor.pin_memory)
 
 
 @dataclass(frozen=True)
@@ -85,12 +88,13 @@ class TaskBatch:
             fields[name] = torch.stack(tensors)
         return cls(**fields, domains=tuple(task.domain for task in tasks))
 
-    def to(self, device: torch.device | str) -> TaskBatch:
-        """Copy to a device."""
-        return TaskBatch(
-            self.support_x.to(device), self.support_y.to(device), self.query_x.to(device), self.query_y.to(device),
-            self.domains, None if self.classes is None else self.classes.to(device),
-        )  # fmt: skip
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> TaskBatch:
+        """Copy to a device; `non_blocking` as of `torch.Tensor.to`, for batches in pinned memory."""
+        return _mapped(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> TaskBatch:
+        """Copy to pinned memory, as `DataLoader(pin_memory=True)` does."""
+        return _mapped(self, Tensor.pin_memory)
 
     def __len__(self) -> int:
         return self.support_x.shape[0]
@@ -103,3 +107,12 @@ class TaskBatch:
 
     def __iter__(self) -> Iterator[Task]:
         return (self[index] for index in range(len(self)))
+
+
+Tasks = TypeVar("Tasks", Task, TaskBatch)
+
+
+def _mapped(tasks: Tasks, function: Callable[[Tensor], Tensor]) -> Tasks:
+    """A copy whose tensors are those that a function makes of them."""
+    fields: dict[str, Any] = {name: function(value) for name, value in vars(tasks).items() if isinstance(value, Tensor)}
+    return dataclasses.replace(tasks, **fields)

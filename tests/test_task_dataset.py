@@ -1,0 +1,302 @@
+"""`TaskDataset`: tasks are functions of seed and index, disjoint, balanced, and loaded lazily."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, StackDataset, Subset, TensorDataset
+
+from gradhomog import DataError, OptionError, Task, TaskBatch, TaskDataset
+from gradhomog_adapters.baseline import Baseline
+
+SHARED = Path(os.environ.get("GRADHOMOG_DATA", Path(__file__).parents[2] / "shared" / "data"))
+SHAPE = {"ways": 3, "shots": 2, "queries": 4, "length": 20}
+
+
+class Numbers(Dataset[Any]):
+    """Example i is the number i; class i mod `classes`. Counts what is loaded."""
+
+    def __init__(self, examples: int = 60, classes: int = 6) -> None:
+        self.targets = [index % classes for index in range(examples)]
+        self.loaded: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        self.loaded.append(index)
+        return torch.tensor([float(index)]), self.targets[index]
+
+
+class Noisy(Numbers):
+    """A random transform: noise from PyTorch's generator."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        value, label = super().__getitem__(index)
+        return value + torch.rand(1), label
+
+
+def same(one: Task, two: Task) -> bool:
+    return all(
+        torch.equal(value, vars(two)[name]) if isinstance(value, torch.Tensor) else value == vars(two)[name]
+        for name, value in vars(one).items()
+    )
+
+
+@pytest.mark.parametrize("dataset", [Numbers(), Noisy()], ids=["plain", "random transform"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_task_depends_on_seed_and_index_only(dataset: Numbers, workers: int) -> None:
+    tasks = TaskDataset(dataset, **SHAPE, seed=5, domain="numbers")
+    torch.manual_seed(workers)
+    loader = DataLoader(tasks, batch_size=None, num_workers=workers)
+    loaded = list(loader)
+    assert len(loaded) == SHAPE["length"]
+    assert all(same(task, tasks[index]) for index, task in enumerate(loaded))
+    shuffled = DataLoader(tasks, batch_size=None, num_workers=workers, sampler=[7, 3])
+    assert all(same(task, tasks[index]) for index, task in zip((7, 3), shuffled, strict=True))
+
+
+def test_other_seeds_and_indices_draw_other_tasks() -> None:
+    numbers = Numbers()
+    drawn = [TaskDataset(numbers, **SHAPE, seed=seed)[index] for seed in range(10) for index in range(10)]
+    assert len({tuple(task.query_x.flatten().tolist()) for task in drawn}) == 100
+
+
+def test_more_tasks_begin_with_the_same_ones() -> None:
+    short, long = (TaskDataset(Numbers(), **(SHAPE | {"length": length})) for length in (5, 10**12))
+    assert same(short[4], long[4])
+    assert len(long) == 10**12
+    assert long[10**12 - 1].support_x.shape == (6, 1)
+
+
+def test_drawing_does_not_change_the_generators_of_the_process() -> None:
+    torch.manual_seed(0)
+    before, state = torch.get_rng_state(), np.random.get_state()[1].copy()
+    TaskDataset(Noisy(), **SHAPE)[0]
+    assert torch.equal(before, torch.get_rng_state())
+    assert (state == np.random.get_state()[1]).all()
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 4), (1, 1, 1), (6, 5, 5), (2, 9, 1)])
+def test_support_and_query_are_disjoint_and_every_class_has_its_share(shape: tuple[int, int, int]) -> None:
+    ways, shots, queries = shape
+    numbers = Numbers()
+    for task in TaskDataset(numbers, ways=ways, shots=shots, queries=queries, length=30, classes=[5, 0, 1, 2, 3, 4]):
+        drawn = torch.cat([task.support_x, task.query_x]).flatten().int().tolist()
+        assert len(set(drawn)) == ways * (shots + queries)
+        assert Counter(task.support_y.tolist()) == dict.fromkeys(range(ways), shots)
+        assert Counter(task.query_y.tolist()) == dict.fromkeys(range(ways), queries)
+        assert task.classes is not None
+        of_classes = torch.tensor([5, 0, 1, 2, 3, 4])[task.classes]  # positions in `classes`
+        for x, y in ((task.support_x, task.support_y), (task.query_x, task.query_y)):
+            assert torch.equal(x.flatten().long() % 6, of_classes[y])
+
+
+def test_classes_examples_and_labels_are_drawn_about_equally_often() -> None:
+    """4,000 tasks: every count is binomial, and five standard deviations are allowed."""
+    tasks = TaskDataset(Numbers(), ways=3, shots=1, queries=1, length=4000)
+    classes: Counter[int] = Counter()
+    positions: Counter[tuple[int, int]] = Counter()
+    supports: Counter[int] = Counter()
+    for task in tasks:
+        assert task.classes is not None
+        classes.update(task.classes.tolist())
+        positions.update(enumerate(task.classes.tolist()))
+        supports.update(task.support_x.flatten().int().tolist())
+    for counts, kinds, chance in ((classes, 6, 1 / 2), (positions, 18, 1 / 6), (supports, 60, 1 / 20)):
+        assert len(counts) == kinds
+        spread = 5 * (4000 * chance * (1 - chance)) ** 0.5
+        assert all(abs(count - 4000 * chance) < spread for count in counts.values())
+
+
+def test_only_the_examples_of_a_task_are_loaded() -> None:
+    numbers = Numbers(6000)
+    tasks = TaskDataset(numbers, **SHAPE)
+    assert numbers.loaded == []
+    task = tasks[3]
+    assert len(numbers.loaded) == 3 * (2 + 4)
+    assert sorted(numbers.loaded) == sorted(torch.cat([task.support_x, task.query_x]).flatten().int().tolist())
+
+
+def test_only_the_given_classes_are_drawn() -> None:
+    tasks = TaskDataset(Numbers(), **SHAPE, classes=range(3, 6))
+    assert tasks.classes == (3, 4, 5)
+    assert tasks.class_count == 3
+    assert {int(x) % 6 for task in tasks for x in task.query_x} == {3, 4, 5}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_collates_tasks_to_batches_and_pins_them(workers: int) -> None:
+    tasks = TaskDataset(Numbers(), **SHAPE, domain="numbers")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*pin_memory.*", UserWarning)  # on machines without an accelerator
+        batches = list(DataLoader(tasks, 4, num_workers=workers, pin_memory=True, collate_fn=TaskBatch.stack))
+    assert len(batches) == 5
+    assert batches[2].support_x.shape == (4, 6, 1)
+    assert batches[2].domains == ("numbers",) * 4
+    assert batches[2].classes.shape == (4, 3)
+    assert all(same(task, tasks[8 + slot]) for slot, task in enumerate(batches[2]))
+    assert not torch.cuda.is_available() or batches[0].query_x.is_pinned()
+
+
+def test_tasks_and_batches_pin_all_their_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By `torch.Tensor.pin_memory`, which a CPU alone does not support; `DataLoader` calls `pin_memory()`."""
+    pinned = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor.shape) or tensor.clone())
+    task = TaskDataset(Numbers(), **SHAPE)[0]
+    assert same(torch.utils.data._utils.pin_memory.pin_memory(task), task)
+    assert len(pinned) == 5
+    torch.utils.data._utils.pin_memory.pin_memory(TaskBatch.stack([task, task]))
+    assert len(pinned) == 10
+
+
+def test_several_data_sets_give_a_batch_with_one_task_of_each() -> None:
+    tasks = [TaskDataset(Numbers(), **SHAPE, seed=seed, domain=f"domain {seed}") for seed in range(3)]
+    batch = next(iter(DataLoader(StackDataset(*tasks), batch_size=None, collate_fn=TaskBatch.stack)))
+    assert batch.domains == ("domain 0", "domain 1", "domain 2")
+
+
+def test_a_learner_that_classifies_all_training_classes_takes_their_positions() -> None:
+    tasks = TaskDataset(Numbers(), **SHAPE, classes=[5, 1, 3, 2])
+    learner = Baseline(torch.nn.Linear(1, 4), torch.nn.Linear(4, 3), classes=tasks.class_count)
+    rows = learner.rows(TaskBatch.stack([tasks[0], tasks[1]])).jacobian["learner.classifier.weight"]
+    assert rows.shape == (2, 4, 4)
+
+
+def labelled(**attributes: object) -> Dataset[Any]:
+    numbers = Numbers(12, 2)
+    del numbers.targets
+    numbers.__class__ = type("Labelled", (Numbers,), {"__len__": lambda self: 12})
+    for name, value in attributes.items():
+        setattr(numbers, name, value)
+    return numbers
+
+
+LABELS = [0, 1] * 6
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        labelled(targets=LABELS),
+        labelled(targets=torch.tensor(LABELS)),
+        labelled(labels=np.array(LABELS, dtype=np.uint8)),
+        labelled(targets=LABELS, labels=["ignored"] * 12),
+        TensorDataset(torch.arange(12.0)[:, None], torch.tensor(LABELS)),
+        Subset(Numbers(100, 2), range(12)),
+        Subset(Subset(Numbers(100, 2), range(10, 100)), torch.arange(12).tolist()),
+        ConcatDataset([Numbers(6, 2), Subset(Numbers(100, 2), range(6))]),
+    ],
+    ids=["list", "tensor", "array", "targets first", "tensors", "subset", "subset twice", "concatenated"],
+)  # fmt: skip
+def test_labels_are_those_of_the_data_set(dataset: Dataset[Any]) -> None:
+    given, found = (
+        TaskDataset(dataset, ways=2, shots=1, queries=5, length=3, labels=labels) for labels in (LABELS, None)
+    )
+    assert found.classes == (0, 1)
+    if not hasattr(dataset, "labels") and not hasattr(dataset, "targets"):
+        assert all(same(one, two) for one, two in zip(given, found, strict=True))
+
+
+def test_inputs_may_be_arrays_or_items_without_a_label() -> None:
+    class Arrays(Numbers):
+        def __getitem__(self, index: int) -> Any:
+            return np.full((2, 2), index, dtype=np.float32)
+
+    task = TaskDataset(Arrays(), **SHAPE)[0]
+    assert task.support_x.shape == (6, 2, 2)
+    assert task.support_x.dtype == torch.float32
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter([])
+
+
+class Shapes(Numbers):
+    def __getitem__(self, index: int) -> Any:
+        return torch.zeros(index), 0
+
+
+class Words(Numbers):
+    def __getitem__(self, index: int) -> Any:
+        return "picture", 0
+
+
+@pytest.mark.parametrize(
+    ("dataset", "changes", "message"),
+    [
+        (Numbers(), {"ways": 7}, "7-way tasks need 7 classes; found 6. Ask for fewer ways"),
+        (Numbers(), {"classes": [1, 2]}, "3-way tasks need 3 classes; found 2."),
+        (Numbers(63), {"shots": 7}, "need 11 examples of every class; class 3 has 10 and 2 more have too few. Ask for "
+            "fewer shots or queries, or leave such classes out of `classes`: 3 of 6 have enough."),
+        (Numbers(), {"classes": [0, 1, 9]}, r"`classes` must be among the labels; 9 is not \(1 in all\). The labels "
+            "are 0..5, 6 different."),
+        (Numbers(), {"classes": [0, 1, 1]}, "`classes` must not repeat a label; got 3 of which 2 differ."),
+        (labelled(), {}, "Labelled has neither `targets` nor `labels`, .*Give `labels=`, one integer per example"),
+        (labelled(targets=["cat", "dog"] * 6), {}, "`Labelled.targets` must be integers; got dtype <U3, the first is "
+            "str 'cat'. Number the classes"),
+        (Numbers(), {"labels": [0.0] * 60}, "`labels` must be integers; got dtype float64, the first is float 0.0"),
+        (Numbers(), {"labels": [True] * 60}, "`labels` must be integers; got dtype bool"),
+        (Numbers(), {"labels": torch.zeros(60, 6).long()}, r"must have shape \[examples\]; got \(60, 6\). Give argmax"),
+        (Numbers(), {"labels": [[0], [1, 2]]}, "`labels` must hold one integer per example; it is ragged"),
+        (Numbers(), {"labels": [0, 1]}, "one label for each of the 60 examples of Numbers; got 2."),
+        (Numbers(), {"labels": [-1] * 10 + LABELS * 4 + [2, 3]}, "`labels` must be >= 0; found -1 for 10 examples."),
+        (Subset(Numbers(), []), {}, "3-way tasks need 3 classes; found 0."),
+        (Subset(Numbers(), []), {"classes": [0, 1, 2]}, "`dataset` has no examples"),
+        (Stream(), {}, "`dataset` must be a map-style dataset.*got Stream, an IterableDataset"),
+        (Shapes(), {}, r"inputs of `dataset` must have one shape; example \d+ has .*Resize them"),
+        (Words(), {}, "must be a tensor or an array, or a tuple that begins with one; got str. Convert it"),
+    ],
+)  # fmt: skip
+def test_an_error_names_what_was_expected_and_what_was_found(
+    dataset: Dataset[Any], changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        TaskDataset(dataset, **(SHAPE | changes))[0]
+
+
+@pytest.mark.parametrize("name", ["ways", "shots", "queries", "length"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "3"])
+def test_numbers_must_be_positive_integers(name: str, value: object) -> None:
+    with pytest.raises(OptionError, match=f"`{name}` must be an integer >= 1; got {value!r}"):
+        TaskDataset(Numbers(), **(SHAPE | {name: value}))
+
+
+def test_the_seed_and_the_index_have_ranges() -> None:
+    with pytest.raises(OptionError, match=r"`seed` must be an integer in 0..4294967295; got -1"):
+        TaskDataset(Numbers(), **SHAPE, seed=-1)
+    for index in (-1, 20):
+        with pytest.raises(IndexError, match=rf"`index` must be in 0..19, as `length` is 20; got {index}"):
+            TaskDataset(Numbers(), **SHAPE)[index]
+
+
+def test_an_error_in_a_worker_keeps_its_class_and_text() -> None:
+    tasks = TaskDataset(Words(), **SHAPE)
+    with pytest.raises(DataError, match="must be a tensor or an array"):
+        next(iter(DataLoader(tasks, batch_size=None, num_workers=1)))
+
+
+def test_unlabelled_examples_are_left_out_where_classes_are_given() -> None:
+    tasks = TaskDataset(Numbers(), **SHAPE, labels=[-1] * 30 + [0, 1, 2] * 10, classes=[0, 1, 2])
+    assert min(int(x) for task in tasks for x in task.query_x) >= 30
+
+
+@pytest.mark.skipif(not (SHARED / "omniglot-28.npz").exists(), reason=f"{SHARED}/omniglot-28.npz is absent")
+def test_tasks_of_omniglot_are_those_of_its_training_characters() -> None:
+    with np.load(SHARED / "omniglot-28.npz", allow_pickle=False) as file:
+        images, labels, split = file["images"], file["labels"], file["class_split"]
+    dataset = TensorDataset(torch.from_numpy(images), torch.from_numpy(labels))
+    training = np.flatnonzero(split == "train").tolist()
+    tasks = TaskDataset(dataset, ways=20, shots=1, queries=15, length=5, classes=training, domain="omniglot")
+    assert tasks.class_count == 1150
+    for task in tasks:
+        assert task.query_x.shape[0] == 300
+        assert {tasks.classes[number] for number in task.classes} <= set(training)
