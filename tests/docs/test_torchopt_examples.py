@@ -194,15 +194,10 @@ def test_meta_step_takes_implicit_gradients_too() -> None:
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-10, atol=1e-10)
 
 
-def test_only_implicit_differentiation_warns() -> None:
-    names = {name: script(name) for name in ("functional.py", "implicit.py")}
+def test_the_functional_api_emits_no_warning() -> None:
+    names = script("functional.py")
     (tasks,) = function_batches(1)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        names["functional.py"]["gradients"](
-            net := names["functional.py"]["network"]().double(), dict(net.named_parameters()), tasks
-        )
-        assert caught == []
-        names["implicit.py"]["gradients"](random_prior(), tasks)
-    assert {warning.category for warning in caught} == {FutureWarning}
-    assert all("functorch" in str(warning.message) for warning in caught)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        net = names["network"]().double()
+        names["gradients"](net, dict(net.named_parameters()), tasks)

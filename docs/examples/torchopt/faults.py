@@ -1,12 +1,13 @@
-"""Faults of TorchOpt 0.7.3: for each an input, and the observed result as `docs/guide/torchopt.md` shows it.
+"""Faults of TorchOpt 0.7.3, each with an input that shows it: `python faults.py` prints what it returns.
 
-`SEEN` maps the name of a fault, which is the first cell of its row, to a function that returns the last cell.
+`SEEN` maps the name of a fault, the first cell of its row in `docs/guide/torchopt.md`, to what returns the last.
 """
 
 from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -341,3 +342,15 @@ def accelerated_adam() -> str:
     (adapted,) = torchopt.apply_updates((parameter,), updates, inplace=False)
     (meta,) = torch.autograd.grad(adapted.square().sum(), parameter, create_graph=True)
     return error_of(lambda: torch.autograd.grad(meta.square().sum(), parameter))
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")  # TorchOpt calls deprecated functions of PyTorch
+    torch.manual_seed(0)
+    print(f"TorchOpt {torchopt.__version__}, PyTorch {torch.__version__}")
+    for name, function in SEEN.items():
+        print(f"{name}: {function()}")
+
+
+if __name__ == "__main__":
+    main()
