@@ -11,7 +11,7 @@ from gradhomog import LearnerSpec, hookimpl
 from gradhomog_adapters._direct.base_classes import BaseClasses
 from gradhomog_adapters._direct.classifiers import linear
 from gradhomog_adapters._episodic.engine import Autocast, Compile, Engine
-from gradhomog_adapters._episodic.norm import Norm
+from gradhomog_adapters._network.norm import Norm
 
 
 class Baseline(BaseClasses):

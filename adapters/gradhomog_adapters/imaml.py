@@ -14,12 +14,12 @@ from gradhomog_adapters._episodic.engine import Autocast, Compile, Engine
 from gradhomog_adapters._episodic.episode import Episode
 from gradhomog_adapters._episodic.learner import Episodic
 from gradhomog_adapters._episodic.network import Parameters, choose, constants, filled
-from gradhomog_adapters._episodic.norm import Norm
 from gradhomog_adapters._episodic.query import query_outputs, query_row
 from gradhomog_adapters._implicit import conjugate_gradients, custom_root
 from gradhomog_adapters._inner_loop.optimizer import Descent, Inner, resolve
 from gradhomog_adapters._inner_loop.steps import check_steps
 from gradhomog_adapters._inner_loop.support import divided, encoded_once, support_loss
+from gradhomog_adapters._network.norm import Norm
 
 Solver = Literal["own", "torchopt"]
 

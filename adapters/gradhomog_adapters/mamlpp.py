@@ -16,7 +16,6 @@ from gradhomog_adapters._episodic.engine import Autocast, Compile, Engine
 from gradhomog_adapters._episodic.episode import Episode
 from gradhomog_adapters._episodic.learner import Episodic
 from gradhomog_adapters._episodic.network import Parameters, choose
-from gradhomog_adapters._episodic.norm import Norm, Statistics
 from gradhomog_adapters._episodic.query import query_outputs
 from gradhomog_adapters._inner_loop.optimizer import Inner, resolve
 from gradhomog_adapters._inner_loop.steps import check_steps
@@ -28,6 +27,7 @@ from gradhomog_adapters._mamlpp.rates import rates
 from gradhomog_adapters._mamlpp.running import Running, statistics
 from gradhomog_adapters._mamlpp.schedule import Count, annealed, cosine
 from gradhomog_adapters._mamlpp.step_norm import affine
+from gradhomog_adapters._network.norm import Norm, Statistics
 
 __all__ = ["MAMLPP", "cosine", "gradhomog_learner"]
 

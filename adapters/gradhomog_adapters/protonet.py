@@ -10,7 +10,7 @@ from gradhomog import LearnerSpec, hookimpl
 from gradhomog_adapters._direct.metric import Metric, class_means
 from gradhomog_adapters._episodic.engine import Autocast, Compile, Engine
 from gradhomog_adapters._episodic.network import Parameters
-from gradhomog_adapters._episodic.norm import Norm
+from gradhomog_adapters._network.norm import Norm
 
 
 class ProtoNet(Metric):

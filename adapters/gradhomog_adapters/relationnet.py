@@ -16,7 +16,7 @@ from gradhomog_adapters._direct.features import feature_shape
 from gradhomog_adapters._direct.metric import ABSENT, Metric, class_means, one_hot
 from gradhomog_adapters._episodic.engine import Autocast, Compile, Engine
 from gradhomog_adapters._episodic.network import Parameters
-from gradhomog_adapters._episodic.norm import Norm, SupportStatistics, policy
+from gradhomog_adapters._network.norm import Norm, SupportStatistics, policy
 
 
 class RelationNet(Metric):

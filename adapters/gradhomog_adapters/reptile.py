@@ -14,11 +14,11 @@ from gradhomog_adapters._episodic.engine import Autocast, Compile, Engine
 from gradhomog_adapters._episodic.episode import Episode
 from gradhomog_adapters._episodic.learner import Episodic
 from gradhomog_adapters._episodic.network import Parameters, choose, constants
-from gradhomog_adapters._episodic.norm import Norm
 from gradhomog_adapters._episodic.query import query_outputs
 from gradhomog_adapters._inner_loop.optimizer import Descent, Inner, resolve
 from gradhomog_adapters._inner_loop.steps import check_steps
 from gradhomog_adapters._inner_loop.support import divided, support_loss
+from gradhomog_adapters._network.norm import Norm
 from gradhomog_adapters._reptile.kept_state import KeptState
 from gradhomog_adapters._reptile.minibatches import Minibatches
 

@@ -17,7 +17,7 @@ from gradhomog_adapters._direct.learner import Direct, wide
 from gradhomog_adapters._episodic.engine import Autocast, Compile, Engine
 from gradhomog_adapters._episodic.episode import Episode
 from gradhomog_adapters._episodic.network import Parameters
-from gradhomog_adapters._episodic.norm import Norm
+from gradhomog_adapters._network.norm import Norm
 
 Tasks = TypeVar("Tasks", Task, TaskBatch)
 

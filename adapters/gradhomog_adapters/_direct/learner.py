@@ -13,7 +13,7 @@ from gradhomog import DataError, TaskRow
 from gradhomog_adapters._episodic.episode import Episode
 from gradhomog_adapters._episodic.learner import Episodic
 from gradhomog_adapters._episodic.network import Parameters
-from gradhomog_adapters._episodic.norm import Statistics
+from gradhomog_adapters._network.norm import Statistics
 
 
 class Direct(Episodic):

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog import Learner, OptionError, Task, TaskBatch, TaskRow
-from gradhomog_adapters._episodic import usable as _usable
 from gradhomog_adapters._episodic.calculus import OnGraph
 from gradhomog_adapters._episodic.engine import Autocast, Compile, Engine, Vectorized, check_autocast, check_engine
 from gradhomog_adapters._episodic.episode import Episode
 from gradhomog_adapters._episodic.network import Network, Parameters
-from gradhomog_adapters._episodic.norm import Norm, Statistics, SupportStatistics, check_norm, policy
-from gradhomog_adapters._episodic.twice import differentiable_twice
+from gradhomog_adapters._network import usable as _usable
+from gradhomog_adapters._network.norm import Norm, Statistics, SupportStatistics, check_norm, policy
+from gradhomog_adapters._network.twice import differentiable_twice
 
 
 class Episodic(Learner):

@@ -8,9 +8,9 @@ import torch
 import torchopt
 from torch import Tensor, nn
 
-from gradhomog_adapters._episodic.mirror import mirror
 from gradhomog_adapters._episodic.network import constants
 from gradhomog_adapters._inner_loop.optimizer import Descent
+from gradhomog_adapters._network.mirror import mirror
 
 
 def rates(names: Sequence[str], inner_steps: int, start: float) -> nn.Module:

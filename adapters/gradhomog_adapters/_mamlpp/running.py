@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from gradhomog import OptionError
 from gradhomog_adapters._episodic.episode import Episode
-from gradhomog_adapters._episodic.mirror import mirror_buffers
 from gradhomog_adapters._episodic.network import Network
 from gradhomog_adapters._mamlpp.step_norm import normalizations
+from gradhomog_adapters._network.mirror import mirror_buffers
 
 
 def statistics(network: Network, slots: int) -> nn.Module:

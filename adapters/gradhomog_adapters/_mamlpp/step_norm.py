@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from gradhomog_adapters._episodic.mirror import mirror
 from gradhomog_adapters._episodic.network import Network
+from gradhomog_adapters._network.mirror import mirror
 
 
 def normalizations(network: Network) -> dict[str, _BatchNorm]:
