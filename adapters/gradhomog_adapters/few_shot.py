@@ -200,8 +200,7 @@ class FewShotLearner(Learner):
         return row_on_graph(self, task, key)
 
     def adapted_outputs(self, support_x: Tensor, support_y: Tensor, query_x: Tensor) -> Tensor:
-        support = self.support(support_x, support_y, _ignore, gradient_on_graph, hessian_on_graph)
-        support = replace(support, steps=self.test_steps, order="none")
+        support = self.support_at_meta_test(support_x, support_y)
         with torch.set_grad_enabled(torch.is_grad_enabled() and query_x.requires_grad):
             point = self.adapt(constants(self.live_parameters), support)
             statistics = self.support_statistics(point, support)
@@ -214,6 +213,11 @@ class FewShotLearner(Learner):
         """The support set of a task while training."""
         buffers = self.network.buffers() if buffers is None else buffers
         return Support(x, y, self.inner_steps, self.order, self, buffers, begin, differentiate, differentiate_twice)
+
+    def support_at_meta_test(self, x: Tensor, y: Tensor) -> Support:
+        """The support set of a task at meta-test."""
+        support = self.support(x, y, _ignore, gradient_on_graph, hessian_on_graph)
+        return replace(support, steps=self.test_steps, order="none")
 
     def support_statistics(self, point: Parameters, support: Support) -> Statistics:
         """The statistics that `norm="support"` normalizes queries with: of the support set under adapted parameters."""
