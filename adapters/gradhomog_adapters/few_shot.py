@@ -42,7 +42,8 @@ class Support:
     begin: Callable[[Any], None] = field(repr=False)
     differentiate: Callable[[Loss, Parameters, bool], dict[str, Tensor]] = field(repr=False)
     differentiate_twice: Callable[[Loss, Parameters], Operator] = field(repr=False)
-    statistics: Statistics | None = field(default=None, repr=False)
+    encoded: Tensor | None = field(default=None, repr=False)  # features that all inner steps share
+    statistics: Statistics | None = field(default=None, repr=False)  # those that queries are normalized with
 
     def features(self, parameters: Parameters) -> Tensor:
         """Features `[support, features]` of the support set under some parameters."""

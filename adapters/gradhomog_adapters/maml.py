@@ -129,8 +129,10 @@ class MAML(FewShotLearner):
         """Support features, where they are the same in all inner steps."""
         if self.execution.recompute or not start or any(name.startswith("encoder.") for name in start):
             return None
-        features = support.features(others)
-        return features if support.order == "second" else features.detach()
+        if support.encoded is None:
+            features = support.features(others)
+            support.encoded = features if support.order == "second" else features.detach()
+        return support.encoded
 
     def _check_recomputable(self) -> None:
         """Raise OptionError for what does not do the same when it is run again."""

@@ -30,6 +30,7 @@ def row_on_graph(learner: FewShotLearner, task: Task, key: TaskKey) -> TaskRow:
     support = learner.support(task.support_x, task.support_y, begin, gradient_on_graph, hessian_on_graph)
 
     def query_row(path: Path, at: Parameters) -> TaskRow:
+        at = {name: t if t.requires_grad else t.detach().requires_grad_() for name, t in at.items()}
         points = path(at, support)
         statistics = [learner.support_statistics(point, support) for point in points]
         begin("query")
