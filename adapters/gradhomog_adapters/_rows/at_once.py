@@ -120,9 +120,10 @@ def row_by_transforms(
             return learner.total(losses), outputs
 
         led: Any = torch.func.vjp(lead, dict(at)) if at else (lead({}), lambda gradients: ({},))
-        scored: Any = torch.func.grad_and_value(score, argnums=(0, 1, 2), has_aux=True)(*led[0])
+        by = (0, 1, 2) if at else (2,)
+        scored: Any = torch.func.grad_and_value(score, argnums=by, has_aux=True)(*led[0])
         gradients, (loss, outputs) = scored
-        features, by_features = led[0][2], gradients[2]
+        features, by_features = led[0][-1], gradients[-1]
         return TaskRow(loss, led[1](gradients)[0], outputs, [features[-1]], [sum(by_features[1:], by_features[0])])
 
     return learner.row(parameters, support, query_row)
