@@ -201,7 +201,10 @@ class FewShotLearner(Learner):
         return row_on_graph(self, task, key)
 
     def adapted_outputs(self, support_x: Tensor, support_y: Tensor, query_x: Tensor) -> Tensor:
-        support = self.support_at_meta_test(support_x, support_y)
+        return self.outputs_at_meta_test(self.support_at_meta_test(support_x, support_y), query_x)
+
+    def outputs_at_meta_test(self, support: Support, query_x: Tensor) -> Tensor:
+        """Adapt to a support set of `support_at_meta_test`; the outputs are differentiable by queries that are."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and query_x.requires_grad):
             point = self.adapt(constants(self.live_parameters), support)
             statistics = self.support_statistics(point, support)

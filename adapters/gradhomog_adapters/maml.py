@@ -111,8 +111,9 @@ class MAML(FewShotLearner):
 
         theta, state = start, inner.init(start)
         yield {**others, **theta}
-        for k in range(support.steps if start else 0):
-            theta, state = step(k, theta, state, others)
+        for k in range(support.steps):
+            if start:
+                theta, state = step(k, theta, state, others)
             yield {**others, **theta}
 
     # -- the lines in which other learners differ --------------------------------------------------------------------
