@@ -29,7 +29,7 @@ class Metric(FewShotLearner):
     absent: float = ABSENT
     """The output of a class without a support example."""
 
-    def classes(self, parameters: Parameters, support: Support) -> dict[str, Tensor]:
+    def described_classes(self, parameters: Parameters, support: Support) -> dict[str, Tensor]:
         """Support features as `task.features` `[support, *]`, and `task.members` `[support, ways]`: 1 where an example
         is of a class, else 0."""
         self.refuse_regression(support.y)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Unpack
 
 import torch
@@ -16,84 +16,12 @@ from gradhomog_adapters._network import usable as _usable
 from gradhomog_adapters._network.functional import Network, Parameters
 from gradhomog_adapters._network.norm import Statistics, SupportStatistics
 from gradhomog_adapters._rows.at_once import RowsAtOnce
-from gradhomog_adapters._rows.gradients import Loss, Operator, Order, constants, gradient_on_graph, hessian_on_graph
-from gradhomog_adapters._rows.on_graph import QueryRow, row_on_graph
-from gradhomog_adapters._rows.recomputed import Step, recomputed
+from gradhomog_adapters._rows.gradients import Order, constants, gradient_on_graph, hessian_on_graph
+from gradhomog_adapters._rows.on_graph import row_on_graph
+from gradhomog_adapters._rows.sets import Query, QueryRow, Support
 from gradhomog_adapters.execution import Execution, ExecutionOptions
 
-
-@dataclass
-class Support:
-    """The support set of one task, as `adapt` receives it.
-
-    Attributes:
-        x, y: inputs `[support, *input]` and targets `[support]` or `[support, outputs]`.
-        steps: the number of inner steps: `inner_steps` while training, `test_steps` at meta-test.
-        order: which derivatives of inner steps the row needs: `"second"`, `"first"` (gradients are constants), or
-            `"none"` (at meta-test).
-    """
-
-    x: Tensor
-    y: Tensor
-    steps: int
-    order: Order
-    learner: FewShotLearner = field(repr=False)
-    buffers: Parameters = field(repr=False)
-    begin: Callable[[Any], None] = field(repr=False)
-    differentiate: Callable[[Loss, Parameters, bool], dict[str, Tensor]] = field(repr=False)
-    differentiate_twice: Callable[[Loss, Parameters], Operator] = field(repr=False)
-    encoded: Tensor | None = field(default=None, repr=False)  # features that all inner steps share
-    statistics: Statistics | None = field(default=None, repr=False)  # those that queries are normalized with
-
-    def features(self, parameters: Parameters) -> Tensor:
-        """Features `[support, features]` of the support set under some parameters."""
-        return self.learner.network.call("encoder.", parameters, self.buffers, self.x)
-
-    def loss(self, parameters: Parameters, features: Tensor | None = None) -> Tensor:
-        """L_S, the learner's loss on the support set; of features that are known already, if given."""
-        if features is None:
-            outputs = self.learner.network.call("", parameters, self.buffers, self.x)
-        else:
-            outputs = self.learner.network.call("head.", parameters, self.buffers, features)
-        return self.learner.loss(outputs, self.y)
-
-    def gradient(self, loss: Loss, at: Parameters) -> dict[str, Tensor]:
-        """∇loss at named tensors: differentiable where `order` is `"second"`, otherwise constants."""
-        return self.differentiate(loss, at, self.order == "second")
-
-    def hessian(self, loss: Loss, at: Parameters) -> Operator:
-        """v ↦ ∇²loss(at) v, for named tensors."""
-        return self.differentiate_twice(loss, at)
-
-    def recomputed(self, step: Step) -> Step:
-        """A decorator of `step(k, adapted, state, held) -> adapted, state`, inner step k as a function of the tensors
-        that it changes, the inner optimizer's state, and the tensors that it only reads.
-
-        With `Execution(recompute=True)` the graph of the step is built in the backward pass, and freed there.
-        """
-        return recomputed(step) if self.learner.execution.recompute and self.order == "second" else step
-
-
-@dataclass
-class Query:
-    """The query set of one task, as `query_loss` receives it.
-
-    Attributes:
-        features: `[queries, features]`, after the `transform` stages of homogenizers.
-        y: targets; None at meta-test.
-        support: the support set of the task.
-    """
-
-    features: Tensor
-    y: Tensor | None
-    support: Support = field(repr=False)
-    statistics: Statistics = field(repr=False)
-
-    def outputs(self, parameters: Parameters) -> Tensor:
-        """The outputs `[queries, ways]` of the head."""
-        learner, buffers = self.support.learner, self.support.buffers
-        with learner.normalizations.replay(self.statistics):
-            return learner.network.call("head.", parameters, buffers, self.features)
+__all__ = ["FewShotLearner", "Query", "Support"]
 
 
 class FewShotLearner(Learner):
@@ -165,6 +93,7 @@ class FewShotLearner(Learner):
 
     def query_loss(self, parameters: Parameters, query: Query) -> tuple[Tensor, Tensor]:
         """The loss that rows are gradients of, and the outputs, under adapted parameters."""
+        assert query.y is not None
         outputs = self.outputs(parameters, query)
         return self.loss(outputs, query.y), outputs
 

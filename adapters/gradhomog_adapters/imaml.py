@@ -13,7 +13,7 @@ from gradhomog_adapters import _conjugate_gradients as conjugate_gradients
 from gradhomog_adapters._inner_optimizer import Inner
 from gradhomog_adapters._network.functional import Parameters
 from gradhomog_adapters._rows.gradients import Operator, constants, zeros_for_missing
-from gradhomog_adapters._rows.on_graph import QueryRow
+from gradhomog_adapters._rows.sets import QueryRow
 from gradhomog_adapters.execution import Execution, ExecutionOptions
 from gradhomog_adapters.few_shot import Support
 from gradhomog_adapters.maml import MAML, Tensors

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Unpack, cast
 
 import torch
 from torch import Tensor, nn
@@ -120,7 +120,7 @@ class MAMLPP(MAML):
         **keywords: Unpack[ExecutionOptionsExceptNorm],
     ) -> None:
         self._records = norm == "running"
-        options: ExecutionOptions = {**keywords}
+        options = cast(ExecutionOptions, dict(keywords))
         if norm != "running" and (execution is None or norm != "batch"):
             options["norm"] = norm
         if norm == "running" and execution is not None and execution.norm != "batch":

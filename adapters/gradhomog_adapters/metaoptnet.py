@@ -70,7 +70,7 @@ class MetaOptNet(Metric):
         self.learn("logits", nn.ParameterDict({"scale": torch.tensor([float(scale)])}))
 
     def adapt(self, parameters: Parameters, support: Support) -> Parameters:
-        task = self.classes(parameters, support)
+        task = self.described_classes(parameters, support)
         with torch.autocast(support.x.device.type, enabled=False):
             x, y = task["task.features"].flatten(1).double(), task["task.members"].double()
             gram = x @ x.T + self.regularization * torch.eye(len(x), dtype=x.dtype, device=x.device)
@@ -79,7 +79,7 @@ class MetaOptNet(Metric):
         return {**parameters, **task, "task.weights": x.T @ dual}
 
     def outputs(self, parameters: Parameters, query: Query) -> Tensor:
-        scale = parameters.get("learner.logits.scale", self.own["logits"].scale)
+        scale = parameters.get("learner.logits.scale", self.own["logits"].get_parameter("scale"))
         with torch.autocast(query.features.device.type, enabled=False):
             outputs: Tensor = (query.features.double() @ parameters["task.weights"]).to(query.features) * scale
         return self.without_absent(parameters, outputs)

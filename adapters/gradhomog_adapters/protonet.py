@@ -48,7 +48,7 @@ class ProtoNet(Metric):
     """
 
     def adapt(self, parameters: Parameters, support: Support) -> Parameters:
-        task = self.classes(parameters, support)
+        task = self.described_classes(parameters, support)
         return {**parameters, **task, "task.means": class_means(task["task.features"].flatten(1), task["task.members"])}
 
     def outputs(self, parameters: Parameters, query: Query) -> Tensor:

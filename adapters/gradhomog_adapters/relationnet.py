@@ -107,7 +107,7 @@ class RelationNet(Metric):
             yield
 
     def adapt(self, parameters: Parameters, support: Support) -> Parameters:
-        task = self.classes(parameters, support)
+        task = self.described_classes(parameters, support)
         features = task["task.features"]
         if features[0].numel() != math.prod(self.shape):
             raise DataError(

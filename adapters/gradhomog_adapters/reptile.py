@@ -18,7 +18,7 @@ from gradhomog_adapters._network.norm import Statistics
 from gradhomog_adapters._reptile.kept_state import KeptState
 from gradhomog_adapters._reptile.minibatches import Minibatches
 from gradhomog_adapters._rows.gradients import constants
-from gradhomog_adapters._rows.on_graph import QueryRow
+from gradhomog_adapters._rows.sets import QueryRow
 from gradhomog_adapters.execution import Execution, ExecutionOptions
 from gradhomog_adapters.few_shot import FewShotLearner, Support
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from gradhomog import OptionError, TaskBatch, TaskRow
 from gradhomog_adapters._network.functional import Parameters
 from gradhomog_adapters._rows.gradients import gradient_by_transforms, hessian_by_transforms
-from gradhomog_adapters._rows.on_graph import Path
-
-if TYPE_CHECKING:
-    from gradhomog_adapters.few_shot import FewShotLearner
+from gradhomog_adapters._rows.sets import Path, Rows
 
 # Above this many multiplications for a task's support set arithmetic outweighs the cost of calling operations.
 SMALL = 2e6
@@ -40,7 +37,7 @@ class RowsAtOnce:
     def __getstate__(self) -> dict[str, Any]:  # compiled code is neither copied nor saved
         return {"_compiled": None, "_refused": self._refused}
 
-    def try_rows(self, learner: FewShotLearner, batch: TaskBatch) -> TaskRow | None:
+    def try_rows(self, learner: Rows, batch: TaskBatch) -> TaskRow | None:
         """The rows; None if the loop has to form them.
 
         Raises:
@@ -67,7 +64,7 @@ class RowsAtOnce:
             self._refused = True
             return None
 
-    def rows(self, learner: FewShotLearner, batch: TaskBatch) -> TaskRow:
+    def rows(self, learner: Rows, batch: TaskBatch) -> TaskRow:
         """As `Learner.batch_row`."""
         tasks = len(batch)
         parameters = {n: p.detach().expand(tasks, *p.shape) for n, p in learner.live_parameters.items()}
@@ -80,7 +77,7 @@ class RowsAtOnce:
             gradients, loss, outputs, features, feature_grads = function(*arguments)
         return TaskRow(loss, gradients, outputs, [features], [feature_grads])
 
-    def _function(self, learner: FewShotLearner) -> Callable[..., Any]:
+    def _function(self, learner: Rows) -> Callable[..., Any]:
         if self._compiled is not None:
             return self._compiled
 
@@ -97,7 +94,7 @@ class RowsAtOnce:
 
 
 def row_by_transforms(
-    learner: FewShotLearner, parameters: Parameters, buffers: Parameters, support_x: Tensor, support_y: Tensor,
+    learner: Rows, parameters: Parameters, buffers: Parameters, support_x: Tensor, support_y: Tensor,
     query_x: Tensor, query_y: Tensor,
 ) -> TaskRow:  # fmt: skip
     """The row of one task, as `row_on_graph` forms it, by `torch.func`: `vjp` up to the query features, and `grad` from
@@ -133,7 +130,7 @@ def _ignore(part: Any) -> None:
     """No homogenizer is informed: none acts before rows."""
 
 
-def small(learner: FewShotLearner, batch: TaskBatch) -> bool:
+def small(learner: Rows, batch: TaskBatch) -> bool:
     """Whether calling operations costs more than their arithmetic, and everything in the network can be vectorized."""
     parts = [*learner.encoder.modules(), *learner.head.modules()]
     if any(isinstance(part, SLOWER) for part in parts):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,18 +11,10 @@ from torch import Tensor
 from gradhomog import Task, TaskKey, TaskRow
 from gradhomog_adapters._network.functional import Parameters
 from gradhomog_adapters._rows.gradients import gradient_on_graph, hessian_on_graph, zeros_for_missing
-
-if TYPE_CHECKING:
-    from gradhomog_adapters.few_shot import FewShotLearner, Support
-
-Path = Callable[[Parameters, "Support"], Sequence[Parameters]]
-"""From the tensors that are differentiated by to the parameters at which the query loss is taken."""
-
-QueryRow = Callable[[Path, Parameters], TaskRow]
-"""`query_row(path, at)`: the row ∇ L_Q(path(at)) by `at`, with loss, outputs, features and their gradients."""
+from gradhomog_adapters._rows.sets import Path, Rows
 
 
-def row_on_graph(learner: FewShotLearner, task: Task, key: TaskKey) -> TaskRow:
+def row_on_graph(learner: Rows, task: Task, key: TaskKey) -> TaskRow:
     """The row of one task. Homogenizers are informed of the support set and the query set, once each."""
     pipe = learner.homogenizers
     begin = partial(pipe.begin, key)

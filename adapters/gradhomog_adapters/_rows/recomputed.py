@@ -32,7 +32,7 @@ class _Recomputed(torch.autograd.Function):
         return step(*ctx.inputs)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         at = [x.detach().requires_grad_(x.is_floating_point()) for x in ctx.inputs]
         (random, cuda_random), (enabled, dtype) = ctx.random, ctx.autocast
