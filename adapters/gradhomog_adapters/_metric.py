@@ -8,6 +8,7 @@ from torch.func import functional_call
 
 from gradhomog import DataError
 from gradhomog_adapters._network.functional import Parameters
+from gradhomog_adapters._network.norm import Statistics
 from gradhomog_adapters.few_shot import FewShotLearner, Query, Support
 
 ABSENT = -torch.inf
@@ -43,9 +44,11 @@ class Metric(FewShotLearner):
         with self.normalizations.record() as support.statistics:
             return wide(support.features(parameters))
 
-    def encoded(self, features: Tensor, support: Support, y: Tensor | None, statistics: object) -> Query:
-        """The query features as vectors `[queries, features]`."""
-        return super().encoded(wide(features).flatten(1), support, y, statistics)  # type: ignore[arg-type]
+    def query(self, point: Parameters, support: Support, x: Tensor, y: Tensor | None, statistics: Statistics) -> Query:
+        """The query set, with features as vectors `[queries, features]`."""
+        found = super().query(point, support, x, y, statistics)
+        found.features = wide(found.features).flatten(1)
+        return found
 
     def without_absent(self, parameters: Parameters, outputs: Tensor) -> Tensor:
         """Outputs `[queries, ways]`, with `absent` for classes without a support example."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -31,7 +31,6 @@ class FewShotLearner(Learner):
 
     Args:
         encoder, head, homogenizers, loss: see `Learner`.
-        inner_steps, test_steps: `Support.steps`, while training and at meta-test.
         execution: how rows are formed; see `Execution`.
         engine, compile, autocast, norm, recompute: the fields of `execution`, as keywords in its place.
 
@@ -60,14 +59,18 @@ class FewShotLearner(Learner):
     order: Order = "second"
     """Which derivatives of inner steps rows need."""
 
+    inner_steps: int = 1
+    """`Support.steps` while training."""
+
+    test_steps: int = 1
+    """`Support.steps` at meta-test."""
+
     def __init__(
         self,
         encoder: nn.Module,
         head: nn.Module,
         homogenizers: Any = None,
         *,
-        inner_steps: int = 0,
-        test_steps: int = 0,
         loss: Any = None,
         execution: Execution | None = None,
         **keywords: Unpack[ExecutionOptions],
@@ -75,7 +78,6 @@ class FewShotLearner(Learner):
         super().__init__(encoder, head, homogenizers, loss)
         self.execution = Execution.of(execution, keywords)
         _usable.check(encoder, head)
-        self.inner_steps, self.test_steps = inner_steps, test_steps
         self.network = Network(encoder, head)
         self.normalizations = SupportStatistics(())
         self.live_parameters: Mapping[str, Tensor] = {}
@@ -111,8 +113,8 @@ class FewShotLearner(Learner):
         return [self.adapt(parameters, support)]
 
     def total(self, losses: Sequence[Tensor]) -> Tensor:
-        """The loss of a row from the query losses along `path`."""
-        return losses[-1]
+        """The loss of a row, where `path` has several points: of the query losses at each; by default their sum."""
+        return torch.stack(list(losses)).sum()
 
     # -- for the engines ---------------------------------------------------------------------------------------------
 
@@ -164,12 +166,8 @@ class FewShotLearner(Learner):
 
     def query(self, point: Parameters, support: Support, x: Tensor, y: Tensor | None, statistics: Statistics) -> Query:
         """The query set, encoded under adapted parameters."""
-        with self.normalizations.replay(statistics):
+        with self.normalizations.replay(statistics) if statistics else nullcontext():
             features = self.network.call("encoder.", point, support.buffers, x)
-        return self.encoded(features, support, y, statistics)
-
-    def encoded(self, features: Tensor, support: Support, y: Tensor | None, statistics: Statistics) -> Query:
-        """The query set, of which the features are known."""
         return Query(features, y, support, statistics)
 
 

@@ -86,6 +86,7 @@ class MAML(FewShotLearner):
         self.first_order, self.order = first_order, "first" if first_order else "second"
         self.inner = resolve(inner, inner_lr)
         self.adapted = choose(list(self.network.parameters()), adapt, "adapt")
+        self._adapts_encoder = any(name.startswith("encoder.") for name in self.adapted)
         if self.execution.recompute:
             self._check_recomputable()
 
@@ -98,7 +99,7 @@ class MAML(FewShotLearner):
         """θ^0, …, θ^K: all parameters before the inner loop and after each of its steps."""
         # Of `adapt`, some may have been frozen since the learner was made: they are not among the parameters then.
         start = {name: parameters[name] for name in self.adapted if name in parameters}
-        others = {name: tensor for name, tensor in parameters.items() if name not in start}
+        others = {name: parameters[name] for name in parameters if name not in start}
         features = self.shared_features(start, others, support)
         inner = self.inner(support.order)
 
@@ -128,7 +129,7 @@ class MAML(FewShotLearner):
 
     def shared_features(self, start: Parameters, others: Parameters, support: Support) -> Tensor | None:
         """Support features, where they are the same in all inner steps."""
-        if self.execution.recompute or not start or any(name.startswith("encoder.") for name in start):
+        if self.execution.recompute or self._adapts_encoder or not start:
             return None
         if support.encoded is None:
             features = support.features(others)

@@ -182,7 +182,7 @@ class MAMLPP(MAML):
         return [{**p, **self.by_step.affine(p, k - 1)} for k, p in points if k in self._phase.passes]
 
     def total(self, losses: Sequence[Tensor]) -> Tensor:
-        return losses[0] if len(losses) == 1 else (torch.stack(list(losses)) * self._phase.shares).sum()
+        return (torch.stack(list(losses)) * self._phase.shares).sum()
 
     def adapt(self, parameters: Parameters, support: Support) -> Parameters:
         point = super().adapt(parameters, support)

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from gradhomog import OptionError, TaskBatch, TaskRow
 from gradhomog_adapters._network.functional import Parameters
 from gradhomog_adapters._rows.gradients import gradient_by_transforms, hessian_by_transforms
-from gradhomog_adapters._rows.sets import Path, Rows
+from gradhomog_adapters._rows.sets import Path, Query, Rows
 
 # Above this many multiplications for a task's support set arithmetic outweighs the cost of calling operations.
 SMALL = 2e6
@@ -112,9 +112,9 @@ def row_by_transforms(
         def score(points: Any, statistics: Any, features: Any) -> tuple[Tensor, Any]:
             losses = []
             for point, known, each in zip(points, statistics, features, strict=True):
-                loss, outputs = learner.query_loss(point, learner.encoded(each, support, query_y, known))
+                loss, outputs = learner.query_loss(point, Query(each, query_y, support, known))
                 losses.append(loss)
-            return learner.total(losses), outputs
+            return losses[0] if len(losses) == 1 else learner.total(losses), outputs
 
         led: Any = torch.func.vjp(lead, dict(at)) if at else (lead({}), lambda gradients: ({},))
         by = (0, 1, 2) if at else (2,)

@@ -36,9 +36,10 @@ def gradient_on_graph(loss: Loss, at: Mapping[str, Tensor], differentiable: bool
         for name, tensor in at.items():
             point[name] = tensor.detach().requires_grad_()
     with torch.enable_grad():
-        by = list(point.values())
-        found = torch.autograd.grad(loss(point), by, create_graph=differentiable, allow_unused=True)
-    return dict(zip(point, zeros_for_missing(found, by), strict=True))
+        found = torch.autograd.grad(
+            loss(point), list(point.values()), create_graph=differentiable, allow_unused=True, materialize_grads=True
+        )
+    return dict(zip(point, found, strict=True))
 
 
 def gradient_by_transforms(loss: Loss, at: Mapping[str, Tensor], differentiable: bool) -> dict[str, Tensor]:
@@ -53,15 +54,15 @@ def hessian_on_graph(loss: Loss, at: Mapping[str, Tensor]) -> Operator:
     point = {name: tensor.detach().requires_grad_() for name, tensor in at.items()}
     gradients = gradient_on_graph(loss, point, True)
     moving = {name: gradient for name, gradient in gradients.items() if gradient.requires_grad}
-    by = list(point.values())
 
     def product(vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if not moving:
             return {name: torch.zeros_like(tensor) for name, tensor in point.items()}
         found = torch.autograd.grad(
-            list(moving.values()), by, [vector[name] for name in moving], retain_graph=True, allow_unused=True
-        )
-        return dict(zip(point, zeros_for_missing(found, by), strict=True))
+            list(moving.values()), list(point.values()), [vector[name] for name in moving],
+            retain_graph=True, allow_unused=True, materialize_grads=True,
+        )  # fmt: skip
+        return dict(zip(point, found, strict=True))
 
     return product
 

@@ -25,23 +25,24 @@ def row_on_graph(learner: Rows, task: Task, key: TaskKey) -> TaskRow:
         points = path(at, support)
         statistics = [learner.support_statistics(point, support) for point in points]
         begin("query")
-        losses, passes = [], []
+        losses: list[Tensor] = []
+        taps: list[Tensor] = []  # of all passes
         for point, known in zip(points, statistics, strict=True):
             query = learner.query(point, support, task.query_x, task.query_y, known)
             # Of a frozen encoder the features are where the derivatives end.
             features = query.features if query.features.requires_grad else query.features.detach().requires_grad_()
-            taps = pipe.transform(features[None], [key])
-            query.features = taps[-1][0]
+            shown = pipe.transform(features[None], [key])
+            query.features = shown[-1][0]
             loss, outputs = learner.query_loss(point, query)
             losses.append(loss)
-            passes.append(taps)
-        total = learner.total(losses)
+            taps += shown
+        loss = losses[0] if len(losses) == 1 else learner.total(losses)
         # By the taps themselves: what is cut out of one is not what the next stage was given.
-        gradients, by_taps = differentiate(total, at, [tap for taps in passes for tap in taps])
-        taps, each = passes[-1], zeros_for_missing(by_taps, [tap for taps in passes for tap in taps])
+        gradients, by_taps = differentiate(loss, at, taps)
+        each = zeros_for_missing(by_taps, taps)
         # A homogenizer that moves query features moves them in every pass alike: gradients are sums over passes.
-        feature_grads = [sum(each[n :: len(taps)][1:], each[n])[0] for n in range(len(taps))]
-        return TaskRow(total.detach(), gradients, outputs.detach(), [tap[0].detach() for tap in taps], feature_grads)
+        feature_grads = [sum(each[n :: len(shown)][1:], each[n])[0] for n in range(len(shown))]
+        return TaskRow(loss.detach(), gradients, outputs.detach(), [tap[0].detach() for tap in shown], feature_grads)
 
     begin("support")
     return learner.row(learner.live_parameters, support, query_row)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -45,7 +46,6 @@ class Rows(Protocol):
     def query(
         self, point: Parameters, support: Support, x: Tensor, y: Tensor | None, statistics: Statistics
     ) -> Query: ...
-    def encoded(self, features: Tensor, support: Support, y: Tensor | None, statistics: Statistics) -> Query: ...
 
 
 @dataclass
@@ -118,5 +118,5 @@ class Query:
     def outputs(self, parameters: Parameters) -> Tensor:
         """The outputs `[queries, ways]` of the head."""
         learner, buffers = self.support.learner, self.support.buffers
-        with learner.normalizations.replay(self.statistics):
+        with learner.normalizations.replay(self.statistics) if self.statistics else nullcontext():
             return learner.network.call("head.", parameters, buffers, self.features)
