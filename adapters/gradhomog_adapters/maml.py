@@ -108,7 +108,7 @@ class MAML(FewShotLearner):
             gradients = support.gradient(lambda at: self.support_loss({**held, **at}, support, k, features), theta)
             # inplace=False: TorchOpt's default writes into the parameters and cuts the graph in silence.
             updates, state = inner.update(gradients, state, params=theta, inplace=False)
-            return torchopt.apply_updates(theta, self.scaled(updates, held, k), inplace=False), state
+            return torchopt.apply_updates(theta, self.scaled(updates, theta, held, k), inplace=False), state
 
         theta, state = start, inner.init(start)
         yield {**others, **theta}
@@ -123,8 +123,8 @@ class MAML(FewShotLearner):
         """The loss that inner step k descends on."""
         return support.loss(parameters, features)
 
-    def scaled(self, updates: dict[str, Tensor], held: Parameters, k: int) -> dict[str, Tensor]:
-        """The updates of inner step k, as they are added to the parameters."""
+    def scaled(self, updates: Tensors, theta: Parameters, held: Parameters, k: int) -> Tensors:
+        """The updates of inner step k, as they are added to the parameters `theta`."""
         return updates
 
     def shared_features(self, start: Parameters, others: Parameters, support: Support) -> Tensor | None:

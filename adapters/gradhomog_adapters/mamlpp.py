@@ -166,7 +166,9 @@ class MAMLPP(MAML):
         here = self._running.at_step(support, self.by_step.last_known(k))
         return here.loss({**parameters, **self.by_step.affine(parameters, k)})
 
-    def scaled(self, updates: dict[str, Tensor], held: Parameters, k: int) -> dict[str, Tensor]:
+    def scaled(
+        self, updates: dict[str, Tensor], theta: Parameters, held: Parameters, k: int
+    ) -> dict[str, Tensor]:  # fmt: skip
         if not self.learn_rates:
             return updates
         alpha = self.by_step.rates(held, list(updates), k)

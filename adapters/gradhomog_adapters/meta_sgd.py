@@ -81,7 +81,9 @@ class MetaSGD(MAML):
             drawn[name] = (low + (high - low) * share).to(weights[name])
         self.learn("rates", mirror(drawn))
 
-    def scaled(self, updates: dict[str, Tensor], held: Parameters, k: int) -> dict[str, Tensor]:
+    def scaled(
+        self, updates: dict[str, Tensor], theta: Parameters, held: Parameters, k: int
+    ) -> dict[str, Tensor]:  # fmt: skip
         """−α∘∇L_S: the updates of gradient descent at rate 1, times α."""
         # Rates that are frozen are not among the parameters; their values count all the same.
         own = dict(self.own["rates"].named_parameters())

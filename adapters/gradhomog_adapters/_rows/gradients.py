@@ -31,10 +31,8 @@ def zeros_for_missing(found: Sequence[Tensor | None], like: Sequence[Tensor]) ->
 def gradient_on_graph(loss: Loss, at: Mapping[str, Tensor], differentiable: bool) -> dict[str, Tensor]:
     """∇loss by `torch.autograd.grad`; a constant where it need not be differentiable, or grad mode is off."""
     differentiable = differentiable and torch.is_grad_enabled()
-    point = dict(at)
-    if not differentiable:
-        for name, tensor in at.items():
-            point[name] = tensor.detach().requires_grad_()
+    # A tensor that starts as a constant, such as the context of CAVIA, is a variable of the step all the same.
+    point = {n: t if differentiable and t.requires_grad else t.detach().requires_grad_() for n, t in at.items()}
     with torch.enable_grad():
         found = torch.autograd.grad(
             loss(point), list(point.values()), create_graph=differentiable, allow_unused=True, materialize_grads=True
