@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog import LearnerSpec, OptionError, Task, TaskBatch, TaskRows, hookimpl
-from gradhomog.jacobian import all_finite
 from gradhomog_adapters._inner_optimizer import Inner
 from gradhomog_adapters._network.functional import Parameters
 from gradhomog_adapters._rows.gradients import constants
@@ -84,7 +83,7 @@ class SharpMAML(MAML):
         if not self.outer_radius:
             return found
         mean = {name: rows.mean(0) for name, rows in found.jacobian.items()}
-        if not all_finite(mean.values()):
+        if not all(bool(tensor.isfinite().all()) for tensor in mean.values()):
             return found  # the policy for such tasks then names the one
         self._epsilon = uphill(mean, self.outer_radius)
         try:
