@@ -136,9 +136,10 @@ class Learner(ABC):
             self._head_checked(batch.query_x[0], batch.support_y, batch.query_y),
             self.mode(training=True), self.homogenizers.attached(self.encoder), torch.enable_grad(),
         ):  # fmt: skip
-            found = self.batch_row(batch) or self._one_by_one(batch)
+            named = self.named_parameters()
+            found = self.batch_row(batch) or self._one_by_one(batch, named)
         jacobian = {}
-        for name, parameter in self.named_parameters().items():
+        for name, parameter in named.items():
             rows = found.gradients.get(name)
             jacobian[name] = parameter.new_zeros(len(batch), *parameter.shape) if rows is None else rows
         return TaskRows(
@@ -146,9 +147,9 @@ class Learner(ABC):
             found.feature_grads,
         )  # fmt: skip
 
-    def _one_by_one(self, batch: TaskBatch) -> TaskRow:
-        parameters, tasks = self.named_parameters(), len(batch)
-        jacobian = {name: p.new_zeros(tasks, *p.shape) for name, p in parameters.items()}
+    def _one_by_one(self, batch: TaskBatch, named: Mapping[str, nn.Parameter]) -> TaskRow:
+        tasks = len(batch)
+        jacobian = {name: p.new_zeros(tasks, *p.shape) for name, p in named.items()}
         found: list[TaskRow] = []
         for slot, task in enumerate(batch):
             row = self.task_row(task, TaskKey(slot, task.domain))
@@ -157,12 +158,14 @@ class Learner(ABC):
                     jacobian[name][slot] = gradient
             row.gradients = {}
             found.append(row)
+        features = zip(*[row.features for row in found], strict=True)
+        feature_grads = zip(*[row.feature_grads for row in found], strict=True)
         return TaskRow(
             torch.stack([row.loss.detach() for row in found]),
             jacobian,
             torch.stack([row.outputs for row in found]),
-            [torch.stack(tap) for tap in zip(*(row.features for row in found), strict=True)],
-            [torch.stack(tap) for tap in zip(*(row.feature_grads for row in found), strict=True)],
+            list(map(torch.stack, features)),
+            list(map(torch.stack, feature_grads)),
         )
 
     def step(self, batch: TaskBatch | Sequence[Task], outer: OuterOptimizer) -> StepReport:
@@ -173,7 +176,8 @@ class Learner(ABC):
         Raises:
             OptionError: `outer` is an optimizer of PyTorch that holds none of the learner's parameters.
         """
-        check_holds(outer, self.parameters())
+        named = self.named_parameters()
+        check_holds(outer, named.values())
         batch = batch if isinstance(batch, TaskBatch) else TaskBatch.stack(batch)
         rows = self.rows(batch)
         result = self.homogenizers.homogenize(
@@ -185,18 +189,13 @@ class Learner(ABC):
             targets=batch.query_y,
             inspect=True,
         )
-        direction = result.direction
-        assert result.norms is not None
-        assert result.cosines is not None
         outer.zero_grad()
-        for name, parameter in self.named_parameters().items():
+        direction = result.direction
+        for name, parameter in named.items():
             parameter.grad = direction[name]
         outer.step()
         self.on_step_end()
-        return StepReport(
-            rows.losses, rows.accuracies, result.norms, result.cosines, result.weights, result.tasks, batch.domains,
-            [StageReport.of(stage.name, stage.gramian) for stage in result.stages], result.measured,
-        )  # fmt: skip
+        return StepReport.of(rows.losses, result, batch.domains, rows.accuracies)
 
     def probe(self, batch: TaskBatch | Sequence[Task]) -> list[StageReport]:
         """Report the encoder's rows without homogenizers, with the first, with the first two, and so on, for one batch.

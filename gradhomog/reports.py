@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gradhomog.conflict import cosines
+from gradhomog.homogenization import Homogenization
 
 
 @dataclass
@@ -97,6 +99,20 @@ class StepReport:
     domains: tuple[str, ...]
     stages: Sequence[StageReport] = ()
     measured: Mapping[str, Mapping[str, float | Sequence[float]]] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, losses: Tensor, found: Homogenization, domains: Sequence[str], accuracies: Tensor | None = None
+    ) -> StepReport:
+        """The report of a homogenized step; norms and cosines are NaN where the step did not compute them."""
+        norms, angles = found.norms, found.cosines
+        if norms is None or angles is None:
+            angles = torch.full((len(found.tasks),) * 2, torch.nan, dtype=torch.float64)
+            norms = angles[0]
+        stages = [StageReport.of(stage.name, stage.gramian) for stage in found.stages]
+        return cls(
+            losses, accuracies, norms, angles, found.weights, found.tasks, tuple(domains), stages, found.measured
+        )
 
     def record(self) -> dict[str, Any]:
         """The report as plain lists, for JSON."""

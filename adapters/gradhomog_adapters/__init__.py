@@ -1,1 +1,6 @@
-"""The first-party learners: one module each, driven by TorchOpt's functional transformations."""
+"""Learners: one module each, driven by TorchOpt's functional transformations; and the base class for your own."""
+
+from gradhomog_adapters.execution import Execution
+from gradhomog_adapters.few_shot import FewShotLearner, Query, Support
+
+__all__ = ["Execution", "FewShotLearner", "Query", "Support"]

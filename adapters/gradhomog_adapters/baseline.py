@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from torch import nn
 
 from gradhomog import LearnerSpec, hookimpl
-from gradhomog_adapters._direct.base_classes import BaseClasses
-from gradhomog_adapters._direct.classifiers import linear
-from gradhomog_adapters._episodic.engine import Autocast, Compile, Engine
-from gradhomog_adapters._episodic.norm import Norm
+from gradhomog_adapters._base_classes import BaseClasses
+from gradhomog_adapters._classifiers import linear
+from gradhomog_adapters.execution import Execution, ExecutionOptions
 
 
 class Baseline(BaseClasses):
@@ -31,9 +30,8 @@ class Baseline(BaseClasses):
         test_lr: > 0; `test_epochs` ≥ 0; `test_batch` ≥ 1, images of a batch: of the descent at meta-test, with momentum
             and dampening 0.9 and weight decay 1e-3.
         seed: ≥ 0, of the new layer and the order of batches at meta-test, the same for each task.
-        norm: what batch normalization normalizes with: `"batch"`, `"support"` or `"frozen"`, as of `MAML`. Support set
-            and queries are separate batches.
-        engine, compile, autocast: as of `MAML`.
+        execution, engine, compile, autocast, norm, recompute: see `Execution`. Support set and queries are separate
+            batches of batch normalization.
 
     The classifier is the module `learner.classifier`. Outputs while training are those of the task's own classes.
     Rows are exact. Regression is refused (DataError). A `transform` acts on the features of the queries only. A class
@@ -67,15 +65,13 @@ class Baseline(BaseClasses):
         test_epochs: int = 100,
         test_batch: int = 4,
         seed: int = 0,
-        norm: Norm = "batch",
-        engine: Engine = "auto",
-        compile: Compile = False,
-        autocast: Autocast = None,
         loss: Any = None,
+        execution: Execution | None = None,
+        **keywords: Unpack[ExecutionOptions],
     ) -> None:
         super().__init__(
-            encoder, head, homogenizers, linear, classes, input_shape, test_lr, test_epochs, test_batch, seed,
-            norm, engine, compile, autocast, loss,
+            encoder, head, homogenizers, linear, classes, input_shape, test_lr, test_epochs, test_batch,
+            seed, loss=loss, execution=execution, **keywords,
         )  # fmt: skip
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from torch import nn
 
 from gradhomog import LearnerSpec, hookimpl
-from gradhomog_adapters._direct.base_classes import BaseClasses
-from gradhomog_adapters._direct.classifiers import MakeCosine
-from gradhomog_adapters._episodic.engine import Autocast, Compile, Engine
-from gradhomog_adapters._episodic.norm import Norm
+from gradhomog_adapters._base_classes import BaseClasses
+from gradhomog_adapters._classifiers import MakeCosine
+from gradhomog_adapters.execution import Execution, ExecutionOptions
 
 
 class BaselinePP(BaseClasses):
@@ -19,7 +18,8 @@ class BaselinePP(BaseClasses):
 
     Args:
         encoder, head, homogenizers, loss, classes, input_shape: as of `Baseline`.
-        seed, norm, engine, compile, autocast: as of `Baseline`.
+        seed: as of `Baseline`.
+        execution, engine, compile, autocast, norm, recompute: see `Execution`.
         test_lr, test_epochs, test_batch: as of `Baseline`: of the descent at meta-test.
         scale: s > 0; by default 2 for up to 200 classes and 10 for more, each classifier by its own number.
 
@@ -50,15 +50,13 @@ class BaselinePP(BaseClasses):
         test_epochs: int = 100,
         test_batch: int = 4,
         seed: int = 0,
-        norm: Norm = "batch",
-        engine: Engine = "auto",
-        compile: Compile = False,
-        autocast: Autocast = None,
         loss: Any = None,
+        execution: Execution | None = None,
+        **keywords: Unpack[ExecutionOptions],
     ) -> None:
         super().__init__(
             encoder, head, homogenizers, MakeCosine(scale), classes, input_shape, test_lr, test_epochs, test_batch,
-            seed, norm, engine, compile, autocast, loss,
+            seed, loss=loss, execution=execution, **keywords,
         )  # fmt: skip
 
 

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from gradhomog import LearnerSpec, OptionError, TaskRow, hookimpl
-from gradhomog_adapters._episodic.calculus import Operator
-from gradhomog_adapters._episodic.engine import Autocast, Compile, Engine
-from gradhomog_adapters._episodic.episode import Episode
-from gradhomog_adapters._episodic.learner import Episodic
-from gradhomog_adapters._episodic.network import Parameters, choose, constants, filled
-from gradhomog_adapters._episodic.norm import Norm
-from gradhomog_adapters._episodic.query import query_outputs, query_row
-from gradhomog_adapters._implicit import conjugate_gradients, custom_root
-from gradhomog_adapters._inner_loop.optimizer import Descent, Inner, resolve
-from gradhomog_adapters._inner_loop.steps import check_steps
-from gradhomog_adapters._inner_loop.support import divided, encoded_once, support_loss
+from gradhomog_adapters import _conjugate_gradients as conjugate_gradients
+from gradhomog_adapters._inner_optimizer import Inner
+from gradhomog_adapters._network.functional import Parameters
+from gradhomog_adapters._rows.gradients import Operator, constants, zeros_for_missing
+from gradhomog_adapters._rows.sets import QueryRow
+from gradhomog_adapters.execution import Execution, ExecutionOptions
+from gradhomog_adapters.few_shot import Support
+from gradhomog_adapters.maml import MAML, Tensors
 
-Solver = Literal["own", "torchopt"]
+START = "start."
 
 
-class IMAML(Episodic):
+class IMAML(MAML):
     """Learns an initialisation θ near which each task's regularised solution does well on the task's query set.
 
     θ_i* = argmin L_S(θ') + λ/2 ‖θ' − θ‖²
@@ -47,12 +44,9 @@ class IMAML(Episodic):
         damping: δ ≥ 0: solves with (1 + δ)I + H/λ.
         longest: ≥ 1: a step of conjugate gradients to a row longer than this times ‖∇L_Q‖ is not taken. It is never
             reached while no eigenvalue of H lies below −λ/2 (for 2).
-        solver: `"own"`, or `"torchopt"` for TorchOpt's `custom_root`, one task after the other; see below.
         adapt: glob pattern, or several, over the parameter names that the inner problem is about.
-        norm: what batch normalization normalizes with, as of `MAML`.
-        engine, compile: as of `MAML`: one task after the other or all at once, compiled; K and `cg_steps` are unrolled,
-            so that compiling takes minutes.
-        autocast: `"bfloat16"` for forward passes; products with H then have its accuracy.
+        execution, engine, compile, autocast, norm, recompute: see `Execution`. Compiled, K and `cg_steps` are unrolled,
+            which takes minutes; under `autocast` products with H have its accuracy; there is no graph to recompute.
 
     Where I + H/λ is not positive definite, θ_i* is no strict minimum, and no row is right. Conjugate gradients then
     give the last iterate before a direction without positive curvature, and ∇L_Q (first order) if the first one is
@@ -70,10 +64,10 @@ class IMAML(Episodic):
     2I + H/(λ + 10). (3) No damping by default (theirs: 1), as it is not in the paper's formula. (4) Iterations are
     fixed in number and stop at indefinite directions; theirs stop at an absolute residual and divide by any curvature.
 
-    `solver="torchopt"` differentiates through `torchopt.diff.implicit.custom_root` by `solve_cg`, always with a number
-    of iterations: its default is 0 for a parameter without dimensions, whose gradient is then 0. Other faults remain:
-    an indefinite system gets any answer (`longest` does not apply); every iteration waits for the device; it uses
-    deprecated functions. On well-conditioned problems both agree up to rounding.
+    TorchOpt's `custom_root` with `solve_cg` gives the same rows on well-conditioned problems, up to rounding
+    (`docs/examples/imaml_custom_root.py`). It is not used here: an indefinite system gets any answer, every iteration
+    waits for the device, it calls deprecated functions, and by default it takes no iteration for a parameter without
+    dimensions.
 
     >>> import torch
     >>> from gradhomog import TaskBatch
@@ -99,89 +93,61 @@ class IMAML(Episodic):
         cg_steps: int = 5,
         damping: float = 0.0,
         longest: float = 2.0,
-        solver: Solver = "own",
         adapt: str | Sequence[str] = "*",
-        norm: Norm = "batch",
-        engine: Engine = "auto",
-        compile: Compile = False,
-        autocast: Autocast = None,
         loss: Any = None,
+        execution: Execution | None = None,
+        **keywords: Unpack[ExecutionOptions],
     ) -> None:
-        super().__init__(encoder, head, homogenizers, loss, norm, engine, compile, autocast)
-        self.inner_steps, self.test_steps = check_steps(inner_steps, test_steps)
-        _check(proximal, cg_steps, damping, longest, solver)
-        if solver == "torchopt":
-            self._check_torchopt()
+        super().__init__(
+            encoder, head, homogenizers, inner=inner, inner_lr=inner_lr, inner_steps=inner_steps,
+            test_steps=test_steps, adapt=adapt, loss=loss, execution=execution, **keywords,
+        )  # fmt: skip
+        _check(proximal, cg_steps, damping, longest)
         self.proximal, self.cg_steps, self.damping, self.longest = proximal, cg_steps, damping, longest
-        self.solver = solver
-        self._make_inner = resolve(inner, inner_lr)
-        self._adapted = choose(list(self.network.parameters()), adapt, "adapt")
+        self.order = "none"  # inner steps are not differentiated: the row depends on where they arrive
 
-    def _check_torchopt(self) -> None:
-        self.loop_only("`solver` 'torchopt' works on")
-        if any(member.homogenizer.overrides("attach") for member in self.homogenizers.members):
-            raise OptionError(
-                "`solver` 'torchopt' runs the encoder on the support set again after the queries, but a homogenizer "
-                "that is attached to it may act otherwise then. Use solver='own'."
-            )
+    def adapt(self, parameters: Parameters, support: Support) -> Parameters:
+        """θ*, a constant."""
+        theta = constants(parameters)
+        found = super().adapt({**theta, **{START + name: tensor for name, tensor in theta.items()}}, support)
+        return {name: found[name] for name in parameters}
 
-    def row(self, meta: Parameters, episode: Episode) -> TaskRow:
-        adapted, others, encoded = self._solved(meta, episode, self.inner_steps)
-        if self.solver == "torchopt":
-            loss = support_loss(self, episode, {})
-            arrive = custom_root.differentiable(loss, adapted, self.proximal, self.damping, self.cg_steps)
-            with custom_root.deprecations_unheard():
-                return query_row(self, episode, dict(meta), arrive)
-        # Before the encoder turns to the queries: what homogenizers have attached to it is then still the same.
-        hessian = episode.calculus.hessian(support_loss(self, episode, others, encoded), adapted) if adapted else None
-        mixed = None
-        if others and adapted:
-            mixed = episode.calculus.hessian(support_loss(self, episode, {}), {**others, **adapted})
-        found = query_row(self, episode, episode.calculus.leaf({**others, **adapted}), lambda point: point)
-        slopes = filled(found.gradients, meta)
-        rows = dict(slopes)
-        if hessian is not None:
-            rows |= self._implicit(hessian, {name: slopes[name] for name in adapted})
-        if mixed is not None:
-            crossed = mixed({**rows, **{name: torch.zeros_like(tensor) for name, tensor in others.items()}})
-            rows |= {name: slopes[name] - crossed[name] / self.proximal for name in others}
+    def support_loss(self, parameters: Parameters, support: Support, k: int, features: Tensor | None) -> Tensor:
+        """L_S(θ') + λ/2 ‖θ' − θ‖²"""
+        away = [(parameters[n] - parameters[START + n]).square().sum() for n in self.adapted if START + n in parameters]
+        return support.loss(parameters, features) + self.proximal / 2 * torch.stack(away).sum()
+
+    def row(self, parameters: Parameters, support: Support, query_row: QueryRow) -> TaskRow:
+        solution = self.adapt(parameters, support)
+        theta = {name: solution[name] for name in self.adapted if name in solution}
+        omega = {name: tensor for name, tensor in solution.items() if name not in theta}
+        # Products with ∂∇L_S before the encoder runs on the queries: what homogenizers have attached to it is then
+        # still that of the support set.
+        features = self.shared_features(theta, omega, support)
+        hessian = support.hessian(lambda at: support.loss({**omega, **at}, features), theta) if theta else None
+        mixed = support.hessian(support.loss, solution) if theta and omega else None
+        found = query_row(lambda at, _: [at], solution)
+        by = [found.gradients.get(name) for name in solution]
+        g = dict(zip(solution, zeros_for_missing(by, list(solution.values())), strict=True))
+        x = self._solved(hessian, {name: g[name] for name in theta}) if hessian else {}
+        rows = {**g, **x}
+        if mixed:
+            crossed = mixed({**rows, **{name: torch.zeros_like(tensor) for name, tensor in omega.items()}})
+            rows |= {name: g[name] - crossed[name] / self.proximal for name in omega}
         found.gradients = rows
         return found
 
-    def outputs(self, meta: Parameters, episode: Episode) -> Tensor:
-        with torch.enable_grad():  # the inner loop differentiates, whatever the caller's mode is
-            adapted, others, _ = self._solved(meta, episode, self.test_steps)
-        return query_outputs(self, episode, {**others, **adapted})
+    def _solved(self, hessian: Operator, g: Tensors) -> Tensors:
+        """x of (I + H/λ) x = g, with damping δ of ((1 + δ) I + H/λ) x = g."""
 
-    def _solved(
-        self, meta: Parameters, episode: Episode, steps: int
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor], Tensor | None]:
-        """θ* after some steps, the parameters that are not adapted, and, if steps do not change them, the support
-        features; all constants."""
-        start, others = divided(constants(meta), self._adapted)
-        descent = Descent.start(self._make_inner(), start)
-        episode.begin("support")
-        encoded = encoded_once(self, start, others, episode)
-        loss = support_loss(self, episode, others, encoded)
-        for _ in range(steps if start else 0):
-            here = episode.calculus.leaf(descent.parameters)
-            slopes = episode.calculus.gradient(loss, here, False)
-            pulled = {name: slopes[name] + self.proximal * (here[name].detach() - start[name]) for name in here}
-            descent = descent.at(here).step(pulled, False)
-        return constants(descent.parameters), others, encoded
+        def operator(v: Mapping[str, Tensor]) -> Tensors:
+            curved = hessian(v)
+            return {name: (1 + self.damping) * v[name] + curved[name] / self.proximal for name in v}
 
-    def _implicit(self, hessian: Operator, slopes: dict[str, Tensor]) -> dict[str, Tensor]:
-        """((1 + δ)I + H/λ)⁻¹ applied to a gradient."""
-
-        def operator(vector: dict[str, Tensor]) -> dict[str, Tensor]:
-            curved = hessian(vector)
-            return {name: (1 + self.damping) * v + curved[name] / self.proximal for name, v in vector.items()}
-
-        solution = conjugate_gradients.solve(operator, slopes, iterations=self.cg_steps, longest=self.longest)
-        return solution.tensors
+        return conjugate_gradients.solve(operator, g, iterations=self.cg_steps, longest=self.longest).tensors
 
 
-def _check(proximal: float, cg_steps: int, damping: float, longest: float, solver: Solver) -> None:
+def _check(proximal: float, cg_steps: int, damping: float, longest: float) -> None:
     """Raises OptionError."""
     if not 0 < proximal < float("inf"):
         raise OptionError(f"`proximal` must be positive and finite; got {proximal!r}.")
@@ -191,8 +157,6 @@ def _check(proximal: float, cg_steps: int, damping: float, longest: float, solve
         raise OptionError(f"`damping` must be finite and not negative; got {damping!r}.")
     if not longest >= 1:
         raise OptionError(f"`longest` must be at least 1, the length of the query gradient; got {longest!r}.")
-    if solver not in ("own", "torchopt"):
-        raise OptionError(f"`solver` must be 'own' or 'torchopt'; got {solver!r}.")
 
 
 @hookimpl

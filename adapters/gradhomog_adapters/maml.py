@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Unpack
 
-import torch
+import torchopt
 from torch import Tensor, nn
 
-from gradhomog import LearnerSpec, TaskRow, hookimpl
-from gradhomog_adapters._episodic.engine import Autocast, Compile, Engine
-from gradhomog_adapters._episodic.episode import Episode
-from gradhomog_adapters._episodic.learner import Episodic
-from gradhomog_adapters._episodic.network import Parameters, choose, filled
-from gradhomog_adapters._episodic.norm import Norm
-from gradhomog_adapters._episodic.query import query_outputs, query_row
-from gradhomog_adapters._inner_loop.optimizer import Descent, Inner, resolve
-from gradhomog_adapters._inner_loop.steps import check_steps
-from gradhomog_adapters._inner_loop.support import divided, encoded_once, support_loss
-from gradhomog_adapters._inner_loop.sweep import Sweep, check_sweepable
+from gradhomog import LearnerSpec, OptionError, hookimpl
+from gradhomog_adapters._inner_optimizer import Inner, check_steps, resolve
+from gradhomog_adapters._network.functional import Parameters, choose
+from gradhomog_adapters.execution import Execution, ExecutionOptions
+from gradhomog_adapters.few_shot import FewShotLearner, Support
+
+Tensors = dict[str, Tensor]
 
 
-class MAML(Episodic):
+class MAML(FewShotLearner):
     """Learns an initialisation from which a few inner steps on a task's support set do well on its query set.
 
     ψ_i⁰ = ψ,  ψ_i^{k+1} = ψ_i^k − α ∇L_S(ψ_i^k)  (or any other TorchOpt transformation)
@@ -38,24 +33,19 @@ class MAML(Episodic):
         inner_lr: > 0, used when `inner` is a name.
         inner_steps: K ≥ 0 while training.
         test_steps: K at meta-test; as `inner_steps` by default.
-        first_order: take the query gradient at the adapted point as the row (FOMAML); exact for every inner optimizer:
-            weight decay and momentum do not leak second-order terms.
+        first_order: take the query gradient at the adapted point as the row (FOMAML): inner gradients are constants,
+            and so are the parameters that the inner optimizer reads, so that weight decay and momentum add no
+            second-order term.
         adapt: glob pattern, or several, over the parameter names that the inner loop changes: `"*"`, `"head.*"`. The
-            others are learnt in the outer loop only.
-        norm: what batch normalization normalizes with: `"batch"`, `"support"` or `"frozen"`; see below.
-        engine: `"loop"`, `"vmap"` (all tasks at once, for small networks) or `"auto"`.
-        compile: compile the vectorized engine.
-        autocast: `"bfloat16"` for forward passes; second-order rows lose accuracy (`docs/results/engines.md`).
-        recompute: keep only the parameters of each inner step, and build its graph again on the way back: memory does
-            not grow with K, for about 1.3 times the time. One task after the other.
+            others are learnt in the outer loop only. Where it changes nothing of the encoder, the support set is
+            encoded once for all steps.
+        execution: how rows are formed; see `Execution`.
+        engine, compile, autocast, norm, recompute: the fields of `Execution`, in its place.
 
-    `norm`: `"batch"`, statistics of each batch, at meta-test too (the published results; transductive); `"support"`,
-    queries with the support set's; `"frozen"`, the running statistics the network came with. None of them writes
-    running statistics, and buffers are copied per task.
-
-    The row of every parameter comes from one backward pass per task, which also gives the feature cotangents; each
-    task's graph is freed before the next is built. The model is a function of named tensors: an exception leaves it
-    untouched. Cost per task: K + 1 forward passes; second order about 2.2 times the arithmetic of first order.
+    The row of every parameter comes from one backward pass per task, which also gives the gradients w.r.t. the query
+    features; each task's graph is freed before the next is built. The network is a function of named tensors: an
+    exception leaves it untouched. Cost per task: K + 1 forward passes; second order about 2.2 times the arithmetic of
+    first order.
 
     Source: Finn et al. 2017, arXiv 1703.03400, algorithm 1 and section 5.2 (first order).
 
@@ -87,72 +77,77 @@ class MAML(Episodic):
         test_steps: int | None = None,
         first_order: bool = False,
         adapt: str | Sequence[str] = "*",
-        norm: Norm = "batch",
-        engine: Engine = "auto",
-        compile: Compile = False,
-        autocast: Autocast = None,
-        recompute: bool = False,
         loss: Any = None,
+        execution: Execution | None = None,
+        **keywords: Unpack[ExecutionOptions],
     ) -> None:
-        super().__init__(encoder, head, homogenizers, loss, norm, engine, compile, autocast)
+        super().__init__(encoder, head, homogenizers, loss=loss, execution=execution, **keywords)
         self.inner_steps, self.test_steps = check_steps(inner_steps, test_steps)
-        self.first_order, self.recompute = first_order, recompute
-        self._make_inner = resolve(inner, inner_lr)
-        self._adapted = choose(list(self.network.parameters()), adapt, "adapt")
-        if recompute:
-            check_sweepable(self, self._make_inner)
+        self.first_order, self.order = first_order, "first" if first_order else "second"
+        self.inner = resolve(inner, inner_lr)
+        self.adapted = choose(list(self.network.parameters()), adapt, "adapt")
+        self._adapts_encoder = any(name.startswith("encoder.") for name in self.adapted)
+        if self.execution.recompute:
+            self._check_recomputable()
 
-    def row(self, meta: Parameters, episode: Episode) -> TaskRow:
-        if self.first_order:  # by the adapted variables, and by the meta-parameters themselves where none was adapted
-            at = episode.calculus.leaf(self.adapted(meta, episode, self.inner_steps, False))
-            return query_row(self, episode, at, lambda point: point)
-        if self.recompute:
-            return self._swept_row(meta, episode)
-        return query_row(self, episode, dict(meta), lambda at: self.adapted(at, episode, self.inner_steps, True))
+    def adapt(self, parameters: Parameters, support: Support) -> Parameters:
+        for point in self.inner_loop(parameters, support):
+            adapted = point
+        return adapted
 
-    def outputs(self, meta: Parameters, episode: Episode) -> Tensor:
-        with torch.enable_grad():  # the inner loop differentiates, whatever the caller's mode is
-            point = self.adapted(meta, episode, self.test_steps, False)
-        return query_outputs(self, episode, point)
+    def inner_loop(self, parameters: Parameters, support: Support) -> Iterator[Parameters]:
+        """θ^0, …, θ^K: all parameters before the inner loop and after each of its steps."""
+        # Of `adapt`, some may have been frozen since the learner was made: they are not among the parameters then.
+        start = {name: parameters[name] for name in self.adapted if name in parameters}
+        others = {name: parameters[name] for name in parameters if name not in start}
+        features = self.shared_features(start, others, support)
+        inner = self.inner(support.order)
 
-    def adapted(self, meta: Parameters, episode: Episode, steps: int, differentiable: bool) -> dict[str, Tensor]:
-        """All parameters, those of `adapt` after some inner steps on the support set."""
-        start, others = divided(meta, self._adapted)
-        episode.begin("support")
-        if not start or not steps:
-            return {**others, **start}
-        descent = Descent.start(self._make_inner(), start)
-        with torch.set_grad_enabled(differentiable):
-            encoded = encoded_once(self, start, others, episode)
-        for _ in range(steps):
-            if not differentiable:
-                descent = descent.at(episode.calculus.leaf(descent.parameters))
-            descent = self._advance(episode, descent, others, differentiable, encoded)
-        return {**others, **descent.parameters}
+        @support.recomputed
+        def step(k: int, theta: Tensors, state: Any, held: Tensors) -> tuple[Tensors, Any]:
+            gradients = support.gradient(lambda at: self.support_loss({**held, **at}, support, k, features), theta)
+            # inplace=False: TorchOpt's default writes into the parameters and cuts the graph in silence.
+            updates, state = inner.update(gradients, state, params=theta, inplace=False)
+            return torchopt.apply_updates(theta, self.scaled(updates, theta, held, k), inplace=False), state
 
-    def _advance(
-        self, episode: Episode, at: Descent, others: Parameters, differentiable: bool, encoded: Tensor | None = None
-    ) -> Descent:
-        """One inner step, on support features if they are known already."""
-        loss = support_loss(self, episode, others, encoded)
-        slopes = episode.calculus.gradient(loss, at.parameters, differentiable and not self.first_order)
-        return at.step(self.preconditioned(slopes, others), differentiable)
+        theta, state = start, inner.init(start)
+        yield {**others, **theta}
+        for k in range(support.steps):
+            if start:
+                theta, state = step(k, theta, state, others)
+            yield {**others, **theta}
 
-    def preconditioned(self, slopes: dict[str, Tensor], others: Parameters) -> dict[str, Tensor]:
-        """What the inner optimizer is given in place of the support gradient."""
-        return slopes
+    # -- the lines in which other learners differ --------------------------------------------------------------------
 
-    def _swept_row(self, meta: Parameters, episode: Episode) -> TaskRow:
-        """The same row, by a sweep backwards over the inner steps."""
-        episode.begin("support")
-        start, others = divided(meta, self._adapted)
-        descent = Descent.start(self._make_inner(), start)
-        sweep = Sweep(descent, others, self.inner_steps if start else 0, partial(self._advance, episode))
-        found = query_row(self, episode, {**sweep.others, **sweep.end.parameters}, lambda point: point)
-        slopes = filled(found.gradients, meta)
-        by_start, by_others = sweep.back({name: slopes[name] for name in sweep.end.parameters})
-        found.gradients = {**by_start, **{name: slopes[name] + by_others[name] for name in sweep.others}}
-        return found
+    def support_loss(self, parameters: Parameters, support: Support, k: int, features: Tensor | None) -> Tensor:
+        """The loss that inner step k descends on."""
+        return support.loss(parameters, features)
+
+    def scaled(self, updates: Tensors, theta: Parameters, held: Parameters, k: int) -> Tensors:
+        """The updates of inner step k, as they are added to the parameters `theta`."""
+        return updates
+
+    def shared_features(self, start: Parameters, others: Parameters, support: Support) -> Tensor | None:
+        """Support features, where they are the same in all inner steps."""
+        if self.execution.recompute or self._adapts_encoder or not start:
+            return None
+        if support.encoded is None:
+            features = support.features(others)
+            support.encoded = features if support.order == "second" else features.detach()
+        return support.encoded
+
+    def _check_recomputable(self) -> None:
+        """Raise OptionError for what does not do the same when it is run again."""
+        if any(member.homogenizer.overrides("attach") for member in self.homogenizers.members):
+            raise OptionError(
+                "`recompute` runs the encoder again on the way back, but a homogenizer that is attached to it may act "
+                "otherwise then. Leave one of them out."
+            )
+        if self.inner.remembers:
+            raise OptionError(
+                "`recompute` runs inner steps again, but TorchOpt's momentum with dampening remembers which was the "
+                "first. Leave one of them out."
+            )
 
 
 @hookimpl

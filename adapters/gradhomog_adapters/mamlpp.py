@@ -6,33 +6,27 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, Unpack, cast
 
 import torch
 from torch import Tensor, nn
 
-from gradhomog import LearnerSpec, OptionError, StepReport, Task, TaskBatch, TaskRow, hookimpl
-from gradhomog_adapters._episodic.engine import Autocast, Compile, Engine
-from gradhomog_adapters._episodic.episode import Episode
-from gradhomog_adapters._episodic.learner import Episodic
-from gradhomog_adapters._episodic.network import Parameters, choose
-from gradhomog_adapters._episodic.norm import Norm, Statistics
-from gradhomog_adapters._episodic.query import query_outputs
-from gradhomog_adapters._inner_loop.optimizer import Inner, resolve
-from gradhomog_adapters._inner_loop.steps import check_steps
-from gradhomog_adapters._mamlpp.inner_loop import InnerLoop
-from gradhomog_adapters._mamlpp.own import OwnByStep
-from gradhomog_adapters._mamlpp.passes import joint_row
-from gradhomog_adapters._mamlpp.phase import Phase
-from gradhomog_adapters._mamlpp.rates import rates
-from gradhomog_adapters._mamlpp.running import Running, statistics
+from gradhomog import LearnerSpec, OptionError, StepReport, Task, TaskBatch, hookimpl
+from gradhomog_adapters._inner_optimizer import Inner, resolve
+from gradhomog_adapters._mamlpp.by_step import ByStep, affine, rates
+from gradhomog_adapters._mamlpp.multi_step import Phase
 from gradhomog_adapters._mamlpp.schedule import Count, annealed, cosine
-from gradhomog_adapters._mamlpp.step_norm import affine
+from gradhomog_adapters._mamlpp.statistics import Running, statistics
+from gradhomog_adapters._network.functional import Parameters
+from gradhomog_adapters._network.norm import Norm, Statistics
+from gradhomog_adapters.execution import Execution, ExecutionOptions, ExecutionOptionsExceptNorm
+from gradhomog_adapters.few_shot import Query, Support
+from gradhomog_adapters.maml import MAML
 
 __all__ = ["MAMLPP", "cosine", "gradhomog_learner"]
 
 
-class MAMLPP(Episodic):
+class MAMLPP(MAML):
     """MAML, made to train stably by five parts, each of which can be turned off; all off, it is MAML bit for bit.
 
     θ⁰ = θ,  θ_l^{k+1} = θ_l^k − α_{l,k} ∇_l L_S(θ^k; γ_k, β_k),  row = ∇ Σ_k v_k L_Q(θ^{k+1}; γ_k, β_k),
@@ -60,15 +54,15 @@ class MAMLPP(Episodic):
             `final_outer_lr`, where it stays; from its own rate, kept in its groups as `initial_lr`. 0: never set. The
             paper: all steps, 50 000 (Omniglot) to 75 000. For optimizers of TorchOpt see `cosine`.
         final_outer_lr: ≥ 0. The authors' configurations: 1e-5 for Omniglot.
-        norm: `"batch"`, `"support"`, `"frozen"`, as of `MAML`; or `"running"`: while training as `"batch"`, and at
+        norm: `"batch"`, `"support"`, `"frozen"`, see `Execution`; or `"running"`: while training as `"batch"`, and at
             meta-test with the statistics of each step, averaged while training (inductive: queries can come one by
             one). They are recorded in `step`, without homogenizers, by one more inner loop of first order per task:
             buffers `learner.statistics.<name>` `[K + 1, ...]`, of each inner step and of the query set after the last.
-        engine, compile, autocast: as of `MAML`.
+        execution, engine, compile, autocast, recompute: see `Execution`.
 
     The number of steps done is state, `learner.count.done`: a learner that is loaded goes on where it was. Multi-step
     losses are those of the row and of the report: Σ v_k L_Q; outputs and features are those after the last step, and
-    feature cotangents are sums over the passes. An ensemble of the best checkpoints: `gradhomog.Ensemble`.
+    gradients w.r.t. features are sums over the passes. An ensemble of the best checkpoints: `gradhomog.Ensemble`.
     The network alone (`learner.encoder`) keeps the scales and shifts it came with. Rows are exact but while
     `first_order_steps` last. Cost: MAML's, and one query pass more for each inner step while the multi-step loss lasts.
 
@@ -101,7 +95,7 @@ class MAMLPP(Episodic):
      'learner.rates.head.bias', 'learner.norm.encoder.1.weight', 'learner.norm.encoder.1.bias']
     """
 
-    _by_step: OwnByStep | None = None  # the base class asks for names before it is made
+    _by_step: ByStep | None = None  # the base class asks for names before it is made
 
     def __init__(
         self,
@@ -121,53 +115,95 @@ class MAMLPP(Episodic):
         anneal_steps: int = 0,
         final_outer_lr: float = 1e-5,
         norm: Norm | Literal["running"] = "batch",
-        engine: Engine = "auto",
-        compile: Compile = False,
-        autocast: Autocast = None,
         loss: Any = None,
+        execution: Execution | None = None,
+        **keywords: Unpack[ExecutionOptionsExceptNorm],
     ) -> None:
         self._records = norm == "running"
+        options = cast(ExecutionOptions, dict(keywords))
+        if norm != "running" and (execution is None or norm != "batch"):
+            options["norm"] = norm
+        if norm == "running" and execution is not None and execution.norm != "batch":
+            raise OptionError(f"`norm` 'running' trains with that of each batch; `execution` has {execution.norm!r}.")
         super().__init__(
-            encoder, head, homogenizers, loss, "batch" if norm == "running" else norm, engine, compile, autocast
-        )
-        self.inner_steps, self.test_steps = check_steps(inner_steps, test_steps)
+            encoder, head, homogenizers, inner=inner, inner_lr=inner_lr, inner_steps=inner_steps,
+            test_steps=test_steps, adapt=adapt, loss=loss, execution=execution, **options,
+        )  # fmt: skip
         self.multi_step_steps = _count("multi_step_steps", multi_step_steps)
         self.first_order_steps = _count("first_order_steps", first_order_steps)
         self.anneal_steps = _count("anneal_steps", anneal_steps)
         if not 0 <= final_outer_lr < math.inf:
             raise OptionError(f"`final_outer_lr` must not be negative, and finite; got {final_outer_lr!r}.")
         self.final_outer_lr = final_outer_lr
-        make_inner = resolve(inner, inner_lr)
+        self.learn_rates = learn_rates
         if learn_rates:
             if not isinstance(inner, str):
                 raise OptionError(
                     f"`inner` must be a name, whose rates are learnt; got {inner!r}, which has rates of its own. Use a "
                     "name, or learn_rates=False."
                 )
-            make_inner = resolve(inner, 1.0)  # what it does is multiplied by the rates
-        self._by_step = own = OwnByStep(self.own, self.network, inner_steps, step_norm)
-        adapted = [n for n in choose(list(self.network.parameters()), adapt, "adapt") if n not in own.affine_names]
-        if not adapted:
+            self.inner = resolve(inner, 1.0)  # its updates are multiplied by the rates
+        self._by_step = own = ByStep(self.own, self.network, inner_steps, step_norm)
+        self.adapted = [name for name in self.adapted if name not in own.affine_names]
+        if not self.adapted:
             raise OptionError(
                 "`adapt` must match more than scales and shifts of batch normalization, which step_norm=True learns in "
                 f"the outer loop; got {adapt!r}."
             )
         self._running = Running(self.network)
-        self._inner_loop = InnerLoop(self.network, make_inner, adapted, learn_rates, own, self._running)
         self.learn("count", Count())
         if learn_rates:
-            self.learn("rates", rates(adapted, inner_steps, inner_lr))
+            self.learn("rates", rates(self.adapted, inner_steps, inner_lr))
         if own.affine_names:
             self.learn("norm", affine(self.network, own.affine_names, inner_steps))
         if self._records:
             self.learn("statistics", statistics(self.network, inner_steps + 1))
         self._phase = self._current_phase()
 
-    # -- what a learner is -------------------------------------------------------------------------------------------
+    # -- θ^{k+1} = θ^k − α_k ∇L_S(θ^k; γ_k, β_k) ---------------------------------------------------------------------
+
+    def support_loss(self, parameters: Parameters, support: Support, k: int, features: Tensor | None) -> Tensor:
+        here = self._running.at_step(support, self.by_step.last_known(k))
+        return here.loss({**parameters, **self.by_step.affine(parameters, k)})
+
+    def scaled(
+        self, updates: dict[str, Tensor], theta: Parameters, held: Parameters, k: int
+    ) -> dict[str, Tensor]:  # fmt: skip
+        if not self.learn_rates:
+            return updates
+        alpha = self.by_step.rates(held, list(updates), k)
+        return {name: alpha[name] * update for name, update in updates.items()}
+
+    def shared_features(self, start: Parameters, others: Parameters, support: Support) -> None:
+        """None: normalization differs from step to step."""
+
+    # -- Σ_k v_k L_Q(θ^{k+1}; γ_k, β_k) ------------------------------------------------------------------------------
+
+    def path(self, parameters: Parameters, support: Support) -> list[Parameters]:
+        points = enumerate(self.inner_loop(parameters, support))
+        return [{**p, **self.by_step.affine(p, k - 1)} for k, p in points if k in self._phase.passes]
+
+    def total(self, losses: Sequence[Tensor]) -> Tensor:
+        return (torch.stack(list(losses)) * self._phase.shares).sum()
+
+    def adapt(self, parameters: Parameters, support: Support) -> Parameters:
+        point = super().adapt(parameters, support)
+        return {**point, **self.by_step.affine(point, support.steps - 1)}
+
+    def query(self, point: Parameters, support: Support, x: Tensor, y: Tensor | None, statistics: Statistics) -> Query:
+        here = self._running.at_step(support, min(support.steps, self.inner_steps))
+        return super().query(point, here, x, y, statistics)
+
+    # -- what changes from step to step ------------------------------------------------------------------------------
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         found = super().named_parameters()
         return self._by_step.without_replaced(found) if self._by_step else found
+
+    @property
+    def by_step(self) -> ByStep:
+        assert self._by_step is not None
+        return self._by_step
 
     @contextmanager
     def mode(self, training: bool) -> Iterator[None]:
@@ -175,6 +211,7 @@ class MAMLPP(Episodic):
             stack.enter_context(super().mode(training))
             if training:
                 self._phase = self._current_phase()
+                self.order = self._phase.order
             elif self._records:
                 stack.enter_context(self._running.reading(dict(self.own["statistics"].named_buffers())))
             yield
@@ -193,39 +230,6 @@ class MAMLPP(Episodic):
     def on_step_end(self) -> None:
         self.own["count"].get_buffer("done").add_(1)
 
-    def row(self, meta: Parameters, episode: Episode) -> TaskRow:
-        phase, targets = self._phase, episode.query_y
-        assert targets is not None
-
-        def lead(start: dict[str, Tensor]) -> tuple[list[Arrived], list[Tensor]]:
-            points = self._inner_loop.points(start, episode, self.loss, phase.passes, phase.order)
-            # All statistics of the support set before the encoder sees queries: homogenizers are told which it sees,
-            # and once: what is drawn for a part is drawn again when they are told again.
-            places = [(point, self.statistics(point, episode)) for point in points]
-            untold = replace(episode, begin=lambda part: None)
-            told = [episode, *[untold] * (len(places) - 1)]
-            return places, [self.encode(point, e, s) for e, (point, s) in zip(told, places, strict=True)]
-
-        def score(places: list[Arrived], features: list[Tensor]) -> tuple[Tensor, Tensor]:
-            pairs = zip(places, features, strict=True)
-            outputs = [self.classify(point, episode, s, z) for (point, s), z in pairs]
-            losses = [self.loss(given, targets) for given in outputs]
-            if len(losses) == 1:
-                return losses[0], outputs[0]
-            return (torch.stack(losses) * phase.shares).sum(), outputs[-1]
-
-        return joint_row(episode, lead, score, dict(meta), len(phase.passes))
-
-    def outputs(self, meta: Parameters, episode: Episode) -> Tensor:
-        return self._outputs_after(self.test_steps, meta, episode)
-
-    def _outputs_after(self, steps: int, meta: Parameters, episode: Episode) -> Tensor:
-        with torch.enable_grad():  # the inner loop differentiates, whatever the caller's mode is
-            point = self._inner_loop.points(meta, episode, self.loss, (steps,), "none")[0]
-        return query_outputs(self, self._running.episode(episode, min(steps, self.inner_steps)), point)
-
-    # -- what changes from step to step ------------------------------------------------------------------------------
-
     @property
     def _done(self) -> int:
         return int(self.own["count"].get_buffer("done"))
@@ -238,15 +242,12 @@ class MAMLPP(Episodic):
         """The running statistics with those of a batch averaged in, adapted to as at meta-test."""
         known = dict(self.own["statistics"].named_buffers())
         for task in batch:
-            episode = Episode.unseen(task.support_x, task.support_y, task.query_x, self.network.buffers())
             with super().mode(training=False), self._running.recording(known) as found:
-                self._outputs_after(self.inner_steps, self.meta_parameters(), episode)
+                support = self.support_at_meta_test(task.support_x, task.support_y)
+                self.outputs_at_meta_test(replace(support, steps=self.inner_steps), task.query_x)
             if all(bool(torch.isfinite(buffer).all()) for buffer in found.values()):  # a task with NaN may be dropped
                 known = found
         return known
-
-
-Arrived = tuple[Parameters, Statistics]
 
 
 def _count(name: str, value: int) -> int:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from gradhomog import LearnerSpec, OptionError, TaskRow, hookimpl
-from gradhomog_adapters._episodic.engine import Autocast, Compile, Engine
-from gradhomog_adapters._episodic.episode import Episode
-from gradhomog_adapters._episodic.mirror import mirror
-from gradhomog_adapters._episodic.network import Parameters
-from gradhomog_adapters._episodic.norm import Norm
-from gradhomog_adapters._episodic.query import query_row
+from gradhomog import LearnerSpec, OptionError, hookimpl
+from gradhomog_adapters._network.functional import Parameters
+from gradhomog_adapters._network.mirror import mirror
+from gradhomog_adapters.execution import Execution, ExecutionOptions
 from gradhomog_adapters.maml import MAML
 
 RATES = "learner.rates."
@@ -35,10 +32,10 @@ class MetaSGD(MAML):
             what it has to learn from.
         adapt: glob pattern, or several, over the parameters that the inner loop changes; only these have rates.
         seed: of the first rates.
-        norm, engine, compile, autocast, recompute: as of `MAML`.
+        execution, engine, compile, autocast, norm, recompute: see `Execution`.
 
-    Rates are called `learner.rates.<parameter>` and may become negative, as in the paper. Homogenizers see their rows
-    beside those of the weights. Cost: as MAML, and twice the parameters.
+    Rates are called `learner.rates.<parameter>` and may become negative, as in the paper. Homogenizers receive their
+    rows beside those of the weights. Cost: as MAML, and twice the parameters.
 
     Source: Li et al. 2017, arXiv 1707.09835, equation 3 and algorithm 1. Deviation: none. Other implementations drop
     α's gradient with the Hessian in their first-order form; then α is never learnt.
@@ -64,17 +61,13 @@ class MetaSGD(MAML):
         first_order: bool = False,
         adapt: str | Sequence[str] = "*",
         seed: int = 0,
-        norm: Norm = "batch",
-        engine: Engine = "auto",
-        compile: Compile = False,
-        autocast: Autocast = None,
-        recompute: bool = False,
         loss: Any = None,
+        execution: Execution | None = None,
+        **keywords: Unpack[ExecutionOptions],
     ) -> None:
         super().__init__(
             encoder, head, homogenizers, inner="sgd", inner_lr=1.0, inner_steps=inner_steps, test_steps=test_steps,
-            first_order=first_order, adapt=adapt, norm=norm, engine=engine, compile=compile, autocast=autocast,
-            recompute=recompute, loss=loss,
+            first_order=first_order, adapt=adapt, loss=loss, execution=execution, **keywords,
         )  # fmt: skip
         bounds = [rates, rates] if isinstance(rates, (int, float)) else list(rates)
         if len(bounds) != 2 or not 0 <= bounds[0] <= bounds[1] < float("inf"):
@@ -83,20 +76,18 @@ class MetaSGD(MAML):
         generator = torch.Generator().manual_seed(seed)
         weights = self.network.parameters()
         drawn = {}
-        for name in self._adapted:
+        for name in self.adapted:
             share = torch.rand(weights[name].shape, generator=generator, dtype=torch.float64)
             drawn[name] = (low + (high - low) * share).to(weights[name])
         self.learn("rates", mirror(drawn))
 
-    def row(self, meta: Parameters, episode: Episode) -> TaskRow:
-        if not self.first_order:
-            return super().row(meta, episode)
-        return query_row(self, episode, dict(meta), lambda at: self.adapted(at, episode, self.inner_steps, True))
-
-    def preconditioned(self, slopes: dict[str, Tensor], others: Parameters) -> dict[str, Tensor]:
-        # Rates that are frozen are no meta-parameters; their values count all the same.
+    def scaled(
+        self, updates: dict[str, Tensor], theta: Parameters, held: Parameters, k: int
+    ) -> dict[str, Tensor]:  # fmt: skip
+        """−α∘∇L_S: the updates of gradient descent at rate 1, times α."""
+        # Rates that are frozen are not among the parameters; their values count all the same.
         own = dict(self.own["rates"].named_parameters())
-        return {name: others.get(RATES + name, own[name]) * slope for name, slope in slopes.items()}
+        return {name: held.get(RATES + name, own[name]) * update for name, update in updates.items()}
 
 
 @hookimpl

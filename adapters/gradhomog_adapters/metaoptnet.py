@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from gradhomog import LearnerSpec, OptionError, hookimpl
-from gradhomog_adapters._direct.metric import Metric
-from gradhomog_adapters._episodic.engine import Autocast, Compile, Engine
-from gradhomog_adapters._episodic.network import Parameters
-from gradhomog_adapters._episodic.norm import Norm
+from gradhomog_adapters._metric import Metric
+from gradhomog_adapters._network.functional import Parameters
+from gradhomog_adapters.execution import Execution, ExecutionOptions
+from gradhomog_adapters.few_shot import Query, Support
 
 
 class MetaOptNet(Metric):
@@ -27,9 +27,8 @@ class MetaOptNet(Metric):
             classes that a task can have; it is not trained, its rows are zero.
         regularization: λ > 0.
         scale: what s, the parameter `learner.logits.scale` `[1]`, starts at; any finite number but 0.
-        norm: what batch normalization normalizes with: `"batch"`, `"support"` or `"frozen"`, as of `MAML`. Support set
-            and queries are separate batches.
-        engine, compile, autocast: as of `MAML`.
+        execution, engine, compile, autocast, norm, recompute: see `Execution`. Support set and queries are separate
+            batches of batch normalization.
 
     The system is solved in float64, and never fails for λ > 0: supports may be repeated, fewer or more than features,
     of one class only. Differentiable in every parameter of the encoder and in s; rows are exact. A class without a
@@ -58,13 +57,11 @@ class MetaOptNet(Metric):
         *,
         regularization: float = 50.0,
         scale: float = 1.0,
-        norm: Norm = "batch",
-        engine: Engine = "auto",
-        compile: Compile = False,
-        autocast: Autocast = None,
         loss: Any = None,
+        execution: Execution | None = None,
+        **keywords: Unpack[ExecutionOptions],
     ) -> None:
-        super().__init__(encoder, head, homogenizers, loss, norm, engine, compile, autocast)
+        super().__init__(encoder, head, homogenizers, loss=loss, execution=execution, **keywords)
         if not 0 < regularization < math.inf:
             raise OptionError(f"`regularization` must be positive; got {regularization!r}.")
         if not math.isfinite(scale) or scale == 0:
@@ -72,15 +69,20 @@ class MetaOptNet(Metric):
         self.regularization = regularization
         self.learn("logits", nn.ParameterDict({"scale": torch.tensor([float(scale)])}))
 
-    def compare(self, parameters: Parameters, support: Tensor, members: Tensor, features: Tensor) -> Tensor:
-        scale = parameters.get("learner.logits.scale", self.own["logits"].scale)
-        with torch.autocast(support.device.type, enabled=False):
-            x, y, z = (tensor.flatten(1).double() for tensor in (support, members, features))
+    def adapt(self, parameters: Parameters, support: Support) -> Parameters:
+        task = self.described_classes(parameters, support)
+        with torch.autocast(support.x.device.type, enabled=False):
+            x, y = task["task.features"].flatten(1).double(), task["task.members"].double()
             gram = x @ x.T + self.regularization * torch.eye(len(x), dtype=x.dtype, device=x.device)
             # Without a check of the result, which would wait for the device: the matrix is positive definite.
             dual = torch.linalg.solve_ex(gram, y)[0]
-            outputs: Tensor = ((z @ x.T) @ dual).to(features) * scale
-        return outputs
+        return {**parameters, **task, "task.weights": x.T @ dual}
+
+    def outputs(self, parameters: Parameters, query: Query) -> Tensor:
+        scale = parameters.get("learner.logits.scale", self.own["logits"].get_parameter("scale"))
+        with torch.autocast(query.features.device.type, enabled=False):
+            outputs: Tensor = (query.features.double() @ parameters["task.weights"]).to(query.features) * scale
+        return self.without_absent(parameters, outputs)
 
 
 @hookimpl

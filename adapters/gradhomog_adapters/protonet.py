@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor, nn
+from torch import Tensor
 
 from gradhomog import LearnerSpec, hookimpl
-from gradhomog_adapters._direct.metric import Metric, class_means
-from gradhomog_adapters._episodic.engine import Autocast, Compile, Engine
-from gradhomog_adapters._episodic.network import Parameters
-from gradhomog_adapters._episodic.norm import Norm
+from gradhomog_adapters._metric import Metric, class_means
+from gradhomog_adapters._network.functional import Parameters
+from gradhomog_adapters.few_shot import Query, Support
 
 
 class ProtoNet(Metric):
@@ -22,13 +19,13 @@ class ProtoNet(Metric):
     Args:
         encoder, head, homogenizers, loss: see `Learner`. Of the head only the number of outputs counts, the most
             classes that a task can have; it is not trained, its rows are zero.
-        norm: what batch normalization normalizes with: `"batch"`, `"support"` or `"frozen"`, as of `MAML`. Support set
-            and queries are separate batches.
-        engine, compile, autocast: as of `MAML`. Distances are taken in float32 at least.
+        execution, engine, compile, autocast, norm, recompute: see `Execution`. Support set and queries are separate
+            batches of batch normalization.
+            Distances are computed in float32 at least.
 
     Outputs are −‖f(x) − c_w‖². Features that are maps are vectors of C·h·w numbers. Differentiable in every parameter
     of the encoder; rows are exact. A class without a support example has output −∞; a query of it makes the loss
-    infinite, which the policy for tasks that are not finite meets. Regression is refused (DataError).
+    infinite, to which the policy for tasks that are not finite applies. Regression is refused (DataError).
 
     A `transform` acts on the features of the queries only, as in MAML: ‖Rz − c‖. Rotating the means too would change
     nothing, ‖Rz − Rc‖ = ‖z − c‖. Cost per task: one forward and backward pass over support set and queries, and
@@ -50,23 +47,13 @@ class ProtoNet(Metric):
     tensor([[ -9., -36.]])
     """
 
-    def __init__(
-        self,
-        encoder: nn.Module,
-        head: nn.Module,
-        homogenizers: Any = None,
-        *,
-        norm: Norm = "batch",
-        engine: Engine = "auto",
-        compile: Compile = False,
-        autocast: Autocast = None,
-        loss: Any = None,
-    ) -> None:
-        super().__init__(encoder, head, homogenizers, loss, norm, engine, compile, autocast)
+    def adapt(self, parameters: Parameters, support: Support) -> Parameters:
+        task = self.described_classes(parameters, support)
+        return {**parameters, **task, "task.means": class_means(task["task.features"].flatten(1), task["task.members"])}
 
-    def compare(self, parameters: Parameters, support: Tensor, members: Tensor, features: Tensor) -> Tensor:
-        means = class_means(support.flatten(1), members)
-        return -(features[:, None] - means).square().sum(-1)
+    def outputs(self, parameters: Parameters, query: Query) -> Tensor:
+        distances = (query.features[:, None] - parameters["task.means"]).square().sum(-1)
+        return self.without_absent(parameters, -distances)
 
 
 @hookimpl

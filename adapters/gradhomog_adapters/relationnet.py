@@ -5,22 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from gradhomog import DataError, LearnerSpec, OptionError, hookimpl
-from gradhomog_adapters._direct import relation as _relation
-from gradhomog_adapters._direct.features import feature_shape
-from gradhomog_adapters._direct.metric import ABSENT, Metric, class_means, one_hot
-from gradhomog_adapters._episodic.engine import Autocast, Compile, Engine
-from gradhomog_adapters._episodic.network import Parameters
-from gradhomog_adapters._episodic.norm import Norm, SupportStatistics, policy
+from gradhomog_adapters import _relation
+from gradhomog_adapters._feature_shape import feature_shape
+from gradhomog_adapters._metric import ABSENT, Metric, class_means, one_hot
+from gradhomog_adapters._network.functional import Parameters
+from gradhomog_adapters._network.norm import Norm, SupportStatistics, policy
+from gradhomog_adapters.execution import Execution, ExecutionOptions
+from gradhomog_adapters.few_shot import Query, Support
 
 
 class RelationNet(Metric):
-    """Learns features, and a relation module g that tells from a class's mean and a query whether they belong together.
+    """Learns features, and a relation module g, which decides from a class's mean and a query whether they belong
+    together.
 
     c_w = mean of f(x) over the support examples of class w,  r_w(x) = σ(g([c_w; f(x)]))
     row_i = ∇ mean over queries and classes of (r_w(x) − 1[y = w])², by encoder and relation module
@@ -37,9 +39,8 @@ class RelationNet(Metric):
             tells the number of features, which are then vectors.
         hidden: ≥ 1, units between g's linear layers; by default 8 for maps, and as many as features for vectors.
         objective: `"mse"`, above; `"softmax"`, cross entropy of g without σ.
-        norm: what batch normalization normalizes with: `"batch"`, `"support"` or `"frozen"`, as of `MAML`.
-            Normalization in g takes all pairs of a batch; with `"support"`, those of the support set with the means.
-        engine, compile, autocast: as of `MAML`.
+        execution, engine, compile, autocast, norm, recompute: see `Execution`. Normalization in g is over all pairs
+            of a batch; with `norm="support"`, over those of the support set with the means.
 
     g is the module `learner.relation`. Outputs are relations in [0, 1], a class without a support example has 0; with
     `"softmax"` any numbers, and −∞. Rows are exact. Regression is refused (DataError). A `transform` acts on the
@@ -73,16 +74,14 @@ class RelationNet(Metric):
         input_shape: Sequence[int] | None = None,
         hidden: int | None = None,
         objective: Literal["mse", "softmax"] = "mse",
-        norm: Norm = "batch",
-        engine: Engine = "auto",
-        compile: Compile = False,
-        autocast: Autocast = None,
         loss: Any = None,
+        execution: Execution | None = None,
+        **keywords: Unpack[ExecutionOptions],
     ) -> None:
         if objective not in ("mse", "softmax"):
             raise OptionError(f"`objective` must be 'mse' or 'softmax'; got {objective!r}.")
         loss = loss or (squares if objective == "mse" else None)
-        super().__init__(encoder, head, homogenizers, loss, norm, engine, compile, autocast)
+        super().__init__(encoder, head, homogenizers, loss=loss, execution=execution, **keywords)
         if hidden is not None and hidden < 1:
             raise OptionError(f"`hidden` must be at least 1; got {hidden!r}.")
         self.objective = objective
@@ -103,24 +102,29 @@ class RelationNet(Metric):
 
     @contextmanager
     def mode(self, training: bool) -> Iterator[None]:
-        own: Norm = "support" if self.norm == "support" else "batch"
+        own: Norm = "support" if self.execution.norm == "support" else "batch"
         with super().mode(training), policy([self.own], own) as self._relating:
             yield
 
-    def compare(self, parameters: Parameters, support: Tensor, members: Tensor, features: Tensor) -> Tensor:
-        if support[0].numel() != math.prod(self.shape):
+    def adapt(self, parameters: Parameters, support: Support) -> Parameters:
+        task = self.described_classes(parameters, support)
+        features = task["task.features"]
+        if features[0].numel() != math.prod(self.shape):
             raise DataError(
                 f"the relation module is for features of the shape {list(self.shape)}; the encoder gives "
-                f"{list(support.shape[1:])}. Give `input_shape`."
+                f"{list(features.shape[1:])}. Give `input_shape`."
             )
-        support = support.reshape(-1, *self.shape)
-        means = class_means(support, members)
+        task["task.features"] = features.reshape(-1, *self.shape)
+        return {**parameters, **task, "task.means": class_means(task["task.features"], task["task.members"])}
+
+    def outputs(self, parameters: Parameters, query: Query) -> Tensor:
+        means = parameters["task.means"]
         with self._relating.record() as statistics:
-            if self.norm == "support" and self._relating.layers:
-                self._relate(parameters, means, support)
+            if self.execution.norm == "support" and self._relating.layers:
+                self._relate(parameters, means, parameters["task.features"])
         with self._relating.replay(statistics):
-            relations = self._relate(parameters, means, features.reshape(-1, *self.shape))
-        return relations.sigmoid() if self.objective == "mse" else relations
+            relations = self._relate(parameters, means, query.features.reshape(-1, *self.shape))
+        return self.without_absent(parameters, relations.sigmoid() if self.objective == "mse" else relations)
 
     def _relate(self, parameters: Parameters, means: Tensor, features: Tensor) -> Tensor:
         """g of all pairs, `[n, ways]`."""

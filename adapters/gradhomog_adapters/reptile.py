@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Literal, TypeVar, Unpack
 
 import torch
+import torchopt
 from torch import Tensor, nn
 
-from gradhomog import LearnerSpec, OptionError, Task, TaskBatch, TaskRow, hookimpl
-from gradhomog_adapters._episodic.engine import Autocast, Compile, Engine
-from gradhomog_adapters._episodic.episode import Episode
-from gradhomog_adapters._episodic.learner import Episodic
-from gradhomog_adapters._episodic.network import Parameters, choose, constants
-from gradhomog_adapters._episodic.norm import Norm
-from gradhomog_adapters._episodic.query import query_outputs
-from gradhomog_adapters._inner_loop.optimizer import Descent, Inner, resolve
-from gradhomog_adapters._inner_loop.steps import check_steps
-from gradhomog_adapters._inner_loop.support import divided, support_loss
+from gradhomog import LearnerSpec, OptionError, Task, TaskBatch, TaskKey, TaskRow, hookimpl
+from gradhomog_adapters._inner_optimizer import Inner, check_steps, resolve
+from gradhomog_adapters._network.functional import Parameters, choose
+from gradhomog_adapters._network.norm import Statistics
 from gradhomog_adapters._reptile.kept_state import KeptState
 from gradhomog_adapters._reptile.minibatches import Minibatches
+from gradhomog_adapters._rows.gradients import constants
+from gradhomog_adapters._rows.sets import QueryRow
+from gradhomog_adapters.execution import Execution, ExecutionOptions
+from gradhomog_adapters.few_shot import FewShotLearner, Support
 
 On = Literal["support", "all"]
+Tasks = TypeVar("Tasks", Task, TaskBatch)
 
 
-class Reptile(Episodic):
+class Reptile(FewShotLearner):
     """Learns an initialisation θ that is near each task's adapted parameters.
 
     θ_i⁰ = θ,  θ_i^{k+1} = θ_i^k − α ∇L(θ_i^k; minibatch k)  (or any other TorchOpt transformation)
@@ -54,10 +55,10 @@ class Reptile(Episodic):
             Rows then depend on the order of tasks and on the steps before. One task after the other; saved with the
             learner; advanced by `step`, not by `rows`. A task at meta-test begins with the state that training has
             reached, and leaves it as it is.
-        norm: what batch normalization normalizes with, as of `MAML`; within the inner loop with each minibatch's own.
-        engine, compile, autocast: as of `MAML`: one task after the other or all at once, compiled, in bfloat16.
+        execution, engine, compile, autocast, norm, recompute: see `Execution`. Inner steps normalize with each
+            minibatch's own statistics, under `norm="support"` too. There is no graph to recompute.
 
-    The row is no derivative of the query loss. Query loss, outputs, features and their cotangents, which some
+    The row is no derivative of the query loss. Query loss, outputs, features and their gradients, which some
     homogenizers need, come from one more forward pass at θ_i^K, whose backward pass ends at the features: a `transform`
     learns, but changes no row of this learner. In low precision, a row loses the digits that θ and θ_i^K share.
 
@@ -97,17 +98,15 @@ class Reptile(Episodic):
         inner_batch: int | None = None,
         seed: int = 0,
         keep_state: bool = False,
-        norm: Norm = "batch",
-        engine: Engine = "auto",
-        compile: Compile = False,
-        autocast: Autocast = None,
         loss: Any = None,
+        execution: Execution | None = None,
+        **keywords: Unpack[ExecutionOptions],
     ) -> None:
-        super().__init__(encoder, head, homogenizers, loss, norm, engine, compile, autocast)
+        super().__init__(encoder, head, homogenizers, loss=loss, execution=execution, **keywords)
         self.inner_steps, self.test_steps = check_steps(inner_steps, test_steps)
-        self._make_inner = resolve(inner, inner_lr)
+        self.inner = resolve(inner, inner_lr)
         self.scale = _scale(scale, inner, inner_lr)
-        self._adapted = choose(list(self.network.parameters()), adapt, "adapt")
+        self.adapted = choose(list(self.network.parameters()), adapt, "adapt")
         if on not in ("support", "all"):
             raise OptionError(f"`on` must be 'support' or 'all'; got {on!r}.")
         self.on = on
@@ -116,21 +115,54 @@ class Reptile(Episodic):
             self.learn("minibatches", self._minibatches)
         self._kept: KeptState | None = None
         if keep_state:
-            self.loop_only("`keep_state` takes")
-            start = {name: self.network.parameters()[name] for name in self._adapted}
-            self._kept = KeptState(self._make_inner, start)
+            self.execution.check_one_after_the_other("`keep_state` takes")
+            self.execution = replace(self.execution, engine="loop")
+            start = {name: self.network.parameters()[name] for name in self.adapted}
+            self._kept = KeptState(self.inner, start)
             self.learn("inner_state", self._kept)
         self._positions: Tensor | None = None
+        self._support = 0
+
+    def adapt(self, parameters: Parameters, support: Support) -> Parameters:
+        return self.descend(parameters, support)[0]
+
+    def descend(self, parameters: Parameters, support: Support) -> tuple[dict[str, Tensor], Any]:
+        """All parameters after the inner loop, constants, and the state of the inner optimizer."""
+        training = support.order != "none"
+        support, inner = replace(support, order="none"), self.inner()
+        held = constants(parameters)
+        theta = {name: held[name] for name in self.adapted if name in held}
+        state = inner.init(theta)
+        if self._kept is not None:
+            state = self._kept.running(theta) if training else self._kept.committed(theta)
+        for k, examples in enumerate(self._examples(support, training) if theta else ()):
+            if k and examples is not support:  # other inputs: what homogenizers draw for them is drawn anew
+                support.begin("support")
+            gradients = support.gradient(lambda at, on=examples: on.loss({**held, **at}), theta)  # type: ignore[misc]
+            updates, state = inner.update(gradients, state, params=theta, inplace=False)
+            theta = torchopt.apply_updates(theta, updates, inplace=False)
+        return {**held, **theta}, state
+
+    def row(self, parameters: Parameters, support: Support, query_row: QueryRow) -> TaskRow:
+        moved, state = self.descend(parameters, support)
+        # By no parameter: the row is no derivative, so the backward pass ends at the query features.
+        found = query_row(lambda at, _: [moved], {})
+        length = self.scale * max(self.inner_steps, 1)
+        displacement = {n: (parameters[n].detach() - moved[n]) / length for n in self.adapted if n in parameters}
+        if self._kept is not None:
+            self._kept.after_task(state, [found.loss, *displacement.values()])
+        found.gradients = displacement
+        return found
+
+    # -- the examples of inner steps ---------------------------------------------------------------------------------
 
     def batch_row(self, batch: TaskBatch) -> TaskRow | None:
         if self._kept is not None:
             self._kept.restart()
-        self._draw(batch.support_x.shape[1], batch.query_x.shape[1], batch.support_x.device)
-        return super().batch_row(batch)
+        return super().batch_row(self._drawn(batch, 1))
 
-    def task_row(self, task: Task, key: Any) -> TaskRow:
-        self._draw(len(task.support_x), len(task.query_x), task.support_x.device)
-        return super().task_row(task, key)
+    def task_row(self, task: Task, key: TaskKey) -> TaskRow:
+        return super().task_row(self._drawn(task, 0), key)
 
     def on_step_end(self) -> None:
         if self._minibatches is not None:
@@ -138,68 +170,33 @@ class Reptile(Episodic):
         if self._kept is not None:
             self._kept.after_step()
 
-    def row(self, meta: Parameters, episode: Episode) -> TaskRow:
-        assert episode.query_y is not None
-        targets, x, y = episode.query_y, episode.support_x, episode.support_y
+    def support_statistics(self, point: Parameters, support: Support) -> Statistics:
+        if support.order != "none":  # while training `on="all"` puts the query set behind the support set
+            support = replace(support, x=support.x[: self._support])
+        return super().support_statistics(point, support)
+
+    def _drawn(self, tasks: Tasks, dim: int) -> Tasks:
+        """Tasks with all examples of inner steps as their support set; draws the step's minibatches, as nothing can be
+        drawn within `vmap`."""
+        self._support = tasks.support_x.shape[dim]
         if self.on == "all":
-            x, y = torch.cat([x, episode.query_x]), torch.cat([y, targets])
-        kept = None if self._kept is None else self._kept.running
-        descent = self._descend(meta, episode, x, y, self.inner_steps, self._positions, kept)
-        point = constants({**meta, **descent.parameters})
-        statistics = self.statistics(point, episode)
-        features = self.encode(point, episode, statistics)
-
-        def score(_: tuple[()], transformed: list[Tensor]) -> tuple[Tensor, Tensor]:
-            outputs = self.classify(point, episode, statistics, transformed[-1])
-            return self.loss(outputs, targets), outputs
-
-        # By the features alone: the row is no derivative, and so the encoder needs no backward pass.
-        at = episode.calculus.leaf({"features": features})
-        found = episode.calculus.row(lambda at: ((), [at["features"]]), score, at, episode.transform)
-        length = self.scale * max(self.inner_steps, 1)
-        moved = {name: (meta[name].detach() - point[name]) / length for name in descent.parameters}
-        if self._kept is not None:
-            self._kept.after_task(descent.state, [found.loss, *moved.values()])
-        found.gradients = {name: moved.get(name) for name in meta}
-        return found
-
-    def outputs(self, meta: Parameters, episode: Episode) -> Tensor:
-        x, y, positions = episode.support_x, episode.support_y, None
+            tasks = replace(
+                tasks, support_x=torch.cat([tasks.support_x, tasks.query_x], dim),
+                support_y=torch.cat([tasks.support_y, tasks.query_y], dim),
+            )  # fmt: skip
         if self._minibatches is not None:
-            positions = self._minibatches.at_meta_test(len(x), self.test_steps)
-        with torch.enable_grad():  # the inner loop differentiates, whatever the caller's mode is
-            kept = None if self._kept is None else self._kept.committed
-            descent = self._descend(meta, episode, x, y, self.test_steps, positions, kept)
-        return query_outputs(self, episode, constants({**meta, **descent.parameters}))
+            drawn = self._minibatches.while_training(tasks.support_x.shape[dim], self.inner_steps)
+            self._positions = None if drawn is None else drawn.to(tasks.support_x.device)
+        return tasks
 
-    def _descend(
-        self, meta: Parameters, episode: Episode, x: Tensor, y: Tensor, steps: int, positions: Tensor | None,
-        kept: Callable[[dict[str, Tensor]], Any] | None,
-    ) -> Descent:  # fmt: skip
-        """Where some inner steps on examples lead, and the optimizer's state there."""
-        start, others = divided(constants(meta), self._adapted)
-        descent = Descent.start(self._make_inner(), start)
-        if kept is not None:
-            descent = Descent(descent.transformation, start, kept(start))
-
-        episode.begin("support")
-        loss = support_loss(self, episode, others, examples=(x, y))
-        for step in range(steps if start else 0):
-            if positions is not None:
-                if step:  # other inputs: what is drawn for them once is drawn anew
-                    episode.begin("support")
-                drawn = (x[positions[step]], y[positions[step]])
-                loss = support_loss(self, episode, others, examples=drawn)
-            descent = descent.at(episode.calculus.leaf(descent.parameters))
-            descent = descent.step(episode.calculus.gradient(loss, descent.parameters, False), False)
-        return descent
-
-    def _draw(self, support: int, queries: int, device: torch.device) -> None:
-        """The step's minibatches, before an engine runs: within `vmap` nothing can be drawn."""
-        if self._minibatches is not None:
-            examples = support + queries if self.on == "all" else support
-            drawn = self._minibatches.while_training(examples, self.inner_steps)
-            self._positions = None if drawn is None else drawn.to(device)
+    def _examples(self, support: Support, training: bool) -> Iterable[Support]:
+        """The examples of each inner step."""
+        positions = self._positions if training else None
+        if self._minibatches is not None and not training:
+            positions = self._minibatches.at_meta_test(len(support.x), support.steps)
+        if positions is None:
+            return [support] * support.steps
+        return (replace(support, x=support.x[chosen], y=support.y[chosen]) for chosen in positions)
 
 
 def _scale(scale: float | None, inner: Inner, inner_lr: float) -> float:

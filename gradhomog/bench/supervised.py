@@ -15,7 +15,7 @@ from gradhomog.bench.config import Config
 from gradhomog.bench.plan import Run
 from gradhomog.bench.problems.data import Data, Part, batch, r_squared
 from gradhomog.bench.results import SINGLE
-from gradhomog.bench.trainee import device, step_report
+from gradhomog.bench.trainee import device
 from gradhomog.host.member import Member
 from gradhomog.pipelines import pipeline
 from gradhomog.reports import Evaluation, StageReport, StepReport
@@ -85,7 +85,7 @@ class Supervised:
             losses, self.homogenizers, parameters=self.encoders[0], features=views, domains=self.data.tasks,
             targets=targets, inspect=inspect,
         )  # fmt: skip
-        return step_report(_values(losses), found, self.data.tasks)
+        return StepReport.of(_values(losses), found, self.data.tasks)
 
     def _alone(self, losses: Sequence[Tensor]) -> StepReport:
         torch.autograd.backward(losses)

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from gradhomog.bench.metrics import Metric
 from gradhomog.errors import ConfigError
-from gradhomog.homogenization import Homogenization
 from gradhomog.host.member import Member
 from gradhomog.reports import Evaluation, StageReport, StepReport
 
@@ -59,17 +57,6 @@ class Trainee(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
-def step_report(losses: Tensor, found: Homogenization, names: Sequence[str]) -> StepReport:
-    """What `gradhomog.backward` tells of a step, for a record; NaN for norms and cosines that nobody asked for."""
-    tasks = len(found.tasks)
-    unknown = torch.full((tasks, tasks), torch.nan, dtype=torch.float64)
-    return StepReport(
-        losses, None, unknown[0] if found.norms is None else found.norms,
-        unknown if found.cosines is None else found.cosines, found.weights, found.tasks, tuple(names),
-        [StageReport.of(stage.name, stage.gramian) for stage in found.stages], found.measured,
-    )  # fmt: skip
-
-
 def device(name: str) -> torch.device:
     """A device by name.
 
@@ -77,7 +64,7 @@ def device(name: str) -> torch.device:
         ConfigError: PyTorch cannot use it here.
     """
     try:
-        found: Tensor = torch.zeros(1, device=name)
+        found = torch.zeros(1, device=name)
         found.item()  # a device without values, such as meta, cannot train
         return found.device
     except (RuntimeError, AssertionError, NotImplementedError) as cause:

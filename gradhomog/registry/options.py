@@ -6,6 +6,7 @@ must be finite unless an upper bound of infinity is annotated.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
 import inspect
@@ -31,14 +32,39 @@ SCALE = inspect.Parameter("scale", inspect.Parameter.KEYWORD_ONLY, default="mean
 
 
 def accepted(spec: Spec) -> dict[str, inspect.Parameter]:
-    """The options of a plugin, in order: its factory's parameters without those that the host supplies, and `scale`."""
+    """The options of a plugin, in order: its factory's parameters without those that the host supplies, and `scale`.
+
+    Keywords that are annotated `**keywords: Unpack[SomeTypedDict]` are options by the names of its keys. Their defaults
+    are those of the dataclass that can be given in their place, `together: SomeDataclass | None = None`.
+    """
     hidden = SIGNATURE_ONLY[type(spec)]
-    found = {
-        name: parameter
-        for name, parameter in inspect.signature(spec.factory).parameters.items()
-        if name not in hidden and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-    }
+    found: dict[str, inspect.Parameter] = {}
+    for name, parameter in inspect.signature(spec.factory).parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            found |= _unpacked(spec.factory, name)
+        elif name not in hidden and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            found[name] = parameter
     return {**found, "scale": SCALE} if has_paper_scale(spec) else found
+
+
+def _unpacked(factory: Callable[..., Any], keywords: str) -> dict[str, inspect.Parameter]:
+    """The options that a factory's keywords stand for; none unless their annotation is an unpacked TypedDict."""
+    hints = _annotations(factory)
+    annotation = hints.get(keywords)
+    if typing.get_origin(annotation) is not typing.Unpack:
+        return {}
+    (options,) = typing.get_args(annotation)
+    given = {field.name: field.default for hint in hints.values() for field in _dataclass_fields(hint)}
+    return {
+        name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=given.get(name, inspect.Parameter.empty))
+        for name in typing.get_type_hints(options)
+    }
+
+
+def _dataclass_fields(annotation: Any) -> tuple[dataclasses.Field[Any], ...]:
+    """The fields of an annotated dataclass, or of one that may also be None."""
+    candidates = (annotation, *typing.get_args(annotation))
+    return next((dataclasses.fields(each) for each in candidates if dataclasses.is_dataclass(each)), ())
 
 
 def has_paper_scale(spec: Spec) -> bool:
@@ -53,7 +79,7 @@ def has_paper_scale(spec: Spec) -> bool:
 def documentation(spec: Spec) -> str:
     """The docstring of a plugin's factory; empty if it has none of its own (a class inherits that of its base)."""
     factory = spec.factory
-    while isinstance(factory, functools.partial):
+    while isinstance(factory, functools.partial) and factory.__doc__ == functools.partial.__doc__:
         factory = factory.func
     return (inspect.getdoc(factory) or "") if getattr(factory, "__doc__", None) else ""
 
@@ -135,9 +161,23 @@ def _hints(spec: Spec) -> dict[str, Any]:
 
 
 def type_hints(factory: Callable[..., Any]) -> dict[str, Any]:
-    """The annotated types of a factory's parameters by name; none if one of them cannot be resolved."""
-    while isinstance(factory, functools.partial):
-        factory = factory.func
+    """The annotated types of a factory's options by name, those of an unpacked TypedDict among them.
+
+    None if one of them cannot be resolved.
+    """
+    hints: dict[str, Any] = {}
+    for name, annotation in _annotations(factory).items():
+        if typing.get_origin(annotation) is typing.Unpack:
+            hints |= typing.get_type_hints(typing.get_args(annotation)[0], include_extras=True)
+        else:
+            hints[name] = annotation
+    return hints
+
+
+def _annotations(factory: Callable[..., Any]) -> dict[str, Any]:
+    """The annotations of the parameters of a class's constructor, a function, or what a partial or wrapper calls."""
+    while isinstance(factory, functools.partial) or hasattr(factory, "__wrapped__"):
+        factory = factory.func if isinstance(factory, functools.partial) else factory.__wrapped__
     target = factory.__init__ if inspect.isclass(factory) else factory
     try:
         return typing.get_type_hints(target, include_extras=True)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from gradhomog import DataError, Task, TaskBatch
-from gradhomog_adapters._direct.classifiers import Cosine, MakeCosine, fit, linear
+from gradhomog_adapters._classifiers import Cosine, MakeCosine, fit, linear
 from gradhomog_adapters.baseline import Baseline
 from gradhomog_adapters.baseline_pp import BaselinePP
 from tests.adapters import direct

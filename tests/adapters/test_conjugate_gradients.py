@@ -13,7 +13,7 @@ from scipy.sparse.linalg import LinearOperator, cg
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from gradhomog import OptionError
-from gradhomog_adapters._implicit.conjugate_gradients import solve
+from gradhomog_adapters._conjugate_gradients import solve
 
 # A matrix, a vector and a parameter without dimensions: 7 numbers, as a network's parameters are.
 SHAPES = {"layer.weight": (2, 2), "layer.bias": (2,), "temperature": ()}

@@ -13,8 +13,8 @@ from gradhomog.registry.options import accepted
 from tests.adapters.few_shot import networks, tasks
 
 LEARNERS = (
-    "anil", "baseline", "baseline_pp", "boil", "fomaml", "imaml", "maml", "mamlpp", "meta_sgd", "metaoptnet",
-    "protonet", "relationnet", "reptile",
+    "alfa", "anil", "baseline", "baseline_pp", "boil", "cavia", "fomaml", "imaml", "maml", "mamlpp", "meta_sgd",
+    "metaoptnet", "protonet", "relationnet", "reptile", "sharp_maml",
 )  # fmt: skip
 
 

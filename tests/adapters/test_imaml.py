@@ -1,4 +1,4 @@
-"""iMAML: rows against closed forms, dense solutions, finite differences of solved problems, and TorchOpt's solver."""
+"""iMAML: rows against closed forms, dense solutions, and finite differences of solved problems."""
 
 from __future__ import annotations
 
@@ -50,18 +50,15 @@ def on_point(point, **options):
     return IMAML(point, nn.Identity(), loss=lambda out, y: out.sum(), **options)
 
 
-@pytest.mark.parametrize("solver", ["own", "torchopt"])
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 @pytest.mark.parametrize("damping", [0.0, 0.3])
-def test_on_a_quadratic_the_row_is_the_closed_form(damping, engine, solver):
+def test_on_a_quadratic_the_row_is_the_closed_form(damping, engine):
     # θ* = (I + A/λ)⁻¹ θ, row = ((1 + δ)I + A/λ)⁻¹ B θ*
-    if solver == "torchopt" and engine == "vmap":
-        engine = "auto"
     a, b, strength = definite(4, 0), definite(4, 1), 0.7
     point, eye = Point(other=0), torch.eye(4, dtype=torch.float64)
     learner = on_point(
         point, proximal=strength, inner_lr=0.3, inner_steps=300, cg_steps=6, damping=damping, adapt="encoder.w",
-        engine=engine, solver=solver,
+        engine=engine,
     )  # fmt: skip
     row = learner.rows(quadratic(a, b)).jacobian["encoder.w"][0]
     solution = torch.linalg.solve(eye + a / strength, point.w.detach())
@@ -69,13 +66,10 @@ def test_on_a_quadratic_the_row_is_the_closed_form(damping, engine, solver):
     torch.testing.assert_close(row, expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("solver", ["own", "torchopt"])
-def test_on_a_quadratic_what_is_not_adapted_has_the_derivative_through_the_solution(solver):
+def test_on_a_quadratic_what_is_not_adapted_has_the_derivative_through_the_solution():
     # θ*(θ, ω) = (A + λI)⁻¹(λθ − Cω); autograd differentiates L_Q(θ*(θ, ω), ω) through this.
     support, query, strength, point = definite(7, 0), definite(7, 1), 0.7, Point()
-    learner = on_point(
-        point, proximal=strength, inner_lr=0.3, inner_steps=300, cg_steps=6, adapt="encoder.w", solver=solver
-    )
+    learner = on_point(point, proximal=strength, inner_lr=0.3, inner_steps=300, cg_steps=6, adapt="encoder.w")
     rows = learner.rows(quadratic(support, query)).jacobian
     matrix = support[:4, :4] + strength * torch.eye(4, dtype=torch.float64)
     end = torch.linalg.solve(matrix, strength * point.w - support[:4, 4:] @ point.v)
@@ -85,11 +79,10 @@ def test_on_a_quadratic_what_is_not_adapted_has_the_derivative_through_the_solut
     torch.testing.assert_close(rows["encoder.v"][0], by_v, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("solver", ["own", "torchopt"])
-def test_a_parameter_without_dimensions_has_the_row_of_the_closed_form(solver):
+def test_a_parameter_without_dimensions_has_the_row_of_the_closed_form():
     point = Point(size=1, other=0, shape=())
     support, query = torch.full((2, 1, 1), 2.0, dtype=torch.float64)
-    learner = on_point(point, proximal=0.5, inner_lr=0.2, inner_steps=200, adapt="encoder.w", solver=solver)
+    learner = on_point(point, proximal=0.5, inner_lr=0.2, inner_steps=200, adapt="encoder.w")
     row = learner.rows(quadratic(support, query)).jacobian["encoder.w"][0]
     torch.testing.assert_close(row, 2 * point.w.detach() / 25, rtol=1e-12, atol=0)  # (1 + 2/0.5)⁻² · 2w
 
@@ -203,16 +196,6 @@ def test_both_engines_give_the_same_rows(options, norm):
     direct.rows_equal(loop, vmap, rtol=1e-9, atol=1e-8 if "inner" in options else 1e-12)
 
 
-@pytest.mark.parametrize("norm", ["batch", "support", "frozen"])
-@pytest.mark.parametrize("adapt", ["*", "head.*", "encoder.*"])
-def test_torchopts_solver_agrees_on_a_well_conditioned_problem(adapt, norm):
-    ours, theirs = (
-        IMAML(*networks(True), norm=norm, adapt=adapt, proximal=40.0, inner_lr=0.02, solver=solver, damping=0.1)
-        for solver in ("own", "torchopt")
-    )
-    direct.rows_equal(ours.rows(tasks()), theirs.rows(tasks()), rtol=1e-8, atol=1e-11)
-
-
 def test_a_frozen_parameter_is_a_constant_and_one_frozen_since_is_not_adapted():
     for learner in (IMAML(*networks(), adapt="encoder.*"), IMAML(*networks())):
         learner.encoder.requires_grad_(False)
@@ -274,10 +257,6 @@ def test_rows_with_a_rotation_are_derivatives_too():
         ({"cg_steps": True}, "`cg_steps` must be an integer of at least 1"),
         ({"damping": -0.1}, "`damping` must be finite and not negative"),
         ({"longest": 0.5}, "`longest` must be at least 1"),
-        ({"solver": "scipy"}, "`solver` must be 'own' or 'torchopt'"),
-        ({"solver": "torchopt", "engine": "vmap"}, "`solver` 'torchopt' works on one task after the other"),
-        ({"solver": "torchopt", "compile": True}, "`solver` 'torchopt' works on one task after the other"),
-        ({"solver": "torchopt", "homogenizers": "isi"}, "runs the encoder on the support set again"),
         ({"adapt": "body.*"}, "`adapt` must match"),
         ({"inner_steps": 1.5}, "`inner_steps` must be an integer"),
     ],

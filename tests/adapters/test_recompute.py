@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gc
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +10,10 @@ import torchopt
 from torch import nn
 
 from gradhomog import OptionError, TaskBatch
+from gradhomog.bench.cost.memory import peak_bytes
 from gradhomog_adapters.maml import MAML
+from gradhomog_adapters.mamlpp import MAMLPP
+from gradhomog_adapters.meta_sgd import MetaSGD
 from tests.adapters.few_shot import networks, tasks
 
 INNER = {
@@ -53,32 +56,26 @@ def test_dropout_draws_the_same_masks_on_the_way_back():
     torch.testing.assert_close(rows[False], rows[True])
 
 
-class Saved:
-    """A tensor that a graph keeps for its derivative; counts how many are kept at once."""
-
-    alive, most = 0, 0
-
-    def __init__(self, tensor):
-        self.tensor = tensor
-        Saved.alive += 1
-        Saved.most = max(Saved.most, Saved.alive)
-
-    def __del__(self):
-        Saved.alive -= 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("recompute", "grows"), [(False, True), (True, False)])
-def test_graphs_of_one_step_are_alive_at_a_time(recompute, grows):
-    most = []
-    for steps in (3, 12):
-        learner = MAML(*networks(), engine="loop", recompute=recompute, inner_steps=steps)
-        gc.collect()
-        Saved.alive = Saved.most = 0
-        with torch.autograd.graph.saved_tensors_hooks(Saved, lambda saved: saved.tensor):
-            learner.rows(TaskBatch.stack([tasks()[0]]))
-        most.append(Saved.most)
-    assert (most[1] > 2 * most[0], most[1] == most[0]) == (grows, not grows)
+@pytest.mark.parametrize(
+    "make", [MAML, MetaSGD, partial(MAMLPP, multi_step_steps=0)], ids=["maml", "meta_sgd", "mamlpp"]
+)
+def test_memory_grows_by_the_arguments_of_a_step_and_not_by_its_graph(make):
+    """In bytes: hooks on saved tensors do not count what a step keeps by other means."""
+    torch.manual_seed(0)
+    encoder, head = nn.Sequential(nn.Linear(20, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh()), nn.Linear(32, 3)
+    x, y = torch.randn(1, 400, 20), torch.arange(400)[None] % 3
+    batch, few, many = TaskBatch(x, y, x, y), 3, 12
+    growth = {}
+    for recompute in (False, True):
+        peaks = []
+        for steps in (few, many):
+            learner = make(encoder, head, engine="loop", recompute=recompute, inner_steps=steps)
+            peaks.append(peak_bytes(lambda: learner.rows(batch)))  # noqa: B023 - called at once
+        growth[recompute] = (peaks[1] - peaks[0]) / (many - few)
+    size = sum(p.nbytes for p in (*encoder.parameters(), *head.parameters()))
+    activations = 400 * 32 * 4
+    assert growth[False] > 4 * activations
+    assert growth[True] < 2 * size < activations
 
 
 @pytest.mark.parametrize(

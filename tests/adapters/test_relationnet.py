@@ -8,7 +8,7 @@ from torch import nn
 
 from gradhomog import DataError, Task
 from gradhomog.bench import networks
-from gradhomog_adapters._direct import relation as _relation
+from gradhomog_adapters import _relation
 from gradhomog_adapters.relationnet import RelationNet
 from tests.adapters import direct
 

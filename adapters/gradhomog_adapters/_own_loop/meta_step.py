@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from gradhomog import DataError, OptionError, Pipeline, StageReport, StepReport, TaskKey
+from gradhomog import DataError, OptionError, Pipeline, StepReport, TaskKey
 from gradhomog_adapters._own_loop.own_task import OwnTask, Wishes
 from gradhomog_adapters._own_loop.restoring import Restored
 
@@ -134,14 +134,9 @@ class MetaStep:
             targets=targets[0] if targets else None,
             inspect=True,
         )
-        assert result.norms is not None
-        assert result.cosines is not None
         for name, parameter in self._parameters.items():
             parameter.grad = None if name in unused else result.direction[name]
-        self._report = StepReport(
-            losses, None, result.norms, result.cosines, result.weights, result.tasks, domains,
-            [StageReport.of(stage.name, stage.gramian) for stage in result.stages], result.measured,
-        )  # fmt: skip
+        self._report = StepReport.of(losses, result, domains)
 
 
 def _column(name: str, parameter: Tensor, done: Sequence[OwnTask]) -> Tensor:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from gradhomog import OptionError, Pipeline, TaskKey
 from gradhomog_adapters._own_loop.restoring import Restored
+from gradhomog_adapters._rows.gradients import zeros_for_missing
+from gradhomog_adapters._rows.on_graph import differentiate
 
 
 class Wishes:
@@ -113,25 +114,21 @@ class OwnTask:
 
     def _differentiate(self, loss: Tensor, retain_graph: bool) -> tuple[dict[str, Tensor | None], list[Tensor]]:
         """Derivatives by the parameters, by name, and by the features at every tap."""
-        leaves, taps = list(self._parameters.values()), self._taps
+        taps = self._taps
         try:
-            found = torch.autograd.grad(loss, [*leaves, *taps], retain_graph=retain_graph, allow_unused=True)
+            row, by_taps = differentiate(loss, self._parameters, taps, retain_graph)
         except RuntimeError as cause:
             if "second time" not in str(cause):  # PyTorch has no class of its own for a graph that was freed
                 raise
             raise OptionError(self._freed()) from cause
-        row, cotangents = found[: len(leaves)], found[len(leaves) :]
-        if all(gradient is None for gradient in row):
+        if all(gradient is None for gradient in row.values()):
             raise OptionError(
                 f"`loss` of {self} must depend on a parameter of `net` that requires grad; it depends on none. The "
                 "graph is cut somewhere (detach, a copy of the network), or the loss is another network's."
             )
-        if self._wishes.transforms and taps and cotangents[-1] is None:
+        if self._wishes.transforms and taps and by_taps[-1] is None:
             raise OptionError(f"`loss` of {self} must depend on what step.transform returned. Hand that to the head.")
-        return dict(zip(self._parameters, row, strict=True)), [
-            (torch.zeros_like(tap) if cotangent is None else cotangent)[0].detach()
-            for tap, cotangent in zip(taps, cotangents, strict=True)
-        ]
+        return row, [gradient[0].detach() for gradient in zeros_for_missing(by_taps, taps)]
 
     def _freed(self) -> str:
         if self.loss is not None:

@@ -11,7 +11,7 @@ import torchopt
 from torch import Tensor, nn
 
 from gradhomog import OptionError
-from gradhomog_adapters._inner_loop.optimizer import _captured
+from gradhomog_adapters._inner_optimizer import captured
 
 Container = dict[str, Tensor | None]
 
@@ -119,7 +119,7 @@ def _check_inner(optimizer: object, containers: Sequence[Container]) -> None:
             f"`inner` must be as it is before an inner loop; the state of this {type(optimizer).__name__} comes from "
             "one. Make a new one, or recover the state that it had."
         )
-    if _captured(optimizer.impl.update, "dampening"):
+    if captured(optimizer.impl.update, "dampening"):
         raise OptionError(
             "`inner` with momentum and dampening cannot be put back: TorchOpt keeps in a closure whether it has "
             "stepped before. Make it anew in each task, after `with step.task(...):`, and leave `inner` out."

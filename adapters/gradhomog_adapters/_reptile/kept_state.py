@@ -10,8 +10,8 @@ import torchopt
 from torch import Tensor, nn
 
 from gradhomog import OptionError
-from gradhomog_adapters._episodic.network import constants
-from gradhomog_adapters._inner_loop.optimizer import InnerOptimizer
+from gradhomog_adapters._inner_optimizer import InnerOptimizer
+from gradhomog_adapters._rows.gradients import constants
 
 
 class KeptState(nn.Module):

@@ -18,7 +18,7 @@ from gradhomog.bench.plan import Run
 from gradhomog.bench.problems import toy
 from gradhomog.bench.problems.spec import EPISODIC, ProblemSpec
 from gradhomog.bench.suites import members
-from gradhomog.bench.trainee import device, step_report
+from gradhomog.bench.trainee import device
 from gradhomog.bench.trajectory import Trajectory
 from gradhomog.errors import ConfigError
 from gradhomog.host.member import Member
@@ -87,7 +87,7 @@ class Landscape:
         outer.step()
         if (index + 1) % self.every == 0:
             self.path = torch.cat([self.path, self._place()[None]])
-        told = [step_report(values, step, TASKS) for values, step in zip(losses.detach(), found, strict=True)]
+        told = [StepReport.of(values, step, TASKS) for values, step in zip(losses.detach(), found, strict=True)]
         means: dict[str, Any] = {
             name: _mean([getattr(one, name) for one in told]) for name in ("losses", "norms", "cosines", "weights")
         }

@@ -29,6 +29,9 @@ DERIVED = [
     'fomaml(inner="momentum", inner_steps=2, test_steps=4, norm="frozen", adapt="head.*")',
     "anil",
     "boil",
+    "cavia(context=3, inner_steps=2)",
+    "alfa(inner_steps=2)",
+    "sharp_maml(inner_radius=0.05, inner_steps=2)",
     'relationnet(norm="support", objective="softmax")',
     'baseline_pp(test_epochs=5, norm="support")',
 ]

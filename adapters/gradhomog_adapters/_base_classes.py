@@ -11,18 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog import DataError, OptionError, Task, TaskBatch, TaskRow
-from gradhomog_adapters._direct.classifiers import MakeClassifier, fit
-from gradhomog_adapters._direct.features import feature_shape
-from gradhomog_adapters._direct.learner import Direct, wide
-from gradhomog_adapters._episodic.engine import Autocast, Compile, Engine
-from gradhomog_adapters._episodic.episode import Episode
-from gradhomog_adapters._episodic.network import Parameters
-from gradhomog_adapters._episodic.norm import Norm
+from gradhomog_adapters._classifiers import MakeClassifier, fit
+from gradhomog_adapters._feature_shape import feature_shape
+from gradhomog_adapters._metric import Metric, wide
+from gradhomog_adapters._network.functional import Parameters
+from gradhomog_adapters._rows.gradients import constants
+from gradhomog_adapters.few_shot import Query, Support
 
 Tasks = TypeVar("Tasks", Task, TaskBatch)
 
 
-class BaseClasses(Direct):
+class BaseClasses(Metric):
     """Trains encoder and classifier on the classes of all tasks; see `Baseline`."""
 
     def __init__(
@@ -37,13 +36,9 @@ class BaseClasses(Direct):
         test_epochs: int,
         test_batch: int,
         seed: int,
-        norm: Norm,
-        engine: Engine,
-        compile: Compile,
-        autocast: Autocast,
-        loss: Any,
+        **options: Any,
     ) -> None:
-        super().__init__(encoder, head, homogenizers, loss, norm, engine, compile, autocast)
+        super().__init__(encoder, head, homogenizers, **options)
         for name, value, low in (
             ("classes", classes, 1), ("test_epochs", test_epochs, 0), ("test_batch", test_batch, 1), ("seed", seed, 0),
         ):  # fmt: skip
@@ -72,13 +67,14 @@ class BaseClasses(Direct):
         row = super().batch_row(self._named(batch))
         return row and _among(row, batch.classes)
 
-    def judge(
-        self, parameters: Parameters, support: Tensor, episode: Episode, features: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        assert episode.query_y is not None
-        both = torch.cat([support.flatten(1), features])
-        outputs = wide(self.call_own("classifier", parameters, both))
-        return self.loss(outputs, torch.cat([episode.support_y, episode.query_y])), outputs[len(support) :]
+    def adapt(self, parameters: Parameters, support: Support) -> Parameters:
+        return {**parameters, "task.features": self.support_features(parameters, support).flatten(1)}
+
+    def query_loss(self, parameters: Parameters, query: Query) -> tuple[Tensor, Tensor]:
+        assert query.y is not None
+        support = parameters["task.features"]
+        outputs = wide(self.call_own("classifier", parameters, torch.cat([support, query.features])))
+        return self.loss(outputs, torch.cat([query.support.y, query.y])), outputs[len(support) :]
 
     def _named(self, tasks: Tasks) -> Tasks:
         """With labels that number the training classes, in place of the tasks' own.
@@ -106,20 +102,22 @@ class BaseClasses(Direct):
 
     # -- meta-test ---------------------------------------------------------------------------------------------------
 
-    def outputs(self, meta: Parameters, episode: Episode) -> Tensor:
-        self.refuse_regression(episode.support_y)
+    def adapted_outputs(self, support_x: Tensor, support_y: Tensor, query_x: Tensor) -> Tensor:
+        self.refuse_regression(support_y)
+        parameters, support = constants(self.live_parameters), self.support_at_meta_test(support_x, support_y)
         with torch.no_grad():
-            support, statistics = self.look(meta, episode)
-            ways = self.ways(meta, episode, support)
-        support = support.flatten(1)
+            features = self.support_features(parameters, support)
+            ways = self.network.call("head.", parameters, support.buffers, features).shape[-1]
+        features = features.flatten(1)
         generator = torch.Generator().manual_seed(self.seed)  # anew for each task: none depends on those before
-        classifier = self._make(support.shape[1], ways, generator).to(support)
+        classifier = self._make(features.shape[1], ways, generator).to(features)
         fit(
-            classifier, support, episode.support_y, self.loss, generator,
+            classifier, features, support_y, self.loss, generator,
             lr=self.test_lr, epochs=self.test_epochs, batch=self.test_batch,
         )  # fmt: skip
-        with torch.set_grad_enabled(torch.is_grad_enabled() and episode.query_x.requires_grad):
-            outputs: Tensor = classifier(self.query_features(meta, episode, statistics))
+        with torch.set_grad_enabled(torch.is_grad_enabled() and query_x.requires_grad):
+            statistics = self.support_statistics(parameters, support)
+            outputs: Tensor = classifier(self.query(parameters, support, query_x, None, statistics).features)
             return outputs
 
 

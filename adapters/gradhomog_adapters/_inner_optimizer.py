@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-import torch
 import torchopt
-from torch import Tensor
 from torchopt.base import GradientTransformation
 
 from gradhomog import OptionError
+from gradhomog_adapters._rows.gradients import Order, constants
 
 Inner = Literal["sgd", "momentum", "adam", "adamw"] | GradientTransformation | Callable[[], GradientTransformation]
 """An inner optimizer: a name, a TorchOpt transformation, or a function that makes one."""
@@ -45,11 +43,14 @@ class InnerOptimizer:
 
     def share(self) -> None:
         made = self._make()
-        self.remembers = bool(_captured(made.update, "dampening"))
+        self.remembers = bool(captured(made.update, "dampening"))
         self._shared = None if self.remembers else made
 
-    def __call__(self) -> GradientTransformation:
-        return self._shared or self._make()
+    def __call__(self, order: Order = "second") -> GradientTransformation:
+        """The transformation for one task. Of order "first" its updates do not depend on the parameters (weight decay
+        would): then the derivative of K steps by the parameters before them is the identity."""
+        made = self._shared or self._make()
+        return GradientTransformation(made.init, partial(_at_constants, made.update)) if order == "first" else made
 
     def __getstate__(self) -> dict[str, Any]:  # closures can neither be copied nor saved
         return {"_make": self._make}
@@ -57,6 +58,22 @@ class InnerOptimizer:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._make = state["_make"]
         self.share()
+
+
+def _at_constants(update: Callable[..., Any], gradients: Any, state: Any, *, params: Any, inplace: bool) -> Any:
+    return update(gradients, state, params=constants(params), inplace=inplace)
+
+
+def check_steps(inner_steps: int, test_steps: int | None) -> tuple[int, int]:
+    """The numbers of inner steps while training and at meta-test; by default the latter is the former.
+
+    Raises:
+        OptionError: one is no integer, or negative.
+    """
+    for name, steps in (("inner_steps", inner_steps), ("test_steps", test_steps)):
+        if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 0):
+            raise OptionError(f"`{name}` must be an integer and not negative; got {steps!r}.")
+    return inner_steps, inner_steps if test_steps is None else test_steps
 
 
 def resolve(inner: Inner, lr: float) -> InnerOptimizer:
@@ -75,7 +92,7 @@ def resolve(inner: Inner, lr: float) -> InnerOptimizer:
             raise OptionError(f"`inner_lr` must be positive; got {lr!r}.")
         return InnerOptimizer(partial(_BY_NAME[inner], lr))
     if isinstance(inner, GradientTransformation):
-        if _captured(inner.update, "dampening"):
+        if captured(inner.update, "dampening"):
             raise OptionError(
                 "`inner` with momentum and dampening must be given as a function, lambda: torchopt.sgd(...), "
                 "so that each task starts with a fresh one."
@@ -86,7 +103,7 @@ def resolve(inner: Inner, lr: float) -> InnerOptimizer:
     raise OptionError(f"`inner` must be a name, a TorchOpt transformation or a function that makes one; got {inner!r}.")
 
 
-def _captured(function: Any, name: str) -> Any:
+def captured(function: Any, name: str) -> Any:
     """The value of a variable that a function, or one that it captured, holds in its closure; None if nobody does."""
     code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None) or ()
     for variable, cell in zip(code.co_freevars if code else (), cells, strict=True):
@@ -94,31 +111,6 @@ def _captured(function: Any, name: str) -> Any:
         if variable == name:
             return value
         for part in value if isinstance(value, (tuple, list)) else (value,):
-            if callable(part) and (found := _captured(part, name)) is not None:
+            if callable(part) and (found := captured(part, name)) is not None:
                 return found
     return None
-
-
-@dataclass(frozen=True)
-class Descent:
-    """Where the inner loop stands: the parameters that it changes, and the optimizer's state."""
-
-    transformation: GradientTransformation
-    parameters: dict[str, Tensor]
-    state: Any
-
-    @classmethod
-    def start(cls, transformation: GradientTransformation, parameters: dict[str, Tensor]) -> Descent:
-        return cls(transformation, parameters, transformation.init(parameters))
-
-    def at(self, parameters: dict[str, Tensor]) -> Descent:
-        """The same state, at other variables of the same values."""
-        return Descent(self.transformation, parameters, self.state)
-
-    def step(self, gradients: dict[str, Tensor], differentiable: bool) -> Descent:
-        """One step; without `differentiable`, onto new leaves."""
-        with torch.set_grad_enabled(differentiable):
-            # inplace=False: TorchOpt's default writes into the parameters and cuts the graph in silence.
-            updates, state = self.transformation.update(gradients, self.state, params=self.parameters, inplace=False)
-            parameters = dict(torchopt.apply_updates(self.parameters, updates, inplace=False))
-        return Descent(self.transformation, parameters, state)

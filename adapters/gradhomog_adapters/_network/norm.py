@@ -13,16 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from gradhomog import OptionError
 
 Norm = Literal["batch", "support", "frozen"]
-"""`"batch"`: each forward pass with the statistics of its own batch, at meta-test too (transductive: MAML's published
-results, queries see each other). `"support"`: queries with the statistics of the support set under the adapted
-parameters, with their gradient (inductive: queries can come one by one). `"frozen"`: with the running statistics that
-the network came with. Running statistics are never written under any of them."""
-
-
-def check_norm(norm: Norm) -> None:
-    """Raises OptionError."""
-    if norm not in ("batch", "support", "frozen"):
-        raise OptionError(f"`norm` must be 'batch', 'support' or 'frozen'; got {norm!r}.")
+"""See `Execution`."""
 
 
 Statistics = dict[int, list[tuple[Tensor, Tensor]]]

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog import OptionError
-from gradhomog_adapters._episodic.episode import Episode
-from gradhomog_adapters._episodic.mirror import mirror_buffers
-from gradhomog_adapters._episodic.network import Network
-from gradhomog_adapters._mamlpp.step_norm import normalizations
+from gradhomog_adapters._mamlpp.by_step import normalizations
+from gradhomog_adapters._network.functional import Network
+from gradhomog_adapters._network.mirror import mirror_buffers
+from gradhomog_adapters.few_shot import Support
 
 
 def statistics(network: Network, slots: int) -> nn.Module:
@@ -35,17 +35,17 @@ def statistics(network: Network, slots: int) -> nn.Module:
 
 
 class Running:
-    """Hands the statistics of a slot to the network in place of its own, within `reading` or `recording`."""
+    """The statistics of a slot in place of the network's own, within `reading` or `recording`."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
         self._used: Mapping[str, Tensor] = {}
 
-    def episode(self, episode: Episode, slot: int) -> Episode:
+    def at_step(self, support: Support, slot: int) -> Support:
         """The same task, with buffers of a slot: views, into which a layer that records writes."""
         if not self._used:
-            return episode
-        return replace(episode, buffers={**episode.buffers, **{n: b[slot] for n, b in self._used.items()}})
+            return support
+        return replace(support, buffers={**support.buffers, **{n: b[slot] for n, b in self._used.items()}})
 
     @contextmanager
     def reading(self, statistics: Mapping[str, Tensor]) -> Iterator[None]:

@@ -1,17 +1,41 @@
-"""What a learner has of its own for each inner step: rates, scales and shifts."""
+"""Parameters by inner step: learned rates (LSLR), and scales and shifts of batch normalization."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from gradhomog_adapters._episodic.network import Network, Parameters
-from gradhomog_adapters._mamlpp.step_norm import affine_names
+from gradhomog_adapters._network.functional import Network, Parameters
+from gradhomog_adapters._network.mirror import mirror
 
 
-class OwnByStep:
-    """Looks up, among all that is learnt, what holds in an inner step; steps beyond the K known ones do as the last.
+def rates(names: Sequence[str], inner_steps: int, start: float) -> nn.Module:
+    """Parameters `<name>` `[inner_steps]`, all alike at first; in float64 until they are given the network's dtype."""
+    return mirror({name: torch.full((max(inner_steps, 1),), start, dtype=torch.float64) for name in names})
+
+
+def normalizations(network: Network) -> dict[str, _BatchNorm]:
+    """The layers by every name that they have."""
+    return {name: module for name, module in network.modules().items() if isinstance(module, _BatchNorm)}
+
+
+def affine_names(network: Network) -> list[str]:
+    """The scales and shifts among the parameters that are learnt."""
+    own = {id(p) for layer in normalizations(network).values() for p in layer.parameters(recurse=False)}
+    return [name for name, parameter in network.parameters().items() if id(parameter) in own]
+
+
+def affine(network: Network, names: Sequence[str], inner_steps: int) -> nn.Module:
+    """Parameters `<name>` `[inner_steps, channels]`, at first those of the layer in every step."""
+    given, steps = network.parameters(), max(inner_steps, 1)
+    return mirror({name: torch.stack([given[name]] * steps) for name in names})
+
+
+class ByStep:
+    """The rates, scales and shifts of an inner step, among all that is learnt; steps beyond K have those of the last.
 
     Args:
         own: the learner's modules `rates` and `norm`, `[K, ...]` by the names of the parameters that they go with.

@@ -1,4 +1,4 @@
-"""What shape an encoder's features have, known when a learner is made: its own modules are built for it."""
+"""The shape of an encoder's features, for the modules of a learner's own."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from gradhomog import OptionError
-from gradhomog_adapters._episodic.learner import Episodic
+from gradhomog_adapters.few_shot import FewShotLearner
 
 
-def feature_shape(learner: Episodic, input_shape: Sequence[int] | None) -> tuple[int, ...]:
+def feature_shape(learner: FewShotLearner, input_shape: Sequence[int] | None) -> tuple[int, ...]:
     """Of one input's features: `(features,)` or `(C, h, w)`.
 
     Args:
@@ -31,11 +31,11 @@ def feature_shape(learner: Episodic, input_shape: Sequence[int] | None) -> tuple
         return (linear.in_features,)
     if not input_shape or any(length < 1 for length in input_shape):
         raise OptionError(f"`input_shape` must hold positive integers; got {list(input_shape)}.")
-    parameters = learner.meta_parameters()
+    parameters = learner.named_parameters()
     zeros = next(iter(parameters.values())).new_zeros(2, *input_shape)
     try:
         with learner.mode(training=False), torch.no_grad():
-            features = learner.network.encode(parameters, learner.network.buffers(), zeros)
+            features = learner.network.call("encoder.", parameters, learner.network.buffers(), zeros)
     except (RuntimeError, ValueError, IndexError) as cause:
         raise OptionError(
             f"`input_shape` must be the shape of one input of the encoder, which does not take {list(input_shape)}: "

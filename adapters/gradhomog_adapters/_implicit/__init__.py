@@ -1,1 +1,0 @@
-"""Implicit gradients: the linear systems of iMAML."""

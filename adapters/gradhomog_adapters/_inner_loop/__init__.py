@@ -1,1 +1,0 @@
-"""The inner loop of those that adapt: its optimizer, its steps, and the way back through them."""

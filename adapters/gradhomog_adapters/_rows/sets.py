@@ -1,0 +1,122 @@
+"""The support set and the query set of one task, as a learner receives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from gradhomog import Pipeline, TaskRow
+from gradhomog_adapters._network.functional import Network, Parameters
+from gradhomog_adapters._network.norm import Statistics, SupportStatistics
+from gradhomog_adapters._rows.gradients import Loss, Operator, Order
+from gradhomog_adapters._rows.recomputed import Step, recomputed
+from gradhomog_adapters.execution import Execution
+
+Path = Callable[[Parameters, "Support"], Sequence[Parameters]]
+"""From the tensors that are differentiated by to the parameters at which the query loss is taken."""
+
+QueryRow = Callable[[Path, Parameters], TaskRow]
+"""`query_row(path, at)`: the row ∇ L_Q(path(at)) by `at`, with loss, outputs, features and their gradients."""
+
+
+class Rows(Protocol):
+    """What forms rows of a learner, and its sets: `FewShotLearner`."""
+
+    encoder: nn.Module
+    head: nn.Module
+    homogenizers: Pipeline
+    execution: Execution
+    network: Network
+    normalizations: SupportStatistics
+    live_parameters: Mapping[str, Tensor]
+    loss: Callable[[Tensor, Tensor], Tensor]
+
+    def row(self, parameters: Parameters, support: Support, query_row: QueryRow) -> TaskRow: ...
+    def query_loss(self, parameters: Parameters, query: Query) -> tuple[Tensor, Tensor]: ...
+    def total(self, losses: Sequence[Tensor]) -> Tensor: ...
+    def support(
+        self, x: Tensor, y: Tensor, begin: Callable[[Any], None], differentiate: Any, differentiate_twice: Any,
+        buffers: Parameters | None = None,
+    ) -> Support: ...  # fmt: skip
+    def support_statistics(self, point: Parameters, support: Support) -> Statistics: ...
+    def query(
+        self, point: Parameters, support: Support, x: Tensor, y: Tensor | None, statistics: Statistics
+    ) -> Query: ...
+
+
+@dataclass
+class Support:
+    """The support set of one task, as `adapt` receives it.
+
+    Attributes:
+        x, y: inputs `[support, *input]` and targets `[support]` or `[support, outputs]`.
+        steps: the number of inner steps: `inner_steps` while training, `test_steps` at meta-test.
+        order: which derivatives of inner steps the row needs: `"second"`, `"first"` (gradients are constants), or
+            `"none"` (at meta-test).
+    """
+
+    x: Tensor
+    y: Tensor
+    steps: int
+    order: Order
+    learner: Rows = field(repr=False)
+    buffers: Parameters = field(repr=False)
+    begin: Callable[[Any], None] = field(repr=False)
+    differentiate: Callable[[Loss, Parameters, bool], dict[str, Tensor]] = field(repr=False)
+    differentiate_twice: Callable[[Loss, Parameters], Operator] = field(repr=False)
+    encoded: Tensor | None = field(default=None, repr=False)  # features that all inner steps share
+    statistics: Statistics | None = field(default=None, repr=False)  # those that queries are normalized with
+
+    def features(self, parameters: Parameters) -> Tensor:
+        """Features `[support, features]` of the support set under some parameters."""
+        return self.learner.network.call("encoder.", parameters, self.buffers, self.x)
+
+    def loss(self, parameters: Parameters, features: Tensor | None = None) -> Tensor:
+        """L_S, the learner's loss on the support set; of features that are known already, if given."""
+        if features is None:
+            outputs = self.learner.network.call("", parameters, self.buffers, self.x)
+        else:
+            outputs = self.learner.network.call("head.", parameters, self.buffers, features)
+        return self.learner.loss(outputs, self.y)
+
+    def gradient(self, loss: Loss, at: Parameters) -> dict[str, Tensor]:
+        """∇loss at named tensors: differentiable where `order` is `"second"`, otherwise constants."""
+        return self.differentiate(loss, at, self.order == "second")
+
+    def hessian(self, loss: Loss, at: Parameters) -> Operator:
+        """v ↦ ∇²loss(at) v, for named tensors."""
+        return self.differentiate_twice(loss, at)
+
+    def recomputed(self, step: Step) -> Step:
+        """A decorator of `step(k, adapted, state, held) -> adapted, state`, inner step k as a function of the tensors
+        that it changes, the inner optimizer's state, and the tensors that it only reads.
+
+        With `Execution(recompute=True)` the graph of the step is built in the backward pass, and freed there.
+        """
+        return recomputed(step) if self.learner.execution.recompute and self.order == "second" else step
+
+
+@dataclass
+class Query:
+    """The query set of one task, as `query_loss` receives it.
+
+    Attributes:
+        features: `[queries, features]`, after the `transform` stages of homogenizers.
+        y: targets; None at meta-test.
+        support: the support set of the task.
+    """
+
+    features: Tensor
+    y: Tensor | None
+    support: Support = field(repr=False)
+    statistics: Statistics = field(repr=False)
+
+    def outputs(self, parameters: Parameters) -> Tensor:
+        """The outputs `[queries, ways]` of the head."""
+        learner, buffers = self.support.learner, self.support.buffers
+        with learner.normalizations.replay(self.statistics) if self.statistics else nullcontext():
+            return learner.network.call("head.", parameters, buffers, self.features)

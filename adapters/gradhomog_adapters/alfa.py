@@ -1,0 +1,116 @@
+"""ALFA: a small network generates the rate and the weight decay of every inner step from gradients and weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from gradhomog import LearnerSpec, OptionError, hookimpl
+from gradhomog_adapters._mamlpp.by_step import rates
+from gradhomog_adapters._network.functional import Parameters
+from gradhomog_adapters.execution import Execution, ExecutionOptions
+from gradhomog_adapters.maml import MAML
+
+GENERATOR = "learner.generator."
+
+
+class ALFA(MAML):
+    """MAML whose inner steps have rates α and weight decays β that a network generates for each task.
+
+    θ_l^{k+1} = (1 − β_{l,k}) θ_l^k − α_{l,k} ∇_l L_S(θ^k)
+    α_{l,k} = a_{l,k} g_φ(τ^k)_l,  β_{l,k} = b_{l,k} g_φ(τ^k)_{N+l},  τ^k = (mean θ_1^k, …, mean ∇_1 L_S(θ^k), …)
+    row_i = ∇ L_Q(θ_i^K) by θ, φ, a and b
+
+    for the N adapted tensors l; g_φ is a network with one hidden layer of 2N ReLUs.
+
+    Args:
+        encoder, head, homogenizers, loss: see `Learner`.
+        inner_lr: what all a_{l,k} start at, > 0.
+        inner_weight_decay: ≥ 0; all b_{l,k} start at this times `inner_lr`.
+        inner_steps: K ≥ 0 while training.
+        test_steps: at meta-test; K by default. Steps beyond K have the a and b of the last.
+        first_order: leave the Hessian out; g_φ, a and b still receive their gradients.
+        adapt: glob pattern, or several, over the parameters that the inner loop changes.
+        seed: of the first weights of g_φ, which are drawn as by `torch.nn.Linear`.
+        execution, engine, compile, autocast, norm, recompute: see `Execution`.
+
+    Learnt beside the network: `learner.generator.*` (φ), `learner.rates.<name>` and `learner.decays.<name>` `[K]`
+    (a and b). As published, rates begin small and of both signs, since g_φ begins near zero. τ is a constant in its
+    gradients but not in its weights. Cost: as MAML; g_φ has 8N² + 4N weights.
+
+    Source: Baik et al. 2020, arXiv 2011.00209, equations 3 and 4 and algorithm 1; a and b as in the authors' code.
+
+    Deviations from the authors' code: (1) K values of a and b, theirs has K + 1, of which the last is not used; (2) the
+    batch normalization's own weights are adapted unless `adapt` excludes them.
+
+    >>> import torch
+    >>> from gradhomog import TaskBatch
+    >>> _ = torch.manual_seed(0)
+    >>> learner = ALFA(torch.nn.Linear(1, 8), torch.nn.Linear(8, 1), inner_steps=2)
+    >>> x = torch.linspace(-1, 1, 5)[:, None].repeat(3, 1, 1)
+    >>> rows = learner.rows(TaskBatch(x, x.sin(), x, x.sin())).jacobian
+    >>> [name for name in rows if "generator" in name][:2], rows["learner.rates.head.bias"].shape
+    (['learner.generator.0.weight', 'learner.generator.0.bias'], torch.Size([3, 2]))
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        head: nn.Module,
+        homogenizers: Any = None,
+        *,
+        inner_lr: float = 0.01,
+        inner_weight_decay: float = 5e-4,
+        inner_steps: int = 5,
+        test_steps: int | None = None,
+        first_order: bool = False,
+        adapt: str | Sequence[str] = "*",
+        seed: int = 0,
+        loss: Any = None,
+        execution: Execution | None = None,
+        **keywords: Unpack[ExecutionOptions],
+    ) -> None:
+        super().__init__(
+            encoder, head, homogenizers, inner="sgd", inner_lr=1.0, inner_steps=inner_steps, test_steps=test_steps,
+            first_order=first_order, adapt=adapt, loss=loss, execution=execution, **keywords,
+        )  # fmt: skip
+        for option, value, least in (("inner_lr", inner_lr, 0), ("inner_weight_decay", inner_weight_decay, -1)):
+            if not least < value < float("inf") or value < 0:
+                raise OptionError(f"`{option}` must be {'positive' if least == 0 else 'not negative'}; got {value!r}.")
+        width = 2 * len(self.adapted)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.learn("generator", nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)))
+        self.learn("rates", rates(self.adapted, inner_steps, inner_lr))
+        self.learn("decays", rates(self.adapted, inner_steps, inner_lr * inner_weight_decay))
+
+    def scaled(self, updates: dict[str, Tensor], theta: Parameters, held: Parameters, k: int) -> dict[str, Tensor]:
+        """−α ∇L_S − β θ, from the updates −∇L_S of gradient descent at rate 1."""
+        means = [tensor.mean() for tensor in theta.values()] + [-updates[name].detach().mean() for name in theta]
+        generated: Tensor = functional_call(self.own["generator"], self._own(held, "generator"), (torch.stack(means),))
+        alpha, beta = generated.chunk(2)
+        a, b = self._own(held, "rates"), self._own(held, "decays")
+        k = max(min(k, self.inner_steps - 1), 0)
+        return {
+            name: alpha[place] * a[name][k] * updates[name] - beta[place] * b[name][k] * tensor
+            for place, (name, tensor) in enumerate(theta.items())
+        }
+
+    def _own(self, held: Parameters, part: str) -> dict[str, Tensor]:
+        """A module of the learner's own by the names of its parameters; those that are frozen keep their values."""
+        own = self.own[part].named_parameters()
+        return {name: held.get(f"learner.{part}.{name}", tensor.detach()) for name, tensor in own}
+
+
+@hookimpl
+def gradhomog_learner() -> LearnerSpec:
+    return LearnerSpec(
+        factory=ALFA,
+        summary="MAML with rates and weight decays that a network generates for each task and step",
+        reference="Baik et al. 2020, arXiv 2011.00209",
+        traits={"exact_rows"},
+    )

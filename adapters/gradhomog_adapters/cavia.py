@@ -1,0 +1,155 @@
+"""CAVIA: the inner loop changes a few context parameters, which modulate the network."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from gradhomog import LearnerSpec, OptionError, hookimpl
+from gradhomog_adapters._inner_optimizer import Inner
+from gradhomog_adapters._network.functional import Parameters
+from gradhomog_adapters._network.norm import Statistics
+from gradhomog_adapters.execution import Execution, ExecutionOptions
+from gradhomog_adapters.few_shot import Query, Support
+from gradhomog_adapters.maml import MAML
+
+CONTEXT, FILM = "task.context", "learner.film.weight"
+
+
+class CAVIA(MAML):
+    """Learns parameters θ that all tasks share, such that few inner steps on a context φ alone fit a task.
+
+    φ_i⁰ = 0,  φ_i^{k+1} = φ_i^k − α ∇_φ L_S(φ_i^k, θ);  row_i = ∇_θ L_Q(φ_i^K(θ), θ)
+    on features:  z ↦ (1 + γ) ∘ z + β with (γ, β) = W φ, W learnt;  on inputs:  x ↦ (x, φ)
+
+    Args:
+        encoder, head, homogenizers, loss: see `Learner`. With `on="inputs"` the encoder receives the context appended
+            along dimension 1: `[n, input + context]` for vectors, `[n, channels + context, h, w]` for images, whose
+            context is constant over the pixels; its first layer needs that many inputs.
+        context: the number of context parameters, ≥ 1: 4 or 5 for sinusoids, 100 for miniImageNet in the paper.
+        on: `"features"`: the context scales and shifts the features by a layer of the learner, `learner.film.weight`
+            `[2 · features, context]`; the head must begin with a `torch.nn.Linear`. `"inputs"`, as in the paper for
+            regression.
+        inner, inner_lr, inner_steps, test_steps, first_order: as of `MAML`; the paper takes a rate of 1 and few steps.
+        seed: of the first weights W.
+        execution, engine, compile, autocast, norm, recompute: see `Execution`.
+
+    The context starts at zero in every task and is not learnt. θ does not change at meta-test, so that a task is stored
+    in `context` numbers. Cost on features: the support set is encoded once, and inner steps run the head alone; on
+    inputs as MAML.
+
+    Source: Zintgraf et al. 2019, arXiv 1810.03642, equations 4 to 6 and algorithm 1.
+
+    Deviations: (1) for images the paper scales and shifts the maps of the third convolution; here, as any encoder
+    serves, the features that it returns; (2) γ is added to 1 and there is no bias: φ = 0 is the network itself; (3) no
+    clipping of meta-gradients at ±10, which the paper does for miniImageNet.
+
+    >>> import torch
+    >>> from gradhomog import TaskBatch
+    >>> _ = torch.manual_seed(0)
+    >>> learner = CAVIA(torch.nn.Linear(1 + 4, 8), torch.nn.Linear(8, 1), context=4, on="inputs")
+    >>> x = torch.linspace(-1, 1, 5)[:, None].repeat(3, 1, 1)
+    >>> sorted(learner.rows(TaskBatch(x, x.sin(), x, x.sin())).jacobian)
+    ['encoder.bias', 'encoder.weight', 'head.bias', 'head.weight']
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        head: nn.Module,
+        homogenizers: Any = None,
+        *,
+        context: int = 5,
+        on: Literal["features", "inputs"] = "features",
+        inner: Inner = "sgd",
+        inner_lr: float = 1.0,
+        inner_steps: int = 1,
+        test_steps: int | None = None,
+        first_order: bool = False,
+        seed: int = 0,
+        loss: Any = None,
+        execution: Execution | None = None,
+        **keywords: Unpack[ExecutionOptions],
+    ) -> None:
+        super().__init__(
+            encoder, head, homogenizers, inner=inner, inner_lr=inner_lr, inner_steps=inner_steps,
+            test_steps=test_steps, first_order=first_order, loss=loss, execution=execution, **keywords,
+        )  # fmt: skip
+        if not isinstance(context, int) or isinstance(context, bool) or context < 1:
+            raise OptionError(f"`context` must be an integer of at least 1; got {context!r}.")
+        if on not in ("features", "inputs"):
+            raise OptionError(f"`on` must be 'features' or 'inputs'; got {on!r}.")
+        self.context, self.on, self.adapted = context, on, [CONTEXT]
+        if on == "features":
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                self.learn("film", nn.Linear(context, 2 * _features(head), bias=False))
+
+    def adapt(self, parameters: Parameters, support: Support) -> Parameters:
+        start = next(iter(parameters.values())).new_zeros(self.context)
+        return super().adapt({**parameters, CONTEXT: start}, support)
+
+    def support_loss(self, parameters: Parameters, support: Support, k: int, features: Tensor | None) -> Tensor:
+        if self.on == "inputs":
+            return with_context(support, parameters).loss(parameters)
+        features = support.features(parameters) if features is None else features
+        return support.loss(parameters, self.modulated(parameters, features))
+
+    def outputs(self, parameters: Parameters, query: Query) -> Tensor:
+        if self.on == "features":
+            query = replace(query, features=self.modulated(parameters, query.features))
+        return query.outputs(parameters)
+
+    def modulated(self, parameters: Parameters, features: Tensor) -> Tensor:
+        """(1 + γ) ∘ z + β"""
+        weight = parameters[FILM] if FILM in parameters else self.own["film"].get_parameter("weight").detach()
+        gamma, beta = (weight @ parameters[CONTEXT]).chunk(2)
+        return (1 + gamma) * features + beta
+
+    # -- on inputs ---------------------------------------------------------------------------------------------------
+
+    def shared_features(self, start: Parameters, others: Parameters, support: Support) -> Tensor | None:
+        return super().shared_features(start, others, support) if self.on == "features" else None
+
+    def support_statistics(self, point: Parameters, support: Support) -> Statistics:
+        return super().support_statistics(point, with_context(support, point) if self.on == "inputs" else support)
+
+    def query(self, point: Parameters, support: Support, x: Tensor, y: Tensor | None, statistics: Statistics) -> Query:
+        x = appended(x, point[CONTEXT]) if self.on == "inputs" else x
+        return super().query(point, support, x, y, statistics)
+
+
+def _features(head: nn.Module) -> int:
+    first = next((part for part in head.modules() if isinstance(part, nn.Linear)), None)
+    if first is None:
+        raise OptionError("`head` must begin with a torch.nn.Linear, whose inputs are modulated; or use on='inputs'.")
+    return first.in_features
+
+
+def with_context(support: Support, parameters: Parameters) -> Support:
+    """The support set, its inputs with the context that the parameters hold."""
+    return replace(support, x=appended(support.x, parameters[CONTEXT]))
+
+
+def appended(x: Tensor, context: Tensor) -> Tensor:
+    """Inputs `[n, channels, *size]` and the context `[context]`, as `[n, channels + context, *size]`.
+
+    >>> appended(torch.ones(2, 1), torch.tensor([0.5, 0.25])).tolist()
+    [[1.0, 0.5, 0.25], [1.0, 0.5, 0.25]]
+    """
+    size = x.shape[2:]
+    planes = context.reshape(1, -1, *[1] * len(size)).expand(x.shape[0], -1, *size)
+    return torch.cat([x, planes], dim=1)
+
+
+@hookimpl
+def gradhomog_learner() -> LearnerSpec:
+    return LearnerSpec(
+        factory=CAVIA,
+        summary="MAML whose inner loop changes a few context parameters beside the inputs",
+        reference="Zintgraf et al. 2019, arXiv 1810.03642",
+        traits={"exact_rows"},
+    )

@@ -1,0 +1,135 @@
+"""Sharp-MAML: gradients are taken at the worst nearby point, in the outer loop, the inner loop, or both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from gradhomog import LearnerSpec, OptionError, Task, TaskBatch, TaskRows, hookimpl
+from gradhomog_adapters._inner_optimizer import Inner
+from gradhomog_adapters._network.functional import Parameters
+from gradhomog_adapters._rows.gradients import constants
+from gradhomog_adapters.execution import Execution, ExecutionOptions
+from gradhomog_adapters.few_shot import Support
+from gradhomog_adapters.maml import MAML
+
+
+class SharpMAML(MAML):
+    """MAML that seeks flat minima: rows are gradients at θ + ε, where ε leads uphill from θ.
+
+    outer:  ε = ρ m/‖m‖,  m = 1/N Σ_i ∇_θ L_Q(θ_i^K(θ));  row_i = ∇_θ L_Q(θ_i^K(θ)) at θ + ε
+    inner:  ε_i = ρ' ∇L_S(θ_i^k)/‖∇L_S(θ_i^k)‖;  θ_i^{k+1} = θ_i^k − α ∇L_S(θ_i^k + ε_i)
+
+    Args:
+        encoder, head, homogenizers, loss: see `Learner`.
+        outer_radius: ρ ≥ 0 of the outer loop; 0 is off.
+        inner_radius: ρ' ≥ 0 of the inner loop; 0 is off. Used while training only.
+        inner, inner_lr, inner_steps, test_steps, first_order, adapt: as of `MAML`.
+        execution, engine, compile, autocast, norm, recompute: see `Execution`.
+
+    ε and ε_i are constants in derivatives, as in sharpness-aware minimization. m is the mean of the rows before
+    homogenization, over all parameters that are learnt. Losses, outputs and features are those at θ + ε. Meta-test is
+    MAML's. With both radii 0 it is MAML. Cost: the outer loop twice the rows, the inner loop twice the gradients.
+
+    Source: Abbas et al. 2022, arXiv 2206.03996, algorithm 1 (Sharp-MAML, of which one radius alone is Sharp-MAML_up and
+    Sharp-MAML_low); Foret et al. 2021, arXiv 2010.01412.
+
+    Deviation: no constant is added to a norm; where it is zero, so is ε.
+
+    >>> import torch
+    >>> from gradhomog import TaskBatch
+    >>> _ = torch.manual_seed(0)
+    >>> learner = SharpMAML(torch.nn.Linear(1, 8), torch.nn.Linear(8, 1), outer_radius=0.05, inner_steps=1)
+    >>> x = torch.linspace(-1, 1, 5)[:, None].repeat(3, 1, 1)
+    >>> report = learner.step(TaskBatch(x, x.sin(), x, x.sin()), torch.optim.Adam(learner.parameters(), lr=1e-3))
+    >>> tuple(report.losses.shape)
+    (3,)
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        head: nn.Module,
+        homogenizers: Any = None,
+        *,
+        outer_radius: float = 0.05,
+        inner_radius: float = 0.0,
+        inner: Inner = "sgd",
+        inner_lr: float = 0.01,
+        inner_steps: int = 5,
+        test_steps: int | None = None,
+        first_order: bool = False,
+        adapt: str | Sequence[str] = "*",
+        loss: Any = None,
+        execution: Execution | None = None,
+        **keywords: Unpack[ExecutionOptions],
+    ) -> None:
+        super().__init__(
+            encoder, head, homogenizers, inner=inner, inner_lr=inner_lr, inner_steps=inner_steps,
+            test_steps=test_steps, first_order=first_order, adapt=adapt, loss=loss, execution=execution, **keywords,
+        )  # fmt: skip
+        for option, value in (("outer_radius", outer_radius), ("inner_radius", inner_radius)):
+            if not 0 <= value < float("inf"):
+                raise OptionError(f"`{option}` must be finite and not negative; got {value!r}.")
+        self.outer_radius, self.inner_radius = outer_radius, inner_radius
+        self._epsilon: dict[str, Tensor] = {}
+
+    def rows(self, batch: TaskBatch | Sequence[Task]) -> TaskRows:
+        found = super().rows(batch)
+        if not self.outer_radius:
+            return found
+        mean = {name: rows.mean(0) for name, rows in found.jacobian.items()}
+        if not all(bool(tensor.isfinite().all()) for tensor in mean.values()):
+            return found  # the policy for such tasks then names the one
+        self._epsilon = uphill(mean, self.outer_radius)
+        try:
+            return super().rows(batch)
+        finally:
+            self._epsilon = {}
+
+    @contextmanager
+    def mode(self, training: bool) -> Iterator[None]:
+        with super().mode(training):
+            if self._epsilon:
+                at = self.live_parameters
+                self.live_parameters = {n: t.detach() + self._epsilon[n] for n, t in at.items()}
+            yield
+
+    def support_loss(self, parameters: Parameters, support: Support, k: int, features: Tensor | None) -> Tensor:
+        if not self.inner_radius or support.order == "none":
+            return super().support_loss(parameters, support, k, features)
+        adapted = {name: parameters[name] for name in self.adapted if name in parameters}
+
+        def loss(at: Mapping[str, Tensor]) -> Tensor:
+            return support.loss({**parameters, **at}, features)
+
+        epsilon = uphill(constants(support.differentiate(loss, constants(adapted), False)), self.inner_radius)
+        return loss({name: tensor + epsilon[name] for name, tensor in adapted.items()})
+
+
+def uphill(gradient: Mapping[str, Tensor], radius: float) -> dict[str, Tensor]:
+    """ρ g/‖g‖; zero where g is.
+
+    >>> uphill({"a": torch.tensor([3.0, 4.0])}, radius=1.0)
+    {'a': tensor([0.6000, 0.8000])}
+    """
+    # Divided by the largest entry first: squares of small gradients underflow.
+    largest = torch.stack([tensor.abs().max() for tensor in gradient.values()]).max()
+    largest = torch.where(largest == 0, torch.ones_like(largest), largest)
+    unit = {name: tensor / largest for name, tensor in gradient.items()}
+    length = torch.stack([tensor.square().sum() for tensor in unit.values()]).sum().sqrt()
+    length = torch.where(length == 0, torch.ones_like(length), length)
+    return {name: radius * tensor / length for name, tensor in unit.items()}
+
+
+@hookimpl
+def gradhomog_learner() -> LearnerSpec:
+    return LearnerSpec(
+        factory=SharpMAML,
+        summary="MAML with gradients at the worst nearby point, for flat minima",
+        reference="Abbas et al. 2022, arXiv 2206.03996",
+    )

@@ -1,0 +1,98 @@
+"""CAVIA: rows against finite differences, a closed form and an inner loop by hand; what the context modulates."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from gradhomog import OptionError, TaskBatch
+from gradhomog_adapters.cavia import CAVIA
+from tests.adapters.few_shot import assert_rows_are_derivatives, networks, tasks
+
+
+def with_room(context):
+    """The network whose first layer takes the context beside the inputs."""
+    encoder, head = networks()
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(3 + context, 6).double(), *encoder[1:]), head
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+@pytest.mark.parametrize("on", ["features", "inputs"])
+def test_rows_are_derivatives(on, engine):
+    pair = networks(norm=True) if on == "features" else with_room(2)
+    learner = CAVIA(*pair, context=2, on=on, inner_lr=0.5, inner_steps=3, engine=engine)
+    names = ["encoder.0.weight", "head.weight", *(["learner.film.weight"] if on == "features" else [])]
+    assert_rows_are_derivatives(learner, tasks()[0], names)
+
+
+def test_a_context_beside_the_input_of_a_line_has_the_closed_form():
+    # f(x) = w x + v φ, L_S = ½ (w + v φ)² at x = 1, target 0; one step from φ = 0: φ' = −α v w.
+    # L_Q = ½ (w + v φ' − 2)²; e = w (1 − α v²) − 2; by w: e (1 − α v²); by v: −2 α v w e.
+    head, alpha = nn.Linear(2, 1, bias=False).double(), 0.3
+    w, v = head.weight.detach()[0]
+    ones = torch.ones(1, 4, 1, dtype=torch.float64)
+    learner = CAVIA(
+        nn.Identity(), head, context=1, on="inputs", inner_lr=alpha, loss=lambda out, y: (out - y).square().mean() / 2
+    )
+    row = learner.rows(TaskBatch(ones, 0 * ones, ones, 2 * ones)).jacobian["head.weight"][0, 0]
+    e = w * (1 - alpha * v**2) - 2
+    torch.testing.assert_close(row, torch.stack([e * (1 - alpha * v**2), -2 * alpha * v * w * e]))
+
+
+def test_features_are_scaled_and_shifted_as_by_hand():
+    encoder, head = networks()
+    learner = CAVIA(encoder, head, context=2, inner_lr=0.5, inner_steps=2)
+    film, task = learner.own["film"].weight.detach(), tasks()[1]
+
+    def outputs(x, phi):
+        gamma, beta = (film @ phi).chunk(2)
+        return head((1 + gamma) * encoder(x) + beta)
+
+    phi = torch.zeros(2, dtype=torch.float64)
+    for _ in range(2):
+        phi.requires_grad_()
+        (slope,) = torch.autograd.grad(cross_entropy(outputs(task.support_x, phi), task.support_y), phi)
+        phi = (phi - 0.5 * slope).detach()
+    torch.testing.assert_close(
+        learner.predict(task.support_x, task.support_y, task.query_x), outputs(task.query_x, phi).detach()
+    )
+
+
+def test_without_inner_steps_it_is_the_network_itself():
+    encoder, head = networks()
+    learner, task = CAVIA(encoder, head, inner_steps=0), tasks()[0]
+    found = learner.predict(task.support_x, task.support_y, task.query_x)
+    torch.testing.assert_close(found, head(encoder(task.query_x)).detach())
+
+
+def test_images_receive_the_context_as_constant_channels():
+    encoder = nn.Sequential(nn.Conv2d(1 + 2, 4, 3), nn.Tanh(), nn.Flatten()).double()
+    seen = []
+    encoder.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    learner = CAVIA(encoder, nn.Linear(4 * 9, 2).double(), context=2, on="inputs", inner_steps=1, engine="loop")
+    x, y = torch.randn(1, 4, 1, 5, 5, dtype=torch.float64), torch.tensor([[0, 1, 0, 1]])
+    learner.rows(TaskBatch(x, y, x, y))
+    context = seen[-1][:, 1:]
+    assert bool((context == context[:1, :, :1, :1]).all())
+    assert bool((context != 0).all())
+    assert torch.equal(seen[0][:, 1:], torch.zeros_like(context))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"context": 0}, "`context` must be an integer of at least 1; got 0"),
+        ({"on": "head"}, "`on` must be 'features'"),
+    ],
+)
+def test_a_bad_option_raises(options, message):
+    with pytest.raises(OptionError, match=message):
+        CAVIA(*networks(), **options)
+
+
+def test_a_head_without_a_linear_layer_cannot_be_modulated():
+    with pytest.raises(OptionError, match="`head` must begin with a torch"):
+        CAVIA(nn.Linear(3, 2), nn.Identity())

@@ -1,0 +1,131 @@
+"""`Execution`: an object or keywords; the same for every learner; and how much of our code one step runs."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import gradhomog
+from gradhomog import OptionError, TaskBatch
+from gradhomog_adapters import Execution, FewShotLearner
+from gradhomog_adapters.anil import anil
+from gradhomog_adapters.fomaml import fomaml
+from gradhomog_adapters.maml import MAML
+from gradhomog_adapters.mamlpp import MAMLPP
+from tests.adapters.few_shot import networks, tasks
+
+ROOT = str(Path(__file__).parents[2])
+LEARNERS = [
+    "maml", "fomaml", "anil", "boil", "meta_sgd", "mamlpp", "imaml", "reptile", "protonet", "relationnet", "metaoptnet",
+    "baseline", "baseline_pp",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_an_object_and_its_fields_as_keywords_give_the_same_rows(name):
+    found = []
+    for options in ({"execution": Execution("vmap", norm="support")}, {"engine": "vmap", "norm": "support"}):
+        torch.manual_seed(0)
+        learner = gradhomog.learner(name, *networks(True), **options)
+        assert learner.execution == Execution(engine="vmap", norm="support")
+        found.append(learner.rows(tasks()).jacobian)
+    assert all(torch.equal(found[0][key], found[1][key]) for key in found[0])
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_by_name_the_fields_are_options_of_their_types_and_an_unknown_one_is_refused(name):
+    with pytest.raises(OptionError, match=r"`engine` must be one of \"auto\", \"loop\", \"vmap\"; got 'fast'"):
+        gradhomog.learner(name, *networks(), engine="fast")
+    with pytest.raises(OptionError, match=r"no option 'recomputed'. Did you mean 'recompute'"):
+        gradhomog.learner(name, *networks(), recomputed=True)
+
+
+@pytest.mark.parametrize("make", [MAML, anil, fomaml, MAMLPP])
+def test_an_object_beside_its_fields_is_refused(make):
+    with pytest.raises(OptionError, match="`norm` is a field of `execution`"):
+        make(*networks(), execution=Execution(), norm="support")
+    with pytest.raises(OptionError, match="`execution` must be an Execution; got 'vmap'"):
+        make(*networks(), execution="vmap")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'engines'"):
+        make(*networks(), engines="vmap")
+
+
+def test_running_statistics_need_training_with_those_of_each_batch():
+    with pytest.raises(OptionError, match="`norm` 'running' trains with that of each batch"):
+        MAMLPP(*networks(True), norm="running", execution=Execution(norm="support"))
+
+
+def test_fomaml_is_of_first_order_whatever_is_given():
+    with pytest.raises(OptionError, match="no option 'first_order'"):
+        gradhomog.learner("fomaml", *networks(), first_order=False)
+    with pytest.raises(TypeError, match="first_order"):
+        fomaml(*networks(), first_order=False)
+
+
+class OneStep(FewShotLearner):
+    """Gradient descent, as a user would write it."""
+
+    def adapt(self, parameters, support):
+        gradients = support.gradient(support.loss, parameters)
+        return {name: parameters[name] - 0.1 * gradients[name] for name in parameters}
+
+
+@pytest.mark.parametrize("execution", [Execution("loop"), Execution("vmap"), Execution("loop", norm="support")])
+def test_a_learner_that_is_adapt_alone_has_the_rows_and_predictions_of_maml(execution):
+    own = OneStep(*networks(True), execution=execution)
+    maml = MAML(*networks(True), inner_lr=0.1, inner_steps=1, execution=execution)
+    rows, expected = own.rows(tasks()).jacobian, maml.rows(tasks()).jacobian
+    for name in expected:
+        torch.testing.assert_close(rows[name], expected[name], rtol=1e-12, atol=1e-14)
+    task = tasks()[0]
+    inputs = task.support_x, task.support_y, task.query_x
+    torch.testing.assert_close(own.predict(*inputs), maml.predict(*inputs), rtol=1e-12, atol=1e-14)
+
+
+def test_a_module_that_encoder_and_head_share_is_adapted_in_both():
+    # Found as a head that kept the parameter from before the inner loop.
+    torch.manual_seed(0)
+    shared = nn.Linear(3, 3).double()
+    learner = MAML(nn.Sequential(shared, nn.Tanh()), nn.Sequential(shared), inner_lr=0.1, inner_steps=1)
+    task = tasks()[0]
+    weight = shared.weight.detach().clone().requires_grad_()
+    bias = shared.bias.detach().clone().requires_grad_()
+
+    def outputs(x, w, b):
+        return torch.tanh(x @ w.T + b) @ w.T + b
+
+    loss = nn.functional.cross_entropy(outputs(task.support_x, weight, bias), task.support_y)
+    by_weight, by_bias = torch.autograd.grad(loss, (weight, bias))
+    expected = outputs(task.query_x, weight - 0.1 * by_weight, bias - 0.1 * by_bias).detach()
+    torch.testing.assert_close(learner.predict(task.support_x, task.support_y, task.query_x), expected)
+
+
+@pytest.mark.parametrize(("engine", "most_files", "most_calls"), [("loop", 26, 200), ("vmap", 26, 105)])
+def test_one_step_of_three_tasks_and_two_inner_steps_runs_few_functions_of_ours(engine, most_files, most_calls):
+    """Comprehensions, which Python inlines from 3.12 on, and lambdas are not counted."""
+    torch.manual_seed(0)
+    learner = MAML(nn.Linear(1, 8), nn.Linear(8, 1), "none", inner_steps=2, engine=engine)
+    x = torch.linspace(-1, 1, 5)[:, None].repeat(3, 1, 1)
+    batch, outer = TaskBatch(x, x.sin(), x, x.sin()), torch.optim.SGD(learner.parameters(), 0.1)
+    learner.step(batch, outer)
+    calls: Counter[tuple[str, str]] = Counter()
+
+    def count(frame, event, argument):
+        name = frame.f_code.co_qualname
+        if event == "call" and frame.f_code.co_filename.startswith(ROOT) and not name.endswith(">"):
+            calls[frame.f_code.co_filename, name] += 1
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        learner.step(batch, outer)
+    finally:
+        sys.setprofile(before)
+    calls = Counter({place: number for place, number in calls.items() if "/tests/" not in place[0]})
+    assert len({path for path, _ in calls}) <= most_files
+    assert sum(calls.values()) <= most_calls
