@@ -8,8 +8,8 @@ from typing import Any, Unpack
 import torchopt
 from torch import Tensor, nn
 
-from gradhomog import LearnerSpec, OptionError, hookimpl
-from gradhomog_adapters._inner_optimizer import Inner, check_steps, resolve
+from gradhomog import LearnerSpec, hookimpl
+from gradhomog_adapters._inner_optimizer import Inner, check_recomputable, check_steps, resolve
 from gradhomog_adapters._network.functional import Parameters, choose
 from gradhomog_adapters.execution import Execution, ExecutionOptions
 from gradhomog_adapters.few_shot import FewShotLearner, Support
@@ -94,7 +94,7 @@ class MAML(FewShotLearner):
         self.adapted = choose(list(self.network.parameters()), adapt, "adapt")
         self._adapts_encoder = any(name.startswith("encoder.") for name in self.adapted)
         if self.execution.recompute:
-            self._check_recomputable()
+            check_recomputable(self.homogenizers, self.inner)
 
     def adapt(self, parameters: Parameters, support: Support) -> Parameters:
         for point in self.inner_loop(parameters, support):
@@ -141,19 +141,6 @@ class MAML(FewShotLearner):
             features = support.features(others)
             support.encoded = features if support.order == "second" else features.detach()
         return support.encoded
-
-    def _check_recomputable(self) -> None:
-        """Raise OptionError for what does not do the same when it is run again."""
-        if any(member.homogenizer.overrides("attach") for member in self.homogenizers.members):
-            raise OptionError(
-                "`recompute` runs the encoder again on the way back, but a homogenizer that is attached to it may act "
-                "otherwise then. Leave one of them out."
-            )
-        if self.inner.remembers:
-            raise OptionError(
-                "`recompute` runs inner steps again, but TorchOpt's momentum with dampening remembers which was the "
-                "first. Leave one of them out."
-            )
 
 
 @hookimpl
