@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torchopt
 from torchopt.base import GradientTransformation
 
-from gradhomog import OptionError
+from gradhomog import OptionError, Pipeline
 from gradhomog_adapters._rows.gradients import Order, constants
 
 Inner = Literal["sgd", "momentum", "adam", "adamw"] | GradientTransformation | Callable[[], GradientTransformation]
@@ -101,6 +101,20 @@ def resolve(inner: Inner, lr: float) -> InnerOptimizer:
     if callable(inner) and not isinstance(inner, type) and isinstance(inner(), GradientTransformation):
         return InnerOptimizer(inner)
     raise OptionError(f"`inner` must be a name, a TorchOpt transformation or a function that makes one; got {inner!r}.")
+
+
+def check_recomputable(pipe: Pipeline, inner: InnerOptimizer) -> None:
+    """Raise OptionError for what does not do the same when an inner step is run again."""
+    if any(member.homogenizer.overrides("attach") for member in pipe.members):
+        raise OptionError(
+            "`recompute` runs the encoder again on the way back, but a homogenizer that is attached to it may act "
+            "otherwise then. Leave one of them out."
+        )
+    if inner.remembers:
+        raise OptionError(
+            "`recompute` runs inner steps again, but TorchOpt's momentum with dampening remembers which was the first. "
+            "Leave one of them out."
+        )
 
 
 def captured(function: Any, name: str) -> Any:

@@ -39,8 +39,8 @@ class FewShotLearner(Learner):
     `support.gradient`, and never writes to a tensor in place. Other tensors that `outputs` needs of a task, such as the
     means of its classes, are returned beside the parameters under names of their own.
 
-    Rows, buffers, features for homogenizers and the restoring of the network are the base class's: an exception in
-    `adapt` leaves network and learner as they were.
+    The base class encodes the queries, passes their features through homogenizers, copies buffers for each task and
+    forms the row by one backward pass. An exception in `adapt` leaves network and learner as they were.
 
     >>> import torch
     >>> from gradhomog import TaskBatch
@@ -90,11 +90,11 @@ class FewShotLearner(Learner):
         """The parameters of a task, from those of the learner and the task's support set."""
 
     def outputs(self, parameters: Parameters, query: Query) -> Tensor:
-        """The outputs `[queries, ways]` for the query set under adapted parameters, at meta-test too."""
+        """The outputs `[queries, ways]` for the query set under adapted parameters: the head's; at meta-test too."""
         return query.outputs(parameters)
 
     def query_loss(self, parameters: Parameters, query: Query) -> tuple[Tensor, Tensor]:
-        """The loss that rows are gradients of, and the outputs, under adapted parameters."""
+        """The loss that rows are gradients of, and the outputs. At meta-test `outputs` is called instead."""
         assert query.y is not None
         outputs = self.outputs(parameters, query)
         return self.loss(outputs, query.y), outputs

@@ -48,7 +48,7 @@ class Rows(Protocol):
     ) -> Query: ...
 
 
-@dataclass
+@dataclass(eq=False)
 class Support:
     """The support set of one task, as `adapt` receives it.
 
@@ -100,7 +100,7 @@ class Support:
         return recomputed(step) if self.learner.execution.recompute and self.order == "second" else step
 
 
-@dataclass
+@dataclass(eq=False)
 class Query:
     """The query set of one task, as `query_loss` receives it.
 
