@@ -90,6 +90,12 @@ class ALFA(MAML):
 
     def scaled(self, updates: dict[str, Tensor], theta: Parameters, held: Parameters, k: int) -> dict[str, Tensor]:
         """−α ∇L_S − β θ, from the updates −∇L_S of gradient descent at rate 1."""
+        if len(theta) < len(self.adapted):
+            missing = next(name for name in self.adapted if name not in theta)
+            raise OptionError(
+                f"the generator reads all adapted parameters, but `{missing}` was frozen since. Freeze what is not to "
+                "be learnt before the learner is made."
+            )
         means = [tensor.mean() for tensor in theta.values()] + [-updates[name].detach().mean() for name in theta]
         generated: Tensor = functional_call(self.own["generator"], self._own(held, "generator"), (torch.stack(means),))
         alpha, beta = generated.chunk(2)

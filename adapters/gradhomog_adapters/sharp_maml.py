@@ -32,8 +32,9 @@ class SharpMAML(MAML):
         execution, engine, compile, autocast, norm, recompute: see `Execution`.
 
     ε and ε_i are constants in derivatives, as in sharpness-aware minimization. m is the mean of the rows before
-    homogenization, over all parameters that are learnt. Losses, outputs and features are those at θ + ε. Meta-test is
-    MAML's. With both radii 0 it is MAML. Cost: the outer loop twice the rows, the inner loop twice the gradients.
+    homogenization, over all parameters that are learnt and all tasks with a finite row. Losses, outputs and features
+    are those at θ + ε. Meta-test is MAML's. With both radii 0 it is MAML. Cost: the outer loop twice the rows, the
+    inner loop twice the gradients.
 
     Source: Abbas et al. 2022, arXiv 2206.03996, algorithm 1 (Sharp-MAML, of which one radius alone is Sharp-MAML_up and
     Sharp-MAML_low); Foret et al. 2021, arXiv 2010.01412.
@@ -82,9 +83,11 @@ class SharpMAML(MAML):
         found = super().rows(batch)
         if not self.outer_radius:
             return found
-        mean = {name: rows.mean(0) for name, rows in found.jacobian.items()}
-        if not all(bool(tensor.isfinite().all()) for tensor in mean.values()):
-            return found  # the policy for such tasks then names the one
+        # A task that is not finite has no part in ε: the policy for such tasks then meets it alone.
+        finite = torch.stack([rows.flatten(1).isfinite().all(1) for rows in found.jacobian.values()]).all(0)
+        if not bool(finite.any()):
+            return found
+        mean = {name: rows[finite].mean(0) for name, rows in found.jacobian.items()}
         self._epsilon = uphill(mean, self.outer_radius)
         try:
             return super().rows(batch)

@@ -31,7 +31,6 @@ DERIVED = [
     "boil",
     "cavia(context=3, inner_steps=2)",
     "alfa(inner_steps=2)",
-    "sharp_maml(inner_radius=0.05, inner_steps=2)",
     'relationnet(norm="support", objective="softmax")',
     'baseline_pp(test_epochs=5, norm="support")',
 ]
@@ -49,6 +48,20 @@ def test_one_made_of_another_conforms(check):
     check()
 
 
+@pytest.mark.slow
+@parametrize_with_checks(
+    ["sharp_maml(inner_radius=0.05, inner_steps=2)"],
+    kind="learners",
+    fast=True,
+    expected_failures={
+        "rows_independent_of_batch": "the mean of all rows decides where they are taken",
+        "feature_grads": "a homogenizer that moves features moves that point too, which is a constant in derivatives",
+    },
+)
+def test_rows_at_the_worst_nearby_point_conform_but_for_what_depends_on_it(check):
+    check()
+
+
 @parametrize_with_checks(
     ["maml(first_order=true)"],
     kind="learners",
@@ -60,4 +73,4 @@ def test_first_order_rows_are_exact_but_for_the_inner_loop(check):
 
 
 def test_none_is_forgotten():
-    assert {text.partition("(")[0] for text in DIFFERENT + DERIVED} == set(available("learners"))
+    assert {text.partition("(")[0] for text in DIFFERENT + DERIVED} | {"sharp_maml"} == set(available("learners"))
