@@ -75,13 +75,15 @@ class Support:
         """Features `[support, features]` of the support set under some parameters."""
         return self.learner.network.call("encoder.", parameters, self.buffers, self.x)
 
+    def outputs(self, parameters: Parameters, features: Tensor | None = None) -> Tensor:
+        """Outputs `[support, ways]` of the network on the support set; of features that are known already, if given."""
+        if features is None:
+            return self.learner.network.call("", parameters, self.buffers, self.x)
+        return self.learner.network.call("head.", parameters, self.buffers, features)
+
     def loss(self, parameters: Parameters, features: Tensor | None = None) -> Tensor:
         """L_S, the learner's loss on the support set; of features that are known already, if given."""
-        if features is None:
-            outputs = self.learner.network.call("", parameters, self.buffers, self.x)
-        else:
-            outputs = self.learner.network.call("head.", parameters, self.buffers, features)
-        return self.learner.loss(outputs, self.y)
+        return self.learner.loss(self.outputs(parameters, features), self.y)
 
     def gradient(self, loss: Loss, at: Parameters) -> dict[str, Tensor]:
         """∇loss at named tensors: differentiable where `order` is `"second"`, otherwise constants."""
