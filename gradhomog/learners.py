@@ -154,7 +154,7 @@ class Learner(ABC):
         for slot, task in enumerate(batch):
             row = self.task_row(task, TaskKey(slot, task.domain))
             for name, gradient in row.gradients.items():
-                if gradient is not None:
+                if gradient is not None and name in jacobian:  # a homogenizer may have frozen it while attached
                     jacobian[name][slot] = gradient
             row.gradients = {}
             found.append(row)

@@ -39,8 +39,8 @@ class ALFA(MAML):
         execution, engine, compile, autocast, norm, recompute: see `Execution`.
 
     Learnt beside the network: `learner.generator.*` (φ), `learner.rates.<name>` and `learner.decays.<name>` `[K]`
-    (a and b). As published, rates begin small and of both signs, since g_φ begins near zero. τ is a constant in its
-    gradients but not in its weights. Cost: as MAML; g_φ has 8N² + 4N weights.
+    (a and b). As published, rates begin small and of both signs, since g_φ begins near zero, and the gradients in τ are
+    constants: rows are exact but for these. Cost: as MAML; g_φ has 8N² + 4N weights.
 
     Source: Baik et al. 2020, arXiv 2011.00209, equations 3 and 4 and algorithm 1; a and b as in the authors' code.
 
@@ -118,5 +118,4 @@ def gradhomog_learner() -> LearnerSpec:
         factory=ALFA,
         summary="MAML with rates and weight decays that a network generates for each task and step",
         reference="Baik et al. 2020, arXiv 2011.00209",
-        traits={"exact_rows"},
     )
