@@ -132,11 +132,11 @@ class Learner(ABC):
         Memory: one gradient per task, and the graph of one task.
         """
         batch = batch if isinstance(batch, TaskBatch) else TaskBatch.stack(batch)
+        named = self.named_parameters()
         with (
             self._head_checked(batch.query_x[0], batch.support_y, batch.query_y),
             self.mode(training=True), self.homogenizers.attached(self.encoder), torch.enable_grad(),
         ):  # fmt: skip
-            named = self.named_parameters()
             found = self.batch_row(batch) or self._one_by_one(batch, named)
         jacobian = {}
         for name, parameter in named.items():
@@ -154,7 +154,7 @@ class Learner(ABC):
         for slot, task in enumerate(batch):
             row = self.task_row(task, TaskKey(slot, task.domain))
             for name, gradient in row.gradients.items():
-                if gradient is not None and name in jacobian:  # a homogenizer may have frozen it while attached
+                if gradient is not None:
                     jacobian[name][slot] = gradient
             row.gradients = {}
             found.append(row)
