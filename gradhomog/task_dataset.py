@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,7 @@ class TaskDataset(Dataset[Task]):
         return self.length
 
     def __getitem__(self, index: int) -> Task:
+        index = operator.index(index)
         if not 0 <= index < self.length:
             raise IndexError(f"`index` must be in 0..{self.length - 1}, as `length` is {self.length}; got {index}.")
         # Named, as `default_rng` may become another generator one day.
@@ -172,10 +174,14 @@ def _select(
                 "if such examples have no class."
             )
         return tuple(present.tolist()), starts, counts
-    wanted = tuple(int(label) for label in classes)
+    if isinstance(classes, str) or not isinstance(classes, Iterable) or not all(map(_is_integer, classes)):
+        raise DataError(
+            f"`classes` must be a sequence of integers, labels of the classes to draw from; got {classes!r}."
+        )
+    wanted, known = tuple(int(label) for label in classes), set(present.tolist())
     if len(set(wanted)) < len(wanted):
         raise DataError(f"`classes` must not repeat a label; got {len(wanted)} of which {len(set(wanted))} differ.")
-    if missing := [label for label in wanted if label not in set(present.tolist())]:
+    if missing := [label for label in wanted if label not in known]:
         raise DataError(
             f"`classes` must be among the labels; {missing[0]} is not ({len(missing)} in all). The labels are "
             f"{present[0]}..{present[-1]}, {len(present)} different."
@@ -186,8 +192,17 @@ def _select(
     return wanted, starts[positions], counts[positions]
 
 
+def _is_integer(value: object) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
 def _check_integer(name: str, value: object, low: int, high: int | None = None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+    if (
+        not isinstance(value, (int, np.integer))
+        or isinstance(value, bool)
+        or value < low
+        or (high is not None and value > high)
+    ):
         raise OptionError(
             f"`{name}` must be an integer {f'>= {low}' if high is None else f'in {low}..{high}'}; got {value!r}."
         )

@@ -300,3 +300,16 @@ def test_tasks_of_omniglot_are_those_of_its_training_characters() -> None:
     for task in tasks:
         assert task.query_x.shape[0] == 300
         assert {tasks.classes[number] for number in task.classes} <= set(training)
+
+
+@pytest.mark.parametrize("classes", [[0.5, 1.7, 2.9], "012", 3, [True, False, True]])
+def test_classes_that_are_no_integers_raise(classes: Any) -> None:
+    with pytest.raises(DataError, match="`classes` must be a sequence of integers"):
+        TaskDataset(Numbers(), **SHAPE, classes=classes)
+
+
+def test_numbers_of_numpy_are_integers_and_halves_are_not() -> None:
+    tasks = TaskDataset(Numbers(), ways=np.int64(3), shots=2, queries=4, length=20)
+    assert same(tasks[np.int64(1)], TaskDataset(Numbers(), **SHAPE)[1])
+    with pytest.raises(TypeError):
+        tasks[1.5]  # type: ignore[index]

@@ -76,7 +76,7 @@ class ALFA(MAML):
     ) -> None:
         super().__init__(
             encoder, head, homogenizers, inner="sgd", inner_lr=1.0, inner_steps=inner_steps, test_steps=test_steps,
-            first_order=first_order, adapt=adapt, loss=loss, execution=execution, **keywords,
+            first_order=first_order, adapt=adapt, loss=loss, execution=Execution.of(execution, keywords),
         )  # fmt: skip
         for option, value, least in (("inner_lr", inner_lr, 0), ("inner_weight_decay", inner_weight_decay, -1)):
             if not least < value < float("inf") or value < 0:

@@ -76,13 +76,14 @@ class CAVIA(MAML):
     ) -> None:
         super().__init__(
             encoder, head, homogenizers, inner=inner, inner_lr=inner_lr, inner_steps=inner_steps,
-            test_steps=test_steps, first_order=first_order, loss=loss, execution=execution, **keywords,
+            test_steps=test_steps, first_order=first_order, loss=loss, execution=Execution.of(execution, keywords),
         )  # fmt: skip
         if not isinstance(context, int) or isinstance(context, bool) or context < 1:
             raise OptionError(f"`context` must be an integer of at least 1; got {context!r}.")
         if on not in ("features", "inputs"):
             raise OptionError(f"`on` must be 'features' or 'inputs'; got {on!r}.")
         self.context, self.on, self.adapted = context, on, [CONTEXT]
+        self._adapts_encoder = on == "inputs"
         if on == "features":
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
@@ -110,9 +111,6 @@ class CAVIA(MAML):
         return (1 + gamma) * features + beta
 
     # -- on inputs ---------------------------------------------------------------------------------------------------
-
-    def shared_features(self, start: Parameters, others: Parameters, support: Support) -> Tensor | None:
-        return super().shared_features(start, others, support) if self.on == "features" else None
 
     def support_statistics(self, point: Parameters, support: Support) -> Statistics:
         return super().support_statistics(point, with_context(support, point) if self.on == "inputs" else support)

@@ -54,15 +54,18 @@ class Execution:
         compile: compile the vectorized engine with `torch.compile`: true, or the name of a backend. The first step of
             each shape takes half a minute, longer where many inner steps are unrolled.
         autocast: `"bfloat16"`: forward passes run in that dtype where PyTorch considers it safe. Rows of second order
-            lose accuracy (`docs/results/engines.md`).
+            lose accuracy (`docs/results/engines.md`). The vectorized engine cannot run batch normalization in it
+            (PyTorch 2.13): use the loop.
         norm: the statistics of batch normalization. `"batch"`: those of each batch, at meta-test too: MAML's published
             results; transductive, as queries depend on each other. `"support"`: for queries those of the support set
             under the adapted parameters, with their gradient; inductive. `"frozen"`: the running statistics that the
             network came with. Running statistics are never written, and buffers are copied for each task.
         recompute: keep the arguments of each inner step, not its graph, and run the step again in the backward pass, so
             that memory does not grow with the number of inner steps. Takes 1.1 times as long for four convolutional
-            blocks of 32 filters, up to 1.8 times as long for small networks, and one task after the other. Without
-            effect on learners that do not differentiate through inner steps.
+            blocks of 32 filters, up to 1.8 times as long for small networks, and forms one row after the other. A
+            learner of your own decorates its inner step by `support.recomputed`. Where inner steps leave the encoder
+            alone (ANIL), it then runs in each of them, and dropout draws a mask for each. Without effect on learners
+            that do not differentiate through inner steps.
 
     Raises:
         OptionError: an unknown value, or two that exclude each other.

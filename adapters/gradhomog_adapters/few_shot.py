@@ -11,7 +11,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from gradhomog import Learner, Task, TaskBatch, TaskKey, TaskRow
+from gradhomog import Learner, OptionError, Task, TaskBatch, TaskKey, TaskRow
 from gradhomog_adapters._network import usable as _usable
 from gradhomog_adapters._network.functional import Network, Parameters
 from gradhomog_adapters._network.norm import Statistics, SupportStatistics
@@ -25,7 +25,7 @@ __all__ = ["FewShotLearner", "Query", "Support"]
 
 
 class FewShotLearner(Learner):
-    """A learner that is defined by `adapt` and, where the head's outputs do not do, `outputs` or `query_loss`.
+    """A learner that is defined by `adapt` and, if its outputs are not those of the head, by `outputs` or `query_loss`.
 
     θ_i = adapt(θ, S_i),  row_i = ∇_θ query_loss(θ_i(θ), Q_i)
 
@@ -37,7 +37,8 @@ class FewShotLearner(Learner):
     Parameters are named tensors: `encoder.*`, `head.*` and, of learners that call `learn`, `learner.*`. `adapt` is a
     pure function of them and of the support set, so that the loop and `vmap` can both run it: it takes gradients by
     `support.gradient`, and never writes to a tensor in place. Other tensors that `outputs` needs of a task, such as the
-    means of its classes, are returned beside the parameters under names of their own.
+    means of its classes, are returned beside the parameters under names of their own; they are of floating point. For
+    `recompute` an inner step is a function decorated by `support.recomputed`, as in `MAML`.
 
     The base class encodes the queries, passes their features through homogenizers, copies buffers for each task and
     forms the row by one backward pass. An exception in `adapt` leaves network and learner as they were.
@@ -62,8 +63,8 @@ class FewShotLearner(Learner):
     inner_steps: int = 1
     """`Support.steps` while training."""
 
-    test_steps: int = 1
-    """`Support.steps` at meta-test."""
+    test_steps: int | None = None
+    """`Support.steps` at meta-test; None: as while training."""
 
     def __init__(
         self,
@@ -121,6 +122,8 @@ class FewShotLearner(Learner):
     @contextmanager
     def mode(self, training: bool) -> Iterator[None]:
         self.live_parameters = dict(self.named_parameters())
+        if not self.live_parameters:
+            raise OptionError("no parameter of encoder and head requires grad any more; at least one must be learnt.")
         device = next(iter(self.live_parameters.values())).device
         with super().mode(training), self.execution.mode((self.encoder, self.head), device) as self.normalizations:
             yield
@@ -146,13 +149,14 @@ class FewShotLearner(Learner):
         buffers: Parameters | None = None,
     ) -> Support:  # fmt: skip
         """The support set of a task while training."""
-        buffers = self.network.buffers() if buffers is None else buffers
+        buffers = self.network.buffers() if buffers is None else dict(buffers)
         return Support(x, y, self.inner_steps, self.order, self, buffers, begin, differentiate, differentiate_twice)
 
     def support_at_meta_test(self, x: Tensor, y: Tensor) -> Support:
         """The support set of a task at meta-test."""
         support = self.support(x, y, _ignore, gradient_on_graph, hessian_on_graph)
-        return replace(support, steps=self.test_steps, order="none")
+        steps = self.inner_steps if self.test_steps is None else self.test_steps
+        return replace(support, steps=steps, order="none")
 
     def support_statistics(self, point: Parameters, support: Support) -> Statistics:
         """The statistics that `norm="support"` normalizes queries with: of the support set under adapted parameters."""
@@ -160,8 +164,8 @@ class FewShotLearner(Learner):
             return {}
         if support.statistics is not None:
             return support.statistics
-        with self.normalizations.record() as found:
-            self.network.call("", point, support.buffers, support.x)
+        with self.normalizations.record() as found:  # of the head too, on what `outputs` gives it
+            self.outputs(point, Query(support.features(point), None, support, {}))
         return found
 
     def query(self, point: Parameters, support: Support, x: Tensor, y: Tensor | None, statistics: Statistics) -> Query:

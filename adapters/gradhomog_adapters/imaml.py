@@ -100,7 +100,7 @@ class IMAML(MAML):
     ) -> None:
         super().__init__(
             encoder, head, homogenizers, inner=inner, inner_lr=inner_lr, inner_steps=inner_steps,
-            test_steps=test_steps, adapt=adapt, loss=loss, execution=execution, **keywords,
+            test_steps=test_steps, adapt=adapt, loss=loss, execution=Execution.of(execution, keywords),
         )  # fmt: skip
         _check(proximal, cg_steps, damping, longest)
         self.proximal, self.cg_steps, self.damping, self.longest = proximal, cg_steps, damping, longest

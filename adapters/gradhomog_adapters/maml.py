@@ -103,7 +103,7 @@ class MAML(FewShotLearner):
 
     def inner_loop(self, parameters: Parameters, support: Support) -> Iterator[Parameters]:
         """θ^0, …, θ^K: all parameters before the inner loop and after each of its steps."""
-        # Of `adapt`, some may have been frozen since the learner was made: they are not among the parameters then.
+        # Parameters that were frozen after the learner was made are missing.
         start = {name: parameters[name] for name in self.adapted if name in parameters}
         others = {name: parameters[name] for name in parameters if name not in start}
         features = self.shared_features(start, others, support)

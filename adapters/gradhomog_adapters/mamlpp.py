@@ -63,8 +63,8 @@ class MAMLPP(MAML):
     The number of steps done is state, `learner.count.done`: a learner that is loaded goes on where it was. Multi-step
     losses are those of the row and of the report: Σ v_k L_Q; outputs and features are those after the last step, and
     gradients w.r.t. features are sums over the passes. An ensemble of the best checkpoints: `gradhomog.Ensemble`.
-    The network alone (`learner.encoder`) keeps the scales and shifts it came with. Rows are exact but while
-    `first_order_steps` last. Cost: MAML's, and one query pass more for each inner step while the multi-step loss lasts.
+    The network alone (`learner.encoder`) keeps the scales and shifts it came with. Rows are exact, except during
+    `first_order_steps`. Cost: MAML's, and one query pass more for each inner step while the multi-step loss lasts.
 
     Raises:
         OptionError: an option that cannot be used, named; by `step` with `anneal_steps`, an outer optimizer whose rate
@@ -79,9 +79,9 @@ class MAMLPP(MAML):
     shares their memory, so that restoring them does nothing; (4) theirs records statistics by step and never uses
     them: `"running"` does, and keeps those of the query set after the last step apart, as they are of other parameters;
     (5) the cosine falls when it is asked for: in their configuration for miniImageNet both its ends are the same; (6)
-    so is there a first-order phase, which their configurations turn off; (7) `test_steps` counts: theirs predicts after
-    as many steps as in training, whatever it is told; (8) no clamping of meta-gradients at ±10, which theirs does for
-    miniImageNet.
+    the paper's first-order phase is an option: their configurations turn it off; (7) `test_steps` counts: theirs
+    predicts after as many steps as in training, whatever it is told; (8) no clamping of meta-gradients at ±10, which
+    theirs does for miniImageNet.
 
     >>> import torch
     >>> from gradhomog import TaskBatch
@@ -127,7 +127,7 @@ class MAMLPP(MAML):
             raise OptionError(f"`norm` 'running' trains with that of each batch; `execution` has {execution.norm!r}.")
         super().__init__(
             encoder, head, homogenizers, inner=inner, inner_lr=inner_lr, inner_steps=inner_steps,
-            test_steps=test_steps, adapt=adapt, loss=loss, execution=execution, **options,
+            test_steps=test_steps, adapt=adapt, loss=loss, execution=Execution.of(execution, options),
         )  # fmt: skip
         self.multi_step_steps = _count("multi_step_steps", multi_step_steps)
         self.first_order_steps = _count("first_order_steps", first_order_steps)

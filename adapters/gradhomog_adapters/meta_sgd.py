@@ -67,7 +67,7 @@ class MetaSGD(MAML):
     ) -> None:
         super().__init__(
             encoder, head, homogenizers, inner="sgd", inner_lr=1.0, inner_steps=inner_steps, test_steps=test_steps,
-            first_order=first_order, adapt=adapt, loss=loss, execution=execution, **keywords,
+            first_order=first_order, adapt=adapt, loss=loss, execution=Execution.of(execution, keywords),
         )  # fmt: skip
         bounds = [rates, rates] if isinstance(rates, (int, float)) else list(rates)
         if len(bounds) != 2 or not 0 <= bounds[0] <= bounds[1] < float("inf"):

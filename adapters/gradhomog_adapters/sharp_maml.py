@@ -71,7 +71,8 @@ class SharpMAML(MAML):
     ) -> None:
         super().__init__(
             encoder, head, homogenizers, inner=inner, inner_lr=inner_lr, inner_steps=inner_steps,
-            test_steps=test_steps, first_order=first_order, adapt=adapt, loss=loss, execution=execution, **keywords,
+            test_steps=test_steps, first_order=first_order, adapt=adapt, loss=loss,
+            execution=Execution.of(execution, keywords),
         )  # fmt: skip
         for option, value in (("outer_radius", outer_radius), ("inner_radius", inner_radius)):
             if not 0 <= value < float("inf"):

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gradhomog.errors import OptionError
 from gradhomog.solvers.pivoting import BLOCKS, ROUNDING, exchanged, larger_ridges, on_support, pivot, solve
 from gradhomog.solvers.scaling import (
     Array,
@@ -71,11 +72,13 @@ def conflict_averse_weights(gramian: Tensor, c: float, rounding: float | None = 
     Cost: 0.2 to 0.5 ms for up to 16 tasks.
 
     Raises:
-        OptionError: `gramian` is not square in its last two dimensions.
+        OptionError: `gramian` is not square in its last two dimensions, or `c` out of its range.
 
     >>> conflict_averse_weights(torch.tensor([[4.0, 0.0], [0.0, 1.0]]), c=0.5).weights
     tensor([0.5000, 1.0590], dtype=torch.float64)
     """
+    if not 0 <= c < np.inf:
+        raise OptionError(f"`c` must be finite and not negative; got {c!r}.")
     gramian, rounding = checked(gramian, rounding)
     tasks = gramian.shape[-1]
     if c == 0:

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gradhomog.errors import OptionError
 from gradhomog.solvers.pivoting import ROUNDING, on_support, pivot, product
 from gradhomog.solvers.scaling import Solution, checked, needs_graph, scaled, scaled_with_graph, to_numpy, to_tensor
 
@@ -37,7 +38,7 @@ def dual_cone_weights(gramian: Tensor, given: Tensor, rounding: float | None = N
     Cost: 0.05 ms for two tasks, 0.1 to 0.25 ms for 16, 0.3 ms for 16 vectors u at once; 10 ms where exchanges are many.
 
     Raises:
-        OptionError: `gramian` is not square in its last two dimensions.
+        OptionError: `gramian` is not square in its last two dimensions, or `given` has another number of entries.
 
     >>> dual_cone_weights(torch.tensor([[1.0, -1.0], [-1.0, 2.0]]), torch.tensor([0.5, 0.5])).weights
     tensor([0.5000, 0.5000], dtype=torch.float64)
@@ -47,6 +48,11 @@ def dual_cone_weights(gramian: Tensor, given: Tensor, rounding: float | None = N
     """
     gramian, rounding = checked(gramian, rounding)
     given = given.double()
+    if given.shape[-1:] != gramian.shape[-1:]:
+        raise OptionError(
+            f"`given` must hold one number for each of the {gramian.shape[-1]} rows in its last dimension; "
+            f"got {tuple(given.shape)}."
+        )
     if given.dim() >= gramian.dim() > 2:
         gramian = gramian.unsqueeze(-3)  # one for several
     if gramian.shape[-1] == 2:

@@ -96,3 +96,34 @@ def test_a_bad_option_raises(options, message):
 def test_a_head_without_a_linear_layer_cannot_be_modulated():
     with pytest.raises(OptionError, match="`head` must begin with a torch"):
         CAVIA(nn.Linear(3, 2), nn.Identity())
+
+
+def test_support_statistics_of_a_head_are_those_of_modulated_features():
+    encoder, head = networks()
+    head = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3)).double()
+    learner = CAVIA(encoder, head, context=2, inner_lr=0.5, inner_steps=2, norm="support")
+    film, task = learner.own["film"].weight.detach(), tasks()[1]
+
+    def hidden(x, phi):
+        gamma, beta = (film @ phi).chunk(2)
+        return head[0]((1 + gamma) * encoder(x) + beta)
+
+    def outputs(x, statistics):
+        return head[3](torch.tanh((x - statistics.mean(0)) / (statistics.var(0, unbiased=False) + 1e-5).sqrt()))
+
+    phi = torch.zeros(2, dtype=torch.float64)
+    for _ in range(2):
+        phi.requires_grad_()
+        support = hidden(task.support_x, phi)
+        (slope,) = torch.autograd.grad(cross_entropy(outputs(support, support), task.support_y), phi)
+        phi = (phi - 0.5 * slope).detach()
+    expected = outputs(hidden(task.query_x, phi), hidden(task.support_x, phi)).detach()
+    torch.testing.assert_close(learner.predict(task.support_x, task.support_y, task.query_x), expected)
+
+
+def test_on_features_the_support_set_is_encoded_once():
+    encoder, head = networks()
+    calls = []
+    encoder.register_forward_hook(lambda *_: calls.append(1))
+    CAVIA(encoder, head, inner_steps=5, engine="loop").rows(tasks(count=1))
+    assert len(calls) == 2  # support set and query set

@@ -12,6 +12,7 @@ from torch import nn
 
 import gradhomog
 from gradhomog import OptionError, TaskBatch
+from gradhomog.registry import installed
 from gradhomog_adapters import Execution, FewShotLearner
 from gradhomog_adapters.anil import anil
 from gradhomog_adapters.fomaml import fomaml
@@ -21,8 +22,8 @@ from tests.adapters.few_shot import networks, tasks
 
 ROOT = str(Path(__file__).parents[2])
 LEARNERS = [
-    "maml", "fomaml", "anil", "boil", "meta_sgd", "mamlpp", "imaml", "reptile", "protonet", "relationnet", "metaoptnet",
-    "baseline", "baseline_pp",
+    "maml", "fomaml", "anil", "boil", "meta_sgd", "cavia", "alfa", "sharp_maml", "mamlpp", "imaml", "reptile",
+    "protonet", "relationnet", "metaoptnet", "baseline", "baseline_pp",
 ]  # fmt: skip
 
 
@@ -129,3 +130,43 @@ def test_one_step_of_three_tasks_and_two_inner_steps_runs_few_functions_of_ours(
     calls = Counter({place: number for place, number in calls.items() if "/tests/" not in place[0]})
     assert len({path for path, _ in calls}) <= most_files
     assert sum(calls.values()) <= most_calls
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        ("imaml", "first_order"),
+        ("mamlpp", "first_order"),
+        ("cavia", "adapt"),
+        ("meta_sgd", "inner_lr"),
+        ("alfa", "inner"),
+    ],
+)
+def test_an_option_of_maml_that_a_learner_does_not_have_is_refused_by_its_class_too(name, option):
+    _, spec = installed().load("learners", name)
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{option}'"):
+        spec.factory(nn.Linear(3, 4), nn.Linear(4, 2), **{option: True})
+
+
+def test_a_network_of_which_nothing_is_learnt_any_more_is_refused():
+    encoder, head = nn.Linear(1, 4), nn.Linear(4, 1)
+    learner, x = MAML(encoder, head), torch.zeros(3, 5, 1)
+    encoder.requires_grad_(False)
+    head.requires_grad_(False)
+    with pytest.raises(OptionError, match="no parameter of encoder and head requires grad any more"):
+        learner.rows(TaskBatch(x, x, x, x))
+
+
+def test_at_meta_test_a_learner_takes_as_many_steps_as_in_training_unless_it_says_otherwise():
+    seen = []
+
+    class Counts(FewShotLearner):
+        inner_steps = 5
+
+        def adapt(self, parameters, support):
+            seen.append(support.steps)
+            return parameters
+
+    x = torch.zeros(4, 1)
+    Counts(nn.Linear(1, 4), nn.Linear(4, 1)).predict(x, x, x)
+    assert seen == [5]

@@ -105,3 +105,26 @@ def test_a_loop_that_has_nothing_left_to_change_is_none():
         head.requires_grad_(False)
         rows[recompute] = learner.rows(tasks()).jacobian
     torch.testing.assert_close(rows[True], rows[False])
+
+
+class Counter(nn.Module):
+    """Divides by how often it has run: reads what it has written to a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("runs", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, x):
+        self.runs += 1
+        return x / float(self.runs)
+
+
+def test_a_layer_that_reads_a_buffer_it_has_written_reads_the_same_when_a_step_is_run_again():
+    encoder, head = networks()
+    encoder.append(Counter())
+    kept, again = (
+        MAML(encoder, head, inner_lr=0.1, inner_steps=4, engine="loop", recompute=recompute).rows(tasks()).jacobian
+        for recompute in (False, True)
+    )
+    for name, rows in kept.items():
+        torch.testing.assert_close(again[name], rows, rtol=1e-10, atol=1e-13)

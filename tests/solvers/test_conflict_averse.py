@@ -7,7 +7,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gradhomog import conflict_averse_weights, dual_cone_weights, minimum_norm_weights
+from gradhomog import OptionError, conflict_averse_weights, dual_cone_weights, minimum_norm_weights
 from gradhomog.testing import jacobians
 from tests.solvers.gramians import extended, lengths, rounding, rows
 
@@ -246,3 +246,9 @@ def test_with_a_ball_that_reaches_zero_float32_rows_of_every_rank_have_no_confli
             jacobian = of_rank(kind, tasks, params, min(rank, tasks - 1 if kind == "stationary" else rank), seed)
             gains = jacobian @ (conflict_averse_weights(jacobian @ jacobian.T, c).weights.float() @ jacobian)
             torch.testing.assert_close(gains.clamp_min(0).norm(), gains.norm(), rtol=4e-4, atol=4e-4)
+
+
+@pytest.mark.parametrize("c", [-0.4, float("nan"), float("inf")])
+def test_a_radius_that_is_none_raises(c):
+    with pytest.raises(OptionError, match="`c` must be finite and not negative"):
+        conflict_averse_weights(torch.eye(2), c)

@@ -7,7 +7,7 @@ import scipy.optimize
 import torch
 from hypothesis import given
 
-from gradhomog import dual_cone_weights
+from gradhomog import OptionError, dual_cone_weights
 from gradhomog.testing import jacobians
 from tests.solvers.gramians import extended, lengths, rounding, rows
 
@@ -119,3 +119,8 @@ def test_gramians_of_float32_rows_with_opposite_ones_are_projected_too(opposite)
     direction = weights @ jacobian.double()
     norms = jacobian.double().norm(dim=1)
     assert (jacobian.double() @ direction >= -1e-4 * norms * norms.max()).all()
+
+
+def test_a_vector_of_another_length_raises():
+    with pytest.raises(OptionError, match=r"`given` must hold one number for each of the 4 rows .*; got \(3,\)"):
+        dual_cone_weights(torch.eye(4), torch.ones(3))

@@ -37,7 +37,7 @@ def row_on_graph(learner: Rows, task: Task, key: TaskKey) -> TaskRow:
             losses.append(loss)
             taps += shown
         loss = losses[0] if len(losses) == 1 else learner.total(losses)
-        # By the taps themselves: what is cut out of one is not what the next stage was given.
+        # Taps are the features before and after each `transform` stage; a slice of one has no gradient of its own.
         gradients, by_taps = differentiate(loss, at, taps)
         each = zeros_for_missing(by_taps, taps)
         # A homogenizer that moves query features moves them in every pass alike: gradients are sums over passes.

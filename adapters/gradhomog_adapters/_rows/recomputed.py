@@ -24,8 +24,8 @@ class _Recomputed(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, step: Callable[..., Any], *inputs: Tensor) -> Any:
-        ctx.step, ctx.inputs = step, [x.detach() for x in inputs]
+    def forward(ctx: Any, step: Callable[..., Any], again: Callable[..., Any], *inputs: Tensor) -> Any:
+        ctx.again, ctx.inputs = again, [x.detach() for x in inputs]
         ctx.device = inputs[0].device
         ctx.random = torch.get_rng_state(), torch.cuda.get_rng_state(ctx.device) if inputs[0].is_cuda else None
         ctx.autocast = torch.is_autocast_enabled(ctx.device.type), torch.get_autocast_dtype(ctx.device.type)
@@ -43,23 +43,24 @@ class _Recomputed(torch.autograd.Function):
             torch.set_rng_state(random)
             if cuda_random is not None:
                 torch.cuda.set_rng_state(cuda_random, ctx.device)
-            outputs = ctx.step(*at)
+            outputs = ctx.again(*at)
         pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if o.requires_grad and g is not None]
         by = [x for x in at if x.requires_grad]
         found = iter(torch.autograd.grad([o for o, _ in pairs], by, [g for _, g in pairs], allow_unused=True))
-        return None, *(next(found) if x.requires_grad else None for x in at)
+        return None, None, *(next(found) if x.requires_grad else None for x in at)
 
 
-def recomputed(step: Step) -> Step:
-    """The same inner step, which keeps its arguments only.
+def recomputed(step: Step, buffers: dict[str, Tensor]) -> Step:
+    """The same inner step, which keeps its arguments only, and a copy of the task's buffers before it.
 
-    All that it differentiates through must be among its arguments. Cost: one more forward and backward pass per step.
+    All that it differentiates through must be among its arguments. A layer that reads what it has written to a buffer
+    reads the same the second time. Cost: one more forward and backward pass per step.
     """
 
     def run(k: int, adapted: dict[str, Tensor], state: Any, held: dict[str, Tensor]) -> tuple[dict[str, Tensor], Any]:
         leaves, structure = torchopt.pytree.tree_flatten(state)
         n, m = len(adapted), len(adapted) + len(held)
-        after = structure
+        after, before = structure, {name: buffer.clone() for name, buffer in buffers.items()}
 
         def flat(*tensors: Tensor) -> tuple[Tensor, ...]:
             nonlocal after
@@ -70,7 +71,16 @@ def recomputed(step: Step) -> Step:
             ends, after = torchopt.pytree.tree_flatten(found)
             return (*moved.values(), *ends)
 
-        outputs: Any = _Recomputed.apply(flat, *adapted.values(), *held.values(), *leaves)  # type: ignore[no-untyped-call]
+        def again(*tensors: Tensor) -> tuple[Tensor, ...]:
+            written = dict(buffers)
+            buffers.update({name: buffer.clone() for name, buffer in before.items()})
+            try:
+                return flat(*tensors)
+            finally:
+                buffers.update(written)
+
+        inputs = (*adapted.values(), *held.values(), *leaves)
+        outputs: Any = _Recomputed.apply(flat, again, *inputs)  # type: ignore[no-untyped-call]
         return dict(zip(adapted, outputs[:n], strict=True)), torchopt.pytree.tree_unflatten(after, outputs[n:])
 
     return run

@@ -64,7 +64,7 @@ class Support:
     steps: int
     order: Order
     learner: Rows = field(repr=False)
-    buffers: Parameters = field(repr=False)
+    buffers: dict[str, Tensor] = field(repr=False)
     begin: Callable[[Any], None] = field(repr=False)
     differentiate: Callable[[Loss, Parameters, bool], dict[str, Tensor]] = field(repr=False)
     differentiate_twice: Callable[[Loss, Parameters], Operator] = field(repr=False)
@@ -99,7 +99,9 @@ class Support:
 
         With `Execution(recompute=True)` the graph of the step is built in the backward pass, and freed there.
         """
-        return recomputed(step) if self.learner.execution.recompute and self.order == "second" else step
+        if not self.learner.execution.recompute or self.order != "second":
+            return step
+        return recomputed(step, self.buffers)
 
 
 @dataclass(eq=False)
