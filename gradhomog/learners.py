@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -115,16 +116,20 @@ class Learner(ABC):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a saved state; network and pipeline must be built alike."""
+        """Take over a saved state; network and pipeline must be built alike. An error leaves the learner as it was."""
         parts = {"encoder": self.encoder, "head": self.head, **({"learner": self.own} if len(self.own) else {})}
         if set(state) != {*parts, "homogenizers"}:
-            raise ConfigError(
-                f"the state of {type(self).__name__} must hold {', '.join(parts)} and homogenizers; "
-                f"found {sorted(state)}."
-            )
-        for name, module in parts.items():
-            module.load_state_dict(state[name])
-        self.homogenizers.load_state_dict(state["homogenizers"])
+            holds = f"{', '.join(parts)} and homogenizers"
+            raise ConfigError(f"the state of {type(self).__name__} must hold {holds}; found {sorted(state)}.")
+        whole = nn.ModuleDict(parts)
+        before = copy.deepcopy(whole.state_dict())
+        try:
+            for name, module in parts.items():
+                module.load_state_dict(state[name])
+            self.homogenizers.load_state_dict(state["homogenizers"])
+        except Exception:
+            whole.load_state_dict(before)  # all or nothing
+            raise
 
     def rows(self, batch: TaskBatch | Sequence[Task]) -> TaskRows:
         """Compute one row per task, without changing the learner; each task's graph is freed once its row is formed.
@@ -160,13 +165,11 @@ class Learner(ABC):
             found.append(row)
         features = zip(*[row.features for row in found], strict=True)
         feature_grads = zip(*[row.feature_grads for row in found], strict=True)
+        losses, outputs = [row.loss.detach() for row in found], [row.outputs for row in found]
         return TaskRow(
-            torch.stack([row.loss.detach() for row in found]),
-            jacobian,
-            torch.stack([row.outputs for row in found]),
-            list(map(torch.stack, features)),
+            torch.stack(losses), jacobian, torch.stack(outputs), list(map(torch.stack, features)),
             list(map(torch.stack, feature_grads)),
-        )
+        )  # fmt: skip
 
     def step(self, batch: TaskBatch | Sequence[Task], outer: OuterOptimizer) -> StepReport:
         """One meta-step: rows, homogenization, `.grad`, `outer.step()`.
@@ -190,9 +193,8 @@ class Learner(ABC):
             inspect=True,
         )
         outer.zero_grad()
-        direction = result.direction
         for name, parameter in named.items():
-            parameter.grad = direction[name]
+            parameter.grad = result.direction[name]
         outer.step()
         self.on_step_end()
         return StepReport.of(rows.losses, result, batch.domains, rows.accuracies)

@@ -170,3 +170,12 @@ def test_at_meta_test_a_learner_takes_as_many_steps_as_in_training_unless_it_say
     x = torch.zeros(4, 1)
     Counts(nn.Linear(1, 4), nn.Linear(4, 1)).predict(x, x, x)
     assert seen == [5]
+
+
+def test_a_state_that_does_not_fit_leaves_the_learner_as_it_was():
+    state = MAML(nn.Linear(1, 4), nn.Linear(4, 2)).state_dict()
+    learner = MAML(nn.Linear(1, 4), nn.Linear(4, 3))
+    before = {name: p.detach().clone() for name, p in learner.named_parameters().items()}
+    with pytest.raises(RuntimeError, match="size mismatch for weight"):
+        learner.load_state_dict(state)
+    assert all(torch.equal(p, before[name]) for name, p in learner.named_parameters().items())
