@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from gradhomog.dataset_labels import Labels, read_labels
 from gradhomog.errors import DataError, OptionError
-from gradhomog.tasks import Task
+from gradhomog.tasks import Task, classification_task, draw_examples
 
 
 class TaskDataset(Dataset[Task]):
@@ -105,23 +105,12 @@ class TaskDataset(Dataset[Task]):
             raise IndexError(f"`index` must be in 0..{self.length - 1}, as `length` is {self.length}; got {index}.")
         # Named, as `default_rng` may become another generator one day.
         random = np.random.Generator(np.random.PCG64(np.random.SeedSequence([self.seed, int(index)])))
-        drawn = random.choice(self.class_count, size=self.ways, replace=False)
-        size = self.shots + self.queries
-        examples = np.stack(
-            [self._examples[self._starts[c] + random.choice(self._counts[c], size=size, replace=False)] for c in drawn]
-        )
+        drawn, within = draw_examples(random, self._counts, ways=self.ways, size=self.shots + self.queries)
+        examples = self._examples[self._starts[drawn][:, None] + within]
         with torch.random.fork_rng(devices=[]):  # transforms draw from the generator of the process
             torch.default_generator.manual_seed(int(random.integers(2**63)))
             support_x, query_x = self._load(examples[:, : self.shots]), self._load(examples[:, self.shots :])
-        labels = torch.arange(self.ways)
-        return Task(
-            support_x=support_x,
-            support_y=labels.repeat_interleave(self.shots),
-            query_x=query_x,
-            query_y=labels.repeat_interleave(self.queries),
-            domain=self.domain,
-            classes=torch.from_numpy(drawn),
-        )
+        return classification_task(support_x, query_x, self.domain, drawn)
 
     def _load(self, examples: NDArray[np.int64]) -> Tensor:
         """The inputs of examples, row by row, `[examples, *input]`."""
@@ -192,17 +181,12 @@ def _select(
     return wanted, starts[positions], counts[positions]
 
 
-def _is_integer(value: object) -> bool:
+def _is_integer(value: object) -> TypeGuard[int]:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def _check_integer(name: str, value: object, low: int, high: int | None = None) -> None:
-    if (
-        not isinstance(value, (int, np.integer))
-        or isinstance(value, bool)
-        or value < low
-        or (high is not None and value > high)
-    ):
+    if not _is_integer(value) or value < low or (high is not None and value > high):
         raise OptionError(
             f"`{name}` must be an integer {f'>= {low}' if high is None else f'in {low}..{high}'}; got {value!r}."
         )

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gradhomog.errors import DataError
@@ -107,6 +109,25 @@ class TaskBatch:
 
     def __iter__(self) -> Iterator[Task]:
         return (self[index] for index in range(len(self)))
+
+
+def draw_examples(
+    random: np.random.Generator, counts: NDArray[np.int64], *, ways: int, size: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """`ways` different classes of those with so many examples, and `size` different examples of each.
+
+    Returns:
+        Positions of the classes in `counts` `[ways]`, and of examples within their class `[ways, size]`; both uniform.
+    """
+    drawn = random.choice(len(counts), size=ways, replace=False)
+    return drawn, np.stack([random.choice(counts[c], size=size, replace=False) for c in drawn])
+
+
+def classification_task(support_x: Tensor, query_x: Tensor, domain: str, classes: NDArray[np.int64]) -> Task:
+    """A task whose inputs are ordered by class, with equally many of each: class c_i has label i."""
+    labels = torch.arange(len(classes))
+    support_y, query_y = (labels.repeat_interleave(len(x) // len(classes)) for x in (support_x, query_x))
+    return Task(support_x, support_y, query_x, query_y, domain, torch.from_numpy(classes))
 
 
 Tasks = TypeVar("Tasks", Task, TaskBatch)

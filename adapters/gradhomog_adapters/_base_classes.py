@@ -14,7 +14,7 @@ from gradhomog import DataError, OptionError, Task, TaskBatch, TaskRow
 from gradhomog_adapters._classifiers import MakeClassifier, fit
 from gradhomog_adapters._feature_shape import feature_shape
 from gradhomog_adapters._metric import Metric, wide
-from gradhomog_adapters._network.functional import Parameters
+from gradhomog_adapters._network.functional import Parameters, call_own
 from gradhomog_adapters._rows.gradients import constants
 from gradhomog_adapters.few_shot import Query, Support
 
@@ -73,7 +73,7 @@ class BaseClasses(Metric):
     def query_loss(self, parameters: Parameters, query: Query) -> tuple[Tensor, Tensor]:
         assert query.y is not None
         support = parameters["task.features"]
-        outputs = wide(self.call_own("classifier", parameters, torch.cat([support, query.features])))
+        outputs = wide(call_own(self.own, parameters, "classifier", torch.cat([support, query.features])))
         return self.loss(outputs, torch.cat([query.support.y, query.y])), outputs[len(support) :]
 
     def _named(self, tasks: Tasks) -> Tasks:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from gradhomog import DataError
 from gradhomog_adapters._network.functional import Parameters
@@ -53,13 +52,6 @@ class Metric(FewShotLearner):
     def without_absent(self, parameters: Parameters, outputs: Tensor) -> Tensor:
         """Outputs `[queries, ways]`, with `absent` for classes without a support example."""
         return torch.where(parameters["task.members"].sum(0) > 0, outputs, self.absent)
-
-    def call_own(self, name: str, parameters: Parameters, inputs: Tensor) -> Tensor:
-        """A module of the learner's own as a function of its parameters."""
-        prefix = f"learner.{name}."
-        tensors = {n.removeprefix(prefix): tensor for n, tensor in parameters.items() if n.startswith(prefix)}
-        result: Tensor = functional_call(self.own[name], tensors, (inputs,))
-        return result
 
     def refuse_regression(self, targets: Tensor) -> None:
         """Raises DataError."""

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from gradhomog import LearnerSpec, OptionError, hookimpl
-from gradhomog_adapters._mamlpp.by_step import rates
-from gradhomog_adapters._network.functional import Parameters
+from gradhomog_adapters._mamlpp.by_step import last_known, rates
+from gradhomog_adapters._network.functional import Parameters, call_own, learned
 from gradhomog_adapters.execution import Execution, ExecutionOptions
 from gradhomog_adapters.maml import MAML
-
-GENERATOR = "learner.generator."
 
 
 class ALFA(MAML):
@@ -78,9 +76,10 @@ class ALFA(MAML):
             encoder, head, homogenizers, inner="sgd", inner_lr=1.0, inner_steps=inner_steps, test_steps=test_steps,
             first_order=first_order, adapt=adapt, loss=loss, execution=Execution.of(execution, keywords),
         )  # fmt: skip
-        for option, value, least in (("inner_lr", inner_lr, 0), ("inner_weight_decay", inner_weight_decay, -1)):
-            if not least < value < float("inf") or value < 0:
-                raise OptionError(f"`{option}` must be {'positive' if least == 0 else 'not negative'}; got {value!r}.")
+        if not 0 < inner_lr < math.inf:
+            raise OptionError(f"`inner_lr` must be positive; got {inner_lr!r}.")
+        if not 0 <= inner_weight_decay < math.inf:
+            raise OptionError(f"`inner_weight_decay` must be not negative; got {inner_weight_decay!r}.")
         width = 2 * len(self.adapted)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -97,19 +96,12 @@ class ALFA(MAML):
                 "be learnt before the learner is made."
             )
         means = [tensor.mean() for tensor in theta.values()] + [-updates[name].detach().mean() for name in theta]
-        generated: Tensor = functional_call(self.own["generator"], self._own(held, "generator"), (torch.stack(means),))
-        alpha, beta = generated.chunk(2)
-        a, b = self._own(held, "rates"), self._own(held, "decays")
-        k = max(min(k, self.inner_steps - 1), 0)
-        return {
-            name: alpha[place] * a[name][k] * updates[name] - beta[place] * b[name][k] * tensor
-            for place, (name, tensor) in enumerate(theta.items())
-        }
-
-    def _own(self, held: Parameters, part: str) -> dict[str, Tensor]:
-        """A module of the learner's own by the names of its parameters; those that are frozen keep their values."""
-        own = self.own[part].named_parameters()
-        return {name: held.get(f"learner.{part}.{name}", tensor.detach()) for name, tensor in own}
+        alpha, beta = call_own(self.own, held, "generator", torch.stack(means)).chunk(2)
+        moved, k = {}, last_known(k, self.inner_steps)
+        for place, (name, tensor) in enumerate(theta.items()):
+            a, b = learned(self.own, held, "rates", name)[k], learned(self.own, held, "decays", name)[k]
+            moved[name] = alpha[place] * a * updates[name] - beta[place] * b * tensor
+        return moved
 
 
 @hookimpl

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from gradhomog import LearnerSpec, OptionError, hookimpl
 from gradhomog_adapters._inner_optimizer import Inner
-from gradhomog_adapters._network.functional import Parameters
+from gradhomog_adapters._network.functional import Parameters, learned
 from gradhomog_adapters._network.norm import Statistics
 from gradhomog_adapters.execution import Execution, ExecutionOptions
 from gradhomog_adapters.few_shot import Query, Support
 from gradhomog_adapters.maml import MAML
 
-CONTEXT, FILM = "task.context", "learner.film.weight"
+CONTEXT = "task.context"
 
 
 class CAVIA(MAML):
@@ -106,8 +106,7 @@ class CAVIA(MAML):
 
     def modulated(self, parameters: Parameters, features: Tensor) -> Tensor:
         """(1 + γ) ∘ z + β"""
-        weight = parameters[FILM] if FILM in parameters else self.own["film"].get_parameter("weight").detach()
-        gamma, beta = (weight @ parameters[CONTEXT]).chunk(2)
+        gamma, beta = (learned(self.own, parameters, "film", "weight") @ parameters[CONTEXT]).chunk(2)
         return (1 + gamma) * features + beta
 
     # -- on inputs ---------------------------------------------------------------------------------------------------
@@ -147,7 +146,7 @@ def appended(x: Tensor, context: Tensor) -> Tensor:
 def gradhomog_learner() -> LearnerSpec:
     return LearnerSpec(
         factory=CAVIA,
-        summary="MAML whose inner loop changes a few context parameters beside the inputs",
+        summary="MAML whose inner loop changes a few context parameters, which modulate the network",
         reference="Zintgraf et al. 2019, arXiv 1810.03642",
         traits={"exact_rows"},
     )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gradhomog import LearnerSpec, OptionError, StepReport, Task, TaskBatch, hookimpl
 from gradhomog_adapters._inner_optimizer import Inner, resolve
-from gradhomog_adapters._mamlpp.by_step import ByStep, affine, rates
+from gradhomog_adapters._mamlpp.by_step import ByStep, affine, last_known, rates
 from gradhomog_adapters._mamlpp.multi_step import Phase
 from gradhomog_adapters._mamlpp.schedule import Count, annealed, cosine
 from gradhomog_adapters._mamlpp.statistics import Running, statistics
@@ -163,12 +163,10 @@ class MAMLPP(MAML):
     # -- θ^{k+1} = θ^k − α_k ∇L_S(θ^k; γ_k, β_k) ---------------------------------------------------------------------
 
     def support_loss(self, parameters: Parameters, support: Support, k: int, features: Tensor | None) -> Tensor:
-        here = self._running.at_step(support, self.by_step.last_known(k))
+        here = self._running.at_step(support, last_known(k, self.inner_steps))
         return here.loss({**parameters, **self.by_step.affine(parameters, k)})
 
-    def scaled(
-        self, updates: dict[str, Tensor], theta: Parameters, held: Parameters, k: int
-    ) -> dict[str, Tensor]:  # fmt: skip
+    def scaled(self, updates: dict[str, Tensor], theta: Parameters, held: Parameters, k: int) -> dict[str, Tensor]:
         if not self.learn_rates:
             return updates
         alpha = self.by_step.rates(held, list(updates), k)

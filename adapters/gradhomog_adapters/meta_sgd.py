@@ -9,12 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog import LearnerSpec, OptionError, hookimpl
-from gradhomog_adapters._network.functional import Parameters
+from gradhomog_adapters._network.functional import Parameters, learned
 from gradhomog_adapters._network.mirror import mirror
 from gradhomog_adapters.execution import Execution, ExecutionOptions
 from gradhomog_adapters.maml import MAML
-
-RATES = "learner.rates."
 
 
 class MetaSGD(MAML):
@@ -81,13 +79,9 @@ class MetaSGD(MAML):
             drawn[name] = (low + (high - low) * share).to(weights[name])
         self.learn("rates", mirror(drawn))
 
-    def scaled(
-        self, updates: dict[str, Tensor], theta: Parameters, held: Parameters, k: int
-    ) -> dict[str, Tensor]:  # fmt: skip
+    def scaled(self, updates: dict[str, Tensor], theta: Parameters, held: Parameters, k: int) -> dict[str, Tensor]:
         """−α∘∇L_S: the updates of gradient descent at rate 1, times α."""
-        # Rates that are frozen are not among the parameters; their values count all the same.
-        own = dict(self.own["rates"].named_parameters())
-        return {name: held.get(RATES + name, own[name]) * update for name, update in updates.items()}
+        return {name: learned(self.own, held, "rates", name) * update for name, update in updates.items()}
 
 
 @hookimpl

@@ -14,7 +14,7 @@ from gradhomog import DataError, LearnerSpec, OptionError, hookimpl
 from gradhomog_adapters import _relation
 from gradhomog_adapters._feature_shape import feature_shape
 from gradhomog_adapters._metric import ABSENT, Metric, class_means, one_hot
-from gradhomog_adapters._network.functional import Parameters
+from gradhomog_adapters._network.functional import Parameters, call_own
 from gradhomog_adapters._network.norm import Norm, SupportStatistics, policy
 from gradhomog_adapters.execution import Execution, ExecutionOptions
 from gradhomog_adapters.few_shot import Query, Support
@@ -130,7 +130,7 @@ class RelationNet(Metric):
         """g of all pairs, `[n, ways]`."""
         both = (len(features), *means.shape)
         pairs = torch.cat([means.expand(both), features[:, None].expand(both)], dim=2)
-        return self.call_own("relation", parameters, pairs.flatten(0, 1)).to(features).reshape(both[:2])
+        return call_own(self.own, parameters, "relation", pairs.flatten(0, 1)).to(features).reshape(both[:2])
 
 
 def squares(relations: Tensor, targets: Tensor) -> Tensor:

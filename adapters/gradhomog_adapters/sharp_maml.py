@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from gradhomog import LearnerSpec, OptionError, Task, TaskBatch, TaskRows, hookimpl
 from gradhomog_adapters._inner_optimizer import Inner
 from gradhomog_adapters._network.functional import Parameters
-from gradhomog_adapters._rows.gradients import constants
 from gradhomog_adapters.execution import Execution, ExecutionOptions
 from gradhomog_adapters.few_shot import Support
 from gradhomog_adapters.maml import MAML
@@ -111,7 +110,7 @@ class SharpMAML(MAML):
         def loss(at: Mapping[str, Tensor]) -> Tensor:
             return support.loss({**parameters, **at}, features)
 
-        epsilon = uphill(constants(support.differentiate(loss, constants(adapted), False)), self.inner_radius)
+        epsilon = uphill(support.differentiate(loss, adapted, False), self.inner_radius)
         return loss({name: tensor + epsilon[name] for name, tensor in adapted.items()})
 
 

@@ -78,14 +78,15 @@ def bargaining_weights(gramian: Tensor, alpha: float = 1.0, rounding: float | No
     if none.any():  # solved by ones, for finite derivatives
         absent, shares = absent | none, np.where(none, 1.0, shares)
         matrix, factors = np.where(none, identity, matrix), np.where(none, 0.0, factors)
-    weights = to_tensor(alone * ~absent * (shares + _newton(matrix, identity, shares, power)), gramian)
     if needs_graph(gramian):
         same = gramian - gramian.detach()  # zero, with the graph
         moving, unit = to_tensor(matrix, gramian) + to_tensor(factors, gramian) * same, to_tensor(identity, gramian)
         found = to_tensor(shares, gramian)
         for _ in range(2):  # the first has the right first derivative, the next the second
             found = found + _newton(moving, unit, found, power)
-        weights = to_tensor(alone * ~absent, gramian) * found
+    else:
+        found = to_tensor(shares + _newton(matrix, identity, shares, power), gramian)
+    weights = to_tensor(alone * ~absent, gramian) * found
     return Solution(weights.squeeze(-1), to_tensor((settled | lost)[..., 0, 0], gramian))
 
 

@@ -85,8 +85,7 @@ class GradNorm(Homogenizer):
             return {"first_losses": first_losses}  # no task has a gradient: nothing to balance
         gradient = weight_gradient(weights, norms, rates**self.alpha)
         moved = log_weights - self.lr * weights * gradient / mean_norm
-        if len(set(keys)) < len(keys):
-            moved = keyed.read(keyed.write({}, keys, moved), keys, 0.0)  # one weight per key
+        moved = keyed.read(keyed.write({}, keys, moved), keys, 0.0)  # one weight per key
         # The batch's keys keep the sum of their weights, and so their proportion to keys that are not in it.
         moved = moved - moved.logsumexp(0) + log_weights.logsumexp(0)
         return {"first_losses": first_losses, "log_weights": keyed.write(self.log_weights, keys, moved)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import runpy
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,9 @@ import pytest
 import torch
 
 from tests.docs import pages
+from tests.docs.scripts import printed
 
-SCRIPT = str(pages.DOCS / "examples" / "omniglot.py")
+SCRIPT = pages.DOCS / "examples" / "omniglot.py"
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def file(tmp_path: Path) -> str:
 
 
 def test_training_characters_occur_in_four_rotations_and_test_characters_in_none_of_them(file: str) -> None:
-    train, test = runpy.run_path(SCRIPT, run_name="script")["datasets"](file)
+    train, test = runpy.run_path(str(SCRIPT), run_name="script")["datasets"](file)
     images, classes = train.tensors
     assert len(classes.unique()) == 4 * 8
     assert len(test.tensors[1].unique()) == 8
@@ -38,13 +38,7 @@ def test_training_characters_occur_in_four_rotations_and_test_characters_in_none
     assert torch.equal(upright.rot90(1, (2, 3)), turned)
 
 
-def test_it_prints_accuracies_after_some_steps_and_at_the_end(file: str, monkeypatch: Any, capsys: Any) -> None:
-    threads = torch.get_num_threads()
-    arguments = [SCRIPT, file, "fomaml", "--steps", "2", "--every", "1", "--test-tasks", "6"]
-    monkeypatch.setattr(sys, "argv", arguments)
-    try:
-        runpy.run_path(SCRIPT, run_name="__main__")
-    finally:
-        torch.set_num_threads(threads)
-    lines = re.findall(r"^ +(\d+) +\d+\.\d +\d+\.\d +\d+\.\d ± \d+\.\d$", capsys.readouterr().out, re.MULTILINE)
+def test_it_prints_accuracies_after_some_steps_and_at_the_end(file: str, capsys: Any) -> None:
+    text = printed(SCRIPT, capsys, file, "fomaml", "--steps", "2", "--every", "1", "--test-tasks", "6")
+    lines = re.findall(r"^ +(\d+) +\d+\.\d +\d+\.\d +\d+\.\d ± \d+\.\d$", text, re.MULTILINE)
     assert lines == ["1", "2"]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import difflib
 import math
 import re
-import runpy
 
 import pytest
 import torch
 
-from gradhomog import Task
 from tests.docs import pages
+from tests.docs.scripts import image_batches, printed
 
 PAGE = pages.text("guide/own-loop.md")
 FOLDER = pages.DOCS / "examples" / "own-loop"
@@ -39,25 +38,9 @@ def test_the_page_shows_the_plain_loop_and_the_difference() -> None:
 def test_each_script_learns_to_classify_characters_of_an_unseen_script(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    threads = torch.get_num_threads()
-    try:
-        runpy.run_path(str(FOLDER / name), run_name="__main__")
-    finally:
-        torch.set_num_threads(threads)
-    found = re.fullmatch(r"loss on an unseen script after 3 inner steps: (\d\.\d{3})\n", capsys.readouterr().out)
+    found = re.fullmatch(r"loss on an unseen script after 3 inner steps: (\d\.\d{3})\n", printed(FOLDER / name, capsys))
     assert found
     assert float(found[1]) < 0.9 * math.log(5)  # log 5: the loss of a uniform prediction over five characters
-
-
-def batches() -> list[list[Task]]:
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(5)
-
-    def task() -> Task:
-        images = torch.randn(10, 1, 28, 28, generator=generator, dtype=torch.float64)
-        return Task(images[:5], labels, images[5:], labels)
-
-    return [[task() for _ in range(3)] for _ in range(3)]
 
 
 def trained(source: str) -> dict[str, torch.Tensor]:
@@ -65,7 +48,7 @@ def trained(source: str) -> dict[str, torch.Tensor]:
     exec(source, names)
     torch.manual_seed(0)
     net = names["network"]().double()  # type: ignore[operator]
-    names["train"](net, batches())  # type: ignore[operator]
+    names["train"](net, image_batches())  # type: ignore[operator]
     return net.state_dict()  # type: ignore[no-any-return]
 
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 import re
 import runpy
-import sys
 from typing import Any
 
 import pytest
 import torch
 
 from tests.docs import pages
+from tests.docs.scripts import printed
 
-SCRIPT = str(pages.DOCS / "examples" / "sinusoid.py")
+SCRIPT = pages.DOCS / "examples" / "sinusoid.py"
 
 
 def test_amplitudes_phases_and_inputs_have_the_ranges_of_the_paper() -> None:
-    script: dict[str, Any] = runpy.run_path(SCRIPT, run_name="script")
+    script: dict[str, Any] = runpy.run_path(str(SCRIPT), run_name="script")
     x, y = script["sinusoids"](400, 200, torch.Generator().manual_seed(0))
     assert -5 <= float(x.min()) < -4.99
     assert 4.99 < float(x.max()) <= 5
@@ -32,13 +32,8 @@ def test_amplitudes_phases_and_inputs_have_the_ranges_of_the_paper() -> None:
 
 
 @pytest.mark.parametrize("learner", ["maml", "fomaml"])
-def test_it_prints_the_error_after_each_number_of_inner_steps(learner: str, monkeypatch: Any, capsys: Any) -> None:
-    threads = torch.get_num_threads()
-    monkeypatch.setattr(sys, "argv", [SCRIPT, learner, "--steps", "150", "--test-tasks", "40"])
-    try:
-        runpy.run_path(SCRIPT, run_name="__main__")
-    finally:
-        torch.set_num_threads(threads)
-    found = re.findall(r"^ +(\d+)   (\d+\.\d+) ± \d+\.\d+$", capsys.readouterr().out, re.MULTILINE)
+def test_it_prints_the_error_after_each_number_of_inner_steps(learner: str, capsys: Any) -> None:
+    text = printed(SCRIPT, capsys, learner, "--steps", "150", "--test-tasks", "40")
+    found = re.findall(r"^ +(\d+)   (\d+\.\d+) ± \d+\.\d+$", text, re.MULTILINE)
     assert [steps for steps, _ in found] == ["0", "1", "2", "3", "5", "10"]
     assert float(found[1][1]) < float(found[0][1])  # one inner step helps after 150 meta-steps

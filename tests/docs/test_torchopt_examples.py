@@ -19,6 +19,7 @@ import gradhomog
 from gradhomog import Task
 from gradhomog_adapters.torchopt import meta_step
 from tests.docs import pages
+from tests.docs.scripts import image_batches, printed
 
 FOLDER = pages.DOCS / "examples" / "torchopt"
 PAGE = pages.text("guide/torchopt.md")
@@ -28,26 +29,6 @@ PLAIN, HOMOGENIZED = ((FOLDER / name).read_text(encoding="utf-8").splitlines() f
 
 def script(name: str) -> dict[str, Any]:
     return runpy.run_path(str(FOLDER / name), run_name="script")
-
-
-def printed(name: str, capsys: pytest.CaptureFixture[str]) -> str:
-    threads = torch.get_num_threads()
-    try:
-        runpy.run_path(str(FOLDER / name), run_name="__main__")
-    finally:
-        torch.set_num_threads(threads)
-    return capsys.readouterr().out
-
-
-def image_batches() -> list[list[Task]]:
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(5)
-
-    def task() -> Task:
-        images = torch.randn(10, 1, 28, 28, generator=generator, dtype=torch.float64)
-        return Task(images[:5], labels, images[5:], labels)
-
-    return [[task() for _ in range(3)] for _ in range(3)]
 
 
 def function_batches(steps: int, dtype: torch.dtype = torch.float64) -> list[list[Task]]:
@@ -98,7 +79,7 @@ def test_few_shot_without_a_homogenizer_is_torchopts_loop_in_float64(outer: str,
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_few_shot_runs_and_learns(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    found = re.fullmatch(r"Test Loss: (\d\.\d{3})\n", printed(name, capsys))
+    found = re.fullmatch(r"Test Loss: (\d\.\d{3})\n", printed(FOLDER / name, capsys))
     assert found
     assert float(found[1]) < 1.5  # log 5 = 1.609: the loss of a uniform prediction over five classes
 
@@ -130,7 +111,7 @@ def test_the_functional_api_without_a_homogenizer_is_torchopts_loop_in_float64()
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["functional.py", "implicit.py"])
 def test_both_scripts_run_and_lower_the_loss(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    found = re.fullmatch(r"query loss on unseen functions: (\S+) before, (\S+) after\n", printed(name, capsys))
+    found = re.fullmatch(r"query loss on unseen functions: (\S+) before, (\S+) after\n", printed(FOLDER / name, capsys))
     assert found
     assert float(found[2]) < 0.8 * float(found[1])
 

@@ -8,13 +8,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from gradhomog_adapters._network.functional import Network, Parameters
+from gradhomog_adapters._network.functional import Network, Parameters, learned
 from gradhomog_adapters._network.mirror import mirror
 
 
 def rates(names: Sequence[str], inner_steps: int, start: float) -> nn.Module:
     """Parameters `<name>` `[inner_steps]`, all alike at first; in float64 until they are given the network's dtype."""
     return mirror({name: torch.full((max(inner_steps, 1),), start, dtype=torch.float64) for name in names})
+
+
+def last_known(k: int, inner_steps: int) -> int:
+    """The step whose parameters step k uses: steps beyond those of training use the last ones."""
+    return max(min(k, inner_steps - 1), 0)
 
 
 def normalizations(network: Network) -> dict[str, _BatchNorm]:
@@ -68,12 +73,5 @@ class ByStep:
         out = {name if name in named else f"learner.norm.{name}" for name in self._layers}
         return {name: parameter for name, parameter in named.items() if name not in out}
 
-    def last_known(self, k: int) -> int:
-        """The step that step k does as."""
-        return max(min(k, self.inner_steps - 1), 0)
-
     def _look_up(self, meta: Parameters, part: str, name: str, k: int) -> Tensor:
-        whole = meta.get(f"learner.{part}.{name}")
-        if whole is None:  # frozen
-            whole = self.own[part].get_parameter(name).detach()
-        return whole[self.last_known(k)]
+        return learned(self.own, meta, part, name)[last_known(k, self.inner_steps)]

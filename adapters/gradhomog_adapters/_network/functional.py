@@ -81,6 +81,20 @@ class _Part:
         return cls(module, parameters, {(prefix + path).rstrip(".") for path, _ in module.named_modules()})
 
 
+def learned(own: nn.ModuleDict, parameters: Parameters, part: str, name: str) -> Tensor:
+    """The parameter `learner.<part>.<name>` of a learner; its value if it was frozen, and is not among `parameters`."""
+    found = parameters.get(f"learner.{part}.{name}")
+    return own[part].get_parameter(name).detach() if found is None else found
+
+
+def call_own(own: nn.ModuleDict, parameters: Parameters, part: str, inputs: Tensor) -> Tensor:
+    """The output of a module of a learner under its parameters `learner.<part>.*`; frozen ones keep their values."""
+    prefix = f"learner.{part}."
+    tensors = {n.removeprefix(prefix): tensor for n, tensor in parameters.items() if n.startswith(prefix)}
+    result: Tensor = functional_call(own[part], tensors, (inputs,))
+    return result
+
+
 def choose(names: Sequence[str], patterns: str | Sequence[str], option: str) -> list[str]:
     """The names that match a glob pattern, or any of several.
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gradhomog.domains import Domain, Split
 from gradhomog.errors import DataError
-from gradhomog.tasks import Task
+from gradhomog.tasks import Task, classification_task, draw_examples
 
 CLASS_SPLITS = ("train", "val", "test")
 
@@ -102,20 +102,11 @@ class ClassImages(Domain):
     def sample(self, split: Split, random: np.random.Generator, *, ways: int, shots: int, queries: int) -> Task:
         """Draw one task; classes of fewer than `shots + queries` images are not drawn."""
         self.check(split, ways=ways, shots=shots, queries=queries)
-        drawn = random.choice(self._eligible(split, shots + queries), size=ways, replace=False)
-        # Without replacement, so that no image is in support and query both.
-        rows = np.stack(
-            [self._starts[c] + random.choice(self._counts[c], size=shots + queries, replace=False) for c in drawn]
-        )
-        labels = torch.arange(ways)
-        return Task(
-            support_x=self._pixels(rows[:, :shots]),
-            support_y=labels.repeat_interleave(shots),
-            query_x=self._pixels(rows[:, shots:]),
-            query_y=labels.repeat_interleave(queries),
-            domain=self.name,
-            classes=torch.from_numpy(drawn),
-        )
+        eligible = np.array(self._eligible(split, shots + queries))
+        drawn, within = draw_examples(random, self._counts[eligible], ways=ways, size=shots + queries)
+        classes = eligible[drawn]
+        rows = self._starts[classes][:, None] + within
+        return classification_task(self._pixels(rows[:, :shots]), self._pixels(rows[:, shots:]), self.name, classes)
 
     def _pixels(self, rows: NDArray[np.int64]) -> Tensor:
         pixels = torch.from_numpy(self._images[rows.reshape(-1)])
