@@ -1,10 +1,10 @@
-"""Few-shot classification of Omniglot with the settings of Finn et al. 2017, section 5.2.
+"""Few-shot classification of Omniglot with the settings of six papers.
 
     python docs/examples/omniglot.py omniglot-28.npz maml --ways 5 --minutes 30
 
 The file holds `images` `[n, 28, 28]` or `[n, 28, 28, 1]` (uint8, strokes bright), `labels` `[n]` and `class_split`: for
 each class `train`, `val` or `test`. Rotations by 90 degrees of the training characters are classes of their own, as in
-the paper.
+the papers. Schedules of rates are as long as `--steps`, whether `--minutes` let them end or not.
 """
 
 import argparse
@@ -12,8 +12,10 @@ import time
 
 import numpy as np
 import torch
+import torchopt
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader, TensorDataset
 
 import gradhomog
 from gradhomog import TaskBatch, TaskDataset
@@ -35,61 +37,106 @@ def datasets(path):
     return parts
 
 
-def network(ways, filters=64):
-    """Four convolutions with stride 2 and batch normalization, averaged over the pixels, and a linear head."""
+def strided(averaged):
+    """Four convolutions with stride 2 (MAML, Reptile, iMAML); MAML averages over the pixels that are left."""
     layers = []
-    for channels in (1, filters, filters, filters):
-        layers += [nn.Conv2d(channels, filters, 3, stride=2, padding=1), nn.BatchNorm2d(filters), nn.ReLU()]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()), nn.Linear(filters, ways)
+    for channels in (1, 64, 64, 64):
+        layers += [nn.Conv2d(channels, 64, 3, stride=2, padding=1), nn.BatchNorm2d(64), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1 if averaged else 2), nn.Flatten())
 
 
-# inner_lr, inner_steps, test_steps and tasks per meta-step of the paper, by the number of ways.
-INNER_LOOP = ("maml", "fomaml", "mamlpp", "anil", "boil", "imaml", "sharp_maml")
-PAPER = {5: (0.4, 1, 3, 32), 20: (0.1, 5, 5, 16)}
+def pooled(activation):
+    """Four convolutions with max-pooling (ProtoNet; MAML++ with leaky ReLU)."""
+    layers = []
+    for channels in (1, 64, 64, 64):
+        layers += [nn.Conv2d(channels, 64, 3, padding=1), nn.BatchNorm2d(64), activation, nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten())
+
+
+def settings(name, ways, steps):
+    """What the learner's paper chose: network, options, training tasks, their number, outer optimizer, schedule."""
+    chosen = {
+        "encoder": strided(averaged=True),
+        "options": {},
+        "train": {"ways": ways, "shots": 1, "queries": 1},
+        "tasks": 32 if ways == 5 else 16,
+        "outer": lambda parameters: torch.optim.Adam(parameters, lr=1e-3),
+        "schedule": lambda done: 1.0,
+    }
+    if name in ("maml", "fomaml"):  # Finn et al. 2017, appendix A.1
+        inner_lr, inner_steps, test_steps = (0.4, 1, 3) if ways == 5 else (0.1, 5, 5)
+        chosen["options"] = {"inner_lr": inner_lr, "inner_steps": inner_steps, "test_steps": test_steps}
+    elif name == "mamlpp":  # Antoniou et al. 2019, section 5, and its code's configuration
+        chosen |= {"encoder": pooled(nn.LeakyReLU()), "tasks": 8}
+        rates = {"inner_lr": 0.1, "inner_steps": 5, "final_outer_lr": 1e-5}
+        chosen["options"] = rates | {"multi_step_steps": steps // 10, "anneal_steps": steps}
+    elif name == "imaml":  # Rajeswaran et al. 2019, appendix, and its code
+        chosen |= {"encoder": strided(averaged=False), "tasks": 32}
+        chosen["options"] = {"inner_lr": 0.1, "inner_steps": 16 if ways == 5 else 25, "proximal": 2.0, "cg_steps": 5}
+        chosen["outer"] = lambda parameters: torch.optim.Adam(parameters, lr=1e-3, eps=1e-3)
+    elif name == "reptile":  # Nichol et al. 2018, table 4: tasks have ten examples of a class and no query set
+        inner_lr, inner_steps, inner_batch = (1e-3, 5, 10) if ways == 5 else (5e-4, 10, 20)
+        chosen |= {"encoder": strided(averaged=False), "tasks": 5}
+        chosen["train"] = {"ways": ways, "shots": 1, "queries": 9}
+        chosen["options"] = {
+            "inner": torchopt.adam(lr=inner_lr, betas=(0.0, 0.999)),
+            "keep_state": True,
+            "inner_steps": inner_steps,
+            "test_steps": 50,
+            "inner_batch": inner_batch,
+            "on": "all",
+            "scale": 1 / inner_steps,
+        }
+        chosen["outer"] = lambda parameters: torch.optim.SGD(parameters, lr=1.0)
+        chosen["schedule"] = lambda done: max(1 - done / steps, 0.0)
+    elif name == "protonet":  # Snell et al. 2017, section 3.1: training tasks have 60 ways
+        chosen |= {"encoder": pooled(nn.ReLU()), "tasks": 1, "train": {"ways": 60, "shots": 1, "queries": 5}}
+        chosen["schedule"] = lambda done: 0.5 ** (done // 2000)
+    return chosen
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file")
-    parser.add_argument("learner", nargs="?", default="maml")
+    parser.add_argument("learner", nargs="?", default="maml", help="by name; options in parentheses come first")
     parser.add_argument("--homogenizers", default="none")
-    parser.add_argument("--ways", type=int, choices=PAPER, default=5)
+    parser.add_argument("--ways", type=int, choices=(5, 20), default=5)
     parser.add_argument("--steps", type=int, default=60_000)
     parser.add_argument("--minutes", type=float, default=30, help="end when they are over")
     parser.add_argument("--every", type=int, default=500, help="meta-steps between two tests")
     parser.add_argument("--test-tasks", type=int, default=600)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--workers", type=int, default=0, help="processes that load tasks")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
-    inner_lr, inner_steps, test_steps, tasks = PAPER[options.ways]
-    gradient_based = options.learner.partition("(")[0] in (
-        "maml",
-        "fomaml",
-        "mamlpp",
-        "anil",
-        "boil",
-        "imaml",
-        "reptile",
-    )
-    inner = {"inner_lr": inner_lr, "inner_steps": inner_steps, "test_steps": test_steps} if gradient_based else {}
-    learner = gradhomog.learner(options.learner, *network(options.ways), homogenizers=options.homogenizers, **inner)
-    outer = torch.optim.Adam(learner.parameters(), lr=1e-3)
+    name = options.learner.partition("(")[0]
+    chosen = settings(name, options.ways, options.steps)
+    encoder, tasks = chosen["encoder"], chosen["tasks"]
+    with torch.no_grad():
+        width = encoder(torch.zeros(2, 1, 28, 28)).shape[1]
+    network = encoder.to(options.device), nn.Linear(width, chosen["train"]["ways"], device=options.device)
+    learner = gradhomog.learner(options.learner, *network, homogenizers=options.homogenizers, **chosen["options"])
+    outer = chosen["outer"](learner.parameters())
+    schedule = LambdaLR(outer, chosen["schedule"])
     train, test = datasets(options.file)
-    shape = {"ways": options.ways, "shots": 1, "queries": 1}
-    episodes = TaskDataset(train, length=options.steps * tasks, seed=options.seed, **shape)
-    unseen = TaskDataset(test, length=10**6, seed=1, **shape)
+    episodes = TaskDataset(train, length=options.steps * tasks, seed=options.seed, **chosen["train"])
+    unseen = TaskDataset(test, length=10**6, seed=1, ways=options.ways, shots=1, queries=1)
+    batches = DataLoader(episodes, batch_size=tasks, num_workers=options.workers, collate_fn=TaskBatch.stack)
     start, scores = time.monotonic(), []
     print("meta-steps   minutes   accuracy of training   test accuracy ± 95 %, %", flush=True)
-    for step in range(1, options.steps + 1):
-        batch = TaskBatch.stack([episodes[(step - 1) * tasks + place] for place in range(tasks)])
-        scores.append(float(learner.step(batch, outer).accuracies.mean()))
-        over = time.monotonic() - start > 60 * options.minutes
-        if step % options.every == 0 or over or step == options.steps:
-            count = options.test_tasks if over or step == options.steps else options.test_tasks // 3
-            found = 100 * torch.tensor(learner.evaluate(unseen[place] for place in range(count)).scores)
+    for step, batch in enumerate(batches, start=1):
+        report = learner.step(batch.to(options.device), outer)
+        schedule.step()
+        scores = [*scores[-99:], report.accuracies.mean()]
+        over = step == options.steps or time.monotonic() - start > 60 * options.minutes
+        if step % options.every == 0 or over:
+            count = options.test_tasks if over else options.test_tasks // 3
+            found = learner.evaluate(unseen[place].to(options.device) for place in range(count)).scores
+            found = 100 * torch.tensor(found)
             interval = 1.96 * found.std() / count**0.5
-            minutes, training = (time.monotonic() - start) / 60, 100 * sum(scores[-100:]) / len(scores[-100:])
+            minutes, training = (time.monotonic() - start) / 60, 100 * torch.stack(scores).mean()
             print(f"{step:10}   {minutes:7.1f}   {training:20.1f}   {found.mean():.1f} ± {interval:.1f}", flush=True)
         if over:
             break
