@@ -26,7 +26,7 @@ def python_files(folder: Path) -> list[Path]:
 
 
 WHOLE = python_files(ROOT / "gradhomog")
-BENCH = [path for path in WHOLE if (ROOT / "gradhomog" / "bench") in path.parents]
+BENCH = [path for path in WHOLE if (ROOT / "gradhomog" / "experiments") in path.parents]
 CLI = [path for path in WHOLE if (ROOT / "gradhomog" / "cli") in path.parents or path.name == "__main__.py"]
 CORE = [path for path in WHOLE if path not in (*BENCH, *CLI)]
 PLUGINS = python_files(ROOT / "plugins")
@@ -89,7 +89,7 @@ def at_import(tree: ast.AST) -> Iterator[ast.AST]:
     [
         ("import a.b as c", {"a.b"}),
         ("def f():\n    from a import b, c", {"a.b", "a.c"}),
-        ("from . import x", {"gradhomog.bench.x"}),
+        ("from . import x", {"gradhomog.experiments.x"}),
         ("from ..jacobian import y", {"gradhomog.jacobian.y"}),
         ("importlib.import_module('a.b')", {"a.b"}),
     ],
@@ -98,14 +98,14 @@ def test_the_reader_of_imports_sees_every_form(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, found: set[str]
 ) -> None:
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
-    path = tmp_path / "gradhomog" / "bench" / "module.py"
+    path = tmp_path / "gradhomog" / "experiments" / "module.py"
     path.parent.mkdir(parents=True)
     path.write_text(code)
     assert imports(path) == found
 
 
 def test_the_core_imports_neither_plugins_nor_adapters_nor_bench_nor_cli() -> None:
-    assert offences(CORE, "gradhomog_plugins", "gradhomog_adapters", "gradhomog.bench", "gradhomog.cli") == []
+    assert offences(CORE, "gradhomog_plugins", "gradhomog_adapters", "gradhomog.experiments", "gradhomog.cli") == []
 
 
 def test_bench_and_cli_reach_plugins_and_adapters_by_name_only() -> None:
@@ -142,7 +142,7 @@ def test_torchopt_is_imported_in_adapters_and_by_the_peers_of_bench_only() -> No
 
 
 def test_commands_import_nothing_heavy_when_they_are_imported() -> None:
-    heavy = ("torch", "torchopt", "numpy", "matplotlib", "PIL", "gradhomog.bench")
+    heavy = ("torch", "torchopt", "numpy", "matplotlib", "PIL", "gradhomog.experiments")
     found = []
     for path in CLI:
         names = imports(path, at_import(ast.parse(path.read_text(encoding="utf-8"))))

@@ -135,7 +135,7 @@ def test_nothing_heavy_is_imported_before_it_is_needed(modules: str) -> None:
     code = (
         f"import sys\nimport {modules}\n"
         "heavy = {'torch', 'torchopt', 'numpy', 'matplotlib', 'PIL', 'gradhomog_plugins', 'gradhomog_adapters',"
-        " 'gradhomog.bench'} & set(sys.modules)\n"
+        " 'gradhomog.experiments'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -12,7 +12,7 @@ from gradhomog.cli._output import add_json, print_json
 Run = Callable[[argparse.Namespace], int]
 
 if TYPE_CHECKING:
-    from gradhomog.bench.config import Config
+    from gradhomog.experiments.config.schema import Config
 
 
 def add_run_command(commands: Any, name: str, summary: str, description: str | None, run: Run) -> None:
@@ -41,10 +41,10 @@ def execute(given: argparse.Namespace, config: Config, stem: str) -> int:
     import shlex
     import sys
 
-    from gradhomog.bench.compare import compare
-    from gradhomog.bench.summary import to_json
-    from gradhomog.bench.tables import render_table
     from gradhomog.cli._progress import Progress
+    from gradhomog.experiments.analysis.summary import to_json
+    from gradhomog.experiments.execution.comparison import compare
+    from gradhomog.experiments.report.tables import render_table
 
     with Progress() as progress:
         try:

@@ -27,7 +27,7 @@ from gradhomog.cli._output import add_json, print_json
 from gradhomog.errors import OptionError
 
 if TYPE_CHECKING:
-    from gradhomog.bench.cost.table import Table
+    from gradhomog.experiments.profiling.table import Table
 
 KERNELS = ("rotate", "isi", "maml", "combine", "backward")
 
@@ -78,13 +78,13 @@ def run(given: argparse.Namespace) -> int:
         note = "Times are what this process computed: waiting, for others on this machine too, is not in them."
         tables = [dataclasses.replace(table, notes=(*table.notes, note)) for table in tables]
     if given.json:
-        from gradhomog.bench.cost.table import to_json
-        from gradhomog.bench.environment import machine, versions
+        from gradhomog.experiments.execution.environment import machine, versions
+        from gradhomog.experiments.profiling.table import to_json
 
         data = {"kernel": given.kernel, "versions": versions(), "machine": machine()}
         print_json({**data, "tables": [to_json(table) for table in tables]})
     else:
-        from gradhomog.bench.cost.table import render
+        from gradhomog.experiments.profiling.table import render
 
         print("\n\n".join(render(table) for table in tables))
     failed = [f"{label} failed: {message}" for table in tables for label, message in table.failures.items()]
@@ -96,8 +96,8 @@ def run(given: argparse.Namespace) -> int:
 def _steps(given: argparse.Namespace) -> list[Table]:
     import json
 
-    from gradhomog.bench.config import load
-    from gradhomog.bench.cost.steps import step_costs
+    from gradhomog.experiments.config.schema import load
+    from gradhomog.experiments.profiling.steps import step_costs
 
     if given.learners:
         raise OptionError("--learner is for --kernel maml; those of a run file by --set 'learner=[\"maml\"]'.")
@@ -116,11 +116,11 @@ def _steps(given: argparse.Namespace) -> list[Table]:
 
 
 def _kernel(given: argparse.Namespace) -> list[Table]:
-    from gradhomog.bench.cost.backward import backward_costs
-    from gradhomog.bench.cost.combine import combine_costs
-    from gradhomog.bench.cost.maml import maml_costs
-    from gradhomog.bench.cost.rotation import rotation_costs
-    from gradhomog.bench.cost.self_information import self_information_costs
+    from gradhomog.experiments.profiling.backward import backward_costs
+    from gradhomog.experiments.profiling.combine import combine_costs
+    from gradhomog.experiments.profiling.maml import maml_costs
+    from gradhomog.experiments.profiling.rotation import rotation_costs
+    from gradhomog.experiments.profiling.self_information import self_information_costs
 
     if given.run_file or given.overrides:
         raise OptionError("--kernel takes no run file and no --set; use --homogenizer, --shape and --threads.")

@@ -20,6 +20,6 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    from gradhomog.bench.config import load
+    from gradhomog.experiments.config.schema import load
 
     return execute(given, load(given.run_file, given.overrides).with_baselines(), "compare")

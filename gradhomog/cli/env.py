@@ -15,7 +15,7 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    from gradhomog.bench.environment import report
+    from gradhomog.experiments.execution.environment import report
     from gradhomog.registry import KINDS, installed
 
     data: dict[str, Any] = report()

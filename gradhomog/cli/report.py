@@ -17,9 +17,9 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    from gradhomog.bench.report import write_report
-    from gradhomog.bench.summary import to_json
-    from gradhomog.bench.tables import render_table
+    from gradhomog.experiments.analysis.summary import to_json
+    from gradhomog.experiments.report.page import write_report
+    from gradhomog.experiments.report.tables import render_table
 
     summary = write_report(given.folder)
     if given.json:

@@ -17,8 +17,8 @@ def add(commands: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    from gradhomog.bench.config import load
     from gradhomog.errors import ConfigError
+    from gradhomog.experiments.config.schema import load
 
     config = load(given.run_file, given.overrides, defaults={"homogenizers": ["none"], "seeds": 1})
     for key, values in (

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from gradhomog import DataError, Task
-from gradhomog.bench import networks
+from gradhomog.experiments import models
 from gradhomog_adapters import _relation
 from gradhomog_adapters.relationnet import RelationNet
 from tests.adapters import direct
@@ -57,7 +57,7 @@ def test_maps_of_one_number_are_not_pooled_away():
 
 @pytest.mark.parametrize("name", ["conv4", "resnet10"])
 def test_it_takes_the_maps_of_the_bench_networks(name):
-    encoder, head = networks.build(name, (1, 28, 28), direct.WAYS, 4, flatten=False)
+    encoder, head = models.build(name, (1, 28, 28), direct.WAYS, 4, flatten=False)
     learner = RelationNet(encoder, head, maps=True, input_shape=[1, 28, 28])
     before = {key: value.clone() for key, value in encoder.named_buffers()}
     batch = direct.tasks(2, shape=(1, 28, 28))

@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from gradhomog.bench.cost import maml_peers
 from gradhomog.cli import main
-from tests.bench.conftest import SMALL
+from gradhomog.experiments.profiling import maml_peers
+from tests.experiments.conftest import SMALL
 
 SETTINGS = [argument for override in SMALL for argument in ("--set", override)]
 QUICK = ["--rounds", "3", "--seconds", "0.01"]
@@ -102,7 +102,7 @@ def test_processor_time_does_not_count_waiting(monkeypatch, capsys):
 
 
 def test_a_homogenizer_that_fails_is_exit_code_1_with_the_others_in_the_table(gradhomog_install, capsys):
-    from tests.bench.test_compare import FAULTY
+    from tests.experiments.execution.test_comparison import FAULTY
 
     gradhomog_install("faulty-dist", FAULTY, plugin="faulty")
     assert main(["bench", *SETTINGS, "--homogenizer", "faulty", "--rounds", "4", "--seconds", "9"]) == 1

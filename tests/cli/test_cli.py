@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from gradhomog.cli import main
-from tests.bench.conftest import SMALL
+from tests.experiments.conftest import SMALL
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -163,7 +163,7 @@ def test_bad_input_is_one_message_and_exit_code_2(arguments, message, tmp_path, 
 
 
 def test_a_failed_run_is_exit_code_1_with_the_others_in_the_table(gradhomog_install, tmp_path, capsys):
-    from tests.bench.test_compare import FAULTY
+    from tests.experiments.execution.test_comparison import FAULTY
 
     gradhomog_install("faulty-dist", FAULTY, plugin="faulty")
     arguments = overrides("seeds=1", 'homogenizers=["none", "faulty"]')

@@ -42,7 +42,7 @@ def test_json_tells_names_folder_files_and_commands(kind, tmp_path, capsys):
 
 @pytest.mark.parametrize("kind", ["homogenizer", "learner", "domain"])
 def test_the_comparison_that_is_proposed_is_one_that_gradhomog_reads(kind, tmp_path, capsys):
-    from gradhomog.bench.config import load
+    from gradhomog.experiments.config.schema import load
 
     main(["new", "x-y", "--kind", kind, "--into", str(tmp_path), "--json"])
     program, *words = shlex.split(json.loads(capsys.readouterr().out)["commands"][2])
@@ -103,6 +103,6 @@ def test_a_project_is_written_without_torch(tmp_path):
         "import sys\n"
         "from gradhomog.cli import main\n"
         f"assert main(['new', 'x', '--into', {str(tmp_path)!r}]) == 0\n"
-        "assert not {'torch', 'numpy', 'gradhomog.bench', 'gradhomog_plugins'} & set(sys.modules)\n"
+        "assert not {'torch', 'numpy', 'gradhomog.experiments', 'gradhomog_plugins'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gradhomog.cli._progress import Progress
-from tests.bench.synthetic import result
+from tests.experiments.synthetic import result
 
 
 def failed(error: str) -> dict[str, Any]:

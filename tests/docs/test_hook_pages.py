@@ -13,9 +13,9 @@ from types import FunctionType
 import pytest
 
 from gradhomog import hooks, keyed
-from gradhomog.bench import results
-from gradhomog.bench.compare import KEPT
 from gradhomog.domains import Domain
+from gradhomog.experiments.execution.comparison import KEPT
+from gradhomog.experiments.results import events
 from gradhomog.homogenizer import Homogenizer
 from gradhomog.jacobian import Jacobian
 from gradhomog.learners import Learner
@@ -182,7 +182,7 @@ def test_every_event_of_observers_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("event", ["start", *sorted(KEPT)])
 def test_an_event_has_the_fields_that_the_run_log_documents(event: str) -> None:
-    [described] = re.findall(rf"^\* `{event}`: (.*?)(?=^\* |\n\n)", results.__doc__ or "", re.DOTALL | re.MULTILINE)
+    [described] = re.findall(rf"^\* `{event}`: (.*?)(?=^\* |\n\n)", events.__doc__ or "", re.DOTALL | re.MULTILINE)
     outside = re.sub(r"\([^()]*\)", "", described)  # in brackets: the fields of a field
     fields = set(re.findall(r"`(\w+)`", outside)) - {"StepReport"}
     assert fields <= set(re.findall(r"`(\w+)`", pages.row(page("gradhomog_observers"), event)))

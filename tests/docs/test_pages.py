@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gradhomog.bench.config import Config, load
+from gradhomog.experiments.config.schema import Config, load
 from gradhomog.registry import installed
 from tests.docs import pages
 

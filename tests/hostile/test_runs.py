@@ -10,14 +10,14 @@ import textwrap
 
 import pytest
 
-from gradhomog.bench import folder as folders
-from gradhomog.bench.compare import compare
-from gradhomog.bench.config import load
-from gradhomog.bench.report import write_report
-from gradhomog.bench.results import ResultLog
-from gradhomog.bench.summary import to_json
-from gradhomog.bench.tables import render_table
-from tests.bench.conftest import SMALL
+from gradhomog.experiments.analysis.summary import to_json
+from gradhomog.experiments.config.schema import load
+from gradhomog.experiments.execution.comparison import compare
+from gradhomog.experiments.report.page import write_report
+from gradhomog.experiments.report.tables import render_table
+from gradhomog.experiments.results import run_dir as folders
+from gradhomog.experiments.results.events import ResultLog
+from tests.experiments.conftest import SMALL
 from tests.hostile.plugins import HERE, assert_blamed, install, plugin
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -183,7 +183,7 @@ def test_one_that_is_slow_is_named_once_in_the_table_and_in_every_report_made_ag
     outcome = compare(settings, tmp_path / "out", resume=True)
     [line] = slow_lines(outcome.summary)
     assert line.startswith(f"Slow: {HERE} took ")
-    assert line.endswith("`gradhomog bench --homogenizer bad` measures what it adds to a step.")
+    assert line.endswith("`gradhomog profile --homogenizer bad` measures what it adds to a step.")
     assert slow_lines(write_report(outcome.folder)) == [line]
     assert html.escape(line) in (outcome.folder / "report.html").read_text(encoding="utf-8")
     [found] = outcome.summary.slow

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gradhomog
 from gradhomog import DataError, OptionError, as_jacobian
-from gradhomog.bench.cost.memory import peak_bytes
+from gradhomog.experiments.profiling.memory import peak_bytes
 from gradhomog.jacobian import DenseJacobian, MixedJacobian, RepeatedJacobian, arithmetic
 from gradhomog.jacobian.arithmetic import BLOCK
 from gradhomog.testing import jacobians

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gradhomog.bench.folder import LOG
-from gradhomog.bench.results import ResultLog
+from gradhomog.experiments.results.events import ResultLog
+from gradhomog.experiments.results.run_dir import LOG
 from tests.scaffold.conftest import KINDS, Environment
 
 pytestmark = pytest.mark.slow

@@ -1,0 +1,39 @@
+"""Δm, the mean relative improvement of multi-task learning: how much better a method's tasks are than a baseline's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gradhomog.experiments.analysis.metrics import metric
+from gradhomog.experiments.analysis.statistics import Interval, mean_interval
+from gradhomog.experiments.results.events import PLAIN, SINGLE, Record, numbers
+
+Runs = Mapping[int, Record]
+"""Results of one method by seed."""
+
+
+def baseline(groups: Mapping[tuple[str, str], Runs], learner: str) -> str | None:
+    """The label of what others are compared with: each task alone where it was trained, else the plain learner."""
+    return next((label for label in (SINGLE, PLAIN) if (learner, label) in groups), None)
+
+
+def improvement(runs: Runs, base: Runs) -> Interval | None:
+    """Δm = 1/T Σ_t (M_t − B_t) / B_t of each seed, M and B being scores of task t, with its interval over seeds.
+
+    Positive is better: of errors the sign is the other one, and R² is taken as the error 1 − R² that it leaves. Paired
+    by seed, as differences are. None without a common seed, or where ratios of such scores mean nothing.
+
+    Source: Maninis, Radosavovic & Kokkinos 2019 (arXiv 1904.08918), equation 5, over networks of one task each. Papers
+    that call Δm a drop (CAGrad, Nash-MTL, FAMO) have the other sign.
+    """
+    common = sorted(seed for seed in runs if seed in base)
+    if not common:
+        return None
+    measure = metric(runs[common[0]]["metric"])
+    if not measure.ratios:
+        return None
+    values = []
+    for seed in common:
+        pairs = zip(numbers(runs[seed]["scores"]), numbers(base[seed]["scores"]), strict=True)
+        values.append(mean_interval([measure.improvement(score, other) for score, other in pairs]).mean)
+    return mean_interval(values)

@@ -1,0 +1,58 @@
+"""Images from folders, one per class."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from gradhomog.errors import DataError
+from gradhomog.experiments.data.domains._pictures import EXTENSIONS, read_pictures
+from gradhomog.experiments.data.domains.class_images import CLASS_SPLITS, ClassImages
+
+
+def read_folder(root: Path, size: int, per_class: int | None) -> ClassImages:
+    """Read `root/<class>/*.png` or, with an official split, `root/{train,val,test}/<class>/*.png`.
+
+    Files are taken in the order of their names, at most `per_class` of each class; names that begin with a dot, and
+    files that are no pictures by their extension, are passed over.
+
+    Raises:
+        DataError: with the path and the reason.
+    """
+    folders = _subfolders(root)
+    if not folders:
+        raise DataError(f"{root}: holds no folders; one folder of pictures per class is needed.")
+    official = all(folder.name in CLASS_SPLITS for folder in folders)
+    classes = [(split, folder) for split in folders for folder in _subfolders(split)] if official else []
+    splits = {folder.name: split.name for split, folder in classes}
+    if len(splits) < len(classes):
+        twice = sorted({folder.name for split, folder in classes if splits[folder.name] != split.name})
+        raise DataError(f"{root}: splits must not share a class; {twice[0]!r} lies in more than one of them.")
+    if official and not classes:
+        raise DataError(f"{root}: {folders[0].name}/ and the like hold no folders; one per class is needed.")
+    chosen = sorted([folder for _, folder in classes] if official else folders, key=lambda folder: folder.name)
+    paths = [_pictures(folder)[:per_class] for folder in chosen]
+    return ClassImages(
+        root.resolve().name,
+        read_pictures((path for group in paths for path in group), size),
+        np.repeat(np.arange(len(paths)), [len(group) for group in paths]),
+        [folder.name for folder in chosen],
+        class_split=[splits[folder.name] for folder in chosen] if official else None,
+        source=str(root),
+    )
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _pictures(folder: Path) -> list[Path]:
+    files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    found = [path for path in files if path.suffix.lower() in EXTENSIONS]
+    if not found:
+        raise DataError(
+            f"{folder}: class {folder.name!r} has no picture; understood are {', '.join(EXTENSIONS)}; "
+            f"found {', '.join(sorted({path.suffix or path.name for path in files})) or 'no files'}."
+        )
+    return found

@@ -1,0 +1,122 @@
+"""The domain `functions:FAMILY`: regression on one-dimensional functions, drawn from their formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gradhomog.domains import Domain, Split
+from gradhomog.errors import DataError
+from gradhomog.experiments.data.domains import _options
+from gradhomog.hooks import hookimpl
+from gradhomog.specs import DomainSpec
+from gradhomog.tasks import Task
+
+Floats = NDArray[np.float64]
+
+CELLS = 64
+"""The range of a family's first parameter is cut into so many cells; cell c belongs to the split `OWNERS[c % 4]`."""
+OWNERS = ("train", "val", "train", "test")
+INPUTS = (-5.0, 5.0)
+
+
+@dataclass(frozen=True)
+class Family:
+    """A formula `f(x, *parameters)` and the range of each parameter; inputs are uniform in [-5, 5]."""
+
+    formula: Callable[..., Floats]
+    ranges: tuple[tuple[float, float], ...]
+    text: str
+
+
+def _bumps(x: Floats, *parameters: float) -> Floats:
+    heights, centres, widths = np.reshape(parameters, (3, 3, 1))
+    return np.asarray((heights * np.exp(-(((x - centres) / widths) ** 2) / 2)).sum(axis=0))
+
+
+FAMILIES: dict[str, Family] = {
+    "sinusoid": Family(lambda x, a, p: a * np.sin(x - p), ((0.1, 5.0), (0.0, np.pi)), "a sin(x - p)"),
+    "line": Family(lambda x, a, b: a * x + b, ((-3.0, 3.0), (-3.0, 3.0)), "a x + b"),
+    "quadratic": Family(
+        lambda x, c, a, b: a * (x - c) ** 2 + b, ((-3.0, 3.0), (-0.15, 0.15), (-3.0, 3.0)), "a (x - c)² + b"
+    ),
+    "step": Family(
+        lambda x, c, low, high: np.asarray(np.where(x < c, low, high), dtype=np.float64),
+        ((-4.0, 4.0), (-2.0, 2.0), (-2.0, 2.0)),
+        "l if x < c else h",
+    ),
+    "bumps": Family(
+        _bumps, (*((-3.0, 3.0),) * 3, *((-4.0, 4.0),) * 3, *((0.3, 1.0),) * 3), "Σ₃ h exp(-((x - c)/w)²/2)"
+    ),
+    "exponential": Family(lambda x, r, a: a * np.exp(r * x), ((-0.6, 0.6), (-2.0, 2.0)), "a exp(r x)"),
+}
+"""Scales differ on purpose: over [-5, 5] a step stays within 2, a line within 18, an exponential within 40."""
+
+
+class Functions(Domain):
+    """Regression tasks, inputs `[points, 1]` in [-5, 5] and targets `[points, 1]`, float32.
+
+    The splits share no function: the range of the first parameter (the amplitude of a sinusoid, the slope of a line) is
+    cut into 64 cells, dealt to train, val, train, test in turn. Every split thus covers the whole range, train with one
+    half of it, and the others with a quarter each; `all` is the whole range, as in the paper of the sinusoids.
+    """
+
+    def __init__(self, variant: str, *, noise: float) -> None:
+        self.name = f"functions:{variant}"
+        self.input_shape = (1,)
+        self.outputs = 1
+        self._variant, self._noise = variant, noise  # not the family: its formula would not pickle
+
+    def check(self, split: Split, *, ways: int, shots: int, queries: int) -> None:
+        """Functions never run out: only the name of the split can be wrong."""
+        if split not in get_args(Split):
+            raise DataError(
+                f"domain {self.name!r}: `split` must be one of {', '.join(get_args(Split))}; got {split!r}."
+            )
+
+    def parameters(self, split: Split, random: np.random.Generator) -> Floats:
+        """Draw the parameters of one function of a split."""
+        low, high = np.array(FAMILIES[self._variant].ranges).T
+        place = random.random(len(low))
+        cells = [cell for cell in range(CELLS) if split in ("all", OWNERS[cell % len(OWNERS)])]
+        place[0] = (cells[random.integers(len(cells))] + place[0]) / CELLS
+        return np.asarray(low + place * (high - low))
+
+    def sample(self, split: Split, random: np.random.Generator, *, ways: int, shots: int, queries: int) -> Task:
+        """Draw one function, and `shots` and `queries` points of it; `ways` is ignored."""
+        self.check(split, ways=ways, shots=shots, queries=queries)
+        parameters = self.parameters(split, random)
+        x = random.uniform(*INPUTS, size=shots + queries)
+        y = FAMILIES[self._variant].formula(x, *parameters) + self._noise * random.standard_normal(len(x))
+        inputs, targets = (torch.from_numpy(column).float()[:, None] for column in (x, y))
+        return Task(inputs[:shots], targets[:shots], inputs[shots:], targets[shots:], self.name)
+
+
+def functions(variant: str, *, size: int = 0, noise: float = 0.0) -> Functions:
+    """Make a family of functions.
+
+    Args:
+        variant: a name in `FAMILIES`.
+        size: ignored; there are no pictures.
+        noise: standard deviation of Gaussian noise on all targets, support and query, in their own units; >= 0.
+
+    Raises:
+        OptionError: unknown family, or noise out of range.
+    """
+    _options.variant("functions", variant, FAMILIES)
+    return Functions(variant, noise=_options.number("noise", noise, low=0.0))
+
+
+@hookimpl
+def gradhomog_domain() -> DomainSpec:
+    return DomainSpec(
+        factory=functions,
+        summary="one-dimensional regression: sinusoids as in the MAML paper, lines, steps, bumps and more",
+        reference="sinusoid: Finn, Abbeel, Levine 2017, arXiv:1703.03400, section 5.1",
+        variants=tuple(FAMILIES),
+    )

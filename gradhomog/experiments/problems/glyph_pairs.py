@@ -1,0 +1,59 @@
+"""Two overlaid glyphs of matplotlib's fonts, to be told both: MultiMNIST with nothing to download."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Literal
+
+from gradhomog.errors import ConfigError
+from gradhomog.experiments.config.suggestions import did_you_mean
+from gradhomog.experiments.config.suites import members
+from gradhomog.experiments.config.validation import at_least
+from gradhomog.experiments.data.domains import glyphs
+from gradhomog.experiments.problems import pairs
+from gradhomog.experiments.problems.data import Data
+from gradhomog.experiments.problems.spec import ProblemSpec
+from gradhomog.experiments.training.multi_task import trained_on
+
+
+@dataclass(frozen=True)
+class GlyphPairs(pairs.Pairs):
+    """The first `classes` characters of a script of the domain `glyphs`, `instances` pictures of each."""
+
+    name: Literal["glyph_pairs"] = "glyph_pairs"
+    script: str = "latin"
+    classes: int = at_least(2, 10)
+    instances: int = at_least(8, 120)
+
+
+@functools.lru_cache(maxsize=2)  # one process runs many trainings on the same data
+def data(options: GlyphPairs, size: int) -> Data:
+    """Pairs of `[1, size, size]`, in [-1, 1].
+
+    Raises:
+        ConfigError: the script is unknown, or has fewer characters. DataError: matplotlib or Pillow is missing.
+    """
+    if options.script not in glyphs.SCRIPTS:
+        hint = did_you_mean(options.script, glyphs.SCRIPTS)
+        raise ConfigError(f"`problem.script` must be one of {', '.join(glyphs.SCRIPTS)}; got {options.script!r}.{hint}")
+    glyphs.require_renderer("`problem.name` glyph_pairs")
+    found = glyphs.select(options.script)
+    if len(found) < options.classes:
+        raise ConfigError(
+            f"`problem.classes` must be at most {len(found)}, the number of characters of {options.script!r} that do "
+            f"not look alike; got {options.classes}."
+        )
+    drawn = glyphs.pictures(
+        options.script, options.classes, size=size - pairs.offset(size), instances=options.instances, seed=options.seed
+    )
+    characters = ", ".join(glyph.character for glyph in found[: options.classes])
+    return pairs.data(list(drawn), options, size, (f"Two overlaid glyphs, each one of {characters}.",))
+
+
+PROBLEM = ProblemSpec(
+    name="glyph_pairs",
+    options=GlyphPairs,
+    trainee=trained_on(data),
+    defaults={**pairs.DEFAULTS, "homogenizers": members("multitask")},
+)

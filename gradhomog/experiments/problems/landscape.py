@@ -1,0 +1,193 @@
+"""The two-dimensional toy landscape of CAGrad: two losses of a point, which Adam moves from the paper's starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from gradhomog.errors import ConfigError
+from gradhomog.experiments.analysis.metrics import metric
+from gradhomog.experiments.config.schema import Config
+from gradhomog.experiments.config.suites import members
+from gradhomog.experiments.execution.plan import Run
+from gradhomog.experiments.problems import toy
+from gradhomog.experiments.problems.spec import EPISODIC, ProblemSpec
+from gradhomog.experiments.results.trajectory import Trajectory
+from gradhomog.experiments.training.trainable import device
+from gradhomog.host.member import Member
+from gradhomog.pipelines import pipeline
+from gradhomog.reports import Evaluation, StageReport, StepReport
+
+DRAWN = 500
+"""Points of a trajectory that are kept for its figure."""
+
+TASKS = ("f1", "f2")
+
+REACH, GRID = 11.0, 221
+"""How far its contours reach from 0, at least, as in the authors' figure; and their points in each dimension."""
+
+FROM_FRONT = "from the front"
+
+
+@dataclass(frozen=True)
+class LandscapeOptions:
+    """Where the point starts, and starts again."""
+
+    name: Literal["landscape"] = "landscape"
+    starts: list[list[float]] = field(default_factory=lambda: [list(start) for start in toy.STARTS])
+
+
+class Landscape:
+    """A point for each start, with homogenizers of its own; Adam moves each coordinate for itself."""
+
+    sampled = False
+    keeps = "last"
+
+    def __init__(self, config: Config, run: Run) -> None:
+        options = config.problem
+        assert isinstance(options, LandscapeOptions)
+        _check(config, options)
+        self.metric = metric("loss")
+        where = device(config.device)
+        # float64: what is looked at is where methods differ, not where rounding does.
+        self.points = nn.Parameter(torch.tensor(options.starts, dtype=torch.float64, device=where))
+        self.pipelines = [pipeline(run.homogenizers, nonfinite=config.train.nonfinite) for _ in options.starts]
+        _check_members(self.pipelines[0].members)
+        self.names = string.ascii_lowercase[: len(options.starts)]
+        self.starts = options.starts
+        self.every = max(1, config.train.steps // DRAWN)
+        self.path = self._place()[None]
+
+    @property
+    def members(self) -> Sequence[Member]:
+        return [member for pipe in self.pipelines for member in pipe.members]
+
+    def parameters(self) -> list[nn.Parameter]:
+        return [self.points]
+
+    def step(self, index: int, outer: torch.optim.Optimizer, inspect: bool) -> StepReport:
+        """One step of every point; the report has the means over the points."""
+        losses = toy.losses(self.points)
+        # The starts do not know of each other, so that one pass for each loss has the rows of all of them.
+        slopes = [torch.autograd.grad(loss.sum(), self.points, retain_graph=True)[0] for loss in losses.unbind(1)]
+        rows = torch.stack(slopes, dim=1)
+        found = [
+            pipe.homogenize(jacobian, values, domains=TASKS, inspect=inspect)
+            for pipe, jacobian, values in zip(self.pipelines, rows, losses.detach(), strict=True)
+        ]
+        outer.zero_grad()
+        self.points.grad = torch.stack([step.direction[""] for step in found])
+        outer.step()
+        if (index + 1) % self.every == 0:
+            self.path = torch.cat([self.path, self._place()[None]])
+        told = [StepReport.of(values, step, TASKS) for values, step in zip(losses.detach(), found, strict=True)]
+        means: dict[str, Any] = {
+            name: _mean([getattr(one, name) for one in told]) for name in ("losses", "norms", "cosines", "weights")
+        }
+        return dataclasses.replace(told[0], **means, stages=(), measured={})
+
+    def _place(self) -> Tensor:
+        """Where the points are, `[starts, 2]`."""
+        return self.points.detach().cpu().clone()
+
+    def probe(self, index: int) -> list[StageReport]:
+        return []
+
+    # -- judging -----------------------------------------------------------------------------------------------------
+
+    def validate(self) -> Evaluation:
+        """Both losses from each start: there is nothing else to decide by."""
+        values = toy.losses(self._place())
+        names = [f"{name}: {loss}" for name in self.names for loss in TASKS]
+        return Evaluation(values.flatten().tolist(), values.flatten().tolist(), names, self.metric.name)
+
+    def test(self, states: Sequence[Mapping[str, Any]]) -> Evaluation:
+        return self.validate()
+
+    def leave(self, folder: Path) -> dict[str, Any]:
+        front = toy.front()
+        reach = max(REACH, 1.05 * float(self.path.abs().max()))
+        axis = torch.linspace(-reach, reach, GRID, dtype=torch.float64)
+        grid = torch.stack(torch.meshgrid(axis, axis, indexing="xy"), dim=-1)
+        surface = toy.losses(grid).mean(-1)
+        Trajectory(self.path.numpy(), axis.numpy(), surface.numpy(), front.numpy()).write(folder)
+        return {"also": {FROM_FRONT: float(toy.from_front(self._place(), front).mean())}}
+
+    def about(self) -> dict[str, Any]:
+        places = ", ".join(
+            f"{name} from ({', '.join(f'{x:g}' for x in start)})"
+            for name, start in zip(self.names, self.starts, strict=True)
+        )
+        return {
+            "tasks": list(TASKS),
+            "held_out": False,
+            "notes": [
+                f"Losses after the last step; {places}. {FROM_FRONT.capitalize()}: the distance of a pair of losses "
+                "from the nearest on the Pareto front, mean over the starts.",
+                "Nothing is drawn: every training would be the same. What is tuned is tuned on these losses' mean.",
+            ],
+        }
+
+    # -- state -------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        homogenizers = [pipe.state_dict() for pipe in self.pipelines]
+        return {"points": self._place(), "path": self.path, "homogenizers": homogenizers}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        with torch.no_grad():
+            self.points.copy_(state["points"])
+        self.path = state["path"]
+        for pipe, saved in zip(self.pipelines, state["homogenizers"], strict=True):
+            pipe.load_state_dict(saved)
+
+
+def _mean(values: Sequence[Tensor | None]) -> Tensor | None:
+    given = [value for value in values if value is not None]
+    return torch.stack(given).double().mean(0) if len(given) == len(values) else None
+
+
+def _check_members(members: Sequence[Member]) -> None:
+    """Refuse what would do nothing here, or miss what it reads, as there is no network."""
+    for member in members:
+        within = member.before_rows or member.homogenizer.overrides("begin")
+        if within or (member.declares_needs and "features" in member.needs):
+            raise ConfigError(
+                f"{member} needs {'a network to act within' if within else 'features of a network'}, and the landscape "
+                "has none: it is two losses of a point in the plane. Leave it out, or choose a problem with a network."
+            )
+
+
+def _check(config: Config, options: LandscapeOptions) -> None:
+    if len(config.seed_list) > 1:
+        raise ConfigError(
+            f"`seeds` must be one: nothing on the landscape is drawn, so that all seeds give the same; "
+            f"got {config.seed_list}."
+        )
+    if not 1 <= len(options.starts) <= len(string.ascii_lowercase):
+        raise ConfigError(f"`problem.starts` must hold 1 to 26 points; got {len(options.starts)}.")
+    for start in options.starts:
+        if len(start) != 2:
+            raise ConfigError(f"`problem.starts` must hold points [x1, x2]; got {start}.")
+
+
+PROBLEM = ProblemSpec(
+    name="landscape",
+    options=LandscapeOptions,
+    trainee=Landscape,
+    defaults={
+        "homogenizers": members("landscape"),
+        "seeds": 1,
+        # A tenth of the paper's 100,000 steps at five times its rate: half a minute a method, and the same picture.
+        "train": {"steps": 10000, "outer_lr": 0.005, "validate_every": 100, "log_every": 50, "checkpoint_every": 2000},
+    },
+    unused=(*EPISODIC, "network"),
+    single=False,
+)

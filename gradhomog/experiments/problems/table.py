@@ -1,0 +1,143 @@
+"""Tables of numbers: columns by name, from a CSV or NPZ file of the user's or from a data set of scikit-learn."""
+
+from __future__ import annotations
+
+import csv
+import math
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradhomog.errors import DataError
+from gradhomog.experiments.config.suggestions import did_you_mean
+from gradhomog.experiments.problems.extra import required
+
+Columns = dict[str, NDArray[np.float64]]
+"""Arrays `[rows, columns]` by name: one column each in a CSV file, any number in an NPZ file."""
+
+# What is predicted from what. Only Linnerud comes with several targets; the others are columns that belong together.
+TARGETS: Mapping[str, tuple[str, ...]] = {
+    # weight, waist and pulse of 20 men from three exercises
+    "linnerud": ("Weight", "Waist", "Pulse"),
+    # the progression of the disease after a year, and six blood values, from age, sex, body mass and blood pressure
+    "diabetes": ("progression", "s1", "s2", "s3", "s4", "s5", "s6"),
+    # of cell nuclei in 569 images: the largest values of ten measures from the means and standard errors of all
+    "breast_cancer": tuple(
+        f"worst {name}"
+        for name in (
+            "radius", "texture", "perimeter", "area", "smoothness", "compactness", "concavity", "concave points",
+            "symmetry", "fractal dimension",
+        )
+    ),
+}  # fmt: skip
+"""Data sets of scikit-learn that are installed with it, with the columns that are predicted from all others."""
+
+
+def read(data: str) -> Columns:
+    """The columns of a data set's name, or of a file `*.csv` or `*.npz`.
+
+    Raises:
+        DataError: the name or file is unknown, scikit-learn is missing, or a value is no finite number.
+    """
+    if data in TARGETS:
+        columns = _scikit(data)
+    elif data.endswith(".csv"):
+        columns = _csv(Path(data))
+    elif data.endswith(".npz"):
+        columns = _npz(Path(data))
+    else:
+        hint = did_you_mean(data, TARGETS)
+        raise DataError(
+            f"`problem.data` must be one of {', '.join(TARGETS)}, or a .csv or .npz file; got {data!r}.{hint}"
+        )
+    for name, values in columns.items():
+        for row, column in np.argwhere(~np.isfinite(values))[:1]:
+            raise DataError(f"{data}: column {name!r}, row {row + 1}: expected a number; found {values[row, column]}.")
+    return columns
+
+
+def pick(columns: Columns, names: Sequence[str], key: str) -> tuple[tuple[str, ...], NDArray[np.float64]]:
+    """The columns of some names side by side, `[rows, n]`, with a name for each.
+
+    Raises:
+        DataError: a name is unknown or given twice.
+    """
+    titles: list[str] = []
+    for name in names:
+        if name not in columns or names.count(name) > 1:
+            hint = "" if name in columns else did_you_mean(name, columns)
+            raise DataError(f"`{key}` must name columns, each once: {', '.join(columns)}; got {name!r}.{hint}")
+        width = columns[name].shape[1]
+        titles += [name] if width == 1 else [f"{name}[{index}]" for index in range(width)]
+    return tuple(titles), np.concatenate([columns[name] for name in names], axis=1)
+
+
+def _csv(path: Path) -> Columns:
+    """A first line of names, then numbers, separated by commas."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = [row for row in csv.reader(file) if row]
+    except (OSError, UnicodeDecodeError, csv.Error) as cause:
+        raise DataError(f"`problem.data` {path} cannot be read: {cause}.") from cause
+    names = [name.strip() for name in rows[0]] if rows else []
+    if len(rows) < 2 or len(set(names)) < len(names) or not all(names):
+        raise DataError(
+            f"{path}: expected a line of column names, no two alike, and lines of numbers; found {rows[:1]}."
+        )
+    table = np.empty((len(rows) - 1, len(names)))
+    for index, row in enumerate(rows[1:]):
+        if len(row) != len(names):
+            raise DataError(
+                f"{path}, row {index + 1}: expected {len(names)} values, as there are names; got {len(row)}."
+            )
+        table[index] = [_number(path, name, index + 1, text) for name, text in zip(names, row, strict=True)]
+    return {name: table[:, [place]] for place, name in enumerate(names)}
+
+
+def _number(path: Path, name: str, row: int, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise DataError(
+            f"{path}: column {name!r}, row {row}: expected a number; found {text!r}. "
+            "Code texts as numbers, and fill in or remove what is missing."
+        )
+    return value
+
+
+def _npz(path: Path) -> Columns:
+    """Arrays `[rows]` or `[rows, columns]` of numbers by name."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            arrays: dict[str, NDArray[Any]] = {name: stored[name] for name in stored.files}
+    except (OSError, ValueError, zipfile.BadZipFile) as cause:
+        raise DataError(f"`problem.data` {path} cannot be read: {cause}.") from cause
+    for name, values in arrays.items():
+        numbers = np.issubdtype(values.dtype, np.number) and not np.issubdtype(values.dtype, np.complexfloating)
+        if not numbers or values.ndim not in (1, 2) or not values.size:
+            raise DataError(
+                f"{path}: array {name!r} must hold numbers [rows] or [rows, columns]; "
+                f"got {values.dtype} {values.shape}."
+            )
+    counts = {name: len(values) for name, values in arrays.items()}
+    if not arrays or len(set(counts.values())) > 1:
+        raise DataError(f"{path}: all arrays must have the same number of rows; found {counts or 'no array'}.")
+    return {name: values.astype(np.float64).reshape(len(values), -1) for name, values in arrays.items()}
+
+
+def _scikit(name: str) -> Columns:
+    datasets = required("sklearn.datasets", "scikit-learn", f"the data of `problem.data` {name}")
+    options = {"scaled": False} if name == "diabetes" else {}
+    found = getattr(datasets, f"load_{name}")(**options)
+    columns = dict(zip(map(str, found.feature_names), np.asarray(found.data, dtype=np.float64).T, strict=True))
+    if name == "linnerud":
+        columns |= dict(zip(found.target_names, np.asarray(found.target, dtype=np.float64).T, strict=True))
+    elif name == "diabetes":
+        columns["progression"] = np.asarray(found.target, dtype=np.float64)
+    return {title: values[:, None] for title, values in columns.items()}

@@ -1,0 +1,53 @@
+"""Rotations by PyTorch's orthogonal parametrization, as RotoGrad and RotoGBML use it; for comparison only."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import orthogonal
+
+from gradhomog.experiments.profiling.inputs import Features
+
+MAPS = ("matrix_exp", "cayley", "householder")
+
+
+class OrthogonalLayers:
+    """One `orthogonal(nn.Linear(features, features))` per task, and Adam on −Σ ⟨R_iᵀ u_i, v⟩.
+
+    u_i is the direction of task i's mean feature gradient and v that of their mean. R_i is computed once per update
+    (`parametrize.cached`), which the published code does not do. One matrix at a time: batched decompositions on
+    several threads are faulty in current PyTorch (pytorch issue 142815).
+    """
+
+    def __init__(self, tasks: int, width: int, orthogonal_map: str) -> None:
+        layers = []
+        for _ in range(tasks):
+            layer = nn.Linear(width, width, bias=False)
+            nn.init.eye_(layer.weight)
+            layers.append(orthogonal(layer, orthogonal_map=orthogonal_map))
+        self.layers = nn.ModuleList(layers)
+        self.optimizer = torch.optim.Adam(self.layers.parameters(), lr=5e-4)
+
+    def matrices(self) -> list[Tensor]:
+        """R_i, `[features, features]` each."""
+        return [layer.weight for layer in self.layers]  # type: ignore[misc]
+
+    def objective(self, cotangents: Tensor) -> Tensor:
+        """−Σ ⟨R_iᵀ u_i, v⟩."""
+        directions = functional.normalize(cotangents.mean(dim=1), dim=-1)
+        common = functional.normalize(directions.mean(dim=0), dim=-1)
+        pairs = zip(directions, self.matrices(), strict=True)
+        return -torch.stack([direction @ (matrix @ common) for direction, matrix in pairs]).sum()
+
+    def __call__(self, given: Features) -> Tensor:
+        """One update; returns the gradient of the losses w.r.t. the features before the rotation."""
+        features = given.features.detach().requires_grad_()
+        with parametrize.cached():
+            rotated = torch.stack([layer(task) for layer, task in zip(self.layers, features, strict=True)])
+            (cotangents,) = torch.autograd.grad((rotated * given.cotangents).sum(), features)
+            self.optimizer.zero_grad()
+            self.objective(given.cotangents).backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        return cotangents

@@ -1,0 +1,67 @@
+"""A median and how well it is known, without assuming how times are distributed."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gradhomog.errors import OptionError
+from gradhomog.experiments.analysis.statistics import LEVEL
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The median of n values; with 95 % confidence the median of what they were drawn from lies in `low .. high`.
+
+    Attributes:
+        low, high: NaN for fewer than six values, of which no two enclose it with that confidence.
+        quarter, three_quarters: the middle half of the values lies between them.
+    """
+
+    median: float
+    low: float
+    high: float
+    quarter: float
+    three_quarters: float
+    minimum: float
+    maximum: float
+    n: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """From the values.
+
+        The interval is that of order statistics: the k-th smallest to the k-th largest value, k the largest with
+        2 · P(Binomial(n, 1/2) < k) ≤ 0.05. It holds for independent values of any distribution.
+
+        Raises:
+            OptionError: there is no value.
+        """
+        if not values:
+            raise OptionError("`values` must hold at least one number; got none.")
+        ordered = sorted(values)
+        n = len(ordered)
+        rank = _rank(n)
+        quarters = statistics.quantiles(ordered, n=4, method="inclusive") if n > 1 else [ordered[0]] * 3
+        return cls(
+            statistics.median(ordered),
+            ordered[rank - 1] if rank else math.nan,
+            ordered[n - rank] if rank else math.nan,
+            quarters[0], quarters[2], ordered[0], ordered[-1], n,
+        )  # fmt: skip
+
+    def record(self) -> dict[str, float | int | None]:
+        """For JSON, which has no NaN."""
+        return {name: None if value != value else value for name, value in vars(self).items()}
+
+
+def _rank(n: int) -> int:
+    """The largest k with 2 · P(Binomial(n, 1/2) < k) ≤ 1 − level; 0 if there is none."""
+    rank, tail = 0, 0
+    while True:
+        tail += math.comb(n, rank)
+        if 2 * tail > (1 - LEVEL) * 2**n:
+            return rank
+        rank += 1

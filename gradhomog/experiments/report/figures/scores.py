@@ -1,0 +1,116 @@
+"""Test scores: every method with its interval, over all test tasks and by the domain they come from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gradhomog.experiments.analysis.metrics import metric
+from gradhomog.experiments.analysis.statistics import Interval
+from gradhomog.experiments.report.figures import style
+from gradhomog.experiments.results.events import PLAIN
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from gradhomog.experiments.analysis.summary import Row, Summary
+
+
+def scores(summary: Summary) -> Figure | None:
+    """Left, mean and 95 % interval of each method, its seeds as small dots, the plain learner's mean as a line across;
+    right, the paired difference to the plain learner, which decides whether two methods are told apart.
+
+    Methods stand on the vertical axis, because a pipeline's text is longer than a column is wide. One line of panels
+    per learner.
+    """
+    if not summary.rows:
+        return None
+    counts = [len(summary.rows_of(learner)) for learner in summary.learners]
+    paired = any(row.difference is not None for row in summary.rows)
+    height = 0.75 + 0.36 * sum(counts) + 0.3 * (len(counts) - 1)
+    width = style.WIDTH * (1.15 if paired else 0.8)
+    with style.drawing():
+        figure, axes = style.panels(
+            len(counts), 1 + paired, height, width, sharex="col", sharey="row", height_ratios=counts
+        )
+        look = style.colors([row.label for row in summary.rows])
+        for learner, line in zip(summary.learners, axes, strict=True):
+            rows = summary.rows_of(learner)
+            _seeds(line[0], rows, metric(summary.metric).factor, look)
+            _intervals(line[0], rows, [row.score for row in rows], summary.metric, look)
+            if paired:
+                line[1].axvline(0, **style.GUIDE_LINE)
+                _intervals(line[1], rows, [row.difference for row in rows], summary.metric, look)
+            if len(counts) > 1:
+                line[0].set_title(learner)
+        axes[-1][0].set_xlabel(style.axis_name(summary, "test"))
+        if paired:
+            unit = " (percentage points)" if metric(summary.metric).percent else ""
+            axes[-1][1].set_xlabel(f"paired difference to plain{unit}")
+    return figure
+
+
+def domain_scores(summary: Summary) -> Figure | None:
+    """Mean and interval over the test tasks of each domain, one panel per domain and learner; None for one domain."""
+    domains, learners = summary.domains, summary.learners
+    if len(domains) < 2:
+        return None
+    counts = [len(summary.rows_of(learner)) for learner in learners]
+    across = min(len(domains), 3)  # of more, panels become too narrow for their ticks
+    down = math.ceil(len(domains) / across)
+    height = 0.3 + down * (0.45 * len(counts) + 0.27 * sum(counts))
+    with style.drawing():
+        figure, axes = style.panels(down * len(counts), across, height, sharey="row", height_ratios=counts * down)
+        look = style.colors([row.label for row in summary.rows])
+        for index in range(down * across):
+            for offset, learner in enumerate(learners):
+                panel = axes[index // across * len(counts) + offset][index % across]
+                if index >= len(domains):
+                    panel.set_visible(False)
+                    continue
+                rows, name = summary.rows_of(learner), domains[index]
+                _intervals(panel, rows, [row.by_domain.get(name) for row in rows], summary.metric, look)
+                panel.set_title(name if len(learners) == 1 else f"{name}, {learner}")
+        figure.supxlabel(style.axis_name(summary, "test"), fontsize=8.5)
+    return figure
+
+
+def _intervals(
+    panel: Axes,
+    rows: Sequence[Row],
+    intervals: Sequence[Interval | None],
+    kind: str,
+    look: dict[str, tuple[str, str]],
+) -> None:
+    """One line per method, from top to bottom in the table's order."""
+    for height, (row, interval) in enumerate(zip(rows, intervals, strict=True)):
+        if interval is None:
+            continue
+        mean, half = style.scaled(interval, kind)
+        if math.isnan(mean):
+            panel.annotate(
+                "not finite", (0.02, height), xycoords=("axes fraction", "data"), va="center", color=style.GUIDE
+            )
+            continue
+        if row.label == PLAIN:
+            panel.axvline(mean, **style.GUIDE_LINE)
+        error = None if math.isnan(half) else [[half], [half]]
+        color = look[row.label][0]
+        panel.errorbar([mean], [height], xerr=error, fmt="o", color=color, markersize=4.5, capsize=2.5, elinewidth=1.3)
+    panel.set_yticks(range(len(rows)), [style.wrapped(row.label) for row in rows])
+    panel.set_ylim(len(rows) - 0.45, -0.55)
+    panel.grid(False, axis="y")
+    panel.tick_params(axis="y", length=0)
+
+
+def _seeds(panel: Axes, rows: Sequence[Row], factor: float, look: dict[str, tuple[str, str]]) -> None:
+    """Below the bar, not on it, so that a seed near the mean stays visible."""
+    for height, row in enumerate(rows):
+        if len(row.seed_scores) > 1:
+            dots = [factor * score for score in row.seed_scores]
+            color = look[row.label][0]
+            panel.plot(
+                dots, [height + 0.24] * len(dots), "o", color=color, markersize=3.2, alpha=0.6, markeredgewidth=0
+            )

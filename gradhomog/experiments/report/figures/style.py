@@ -1,0 +1,148 @@
+"""How all figures look, and how they are written: the same input gives the same bytes."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from gradhomog.errors import GradhomogError
+from gradhomog.experiments.analysis import metrics
+from gradhomog.experiments.analysis.statistics import Interval
+from gradhomog.experiments.results.events import PLAIN
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from gradhomog.experiments.analysis.summary import Summary
+
+# Okabe & Ito (2008), "Color universal design", without black, which is the plain learner's, and with the yellow last:
+# it is hard to see on white.
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#F0E442")
+DASHES = ("-", "--", ":", "-.")
+PLAIN_COLOR = "#222222"
+GUIDE = "#888888"
+GUIDE_LINE: dict[str, Any] = {"color": GUIDE, "linewidth": 0.9, "linestyle": (0, (4, 3)), "zorder": 1}
+"""The line of the plain learner, of the plain mean, of no difference."""
+WIDTH = 7.2
+"""Inches: two columns of a paper."""
+
+_STYLE: dict[Any, Any] = {
+    "font.size": 8.5,
+    "axes.titlesize": 9,
+    "axes.labelsize": 8.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.7,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.titlelocation": "left",
+    "grid.color": "#e6e6e6",
+    "grid.linewidth": 0.6,
+    "xtick.major.width": 0.7,
+    "ytick.major.width": 0.7,
+    "legend.frameon": False,
+    "text.parse_math": False,  # a $ in a label is a dollar
+    "lines.linewidth": 1.4,
+    "figure.constrained_layout.h_pad": 0.06,
+    "figure.constrained_layout.w_pad": 0.06,
+    "savefig.facecolor": "white",
+    # Identifiers inside an SVG are hashes, salted at random unless told otherwise.
+    "svg.hashsalt": "gradhomog",
+}
+
+
+class MissingMatplotlib(GradhomogError):
+    """Figures cannot be drawn because matplotlib is not installed."""
+
+
+def require_matplotlib() -> None:
+    """Raise `MissingMatplotlib` if figures cannot be drawn; to be asked before hours of training."""
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as cause:
+        raise MissingMatplotlib(
+            "there are no figures: matplotlib is not installed. Run: pip install 'gradhomog[plot]'"
+        ) from cause
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """Within the context our style holds, whatever the user's matplotlibrc says; afterwards theirs again."""
+    require_matplotlib()
+    import matplotlib
+
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_STYLE)
+        yield
+
+
+def panels(
+    rows: int, columns: int, height: float, width: float = WIDTH, **options: object
+) -> tuple[Figure, list[list[Axes]]]:
+    """A figure with a grid of axes, in inches; to be called within `drawing`."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, **options)  # type: ignore[call-overload]
+    return figure, [list(row) for row in axes]
+
+
+def colors(labels: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Colour and dashes for each label, the same in every figure; a palette used up starts again with other dashes."""
+    others = [label for label in dict.fromkeys(labels) if label != PLAIN]
+    size = len(PALETTE)
+    styles = {label: (PALETTE[i % size], DASHES[i // size % len(DASHES)]) for i, label in enumerate(others)}
+    return {PLAIN: (PLAIN_COLOR, "-"), **styles}
+
+
+def wrapped(label: str, width: int = 26) -> str:
+    """A label in lines short enough for an axis or a legend; words are broken only where they are longer."""
+    found = [""]
+    for piece in re.split(r"(?<=[ (,:=_/+])", label):
+        if len(found[-1]) + len(piece.rstrip()) <= width:
+            found[-1] += piece
+        else:
+            found += textwrap.wrap(piece, width) or [""]
+            found[-1] += " " * piece.endswith(" ")
+    return "\n".join(line.rstrip() for line in found if line.strip()) or label
+
+
+def scaled(interval: Interval, metric: str) -> tuple[float, float]:
+    """Mean and half width as drawn: accuracies in percent."""
+    factor = metrics.metric(metric).factor
+    return factor * interval.mean, factor * interval.half_width
+
+
+def axis_name(summary: Summary, part: Literal["test", "validation"]) -> str:
+    """What an axis of scores is called, with its unit."""
+    return f"{summary.score_of(part)}{' (%)' if metrics.metric(summary.metric).percent else ''}"
+
+
+def legend(figure: Figure, axes: Sequence[Axes]) -> None:
+    """One legend for all panels, beside them; an entry that several panels have stands once."""
+    entries = {
+        label: handle for panel in axes for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
+    made = figure.legend(
+        list(entries.values()), list(entries), loc="outside right upper", handlelength=1.8, labelspacing=0.7
+    )
+    # As high as its entries need: what hangs out of the figure is cut off without a word.
+    needed = made.get_window_extent().height / figure.dpi + 0.3
+    figure.set_figheight(max(figure.get_figheight(), needed))
+
+
+def save(figure: Figure, stem: str | Path) -> tuple[Path, Path]:
+    """Write `stem.svg` and `stem.png` (200 dpi), without dates, and return the two paths."""
+    stem = Path(stem)
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    svg, png = stem.with_name(f"{stem.name}.svg"), stem.with_name(f"{stem.name}.png")
+    with drawing():
+        figure.savefig(svg, metadata={"Date": None})
+        figure.savefig(png, dpi=200, metadata={"Software": None})
+    return svg, png

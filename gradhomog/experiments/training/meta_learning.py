@@ -1,0 +1,115 @@
+"""A learner with its streams of episodes, as a run trains and tests it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gradhomog import expression
+from gradhomog.ensemble import Ensemble
+from gradhomog.errors import ConfigError
+from gradhomog.experiments import models
+from gradhomog.experiments.analysis.metrics import metric
+from gradhomog.experiments.config.schema import Config
+from gradhomog.experiments.data.sampler import EpisodeStream
+from gradhomog.experiments.data.splits import Streams, streams
+from gradhomog.experiments.execution.plan import Run
+from gradhomog.experiments.training.saliency import write_looks
+from gradhomog.experiments.training.trainable import device
+from gradhomog.host.member import Member
+from gradhomog.learners import Learner
+from gradhomog.pipelines import pipeline
+from gradhomog.registry import installed, options
+from gradhomog.reports import Evaluation, StageReport, StepReport
+
+
+def make_learner(config: Config, run: Run, source: Streams) -> Learner:
+    """The learner of a run, initialised from its seed; the same initialisation for every method."""
+    selector, own = expression.parse_one(run.learner)
+    _, spec = installed().load("learners", selector)
+    chosen = {**_offered(config, source, set(options.accepted(spec)), run.learner), **own}
+    torch.manual_seed(run.seed)
+    encoder, head = models.build(
+        config.network.name, source.input_shape, source.outputs, config.network.width,
+        flatten=chosen.get("maps") is not True,
+    )  # fmt: skip
+    where = device(config.device)
+    pipe = pipeline(run.homogenizers, nonfinite=config.train.nonfinite)
+    made: Learner = installed().make(
+        "learners", selector, chosen, encoder.to(where), head.to(where), homogenizers=pipe
+    )[2]
+    return made
+
+
+def _offered(config: Config, source: Streams, accepted: set[str], learner: str) -> dict[str, Any]:
+    """Options that a learner accepts and a run knows the values of."""
+    train = config.train
+    known: dict[str, Any] = {
+        "inner": train.inner,
+        "inner_steps": train.inner_steps,
+        "inner_lr": train.inner_lr,
+        "input_shape": list(source.input_shape),
+        "maps": config.network.name != "mlp",  # the encoder's, in place of vectors
+        "classes": source.train.class_count or None,  # that are trained on
+    }
+    if "classes" in accepted and source.train.outputs is None and known["classes"] is None:
+        names = ", ".join(domain.name for domain in source.train.domains)
+        raise ConfigError(
+            f"{learner} is trained to tell all training classes apart, but `domains.train` do not tell theirs: "
+            f"{names}. A domain does by `Domain.classes` and `Task.classes`."
+        )
+    return {name: value for name, value in known.items() if name in accepted and value is not None}
+
+
+class Episodic:
+    """A learner that is trained on batches of episodes, and adapts to fixed lists of them in validation and test."""
+
+    sampled = True
+    keeps = "best"
+
+    def __init__(self, config: Config, run: Run) -> None:
+        self.config = config
+        self.source = streams(config, run.seed)
+        self.learner = make_learner(config, run, self.source)
+        self.metric = metric(self.source.metric)
+
+    @property
+    def members(self) -> Sequence[Member]:
+        return self.learner.homogenizers.members
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        return self.learner.parameters()
+
+    def step(self, index: int, outer: torch.optim.Optimizer, inspect: bool) -> StepReport:
+        return self.learner.step(self.source.train.batch(index).to(self.config.device), outer)
+
+    def probe(self, index: int) -> list[StageReport]:
+        if not any(member.before_rows for member in self.members):
+            return []
+        return self.learner.probe(self.source.train.batch(index).to(self.config.device))
+
+    def validate(self) -> Evaluation:
+        return self._evaluate(self.learner, self.source.validation, self.config.train.validation_episodes)
+
+    def test(self, states: Sequence[Mapping[str, Any]]) -> Evaluation:
+        tested = self.learner if len(states) == 1 else Ensemble(self.learner, states)
+        return self._evaluate(tested, self.source.test, self.config.test.episodes)
+
+    def _evaluate(self, tested: Learner | Ensemble, stream: EpisodeStream, episodes: int) -> Evaluation:
+        return tested.evaluate(stream.task(index).to(self.config.device) for index in range(episodes))
+
+    def leave(self, folder: Path) -> dict[str, Any]:
+        write_looks(self.learner, self.source.test, self.config.device, folder)
+        return {}
+
+    def about(self) -> dict[str, Any]:
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.learner.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.learner.load_state_dict(state)

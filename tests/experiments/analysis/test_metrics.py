@@ -1,0 +1,80 @@
+"""What scores are called and compared by; and Δm, with a sign and a scale of its own for each of them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from gradhomog import ConfigError
+from gradhomog.experiments.analysis.improvement import baseline, improvement
+from gradhomog.experiments.analysis.metrics import METRICS, metric
+
+scores = st.floats(0.01, 0.99)
+
+
+@pytest.mark.parametrize(("name", "higher"), [("accuracy", True), ("r2", True), ("mse", False), ("loss", False)])
+@given(scores, scores)
+def test_the_better_of_two_scores_improves_on_the_other(name, higher, one, other):
+    assume(one != other)
+    measure = metric(name)
+    assert measure.better(one, other) == ((one > other) == higher)
+    if measure.ratios:
+        assert (measure.improvement(one, other) > 0) == measure.better(one, other)
+        assert measure.improvement(one, one) == 0
+    else:
+        assert math.isnan(measure.improvement(one, other))
+
+
+def test_a_score_that_is_not_a_number_is_the_worst():
+    for measure in METRICS.values():
+        assert measure.better(0.5, math.nan)
+        assert not measure.better(math.nan, 0.5)
+
+
+def test_improvements_are_parts_of_accuracies_and_of_the_errors_that_r_squared_leaves():
+    assert metric("accuracy").improvement(0.9, 0.6) == pytest.approx(0.5)
+    assert metric("mse").improvement(0.3, 0.4) == pytest.approx(0.25)
+    assert metric("r2").improvement(0.8, 0.6) == pytest.approx(0.5)
+    assert metric("r2").improvement(-1.0, 0.0) == pytest.approx(-1)  # twice the error
+    assert math.isnan(metric("accuracy").improvement(0.5, 0.0))
+
+
+def test_an_unknown_metric_in_a_record_is_told():
+    with pytest.raises(ConfigError, match="unknown metric 'speed' in a record; known: accuracy, mse"):
+        metric("speed")
+
+
+def runs(*scores_by_seed, kind="accuracy"):
+    return {seed: {"metric": kind, "scores": list(found)} for seed, found in enumerate(scores_by_seed)}
+
+
+def test_delta_m_is_the_mean_over_tasks_of_each_seed_then_over_seeds():
+    base, ours = runs((0.5, 0.8), (0.4, 0.8)), runs((0.6, 0.8), (0.4, 0.6))
+    found = improvement(ours, base)
+    assert found.mean == pytest.approx((0.1 - 0.125) / 2)  # (20 % + 0 %) / 2 and (0 % − 25 %) / 2
+    assert found.n == 2
+    assert improvement(base, base).mean == 0
+
+
+def test_delta_m_pairs_the_seeds_that_both_have_and_is_none_without():
+    base = runs((0.5, 0.5), (0.25, 0.5))
+    assert improvement({1: runs((0.5, 0.5))[0]}, base).mean == pytest.approx(0.5)
+    assert improvement({7: runs((0.5, 0.5))[0]}, base) is None
+
+
+def test_delta_m_of_losses_that_may_be_negative_is_none():
+    assert improvement(runs((-1.0, 2.0), kind="loss"), runs((-2.0, 2.0), kind="loss")) is None
+
+
+def test_a_score_that_is_not_finite_makes_no_number_of_delta_m():
+    assert math.isnan(improvement(runs((None, 0.5)), runs((0.5, 0.5))).mean)
+
+
+def test_the_baseline_is_each_task_alone_where_it_is_there():
+    plain, single = {("pairs", "plain"): {}}, {("pairs", "single-task"): {}}
+    assert baseline({**plain, **single}, "pairs") == "single-task"
+    assert baseline(plain, "pairs") == "plain"
+    assert baseline({("pairs", "pcgrad"): {}}, "pairs") is None

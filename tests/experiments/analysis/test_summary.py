@@ -1,0 +1,279 @@
+"""The table pairs what belongs together, and claims no more than its intervals do."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from gradhomog.errors import ConfigError
+from gradhomog.experiments.analysis.summary import summarize, to_json
+from gradhomog.experiments.report.narrative import reading
+from gradhomog.experiments.report.tables import render_table, write_csv
+from tests.experiments.synthetic import METHODS, comparison, result, start
+
+# Multiples of 1/1024 below 1: their sums and differences are exact, so that "exactly" can be asked for.
+grid = st.integers(0, 1023).map(lambda number: number / 1024)
+score_table = st.integers(1, 4).flatmap(
+    lambda tasks: st.lists(st.lists(grid, min_size=tasks + 1, max_size=tasks + 1), min_size=1, max_size=4)
+)
+
+
+def row_of(records, label):
+    return next(row for row in summarize(records).rows if row.label == label)
+
+
+@given(score_table, st.integers(-512, 512).map(lambda number: number / 1024))
+def test_a_method_shifted_by_a_constant_differs_by_exactly_that_constant(table, shift):
+    records = [result("plain", seed, scores) for seed, scores in enumerate(table)]
+    records += [result("moved", seed, [score + shift for score in scores]) for seed, scores in enumerate(table)]
+    difference = row_of(records, "moved").difference
+    # Means of seeds are rounded; tasks of one seed are not.
+    assert difference.mean == pytest.approx(shift, abs=0 if len(table) == 1 else 1e-15)
+    assert difference.half_width == pytest.approx(0, abs=0 if len(table) == 1 else 1e-14)
+
+
+@given(score_table)
+def test_a_method_that_scores_like_plain_differs_by_exactly_zero_and_is_undecided(table):
+    records = [result(label, seed, scores) for label in ("plain", "same") for seed, scores in enumerate(table)]
+    row = row_of(records, "same")
+    assert (row.difference.mean, row.difference.half_width) == (0, 0)
+    assert row.verdict == "undecided"
+
+
+def test_seeds_are_paired_by_seed_whatever_the_order_in_which_they_finished():
+    plain = {0: [0.1, 0.3], 1: [0.5, 0.5], 2: [0.9, 0.7]}
+    records = [result("plain", seed, plain[seed]) for seed in (2, 0, 1)]
+    records += [result("m", seed, [score + 0.0625 for score in plain[seed]]) for seed in (1, 2, 0)]
+    row = row_of(records, "m")
+    assert row.seeds == (0, 1, 2)
+    assert row.difference.mean == pytest.approx(0.0625)
+    assert row.difference.half_width == pytest.approx(0, abs=1e-12)
+    assert (row.difference_unit, row.difference.n) == ("seeds", 3)
+
+
+def test_intervals_over_seeds_are_those_of_scipy_on_seed_means():
+    plain, other = ([0.2, 0.4], [0.5, 0.7], [0.3, 0.1]), ([0.3, 0.4], [0.9, 0.7], [0.2, 0.4])
+    records = [result("plain", seed, row) for seed, row in enumerate(plain)]
+    records += [result("m", seed, row) for seed, row in enumerate(other)]
+    row = row_of(records, "m")
+    low, high = stats.ttest_rel([0.35, 0.8, 0.3], [0.3, 0.6, 0.2]).confidence_interval(0.95)
+    assert (row.difference.low, row.difference.high) == pytest.approx((low, high))
+    low, high = stats.ttest_1samp([0.35, 0.8, 0.3], 0).confidence_interval(0.95)
+    assert (row.score.low, row.score.high) == pytest.approx((low, high))
+    assert row.unit == "seeds"
+
+
+def test_a_single_seed_is_compared_task_by_task_and_the_table_says_so():
+    records = [result("plain", 0, [0.2, 0.4, 0.9]), result("m", 0, [0.3, 0.4, 0.8])]
+    summary = summarize(records)
+    row = summary.rows[1]
+    assert (row.unit, row.difference_unit, row.difference.n) == ("tasks", "tasks", 3)
+    assert "over test tasks (n = 3" in render_table(summary)
+    assert "how much another training would differ is not in it" in render_table(summary)
+
+
+def test_rows_over_tasks_are_marked_among_rows_over_seeds():
+    records = [result("plain", seed, [0.2, 0.4]) for seed in range(2)] + [result("m", 0, [0.3, 0.4])]
+    lines = render_table(summarize(records)).splitlines()
+    assert ["†" in line for line in lines[2:4]] == [False, True]
+    assert any(line.startswith("† one seed") for line in lines)
+
+
+def test_only_common_seeds_are_compared_and_timed():
+    records = [result("plain", 0, [0.2, 0.4], step_seconds=1.0), result("plain", 1, [0.6, 0.6], step_seconds=2.0)]
+    records += [result("m", 1, [0.7, 0.7], step_seconds=3.0), result("m", 2, [0.9, 0.9], step_seconds=90.0)]
+    row = row_of(records, "m")
+    assert row.difference.mean == pytest.approx(0.1)
+    assert row.time_ratio == pytest.approx(1.5)
+
+
+def test_a_learner_is_compared_to_its_own_plain_runs():
+    records = [result("plain", 0, [0.2, 0.4]), result("plain", 0, [0.7, 0.9], learner="fomaml")]
+    records += [result("m", 0, [0.6, 0.8], learner="fomaml"), result("m", 0, [0.3, 0.5])]
+    summary = summarize(records)
+    assert [(row.learner, row.label) for row in summary.rows] == [
+        ("maml", "plain"),
+        ("maml", "m"),
+        ("fomaml", "plain"),
+        ("fomaml", "m"),
+    ]
+    assert summary.rows[1].difference.mean == pytest.approx(0.1)
+    assert summary.rows[3].difference.mean == pytest.approx(-0.1)
+
+
+def test_plain_stands_first_and_the_others_as_they_appeared():
+    records = [result(label, 0, [0.2, 0.4]) for label in ("z", "plain", "a")]
+    assert [row.label for row in summarize(records).rows] == ["plain", "z", "a"]
+
+
+def test_the_order_of_the_table_is_the_configurations_however_runs_finished():
+    first = {**start(), "rows": [{"learner": "maml", "label": label} for label in ("b", "plain", "missing", "a")]}
+    records = [first, *(result(label, 0, [0.2, 0.4]) for label in ("a", "plain", "b"))]
+    for found in (records, [first, *records[:0:-1]]):
+        assert [row.label for row in summarize(found).rows] == ["plain", "b", "a"]
+
+
+def test_domains_are_averaged_over_their_own_tasks():
+    records = [result("plain", 0, [0.1, 0.5, 0.3, 0.7], domains=["a", "b", "a", "b"])]
+    found = summarize(records).rows[0].by_domain
+    assert {name: interval.mean for name, interval in found.items()} == pytest.approx({"a": 0.2, "b": 0.6})
+
+
+@pytest.mark.parametrize(
+    ("gap", "metric", "verdict", "word"),
+    [(0.2, "accuracy", "better", "higher"), (-0.2, "accuracy", "worse", "lower"), (0.2, "mse", "worse", "higher"),
+     (-0.2, "mse", "better", "lower")],
+)  # fmt: skip
+def test_a_clear_difference_is_called_by_the_sense_of_its_metric(gap, metric, verdict, word):
+    base = [0.4, 0.5, 0.6, 0.45]
+    records = [result("plain", 0, base, metric=metric)]
+    records += [result("m", 0, [score + gap + score / 100 for score in base], metric=metric)]
+    summary = summarize(records)
+    assert summary.rows[1].verdict == verdict
+    assert f"has {word}" in reading(summary)
+
+
+@given(st.lists(st.tuples(grid, grid, grid), min_size=2, max_size=4), st.sampled_from(["accuracy", "mse"]))
+def test_no_difference_is_claimed_where_the_interval_includes_zero(table, metric):
+    labels = ("plain", "one", "two")
+    records = [
+        result(label, seed, [row[index], row[index]], metric=metric)
+        for seed, row in enumerate(table)
+        for index, label in enumerate(labels)
+    ]
+    summary = summarize(records)
+    text = reading(summary)
+    assert "better" not in text
+    claims = [sentence for sentence in text.split(". ") if " higher " in sentence or " lower " in sentence]
+    for row, line in zip(summary.rows[1:], render_table(summary).splitlines()[3:], strict=False):
+        undecided = row.difference.low <= 0 <= row.difference.high
+        assert (row.verdict == "undecided") == undecided
+        assert ("*" in line) != undecided
+        assert any(row.label in claim for claim in claims) != undecided
+
+
+def test_a_score_that_is_not_finite_is_shown_and_never_left_out():
+    records = [result("plain", seed, [0.5, 0.5]) for seed in range(2)]
+    records += [result("m", 0, [0.9, None]), result("m", 1, [0.9, 0.9])]
+    summary = summarize(records)
+    row = summary.rows[1]
+    assert math.isnan(row.score.mean)
+    assert row.verdict is None
+    assert "nan: a score is not finite, so no mean is given (m)" in render_table(summary)
+    assert "there is no interval of the difference to plain" in reading(summary)
+
+
+def test_one_test_task_gives_a_mean_without_an_interval():
+    summary = summarize([result("plain", 0, [0.5]), result("m", 0, [0.6])])
+    assert "60.00 ± n/a" in render_table(summary)
+    assert summary.rows[1].verdict is None
+
+
+def test_without_plain_there_are_no_differences_and_the_table_says_why():
+    summary = summarize([result("m", 0, [0.5, 0.6])])
+    assert summary.rows[0].difference is None
+    assert "No differences" in render_table(summary)
+    assert "no method can be compared" in reading(summary)
+
+
+def test_a_log_without_results_gives_a_table_that_says_so():
+    summary = summarize([start()])
+    assert summary.expected == 18
+    assert "No run has finished" in render_table(summary)
+    assert "0 of 18 runs finished" in render_table(summary)
+    assert "nothing can be said" in reading(summary)
+
+
+ERROR = "loss is not finite\nin this network\n\nTraceback (most recent call last):\n  File x\n"
+
+
+def test_missing_runs_and_failed_runs_are_told():
+    records = [start(["plain", "m"], seeds=2), result("plain", 0, [0.5, 0.6]), result("plain", 1, [0.5, 0.6])]
+    records += [{"event": "failed", "run": "maml-m-s0", "label": "m", "seed": 0, "error": ERROR}]
+    records += [{"event": "failed", "run": "maml-m-s1", "label": "m", "seed": 1, "error": "killed"}]
+    records += [result("m", 1, [0.5, 0.6])]  # it was resumed and went well
+    summary = summarize(records)
+    table = render_table(summary)
+    assert summary.failures == {"maml-m-s0": ERROR}
+    assert "Partial: 3 of 4 runs finished." in table
+    assert "Failed: maml-m-s0: loss is not finite in this network\n" in table + "\n"
+    assert "1 of 2" in table
+    assert "of 9 runs" in render_table(summarize(records, expected_runs=9))
+
+
+@pytest.mark.parametrize("event", ["result", "failed"])
+def test_what_is_missing_is_said_of_the_runs_of_the_table_where_there_are_candidates(event):
+    tried = {**result("m", 0, [0.5, 0.6]), "role": "candidate", "run": "tried", "event": event, "error": "killed"}
+    records = [start(["plain", "m"], seeds=1), result("plain", 0, [0.5, 0.6]), tried]
+    lines = render_table(summarize(records)).splitlines()
+    assert "Partial: 1 of 2 runs finished; candidates of what is tuned are not counted." in lines
+
+
+@pytest.mark.parametrize(("workers", "told"), [([1], False), ([2], True), ([1, 2], True), ([2, 1], True)])
+def test_other_runs_are_held_against_the_times_only_where_there_were_some(workers, told):
+    records = [{**start(["plain"], seeds=1), "workers": number} for number in workers]
+    table = render_table(summarize([*records, result("plain", 0, [0.5, 0.6])]))
+    assert "an indication, no benchmark." in table
+    assert ("while other runs used the machine" in table) == told
+
+
+def test_candidates_stay_out_of_the_table_and_the_chosen_one_is_marked():
+    summary = summarize(comparison())
+    assert [row.label for row in summary.rows] == list(METHODS)
+    assert [(item.homogenizers, item.chosen) for item in summary.candidates] == [
+        ("static(seed=1)", True),
+        ("static(seed=2)", False),
+    ]
+    assert summary.rows[1].tuned_from == ("static(seed=1)", "static(seed=2)")
+    assert summary.finished == 18
+
+
+def test_results_of_different_tests_are_not_averaged():
+    with pytest.raises(ConfigError, match=r"not tested on the same tasks.*2 and 3 scores"):
+        summarize([result("plain", 0, [0.5, 0.6]), result("m", 0, [0.5, 0.6, 0.7])])
+
+
+def test_two_runs_of_one_method_and_seed_are_not_averaged():
+    with pytest.raises(ConfigError, match="both claim to be 'plain' of maml with seed 0"):
+        summarize([result("plain", 0, [0.5]), result("plain", 0, [0.6], run="other")])
+
+
+def test_accuracies_are_percent_and_errors_have_four_digits():
+    records = [result("plain", 0, [0.4023, 0.4223])]
+    assert "41.23 ± 12.71" in render_table(summarize(records))
+    records = [result("plain", 0, [0.4, 0.6], metric="mse")]
+    assert "0.5000 ± 1.271" in render_table(summarize(records))
+
+
+def test_differences_are_signed_and_columns_stand_under_each_other():
+    table = render_table(summarize(comparison()))
+    header, _, *rows = table.split("\n\n")[0].splitlines()
+    assert len({row.index("±") for row in rows}) == 1
+    assert all(row[header.index("seeds")] == "3" for row in rows)
+    differences = [float(row.split()[-row.split()[::-1].index("±") - 2]) for row in rows[1:]]
+    assert all(math.isfinite(number) for number in differences)
+    assert sum("+" in row.split("  ", 1)[1] or "-" in row for row in rows[1:]) == len(rows) - 1
+
+
+def test_the_csv_reads_back_to_the_same_numbers(tmp_path):
+    summary = summarize(comparison())
+    write_csv(summary, tmp_path / "summary.csv")
+    with (tmp_path / "summary.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    for line, row in zip(lines, summary.rows, strict=True):
+        assert line["label"] == row.label
+        assert float(line["mean"]) == row.score.mean
+        assert line["difference"] == ("" if row.difference is None else repr(row.difference.mean))
+        assert float(line["mean[glyphs:dingbats]"]) == row.by_domain["glyphs:dingbats"].mean
+
+
+def test_the_json_form_is_valid_json_even_with_scores_that_are_not_finite():
+    records = [*comparison(), result("broken", 0, [None] * 20, domains=comparison()[-1]["domains"])]
+    text = json.dumps(to_json(summarize(records)), allow_nan=False)
+    assert json.loads(text)["rows"][-1]["score"]["mean"] is None

@@ -1,0 +1,97 @@
+"""The run file: defaults, overrides, round trip, and errors with the key path."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradhomog import ConfigError
+from gradhomog.experiments.config.schema import Config, load
+
+
+def test_without_a_file_everything_has_its_default():
+    assert load() == Config()
+
+
+@given(
+    st.integers(1, 5),
+    st.lists(st.integers(0, 99), min_size=1, max_size=4, unique=True),
+    st.floats(1e-6, 10),
+    st.sampled_from(["weak", "strong"]),
+)
+def test_the_resolved_file_reads_back_as_the_same_configuration(ways, seeds, lr, setting):
+    overrides = [
+        f"episodes.ways={ways + 1}", f"seeds={seeds}", f"train.inner_lr={lr!r}", f'domains.setting="{setting}"'
+    ]  # fmt: skip
+    config = load(None, overrides)
+    import tempfile
+    from pathlib import Path
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run.toml"
+        path.write_text(config.to_toml(), encoding="utf-8")
+        again = load(path)
+    assert again == config
+    assert again.digest == config.digest
+
+
+def test_overrides_take_toml_values_and_bare_words_and_win_over_the_file(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('learner = "maml"\n[train]\nsteps = 7\n')
+    config = load(path, ["train.steps=9", "learner=fomaml", 'homogenizers=["none", "pcgrad"]', "domains.setting=weak"])
+    assert (config.train.steps, config.learner, config.homogenizers) == (9, "fomaml", ["none", "pcgrad"])
+    assert config.domains.setting == "weak"
+
+
+def test_the_digest_ignores_the_number_of_workers_and_nothing_else():
+    assert load(None, ["workers=7"]).digest == load().digest
+    for change in ("threads=2", "train.steps=3", "seeds=[5]", "learner=fomaml", "test.episodes=9"):
+        assert load(None, [change]).digest != load().digest
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.stpes=3", r"unknown key `train.stpes`. Did you mean `train.steps`\?"),
+        ("colour=3", r"unknown key `colour`"),
+        ("train=3", r"`train` must be a table"),
+        ("train.steps=0", r"`train.steps` must be at least 1; got 0"),
+        ("train.steps=1.5", r"`train.steps` must be an integer; got 1.5"),
+        ("train.steps=true", r"`train.steps` must be an integer; got True"),
+        ("train.inner_lr=0", r"`train.inner_lr` must be greater than 0"),
+        ("train.inner_lr=nan", r"`train.inner_lr` must be a number; got nan"),
+        ("train.outer_lr=inf", r"`train.outer_lr`"),
+        ("episodes.ways=1", r"`episodes.ways` must be at least 2"),
+        ("episodes.queries=0", r"`episodes.queries` must be at least 1"),
+        ("domains.setting=mild", r'`domains.setting` must be one of "weak", "strong"; got \'mild\''),
+        ("domains.train=[]", r"`domains.train` must name at least one"),
+        ('domains.test=["a", "a"]', r"`domains.test` must not name one twice"),
+        ("homogenizers=[]", r"`homogenizers` must name at least one"),
+        ("homogenizers=ablaton", r"`homogenizers`: no suite is called 'ablaton'; .* Did you mean 'ablation'\?"),
+        ("homogenizers=pcgrad", r'no suite is called .* A pipeline stands in a list: homogenizers = \["pcgrad"\]'),
+        ("homogenizers=3", r"`homogenizers` must be a list"),
+        ("seeds=0", r"`seeds` must name at least one"),
+        ("seeds=[-1]", r"`seeds` must be from 0 to 4294967295; got -1"),
+        (f"seeds=[0, {10**30}]", rf"`seeds` must be from 0 to 4294967295; got {10**30}"),
+        (f"train.outer_lr={10**400}", r"`train.outer_lr` must be greater than 0; got inf"),
+        ("seeds=x", r"`seeds` must be an integer or a list"),
+        ("network.channels=2", r"`network.channels` must be one of 0, 1, 3; got 2"),
+        ("network.name=resnet", r'`network.name` must be one of "conv4", "conv6", .*"mlp"; got .resnet.'),
+        ("train", r"--set needs key.path=value; got 'train'"),
+        ("seeds.first=1", r"`seeds` must be an integer or a list"),
+    ],
+)
+def test_what_cannot_be_used_is_told_with_its_key_path(override, message):
+    with pytest.raises(ConfigError, match=message):
+        load(None, [override])
+
+
+def test_a_file_that_is_missing_or_no_toml_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"nowhere.toml: the run file cannot be read"):
+        load(tmp_path / "nowhere.toml")
+    bad = tmp_path / "bad.toml"
+    bad.write_text("seeds = = 3")
+    with pytest.raises(ConfigError, match=r"bad.toml: no valid TOML: .*line 1"):
+        load(bad)
+    bad.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(bad)

@@ -1,0 +1,78 @@
+"""Named lists of methods: every member parses, the installed ones make pipelines, and a run file may name them."""
+
+import json
+
+import pytest
+
+import gradhomog
+from gradhomog import ConfigError, expression
+from gradhomog.experiments.config import suites
+from gradhomog.experiments.config.schema import Config, load
+from gradhomog.experiments.execution import plan
+from gradhomog.registry import installed
+
+TEXTS = [(name, text) for name, texts in suites.SUITES.items() for text in texts]
+INSTALLED = {info.name for info in installed().list("homogenizers")}
+
+
+@pytest.mark.parametrize(("suite", "text"), TEXTS)
+def test_every_member_parses_and_makes_a_pipeline_where_its_plugins_are_installed(suite, text):
+    for alternative in expression.parse_alternatives(text):
+        if {name for name, _ in alternative} <= INSTALLED:
+            gradhomog.pipeline(expression.render(alternative))
+
+
+def test_a_suite_is_expanded_when_a_run_file_or_an_override_names_it(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('homogenizers = "ablation"\n')
+    config = load(path)
+    assert config == load(None, ["homogenizers=ablation"]) == load(None, ['homogenizers="ablation"'])
+    assert config.homogenizers == list(suites.SUITES["ablation"])
+    path.write_text(config.to_toml())  # the resolved file lists the members
+    assert load(path) == config
+    assert load(path, ["homogenizers=default"]) == Config()
+
+
+def test_a_list_of_one_name_is_a_pipeline_not_a_suite():
+    with pytest.raises(ConfigError, match="no homogenizer is called 'ablation'"):
+        plan.methods(load(None, ['homogenizers=["ablation"]']))
+
+
+def test_the_ablation_has_the_papers_nine_rows_first_and_no_row_twice():
+    texts = suites.members("ablation")
+    names = [[name for name, _ in expression.parse(text)] for text in texts[:9]]
+    assert names == [
+        [], ["static"], ["reweight"], ["rotate"], ["isi"],
+        ["rotate", "reweight"], ["isi", "reweight"], ["isi", "rotate"], ["isi", "rotate", "reweight"],
+    ]  # fmt: skip
+    assert expression.parse(texts[1]) == [("static", {"weights": [0.1, 0.5, 0.3, 0.4]})]
+    assert len(expression.parse_alternatives(texts[-1])) == 3
+    runnable = [
+        text
+        for text in texts
+        if {name for alternative in expression.parse_alternatives(text) for name, _ in alternative} <= INSTALLED
+    ]
+    labels = [row.label for row in plan.methods(load(None, [f"homogenizers={json.dumps(runnable)}"]))]
+    assert len(set(labels)) == len(runnable)
+
+
+def test_changing_what_a_suite_gave_leaves_the_suite():
+    suites.members("default").clear()
+    assert load().homogenizers == list(suites.SUITES["default"])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Ablation", "there are default, ablation, multitask, landscape. Did you mean 'ablation'?"),
+        ("pcgrad", 'A pipeline stands in a list: homogenizers = ["pcgrad"].'),
+        ('gradnorm(key="domain")', r'homogenizers = ["gradnorm(key=\"domain\")"].'),
+    ],
+)
+def test_what_is_no_suite_is_told_what_to_write(name, message):
+    with pytest.raises(ConfigError) as raised:
+        suites.members(name)
+    assert message in str(raised.value)
+    if "in a list" in message:
+        advice = str(raised.value).rpartition("homogenizers = ")[2].rstrip(".")
+        assert load(None, [f"homogenizers={advice}"]).homogenizers == [name]

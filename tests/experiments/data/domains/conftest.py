@@ -1,0 +1,19 @@
+"""No test reads or writes the user's cache."""
+
+import pytest
+
+from gradhomog.experiments.data.domains import glyphs
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "gradhomog"
+
+
+@pytest.fixture(scope="session")
+def greek(tmp_path_factory):
+    """`glyphs:greek` with default options, rendered once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        return glyphs.glyphs("greek")

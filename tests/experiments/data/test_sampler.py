@@ -1,0 +1,267 @@
+import collections
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradhomog import DataError, OptionError
+from gradhomog.experiments.data.domains import ClassImages
+from gradhomog.experiments.data.domains.functions import functions
+from gradhomog.experiments.data.sampler import EpisodeStream
+
+CLASSES, IMAGES = 12, 8
+
+
+def numbered(name, *, channels=1, size=4):
+    """A domain in which the corner pixels of image k of class c are c and k."""
+    labels = np.repeat(np.arange(CLASSES), IMAGES)
+    images = np.zeros((len(labels), size, size, channels), dtype=np.uint8)
+    images[:, 0, 0] = labels[:, None]
+    images[:, 0, 1] = np.tile(np.arange(IMAGES), CLASSES)[:, None]
+    return ClassImages(name, images, labels, [f"{name} {index}" for index in range(CLASSES)])
+
+
+DOMAINS = [numbered(name) for name in "abcde"]
+NUMBERS = {"split": "train", "ways": 3, "shots": 2, "queries": 3, "tasks": 4, "setting": "strong", "seed": 0}
+
+
+def stream(domains=DOMAINS, **change):
+    return EpisodeStream(domains, **{**NUMBERS, **change})
+
+
+def same(one, two):
+    fields = ("support_x", "support_y", "query_x", "query_y")
+    return all(torch.equal(getattr(one, field), getattr(two, field)) for field in fields)
+
+
+def corner(x, column):
+    return ((x[:, 0, 0, column] + 1) * 127.5).round().long().tolist()
+
+
+settings_of_stream = st.sampled_from(["weak", "strong"])
+seeds = st.integers(0, 2**32 - 1)
+
+
+@given(setting=settings_of_stream, seed=seeds, indices=st.lists(st.integers(0, 10**6), min_size=1, max_size=4))
+@settings(max_examples=30, deadline=None)
+def test_a_batch_depends_on_its_index_alone(setting, seed, indices):
+    one = stream(setting=setting, seed=seed)
+    in_order = {index: one.batch(index) for index in indices}
+    other = stream(setting=setting, seed=seed)
+    for index in reversed(indices):
+        again = other.batch(index)
+        assert same(again, in_order[index])
+        assert again.domains == in_order[index].domains
+
+
+@given(seed=seeds, start=st.integers(0, 1000))
+@settings(max_examples=10, deadline=None)
+def test_a_resumed_stream_goes_on_where_it_was(seed, start):
+    resumed = stream(seed=seed).batches(start)
+    for index in range(start, start + 3):
+        assert same(next(resumed), stream(seed=seed).batch(index))
+
+
+@given(seed=seeds, index=st.integers(0, 10**6), tasks=st.integers(1, 5))
+@settings(max_examples=50, deadline=None)
+def test_the_tasks_of_a_strong_batch_come_from_different_domains(seed, index, tasks):
+    assert len(set(stream(seed=seed, tasks=tasks).batch(index).domains)) == tasks
+
+
+@given(seed=seeds, index=st.integers(0, 10**6), domains=st.integers(1, 4), tasks=st.integers(5, 11))
+@settings(max_examples=50, deadline=None)
+def test_too_few_domains_for_a_strong_batch_are_used_equally_often(seed, index, domains, tasks):
+    names = stream(DOMAINS[:domains], seed=seed, tasks=tasks).batch(index).domains
+    counts = collections.Counter(names)
+    assert set(counts.values()) <= {tasks // domains, -(-tasks // domains)}
+    assert len(counts) == domains
+
+
+@given(seed=seeds, index=st.integers(0, 10**6))
+@settings(max_examples=50, deadline=None)
+def test_the_tasks_of_a_weak_batch_come_from_one_domain(seed, index):
+    assert len(set(stream(seed=seed, setting="weak").batch(index).domains)) == 1
+
+
+@pytest.mark.parametrize("setting", ["weak", "strong"])
+def test_in_the_long_run_every_domain_fills_every_slot_equally_often(setting):
+    made = stream(setting=setting)
+    counts = collections.Counter(
+        (slot, domain.name) for index in range(2000) for slot, domain in enumerate(made._domains_of_batch(index))
+    )
+    assert len(counts) == 4 * 5
+    assert max(abs(count - 400) for count in counts.values()) < 90  # five standard deviations
+
+
+@given(seed=seeds, index=st.integers(0, 10**6), split=st.sampled_from(["train", "val", "test", "all"]))
+@settings(max_examples=50, deadline=None)
+def test_support_and_query_are_disjoint_and_balanced_and_of_the_split(seed, index, split):
+    for task in stream(seed=seed, split=split).batch(index):
+        assert task.support_y.bincount().tolist() == [2] * 3
+        assert task.query_y.bincount().tolist() == [3] * 3
+        support = set(zip(corner(task.support_x, 0), corner(task.support_x, 1), strict=True))
+        query = set(zip(corner(task.query_x, 0), corner(task.query_x, 1), strict=True))
+        assert len(support) == 6
+        assert len(query) == 9
+        assert not support & query
+        (domain,) = (domain for domain in DOMAINS if domain.name == task.domain)
+        assert {number for number, _ in support | query} <= set(domain.classes(split))
+
+
+def test_seeds_and_splits_and_indices_give_different_tasks():
+    """Compared by images and order, in one domain with one set of classes."""
+    domain = [ClassImages("one", DOMAINS[0]._images, np.repeat(np.arange(CLASSES), IMAGES), list("abcdefghijkl"))]
+    made = [
+        stream(domain, seed=seed, split=split, queries=6).task(index)
+        for seed in (0, 1, 2**32 - 1)
+        for split in ("train", "all")
+        for index in range(20)
+    ]
+    assert len({task.support_x.numpy().tobytes() + task.query_x.numpy().tobytes() for task in made}) == len(made)
+
+
+def test_the_tasks_of_a_batch_are_the_consecutive_tasks_of_the_stream():
+    """With one domain there is nothing to choose, so batch b must hold task(4 b) ... task(4 b + 3)."""
+    made = stream(DOMAINS[:1])
+    for index in (0, 7):
+        for slot, task in enumerate(made.batch(index)):
+            assert same(task, made.task(4 * index + slot))
+
+
+def test_evaluation_gives_every_domain_the_same_share():
+    made = stream(split="test")
+    assert [made.task(index).domain for index in range(10)] == list("abcde") * 2
+
+
+def test_the_draws_are_the_same_on_every_machine():
+    task = stream(split="all", seed=7).task(11)
+    assert task.domain == "b"
+    assert corner(task.support_x, 0) == [9, 9, 4, 4, 7, 7]
+    assert corner(task.support_x, 1) == [7, 0, 3, 7, 7, 6]
+    assert stream(seed=7).batch(3).domains == ("a", "d", "b", "e")
+
+
+def test_grey_becomes_rgb_by_repetition_and_rgb_grey_by_luminance():
+    random = np.random.default_rng(0)
+    labels = np.repeat(np.arange(4), 4)
+    pixels = random.integers(0, 256, (16, 4, 4, 3), dtype=np.uint8)
+    pixels[0] = 255
+    pixels[1] = 0
+    colour = ClassImages("colour", pixels, labels, list("abcd"))
+    grey = ClassImages("grey", pixels[..., :1], labels, list("abcd"))
+    numbers = {"split": "all", "ways": 4, "shots": 1, "queries": 3}
+
+    mixed = stream([colour, grey], channels=3, tasks=2, **numbers)
+    assert mixed.input_shape == (3, 4, 4)
+    batch = mixed.batch(0)
+    assert batch.query_x.shape == (2, 12, 3, 4, 4)
+    repeated = batch[batch.domains.index("grey")].query_x
+    assert torch.equal(repeated[:, 0], repeated[:, 1])
+    assert torch.equal(repeated[:, 0], repeated[:, 2])
+
+    mixed, plain = stream([colour], channels=1, **numbers), stream([colour], **numbers)
+    assert mixed.input_shape == (1, 4, 4)
+    one, all_three = mixed.task(0).query_x, plain.task(0).query_x
+    expected = 0.299 * all_three[:, 0] + 0.587 * all_three[:, 1] + 0.114 * all_three[:, 2]
+    torch.testing.assert_close(one[:, 0], expected, rtol=0, atol=1e-6)
+    assert one.abs().max() <= 1
+
+
+def test_regression_domains_stream_alike():
+    made = stream([functions("sinusoid"), functions("line")], tasks=2, shots=5, queries=7)
+    batch = made.batch(0)
+    assert batch.support_x.shape == (2, 5, 1)
+    assert batch.query_y.shape == (2, 7, 1)
+    assert sorted(batch.domains) == ["functions:line", "functions:sinusoid"]
+    assert made.outputs == 1
+    assert made.input_shape == (1,)
+
+
+REFUSED_DOMAINS = {
+    "none": ([], {}, "needs at least one domain; got none"),
+    "kinds": ([DOMAINS[0], functions("line")], {}, "of one kind; a is classification and functions:line is regression"),
+    "sizes": (
+        [DOMAINS[0], numbered("b", size=5)],
+        {},
+        r"of one shape; a has \(1, 4, 4\) and b has \(1, 5, 5\).*`size`",
+    ),
+    "channels": ([DOMAINS[0], numbered("b", channels=3)], {}, r"b has \(3, 4, 4\)\. Give `channels=1` or `channels=3`"),
+    "sizes of converted": ([DOMAINS[0], numbered("b", size=5)], {"channels": 3}, "must have inputs of one shape"),
+    "names": ([DOMAINS[0], DOMAINS[0]], {}, "different names; got a, a"),
+    "no channels": ([functions("line")], {"channels": 3}, r"`channels=3` converts images; domain functions:line"),
+    "too few classes": (DOMAINS, {"ways": 20}, "domain 'a', split 'train': 20-way tasks"),
+    "too few images": (DOMAINS, {"shots": 9}, "need 3 classes of at least 12 images"),
+}
+
+
+@pytest.mark.parametrize(("domains", "change", "message"), REFUSED_DOMAINS.values(), ids=REFUSED_DOMAINS.keys())
+def test_domains_that_do_not_fit_are_refused_at_once(domains, change, message):
+    with pytest.raises(DataError, match=message):
+        stream(domains, **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ways": 0}, "`ways` must be an integer >= 1; got 0"),
+        ({"shots": 1.5}, "`shots` must be an integer >= 1; got 1.5"),
+        ({"queries": True}, "`queries` must be an integer >= 1; got True"),
+        ({"tasks": 0}, "`tasks` must be an integer >= 1; got 0"),
+        ({"seed": -1}, "`seed` must be an integer in 0..4294967295; got -1"),
+        ({"seed": 2**32}, "`seed` must be an integer in 0..4294967295"),
+        ({"split": "novel"}, "`split` must be one of train, val, test, all; got 'novel'"),
+        ({"setting": "medium"}, "`setting` must be one of weak, strong; got 'medium'"),
+        ({"channels": 2}, "`channels` must be one of None, 1, 3; got 2"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(change, message):
+    with pytest.raises(OptionError, match=message):
+        stream(**change)
+
+
+def test_negative_indices_are_refused():
+    with pytest.raises(OptionError, match="`index` must be >= 0; got -1"):
+        stream().task(-1)
+    with pytest.raises(OptionError, match="`index` must be >= 0; got -2"):
+        stream().batch(-2)
+
+
+@given(seed=seeds, index=st.integers(0, 10**6), split=st.sampled_from(["train", "val", "test", "all"]))
+@settings(max_examples=30, deadline=None)
+def test_classes_number_those_of_the_split_over_all_domains(seed, index, split):
+    """An image's corner says which class of its domain it is of; the stream's numbers are these, one domain after the
+    other."""
+    made = stream(seed=seed, split=split)
+    batch = made.batch(index)
+    all_of_them = [(domain.name, own) for domain in DOMAINS for own in domain.classes(split)]
+    assert made.class_count == len(all_of_them)
+    assert batch.classes.shape == (4, 3)
+    for task in batch:
+        for x, y in ((task.support_x, task.support_y), (task.query_x, task.query_y)):
+            found = [all_of_them[number] for number in task.classes[y].tolist()]
+            assert found == [(task.domain, own) for own in corner(x, 0)]
+
+
+def test_domains_that_tell_no_classes_give_tasks_without():
+    made = stream([functions("line"), functions("step")])
+    assert made.class_count == 0
+    assert made.batch(0).classes is None
+    assert made.task(0).classes is None
+
+
+def test_a_task_of_classes_that_its_domain_does_not_list_is_refused():
+    class Listing(ClassImages):
+        def classes(self, split):
+            return [own for own in super().classes(split) if own != self.hidden]
+
+        def _eligible(self, split, needed):
+            return super().classes(split)
+
+    labels = np.repeat(np.arange(4), IMAGES)
+    domain = Listing("four", np.zeros((len(labels), 4, 4, 1), dtype=np.uint8), labels, list("abcd"))
+    domain.hidden = 2
+    made = stream([domain], split="all", ways=4)
+    with pytest.raises(DataError, match=r"`classes` of a task must be among the 3 of `classes\('all'\)`; found \[2\]"):
+        made.task(0)

@@ -1,0 +1,43 @@
+"""Batches are a function of seed and number; R² is what it is said to be."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from gradhomog.experiments.problems.data import batch, r_squared
+
+
+@pytest.mark.parametrize(("examples", "size"), [(60, 16), (64, 16), (7, 2)])
+def test_an_epoch_shows_every_example_at_most_once_and_all_that_fill_a_batch(examples, size):
+    batches = examples // size
+    for epoch in range(3):
+        seen = torch.cat([batch(examples, size, 3, epoch * batches + index) for index in range(batches)])
+        assert len(set(seen.tolist())) == len(seen) == batches * size
+
+
+def test_batches_differ_between_epochs_and_seeds_and_in_nothing_else():
+    assert torch.equal(batch(60, 16, 0, 5), batch(60, 16, 0, 5))
+    assert not torch.equal(batch(60, 16, 0, 0), batch(60, 16, 0, 3))
+    assert not torch.equal(batch(60, 16, 0, 0), batch(60, 16, 1, 0))
+
+
+def test_few_examples_are_all_in_every_batch():
+    assert batch(5, 8, 0, 11).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_r_squared_is_one_minus_unexplained_over_total_variance():
+    random = np.random.default_rng(0)
+    y, f = random.normal(size=(40, 1)), random.normal(size=(40, 1))
+    expected = 1 - ((y - f) ** 2).mean() / y.var()
+    assert r_squared(torch.from_numpy(f), torch.from_numpy(y)) == pytest.approx(expected, rel=1e-12)
+
+
+def test_r_squared_of_the_targets_is_one_of_their_mean_zero_and_of_equal_targets_nothing():
+    y = torch.tensor([[1.0], [2.0], [6.0]])
+    assert r_squared(y, y) == 1
+    assert r_squared(torch.full_like(y, 3.0), y) == pytest.approx(0, abs=1e-12)
+    assert math.isnan(r_squared(y, torch.ones(3, 1)))

@@ -1,0 +1,178 @@
+"""A comparison on a multi-task problem: its table however it was run or stopped, its report, and the command."""
+
+from __future__ import annotations
+
+import csv
+import json
+import signal
+
+import numpy as np
+import pytest
+
+from gradhomog.cli import main
+from gradhomog.errors import ConfigError
+from gradhomog.experiments.config.schema import load
+from gradhomog.experiments.execution.comparison import compare
+from gradhomog.experiments.report.tables import render_table
+from gradhomog.experiments.results import run_dir as folders
+from gradhomog.experiments.results.events import SINGLE, ResultLog
+from tests.experiments.problems.conftest import GLYPHS
+
+pytestmark = pytest.mark.slow
+
+METHODS = 'homogenizers=["single-task", "pcgrad", "gradnorm | gradnorm(alpha=0.5) | gradnorm(alpha=3.0)"]'
+OVERRIDES = [*GLYPHS, METHODS]
+LABELS = ["plain", "static (tuned)", SINGLE, "pcgrad", "gradnorm (tuned)"]
+
+
+def config(*more):
+    return load(None, [*OVERRIDES, *more]).with_baselines()
+
+
+def results(path):
+    return {
+        (r["label"], r["homogenizers"], r["seed"], r["role"]): (r["scores"], r["validation"], r["best_step"])
+        for r in ResultLog.read(path / folders.LOG)
+        if r["event"] == "result"
+    }
+
+
+def table(outcome):
+    return [(row.label, row.score, row.improvement, row.difference) for row in outcome.summary.rows]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An uninterrupted comparison in one process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "problems-cache"))
+        return compare(config(), tmp_path_factory.mktemp("whole"))
+
+
+def test_every_method_is_there_with_every_seed_and_static_weights_with_the_budget_of_the_others(whole):
+    assert not whole.failures
+    rows = {row.label: row for row in whole.summary.rows}
+    assert list(rows) == LABELS
+    assert all(row.seeds == (0, 1) for row in rows.values())
+    assert len(rows["static (tuned)"].tuned_from) == len(rows["gradnorm (tuned)"].tuned_from) == 3
+    assert whole.summary.finished == whole.summary.expected == 10
+
+
+def test_the_table_has_a_column_for_each_task_and_the_improvement_over_each_task_alone(whole):
+    found = results(whole.folder)
+    text = render_table(whole.summary)
+    header = text.splitlines()[0]
+    assert all(title in header for title in ("accuracy %", "Δm %", "left", "right"))
+    assert "than with single-task" in text
+    assert "10 single pictures" not in text
+    assert "no picture is in two of these parts" in text
+    for row in whole.summary.rows:
+        changes = []
+        for seed in (0, 1):
+            (scores,) = [v[0] for k, v in found.items() if (k[0], k[2], k[3]) == (row.label, seed, "compare")]
+            base = found[SINGLE, "none", seed, "compare"][0]
+            changes.append(sum((s - b) / b for s, b in zip(scores, base, strict=True)) / 2)
+        if row.label == SINGLE:
+            assert row.improvement is None
+        else:
+            assert row.improvement.mean == pytest.approx(sum(changes) / 2)
+    with (whole.folder / "summary.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert [line["improvement"] != "" for line in lines] == [label != SINGLE for label in LABELS]
+
+
+def test_the_report_speaks_of_the_problem_and_not_of_episodes(whole):
+    page = (whole.folder / "report.html").read_text(encoding="utf-8")
+    assert "comparison on glyph_pairs" in page
+    assert "On glyph_pairs the plain learner has a test accuracy of" in page
+    assert "left, right" in page
+    assert "The choice does not look at the test." in page
+    assert "validation accuracy" in page
+    for word in ("test tasks", "training domains", "episodes"):
+        assert word not in page
+    drawn = {path.stem for path in (whole.folder / "figures").iterdir()}
+    assert {"scores", "domains", "conflict", "weights", "validation"} <= drawn
+    assert "trajectories" not in drawn
+
+
+def test_the_resolved_file_lists_the_baselines_and_runs_again_to_the_same_table(whole, undrawn, tmp_path):
+    again = compare(load(whole.folder / folders.RUN_FILE), tmp_path / "again")
+    assert results(again.folder) == results(whole.folder)
+    assert table(again) == table(whole)
+
+
+@pytest.mark.parametrize("count", [2, 40])
+def test_interrupted_after_any_step_it_resumes_to_the_same_table(whole, undrawn, tmp_path, count):
+    def interrupt(record):
+        interrupt.steps += record["event"] == "progress"
+        if interrupt.steps == count and record["event"] == "progress":
+            signal.raise_signal(signal.SIGINT)
+
+    interrupt.steps = 0
+    with pytest.raises(KeyboardInterrupt):
+        compare(config(), tmp_path / "out", progress=interrupt)
+    outcome = compare(config(), tmp_path / "out", resume=True)
+    assert results(outcome.folder) == results(whole.folder)
+    assert table(outcome) == table(whole)
+
+
+def test_compare_adds_the_baselines_and_report_makes_the_table_again(undrawn, tmp_path, capsys):
+    arguments = [argument for override in [*GLYPHS, "seeds=1"] for argument in ("--set", override)]
+    assert main(["compare", "--out", str(tmp_path / "out"), *arguments, "--set", 'homogenizers=["pcgrad"]']) == 0
+    printed = capsys.readouterr().out
+    assert [line.split("  ")[0] for line in printed.splitlines()[2:5]] == ["plain", "static (tuned)", "pcgrad"]
+    assert "±" not in printed  # one seed of tasks that are no sample
+    assert "With one run of a method there is no interval." in printed
+    assert "than with plain" in printed
+    assert main(["report", str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().out.splitlines()[:12] == printed.splitlines()[:12]
+
+
+def test_train_trains_what_it_is_told_and_no_baselines(undrawn, tmp_path, capsys):
+    arguments = [argument for override in [*GLYPHS, "seeds=1"] for argument in ("--set", override)]
+    out = tmp_path / "out"
+    assert main(["train", "--json", "--out", str(out), *arguments, "--set", 'homogenizers=["mgda"]']) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["label"] for row in found["rows"]] == ["mgda"]
+    assert found["problem"] == "glyph_pairs"
+    assert len(list((out / "runs").iterdir())) == 1
+
+
+def test_the_landscape_is_one_run_of_each_method_with_paths_in_its_report(tmp_path):
+    overrides = ["problem.name=landscape", "train.steps=20", "train.validate_every=10", "workers=1"]
+    outcome = compare(load(None, [*overrides, 'homogenizers=["pcgrad"]']).with_baselines(), tmp_path / "out")
+    assert not outcome.failures
+    text = render_table(outcome.summary)
+    header, *rows = text.splitlines()
+    assert "from the front" in header
+    assert "a: f1" in header
+    assert "Δm" not in text  # ratios of such losses mean nothing
+    assert "±" not in "".join(rows)
+    assert "a from (-8.5, 7.5), b from (-8.5, -5), c from (9, 9)" in text
+    assert (outcome.folder / "figures" / "trajectories.svg").exists()
+    page = (outcome.folder / "report.html").read_text(encoding="utf-8")
+    assert "Pareto optimal points" in page
+    # Nothing is held out: what is tuned is tuned on the losses that are shown, and nobody says otherwise.
+    assert "static (tuned): the loss in this table chose" in text
+    assert "The best candidate by the loss that the table shows is its method&#x27;s row" in page
+    assert "which favours them over those with one try" in page
+    for word in ("test loss", "validation loss", "Validation score", "validation chose", "does not look at the test"):
+        assert word not in page + text
+
+
+def test_results_of_another_configuration_or_of_other_data_are_not_continued(undrawn, tmp_path):
+    rows = np.random.default_rng(0).normal(size=(40, 3))
+    data, out = tmp_path / "table.npz", tmp_path / "out"
+    np.savez(data, x=rows[:, 0], y=rows.sum(1), z=rows[:, 1])
+    overrides = ["problem.name=regression", f'problem.data="{data}"', 'problem.targets=["y", "z"]', "train.steps=2"]
+    overrides += ["train.validate_every=1", "seeds=1", "workers=1", 'homogenizers=["pcgrad"]', "network.width=4"]
+    compare(load(None, overrides).with_baselines(), out)
+    text = (out / folders.RUN_FILE).read_text(encoding="utf-8")
+    (out / folders.RUN_FILE).write_text(text.replace("steps = 2", "steps = 3"), encoding="utf-8")
+    with pytest.raises(ConfigError, match="results of another configuration"):
+        compare(load(out / folders.RUN_FILE), out, resume=True)
+    (out / folders.RUN_FILE).write_text(text, encoding="utf-8")
+    compare(load(out / folders.RUN_FILE), out, resume=True)
+    np.savez(data, x=-rows[:, 0], y=rows.sum(1), z=rows[:, 1])
+    with pytest.raises(ConfigError, match="results of another data"):
+        compare(load(out / folders.RUN_FILE), out, resume=True)

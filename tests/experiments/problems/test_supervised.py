@@ -1,0 +1,151 @@
+"""A network of several tasks: plain training is the hand-written loop, alone is each task by itself."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from gradhomog.experiments import models
+from gradhomog.experiments.config.schema import load
+from gradhomog.experiments.execution.plan import Run
+from gradhomog.experiments.problems.data import batch
+from gradhomog.experiments.problems.glyph_pairs import data
+from gradhomog.experiments.training.trainer import Training, trainee
+from tests.experiments.problems.conftest import GLYPHS
+
+
+def run(text, label=""):
+    return Run("glyph_pairs", label or ("plain" if text == "none" else text), text, 0)
+
+
+ALONE = run("none", "single-task")
+
+
+def trained(config, of, steps=4):
+    made = trainee(config, of)
+    outer = torch.optim.SGD(made.parameters(), lr=0.1)  # Adam would step on the rounding of gradients that are zero
+    reports = [made.step(index, outer, inspect=True) for index in range(steps)]
+    return made, reports
+
+
+def loop(config, shared, steps=4):
+    """What anybody would write: the mean of the losses for what is shared, and each head its own loss."""
+    train = data(config.problem, config.network.size).train
+    torch.manual_seed(0)
+    parts = [models.build("conv4", (1, 16, 16), 3, config.network.width) for _ in range(2)]
+    encoders = [parts[0][0]] * 2 if shared else [encoder for encoder, _ in parts]
+    heads = [head for _, head in parts]
+    body = list(encoders[0].parameters()) if shared else [p for encoder in encoders for p in encoder.parameters()]
+    outer = torch.optim.SGD([*body, *(p for head in heads for p in head.parameters())], lr=0.1)
+    for index in range(steps):
+        chosen = batch(len(train.inputs), config.problem.batch, 0, index)
+        features = [encoders[0](train.inputs[chosen])] * 2 if shared else [e(train.inputs[chosen]) for e in encoders]
+        losses = [cross_entropy(head(z), y[chosen]) for head, z, y in zip(heads, features, train.targets, strict=True)]
+        outer.zero_grad()
+        sum(losses).backward()
+        if shared:
+            for parameter in body:
+                parameter.grad /= 2
+        outer.step()
+    return encoders if not shared else encoders[:1], heads
+
+
+@pytest.mark.parametrize(("of", "shared"), [(run("none"), True), (ALONE, False)])
+def test_training_without_homogenizers_is_the_hand_written_loop(pairs, of, shared):
+    made, _ = trained(pairs, of)
+    encoders, heads = loop(pairs, shared)
+    for ours, theirs in ((made.encoders, encoders), (made.heads, heads)):
+        assert len(ours) == len(theirs)
+        for one, other in zip(ours, theirs, strict=True):
+            for name, value in other.state_dict().items():
+                torch.testing.assert_close(one.state_dict()[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_every_method_starts_from_the_same_network_and_sees_the_same_batches(pairs):
+    first = [trained(pairs, of, steps=1)[1][0] for of in (run("none"), run("mgda"), run("rotograd"), ALONE)]
+    for report in (first[1], first[3]):  # a rotation is not the identity to begin with
+        torch.testing.assert_close(report.losses[0], first[0].losses[0])
+    torch.testing.assert_close(first[1].losses, first[0].losses)
+    torch.testing.assert_close(first[1].norms, first[0].norms)
+    assert first[0].domains == ("left", "right")
+
+
+def test_norms_and_cosines_are_told_only_where_they_are_asked_for(pairs):
+    made = trainee(pairs, run("none"))
+    outer = torch.optim.Adam(made.parameters())
+    quiet, told = made.step(0, outer, inspect=False), made.step(1, outer, inspect=True)
+    assert quiet.cosines.isnan().all()
+    assert told.cosines.isfinite().all()
+    assert quiet.accuracies.shape == told.accuracies.shape == (2,)
+
+
+def test_alone_no_task_moves_the_network_of_another(pairs):
+    made, reports = trained(pairs, ALONE, steps=1)
+    assert len(made.encoders) == 2
+    assert reports[0].cosines.diagonal().tolist() == [1, 1]
+    assert reports[0].cosines[0, 1].isnan()  # of different parameters there is none
+    grads = [[p.grad.norm() for p in encoder.parameters()] for encoder in made.encoders]
+    assert all(torch.stack(one).isfinite().all() for one in grads)
+
+
+@pytest.mark.parametrize("text", ['static(weights={"left": 1, "right": 3})', 'gradnorm(key="domain")', "isi"])
+def test_homogenizers_know_the_tasks_by_name_and_act_within_the_encoder(pairs, text):
+    made, reports = trained(pairs, run(text), steps=2)
+    assert all(p.isfinite().all() for p in made.parameters())
+    if text.startswith("static"):
+        assert reports[0].weights.tolist() == [0.5, 1.5]
+
+
+def test_scores_are_shares_of_the_part_with_every_homogenizer_removed(pairs):
+    made, _ = trained(pairs, run("isi"), steps=1)
+    part = data(pairs.problem, 16).test
+    found = made.test([])
+    again = made.test([])
+    assert found.scores == again.scores
+    with torch.no_grad():
+        right = [
+            (head(made.encoders[0](part.inputs)).argmax(1) == y).double().mean().item()
+            for head, y in zip(made.heads, part.targets, strict=True)
+        ]
+    assert found.scores == right
+    assert found.domains == ["left", "right"]
+    assert found.metric == "accuracy"
+
+
+@pytest.mark.parametrize("text", ["gradnorm + pcgrad", "rotograd"])
+@pytest.mark.parametrize("stops", [(1,), (2, 5)])
+def test_stopping_and_going_on_gives_the_records_of_an_uninterrupted_run(pairs, tmp_path, stops, text):
+    found = []
+    for folder, limits in (("whole", (None,)), ("parts", (*stops, None))):
+        records = []
+        for limit in limits:
+            training = Training(pairs, run(text), tmp_path / folder, records.append)
+            assert training.finish(lambda t=training, n=limit: t.done == n) == (limit is None)
+        found.append([json.dumps({k: v for k, v in r.items() if "seconds" not in k}) for r in records])
+    assert found[0] == found[1]
+
+
+def test_a_tables_columns_are_learnt(tmp_path):
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 2, generator=random)
+    lines = [f"{a},{b},{a + b},{a - 2 * b}" for a, b in x.tolist()]
+    (tmp_path / "linear.csv").write_text("\n".join(["a,b,sum,gap", *lines]))
+    config = load(None, [
+        "problem.name=regression", f"problem.data={tmp_path / 'linear.csv'}", 'problem.targets=["sum", "gap"]',
+        "train.steps=120", "train.outer_lr=0.01", "train.validate_every=60",
+    ])  # fmt: skip
+    records = []
+    Training(config, Run("regression", "plain", "none", 0), tmp_path / "run", records.append).finish()
+    assert records[-1]["metric"] == "r2"
+    assert records[-1]["domains"] == ["sum", "gap"]
+    assert min(records[-1]["scores"]) > 0.95
+    assert records[-1]["validation"] > 0.95
+
+
+def test_a_larger_comparison_sees_other_batches_with_another_seed():
+    config = load(None, GLYPHS)
+    losses = [trained(config, Run("glyph_pairs", "plain", "none", seed), 1)[1][0].losses for seed in (0, 1)]
+    assert not torch.allclose(*losses)

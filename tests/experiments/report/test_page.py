@@ -1,0 +1,181 @@
+"""The report is one valid page that needs nothing beside it, from any log, finished or not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from html.parser import HTMLParser
+
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from gradhomog.errors import ConfigError
+from gradhomog.experiments.analysis.summary import summarize
+from gradhomog.experiments.report.page import write_report
+from gradhomog.experiments.report.tables import render_table
+from gradhomog.experiments.results.events import ResultLog
+from tests.experiments.synthetic import METHODS, comparison, result, start
+
+pytestmark = pytest.mark.slow
+
+SHOWN = ["plain", "static (tuned)", "pcgrad", "isi + rotate + reweight(beta=1.5)"]
+VOID = {"meta", "br", "link", "img"}
+
+
+class Page(HTMLParser):
+    """Checks that elements nest, and collects what a reader sees, references and identifiers."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.ids: list[str] = []
+        self.references: list[str] = []
+        self.code: list[str] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.add(tag)
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "pre":
+            self.code.append("")
+        for name, value in attributes:
+            if name == "id":
+                self.ids.append(value)
+            elif name in ("src", "href", "xlink:href"):
+                self.references.append(value)
+            elif value and "url(" in value:
+                self.references.append(value.split("url(")[1].split(")")[0])
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        if tag not in VOID:
+            self.handle_endtag(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "style" not in self.open:
+            self.text += data
+        if "pre" in self.open:
+            self.code[-1] += data
+
+
+def report(folder, records, **options):
+    log = ResultLog(folder / "results.jsonl")
+    for record in records:
+        log.append(record)
+    summary = write_report(folder, **options)
+    return summary, Page((folder / "report.html").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    return folder, *report(folder, comparison(SHOWN, seeds=2))
+
+
+def test_everything_that_the_log_allows_is_written(finished):
+    folder, summary, _ = finished
+    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    drawn = ("scores", "domains", "conflict", "stages", "weights", "measured", "validation")
+    pictures = {f"figures/{name}.{ending}" for name in drawn for ending in ("svg", "png")}
+    assert names == {"results.jsonl", "summary.csv", "report.html", *pictures}
+    assert summary.finished == summary.expected == 8
+
+
+def test_the_page_needs_no_script_and_nothing_outside_itself(finished):
+    _, _, page = finished
+    assert not page.tags & {"script", "link", "img", "iframe", "object"}
+    assert page.references
+    assert all(reference.startswith("#") for reference in page.references)
+
+
+def test_every_reference_within_the_page_has_exactly_one_target(finished):
+    _, _, page = finished
+    assert len(page.ids) == len(set(page.ids))
+    assert {reference[1:] for reference in page.references} <= set(page.ids)
+
+
+def test_table_reading_candidates_and_versions_are_on_the_page(finished):
+    _, summary, page = finished
+    for row in summary.rows:
+        assert f"{100 * row.score.mean:.2f} ± {100 * row.score.half_width:.2f}" in page.text
+    for text in ("8 of 8 runs finished", "static(seed=2)", "chosen", "2.13.0", "Differences are paired by seed"):
+        assert text in page.text
+
+
+def test_the_configuration_on_the_page_is_toml_of_the_configuration_that_ran(finished):
+    _, _, page = finished
+    command, config = page.code
+    assert command == "pip install 'gradhomog[plot]==0.1.0'\ngradhomog compare run.toml"
+    assert tomllib.loads(config) == start(SHOWN, seeds=2)["config"]
+
+
+def test_writing_the_report_again_changes_no_byte(tmp_path):
+    report(tmp_path, comparison(METHODS[:2], seeds=1, steps=3))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    write_report(tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_every_text_of_the_log_is_escaped(tmp_path):
+    evil = "<script>alert('&')</script>"
+    first = start(["plain", evil], seeds=1)
+    first["config"]["note"] = evil
+    first["versions"][evil] = evil
+    first["machine"]["system"] = evil
+    more = {"tuned_from": [evil], "chosen": evil}
+    records = [first, result("plain", 0, [0.5, 0.7], domains=[evil, "b"])]
+    records += [result(evil, 0, [0.6, 0.7], domains=[evil, "b"], **more)]
+    records += [result(evil, 0, [0.6, 0.7], run="c", role="candidate"), {"event": "failed", "run": evil, "error": evil}]
+    _, page = report(tmp_path, records)
+    assert "script" not in page.tags
+    assert page.text.count(evil) >= 8
+
+
+@pytest.mark.parametrize("count", [0, 1, 40, 120])
+def test_a_log_cut_short_gives_a_report_that_says_how_much_is_missing(tmp_path, count):
+    records = comparison(METHODS[:3], seeds=3)[: count + 1]
+    finished = sum(record["event"] == "result" and record["role"] == "compare" for record in records)
+    summary, page = report(tmp_path, records, expected_runs=9)
+    assert summary.finished == finished
+    assert f"{finished} of 9" in page.text
+
+
+def test_a_log_without_a_start_record_still_gives_a_report(tmp_path):
+    _, page = report(tmp_path, [result("plain", 0, [0.5, 0.7])])
+    assert "1 run finished" in page.text
+    assert "How to reproduce" not in page.text
+
+
+def test_a_folder_without_a_log_is_an_error_that_names_it(tmp_path):
+    with pytest.raises(ConfigError, match=r"results\.jsonl.*gradhomog compare"):
+        write_report(tmp_path)
+
+
+def test_reporting_imports_neither_torch_nor_pyplot():
+    code = (
+        "import sys, gradhomog.experiments.report.page, gradhomog.experiments.report.figures as figures\n"
+        "assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules\n"
+        "figures.require_matplotlib()\n"
+        "assert 'matplotlib.pyplot' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_was_chosen_is_told_with_its_learner_where_there_are_several():
+    records = comparison(["plain", "static (tuned)"], 1, ["maml", "fomaml"], steps=2)
+    for record in records:
+        if record["event"] == "result" and record["label"] == "static (tuned)":
+            record.update(tuned_from=["static", "mgda"], chosen="static")
+    text = render_table(summarize(records))
+    for learner in ("maml", "fomaml"):
+        assert f"{learner}, static (tuned): validation chose static among 2." in text

@@ -1,0 +1,138 @@
+"""Agreement before and after modules: the numbers against explicit vectors, and the figures of stages and measures."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from gradhomog.experiments.report import figures
+from gradhomog.experiments.report.figures.agreement import relative_distance
+from gradhomog.experiments.report.figures.stages import chains_of
+from tests.experiments.synthetic import METHODS, comparison, stage
+
+PIPELINE = "isi + rotate + reweight(beta=1.5)"
+
+
+def distances(rows):
+    return [np.linalg.norm(rows[i] - rows[j]) for i in range(len(rows)) for j in range(i)]
+
+
+def lines(axes, label):
+    return next(line for line in axes.lines if line.get_label() == label)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("scale", [1e-18, 1.0, 1e18])
+def test_the_distance_is_that_of_the_vectors_over_their_mean_length(seed, scale):
+    rows = np.random.default_rng(seed).normal(size=(4, 9)) * scale
+    expected = np.mean(distances(rows)) / np.mean(np.linalg.norm(rows, axis=1))
+    assert relative_distance(stage("m", rows)) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([[1, 2], [1, 2]], 0),
+        ([[3, 0], [0, 3]], math.sqrt(2)),
+        ([[1, 0], [-1, 0]], 2),
+        ([[2, 0], [0, 0]], 2),  # a zero row is as far from another as that is long
+    ],
+)
+def test_distances_that_one_knows(rows, expected):
+    norms = np.linalg.norm(rows, axis=1)
+    cosines = [[float(np.dot(a, b) / np.linalg.norm(a) / np.linalg.norm(b)) if any(a) and any(b) else None
+                for b in rows] for a in rows]  # fmt: skip
+    assert relative_distance({"norms": norms.tolist(), "cosines": cosines}) == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_single_task_or_rows_of_zeros_or_not_finite_have_no_distance():
+    assert math.isnan(relative_distance({"norms": [1.0], "cosines": [[1.0]]}))
+    assert math.isnan(relative_distance({"norms": [0.0, 0.0], "cosines": [[None, None], [None, None]]}))
+    assert math.isnan(relative_distance({"norms": [1.0, None], "cosines": [[1.0, None], [None, None]]}))
+
+
+def test_a_method_is_shown_by_its_probes_where_it_has_some_and_else_by_its_steps():
+    chains = chains_of(comparison(["plain", "pcgrad", PIPELINE], seeds=2))
+    assert [(chain.label, chain.names, chain.probed) for chain in chains] == [
+        ("pcgrad", ("plain", "pcgrad"), False),
+        (PIPELINE, ("plain", "isi", "rotate", "reweight"), True),
+    ]
+    assert [len(chain.runs) for chain in chains] == [2, 2]
+
+
+def test_a_module_that_occurs_twice_is_told_apart():
+    [chain] = chains_of(comparison(["pcgrad + static + pcgrad"], seeds=1, steps=2))
+    assert chain.names == ("plain", "pcgrad", "static", "pcgrad#2")
+
+
+def test_the_panels_show_the_numbers_of_the_records():
+    records = comparison(["plain", "mgda"], seeds=1, steps=3)
+    left, middle, right = figures.stages(records).axes
+    steps = [record for record in records if record["event"] == "step" and "mgda" in record["run"]]
+    assert lines(left, "before").get_xdata().tolist() == [1, 5, 10]
+    for record, ratio, distance in zip(
+        steps, lines(middle, "after mgda").get_ydata(), lines(right, "after mgda").get_ydata(), strict=True
+    ):
+        assert ratio == pytest.approx(max(record["stages"][0]["norms"]) / min(record["stages"][0]["norms"]))
+        assert distance == pytest.approx(relative_distance(record["stages"][0]))
+    # Weights change lengths, not directions.
+    assert lines(left, "after mgda").get_ydata() == pytest.approx(lines(left, "before").get_ydata())
+
+
+@pytest.mark.slow
+def test_there_is_one_row_of_panels_for_each_of_ten_methods():
+    methods = ["plain", *METHODS[2:], *(f"m{number} + static" for number in range(6))]
+    figure = figures.stages(comparison(methods, seeds=1, steps=2))
+    assert len(figure.axes) == 3 * 10
+
+
+def test_logs_of_older_versions_have_neither_figure():
+    records = comparison(["plain", "pcgrad", PIPELINE], seeds=1, steps=3)
+    old = [
+        {key: value for key, value in record.items() if key not in ("stages", "measured")}
+        for record in records
+        if record["event"] != "probe"
+    ]
+    assert figures.stages(old) is None
+    assert figures.measured(old) is None
+    assert figures.conflict(old) is not None
+
+
+def test_before_and_after_share_a_panel_and_tasks_make_a_band():
+    figure = figures.measured(comparison(["plain", "isi", PIPELINE], seeds=2, steps=12))
+    panels = {axes.get_title(loc="left"): axes for axes in figure.axes if axes.get_visible()}
+    assert list(panels) == [
+        "isi: drop rate", "isi: drop rate (0)", "isi: drop rate (4)", "rotate: angle",
+        "rotate: feature cosine\n(before: dashed)",
+    ]  # fmt: skip
+    both = panels["rotate: feature cosine\n(before: dashed)"].lines
+    assert [line.get_linestyle() for line in both] == ["--", "-"]
+    assert both[0].get_ydata() == pytest.approx(0.1)
+    assert len(panels["isi: drop rate"].lines) == 2  # of both methods that have the module
+    [angle], [band] = panels["rotate: angle"].lines, panels["rotate: angle"].collections
+    assert angle.get_ydata()[3] == pytest.approx(0.01 * 15 * 2.5)
+    heights = band.get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == pytest.approx((0.01 * 1, 0.01 * 55 * 4))
+
+
+def test_a_before_without_an_after_stands_alone():
+    records = comparison(["m"], seeds=1, steps=3)
+    for record in records:
+        if record["event"] == "step":
+            record["measured"] = {"m": {"x_before": 1.0, "y_after": 2.0}}
+    titles = [axes.get_title(loc="left") for axes in figures.measured(records).axes if axes.get_visible()]
+    assert titles == ["m: x before", "m: y after"]
+
+
+def test_of_very_many_quantities_the_first_are_shown_and_the_rest_counted():
+    records = comparison(["m"], seeds=1, steps=2)
+    for record in records:
+        if record["event"] == "step":
+            record["measured"] = {"m": {f"quantity {number}": 1.0 for number in range(15)}}
+    figure = figures.measured(records)
+    assert sum(axes.get_visible() for axes in figure.axes) == 12
+    assert figure.get_supxlabel() == "3 more quantities are in results.jsonl"

@@ -1,0 +1,78 @@
+"""What a run tells a learner that asks for it: the shape of inputs, maps in place of vectors, how many classes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from gradhomog import ConfigError, Domain
+from gradhomog.experiments.config.schema import load
+from gradhomog.experiments.data.sampler import EpisodeStream
+from gradhomog.experiments.execution.plan import Run
+from gradhomog.experiments.training.trainer import make_learner, streams
+from tests.experiments.conftest import SMALL
+
+GLYPHS = [
+    'domains.train=["glyphs:tifinagh", "glyphs:arrows"]', 'domains.test=["glyphs:georgian"]',
+    "network.width=4", "network.size=16", "episodes.tasks=2",
+]  # fmt: skip
+
+
+def made(learner, overrides=GLYPHS):
+    config = load(None, overrides)
+    source = streams(config, 0)
+    return make_learner(config, Run(learner, "plain", "none", 0), source), source
+
+
+def test_a_relation_network_is_given_maps_and_a_vector_form_on_request():
+    maps, source = made("relationnet")
+    assert not any(isinstance(part, nn.Flatten) for part in maps.encoder.modules())
+    assert maps.shape == (4, 1, 1)
+    vectors, _ = made("relationnet(maps=false)")
+    assert isinstance(list(vectors.encoder)[-1], nn.Flatten)
+    assert vectors.shape == (4,)
+    assert torch.equal(maps.encoder[0].weight, vectors.encoder[0].weight)
+    assert maps.rows(source.train.batch(0)).losses.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["baseline", "baseline_pp"])
+def test_a_baseline_is_given_the_number_of_training_classes(name):
+    learner, source = made(name)
+    expected = sum(len(domain.classes("train")) for domain in source.train.domains)
+    sizes = {len(p) for p in learner.own["classifier"].parameters()}
+    assert sizes == {expected}
+    for index in range(3):
+        assert learner.rows(source.train.batch(index)).losses.isfinite().all()
+
+
+class HandedOn(Domain):
+    """Another domain's tasks, and nothing about its classes."""
+
+    def __init__(self, other):
+        self.name, self.input_shape, self.outputs, self.other = other.name, other.input_shape, other.outputs, other
+
+    def check(self, split, **numbers):
+        self.other.check(split, **numbers)
+
+    def sample(self, split, random, **numbers):
+        return self.other.sample(split, random, **numbers)
+
+
+def test_a_baseline_is_refused_where_domains_tell_no_classes():
+    config = load(None, GLYPHS)
+    source = streams(config, 0)
+    train = EpisodeStream(
+        [HandedOn(domain) for domain in source.train.domains],
+        split="train", ways=3, shots=1, queries=1, tasks=2, setting="weak", seed=0,
+    )  # fmt: skip
+    assert train.batch(0).classes is None
+    with pytest.raises(ConfigError, match=r"baseline is trained to tell all training classes apart.*glyphs:arrows"):
+        make_learner(config, Run("baseline", "plain", "none", 0), dataclasses.replace(source, train=train))
+
+
+def test_a_learner_without_such_options_is_made_as_before():
+    assert made("protonet")[0].encoder[0].weight.shape == (4, 1, 3, 3)
+    assert made("maml(inner_steps=0)", SMALL)[0].inner_steps == 0

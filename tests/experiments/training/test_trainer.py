@@ -1,0 +1,162 @@
+"""One run: what it emits, the best it keeps, and that stopping anywhere changes nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+from gradhomog import ConfigError, DataError
+from gradhomog.experiments.config.schema import load
+from gradhomog.experiments.execution.plan import Run
+from gradhomog.experiments.training.trainer import Training, forget_checkpoint, make_learner, streams
+from tests.experiments.conftest import SMALL
+
+
+def train(config, folder, stop_at=(), text="pcgrad + gradnorm"):
+    """Train to the end, stopping at the given steps and going on in a fresh object each time; returns all records."""
+    records = []
+    run = Run("maml", text, text, 0)
+    for limit in (*stop_at, None):
+        training = Training(config, run, folder, records.append)
+        assert training.finish(lambda t=training, n=limit: t.done == n) == (limit is None)
+    return records
+
+
+def timeless(records):
+    return [json.dumps({k: v for k, v in r.items() if "seconds" not in k}, sort_keys=True) for r in records]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stops", [(1,), (4,), (5, 6), (3, 11)])
+def test_stopping_and_going_on_gives_the_records_of_an_uninterrupted_run(small, tmp_path, stops):
+    whole = train(small, tmp_path / "whole")
+    parts = train(small, tmp_path / "parts", stops)
+    assert timeless(parts) == timeless(whole)
+    one, two = (torch.load(tmp_path / name / "best.pt", weights_only=True) for name in ("whole", "parts"))
+    assert str(one) == str(two)
+
+
+def test_a_run_killed_between_checkpoints_repeats_its_steps_with_the_same_result(small, tmp_path):
+    class Killed(Exception):
+        pass
+
+    whole = train(small, tmp_path / "whole")
+    records = []
+    run = Run("maml", "pcgrad + gradnorm", "pcgrad + gradnorm", 0)
+
+    def die(record):
+        if record["step"] == 7:  # checkpoints are written at 4 and 8
+            raise Killed
+
+    with pytest.raises(Killed):
+        Training(small, run, tmp_path / "killed", records.append).finish(progress=die)
+    again = train(small, tmp_path / "killed")
+    assert next(r["step"] for r in again if r["event"] == "step") == 6
+    last = {json.loads(t)["event"] + str(json.loads(t).get("step")): t for t in timeless(records + again)}
+    assert set(last.values()) == set(timeless(whole))
+
+
+def test_the_best_by_validation_is_what_is_tested(small, tmp_path):
+    records = train(small, tmp_path)
+    scores = {r["step"]: r["score"] for r in records if r["event"] == "validation"}
+    result = records[-1]
+    assert result["event"] == "result"
+    assert result["metric"] == "mse"
+    assert scores[result["best_step"]] == min(scores.values()) == result["validation"]
+    learner = make_learner(small, Run("maml", "x", "pcgrad + gradnorm", 0), source := streams(small, 0))
+    learner.load_state_dict(torch.load(tmp_path / "best.pt", weights_only=True))
+    tested = learner.evaluate(source.test.task(i) for i in range(small.test.episodes))
+    assert tested.scores == result["scores"]
+    assert tested.domains == result["domains"]
+
+
+def test_every_method_starts_from_the_same_network_and_sees_the_same_tasks(small, tmp_path):
+    first = [train(small, tmp_path / text, text=text)[0] for text in ("none", "mgda")]
+    assert first[0]["losses"] == first[1]["losses"]
+    assert first[0]["norms"] == first[1]["norms"]
+    assert first[0]["domains"] == first[1]["domains"]
+
+
+@pytest.mark.slow
+def test_training_improves_the_validation_score(tmp_path):
+    config = load(None, [*SMALL, "train.steps=150", "train.validate_every=30", "train.validation_episodes=20"])
+    scores = [r["score"] for r in train(config, tmp_path, text="none") if r["event"] == "validation"]
+    assert min(scores) < 0.8 * scores[0]
+
+
+def test_a_checkpoint_of_another_configuration_is_refused(small, tmp_path):
+    Training(small, Run("maml", "plain", "none", 0), tmp_path, lambda r: None).finish(lambda: True)
+    other = load(None, [*SMALL, "train.steps=13"])
+    with pytest.raises(ConfigError, match=r"checkpoint.pt is of another configuration"):
+        Training(other, Run("maml", "plain", "none", 0), tmp_path, lambda r: None)
+
+
+def test_a_broken_checkpoint_is_told_by_name(small, tmp_path):
+    (tmp_path / "checkpoint.pt").write_bytes(b"half a file")
+    with pytest.raises(ConfigError, match=r"checkpoint.pt cannot be read.*Remove it"):
+        Training(small, Run("maml", "plain", "none", 0), tmp_path, lambda r: None)
+
+
+def test_the_learners_own_options_win_over_the_run_file(small):
+    source = streams(small, 0)
+    assert make_learner(small, Run("maml", "x", "none", 0), source).inner_steps == 2
+    assert make_learner(small, Run("maml(inner_steps=7, first_order=true)", "x", "none", 0), source).inner_steps == 7
+
+
+@pytest.mark.parametrize(
+    ("overrides", "error", "message"),
+    [
+        (['domains.test=["glyphs:greek"]'], ConfigError, "all of classification, or all of regression"),
+        (
+            ['domains.test=["functions:line", "functions:bumps"]'],
+            ConfigError,
+            "it mixes functions:line with functions:bumps",
+        ),
+        (['domains.train=["functions:cosine"]'], Exception, "cosine"),
+        (['domains.train=["nowhere.npz"]'], DataError, "nowhere.npz"),
+    ],
+)
+def test_domains_that_cannot_serve_are_refused_by_name(overrides, error, message):
+    with pytest.raises(error, match=message):
+        streams(load(None, [*SMALL, *overrides]), 0)
+
+
+def test_a_domain_that_is_trained_on_is_tested_on_its_test_split_and_another_on_everything():
+    both = streams(load(None, [*SMALL, 'domains.test=["functions:line"]']), 0)
+    unseen = streams(load(None, [*SMALL]), 0)
+    assert both.test.split == "test"
+    assert unseen.test.split == "all"
+
+
+def test_the_checkpoint_stays_until_the_result_is_on_disk(small, tmp_path):
+    Training(small, Run("maml", "plain", "none", 0), tmp_path, lambda r: None).finish()
+    assert (tmp_path / "checkpoint.pt").exists()
+    forget_checkpoint(tmp_path)
+    forget_checkpoint(tmp_path)
+    assert not (tmp_path / "checkpoint.pt").exists()
+
+
+def test_a_score_that_is_not_finite_is_never_the_better_one(small, tmp_path):
+    training = Training(small, Run("maml", "plain", "none", 0), tmp_path, lambda r: None)
+    assert training.trainee.metric.better(0.5, math.nan)
+    assert not training.trainee.metric.better(math.nan, 0.5)
+
+
+def test_files_of_one_stem_in_two_folders_are_two_domains(tmp_path):
+    import numpy as np
+
+    paths = [tmp_path / name / "images.npz" for name in ("one", "two", "three")]
+    for seed, path in enumerate(paths):
+        path.parent.mkdir()
+        images = np.random.default_rng(seed).integers(0, 255, (200, 28, 28, 3), dtype=np.uint8)
+        labels = np.repeat(np.arange(20), 10)
+        np.savez(path, images=images, labels=labels, class_names=np.array([f"class {i}" for i in range(20)]))
+    one, two, three = map(str, paths)
+    source = streams(load(None, [f'domains.train=["{one}", "{two}"]', f'domains.test=["{three}"]']), 0)
+    assert source.test.split == "all"
+    assert set(source.train.batch(0).domains) == {one, two}
+    same = streams(load(None, [f'domains.train=["{one}"]', f'domains.test=["{one}"]']), 0)
+    assert same.test.split == "test"
