@@ -1,30 +1,40 @@
-"""A progress bar on standard error with the numbers that matter; without a terminal, a line per finished run."""
+"""A progress bar on standard error with the numbers that matter; without a terminal, lines with the time left."""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tqdm import tqdm
 
 from gradhomog.blame import in_one_line
+from gradhomog.experiments.execution.durations import duration
+
+LINES = 10.0
+"""Seconds between two lines where there is no terminal."""
 
 
 class Progress:
-    """Called with every record of a comparison.
+    """Called with the records of a comparison, see `compare`.
 
     Attributes:
         started: whether there is a folder with anything in it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.started = False
+        self._clock = clock
+        self._terminal = sys.stderr.isatty()
         self._bar: Any = None
         self._steps = 0
+        self._total = 0
         self._several_learners = False
-        self._cosine: dict[str, float] = {}
+        self._done: dict[str, int] = {}  # steps by run
+        self._at_start = 0  # steps that were there before
+        self._start = self._last = 0.0
 
     def __enter__(self) -> Progress:
         return self
@@ -34,48 +44,74 @@ class Progress:
             self._bar.close()
 
     def _made(self, total: int, **more: Any) -> Any:
-        return tqdm(total=total, unit="step", dynamic_ncols=True, disable=not sys.stderr.isatty(), **more)
+        return tqdm(total=total, unit="step", dynamic_ncols=True, disable=not self._terminal, **more)
 
     def _name(self, record: Mapping[str, Any]) -> str:
-        return f"{record['learner']}, {record['label']}" if self._several_learners else str(record["label"])
+        text = "plain" if record["homogenizers"] == "none" else str(record["homogenizers"])
+        return f"{record['learner']}, {text}" if self._several_learners else text
 
     def __call__(self, record: Mapping[str, Any]) -> None:
         match record["event"]:
-            case "trial":
+            case "dry_run":
                 if self._bar is None:
-                    self._bar = self._made(record["of"], desc="trying a step of each", leave=False)
+                    if not self._terminal:
+                        print(f"trying two steps of each of {record['of']} methods", file=sys.stderr, flush=True)
+                    self._bar = self._made(record["of"], desc="trying two steps of each", leave=False)
                 self._bar.update(1)
             case "plan":
-                self.started = True
-                self._several_learners = len(record["learners"]) > 1
-                if self._bar is not None:
-                    self._bar.close()
-                self._steps = record["steps"]
-                self._bar = self._made(record["runs"] * self._steps, initial=record["finished"] * self._steps)
-            case "step":
-                cosines = record["cosines"]
-                tasks = len(cosines)
-                off = sum(map(sum, cosines)) - sum(cosines[i][i] for i in range(tasks))
-                self._cosine[record["run"]] = off / max(tasks * (tasks - 1), 1)
+                self._plan(record)
             case "progress":
-                self._bar.update(1)
-                shown = 36 if self._several_learners else 24
-                cosine = self._cosine.get(record["run"], float("nan"))
-                self._bar.set_postfix_str(
-                    f"{self._name(record)[:shown]} seed {record['seed']} step {record['step']}/{self._steps} "
-                    f"loss {record['loss']:.3f} score {record['score']:.3f} cos {cosine:+.2f}",
-                    refresh=False,
-                )
+                self._progress(record)
             case "result":
+                self._count(record["run"], self._steps)
                 scores = [math.nan if score is None else score for score in record["scores"]]
                 mean = sum(scores) / len(scores)
                 validation = math.nan if record["validation"] is None else record["validation"]
-                tqdm.write(
+                self._write(
                     f"{self._name(record):<28} seed {record['seed']}  {record['metric']} {mean:.4f}  "
                     f"validation {validation:.4f} at step {record['best_step']}  {record['seconds']:.0f} s"
-                    f"{'  (candidate)' if record['role'] == 'candidate' else ''}",
-                    file=sys.stderr,
                 )
             case "failed":
                 error = in_one_line(record["error"])
-                tqdm.write(f"{self._name(record):<28} seed {record['seed']}  failed: {error}", file=sys.stderr)
+                self._write(f"{self._name(record):<28} seed {record['seed']}  failed: {error}")
+
+    def _plan(self, record: Mapping[str, Any]) -> None:
+        self.started = True
+        self._several_learners = len(record["learners"]) > 1
+        if self._bar is not None:
+            self._bar.close()
+        self._steps, self._total = record["steps"], record["runs"] * record["steps"]
+        self._at_start = record["finished"] * self._steps
+        self._bar = self._made(self._total, initial=self._at_start)
+        self._start = self._last = self._clock()
+        if record["seconds"] is not None:
+            at_a_time = max(1, min(record["jobs"], record["runs"]))
+            self._write(
+                f"{record['runs']} runs of {self._steps} steps, {at_a_time} at a time: "
+                f"about {duration(record['seconds'] / at_a_time)}"
+            )
+
+    def _progress(self, record: Mapping[str, Any]) -> None:
+        self._count(record["run"], record["step"])
+        if "losses" in record:
+            losses = [math.nan if value is None else value for value in record["losses"]]
+            self._bar.set_postfix_str(
+                f"{self._name(record)[:36]} seed {record['seed']} step {record['step']}/{self._steps} "
+                f"loss {sum(losses) / max(len(losses), 1):.3f}",
+                refresh=False,
+            )
+        now, done = self._clock(), sum(self._done.values())
+        if not self._terminal and done and now - self._last >= LINES:
+            self._last = now
+            left = (self._total - self._at_start - done) * (now - self._start) / done
+            share = (self._at_start + done) / self._total
+            print(f"{share:4.0%} of all steps, about {duration(left)} left", file=sys.stderr, flush=True)
+
+    def _count(self, run: str, steps: int) -> None:
+        new = steps - self._done.get(run, 0)
+        self._done[run] = steps
+        self._bar.update(max(new, 0))
+
+    def _write(self, line: str) -> None:
+        tqdm.write(line, file=sys.stderr)
+        sys.stderr.flush()

@@ -27,6 +27,17 @@ def add_run_command(commands: Any, name: str, summary: str, description: str | N
     )
     command.add_argument("--out", type=_folder, metavar="DIR", help="output folder; by default a new one under runs/")
     command.add_argument("--resume", action="store_true", help="go on where a run of this configuration stopped")
+    command.add_argument(
+        "--jobs",
+        type=_jobs,
+        default=0,
+        metavar="N",
+        help="runs at a time; by default one per core",
+    )
+    command.add_argument(
+        "--executor", default="local", metavar="NAME(options)",
+        help="where runs are made: local, dask, ray or slurm, such as 'slurm(slurm_partition=\"cpu\", timeout_min=60)'",
+    )  # fmt: skip
     add_json(command)
 
 
@@ -34,6 +45,12 @@ def _folder(text: str) -> Path:
     if not text.strip():  # --out "$UNSET" would otherwise be the current folder
         raise argparse.ArgumentTypeError("needs the name of a folder; got an empty text")
     return Path(text)
+
+
+def _jobs(text: str) -> int:
+    if not text.isdecimal() or int(text) > 1_000_000:
+        raise argparse.ArgumentTypeError(f"must be a whole number, 0 for one per core; got {text!r}")
+    return int(text)
 
 
 def execute(given: argparse.Namespace, config: Config, stem: str) -> int:
@@ -48,7 +65,7 @@ def execute(given: argparse.Namespace, config: Config, stem: str) -> int:
 
     with Progress() as progress:
         try:
-            outcome = compare(config, given.out, given.resume, progress, stem)
+            outcome = compare(config, given.out, given.resume, progress, stem, jobs=given.jobs, executor=given.executor)
         except KeyboardInterrupt:
             if progress.started:
                 words = [word for word in sys.argv[1:] if word != "--resume"]
@@ -61,5 +78,5 @@ def execute(given: argparse.Namespace, config: Config, stem: str) -> int:
         print_json({"folder": str(outcome.folder), "failures": outcome.failures, **to_json(outcome.summary)})
     else:
         print(render_table(outcome.summary))
-        print(f"\n{outcome.folder / 'report.html'}  the report; figures, summary.csv and results.jsonl beside it")
+        print(f"\n{outcome.folder / 'report.html'}  the report; figures, summary.csv and runs/ beside it")
     return 1 if outcome.failures else 0

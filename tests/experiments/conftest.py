@@ -12,7 +12,7 @@ SMALL = [
     "network.name=mlp", "network.width=8", "episodes.shots=5", "episodes.queries=5", "episodes.tasks=3",
     "train.steps=12", "train.inner_steps=2", "train.inner_lr=0.01", "train.validate_every=5", "train.log_every=2",
     "train.validation_episodes=5", "train.checkpoint_every=4", "test.episodes=6",
-    'homogenizers=["none", "pcgrad", "static | static(weights=\\"random\\")"]', "seeds=2", "workers=1",
+    'homogenizers=["none", "pcgrad", "static | static(weights=\\"random\\")"]', "seeds=2",
 ]  # fmt: skip
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import json
 import math
-import signal
 import textwrap
 
 import pytest
@@ -15,9 +14,9 @@ from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.execution.comparison import compare
 from gradhomog.experiments.report.page import write_report
 from gradhomog.experiments.report.tables import render_table
-from gradhomog.experiments.results import run_dir as folders
-from gradhomog.experiments.results.events import ResultLog
+from gradhomog.experiments.results.records import records as read
 from tests.experiments.conftest import SMALL
+from tests.experiments.running import interrupted_after
 from tests.hostile.plugins import HERE, assert_blamed, install, plugin
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -44,7 +43,7 @@ def test_one_that_fails_stops_its_run_and_all_results_so_far_are_kept(gradhomog_
     outcome = compare(config(["none", "bad", "pcgrad"]), tmp_path / "out")
     [(run, error)] = outcome.failures.items()
     assert_blamed(error, f"raised in `{stage.partition('(')[0]}`: RuntimeError: out of ideas")
-    records = ResultLog.read(outcome.folder / folders.LOG)
+    records = read(outcome.folder)
     of_bad = [record for record in records if record.get("run") == run]
     assert [record["step"] for record in of_bad if record["event"] == "step"] == [1, 2, 4]
     assert [record["error"] for record in of_bad if record["event"] == "failed"] == [error]
@@ -125,7 +124,7 @@ OBSERVERS = {
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     """The log of a comparison that nobody observes; `static` has the results of plain."""
-    return ResultLog.read(compare(config(["static"]), tmp_path_factory.mktemp("undisturbed")).folder / folders.LOG)
+    return read(compare(config(["static"]), tmp_path_factory.mktemp("undisturbed")).folder)
 
 
 def lasting(record):
@@ -142,7 +141,7 @@ def test_observers_that_fail_are_each_reported_once_and_stop_nothing(gradhomog_i
     names = [name.replace("-", "_") for name in OBSERVERS]
     outcome = compare(config([" + ".join(names)]), tmp_path / "out")
     assert outcome.failures == {}
-    records = ResultLog.read(outcome.folder / folders.LOG)
+    records = read(outcome.folder)
     assert list(map(lasting, records)) == list(map(lasting, undisturbed))
     told = capsys.readouterr().err.splitlines()
     expected = {
@@ -174,12 +173,8 @@ def test_one_that_is_slow_is_named_once_in_the_table_and_in_every_report_made_ag
     install(gradhomog_install, SLOW)
     settings = config(["none", "bad", "pcgrad + bad"])
 
-    def interrupt(record):
-        if record["event"] == "progress" and record["label"] == "bad" and record["step"] == 6:
-            signal.raise_signal(signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt):
-        compare(settings, tmp_path / "out", progress=interrupt)
+    with pytest.raises(KeyboardInterrupt), interrupted_after(6, "bad"):
+        compare(settings, tmp_path / "out")
     outcome = compare(settings, tmp_path / "out", resume=True)
     [line] = slow_lines(outcome.summary)
     assert line.startswith(f"Slow: {HERE} took ")
@@ -189,7 +184,7 @@ def test_one_that_is_slow_is_named_once_in_the_table_and_in_every_report_made_ag
     [found] = outcome.summary.slow
     assert to_json(outcome.summary)["slow"][0]["share"] == found.share > 0.5
     # All 12 steps of a run are counted, those before the interruption too; what was asleep is no more than the steps.
-    for record in ResultLog.read(outcome.folder / folders.LOG):
+    for record in read(outcome.folder):
         if record["event"] == "result" and "bad" in record["label"]:
             [mine] = [entry for entry in record["homogenizer_seconds"] if entry["homogenizer"] == "bad"]
             assert mine["plugin"] == HERE

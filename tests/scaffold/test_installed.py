@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from gradhomog.experiments.results.events import ResultLog
-from gradhomog.experiments.results.run_dir import LOG
+from gradhomog.experiments.results.records import records
 from tests.scaffold.conftest import KINDS, Environment
 
 pytestmark = pytest.mark.slow
 
 TINY = [
-    "seeds=1", "workers=1", "network.width=4", "network.size=16", "episodes.ways=3", "episodes.tasks=2",
+    "seeds=1", "network.width=4", "network.size=16", "episodes.ways=3", "episodes.tasks=2",
     "train.steps=3", "train.inner_steps=1", "train.validation_episodes=2", "test.episodes=4",
 ]  # fmt: skip
 
@@ -61,7 +60,7 @@ def test_they_are_used_by_name_in_a_comparison(environment: Environment, tmp_pat
     rows = {(row["learner"], row["label"]): row["score"]["mean"] for row in data["rows"]}
     assert set(rows) == {(a, b) for a in ("ridge_head", "maml") for b in ("plain", "sign_vote(power=1)")}
     assert all(0 <= score <= 1 and math.isfinite(score) for score in rows.values())
-    start = next(record for record in ResultLog.read(tmp_path / "out" / LOG) if record["event"] == "start")
+    start = next(record for record in records(tmp_path / "out") if record["event"] == "start")
     assert start["versions"]["gradhomog-sign-vote"] == start["versions"]["gradhomog-ridge-head"] == "0.1.0"
 
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.analysis.statistics import Interval, mean_interval
-from gradhomog.experiments.results.events import PLAIN, SINGLE, Record, numbers
+from gradhomog.experiments.results.events import Record, numbers
+from gradhomog.experiments.results.plan import PLAIN, SINGLE
 
 Runs = Mapping[int, Record]
 """Results of one method by seed."""

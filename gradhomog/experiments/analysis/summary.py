@@ -13,9 +13,11 @@ from gradhomog.experiments.analysis.improvement import baseline, improvement
 from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.analysis.slow_homogenizers import Slow, slow
 from gradhomog.experiments.analysis.statistics import Interval, mean_interval, paired_interval
-from gradhomog.experiments.results.events import PLAIN, Record, numbers, plain, row_order
+from gradhomog.experiments.results.events import Record, numbers, plain
+from gradhomog.experiments.results.plan import PLAIN
+from gradhomog.experiments.results.records import row_order
 
-__all__ = ["PLAIN", "Candidate", "Row", "Summary", "Unit", "summarize", "to_json"]
+__all__ = ["Candidate", "Row", "Summary", "Unit", "summarize", "to_json"]
 
 Unit = Literal["seeds", "tasks", "one"]
 """Over what an interval is taken: means of seeds, or with a single seed the test tasks. The tasks of a multi-task

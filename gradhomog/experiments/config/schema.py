@@ -97,7 +97,7 @@ class Test:
 
 @dataclass(frozen=True)
 class Config:
-    """A comparison. `workers` 0 means one per core; `threads` is per run, so results do not depend on `workers`.
+    """A comparison. `threads` is per run, so that results do not depend on how many runs are made at a time.
 
     With a multi-task `problem`, the options of one of `experiments.problems`, learners, domains and episodes mean
     nothing: what is `unused` is neither accepted from a run file nor written to one.
@@ -106,7 +106,6 @@ class Config:
     learner: str | list[str] = "maml"
     homogenizers: list[str] = field(default_factory=lambda: suites.members("default"))
     seeds: int | list[int] = 3
-    workers: int = at_least(0, 0)
     threads: int = at_least(1, 1)
     device: str = "cpu"
     domains: Domains = field(default_factory=Domains)
@@ -157,14 +156,20 @@ class Config:
         except ExpressionError as cause:
             raise ConfigError(f"`homogenizers`: {cause}") from cause
 
+    def of_run(self, learner: str, homogenizers: str, seed: int) -> Config:
+        """The configuration of one run: a run file of its own."""
+        one: dict[str, Any] = {"homogenizers": [homogenizers], "seeds": [seed]}
+        if self.problem is None:
+            one["learner"] = learner
+        return dataclasses.replace(self, **one)
+
     def to_toml(self) -> str:
         return tomli_w.dumps(self.to_dict())
 
     @property
     def digest(self) -> str:
-        """A short hash of all that decides the results: everything but the number of workers."""
+        """A short hash of all that decides the results."""
         content = {**self.to_dict(), "seeds": self.seed_list, "learner": self.learners}
-        del content["workers"]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 

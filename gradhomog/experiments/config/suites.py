@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from gradhomog import expression
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.config.suggestions import did_you_mean
-from gradhomog.experiments.results.events import SINGLE
+from gradhomog.experiments.results.plan import SINGLE
 
 TUNED_STATIC = 'static | static(weights="random", seed=1) | static(weights="random", seed=2)'
 GRADNORM = 'gradnorm(key="domain", initial_loss=1.609)'  # the log of 5 classes

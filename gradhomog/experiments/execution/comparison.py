@@ -1,33 +1,28 @@
-"""A comparison from configuration to table: plans the runs, keeps their records, decides tunings, writes the report."""
+"""A comparison from configuration to table: plans runs, starts those that have no result, and reads their folders."""
 
 from __future__ import annotations
 
-import datetime
-import math
-import sys
-from collections.abc import Callable, Mapping
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gradhomog.errors import ConfigError
-from gradhomog.experiments.analysis.metrics import metric
-from gradhomog.experiments.analysis.summary import Summary
 from gradhomog.experiments.config.schema import Config
-from gradhomog.experiments.execution import executor, plan
-from gradhomog.experiments.execution.environment import machine, versions
-from gradhomog.experiments.execution.plan import Method, Run
+from gradhomog.experiments.execution import plan
+from gradhomog.experiments.execution.executors import executor as find_executor
+from gradhomog.experiments.execution.interrupts import StopFile
+from gradhomog.experiments.execution.monitor import Monitor, Progress
+from gradhomog.experiments.execution.worker import Job, Outcome
 from gradhomog.experiments.report.page import write_report
-from gradhomog.experiments.results import run_dir as folders
-from gradhomog.experiments.results.events import PLAIN, ResultLog
-from gradhomog.experiments.training import dry_run, trainer
-from gradhomog.registry import installed
-
-KEPT = frozenset({"step", "probe", "validation", "result", "failed"})
+from gradhomog.experiments.results import comparison_dir
+from gradhomog.experiments.results.comparison_dir import Plan, run_dir
+from gradhomog.experiments.results.plan import Method, Run, runs
+from gradhomog.experiments.training import trainer
+from gradhomog.experiments.training.dry_run import dry_run
 
 
 @dataclass
-class Outcome:
+class Comparison:
     """What a comparison came to.
 
     Attributes:
@@ -37,7 +32,7 @@ class Outcome:
     """
 
     folder: Path
-    summary: Summary
+    summary: Any
     failures: dict[str, str] = field(default_factory=dict)
 
 
@@ -45,146 +40,102 @@ def compare(
     config: Config,
     out: Path | None = None,
     resume: bool = False,
-    progress: Callable[[Mapping[str, Any]], None] = lambda record: None,
+    progress: Progress = lambda record: None,
     stem: str = "compare",
-) -> Outcome:
+    jobs: int = 1,
+    executor: str = "local",
+) -> Comparison:
     """Train and test every method with every seed; see `Config`.
 
-    Everything is checked before anything is trained, and one step of each method is tried.
+    Everything is checked before anything is trained, and two steps of each method are tried. Every run has a folder of
+    its own under `out/runs`, see `RunDir`. Several processes, also on several machines, may resume one comparison at
+    the same time: no run is made twice.
 
     Args:
         out: the output folder; by default a new one under `runs/`.
-        resume: go on where a killed or interrupted comparison of this configuration stopped.
-        progress: called with every record, `trial`, `plan` and `progress` included; for a progress bar.
+        resume: go on where a killed or interrupted comparison of this configuration stopped, or is going on elsewhere.
+        progress: called with records `dry_run`, `plan`, `progress`, `result` and `failed`; for a progress bar.
+        jobs: how many runs are made at a time; 1: in this process, 0: one per core.
+        executor: where runs are made, see `executors`. Results do not depend on it.
 
     Raises:
         GradhomogError: bad names, options, data or folder, or methods that cannot work with these. KeyboardInterrupt:
             after all runs have written checkpoints.
     """
     rows = plan.methods(config)
-    folders.choose(config, out, resume, stem)  # a folder that is refused is refused before what takes longer
+    comparison_dir.choose(config, out, resume, stem)  # a folder that is refused is refused before what takes longer
     about: dict[str, Any] = {}
-    for learner in config.learners:  # `methods` has made the pipelines
-        about = trainer.trainee(config, Run(learner, PLAIN, "none", config.seed_list[0])).about()
+    for learner in config.learners:
+        about = trainer.trainable(config, Run(learner, "none", config.seed_list[0])).about()
+    seconds = None
     if not resume:  # what has begun was tried then, and without one of its methods would be another comparison
-        dry_run.refuse_unworkable(config, rows, progress)
-    path = folders.prepare(config, out, resume, stem)
-    with folders.locked(path):
-        comparison = _Comparison(config, rows, about, path, progress)
-        comparison.run()
-        return Outcome(path, write_report(path, expected_runs=comparison.expected), comparison.failures)
+        seconds = dry_run(config, rows, progress).seconds
+    path = comparison_dir.prepare(config, out, resume, stem)
+    made = Plan(config.to_dict(), config.digest, tuple(rows), tuple(config.seed_list), about)
+    made.write(path)
+    runner = _Runner(config, rows, path, progress)
+    runner.make_all(find_executor(executor, jobs, path), seconds)
+    return Comparison(path, write_report(path), runner.failures)
 
 
-class _Comparison:
-    def __init__(
-        self,
-        config: Config,
-        rows: list[Method],
-        about: Mapping[str, Any],
-        path: Path,
-        progress: Callable[[Mapping[str, Any]], None],
-    ) -> None:
-        self.config, self.rows, self.about, self.path, self.progress = config, rows, about, path, progress
-        ResultLog.recover(path / folders.LOG)
-        self.log = ResultLog(path / folders.LOG)
-        self.results: dict[tuple[str, str], dict[str, Any]] = {}
-        for record in ResultLog.read(path / folders.LOG):
-            if record["event"] == "start":
-                self._check_same(record)
-            if record["event"] == "result":
-                self.results[record["run"], record["role"]] = record
+class _Runner:
+    def __init__(self, config: Config, rows: list[Method], path: Path, progress: Progress) -> None:
+        self.config, self.rows, self.path, self.progress = config, rows, path, progress
+        self.results: dict[str, Any] = {}
         self.failures: dict[str, str] = {}
-        self.expected = len(rows) * len(config.seed_list)
-        self._observers = installed().observers(config.to_dict(), report=lambda text: print(text, file=sys.stderr))
+        self.stop = StopFile(path)
+        self.monitor = Monitor(path, progress)
 
-    def _check_same(self, start: Mapping[str, Any]) -> None:
-        """Refuse to go on with results of another configuration or other data; the run file may have been edited."""
-        now = {"digest": self.config.digest, "fingerprint": self.about.get("fingerprint")}
-        what = {"digest": "configuration", "fingerprint": "data (the file has changed)"}
-        for key, value in now.items():
-            if start.get(key, value) != value:  # older logs do not tell
-                raise ConfigError(
-                    f"{self.path} holds results of another {what[key]}, made at {start['time']}, which one table must "
-                    "not mix with these. Choose another --out."
-                )
-
-    def run(self) -> None:
-        runs = [run for run in plan.first_runs(self.config, self.rows) if (run.id, run.role) not in self.results]
-        for row in self.rows:  # tunings that were decided before an interruption
-            runs += self._decide(row)
-        candidates = sum(len(row.candidates) - 1 for row in self.rows if row.tuned)
-        finished = sum(
-            1 for (_, role), record in self.results.items() if role == "candidate" or not record.get("tuned_from")
-        )
+    def make_all(self, executor: Any, seconds: float | None) -> None:
+        """Make every run that has no result, until there is none left."""
+        seeds = self.config.seed_list
+        for run in {Run(row.learner, text, seed) for row in self.rows for text in row.candidates for seed in seeds}:
+            self._look(run)
+        tuned = [row for row in self.rows if row.tuned]
+        count = len(self.rows) * len(seeds) + sum(len(row.candidates) - 1 for row in tuned)
         self.progress(
             {
-                "event": "plan",
-                "learners": self.config.learners,
-                "runs": self.expected + candidates,
-                "steps": self.config.train.steps,
-                "finished": min(finished, self.expected + candidates),
+                "event": "plan", "learners": self.config.learners, "runs": count, "steps": self.config.train.steps,
+                "finished": len(self.results), "seconds": seconds, "jobs": getattr(executor, "jobs", 0),
             }
-        )
-        self._append(
-            {
-                "event": "start",
-                "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-                "config": self.config.to_dict(),
-                "digest": self.config.digest,
-                "rows": [{"learner": row.learner, "label": row.label} for row in self.rows],
-                **self.about,
-                "versions": {**versions(), **plan.distributions(self.config, self.rows)},
-                "machine": machine(),
-                "workers": executor.number(self.config, len(runs)),
-            }
-        )
-        executor.execute(self.config, runs, self.path, self._handle)
+        )  # fmt: skip
+        with self.monitor.watching(), self.stop.on_interrupt():
+            while pending := self._pending():
+                self.monitor.runs = pending
+                held = self._make(executor, pending)
+                if self.stop.asked:
+                    raise KeyboardInterrupt
+                if len(held) == len(pending):  # all that is left is being made by others
+                    time.sleep(1.0)
+                for run in held:
+                    self._look(run)
 
-    def _handle(self, record: dict[str, Any]) -> list[Run]:
-        self.progress(record)
-        if record["event"] == "failed":
-            self.failures[record["run"]] = record["error"]
-        if record["event"] not in KEPT:
-            return []
-        row = next(row for row in self.rows if (row.learner, row.label) == (record["learner"], record["label"]))
-        if row.tuned and record["event"] == "result" and record["role"] == "compare":
-            record = {**record, "tuned_from": list(row.candidates), "chosen": record["homogenizers"]}
-        self._append(record)
-        if record["event"] == "result":
-            self.results[record["run"], record["role"]] = record
-            trainer.forget_checkpoint(self.path / "runs" / record["run"])  # the result is on disk
-        return self._decide(row) if record.get("role") == "candidate" else []
+    def _pending(self) -> list[Run]:
+        done = {**self.results, **self.failures}
+        decided = runs(self.rows, self.config.seed_list, self.results, self.failures)
+        return [run for run in decided if run.id not in done]
 
-    def _decide(self, row: Method) -> list[Run]:
-        """A tuned method's runs once its candidates are known; that of the first seed is the chosen candidate's."""
-        if not row.tuned:
-            return []
-        seed = self.config.seed_list[0]
-        ids = [Run(row.learner, row.label, text, seed, "candidate").id for text in row.candidates]
-        done = [self.results[id, "candidate"] for id in ids if (id, "candidate") in self.results]
-        failed = [id for id in ids if id in self.failures]
-        if not done or len(done) + len(failed) < len(ids):
-            return []
-        decided = [
-            record["homogenizers"]
-            for (_, role), record in self.results.items()
-            if role == "compare" and (record["learner"], record["label"]) == (row.learner, row.label)
-        ]
-        # What was decided stays decided, even if a candidate that failed then is there now.
-        best = max(done, key=lambda record: (record["homogenizers"] in decided, _rank(record)))
-        runs = plan.tuned_runs(self.config, row, best["homogenizers"])
-        if (runs[0].id, "compare") not in self.results:
-            self._handle({**best, "role": "compare"})
-        return [run for run in runs[1:] if (run.id, "compare") not in self.results]
+    def _look(self, run: Run) -> None:
+        result = run_dir(self.path, run).result()
+        if result is not None:
+            self.results[run.id] = result
 
-    def _append(self, record: dict[str, Any]) -> None:
-        self.log.append(record)
-        self._observers(record["event"], record)
+    def _make(self, executor: Any, pending: list[Run]) -> list[Run]:
+        """Make runs; returns those that other processes are making."""
+        held = []
+        for outcome in executor([Job(self.config, run, self.path, self.stop.path) for run in pending]):
+            self._take(outcome)
+            if outcome.status == "held":
+                held.append(outcome.run)
+            if self.stop.asked and outcome.status == "stopped" and getattr(executor, "jobs", 0) == 1:
+                break
+        return held
 
-
-def _rank(record: dict[str, Any]) -> float:
-    """Larger is better; a score that is not finite (null in the log) is worst."""
-    score = record["validation"]
-    if score is None or not math.isfinite(score):
-        return -math.inf
-    return float(score if metric(record["metric"]).higher_is_better else -score)
+    def _take(self, outcome: Outcome) -> None:
+        run = outcome.run
+        if outcome.status == "failed":
+            self.failures[run.id] = outcome.error
+            self.progress({"event": "failed", **run.identity, "error": outcome.error})
+        elif outcome.status == "finished":
+            self._look(run)
+            self.progress(self.results[run.id])

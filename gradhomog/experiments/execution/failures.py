@@ -9,7 +9,7 @@ from gradhomog.blame import describe_error, raised_in_package
 from gradhomog.domains import domain_plugin
 from gradhomog.errors import GradhomogError
 from gradhomog.experiments.config.schema import Config
-from gradhomog.experiments.execution.plan import Run
+from gradhomog.experiments.results.plan import Run
 from gradhomog.registry import installed
 from gradhomog.registry.plugininfo import PluginInfo
 
@@ -21,6 +21,8 @@ def reason(config: Config, run: Run, error: Exception) -> str:
     """
     if isinstance(error, GradhomogError):
         return str(error)
+    if isinstance(error, OSError):
+        return f"{error}. What was done before is kept: go on with --resume when this is mended."
     strangers = [info for info in _plugins(config, run) if info.distribution != "gradhomog"]
     author = next((info for info in strangers if raised_in_package(error, info.module)), None)
     line = f"{author} raised {describe_error(error)} {author.advice}" if author else describe_error(error)

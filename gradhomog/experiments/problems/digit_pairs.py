@@ -57,6 +57,6 @@ def _resized(pictures: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
 PROBLEM = ProblemSpec(
     name="digit_pairs",
     options=DigitPairs,
-    trainee=trained_on(data),
+    trainable=trained_on(data),
     defaults={**pairs.DEFAULTS, "homogenizers": members("multitask")},
 )

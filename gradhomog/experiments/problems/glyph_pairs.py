@@ -54,6 +54,6 @@ def data(options: GlyphPairs, size: int) -> Data:
 PROBLEM = ProblemSpec(
     name="glyph_pairs",
     options=GlyphPairs,
-    trainee=trained_on(data),
+    trainable=trained_on(data),
     defaults={**pairs.DEFAULTS, "homogenizers": members("multitask")},
 )

@@ -16,9 +16,9 @@ from gradhomog.errors import ConfigError
 from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.config.schema import Config
 from gradhomog.experiments.config.suites import members
-from gradhomog.experiments.execution.plan import Run
 from gradhomog.experiments.problems import toy
 from gradhomog.experiments.problems.spec import EPISODIC, ProblemSpec
+from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.results.trajectory import Trajectory
 from gradhomog.experiments.training.trainable import device
 from gradhomog.host.member import Member
@@ -181,7 +181,7 @@ def _check(config: Config, options: LandscapeOptions) -> None:
 PROBLEM = ProblemSpec(
     name="landscape",
     options=LandscapeOptions,
-    trainee=Landscape,
+    trainable=Landscape,
     defaults={
         "homogenizers": members("landscape"),
         "seeds": 1,

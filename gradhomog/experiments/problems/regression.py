@@ -118,7 +118,7 @@ def _standardised(values: NDArray[np.float64], train: NDArray[np.int64]) -> NDAr
 PROBLEM = ProblemSpec(
     name="regression",
     options=Regression,
-    trainee=trained_on(lambda options, size: data(options)),
+    trainable=trained_on(lambda options, size: data(options)),
     defaults={
         "homogenizers": members("multitask"),
         "network": {"name": "mlp", "width": 32},

@@ -27,7 +27,7 @@ class ProblemSpec:
     Attributes:
         name: what `problem.name` is set to.
         options: the dataclass of the table, its fields made with `typed.at_least` where they have a range.
-        trainee: called as `trainee(config, run)` with a validated configuration; returns the `Trainee` of a run.
+        trainable: called as `trainable(config, run)` with a validated configuration; returns the `Trainable` of a run.
         defaults: of other keys of the run file, tables within tables.
         unused: key paths that mean nothing with this problem.
         single: whether a method "single-task" exists, which trains a network for each task alone.
@@ -35,7 +35,7 @@ class ProblemSpec:
 
     name: str
     options: type[Any]
-    trainee: Callable[..., Any]
+    trainable: Callable[..., Any]
     defaults: Mapping[str, Any] = field(default_factory=dict)
     unused: tuple[str, ...] = EPISODIC
     single: bool = True

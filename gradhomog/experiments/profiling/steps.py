@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 from gradhomog.experiments.config.schema import Config
+from gradhomog.experiments.data.splits import Streams, streams
 from gradhomog.experiments.execution import plan
-from gradhomog.experiments.execution.plan import Run
 from gradhomog.experiments.execution.threads import threads
 from gradhomog.experiments.profiling import memory, table
 from gradhomog.experiments.profiling.table import Table
 from gradhomog.experiments.profiling.timing import Progress, Work, interleave
-from gradhomog.experiments.results.events import PLAIN
-from gradhomog.experiments.training import trainer
+from gradhomog.experiments.results.plan import PLAIN, Run
+from gradhomog.experiments.training.meta_learning import make_learner
 from gradhomog.learners import Learner
 
 AGAIN = "plain again"
@@ -61,7 +61,7 @@ def step_costs(
         GradhomogError: names, options, data or device are not usable, or the plain learner fails.
     """
     seed = config.seed_list[0]
-    source = trainer.streams(config, seed)
+    source = streams(config, seed)
     made = {learner: _steppers(config, learner, source) for learner in config.learners}
     with threads(config.threads):
         return [
@@ -70,10 +70,10 @@ def step_costs(
         ]
 
 
-def _steppers(config: Config, learner: str, source: trainer.Streams) -> dict[str, Stepper]:
+def _steppers(config: Config, learner: str, source: Streams) -> dict[str, Stepper]:
     found = {}
     for label, text in pipelines(config, learner).items():
-        made = trainer.make_learner(config, Run(learner, label, text, config.seed_list[0]), source)
+        made = make_learner(config, Run(learner, text, config.seed_list[0]), source)
         found[label] = Stepper(made, torch.optim.Adam(made.parameters(), lr=config.train.outer_lr))
     return found
 
@@ -82,7 +82,7 @@ def _table(
     config: Config,
     learner: str,
     steppers: dict[str, Stepper],
-    source: trainer.Streams,
+    source: Streams,
     rounds: int,
     seconds: float,
     clock: Callable[[], float],

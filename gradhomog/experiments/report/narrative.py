@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.analysis.statistics import Interval
-from gradhomog.experiments.analysis.summary import PLAIN, Row, Summary
+from gradhomog.experiments.analysis.summary import Row, Summary
 from gradhomog.experiments.report.tables import interval_text
+from gradhomog.experiments.results.plan import PLAIN
 
 
 def reading(summary: Summary) -> str:

@@ -14,7 +14,8 @@ from gradhomog.experiments.report.html import STYLE, definitions, inline_svg, ta
 from gradhomog.experiments.report.narrative import captions, reading
 from gradhomog.experiments.report.tables import write_csv
 from gradhomog.experiments.results import saliency_maps, trajectory
-from gradhomog.experiments.results.events import Record, ResultLog
+from gradhomog.experiments.results.events import Record
+from gradhomog.experiments.results.records import records as read_records
 
 
 def write_report(folder: str | Path, expected_runs: int | None = None) -> Summary:
@@ -26,7 +27,7 @@ def write_report(folder: str | Path, expected_runs: int | None = None) -> Summar
     Without matplotlib the report has no figures, and says what to install.
     """
     folder = Path(folder)
-    records = ResultLog.read(folder / "results.jsonl")
+    records = read_records(folder)
     summary = summarize(records, expected_runs)
     write_csv(summary, folder / "summary.csv")
     try:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gradhomog.blame import in_one_line
 from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.analysis.statistics import Interval
-from gradhomog.experiments.results.events import PLAIN
+from gradhomog.experiments.results.plan import PLAIN
 
 if TYPE_CHECKING:
     from gradhomog.experiments.analysis.summary import Row, Summary

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
-from gradhomog.experiments.results.events import Record, row_order
+from gradhomog.experiments.results.events import Record
+from gradhomog.experiments.results.records import row_order
 
 Kept = TypeVar("Kept")
 

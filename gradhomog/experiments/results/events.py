@@ -1,135 +1,224 @@
-"""The run log `results.jsonl`: one JSON object per line, appended as things happen, readable while a run goes on.
+"""The events of a run, `events.jsonl`: one JSON object per line, appended while it trains, readable at any time.
 
-Every record has an `event`. What is written, and read back:
-
-* `start`: `time`, `config` and its `digest`, `rows` (`learner` and `label` of each), `versions`, `machine`, and
-  `workers`, how many runs are made at a time; one per invocation. Of a multi-task problem also `tasks`, their names,
-  `notes`, sentences about its data, and `fingerprint`, a hash of it; and `held_out`, false where what is tuned is tuned
-  on the very scores of the results.
-* `step`: `run`, `step`, and what `StepReport` holds: `losses`, `accuracies`, `norms`, `cosines`, `weights`, `tasks`,
-  `domains`, `stages` (`name`, `norms`, `cosines` of the rows after each homogenizer that changes rows) and `measured`
-  (by homogenizer, numbers by name).
-* `probe`: `run`, `step` and `stages`: the encoder's rows of one batch without any homogenizer ("plain"), with the
-  first, with the first two, and so on, at the same parameters; only where a homogenizer acts before rows exist.
-* `validation`: `run`, `step`, `score`, `half_width`.
-* `result`: `run`, `label`, `learner`, `homogenizers`, `seed`, `role` ("compare" or "candidate"), `metric`, `scores`,
-  `losses` and `domains` (one per test task; of a multi-task problem one per task), `validation`, `best_step`, `steps`,
-  `seconds`, `step_seconds`, `homogenizer_seconds` (`homogenizer`, `plugin`, `seconds` of each, by the clock as
-  `seconds` is); a tuned method's result also has `tuned_from` and `chosen`, that of several states tested together
-  `ensemble`, their steps, and that of a multi-task problem `problem`, its name, and perhaps `also`, further numbers by
-  name.
-* `failed`: `run`, `label`, `learner`, `seed`, `role`, `error`.
-
-JSON knows no NaN and no infinity: a number that is not finite is written as null, and `numbers` reads null as NaN.
+JSON has no NaN and no infinity: a number that is not finite is written as null, and `numbers` reads null as NaN.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
+import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 
 from gradhomog.errors import ConfigError
+from gradhomog.registry.options import fits, words
 
-PLAIN = "plain"
-"""The label of the learner without homogenizers, to which all others are compared."""
+VERSION = 1
+"""Of the format of events and results. Files of another version are refused."""
 
-SINGLE = "single-task"
-"""The label of a network for each task of a multi-task problem, trained alone."""
+Number = float | None
+"""Null for what is not finite."""
 
 Record = dict[str, Any]
-"""One line of the log."""
-
-# Losing a step record costs a dot in a figure; losing one of these costs a run.
-_SYNCED = frozenset({"start", "result"})
+"""An event with the run that it is of, as reports and figures take them; see `records`."""
 
 
-class ResultLog:
-    """The log of one folder, for one writer at a time.
+class Start(TypedDict):
+    """A process begins to train the run, or goes on with it after `step` steps; the first line of the file."""
 
-    Each record reaches the operating system before `append` returns, so a killed process loses at most the line it was
-    writing; `start` and `result` also reach the disk.
+    event: Literal["start"]
+    version: int
+    time: str
+    step: int
+    versions: dict[str, str]
+    machine: dict[str, Any]
+    jobs: int
+    """How many runs the comparison made at a time."""
 
-    Raises:
-        ConfigError: the file ends in half a line; `ResultLog.recover` cuts it off.
+
+class Stage(TypedDict):
+    """Rows after a homogenizer: their norms `[tasks]` and the cosines between them `[tasks, tasks]`."""
+
+    name: str
+    norms: list[Number]
+    cosines: list[list[Number]]
+
+
+class Step(TypedDict):
+    """A training step, every `train.log_every` steps: the fields of `StepReport`."""
+
+    event: Literal["step"]
+    step: int
+    seconds: float
+    """Of all training steps so far."""
+    losses: list[Number]
+    accuracies: list[Number] | None
+    norms: list[Number]
+    cosines: list[list[Number]]
+    weights: list[Number] | None
+    tasks: list[int]
+    domains: list[str]
+    stages: list[Stage]
+    measured: dict[str, dict[str, Any]]
+
+
+class Probe(TypedDict):
+    """The encoder's rows of one batch without homogenizers, with the first, with the first two, and so on, at the same
+    parameters; where a homogenizer acts before rows exist."""
+
+    event: Literal["probe"]
+    step: int
+    stages: list[Stage]
+
+
+class Validation(TypedDict):
+    """A validation score, every `train.validate_every` steps; `half_width` of its 95 % interval over tasks."""
+
+    event: Literal["validation"]
+    step: int
+    score: Number
+    half_width: Number
+
+
+class Failed(TypedDict):
+    """The run ended with an error; the last line of the file."""
+
+    event: Literal["failed"]
+    step: int
+    error: str
+
+
+class Finished(TypedDict):
+    """What a finished run came to. `sha256` is of the other entries."""
+
+    event: Literal["result"]
+    version: int
+    run: str
+    learner: str
+    homogenizers: str
+    seed: int
+    metric: str
+    scores: list[Number]
+    """One per test task; of a multi-task problem one per task."""
+    losses: list[Number]
+    domains: list[str]
+    validation: Number
+    best_step: int
+    steps: int
+    seconds: Number
+    """By the clock."""
+    step_seconds: Number
+    """Processor time of a step."""
+    homogenizer_seconds: list[dict[str, Any]]
+    files: dict[str, str]
+    """SHA-256 of files beside it, such as `best.pt`."""
+    sha256: str
+
+
+class Result(Finished, total=False):
+    """`result.json`: with what only some runs have."""
+
+    ensemble: list[int]
+    """Steps of the states that were tested together."""
+    problem: str
+    also: dict[str, Number]
+    """Further numbers of a problem."""
+
+
+Event = Start | Step | Probe | Validation | Failed
+KINDS: dict[str, Any] = {"start": Start, "step": Step, "probe": Probe, "validation": Validation, "failed": Failed}
+
+
+class EventLog:
+    """The events of a run, for the one process that trains it.
+
+    Each event has reached the operating system when `append` returns: a killed process loses at most the line that it
+    was writing.
+
+    Args:
+        path: of the file; made if missing.
+        size: go on after so many bytes, and cut off what follows: events after the last checkpoint, which come again.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        if self.path.exists() and _last_byte(self.path) not in (b"", b"\n"):
-            raise ConfigError(
-                f"{self.path} ends in half a line; a record appended to it would be lost. Call ResultLog.recover first."
-            )
+    def __init__(self, path: Path, size: int = 0) -> None:
+        self.path = path
+        with path.open("ab") as file:
+            file.truncate(size)
 
-    def append(self, record: Mapping[str, Any]) -> None:
-        """Write one record as one line. It must have an `event`; NumPy numbers and arrays become plain ones."""
-        if not isinstance(record.get("event"), str):
-            raise ConfigError(f"a record must have a text `event`; found the keys {sorted(record)}.")
-        line = json.dumps(plain(record), ensure_ascii=False, allow_nan=False) + "\n"
-        # Opened anew for each line: no buffer outlives the call, and nothing is inherited by a worker process.
+    @property
+    def size(self) -> int:
+        """Bytes so far: what a checkpoint keeps."""
+        return self.path.stat().st_size
+
+    def append(self, event: Mapping[str, Any]) -> None:
+        """Write an event as one line."""
+        line = json.dumps(plain(event), ensure_ascii=False, allow_nan=False) + "\n"
         with self.path.open("ab") as file:
             file.write(line.encode())
-            file.flush()
-            if record["event"] in _SYNCED:
-                os.fsync(file.fileno())
 
-    @staticmethod
-    def read(path: str | Path) -> list[Record]:
-        """All records, in the order in which they were written.
 
-        A run that is resumed repeats what came after its last checkpoint: of several records of one event, run, role
-        and step the last one counts. Half a line at the end is left out, since a run may be writing it.
+def read(path: Path) -> list[Any]:
+    """All events of a file, in order; none if there is no file. Half a line at its end is left out: it may be being
+    written, or be what a killed process left.
 
-        Raises:
-            ConfigError: the file is missing, or a line before the last is not a record.
-        """
-        records, _ = _parse(Path(path))
-        last = {_identity(record, index): index for index, record in enumerate(records)}
-        return [records[index] for index in sorted(last.values())]
+    Raises:
+        ConfigError: a line is no event of this version; names it and says what is wrong.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    except OSError as cause:
+        raise ConfigError(f"{path}: cannot be read: {cause.strerror}.") from cause
+    return [parse(line, f"{path}, line {number}") for number, line in enumerate(content.split(b"\n")[:-1], start=1)]
 
-    @staticmethod
-    def recover(path: str | Path) -> int:
-        """Cut off a last line that a killed run left unfinished, and return how many bytes that were.
 
-        Raises:
-            ConfigError: as `read`; nothing is cut then.
-        """
-        path = Path(path)
-        _, good = _parse(path)
-        size = path.stat().st_size
-        if good < size:
-            with path.open("r+b") as file:
-                file.truncate(good)  # one system call: the file is either as before or good
-                os.fsync(file.fileno())
-        return size - good
+def parse(line: bytes, where: str) -> Any:
+    """An event from its line.
+
+    Raises:
+        ConfigError: it is no event of this version; `where` names it.
+    """
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as cause:
+        raise ConfigError(
+            f"{where}: expected an event as a JSON object; found {line[:60]!r}. Something else has changed the file: "
+            "remove the folder of this run to train it again, or restore the file."
+        ) from cause
+    kind = KINDS.get(str(found.get("event"))) if isinstance(found, dict) else None
+    if kind is None:
+        raise ConfigError(f"{where}: expected an `event` among {', '.join(KINDS)}; found {line[:60]!r}.")
+    check(found, kind, where)
+    return found
+
+
+def check(found: Mapping[str, Any], kind: Any, where: str) -> None:
+    """Refuse an object that is none of its kind.
+
+    Raises:
+        ConfigError: a key is missing or of the wrong type, or the version is another.
+    """
+    if found.get("version", VERSION) != VERSION:
+        raise ConfigError(
+            f"{where}: is of format version {found['version']!r}; this gradhomog reads {VERSION}. Use the version of "
+            "gradhomog that wrote it."
+        )
+    hints = typing.get_type_hints(kind)
+    for key in sorted(kind.__required_keys__ | (kind.__optional_keys__ & set(found))):
+        if key not in found:
+            raise ConfigError(f"{where}: `{key}` is missing from {found.get('event')!r}.")
+        if not fits(found[key], hints[key]):
+            raise ConfigError(f"{where}: `{key}` must be {words(hints[key])}; got {str(found[key])[:60]}.")
 
 
 def numbers(values: Iterable[float | None] | None) -> list[float]:
-    """Numbers of a record as floats; null, which stands for what was not finite, becomes NaN."""
+    """Numbers of an event as floats; null becomes NaN."""
     return [math.nan if value is None else float(value) for value in values or ()]
-
-
-def row_order(records: Iterable[Record]) -> list[tuple[str, str]]:
-    """Learner and label of every method with a result, in the order of the configuration, plain first within a learner.
-
-    The order in which runs finish depends on the machine, so it only decides where no `start` record names the `rows`.
-    """
-    named: list[tuple[str, str]] = []
-    found: list[tuple[str, str]] = []
-    for record in records:
-        if record["event"] == "start":
-            named = [(row["learner"], row["label"]) for row in record.get("rows") or ()]
-        elif record["event"] == "result" and record["role"] == "compare":
-            found.append((record["learner"], record["label"]))
-    there = set(found)
-    pairs = [pair for pair in dict.fromkeys([*named, *found]) if pair in there]
-    learners = list(dict.fromkeys(learner for learner, _ in pairs))
-    return sorted(pairs, key=lambda pair: (learners.index(pair[0]), pair[1] != PLAIN))
 
 
 def plain(value: Any) -> Any:
@@ -143,55 +232,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
-
-
-def _identity(record: Record, index: int) -> tuple[Any, ...]:
-    if record["event"] not in ("step", "probe", "validation", "result"):
-        return (index,)
-    # A tuning's winner has two results under one run: as a candidate and as the row of the table.
-    return record["event"], record.get("run"), record.get("role"), record.get("step")
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as cause:
-        raise ConfigError(
-            f"{path}: no run log can be read here: {cause}. Pass a folder that `gradhomog compare` wrote."
-        ) from cause
-
-
-def _last_byte(path: Path) -> bytes:
-    """The last byte of a file; nothing if it is empty."""
-    with path.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
-        return file.read()
-
-
-def _parse(path: Path) -> tuple[list[Record], int]:
-    """The records of a log, and the number of bytes that they take."""
-    lines = _content(path).split(b"\n")
-    records: list[Record] = []
-    good = 0
-    # What follows the last line break is empty or half a line, even where it happens to parse.
-    for number, line in enumerate(lines[:-1], start=1):
-        record = _record(line)
-        if record is None:
-            if number == len(lines) - 1 and not lines[-1]:
-                break
-            raise ConfigError(
-                f"{path}, line {number}: expected a JSON object with an `event`; found {line[:60]!r}. "
-                "A run only ever leaves its last line unfinished, so the file was changed by something else: restore "
-                "it, or delete this line; what it recorded is then missing from the report."
-            )
-        records.append(record)
-        good += len(line) + 1
-    return records, good
-
-
-def _record(line: bytes) -> Record | None:
-    try:
-        found = json.loads(line)
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) and isinstance(found.get("event"), str) else None

@@ -1,50 +1,87 @@
-"""One training step of every method before any run starts: what cannot work together is refused, all of it at once."""
+"""Two steps of every method before any run starts: refuses what cannot work together, and estimates the time."""
 
 from __future__ import annotations
 
+import math
 import textwrap
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from gradhomog.errors import ConfigError, GradhomogError
 from gradhomog.experiments.config.schema import Config
-from gradhomog.experiments.execution.plan import Method, Run
+from gradhomog.experiments.execution.durations import duration
 from gradhomog.experiments.execution.threads import threads
-from gradhomog.experiments.results.events import SINGLE
+from gradhomog.experiments.results.plan import Method, Run
 from gradhomog.experiments.training import trainer
+from gradhomog.experiments.training.trainable import Trainable
 
 
-def refuse_unworkable(
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds of processor time that a comparison takes, from the times of second steps and of one validation."""
+
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"about {duration(self.seconds)} of processor time"
+
+
+def dry_run(
     config: Config, rows: Sequence[Method], progress: Callable[[Mapping[str, Any]], None] = lambda record: None
-) -> None:
-    """Take the first step of every pipeline of a comparison on a trainee of its own, which is thrown away.
+) -> Estimate:
+    """Take the first two steps of every pipeline of a comparison on a trainable of its own, which is thrown away.
 
     What a homogenizer needs of a network, its features or its losses is known only to the homogenizer, and asked for
-    only in a step. Writes no file; `progress` is called after each with the record `trial`.
+    only in a step. Writes no file; `progress` is called after each with the record `dry_run`.
 
     Raises:
         ConfigError: a first step is refused; names every pipeline of which it is, with the reason.
     """
     failed: dict[str, list[str]] = {}  # pipelines by the reason, which may be that of all
-    runs = [Run(row.learner, row.label, text, config.seed_list[0]) for row in rows for text in row.candidates]
+    seed, seeds = config.seed_list[0], len(config.seed_list)
+    # Of a tuned method every candidate runs with the first seed, and one of them with the others.
+    counts = {
+        Run(row.learner, text, seed): 1 + (seeds - 1) / len(row.candidates) for row in rows for text in row.candidates
+    }
+    steps, evaluation = 0.0, 0.0
     with threads(config.threads):
-        for run in runs:
+        for run, count in counts.items():
             # Any other exception is no refusal but a defect, which the run tells with its author and traceback.
             with suppress(Exception):
                 try:
-                    trainee = trainer.trainee(config, run)
-                    trainee.step(0, trainer.optimizer(config, trainee), inspect=True)
+                    trained = trainer.trainable(config, run)
+                    steps += count * _step_seconds(config, trained)
+                    evaluation = evaluation or _timed(trained.validate)
                 except GradhomogError as error:
                     failed.setdefault(str(error), []).append(_named(config, run))
-            progress({"event": "trial", "run": run.id, "of": len(runs)})
+            progress({"event": "dry_run", "run": run.id, "of": len(counts)})
     if failed:
         raise ConfigError(_message(config, failed))
+    train = config.train
+    evaluations = float(math.ceil(train.steps / train.validate_every))
+    if config.problem is None:
+        evaluations += config.test.episodes / train.validation_episodes
+    return Estimate(steps * train.steps + sum(counts.values()) * evaluations * evaluation)
+
+
+def _step_seconds(config: Config, trained: Trainable) -> float:
+    """Of the second step: the first one also sets things up."""
+    outer = trainer.optimizer(config, trained)
+    trained.step(0, outer, inspect=True)
+    return _timed(lambda: trained.step(1, outer, inspect=False))
+
+
+def _timed(work: Callable[[], object]) -> float:
+    start = time.process_time()
+    work()
+    return time.process_time() - start
 
 
 def _named(config: Config, run: Run) -> str:
-    text = SINGLE if run.label == SINGLE else run.homogenizers
-    return f"{run.learner} with {text}" if len(config.learners) > 1 else text
+    return f"{run.learner} with {run.homogenizers}" if len(config.learners) > 1 else run.homogenizers
 
 
 def _message(config: Config, failed: Mapping[str, Sequence[str]]) -> str:

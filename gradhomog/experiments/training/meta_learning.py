@@ -16,7 +16,7 @@ from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.config.schema import Config
 from gradhomog.experiments.data.sampler import EpisodeStream
 from gradhomog.experiments.data.splits import Streams, streams
-from gradhomog.experiments.execution.plan import Run
+from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.training.saliency import write_looks
 from gradhomog.experiments.training.trainable import device
 from gradhomog.host.member import Member
@@ -64,7 +64,7 @@ def _offered(config: Config, source: Streams, accepted: set[str], learner: str) 
     return {name: value for name, value in known.items() if name in accepted and value is not None}
 
 
-class Episodic:
+class MetaLearning:
     """A learner that is trained on batches of episodes, and adapts to fixed lists of them in validation and test."""
 
     sampled = True

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 import gradhomog
 from gradhomog.experiments import models
 from gradhomog.experiments.config.schema import Config
-from gradhomog.experiments.execution.plan import Run
 from gradhomog.experiments.problems.data import Data, Part, batch, r_squared
-from gradhomog.experiments.results.events import SINGLE
+from gradhomog.experiments.results.plan import SINGLE, Run
 from gradhomog.experiments.training.trainable import device
 from gradhomog.host.member import Member
 from gradhomog.pipelines import pipeline
@@ -22,7 +21,7 @@ from gradhomog.reports import Evaluation, StageReport, StepReport
 from gradhomog.scoring import accuracy, default_loss
 
 
-class Supervised:
+class MultiTask:
     """A shared encoder with a linear head for each task, trained on the mean of the tasks' losses.
 
     The encoder's gradient is homogenized; a head has the gradient of its own loss. Where the run is that of the method
@@ -38,11 +37,11 @@ class Supervised:
     def __init__(self, config: Config, run: Run, data: Data, batch: int) -> None:
         self.data, self.metric, self.batch, self.seed = data, data.metric, batch, run.seed
         self.device = device(config.device)
-        self.homogenizers = pipeline(run.homogenizers, nonfinite=config.train.nonfinite)
+        self.single = run.homogenizers == SINGLE
+        self.homogenizers = pipeline(None if self.single else run.homogenizers, nonfinite=config.train.nonfinite)
         shape, network = tuple(data.train.inputs.shape[1:]), config.network
         torch.manual_seed(run.seed)
         made = [models.build(network.name, shape, outputs, network.width) for outputs in data.outputs]
-        self.single = run.label == SINGLE
         self.encoders = nn.ModuleList(encoder for encoder, _ in (made if self.single else made[:1]))
         self.heads = nn.ModuleList(head for _, head in made)
         self.network = nn.ModuleDict({"encoders": self.encoders, "heads": self.heads}).to(self.device)
@@ -154,14 +153,14 @@ class Supervised:
         self.homogenizers.load_state_dict(state["homogenizers"])
 
 
-def trained_on(data: Callable[[Any, int], Data]) -> Callable[[Config, Run], Supervised]:
+def trained_on(data: Callable[[Any, int], Data]) -> Callable[[Config, Run], MultiTask]:
     """What a problem trains whose data are made of its options, which have a `batch`, and of `network.size`."""
 
-    def trainee(config: Config, run: Run) -> Supervised:
+    def trainable(config: Config, run: Run) -> MultiTask:
         options: Any = config.problem
-        return Supervised(config, run, data(options, config.network.size), options.batch)
+        return MultiTask(config, run, data(options, config.network.size), options.batch)
 
-    return trainee
+    return trainable
 
 
 def _values(scalars: Sequence[Tensor]) -> Tensor:

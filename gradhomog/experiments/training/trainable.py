@@ -14,7 +14,7 @@ from gradhomog.host.member import Member
 from gradhomog.reports import Evaluation, StageReport, StepReport
 
 
-class Trainee(Protocol):
+class Trainable(Protocol):
     """All that a run changes, and what it is judged by. Every step is a function of its number and of the state.
 
     Attributes:

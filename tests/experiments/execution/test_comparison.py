@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -13,9 +12,11 @@ import pytest
 
 from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.execution.comparison import compare
-from gradhomog.experiments.results import run_dir as folders
-from gradhomog.experiments.results.events import ResultLog
+from gradhomog.experiments.results.comparison_dir import run_dir
+from gradhomog.experiments.results.plan import Run
+from gradhomog.experiments.results.records import records
 from tests.experiments.conftest import SMALL
+from tests.experiments.running import interrupted_after
 
 slow = pytest.mark.slow
 pytestmark = pytest.mark.usefixtures("undrawn")  # but for `whole`
@@ -24,13 +25,22 @@ pytestmark = pytest.mark.usefixtures("undrawn")  # but for `whole`
 def results(path):
     return {
         (r["label"], r["homogenizers"], r["seed"], r["role"]): (r["scores"], r["validation"], r["best_step"])
-        for r in ResultLog.read(path / folders.LOG)
+        for r in records(path)
         if r["event"] == "result"
     }
 
 
 def table(outcome):
     return [(row.label, row.score.mean, row.score.half_width) for row in outcome.summary.rows]
+
+
+def command(folder, overrides, *more):
+    arguments = [argument for override in overrides for argument in ("--set", override)]
+    return [sys.executable, "-m", "gradhomog", "compare", "--out", str(folder), *more, *arguments]
+
+
+def a_step_is_on_disk(folder):
+    return any(b'"step"' in path.read_bytes() for path in folder.glob("runs/*/events.jsonl"))
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +52,12 @@ def whole(tmp_path_factory):
 @slow
 def test_everything_that_a_user_expects_is_written(whole):
     names = {path.name for path in whole.folder.iterdir()}
-    assert {"run.toml", "results.jsonl", "summary.csv", "report.html", "figures", "runs"} <= names
+    assert {"run.toml", "plan.json", "summary.csv", "report.html", "figures", "runs"} <= names
     figures = {path.name for path in (whole.folder / "figures").iterdir()}
     assert {f"{stem}.{kind}" for stem in ("scores", "conflict", "weights") for kind in ("svg", "png")} <= figures
-    assert all((run / "best.pt").exists() for run in (whole.folder / "runs").iterdir())
+    for run in (whole.folder / "runs").iterdir():
+        assert {"config.toml", "events.jsonl", "result.json", "best.pt"} <= {path.name for path in run.iterdir()}
+        assert not (run / "checkpoint.pt").exists()
     assert not whole.failures
 
 
@@ -70,25 +82,21 @@ def test_static_weights_of_one_are_the_plain_learner(whole):
 
 
 @slow
-def test_the_log_holds_configuration_versions_and_steps(whole):
-    records = ResultLog.read(whole.folder / folders.LOG)
-    start = next(r for r in records if r["event"] == "start")
+def test_the_records_hold_configuration_versions_and_steps(whole):
+    found = records(whole.folder)
+    start = found[0]
     assert start["config"] == load(None, SMALL).to_dict()
     assert {"python", "torch", "torchopt", "gradhomog"} <= set(start["versions"])
-    steps = [r for r in records if r["event"] == "step"]
+    steps = [r for r in found if r["event"] == "step"]
     assert {r["step"] for r in steps} == {1, 2, 4, 6, 8, 10, 12}
     assert all(len(r["losses"]) == len(r["norms"]) == len(r["weights"]) == len(r["cosines"]) == 3 for r in steps)
 
 
 @slow
-def test_resuming_a_finished_comparison_does_nothing_and_gives_the_same_table(whole):
-    before = results(whole.folder)
-    steps = sum(r["event"] == "step" for r in ResultLog.read(whole.folder / folders.LOG))
-    seen = []
-    again = compare(load(None, SMALL), whole.folder, resume=True, progress=seen.append)
-    assert not any(record["event"] == "progress" for record in seen)
-    assert results(whole.folder) == before
-    assert sum(r["event"] == "step" for r in ResultLog.read(whole.folder / folders.LOG)) == steps
+def test_resuming_a_finished_comparison_makes_nothing_and_gives_the_same_table(whole):
+    files = {path: path.stat().st_mtime_ns for path in (whole.folder / "runs").rglob("*.json*")}
+    again = compare(load(None, SMALL), whole.folder, resume=True)
+    assert {path: path.stat().st_mtime_ns for path in files} == files
     assert table(again) == table(whole)
 
 
@@ -96,45 +104,54 @@ def test_resuming_a_finished_comparison_does_nothing_and_gives_the_same_table(wh
 @pytest.mark.parametrize("count", [1, 37, 70])
 def test_interrupted_after_any_step_it_resumes_to_the_same_table(whole, tmp_path, count):
     config = load(None, SMALL)
-
-    def interrupt(record):
-        interrupt.steps += record["event"] == "progress"
-        if interrupt.steps == count and record["event"] == "progress":
-            signal.raise_signal(signal.SIGINT)
-
-    interrupt.steps = 0
-    with pytest.raises(KeyboardInterrupt):
-        compare(config, tmp_path / "out", progress=interrupt)
-    resumed = []
-    outcome = compare(config, tmp_path / "out", resume=True, progress=resumed.append)
+    with interrupted_after(count), pytest.raises(KeyboardInterrupt):
+        compare(config, tmp_path / "out")
+    with interrupted_after(10**9) as steps:
+        outcome = compare(config, tmp_path / "out", resume=True)
     assert results(outcome.folder) == results(whole.folder)
     assert table(outcome) == table(whole)
     # Nothing is done twice: 2 methods × 2 seeds, 2 candidates and 1 further seed of the chosen, 12 steps each.
-    assert count + sum(record["event"] == "progress" for record in resumed) == 7 * 12
+    assert count + len(steps) == 7 * 12
+    assert not list((tmp_path / "out").glob(".stop*"))
 
 
 @slow
-@pytest.mark.parametrize(("workers", "seconds"), [(1, 0.05), (2, 0.0)])
-def test_killed_at_any_moment_it_resumes_to_the_same_table(whole, tmp_path, workers, seconds):
+@pytest.mark.parametrize(("jobs", "seconds"), [(1, 0.05), (2, 0.0)])
+def test_killed_at_any_moment_it_resumes_to_the_same_table(whole, tmp_path, jobs, seconds):
     """SIGKILL after the first step is on disk, with a half-written line left behind for good measure.
 
     At the first step nearly all is left to the resumed comparison: two worker processes give the results of one.
     """
-    overrides = [*SMALL, f"workers={workers}"]
-    command = [sys.executable, "-m", "gradhomog", "compare", "--out", str(tmp_path / "out")]
-    command += [argument for override in overrides for argument in ("--set", override)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-    log = tmp_path / "out" / folders.LOG
-    while process.poll() is None and not (log.exists() and b'"step"' in log.read_bytes()):
+    out = tmp_path / "out"
+    process = subprocess.Popen(
+        command(out, SMALL, f"--jobs={jobs}"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+    while process.poll() is None and not a_step_is_on_disk(out):
         time.sleep(0.01)
     time.sleep(seconds)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    with log.open("ab") as file:
-        file.write(b'{"event": "resu')
-    outcome = compare(load(None, overrides), tmp_path / "out", resume=True)
+    for log in out.glob("runs/*/events.jsonl"):
+        with log.open("ab") as file:
+            file.write(b'{"event": "ste')
+    outcome = compare(load(None, SMALL), out, resume=True, jobs=jobs)
     assert results(outcome.folder) == results(whole.folder)
     assert table(outcome) == table(whole)
+
+
+@slow
+def test_a_run_that_another_process_makes_is_waited_for_and_made_once(whole, tmp_path):
+    """Two commands on one folder at the same time, as on two machines that share it."""
+    out = tmp_path / "out"
+    first = subprocess.Popen(command(out, SMALL, "--jobs=1"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while first.poll() is None and not a_step_is_on_disk(out):
+        time.sleep(0.01)
+    outcome = compare(load(None, SMALL), out, resume=True)
+    assert first.wait(timeout=120) == 0
+    assert table(outcome) == table(whole)
+    for log in out.glob("runs/*/events.jsonl"):
+        assert log.read_bytes().count(b'"event": "start"') == 1
 
 
 FAULTY = """
@@ -158,9 +175,9 @@ def test_a_method_that_fails_is_reported_and_the_others_finish(gradhomog_install
     assert "'faulty' of faulty-dist" in error
     assert "RuntimeError: out of ideas" in error
     assert [row.label for row in outcome.summary.rows if row.seeds] == ["plain"]
-    records = ResultLog.read(outcome.folder / folders.LOG)
-    assert any(r["event"] == "failed" for r in records)
-    assert any(r["event"] == "step" and r["step"] == 4 for r in records if "faulty" in r.get("run", ""))
+    folder = run_dir(outcome.folder, Run("maml", "faulty", 0))
+    assert folder.failure() == error
+    assert b'"step": 4' in folder.events.read_bytes()
 
 
 SEEING = """
@@ -179,41 +196,30 @@ def gradhomog_observers(config):
 """
 
 
-def test_an_observer_sees_every_record_of_the_log(gradhomog_install, tmp_path):
+def test_an_observer_sees_every_event_of_its_run_and_the_result(gradhomog_install, tmp_path):
     gradhomog_install("seeing-dist", SEEING, plugin="seeing")
     outcome = compare(load(None, [*SMALL, 'homogenizers=["seeing"]', "seeds=1"]), tmp_path / "out")
-    events = [event for event, _ in sys.modules["seeing_dist"].SEEN]
-    assert events == [record["event"] for record in ResultLog.read(outcome.folder / folders.LOG)]
-    assert (events.count("result"), events.count("step")) == (1, 7)
-
-
-def test_a_result_is_on_disk_before_the_next_run_starts(small, tmp_path):
-    lengths = []
-
-    def look(record):
-        if record["event"] == "progress" and record["step"] == 1:
-            lines = (tmp_path / "out" / folders.LOG).read_text(encoding="utf-8").splitlines()
-            lengths.append(sum(json.loads(line)["event"] == "result" for line in lines))
-
-    compare(load(None, [*SMALL, 'homogenizers=["none", "pcgrad"]']), tmp_path / "out", progress=look)
-    assert lengths == [0, 1, 2, 3]
+    seen = [(event, record["run"]) for event, record in sys.modules["seeing_dist"].SEEN]
+    [folder] = (outcome.folder / "runs").iterdir()
+    told = [record["event"] for record in records(outcome.folder)[1:]]
+    assert seen == [(event, folder.name) for event in ["start", *told]]
+    assert (told.count("result"), told.count("step")) == (1, 7)
 
 
 @slow
-def test_workers_that_cannot_start_are_reported_and_not_called_a_success(tmp_path):
-    """A script without a main guard: its worker processes run the script instead of a worker."""
+def test_a_script_without_a_main_guard_works(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "from pathlib import Path\n"
         "from gradhomog.experiments.execution.comparison import compare\n"
         "from gradhomog.experiments.config.schema import load\n"
-        f"outcome = compare(load(None, {[*SMALL, 'workers=2']!r}), Path({str(tmp_path / 'out')!r}))\n"
-        "print(len(outcome.failures), next(iter(outcome.failures.values())))\n",
+        f"config = load(None, {[*SMALL, 'seeds=1']!r})\n"
+        f"outcome = compare(config, Path({str(tmp_path / 'out')!r}), jobs=2)\n"
+        "print(len(outcome.failures), len(outcome.summary.rows))\n",
         encoding="utf-8",
     )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
-    assert done.stdout.startswith("6 no worker process could start"), done.stdout + done.stderr
-    assert '__name__ == "__main__"' in done.stdout
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300)
+    assert done.stdout == "0 3\n", done.stdout + done.stderr
 
 
 @slow
@@ -228,58 +234,85 @@ def test_a_candidate_that_fails_leaves_the_choice_to_the_others(gradhomog_instal
         assert len(one.failures) == 1
 
 
+KILLING = FAULTY.replace('raise RuntimeError("out of ideas")', "__import__('os').kill(__import__('os').getpid(), 9)")
+
+
 @slow
-def test_an_interrupt_while_workers_start_prints_no_traceback(tmp_path):
-    command = [sys.executable, "-m", "gradhomog", "compare", "--out", str(tmp_path / "out"), "--set", "workers=2"]
-    command += [argument for override in SMALL if "workers" not in override for argument in ("--set", override)]
+def test_a_run_whose_process_is_killed_again_and_again_fails_and_the_others_finish(gradhomog_install, tmp_path):
+    gradhomog_install("faulty-dist", KILLING, plugin="faulty")
+    config = load(None, [*SMALL, 'homogenizers=["none", "faulty", "pcgrad"]'])
+    outcome = compare(config, tmp_path / "out", jobs=2)
+    assert set(outcome.failures) == {Run("maml", "faulty", seed).id for seed in (0, 1)}
+    assert all("ended: SIGKILL(-9), perhaps for memory" in error for error in outcome.failures.values())
+    assert [(row.label, row.seeds) for row in outcome.summary.rows] == [("plain", (0, 1)), ("pcgrad", (0, 1))]
+
+
+def stopped(folder, how, *more):
+    """A comparison in two worker processes that is sent a signal once a step is on disk: exit code and errors."""
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, text=True
-    )
-    while process.poll() is None and not (tmp_path / "out" / folders.LOG).exists():
+        command(folder, [*SMALL, "train.steps=400"], "--jobs=2", *more), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        start_new_session=True, text=True,
+    )  # fmt: skip
+    while process.poll() is None and not a_step_is_on_disk(folder):
         time.sleep(0.01)
-    time.sleep(0.3)
-    os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
+    how(process)
+    _, errors = process.communicate(timeout=120)
+    return process.returncode, errors
+
+
+@slow
+@pytest.mark.parametrize("name", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_all_processes_stops_with_checkpoints_and_no_traceback(tmp_path, name):
+    """As a terminal, `timeout` and schedulers send it."""
+    out = tmp_path / "out"
+    code, errors = stopped(out, lambda process: os.killpg(process.pid, name))
+    assert code == 130, errors
     assert "Traceback" not in errors
     assert "--resume" in errors
+    assert list(out.glob("runs/*/checkpoint.pt"))
+    assert not any(record["event"] == "failed" for record in records(out))
 
 
 @slow
-def test_a_sigterm_to_all_processes_stops_as_an_interrupt_does(whole, tmp_path):
-    """As `timeout` and schedulers send it: the parent is asked to stop, its workers are not killed under it."""
-    overrides = [*SMALL, "workers=2", "train.steps=400"]
-    command = [sys.executable, "-m", "gradhomog", "compare", "--out", str(tmp_path / "out")]
-    command += [argument for override in overrides for argument in ("--set", override)]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, text=True
-    )
-    log = tmp_path / "out" / folders.LOG
-    while process.poll() is None and not (log.exists() and b'"step"' in log.read_bytes()):
-        time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
-    assert not any(record["event"] == "failed" for record in ResultLog.read(log))
-    assert list((tmp_path / "out" / "runs").glob("*/checkpoint.pt"))
+def test_no_process_outlives_its_parent_by_more_than_a_second(tmp_path):
+    out = tmp_path / "out"
+    found = []
+
+    def kill(process):
+        listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True)
+        found.extend(map(int, listed.stdout.split()))
+        process.kill()
+
+    stopped(out, kill)
+    assert found
+    end = time.monotonic() + 20.0  # a second on a machine with nothing else to do
+    while any(map(running, found)) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not any(map(running, found))
+
+
+def running(pid):
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 FAULTY_WITH_SEED_1 = FAULTY.replace("step.number == 4", "step.number == 4 and __import__('torch').initial_seed() == 1")
 
 
 @slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_tuned_method_that_fails_with_a_later_seed_is_tried_once(gradhomog_install, tmp_path, workers):
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_tuned_method_that_fails_with_a_later_seed_is_tried_once(gradhomog_install, tmp_path, jobs):
     """Its failure must not be taken for a candidate's: that would decide the tuning again, and run it again."""
     gradhomog_install("faulty-dist", FAULTY_WITH_SEED_1, plugin="faulty")
     failures = []
-
-    def watch(record):
-        failures.extend([record] if record["event"] == "failed" else [])
-        assert len(failures) < 3
-
-    overrides = [*SMALL, f"workers={workers}", 'homogenizers=["none", "faulty | faulty + static"]', "seeds=3"]
-    outcome = compare(load(None, overrides), tmp_path / "out", progress=watch)
+    overrides = [*SMALL, 'homogenizers=["none", "faulty | faulty + static"]', "seeds=3"]
+    outcome = compare(
+        load(None, overrides), tmp_path / "out", jobs=jobs,
+        progress=lambda record: failures.extend([record] if record["event"] == "failed" else []),
+    )  # fmt: skip
     assert len(failures) == 1
     assert "out of ideas" in failures[0]["error"]
     assert outcome.summary.rows[1].seeds == (0, 2)

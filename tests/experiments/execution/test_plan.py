@@ -5,24 +5,52 @@ import pytest
 from gradhomog import ConfigError
 from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.execution import plan
+from gradhomog.experiments.results.plan import Method, Run, choice, runs
 
 TUNED = 'homogenizers=["none", "pcgrad", "static | static(weights=[1, 2])"]'
+
+
+def finished(run, validation, metric="mse"):
+    return {run.id: {"validation": validation, "metric": metric}}
 
 
 def test_every_method_runs_with_every_seed_and_candidates_with_the_first():
     config = load(None, [TUNED, "seeds=[4, 7]"])
     rows = plan.methods(config)
     assert [row.label for row in rows] == ["plain", "pcgrad", "static (tuned)"]
-    runs = plan.first_runs(config, rows)
-    assert [(r.label, r.homogenizers, r.seed, r.role) for r in runs] == [
-        ("static (tuned)", "static", 4, "candidate"),
-        ("static (tuned)", "static(weights=[1, 2])", 4, "candidate"),
-        ("plain", "none", 4, "compare"),
-        ("pcgrad", "pcgrad", 4, "compare"),
-        ("plain", "none", 7, "compare"),
-        ("pcgrad", "pcgrad", 7, "compare"),
-    ]
-    assert [r.seed for r in plan.tuned_runs(config, rows[2], "static")] == [4, 7]
+    first = runs(rows, config.seed_list, {}, ())
+    assert [(run.homogenizers, run.seed) for run in first] == [
+        ("static", 4), ("static(weights=[1, 2])", 4), ("none", 4), ("pcgrad", 4), ("none", 7), ("pcgrad", 7)
+    ]  # fmt: skip
+    done = finished(first[0], 2.0) | finished(first[1], 1.0)
+    assert set(runs(rows, config.seed_list, done, ())) - set(first) == {Run("maml", "static(weights=[1, 2])", 7)}
+
+
+@pytest.mark.parametrize(
+    ("scores", "metric", "chosen"),
+    [
+        ((2.0, 1.0), "mse", "pcgrad"),
+        ((2.0, 1.0), "accuracy", "static"),
+        ((1.0, 1.0), "mse", "static"),  # the first of equal ones
+        ((None, 1.0), "accuracy", "pcgrad"),  # null in a file: not finite
+        ((None, None), "mse", "static"),
+    ],
+)
+def test_the_candidate_with_the_best_validation_score_is_taken(scores, metric, chosen):
+    method = Method("maml", "tuned", ("static", "pcgrad"))
+    results = {}
+    for text, score in zip(method.candidates, scores, strict=True):
+        assert choice(method, 3, results) is None
+        results |= finished(Run("maml", text, 3), score, metric)
+    assert choice(method, 3, results) == chosen
+
+
+def test_a_candidate_that_failed_leaves_the_choice_to_the_others():
+    method = Method("maml", "tuned", ("static", "pcgrad"))
+    one, two = (Run("maml", text, 0) for text in method.candidates)
+    assert choice(method, 0, {}, {one.id}) is None
+    assert choice(method, 0, finished(two, 9.0), {one.id}) == "pcgrad"
+    assert choice(method, 0, {}, {one.id, two.id}) is None
 
 
 def test_the_label_of_a_tuned_row_names_what_it_was_chosen_from():
@@ -31,17 +59,14 @@ def test_the_label_of_a_tuned_row_names_what_it_was_chosen_from():
     assert labels == ["none | pcgrad (tuned)", "static | pcgrad (tuned)", "static (tuned)"]
 
 
-def test_runs_have_different_folders_and_a_candidate_shares_its_with_the_run_it_becomes():
+def test_different_runs_have_different_folders_and_methods_share_the_runs_they_have_in_common():
     config = load(None, ['homogenizers=["none", "static", "static | pcgrad"]', 'learner=["maml", "fomaml"]'])
     rows = plan.methods(config)
-    runs = plan.first_runs(config, rows) + [
-        r for row in rows if row.tuned for r in plan.tuned_runs(config, row, "static")
-    ]
-    by_id = {}
-    for run in runs:
-        by_id.setdefault(run.id, set()).add((run.learner, run.label, run.homogenizers, run.seed))
-    assert all(len(what) == 1 for what in by_id.values())
-    assert len(by_id) == 2 * (2 * 3 + 2 + 2)  # two learners; two rows of three seeds; two candidates; two more seeds
+    results = {}
+    for run in runs(rows, config.seed_list, {}, ()):
+        results |= finished(run, 0.0 if run.homogenizers == "static" else 1.0)
+    every = runs(rows, config.seed_list, results, ())
+    assert len({run.id for run in every}) == len(every) == 2 * (3 + 3 + 1)  # pcgrad is tried with the first seed only
 
 
 @pytest.mark.parametrize(

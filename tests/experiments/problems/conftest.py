@@ -10,7 +10,7 @@ GLYPHS = [
     "problem.name=glyph_pairs", "problem.script=tifinagh", "problem.classes=3", "problem.instances=10",
     "problem.train=60", "problem.validation=30", "problem.test=40", "problem.batch=16",
     "network.size=16", "network.width=4", "train.steps=6", "train.validate_every=2", "train.checkpoint_every=3",
-    "train.log_every=2", "seeds=2", "workers=1",
+    "train.log_every=2", "seeds=2",
 ]  # fmt: skip
 
 

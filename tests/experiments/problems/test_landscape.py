@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from gradhomog import ConfigError
 from gradhomog.experiments.config.schema import load
-from gradhomog.experiments.execution.plan import Run
 from gradhomog.experiments.problems import toy
+from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.results.trajectory import Trajectory
-from gradhomog.experiments.training.trainer import Training, trainee
+from gradhomog.experiments.training.trainer import trainable
+from tests.experiments.running import trainer
 
-SHORT = ["problem.name=landscape", "train.steps=30", "train.validate_every=10", "train.checkpoint_every=7", "workers=1"]
+SHORT = ["problem.name=landscape", "train.steps=30", "train.validate_every=10", "train.checkpoint_every=7"]
 
 
 def by_hand(x, y):
@@ -74,7 +75,7 @@ def test_a_point_of_the_front_is_no_distance_from_it():
 def test_the_plain_path_is_that_of_adam_on_the_mean_of_the_losses(tmp_path):
     config = load(None, SHORT)
     records = []
-    Training(config, Run("landscape", "plain", "none", 0), tmp_path, records.append).finish()
+    trainer(config, Run("landscape", "none", 0), tmp_path, records).finish()
     path = Trajectory.read(tmp_path).path
     for index, start in enumerate(toy.STARTS):
         point = torch.nn.Parameter(torch.tensor(start, dtype=torch.float64))
@@ -96,10 +97,10 @@ def test_the_plain_path_is_that_of_adam_on_the_mean_of_the_losses(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", [1, 7, 20])
 def test_stopped_anywhere_it_goes_on_to_the_same_path_with_the_homogenizers_of_each_start(tmp_path, stop):
-    run, paths = Run("landscape", "gradvac + pcgrad", "gradvac + pcgrad", 0), []
+    run, paths = Run("landscape", "gradvac + pcgrad", 0), []
     for folder, stops in (("whole", (None,)), ("parts", (stop, None))):
         for limit in stops:
-            training = Training(load(None, SHORT), run, tmp_path / folder, lambda record: None)
+            training = trainer(load(None, SHORT), run, tmp_path / folder)
             training.finish(lambda t=training, n=limit: t.done == n)
         paths.append(Trajectory.read(tmp_path / folder).path)
     assert np.array_equal(*paths)
@@ -107,7 +108,7 @@ def test_stopped_anywhere_it_goes_on_to_the_same_path_with_the_homogenizers_of_e
 
 
 def test_of_many_steps_a_few_hundred_points_are_kept():
-    one = trainee(load(None, ["problem.name=landscape", "train.steps=100000"]), Run("landscape", "plain", "none", 0))
+    one = trainable(load(None, ["problem.name=landscape", "train.steps=100000"]), Run("landscape", "none", 0))
     assert one.every == 200
 
 
@@ -123,4 +124,4 @@ def test_of_many_steps_a_few_hundred_points_are_kept():
 )
 def test_what_means_nothing_is_refused(override, message):
     with pytest.raises(ConfigError, match=message):
-        trainee(load(None, [*SHORT, override]), Run("landscape", "plain", "none", 0))
+        trainable(load(None, [*SHORT, override]), Run("landscape", "none", 0))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import signal
 
 import numpy as np
 import pytest
@@ -14,9 +13,11 @@ from gradhomog.errors import ConfigError
 from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.execution.comparison import compare
 from gradhomog.experiments.report.tables import render_table
-from gradhomog.experiments.results import run_dir as folders
-from gradhomog.experiments.results.events import SINGLE, ResultLog
+from gradhomog.experiments.results import comparison_dir as folders
+from gradhomog.experiments.results.plan import SINGLE
+from gradhomog.experiments.results.records import records
 from tests.experiments.problems.conftest import GLYPHS
+from tests.experiments.running import interrupted_after
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +33,7 @@ def config(*more):
 def results(path):
     return {
         (r["label"], r["homogenizers"], r["seed"], r["role"]): (r["scores"], r["validation"], r["best_step"])
-        for r in ResultLog.read(path / folders.LOG)
+        for r in records(path)
         if r["event"] == "result"
     }
 
@@ -103,14 +104,8 @@ def test_the_resolved_file_lists_the_baselines_and_runs_again_to_the_same_table(
 
 @pytest.mark.parametrize("count", [2, 40])
 def test_interrupted_after_any_step_it_resumes_to_the_same_table(whole, undrawn, tmp_path, count):
-    def interrupt(record):
-        interrupt.steps += record["event"] == "progress"
-        if interrupt.steps == count and record["event"] == "progress":
-            signal.raise_signal(signal.SIGINT)
-
-    interrupt.steps = 0
-    with pytest.raises(KeyboardInterrupt):
-        compare(config(), tmp_path / "out", progress=interrupt)
+    with interrupted_after(count), pytest.raises(KeyboardInterrupt):
+        compare(config(), tmp_path / "out")
     outcome = compare(config(), tmp_path / "out", resume=True)
     assert results(outcome.folder) == results(whole.folder)
     assert table(outcome) == table(whole)
@@ -139,7 +134,7 @@ def test_train_trains_what_it_is_told_and_no_baselines(undrawn, tmp_path, capsys
 
 
 def test_the_landscape_is_one_run_of_each_method_with_paths_in_its_report(tmp_path):
-    overrides = ["problem.name=landscape", "train.steps=20", "train.validate_every=10", "workers=1"]
+    overrides = ["problem.name=landscape", "train.steps=20", "train.validate_every=10"]
     outcome = compare(load(None, [*overrides, 'homogenizers=["pcgrad"]']).with_baselines(), tmp_path / "out")
     assert not outcome.failures
     text = render_table(outcome.summary)
@@ -165,7 +160,7 @@ def test_results_of_another_configuration_or_of_other_data_are_not_continued(und
     data, out = tmp_path / "table.npz", tmp_path / "out"
     np.savez(data, x=rows[:, 0], y=rows.sum(1), z=rows[:, 1])
     overrides = ["problem.name=regression", f'problem.data="{data}"', 'problem.targets=["y", "z"]', "train.steps=2"]
-    overrides += ["train.validate_every=1", "seeds=1", "workers=1", 'homogenizers=["pcgrad"]', "network.width=4"]
+    overrides += ["train.validate_every=1", "seeds=1", 'homogenizers=["pcgrad"]', "network.width=4"]
     compare(load(None, overrides).with_baselines(), out)
     text = (out / folders.RUN_FILE).read_text(encoding="utf-8")
     (out / folders.RUN_FILE).write_text(text.replace("steps = 2", "steps = 3"), encoding="utf-8")

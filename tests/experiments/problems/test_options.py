@@ -9,10 +9,10 @@ import pytest
 from gradhomog import ConfigError
 from gradhomog.experiments import problems
 from gradhomog.experiments.config.schema import load
+from gradhomog.experiments.data.splits import streams
 from gradhomog.experiments.execution import plan
 from gradhomog.experiments.results import run_dir
-from gradhomog.experiments.results.events import SINGLE
-from gradhomog.experiments.training.trainer import streams
+from gradhomog.experiments.results.plan import SINGLE
 
 
 @pytest.mark.parametrize("name", problems.NAMES)

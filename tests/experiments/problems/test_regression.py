@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from gradhomog import ConfigError, DataError
 from gradhomog.experiments.config.schema import load
-from gradhomog.experiments.execution.plan import Run
 from gradhomog.experiments.problems import regression, table
 from gradhomog.experiments.problems.regression import Regression
-from gradhomog.experiments.training.trainer import trainee
+from gradhomog.experiments.results.plan import Run
+from gradhomog.experiments.training.trainer import trainable
 
 ROWS = 50
 
@@ -170,7 +170,7 @@ def test_a_network_for_images_is_refused_for_a_table(csv):
         None, ["problem.name=regression", f"problem.data={csv}", 'problem.targets=["sum"]', "network.name=conv4"]
     )
     with pytest.raises(ConfigError, match=r"`network.name` conv4 takes square images"):
-        trainee(config, Run("regression", "plain", "none", 0))
+        trainable(config, Run("regression", "none", 0))
 
 
 def test_a_relative_path_is_seen_from_the_working_directory(csv, monkeypatch):

@@ -15,7 +15,7 @@ from gradhomog.errors import ConfigError
 from gradhomog.experiments.analysis.summary import summarize
 from gradhomog.experiments.report.page import write_report
 from gradhomog.experiments.report.tables import render_table
-from gradhomog.experiments.results.events import ResultLog
+from tests.experiments.running import write
 from tests.experiments.synthetic import METHODS, comparison, result, start
 
 pytestmark = pytest.mark.slow
@@ -69,9 +69,7 @@ class Page(HTMLParser):
 
 
 def report(folder, records, **options):
-    log = ResultLog(folder / "results.jsonl")
-    for record in records:
-        log.append(record)
+    write(folder, records)
     summary = write_report(folder, **options)
     return summary, Page((folder / "report.html").read_text(encoding="utf-8"))
 
@@ -84,10 +82,11 @@ def finished(tmp_path_factory):
 
 def test_everything_that_the_log_allows_is_written(finished):
     folder, summary, _ = finished
-    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    names = {path.as_posix() for path in paths if path.parts[0] != "runs"}
     drawn = ("scores", "domains", "conflict", "stages", "weights", "measured", "validation")
     pictures = {f"figures/{name}.{ending}" for name in drawn for ending in ("svg", "png")}
-    assert names == {"results.jsonl", "summary.csv", "report.html", *pictures}
+    assert names == {"plan.json", "summary.csv", "report.html", *pictures}
     assert summary.finished == summary.expected == 8
 
 

@@ -135,4 +135,4 @@ def test_of_very_many_quantities_the_first_are_shown_and_the_rest_counted():
             record["measured"] = {"m": {f"quantity {number}": 1.0 for number in range(15)}}
     figure = figures.measured(records)
     assert sum(axes.get_visible() for axes in figure.axes) == 12
-    assert figure.get_supxlabel() == "3 more quantities are in results.jsonl"
+    assert figure.get_supxlabel() == "3 more quantities are in events.jsonl"

@@ -1,4 +1,6 @@
-"""The output folder: new ones are numbered, foreign ones refused, the right one found again."""
+"""The folder of a run: held by one process, finished by its result."""
+
+from __future__ import annotations
 
 import os
 import subprocess
@@ -6,88 +8,58 @@ import sys
 
 import pytest
 
-from gradhomog import ConfigError
-from gradhomog.experiments.config.schema import load
-from gradhomog.experiments.results.run_dir import locked, prepare
+from gradhomog.experiments.results import events
+from gradhomog.experiments.results.run_dir import RunDir
 
-
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
-def test_new_folders_are_numbered_and_the_latest_of_a_configuration_is_resumed():
-    one, two = load(None, ["seeds=1"]), load(None, ["seeds=2"])
-    folders = [prepare(config, None, False, "compare") for config in (one, two, one)]
-    assert [str(path) for path in folders] == ["runs/compare", "runs/compare-2", "runs/compare-3"]
-    assert prepare(one, None, True, "compare") == folders[2]
-    assert prepare(two, None, True, "compare") == folders[1]
-    with pytest.raises(ConfigError, match=r"no folder runs/compare.* of this configuration to resume"):
-        prepare(load(None, ["seeds=3"]), None, True, "compare")
-
-
-def test_the_resolved_configuration_is_written_and_reads_back(tmp_path):
-    config = load(None, ["seeds=1"])
-    assert load(prepare(config, tmp_path / "out", False, "compare") / "run.toml") == config
-
-
-def test_results_are_not_mixed_with_those_of_another_configuration(tmp_path):
-    out = prepare(load(None, ["train.steps=5"]), tmp_path / "out", False, "compare")
-    with pytest.raises(ConfigError, match=r"another configuration: `train.steps` is 5 there and 6 here"):
-        prepare(load(None, ["train.steps=6"]), out, True, "compare")
-
-
-def test_existing_results_need_resume(tmp_path):
-    config = load()
-    out = prepare(config, tmp_path / "out", False, "compare")
-    with pytest.raises(ConfigError, match=r"already holds results\. Add --resume"):
-        prepare(config, out, False, "compare")
-    assert prepare(config, out, True, "compare") == out
-
-
-@pytest.mark.skipif(os.name != "posix", reason="permissions of /proc are those of Linux")
-def test_a_folder_that_cannot_be_written_is_told():
-    from pathlib import Path
-
-    with pytest.raises(ConfigError, match=r"cannot be written: .* Choose another --out"):
-        prepare(load(), Path("/proc/nowhere/out"), False, "compare")
-    Path("file").write_text("")
-    with pytest.raises(ConfigError, match="cannot be written"):
-        prepare(load(), Path("file/out"), False, "compare")
-
-
-def test_the_users_own_run_file_is_not_written_over(tmp_path):
-    path = tmp_path / "run.toml"
-    path.write_text("# mine\nseeds = 1\n", encoding="utf-8")
-    prepare(load(path), tmp_path, False, "compare")
-    assert path.read_text(encoding="utf-8").startswith("# mine")
-
-
-def test_a_mistyped_folder_is_not_resumed_from_nothing(tmp_path):
-    with pytest.raises(ConfigError, match="holds nothing to resume"):
-        prepare(load(), tmp_path / "typo", True, "compare")
-    assert not (tmp_path / "typo").exists()
-
-
-def test_a_gap_or_a_foreign_folder_does_not_hide_the_one_to_resume():
-    config = load(None, ["seeds=1"])
-    folders = [prepare(config, None, False, "train") for _ in range(3)]
-    (folders[0] / "run.toml").unlink()
-    (folders[0] / "results.jsonl").unlink()
-    folders[0].rmdir()
-    (folders[2] / "run.toml").write_text("future_key = 1\n", encoding="utf-8")
-    assert prepare(config, None, True, "train") == folders[1]
-    assert prepare(config, None, False, "train").name == "train-4"
+RESULT = {
+    "event": "result", "run": "maml-none-s0", "learner": "maml", "homogenizers": "none", "seed": 0, "metric": "mse",
+    "scores": [0.5], "losses": [0.5], "domains": ["a"], "validation": None, "best_step": 3, "steps": 3, "seconds": 1.0,
+    "step_seconds": 0.1, "homogenizer_seconds": [],
+}  # fmt: skip
 
 
 @pytest.mark.skipif(os.name != "posix", reason="locks are those of POSIX")
-def test_a_folder_is_written_by_one_process_at_a_time(tmp_path):
-    with locked(tmp_path):
-        code = (
-            "import pathlib\nfrom gradhomog.experiments.results.run_dir import locked\n"
-            f"with locked(pathlib.Path({str(tmp_path)!r})): pass"
-        )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        assert "another process is writing to" in done.stderr
-    with locked(tmp_path):
-        pass
+def test_one_process_holds_it_at_a_time_and_its_end_frees_it(tmp_path):
+    code = (
+        "import pathlib, sys\nfrom gradhomog.experiments.results.run_dir import RunDir\n"
+        f"with RunDir(pathlib.Path({str(tmp_path)!r})).lock() as held: print(held, flush=True); sys.stdin.read()"
+    )
+    other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert other.stdout.readline() == "True\n"
+    with RunDir(tmp_path).lock() as held:
+        assert not held
+    other.kill()
+    other.communicate()
+    with RunDir(tmp_path).lock() as held:
+        assert held
+
+
+def test_a_result_is_of_the_files_beside_it_and_ends_the_checkpoint(tmp_path):
+    folder = RunDir(tmp_path)
+    folder.begin("seeds = 1\n")
+    folder.best.write_bytes(b"network")
+    folder.checkpoint.write_bytes(b"state")
+    assert folder.result() is None
+    folder.finish(RESULT)
+    result = folder.result()
+    assert {name: len(digest) for name, digest in result["files"].items()} == {"best.pt": 64}
+    assert not folder.checkpoint.exists()
+
+
+def test_what_a_killed_process_left_is_removed_and_its_run_file_kept(tmp_path):
+    folder = RunDir(tmp_path)
+    folder.begin("seeds = 1\n")
+    (tmp_path / "checkpoint.pt.elsewhere-17.tmp").write_bytes(b"half")
+    folder.begin("seeds = 2\n")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.toml"]
+    assert folder.config.read_text() == "seeds = 1\n"
+
+
+def test_a_failure_is_the_last_event(tmp_path):
+    folder = RunDir(tmp_path)
+    assert folder.failure() is None
+    log = events.EventLog(folder.events)
+    log.append({"event": "validation", "step": 1, "score": 0.5, "half_width": None})
+    assert folder.failure() is None
+    log.append({"event": "failed", "step": 1, "error": "out of ideas"})
+    assert folder.failure() == "out of ideas"

@@ -9,6 +9,8 @@ pytest.importorskip("matplotlib")
 
 from gradhomog.experiments.report import figures
 from gradhomog.experiments.report.figures.looks import METHODS, grey, over, strength
+from gradhomog.experiments.results.comparison_dir import run_dir
+from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.results.saliency_maps import FILE, Looks, collect
 from tests.experiments.report.test_page import report
 from tests.experiments.synthetic import comparison, result, start
@@ -143,7 +145,8 @@ def test_the_report_shows_looks_embeds_their_pixels_and_says_what_they_do_not_sh
     records = comparison(["plain", "isi"], seeds=1, steps=1)
     for record in records:
         if record["event"] == "result":
-            look(1, channels=3, maps=["isi: 0"]).write(tmp_path / "runs" / record["run"])
+            run = Run(record["learner"], record["homogenizers"], record["seed"])
+            look(1, channels=3, maps=["isi: 0"]).write(run_dir(tmp_path, run).path)
     _, page = report(tmp_path, records)
     assert (tmp_path / "figures" / "looks.svg").exists()
     assert "image" in page.tags

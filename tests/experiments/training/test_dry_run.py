@@ -10,12 +10,13 @@ from gradhomog import ConfigError
 from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.execution import plan
 from gradhomog.experiments.execution.comparison import compare
-from gradhomog.experiments.results import run_dir
-from gradhomog.experiments.training import trainer
-from gradhomog.experiments.training.dry_run import refuse_unworkable
+from gradhomog.experiments.results import comparison_dir
+from gradhomog.experiments.results.plan import Run
+from gradhomog.experiments.training.dry_run import dry_run
 from tests.experiments.conftest import SMALL
+from tests.experiments.running import trainer
 
-LANDSCAPE = ["problem.name=landscape", "train.steps=2", "workers=1"]
+LANDSCAPE = ["problem.name=landscape", "train.steps=2"]
 
 
 def methods(*texts):
@@ -27,7 +28,7 @@ def refused(overrides, tmp_path):
     seen, out = [], tmp_path / "out"
     with pytest.raises(ConfigError) as caught:
         compare(load(None, overrides), out, progress=seen.append)
-    assert {record["event"] for record in seen} <= {"trial"}
+    assert {record["event"] for record in seen} <= {"dry_run"}
     assert not out.exists()
     return str(caught.value)
 
@@ -38,7 +39,7 @@ def table(tmp_path):
     path.write_text("a,b,c\n" + "".join(f"{i},{i * i},{i % 3}\n" for i in range(30)))
     return [
         "problem.name=regression", f"problem.data={path}", 'problem.targets=["b", "c"]', "network.width=4",
-        "train.steps=2", "workers=1", "seeds=1",
+        "train.steps=2", "seeds=1",
     ]  # fmt: skip
 
 
@@ -81,10 +82,10 @@ def test_what_fails_whatever_the_method_is_told_once(tmp_path):
 
 @pytest.mark.slow
 def test_a_comparison_that_has_begun_is_not_tried_again(small, tmp_path, monkeypatch):
-    out = run_dir.prepare(small, tmp_path / "out", False, "compare")
+    out = comparison_dir.prepare(small, tmp_path / "out", False, "compare")
     tried = []
     monkeypatch.setattr("gradhomog.experiments.report.page._pictures", lambda *given: {})
-    monkeypatch.setattr("gradhomog.experiments.training.dry_run.refuse_unworkable", lambda *given: tried.append(given))
+    monkeypatch.setattr("gradhomog.experiments.execution.comparison.dry_run", lambda *given: tried.append(given))
     compare(small, out, resume=True)
     assert not tried
     with pytest.raises(ConfigError, match="already holds results"):
@@ -97,16 +98,16 @@ def test_a_trial_leaves_every_run_as_it_would_have_been(small, tmp_path):
     records = []
     for folder_name in ("before", "after"):
         kept = []
-        run = plan.Run("maml", "pcgrad", "pcgrad", 0)
-        trainer.Training(small, run, tmp_path / folder_name, kept.append).finish()
-        records.append([{k: v for k, v in record.items() if "seconds" not in k} for record in kept])
-        refuse_unworkable(small, plan.methods(small))
+        trainer(small, Run("maml", "pcgrad", 0), tmp_path / folder_name, kept).finish()
+        varying = ("seconds", "time")
+        records.append([{k: v for k, v in record.items() if not k.endswith(varying)} for record in kept])
+        dry_run(small, plan.methods(small))
     assert records[0] == records[1]
 
 
 def test_progress_is_told_of_every_step_that_is_tried(small):
     seen, rows = [], plan.methods(small)
     with suppress(ConfigError):
-        refuse_unworkable(small, rows, seen.append)
-    assert [record["event"] for record in seen] == ["trial"] * sum(len(row.candidates) for row in rows)
+        dry_run(small, rows, seen.append)
+    assert [record["event"] for record in seen] == ["dry_run"] * sum(len(row.candidates) for row in rows)
     assert {record["of"] for record in seen} == {len(seen)}

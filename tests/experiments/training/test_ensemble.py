@@ -11,13 +11,15 @@ from torch import nn
 from gradhomog import ConfigError, DataError, OptionError, TaskBatch
 from gradhomog.ensemble import Ensemble
 from gradhomog.experiments.config.schema import load
-from gradhomog.experiments.execution.plan import Run
+from gradhomog.experiments.data.splits import streams
+from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.training.best_states import Best
-from gradhomog.experiments.training.trainer import Training, make_learner, streams
+from gradhomog.experiments.training.meta_learning import make_learner
 from gradhomog_adapters.maml import MAML
 from tests.experiments.conftest import SMALL
+from tests.experiments.running import trainer
 
-RUN = Run("maml", "gradnorm", "gradnorm", 0)
+RUN = Run("maml", "gradnorm", 0)
 
 
 def learner(seed=0):
@@ -85,7 +87,7 @@ def config():
 def test_a_run_tests_the_mean_of_its_best_states_wherever_it_was_interrupted(config, tmp_path, stops):
     records = []
     for limit in (*stops, None):
-        training = Training(config, RUN, tmp_path, records.append)
+        training = trainer(config, RUN, tmp_path, records)
         training.finish(lambda t=training, n=limit: t.done == n)
     scores = {r["step"]: r["score"] for r in records if r["event"] == "validation"}
     result = records[-1]
@@ -107,7 +109,7 @@ def test_a_run_tests_the_mean_of_its_best_states_wherever_it_was_interrupted(con
 
 def test_by_default_one_state_is_tested_alone(small, tmp_path):
     records = []
-    Training(small, RUN, tmp_path, records.append).finish()
+    trainer(small, RUN, tmp_path, records).finish()
     assert "ensemble" not in records[-1]
     assert not (tmp_path / "ensemble.pt").exists()
 

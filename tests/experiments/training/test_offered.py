@@ -11,8 +11,9 @@ from torch import nn
 from gradhomog import ConfigError, Domain
 from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.data.sampler import EpisodeStream
-from gradhomog.experiments.execution.plan import Run
-from gradhomog.experiments.training.trainer import make_learner, streams
+from gradhomog.experiments.data.splits import streams
+from gradhomog.experiments.results.plan import Run
+from gradhomog.experiments.training.meta_learning import make_learner
 from tests.experiments.conftest import SMALL
 
 GLYPHS = [
@@ -24,7 +25,7 @@ GLYPHS = [
 def made(learner, overrides=GLYPHS):
     config = load(None, overrides)
     source = streams(config, 0)
-    return make_learner(config, Run(learner, "plain", "none", 0), source), source
+    return make_learner(config, Run(learner, "none", 0), source), source
 
 
 def test_a_relation_network_is_given_maps_and_a_vector_form_on_request():
@@ -70,7 +71,7 @@ def test_a_baseline_is_refused_where_domains_tell_no_classes():
     )  # fmt: skip
     assert train.batch(0).classes is None
     with pytest.raises(ConfigError, match=r"baseline is trained to tell all training classes apart.*glyphs:arrows"):
-        make_learner(config, Run("baseline", "plain", "none", 0), dataclasses.replace(source, train=train))
+        make_learner(config, Run("baseline", "none", 0), dataclasses.replace(source, train=train))
 
 
 def test_a_learner_without_such_options_is_made_as_before():

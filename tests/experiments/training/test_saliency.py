@@ -12,11 +12,11 @@ import gradhomog
 from gradhomog import Homogenizer, Learner, Task, TaskRow
 from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.data.sampler import EpisodeStream
-from gradhomog.experiments.execution.plan import Run
+from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.results.saliency_maps import FILE, Looks
 from gradhomog.experiments.training.saliency import look_at, smooth_grad, true_output, write_looks
-from gradhomog.experiments.training.trainer import Training
 from gradhomog_adapters.maml import MAML
+from tests.experiments.running import trainer
 
 
 @pytest.fixture(autouse=True)
@@ -217,7 +217,7 @@ def test_maps_of_other_inputs_are_refused_by_name(tmp_path, capsys):
 
 
 def test_there_is_nothing_to_look_at_in_vectors(small, tmp_path):
-    Training(small, Run("maml", "plain", "none", 0), tmp_path, lambda record: None).finish()
+    trainer(small, Run("maml", "none", 0), tmp_path).finish()
     assert not (tmp_path / FILE).exists()
 
 
@@ -233,7 +233,7 @@ def test_a_run_on_images_leaves_looks_that_stopping_and_going_on_does_not_change
     )  # fmt: skip
     for folder, stops in (("whole", ()), ("parts", (1, 3))):
         for limit in (*stops, None):
-            training = Training(config, Run("maml", "pcgrad", "pcgrad", 0), tmp_path / folder, lambda record: None)
+            training = trainer(config, Run("maml", "pcgrad", 0), tmp_path / folder)
             training.finish(lambda t=training, n=limit: t.done == n)
     whole, parts = (Looks.read(tmp_path / folder) for folder in ("whole", "parts"))
     assert whole.images.shape == (6, 1, 16, 16)

@@ -10,23 +10,28 @@ import torch
 
 from gradhomog import ConfigError, DataError
 from gradhomog.experiments.config.schema import load
-from gradhomog.experiments.execution.plan import Run
-from gradhomog.experiments.training.trainer import Training, forget_checkpoint, make_learner, streams
+from gradhomog.experiments.data.splits import streams
+from gradhomog.experiments.results import events, sealed
+from gradhomog.experiments.results.plan import Run
+from gradhomog.experiments.results.run_dir import RunDir
+from gradhomog.experiments.training.meta_learning import make_learner
 from tests.experiments.conftest import SMALL
+from tests.experiments.running import trainer
 
 
 def train(config, folder, stop_at=(), text="pcgrad + gradnorm"):
     """Train to the end, stopping at the given steps and going on in a fresh object each time; returns all records."""
     records = []
-    run = Run("maml", text, text, 0)
+    run = Run("maml", text, 0)
     for limit in (*stop_at, None):
-        training = Training(config, run, folder, records.append)
+        training = trainer(config, run, folder, records)
         assert training.finish(lambda t=training, n=limit: t.done == n) == (limit is None)
-    return records
+    return [record for record in records if record["event"] != "start"]
 
 
 def timeless(records):
-    return [json.dumps({k: v for k, v in r.items() if "seconds" not in k}, sort_keys=True) for r in records]
+    varying = ("seconds", "sha256", "files")
+    return [json.dumps({k: v for k, v in r.items() if not k.endswith(varying)}, sort_keys=True) for r in records]
 
 
 @pytest.mark.slow
@@ -44,19 +49,21 @@ def test_a_run_killed_between_checkpoints_repeats_its_steps_with_the_same_result
         pass
 
     whole = train(small, tmp_path / "whole")
-    records = []
-    run = Run("maml", "pcgrad + gradnorm", "pcgrad + gradnorm", 0)
+    training = trainer(small, Run("maml", "pcgrad + gradnorm", 0), tmp_path / "killed")
 
-    def die(record):
-        if record["step"] == 7:  # checkpoints are written at 4 and 8
+    def die():
+        if training.done == 7:  # checkpoints are written at 4 and 8
             raise Killed
+        return False
 
     with pytest.raises(Killed):
-        Training(small, run, tmp_path / "killed", records.append).finish(progress=die)
+        training.finish(die)
     again = train(small, tmp_path / "killed")
     assert next(r["step"] for r in again if r["event"] == "step") == 6
-    last = {json.loads(t)["event"] + str(json.loads(t).get("step")): t for t in timeless(records + again)}
-    assert set(last.values()) == set(timeless(whole))
+    assert again[-1]["scores"] == whole[-1]["scores"]
+    logs = [events.read(tmp_path / name / "events.jsonl") for name in ("whole", "killed")]
+    one, two = (timeless(event for event in log if event["event"] != "start") for log in logs)
+    assert one == two  # what came after the checkpoint was cut off, and came again
 
 
 def test_the_best_by_validation_is_what_is_tested(small, tmp_path):
@@ -66,7 +73,7 @@ def test_the_best_by_validation_is_what_is_tested(small, tmp_path):
     assert result["event"] == "result"
     assert result["metric"] == "mse"
     assert scores[result["best_step"]] == min(scores.values()) == result["validation"]
-    learner = make_learner(small, Run("maml", "x", "pcgrad + gradnorm", 0), source := streams(small, 0))
+    learner = make_learner(small, Run("maml", "pcgrad + gradnorm", 0), source := streams(small, 0))
     learner.load_state_dict(torch.load(tmp_path / "best.pt", weights_only=True))
     tested = learner.evaluate(source.test.task(i) for i in range(small.test.episodes))
     assert tested.scores == result["scores"]
@@ -88,22 +95,22 @@ def test_training_improves_the_validation_score(tmp_path):
 
 
 def test_a_checkpoint_of_another_configuration_is_refused(small, tmp_path):
-    Training(small, Run("maml", "plain", "none", 0), tmp_path, lambda r: None).finish(lambda: True)
+    trainer(small, Run("maml", "none", 0), tmp_path).finish(lambda: True)
     other = load(None, [*SMALL, "train.steps=13"])
     with pytest.raises(ConfigError, match=r"checkpoint.pt is of another configuration"):
-        Training(other, Run("maml", "plain", "none", 0), tmp_path, lambda r: None)
+        trainer(other, Run("maml", "none", 0), tmp_path)
 
 
 def test_a_broken_checkpoint_is_told_by_name(small, tmp_path):
     (tmp_path / "checkpoint.pt").write_bytes(b"half a file")
-    with pytest.raises(ConfigError, match=r"checkpoint.pt cannot be read.*Remove it"):
-        Training(small, Run("maml", "plain", "none", 0), tmp_path, lambda r: None)
+    with pytest.raises(ConfigError, match=r"checkpoint.pt is damaged or no checkpoint. Remove it"):
+        trainer(small, Run("maml", "none", 0), tmp_path)
 
 
 def test_the_learners_own_options_win_over_the_run_file(small):
     source = streams(small, 0)
-    assert make_learner(small, Run("maml", "x", "none", 0), source).inner_steps == 2
-    assert make_learner(small, Run("maml(inner_steps=7, first_order=true)", "x", "none", 0), source).inner_steps == 7
+    assert make_learner(small, Run("maml", "none", 0), source).inner_steps == 2
+    assert make_learner(small, Run("maml(inner_steps=7, first_order=true)", "none", 0), source).inner_steps == 7
 
 
 @pytest.mark.parametrize(
@@ -131,18 +138,31 @@ def test_a_domain_that_is_trained_on_is_tested_on_its_test_split_and_another_on_
     assert unseen.test.split == "all"
 
 
-def test_the_checkpoint_stays_until_the_result_is_on_disk(small, tmp_path):
-    Training(small, Run("maml", "plain", "none", 0), tmp_path, lambda r: None).finish()
+def test_the_checkpoint_stays_until_the_result_is_on_disk(small, tmp_path, monkeypatch):
+    training = trainer(small, Run("maml", "none", 0), tmp_path)
+    monkeypatch.setattr(sealed, "write_result", lambda *given: (_ for _ in ()).throw(OSError("no space")))
+    with pytest.raises(OSError, match="no space"):
+        training.finish()
     assert (tmp_path / "checkpoint.pt").exists()
-    forget_checkpoint(tmp_path)
-    forget_checkpoint(tmp_path)
+    monkeypatch.undo()
+    again = trainer(small, Run("maml", "none", 0), tmp_path)
+    assert again.done == small.train.steps  # nothing is trained twice
+    assert again.finish()
     assert not (tmp_path / "checkpoint.pt").exists()
+    assert RunDir(tmp_path).result()["steps"] == small.train.steps
+
+
+def test_the_run_file_of_a_run_is_that_run_alone(small, tmp_path):
+    trainer(small, Run("maml", "pcgrad", 1), tmp_path)
+    alone = load(tmp_path / "config.toml")
+    assert (alone.learners, alone.homogenizers, alone.seed_list) == (["maml"], ["pcgrad"], [1])
+    assert alone.train == small.train
 
 
 def test_a_score_that_is_not_finite_is_never_the_better_one(small, tmp_path):
-    training = Training(small, Run("maml", "plain", "none", 0), tmp_path, lambda r: None)
-    assert training.trainee.metric.better(0.5, math.nan)
-    assert not training.trainee.metric.better(math.nan, 0.5)
+    trained = trainer(small, Run("maml", "none", 0), tmp_path).trained
+    assert trained.metric.better(0.5, math.nan)
+    assert not trained.metric.better(math.nan, 0.5)
 
 
 def test_files_of_one_stem_in_two_folders_are_two_domains(tmp_path):

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradhomog.experiments.report.figures import style
-from gradhomog.experiments.results.events import PLAIN
+from gradhomog.experiments.results.plan import PLAIN
 from gradhomog.experiments.results.saliency_maps import Looks
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from gradhomog.experiments.report.figures.curves import running_mean
-from gradhomog.experiments.results.events import Record, row_order
+from gradhomog.experiments.results.events import Record
+from gradhomog.experiments.results.records import row_order
 
 Runs = dict[tuple[str, str], list[list[Record]]]
 """By learner and label, the records of each run, by step."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.analysis.statistics import Interval
 from gradhomog.experiments.report.figures import style
-from gradhomog.experiments.results.events import PLAIN
+from gradhomog.experiments.results.plan import PLAIN
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

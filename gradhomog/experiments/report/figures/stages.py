@@ -11,7 +11,8 @@ from gradhomog.experiments.report.figures import lines, style
 from gradhomog.experiments.report.figures.agreement import mean_cosine, norm_ratio, relative_distance
 from gradhomog.experiments.report.figures.curves import average
 from gradhomog.experiments.report.figures.runs import curve, runs_of
-from gradhomog.experiments.results.events import PLAIN, Record
+from gradhomog.experiments.results.events import Record
+from gradhomog.experiments.results.plan import PLAIN
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

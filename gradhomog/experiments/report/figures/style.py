@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from gradhomog.errors import GradhomogError
 from gradhomog.experiments.analysis import metrics
 from gradhomog.experiments.analysis.statistics import Interval
-from gradhomog.experiments.results.events import PLAIN
+from gradhomog.experiments.results.plan import PLAIN
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,7 +13,8 @@ from gradhomog.experiments.report.figures import lines, style
 from gradhomog.experiments.report.figures.agreement import mean_cosine, norm_ratio
 from gradhomog.experiments.report.figures.curves import average
 from gradhomog.experiments.report.figures.runs import Runs, curve, runs_of
-from gradhomog.experiments.results.events import PLAIN, Record, numbers
+from gradhomog.experiments.results.events import Record, numbers
+from gradhomog.experiments.results.plan import PLAIN
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

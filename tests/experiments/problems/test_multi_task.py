@@ -10,22 +10,23 @@ from torch.nn.functional import cross_entropy
 
 from gradhomog.experiments import models
 from gradhomog.experiments.config.schema import load
-from gradhomog.experiments.execution.plan import Run
 from gradhomog.experiments.problems.data import batch
 from gradhomog.experiments.problems.glyph_pairs import data
-from gradhomog.experiments.training.trainer import Training, trainee
+from gradhomog.experiments.results.plan import Run
+from gradhomog.experiments.training.trainer import trainable
 from tests.experiments.problems.conftest import GLYPHS
+from tests.experiments.running import trainer
 
 
 def run(text, label=""):
-    return Run("glyph_pairs", label or ("plain" if text == "none" else text), text, 0)
+    return Run("glyph_pairs", label or text, 0)
 
 
 ALONE = run("none", "single-task")
 
 
 def trained(config, of, steps=4):
-    made = trainee(config, of)
+    made = trainable(config, of)
     outer = torch.optim.SGD(made.parameters(), lr=0.1)  # Adam would step on the rounding of gradients that are zero
     reports = [made.step(index, outer, inspect=True) for index in range(steps)]
     return made, reports
@@ -74,7 +75,7 @@ def test_every_method_starts_from_the_same_network_and_sees_the_same_batches(pai
 
 
 def test_norms_and_cosines_are_told_only_where_they_are_asked_for(pairs):
-    made = trainee(pairs, run("none"))
+    made = trainable(pairs, run("none"))
     outer = torch.optim.Adam(made.parameters())
     quiet, told = made.step(0, outer, inspect=False), made.step(1, outer, inspect=True)
     assert quiet.cosines.isnan().all()
@@ -122,9 +123,10 @@ def test_stopping_and_going_on_gives_the_records_of_an_uninterrupted_run(pairs, 
     for folder, limits in (("whole", (None,)), ("parts", (*stops, None))):
         records = []
         for limit in limits:
-            training = Training(pairs, run(text), tmp_path / folder, records.append)
+            training = trainer(pairs, run(text), tmp_path / folder, records)
             assert training.finish(lambda t=training, n=limit: t.done == n) == (limit is None)
-        found.append([json.dumps({k: v for k, v in r.items() if "seconds" not in k}) for r in records])
+        told = [record for record in records if record["event"] != "start"]
+        found.append([json.dumps({k: v for k, v in r.items() if "seconds" not in k}) for r in told])
     assert found[0] == found[1]
 
 
@@ -138,7 +140,7 @@ def test_a_tables_columns_are_learnt(tmp_path):
         "train.steps=120", "train.outer_lr=0.01", "train.validate_every=60",
     ])  # fmt: skip
     records = []
-    Training(config, Run("regression", "plain", "none", 0), tmp_path / "run", records.append).finish()
+    trainer(config, Run("regression", "none", 0), tmp_path / "run", records).finish()
     assert records[-1]["metric"] == "r2"
     assert records[-1]["domains"] == ["sum", "gap"]
     assert min(records[-1]["scores"]) > 0.95
@@ -147,5 +149,5 @@ def test_a_tables_columns_are_learnt(tmp_path):
 
 def test_a_larger_comparison_sees_other_batches_with_another_seed():
     config = load(None, GLYPHS)
-    losses = [trained(config, Run("glyph_pairs", "plain", "none", seed), 1)[1][0].losses for seed in (0, 1)]
+    losses = [trained(config, Run("glyph_pairs", "none", seed), 1)[1][0].losses for seed in (0, 1)]
     assert not torch.allclose(*losses)

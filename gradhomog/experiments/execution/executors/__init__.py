@@ -1,0 +1,46 @@
+"""Where runs are made: on this machine, on a cluster of Dask or Ray, or as jobs of Slurm.
+
+An executor is called with jobs and gives an outcome for each of them, in any order. What a run comes to does not depend
+on it: every run is a function of its configuration, and its folder is all that it writes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from gradhomog import expression
+from gradhomog.errors import ConfigError
+from gradhomog.experiments.config.suggestions import did_you_mean
+from gradhomog.experiments.execution.executors.clusters import Dask, Ray
+from gradhomog.experiments.execution.executors.local import Local
+from gradhomog.experiments.execution.executors.slurm import Slurm
+from gradhomog.experiments.execution.worker import Job, Outcome
+
+Executor = Callable[[Sequence[Job]], Iterable[Outcome]]
+
+KINDS: dict[str, Callable[..., Executor]] = {"local": Local, "dask": Dask, "ray": Ray, "slurm": Slurm}
+
+
+def executor(text: str, jobs: int, folder: Path) -> Executor:
+    """An executor from its text, such as `"local"`, `'dask(address="tcp://head:8786")'` or
+    `'slurm(partition="cpu", timeout_min=60)'`.
+
+    Args:
+        jobs: how many runs at a time; 0: one per core, or as many as the cluster takes.
+        folder: of the comparison, which all machines share.
+
+    Raises:
+        ConfigError: there is none of this name, or it does not take an option.
+        ExpressionError: the text does not parse.
+    """
+    name, given = expression.parse_one(text)
+    if name not in KINDS:
+        raise ConfigError(f"--executor must be one of {', '.join(KINDS)}; got {name!r}.{did_you_mean(name, KINDS)}")
+    kind = KINDS[name]
+    parameters = inspect.signature(kind).parameters
+    own = [option for option in parameters if option not in ("jobs", "folder")]
+    if "options" not in parameters and (unknown := sorted(set(given) - set(own))):
+        raise ConfigError(f"--executor {name} has no option {unknown[0]!r}; it has: {', '.join(own) or 'none'}.")
+    return kind(jobs=jobs, folder=folder, **given)

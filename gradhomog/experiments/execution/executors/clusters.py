@@ -1,0 +1,63 @@
+"""Runs on a cluster, by joblib's backends for Dask and Ray. All machines share the folder of the comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from joblib import Parallel, delayed, parallel_config
+
+from gradhomog.errors import ConfigError
+from gradhomog.experiments.execution.worker import Job, Outcome
+
+
+class Dask:
+    """The workers of a Dask cluster.
+
+    Args:
+        jobs: how many runs at a time; 0: as many as the cluster has threads.
+        folder: of the comparison.
+        address: of the scheduler, `"tcp://head:8786"`; without it a cluster of processes on this machine is started.
+    """
+
+    def __init__(self, *, jobs: int, folder: Path, address: str | None = None) -> None:
+        self.jobs, self.address = jobs or -1, address
+        self.client = _needed("distributed", "dask").Client
+
+    def __call__(self, jobs: Sequence[Job]) -> Iterable[Outcome]:
+        with self.client(self.address, set_as_default=True), parallel_config(backend="dask", n_jobs=self.jobs):
+            return list(Parallel(batch_size=1)(delayed(job)() for job in jobs))
+
+
+class Ray:
+    """The workers of a Ray cluster.
+
+    Args:
+        jobs: how many runs at a time; 0: as many as the cluster has processors.
+        folder: of the comparison.
+        address: of the head, or `"auto"`; without it Ray is started on this machine.
+    """
+
+    def __init__(self, *, jobs: int, folder: Path, address: str | None = None) -> None:
+        self.jobs, self.address = jobs or -1, address
+        self.ray = _needed("ray", "ray")
+
+    def __call__(self, jobs: Sequence[Job]) -> Iterable[Outcome]:
+        from ray.util.joblib import register_ray
+
+        self.ray.init(address=self.address, ignore_reinit_error=True)
+        register_ray()
+        with parallel_config(backend="ray", n_jobs=self.jobs):
+            return list(Parallel(batch_size=1)(delayed(job)() for job in jobs))
+
+
+def _needed(module: str, extra: str) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(module)
+    except ImportError as cause:
+        raise ConfigError(
+            f"--executor {extra} needs the package {module!r}. Install it with: pip install 'gradhomog[{extra}]'"
+        ) from cause

@@ -1,0 +1,94 @@
+"""Runs on this machine: in this process, or in one process for each run that is made at a time."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from joblib import Parallel, delayed, parallel_config
+from joblib.externals.loky import get_reusable_executor
+from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+from gradhomog.experiments.execution.worker import Job, Outcome
+from gradhomog.experiments.results.comparison_dir import run_dir
+
+
+def available_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Local:
+    """Processes of this machine by joblib's loky.
+
+    Args:
+        jobs: how many runs at a time; 1: one after the other in this process, 0: one per core.
+        folder: of the comparison.
+    """
+
+    def __init__(self, *, jobs: int, folder: Path) -> None:
+        self.jobs = jobs or available_cores()
+
+    def __call__(self, jobs: Sequence[Job]) -> Iterable[Outcome]:
+        at_a_time = min(self.jobs, len(jobs))
+        if self.jobs == 1:
+            return (job() for job in jobs)
+        return self._in_processes([replace(job, parent=os.getpid(), jobs=at_a_time) for job in jobs], at_a_time)
+
+    def _in_processes(self, jobs: Sequence[Job], at_a_time: int) -> Iterator[Outcome]:
+        """As the processes give them. Where one dies (for memory, say), loky ends all: those that had begun then go on
+        one at a time, so that it is known which of them it is, and the others as before."""
+        left = {job.run.id: job for job in jobs}
+        try:
+            while left:
+                try:
+                    for outcome in _parallel(list(left.values()), at_a_time):
+                        del left[outcome.run.id]
+                        yield outcome
+                except TerminatedWorkerError:
+                    for job in [job for job in left.values() if _has_begun(job)] or list(left.values()):
+                        yield _alone(left.pop(job.run.id))
+        finally:
+            get_reusable_executor().shutdown(wait=True, kill_workers=True)
+
+
+def _parallel(jobs: Sequence[Job], at_a_time: int) -> Iterator[Outcome]:
+    # With one process, joblib would make the runs in this one.
+    with _interrupts_kept_from_children(), parallel_config(backend="loky", n_jobs=max(at_a_time, 2)):
+        found = Parallel(return_as="generator_unordered", batch_size=1)(delayed(job)() for job in jobs)
+        yield from found
+
+
+def _alone(job: Job) -> Outcome:
+    try:
+        (outcome,) = _parallel([job], 1)
+    except TerminatedWorkerError as error:
+        code = str(error).rpartition("{")[2].rpartition("}")[0]
+        hint = ", perhaps for memory" if "KILL" in code else ""
+        return Outcome(job.run, "failed", f"the process of run {job.run.id} ended: {code}{hint}.")
+    return outcome
+
+
+def _has_begun(job: Job) -> bool:
+    where = run_dir(job.folder, job.run)
+    return where.path.exists() and where.result() is None
+
+
+@contextmanager
+def _interrupts_kept_from_children() -> Iterator[None]:
+    """Within the context processes that start have SIGINT and SIGTERM blocked; this one has them in its other threads.
+
+    A child that is interrupted while it starts would print a traceback; once it works it leaves interrupts to us.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

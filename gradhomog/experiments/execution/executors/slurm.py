@@ -1,0 +1,60 @@
+"""Runs as jobs of Slurm, by submitit. All nodes share the folder of the comparison."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from gradhomog.errors import ConfigError
+from gradhomog.experiments.execution.worker import Job, Outcome
+
+
+class Slurm:
+    """One job of Slurm for each run.
+
+    Args:
+        jobs: how many runs at a time; 0: as many as Slurm lets run.
+        folder: of the comparison; logs of the jobs go to its folder `slurm`.
+        cluster: `"slurm"`, or `"local"` to try it without a cluster: processes of this machine.
+        options: of submitit's `AutoExecutor.update_parameters`, such as `slurm_partition`, `timeout_min`, `mem_gb`.
+    """
+
+    def __init__(self, *, jobs: int, folder: Path, cluster: str = "slurm", **options: Any) -> None:
+        try:
+            import submitit
+        except ImportError as cause:
+            raise ConfigError(
+                "--executor slurm needs the package 'submitit'. Install it with: pip install 'gradhomog[slurm]'"
+            ) from cause
+        try:
+            self.submit = submitit.AutoExecutor(folder=folder / "slurm", cluster=cluster)
+            limit = {"slurm_array_parallelism": jobs} if jobs else {}
+            self.submit.update_parameters(name="gradhomog", **limit, **options)
+        except (RuntimeError, NameError, TypeError, ValueError) as cause:
+            raise ConfigError(f"--executor slurm: {cause}") from cause
+
+    def __call__(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
+        with self.submit.batch():
+            pending = [(job, self.submit.submit(job)) for job in jobs]
+        while pending:
+            left = []
+            for job, submitted in pending:
+                if job.stop.exists() and submitted.state == "PENDING":
+                    submitted.cancel()
+                    yield Outcome(job.run, "stopped")
+                elif submitted.done():
+                    yield _outcome(job, submitted)
+                else:
+                    left.append((job, submitted))
+            pending = left
+            time.sleep(0.2)
+
+
+def _outcome(job: Job, submitted: Any) -> Outcome:
+    error = submitted.exception()
+    if error is None:
+        found: Outcome = submitted.result()
+        return found
+    return Outcome(job.run, "failed", f"the job {submitted.job_id} of run {job.run.id} ended: {error}")

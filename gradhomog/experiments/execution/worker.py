@@ -1,0 +1,100 @@
+"""What a worker process does: one run, to its end or as far as it may."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from gradhomog.experiments.config.schema import Config
+from gradhomog.experiments.execution.failures import reason
+from gradhomog.experiments.execution.threads import threads
+from gradhomog.experiments.results.comparison_dir import run_dir
+from gradhomog.experiments.results.plan import Run
+from gradhomog.experiments.training.trainer import Observe, Trainer
+from gradhomog.registry import installed
+
+Status = Literal["finished", "stopped", "failed", "held"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a run: `"stopped"` on request, `"held"` by another process, or `"failed"` with an error."""
+
+    run: Run
+    status: Status
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run, as it is sent to a worker, perhaps on another machine that shares the folder.
+
+    Attributes:
+        stop: a file; when it appears, the run writes a checkpoint and stops.
+        parent: process whose end ends the worker; None if it is not on this machine, or the same process.
+    """
+
+    config: Config
+    run: Run
+    folder: Path
+    stop: Path
+    jobs: int = 1
+    parent: int | None = None
+
+    def __call__(self) -> Outcome:
+        """Make the run. Never raises but for interrupts: an error is told by the outcome, and in the run's events."""
+        if self.parent is not None:
+            _end_with(self.parent)
+        where = run_dir(self.folder, self.run)
+        trainer: Trainer | None = None
+        try:
+            with where.lock() as held:
+                if not held:
+                    return Outcome(self.run, "held")
+                if where.result() is not None:
+                    return Outcome(self.run, "finished")
+                with threads(self.config.threads):
+                    try:
+                        trainer = Trainer(self.own, self.run, where, self._observers(), self.jobs)
+                        return Outcome(self.run, "finished" if trainer.finish(self.stop.exists) else "stopped")
+                    except Exception as error:
+                        why = reason(self.config, self.run, error)
+                        if trainer is not None:
+                            with suppress(OSError):  # a full disk
+                                trainer.fail(why)
+                        return Outcome(self.run, "failed", why)
+        except Exception as error:  # nothing can be written: a full disk, a folder that is gone
+            return Outcome(self.run, "failed", reason(self.config, self.run, error))
+
+    @property
+    def own(self) -> Config:
+        """The configuration of this run alone."""
+        return self.config.of_run(self.run.learner, self.run.homogenizers, self.run.seed)
+
+    def _observers(self) -> Observe:
+        return installed().observers(self.own.to_dict(), report=lambda text: print(text, file=sys.stderr))
+
+
+def _end_with(parent: int) -> None:
+    """End this process at once when its parent is gone; leave interrupts to the parent, which says what to do."""
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, signal.SIG_IGN)
+    if any(thread.name == WATCH for thread in threading.enumerate()):
+        return
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        os._exit(1)  # what was done since the last checkpoint is lost, nothing else
+
+    threading.Thread(target=watch, name=WATCH, daemon=True).start()
+
+
+WATCH = "gradhomog-watches-parent"

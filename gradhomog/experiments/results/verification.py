@@ -1,0 +1,46 @@
+"""Whether the files of a comparison are what was written: digests of results, networks and checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from gradhomog.errors import ConfigError
+from gradhomog.experiments.results import events, sealed
+from gradhomog.experiments.results.comparison_dir import PLAN, Plan
+from gradhomog.experiments.results.run_dir import RESULT, RunDir
+
+
+def verify(folder: Path) -> Iterator[tuple[Path, str | None]]:
+    """The path of every file of a comparison that has a digest or a schema, and what is wrong; None if nothing is."""
+    yield folder / PLAN, _error(Plan.read, folder)
+    for path in sorted((folder / "runs").glob("*/")):
+        run = RunDir(path)
+        for file, read in ((run.events, events.read), (run.checkpoint, sealed.state_content)):
+            if file.exists():
+                yield file, _error(read, file)
+        yield from _of_result(run)
+
+
+def _of_result(run: RunDir) -> Iterator[tuple[Path, str | None]]:
+    error = _error(lambda _: run.result(), run.path)
+    if error is not None:
+        yield run.path / RESULT, error
+    elif (result := run.result()) is not None:
+        yield run.path / RESULT, None
+        for name, digest in result["files"].items():
+            path = run.path / name
+            if not path.is_file():
+                yield path, f"{path} is missing."
+            else:
+                damaged = sealed.file_digest(path) != digest
+                yield path, f"{path} is damaged: its content is not what was written." if damaged else None
+
+
+def _error(read: Callable[[Path], Any], path: Path) -> str | None:
+    try:
+        read(path)
+    except ConfigError as error:
+        return str(error)
+    return None

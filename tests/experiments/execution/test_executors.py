@@ -1,0 +1,60 @@
+"""Results do not depend on where runs are made: processes of this machine, a Dask cluster, or jobs of submitit."""
+
+from __future__ import annotations
+
+import pytest
+
+from gradhomog import ConfigError
+from gradhomog.experiments.config.schema import load
+from gradhomog.experiments.execution.comparison import compare
+from gradhomog.experiments.execution.executors import executor
+from gradhomog.experiments.results.records import records
+from tests.experiments.conftest import SMALL
+
+OVERRIDES = [*SMALL, 'homogenizers=["none", "static | pcgrad"]']
+
+
+def scores(outcome):
+    return {(r["run"], r["role"]): r["scores"] for r in records(outcome.folder) if r["event"] == "result"}
+
+
+@pytest.fixture(scope="module")
+def serial(tmp_path_factory):
+    return compare(load(None, OVERRIDES), tmp_path_factory.mktemp("serial"))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("text", ["local", "dask", 'slurm(cluster="local", timeout_min=5)'])
+def test_results_are_those_of_one_process(serial, tmp_path, text):
+    for module in {"dask": ["distributed"], "slur": ["submitit"]}.get(text[:4], []):
+        pytest.importorskip(module)
+    if text == "dask":
+        import distributed
+
+        with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+            text = f'dask(address="{cluster.scheduler_address}")'
+            found = compare(load(None, OVERRIDES), tmp_path / "out", jobs=2, executor=text)
+    else:
+        found = compare(load(None, OVERRIDES), tmp_path / "out", jobs=2, executor=text)
+    assert not found.failures
+    assert scores(found) == scores(serial)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("locla", r"--executor must be one of local, dask, ray, slurm; got 'locla'\. Did you mean 'local'\?"),
+        ("local(address=1)", r"--executor local has no option 'address'; it has: none"),
+        ('dask(adress="tcp://x")', r"--executor dask has no option 'adress'; it has: address"),
+    ],
+)
+def test_an_executor_that_there_is_not_is_refused(tmp_path, text, words):
+    with pytest.raises(ConfigError, match=words):
+        executor(text, 1, tmp_path)
+
+
+def test_a_package_that_is_missing_is_told_with_its_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"needs the package 'ray'\. Install it with: pip install 'gradhomog\[ray\]'"):
+        executor("ray", 1, tmp_path)

@@ -1,0 +1,98 @@
+"""The output folder: new ones are numbered, foreign ones refused, the right one found again."""
+
+import os
+
+import pytest
+
+from gradhomog import ConfigError
+from gradhomog.experiments.config.schema import load
+from gradhomog.experiments.results.comparison_dir import Plan, prepare
+from gradhomog.experiments.results.plan import Method
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_new_folders_are_numbered_and_the_latest_of_a_configuration_is_resumed():
+    one, two = load(None, ["seeds=1"]), load(None, ["seeds=2"])
+    folders = [prepare(config, None, False, "compare") for config in (one, two, one)]
+    assert [str(path) for path in folders] == ["runs/compare", "runs/compare-2", "runs/compare-3"]
+    assert prepare(one, None, True, "compare") == folders[2]
+    assert prepare(two, None, True, "compare") == folders[1]
+    with pytest.raises(ConfigError, match=r"no folder runs/compare.* of this configuration to resume"):
+        prepare(load(None, ["seeds=3"]), None, True, "compare")
+
+
+def test_the_resolved_configuration_is_written_and_reads_back(tmp_path):
+    config = load(None, ["seeds=1"])
+    assert load(prepare(config, tmp_path / "out", False, "compare") / "run.toml") == config
+
+
+def test_results_are_not_mixed_with_those_of_another_configuration(tmp_path):
+    out = prepare(load(None, ["train.steps=5"]), tmp_path / "out", False, "compare")
+    with pytest.raises(ConfigError, match=r"another configuration: `train.steps` is 5 there and 6 here"):
+        prepare(load(None, ["train.steps=6"]), out, True, "compare")
+
+
+def test_existing_results_need_resume(tmp_path):
+    config = load()
+    out = prepare(config, tmp_path / "out", False, "compare")
+    Plan(config.to_dict(), config.digest, (), (0,), {}).write(out)
+    with pytest.raises(ConfigError, match=r"already holds results\. Add --resume"):
+        prepare(config, out, False, "compare")
+    assert prepare(config, out, True, "compare") == out
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of /proc are those of Linux")
+def test_a_folder_that_cannot_be_written_is_told():
+    from pathlib import Path
+
+    with pytest.raises(ConfigError, match=r"cannot be written: .* Choose another --out"):
+        prepare(load(), Path("/proc/nowhere/out"), False, "compare")
+    Path("file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        prepare(load(), Path("file/out"), False, "compare")
+
+
+def test_the_users_own_run_file_is_not_written_over(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text("# mine\nseeds = 1\n", encoding="utf-8")
+    prepare(load(path), tmp_path, False, "compare")
+    assert path.read_text(encoding="utf-8").startswith("# mine")
+
+
+def test_a_mistyped_folder_is_not_resumed_from_nothing(tmp_path):
+    with pytest.raises(ConfigError, match="holds nothing to resume"):
+        prepare(load(), tmp_path / "typo", True, "compare")
+    assert not (tmp_path / "typo").exists()
+
+
+def test_a_gap_or_a_foreign_folder_does_not_hide_the_one_to_resume():
+    config = load(None, ["seeds=1"])
+    folders = [prepare(config, None, False, "train") for _ in range(3)]
+    (folders[0] / "run.toml").unlink()
+    folders[0].rmdir()
+    (folders[2] / "run.toml").write_text("future_key = 1\n", encoding="utf-8")
+    assert prepare(config, None, True, "train") == folders[1]
+    assert prepare(config, None, False, "train").name == "train-4"
+
+
+def test_a_plan_reads_back_and_is_of_one_data_set(tmp_path):
+    methods = (Method("maml", "plain", ("none",)), Method("maml", "static (tuned)", ("static", "static(seed=1)")))
+    plan = Plan({"seeds": 2}, "abc", methods, (0, 1), {"fingerprint": "one"})
+    plan.write(tmp_path)
+    assert Plan.read(tmp_path) == plan
+    with pytest.raises(ConfigError, match="holds results of another data"):
+        Plan({"seeds": 2}, "abc", methods, (0, 1), {"fingerprint": "two"}).write(tmp_path)
+    assert Plan.read(tmp_path) == plan
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"{}", b'{"version": 1}', b'{"version": 1, "methods": 3}', b"[" * 5000]
+)
+def test_a_plan_that_is_damaged_is_told_by_name(tmp_path, content):
+    (tmp_path / "plan.json").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"plan\.json"):
+        Plan.read(tmp_path)

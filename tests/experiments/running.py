@@ -1,0 +1,89 @@
+"""Runs and comparisons in this process, observed, interrupted and written as if they had run."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from gradhomog.experiments.config.schema import Config
+from gradhomog.experiments.results.comparison_dir import Plan, run_dir
+from gradhomog.experiments.results.events import VERSION, EventLog, plain
+from gradhomog.experiments.results.plan import Method, Run
+from gradhomog.experiments.results.run_dir import RunDir
+from gradhomog.experiments.training.trainer import Trainer
+
+Record = dict[str, Any]
+
+
+def trainer(config: Config, run: Run, folder: Path, records: list[Record] | None = None) -> Trainer:
+    """A run in a folder; what it tells is appended to `records`."""
+    own = config.of_run(run.learner, run.homogenizers, run.seed)
+    return Trainer(own, run, RunDir(folder), lambda event, record: records is None or records.append(dict(record)))
+
+
+@contextmanager
+def interrupted_after(steps: int, homogenizers: str | None = None) -> Iterator[list[int]]:
+    """Within the context SIGINT comes after so many steps (of runs with these homogenizers); gives the steps made."""
+    done: list[int] = []
+    original = Trainer._step
+
+    def step(self: Trainer) -> None:
+        original(self)
+        if homogenizers in (None, self.run.homogenizers):
+            done.append(self.done)
+            if len(done) == steps:
+                signal.raise_signal(signal.SIGINT)
+
+    with mock.patch.object(Trainer, "_step", step):
+        yield done
+
+
+def write(folder: Path, records: Sequence[Record]) -> None:
+    """The folder of a comparison that has these records."""
+    start = next((record for record in records if record["event"] == "start"), {})
+    config = start.get("config", {})
+    results = [record for record in records if record["event"] == "result"]
+    rows = [(row["learner"], row["label"]) for row in start.get("rows") or ()]
+    rows += [(record["learner"], record["label"]) for record in results]
+    methods = []
+    for pair in dict.fromkeys(rows):
+        mine = [record for record in results if (record["learner"], record["label"]) == pair]
+        tuned = next((tuple(record["tuned_from"]) for record in mine if record.get("tuned_from")), ())
+        methods.append(Method(*pair, tuned or (mine[0]["homogenizers"] if mine else pair[1],)))
+    seeds = tuple(dict.fromkeys(record["seed"] for record in results)) or (0,)
+    count = config.get("seeds")
+    seeds = tuple(range(count)) if isinstance(count, int) and count > len(seeds) else seeds
+    about = {key: start[key] for key in ("tasks", "notes", "fingerprint", "held_out") if key in start}
+    Plan(config, start.get("digest", ""), tuple(methods), seeds, about).write(folder)
+    names = {}
+    for record in results:
+        run = Run(record["learner"], record["homogenizers"], record["seed"])
+        names.setdefault(record["run"], run)
+    for record in records:
+        if record["event"] == "failed":
+            names.setdefault(record["run"], Run(record["learner"], record["label"], record["seed"]))
+    for name, run in names.items():
+        where = run_dir(folder, run)
+        where.begin("")
+        log = EventLog(where.events)
+        log.append(
+            {
+                "event": "start", "version": VERSION, "time": start.get("time", ""), "step": 0,
+                "versions": start.get("versions", {}), "machine": start.get("machine", {}),
+                "jobs": start.get("workers", 1),
+            }
+        )  # fmt: skip
+        for record in records:
+            if record.get("run") == name and record["event"] not in ("start", "result"):
+                log.append({"seconds": 1.0, **record})
+        result = next((record for record in results if record["run"] == name), None)
+        if result is not None:
+            more = {"run": run.id, "homogenizer_seconds": result.get("homogenizer_seconds") or []}
+            known = {
+                key: value for key, value in result.items() if key not in ("tuned_from", "chosen", "role", "label")
+            }
+            where.finish({**plain(known), **more})
