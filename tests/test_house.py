@@ -135,10 +135,8 @@ def test_plugins_adapters_and_examples_use_public_names_only(path: Path) -> None
     assert used <= public | {"gradhomog.__version__"}
 
 
-def test_torchopt_is_imported_in_adapters_and_by_the_peers_of_bench_only() -> None:
-    """A peer is what others would write, and is timed beside ours."""
-    peers = {path for path in WHOLE if path.name.endswith("_peers.py")}
-    assert offences([path for path in (*WHOLE, *PLUGINS) if path not in peers], "torchopt") == []
+def test_of_the_packages_only_adapters_import_torchopt() -> None:
+    assert offences([*WHOLE, *PLUGINS], "torchopt") == []
 
 
 def test_commands_import_nothing_heavy_when_they_are_imported() -> None:

@@ -8,10 +8,10 @@ import sys
 from collections.abc import Sequence
 
 import gradhomog
-from gradhomog.cli import bench, check, compare, env, list_, new, report, show, train, verify
+from gradhomog.cli import check, compare, env, list_, new, profile, report, show, train, verify
 from gradhomog.errors import GradhomogError
 
-COMMANDS = (list_, show, env, train, compare, report, verify, bench, check, new)
+COMMANDS = (list_, show, env, train, compare, report, verify, profile, check, new)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -16,7 +16,7 @@ HEAD = """\
 
 The output of `gradhomog COMMAND --help` for every command. `--json` prints data for programs; progress and errors go to
 standard error. The guide describes their use: [compare](../guide/compare.md),
-[bench](../guide/bench.md), [check](../guide/check.md), [write a homogenizer](../guide/write-a-homogenizer.md).
+[profile](../guide/profile.md), [check](../guide/check.md), [write a homogenizer](../guide/write-a-homogenizer.md).
 """
 
 

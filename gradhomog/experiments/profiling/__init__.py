@@ -1,4 +1,4 @@
-"""What homogenizers cost: a step with each of them, and kernels beside the forms of their peers.
+"""Profile training steps: the time and memory that each homogenizer adds, as ratios to the plain learner.
 
-Times mean little on a machine that does other things; ratios of times that were taken in turn, in one run, do.
+Times depend on what else runs on the machine. Ratios of times that were taken in turn, in one run, do so far less.
 """

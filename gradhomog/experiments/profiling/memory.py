@@ -1,4 +1,4 @@
-"""Peak memory of one call, as PyTorch's own allocator counts it."""
+"""Peak memory of a call, and the size of a state, in bytes of CPU tensors."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
-    """The most bytes of CPU tensors live at one time during a call, of those that the call itself allocated.
+    """The largest number of bytes live at one time during a call, of those CPU tensors that the call itself allocates.
 
     Counts every allocation by PyTorch's CPU allocator in this thread, from the profiler's memory events: tensors, saved
-    activations and temporaries alike. So it depends neither on what other methods took before, as the process's peak
-    would, nor on what the machine does. What libraries such as oneDNN and MKL allocate for themselves, and intra-op
-    threads, is not in it; nor is the release of what was there before the call. (Of a convolution, its backward pass,
-    and sums of several tensors of 34 MB it differed from the growth of the process's resident memory, VmHWM after a
-    reset, by less than 0.2 %.)
+    activations and temporaries alike. Unlike the peak of the process, it depends neither on earlier calls nor on the
+    load of the machine. Not counted: scratch memory of libraries such as oneDNN and MKL, allocations of intra-op
+    threads, and the release of tensors from before the call. (For a convolution, its backward pass, and sums of several
+    tensors of 34 MB it differed from the growth of the process's resident memory, VmHWM after a reset, by less than
+    0.2 %.)
     """
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler writes two lines to stderr each time
     with torch.autograd.profiler.profile(profile_memory=True) as profiler:

@@ -1,4 +1,4 @@
-"""Timing several works in turn on the same inputs, so that what slows the machine slows all of them."""
+"""Time several callables in turn on the same inputs, so that a slow moment of the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 from gradhomog.errors import GradhomogError
 
 Work = Callable[[Any], object]
-"""Called with the input of a round; what it returns is dropped."""
+"""Called with the input of a round; its result is dropped."""
 
 Progress = Callable[[int, int], None]
-"""Called after every round with the number of rounds done, and the number that there are at most."""
+"""Called after every round with the number of rounds done and the largest possible number."""
 
 
 @dataclass
@@ -21,7 +21,7 @@ class Timings:
     """Seconds by work and round.
 
     Attributes:
-        warm_up: rounds before this one count only for a work that was in no later one.
+        warm_up: rounds before this one count only for a work that has no later one.
         failures: by work, the message of the error after which it was not run again.
     """
 
@@ -34,17 +34,14 @@ class Timings:
         every = self.seconds[label]
         return {number: taken for number, taken in every.items() if number >= self.warm_up} or every
 
-    def ratios(self, label: str, reference: str) -> list[float]:
-        """Of every round that counts: the work's seconds in it, divided by the reference's in the same round."""
-        return [taken / below for taken, below in self._pairs(label, reference)]
-
-    def differences(self, label: str, reference: str) -> list[float]:
-        """Of every round that counts: the work's seconds in it, less the reference's in the same round."""
-        return [taken - other for taken, other in self._pairs(label, reference)]
-
-    def _pairs(self, label: str, reference: str) -> list[tuple[float, float]]:
+    def pairs(self, label: str, reference: str) -> list[tuple[float, float]]:
+        """The seconds of a work and of the reference, for each round that counts and has both."""
         others = self.counted(reference)
         return [(taken, others[number]) for number, taken in self.counted(label).items() if number in others]
+
+    def ratios(self, label: str, reference: str) -> list[float]:
+        """The seconds of a work divided by those of the reference, for each round of `pairs`."""
+        return [taken / other for taken, other in self.pairs(label, reference)]
 
 
 def order(labels: Sequence[str], number: int) -> list[str]:
@@ -77,15 +74,16 @@ def interleave(
         works: by label.
         inputs: makes the input of round 0, 1, 2, …; not timed.
         reference: the work that others are compared with; if it fails, everything does.
-        rounds: how many, after the warm-up.
-        seconds: budget. With `together` all works stop when it is spent, so all have the same rounds. Else each has
-            an equal share of it, so a slow one is timed less often than the others.
-        at_least: rounds, warm-up included, that every work is given whatever they take.
-        warm_up: first rounds, which do not count.
-        synchronize: called before the clock is read, for devices that work on while Python does.
+        rounds: the largest number of rounds after the warm-up.
+        seconds: budget. With `together` all works stop when it is spent, so all have the same rounds. Otherwise each
+            has an equal share of it, so a slow one is timed less often than the others.
+        at_least: rounds, warm-up included, that every work is run regardless of the budget.
+        warm_up: number of first rounds, which do not count.
+        synchronize: called before the clock is read, for devices that work asynchronously.
 
     Raises:
-        GradhomogError: of the reference; another work that raises one is told in `failures` and left out from then on.
+        GradhomogError: of the reference; the message of another work's error is in `failures`, and this work is left
+            out from then on.
     """
     found = Timings(warm_up, {label: {} for label in works})
     spent = dict.fromkeys(works, 0.0)

@@ -1,4 +1,4 @@
-"""What `backward` is timed on: an encoder with several heads, and batches, for each shape."""
+"""Networks with several heads, and their batches, for the benchmark of `backward`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from gradhomog.experiments import models
 
 FORMS = ("tasks x inputs x hidden (mlp)", "tasks x channels x pixels x filters (conv4)")
 VECTORS, IMAGES = 64, 25
-"""Of a batch."""
-FEATURES, GROUPS = 128, 8
-"""Of the mlp; of group normalization, where the filters can be divided so."""
+"""Sizes of a batch."""
+FEATURES = 128
+"""Outputs of the mlp."""
+GROUPS = 8
+"""Of group normalization, if they divide the filters."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Network(nn.Module):
 
 @dataclass(frozen=True)
 class Setting:
-    """A network of one shape and its batches; all is drawn in float32, and another dtype has the same numbers."""
+    """A network of one shape and its batches; drawn in float32, so other dtypes have the same numbers."""
 
     shape: Sequence[int]
     dtype: torch.dtype = torch.float32
@@ -62,7 +64,7 @@ class Setting:
         )
 
     def network(self) -> Network:
-        """The same at every call."""
+        """A new network, the same at every call."""
         tasks, inputs, *sizes = self.shape
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -74,7 +76,7 @@ class Setting:
             return Network(_by_groups(convolutions, filters), filters * (pixels // 16) ** 2, tasks).to(self.dtype)
 
     def batch(self, number: int) -> Batch:
-        """Of a round."""
+        """The batch of a round."""
         tasks, inputs, *sizes = self.shape
         random = torch.Generator().manual_seed(number)
         one = (inputs, sizes[0], sizes[0]) if self.images else (inputs,)
@@ -84,7 +86,7 @@ class Setting:
 
 
 def _by_groups(encoder: nn.Module, filters: int) -> nn.Sequential:
-    """With group normalization in place of batch normalization, whose running statistics every step would change."""
+    """Group normalization in place of batch normalization, whose running statistics change in every step."""
     return nn.Sequential(
         *(
             nn.GroupNorm(gcd(GROUPS, filters), filters) if isinstance(layer, nn.BatchNorm2d) else layer

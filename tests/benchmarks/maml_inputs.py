@@ -1,4 +1,4 @@
-"""What MAML is timed on: a network and batches of tasks for each shape."""
+"""Networks and batches of tasks for the benchmark of MAML."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from gradhomog.tasks import TaskBatch
 FORMS = ("tasks x channels x pixels x filters (conv4)", "tasks x hidden units (sinusoids)")
 WAYS, SHOTS, QUERIES = 5, 5, 15
 POINTS = 10
-"""Of a sinusoid, in the support set and in the query set."""
+"""Of a sinusoid, in the support set and in the query set each."""
 
 
 @dataclass(frozen=True)
 class Setting:
     """Tasks of one shape, and the network that is adapted to them.
 
-    Images: 5 classes, 5 shots, 15 queries each; pixels are a picture of the class, and noise of the same size. They are
-    as good as others for time and memory. Sinusoids: as in Finn et al. 2017, 10 points, amplitude 0.1 to 5.
+    Images: 5 classes, 5 shots, 15 queries each; an image is a pattern of its class plus noise of the same size (time
+    and memory do not depend on the pixels). Sinusoids: as in Finn et al. 2017, 10 points, amplitude 0.1 to 5.
 
-    All is drawn in float32: another dtype has the same numbers.
+    Drawn in float32, so other dtypes have the same numbers.
     """
 
     shape: Sequence[int]
@@ -87,7 +87,7 @@ class Setting:
 
 
 def channels_last(batch: TaskBatch) -> TaskBatch:
-    """The same images, with the channels of each pixel beside each other in memory."""
+    """The same images in the memory format `torch.channels_last`."""
 
     def laid(x: Tensor) -> Tensor:
         return x.flatten(0, 1).contiguous(memory_format=torch.channels_last).view(x.shape)

@@ -1,18 +1,14 @@
-"""`--kernel maml`: every work takes the same meta-step, and what the table says of it is so."""
+"""The benchmark of MAML: every work takes the same meta-step, and the table describes it."""
 
 from __future__ import annotations
-
-import importlib.util
 
 import pytest
 import torch
 
-from gradhomog.errors import OptionError, UnknownPluginError
-from gradhomog.experiments.profiling import maml, maml_peers
-from gradhomog.experiments.profiling.maml import Cosine, Ours, gradient, maml_costs, works
-from gradhomog.experiments.profiling.maml_peers import BY_HAND, PEERS, Peer
-from gradhomog.experiments.profiling.maml_tasks import Setting, channels_last
-from gradhomog.experiments.profiling.table import render, to_json
+from tests.benchmarks import maml, maml_peers
+from tests.benchmarks.maml import BENCHMARK, Cosine, MetaStep, gradient, works
+from tests.benchmarks.maml_inputs import Setting
+from tests.benchmarks.maml_peers import BY_HAND, PEERS, Peer
 
 pytestmark = pytest.mark.slow
 
@@ -49,11 +45,11 @@ def test_both_first_order_works_find_another_one(shape):
     assert not torch.allclose(ours, found(made[BY_HAND], batch), rtol=1e-3)
 
 
-def test_the_hand_written_gradient_is_the_slope_of_the_query_loss_after_the_inner_loop():
+def test_the_hand_written_gradient_is_that_of_the_query_loss_after_the_inner_loop():
     setting = Setting(SINUSOIDS, torch.float64)
     network, batch = setting.network(), setting.batch(0)
-    slope = found(Peer(maml_peers.by_hand, network), batch)
-    direction = torch.randn(slope.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    expected = found(Peer(maml_peers.by_hand, network), batch)
+    direction = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     start = torch.nn.utils.parameters_to_vector(network.parameters()).detach()
 
     def loss(step):
@@ -69,11 +65,11 @@ def test_the_hand_written_gradient_is_the_slope_of_the_query_loss_after_the_inne
         return total / len(batch)
 
     difference = (loss(1e-6) - loss(-1e-6)) / 2e-6
-    assert difference == pytest.approx(float(slope @ direction), rel=1e-5)
+    assert difference == pytest.approx(float(expected @ direction), rel=1e-5)
 
 
 @both
-def test_a_step_stays_where_it_is_so_that_every_round_has_the_same_work(shape):
+def test_a_step_leaves_the_parameters_so_that_every_round_has_the_same_work(shape):
     setting = Setting(shape)
     start = [p.detach().clone() for p in setting.network().parameters()]
     for work in works(["maml"], setting)[0].values():
@@ -81,31 +77,17 @@ def test_a_step_stays_where_it_is_so_that_every_round_has_the_same_work(shape):
         assert all(torch.equal(p, q) for p, q in zip(work.network.parameters(), start, strict=True))
 
 
-def test_batches_differ_by_round_and_not_by_call_and_are_the_same_in_another_dtype():
-    for shape in (SINUSOIDS, IMAGES):
-        one, again, other = Setting(shape).batch(3), Setting(shape).batch(3), Setting(shape).batch(4)
-        assert torch.equal(one.query_x, again.query_x)
-        assert not torch.equal(one.query_x, other.query_x)
-        assert torch.equal(one.query_x.double(), Setting(shape, torch.float64).batch(3).query_x)
-    assert one.support_x.shape == (2, 25, 3, 16, 16)
-    assert one.query_y[1].bincount().tolist() == [15] * 5
-
-
-def test_channels_last_changes_the_layout_and_no_number():
+def test_channels_last_finds_the_same_gradient():
     setting = Setting(IMAGES, torch.float64)
     batch = setting.batch(0)
-    laid = channels_last(batch)
-    assert torch.equal(laid.support_x, batch.support_x)
-    assert laid.support_x[0].is_contiguous(memory_format=torch.channels_last)
-    assert not laid.support_x[0].is_contiguous()
-    plain, other = Ours("maml", setting.network()), Ours("maml", setting.network(), laid_out=True)
+    plain, other = MetaStep("maml", setting.network()), MetaStep("maml", setting.network(), laid_out=True)
     torch.testing.assert_close(found(other, batch), found(plain, batch), rtol=1e-9, atol=1e-11)
 
 
-def test_the_cosine_tells_what_an_approximation_loses():
+def test_the_cosine_of_an_approximation_is_below_that_of_the_exact_gradient():
     setting = Setting(IMAGES)
     cosine, batch = Cosine(setting), setting.batch(0)
-    exact, rough = Ours("maml", setting.network()), Ours("maml(autocast='bfloat16')", setting.network())
+    exact, rough = MetaStep("maml", setting.network()), MetaStep("maml(autocast='bfloat16')", setting.network())
     for work in (exact, rough):
         work(batch)
     assert cosine(exact) == pytest.approx(1, abs=1e-6)
@@ -113,39 +95,29 @@ def test_the_cosine_tells_what_an_approximation_loses():
     assert cosine(lambda batch: None) is None
 
 
-@pytest.mark.slow
-def test_the_default_tables_have_the_peers_ours_rows_alone_and_the_other_layout(monkeypatch):
+def test_the_default_tables_have_peers_learners_rows_alone_and_the_other_layout(monkeypatch):
     monkeypatch.setattr(maml, "FOR_SINUSOIDS", ('maml(engine="loop")',))  # compiling takes half a minute
-    sinusoids, images = maml_costs([], [SINUSOIDS, IMAGES], **QUICK)
+    sinusoids, images = BENCHMARK([], [SINUSOIDS, IMAGES], **QUICK)
     common = [*PEERS, "maml", "maml(recompute=true)", "maml(first_order=true)"]
-    labels = [row.label for row in sinusoids.rows]
+    labels = [row.label for row in sinusoids.table.rows]
     assert labels == [*common, 'maml(engine="loop")', 'maml(engine="vmap")', maml.ROWS]
-    labels = [row.label for row in images.rows]
-    assert labels == [*common, 'maml(autocast="bfloat16")', 'maml(engine="vmap")', maml.ROWS, maml.LAID_OUT]
-    assert images.references == (BY_HAND, "TorchOpt MetaSGD", "higher")
-    summed = next(row for row in images.rows if row.label == "hand-written, losses summed")
-    assert images.added_bytes(summed) > 0
-    text, data = render(images), to_json(images)
-    assert "2 tasks with 5 ways, 5 shots, 15 queries, 1 thread" in text.splitlines()[0]
-    assert "cosine" in text.splitlines()[2]
-    assert all(row["cosine"] == pytest.approx(1, abs=0.05) for row in data["rows"] if row["label"] != maml.ROWS)
+    rows = {row.label: row for row in images.table.rows}
+    assert list(rows) == [*common, 'maml(autocast="bfloat16")', 'maml(engine="vmap")', maml.ROWS, maml.LAID_OUT]
+    assert images.table.added_bytes(rows["hand-written, losses summed"]) > 0
+    assert [column.title for column in images.columns] == ["to TorchOpt MetaSGD", "to higher", "cosine"]
+    cosine = images.columns[-1].values
+    assert cosine == {label: pytest.approx(1, abs=0.05) for label in rows if label != maml.ROWS}
+    assert "2 tasks with 5 ways, 5 shots, 15 queries, 1 thread" in images.table.title
 
 
-def test_what_keeps_all_graphs_at_once_is_left_out_of_large_images(monkeypatch):
+def test_works_that_keep_all_graphs_at_once_are_left_out_of_large_images(monkeypatch):
     monkeypatch.setattr(maml, "LARGEST_AT_ONCE", 2 * 16 * 16 * 4 - 1)
     made, notes = works([], Setting(IMAGES))
     assert {"hand-written, losses summed", maml.VECTORIZED}.isdisjoint(made)
     assert "maml(recompute=true)" in made
-    assert notes == ["What keeps the graphs of all tasks at once is left out: of these images it would take gigabytes."]
-
-
-def test_a_peer_that_is_not_installed_is_left_out_with_a_note(monkeypatch):
-    there = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "higher" else there(name))
-    (table,) = maml_costs(["maml"], [SINUSOIDS], **QUICK)
-    assert "higher" not in [row.label for row in table.rows]
-    assert table.references == (BY_HAND, "TorchOpt MetaSGD")
-    assert "higher is left out: higher is not installed." in table.notes
+    assert notes == [
+        "Works that keep the graphs of all tasks at once are left out: for these images they take gigabytes."
+    ]
 
 
 def test_a_learner_is_compiled_before_anything_is_timed(monkeypatch):
@@ -162,13 +134,13 @@ def test_a_learner_that_cannot_be_compiled_here_is_left_out_with_the_reason(monk
     monkeypatch.setattr("gradhomog.learners.Learner.step", fail)
     made, notes = works(["maml(compile=true)"], Setting(SINUSOIDS))
     assert set(made) == set(PEERS)
-    assert notes == ["maml(compile=true) is left out: torch.compile says: no C++ compiler found"]
+    assert notes == ["maml(compile=true) is left out: torch.compile reports: no C++ compiler found"]
 
 
 def test_a_learner_of_another_package_is_reached_by_name(gradhomog_install):
     gradhomog_install("fixed-dist", FIXED, plugin="fixed", kind="learners")
-    (table,) = maml_costs(["fixed"], [SINUSOIDS], **QUICK)
-    assert table.rows[-1].label == "fixed"
+    (comparison,) = BENCHMARK(["fixed"], [SINUSOIDS], **QUICK)
+    assert comparison.table.rows[-1].label == "fixed"
 
 
 FIXED = """
@@ -188,14 +160,3 @@ class Fixed(gradhomog.Learner):
 def gradhomog_learner():
     return gradhomog.LearnerSpec(factory=Fixed, summary="does not adapt")
 """
-
-
-@pytest.mark.parametrize("shape", [(4, 1, 28), (4,), (0, 40)])
-def test_a_shape_of_neither_form_is_refused(shape):
-    with pytest.raises(OptionError, match=r"tasks x channels x pixels x filters \(conv4\) or tasks x hidden units"):
-        maml_costs(["maml"], [shape], **QUICK)
-
-
-def test_an_unknown_learner_is_refused_before_anything_is_timed():
-    with pytest.raises(UnknownPluginError, match="Did you mean 'maml'"):
-        maml_costs(["mamll"], [SINUSOIDS], **QUICK)

@@ -1,7 +1,8 @@
-"""Self-information drop-out on one convolution: ours by name, beside the published form and the unfold form."""
+"""Self-information drop-out on one convolution, beside the published form and a form with `unfold`."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 
 import torch
@@ -9,10 +10,12 @@ from torch import Tensor, nn
 
 import gradhomog
 from gradhomog import TaskKey
-from gradhomog.experiments.profiling import table
-from gradhomog.experiments.profiling.kernel import Kernel, Trial
-from gradhomog.experiments.profiling.self_information_peers import concatenated_differences, drop, unfolded_patches
+from gradhomog.experiments.profiling.table_text import INTERVAL_NOTE, MEMORY_NOTE
 from gradhomog.experiments.profiling.timing import Work
+from tests.benchmarks.benchmark import Benchmark
+from tests.benchmarks.case import Case
+from tests.benchmarks.command import main
+from tests.benchmarks.self_information_peers import concatenated_differences, drop, unfolded_patches
 
 SHAPES = ((75, 64, 42, 42),)
 """The second convolution of conv4 at 84 px, on the queries of a 5-way episode with 15 queries."""
@@ -24,7 +27,7 @@ CONVOLUTION, PUBLISHED, UNFOLD = "convolution", "published form", "unfold form"
 
 
 class Attached:
-    """The convolution within an encoder that a pipeline is attached to; every call draws its masks anew."""
+    """The convolution within an encoder that a pipeline is attached to; every call draws new masks."""
 
     def __init__(self, text: str, convolution: nn.Module) -> None:
         self.pipe = gradhomog.pipeline(text)
@@ -38,7 +41,7 @@ class Attached:
 
 
 class Peer:
-    """The convolution, then a peer's form of the kernel sums and a Bernoulli mask: the same job as ours."""
+    """The convolution, then a peer's form of the kernel sums and a Bernoulli mask: the same operation as ours."""
 
     def __init__(self, sums: Callable[[Tensor, int, int, int], Tensor], convolution: nn.Module) -> None:
         self.sums, self.convolution = sums, convolution
@@ -50,7 +53,8 @@ class Peer:
         return drop(self.convolution(x), sums, 0.1, 0.5, self.random)
 
 
-def _works(texts: Sequence[str], shape: Sequence[int]) -> dict[str, Work]:
+def works(texts: Sequence[str], shape: Sequence[int]) -> dict[str, Work]:
+    """The works by label."""
     convolution = nn.Conv2d(shape[1], FILTERS, 3, padding=1)
     return {
         CONVOLUTION: convolution,
@@ -60,24 +64,28 @@ def _works(texts: Sequence[str], shape: Sequence[int]) -> dict[str, Work]:
     }
 
 
-def _trial(texts: Sequence[str], shape: Sequence[int]) -> Trial:
+def case(texts: Sequence[str], shape: Sequence[int]) -> Case:
+    """All works on inputs of `shape`, images x channels x height x width."""
     x = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
-    return Trial(
-        _works(texts or EXPRESSIONS, shape),
+    return Case(
+        works(texts or EXPRESSIONS, shape),
         lambda number: x,
         (CONVOLUTION, PUBLISHED, UNFOLD),
         f"self-information on inputs {'x'.join(map(str, shape))}",
         (
-            f"Forward pass of a 3×3 convolution with {FILTERS} filters; of the others with the map of self-information",
-            f"(of the peers: from {(2 * RADIUS + 1) ** 2} neighbours) and a newly drawn mask.",
+            f"Forward pass of a 3×3 convolution with {FILTERS} filters; for the others with the map of "
+            f"self-information (for the peers: from {(2 * RADIUS + 1) ** 2} neighbours) and a new mask.",
             "to …: median over rounds of its time / median of the other's.",
-            table.INTERVAL_NOTE,
-            f"{table.SHARE_NOTE} The first round counts only if it is alone.",
-            f"{table.MEMORY_NOTE};",
-            f"others than {CONVOLUTION}: what they add.",
+            INTERVAL_NOTE,
+            "Each has an equal share of the time, so slow ones have fewer rounds. The first round counts only if it is "
+            "the only one.",
+            f"{MEMORY_NOTE}; others than {CONVOLUTION}: the difference.",
         ),
     )
 
 
-self_information_costs = Kernel(("images x channels x height x width",), SHAPES, _trial)
-"""Time and memory of the layer's forward pass, as multiples of the bare convolution's."""
+BENCHMARK = Benchmark("self_information", "homogenizer", ("images x channels x height x width",), SHAPES, case)
+
+
+if __name__ == "__main__":
+    sys.exit(main(BENCHMARK, __doc__))

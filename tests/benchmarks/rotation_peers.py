@@ -1,4 +1,4 @@
-"""Rotations by PyTorch's orthogonal parametrization, as RotoGrad and RotoGBML use it; for comparison only."""
+"""Rotations by PyTorch's orthogonal parametrization, as RotoGrad and RotoGBML use it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import orthogonal
 
-from gradhomog.experiments.profiling.inputs import Features
+from tests.benchmarks.rotation_inputs import Features
 
 MAPS = ("matrix_exp", "cayley", "householder")
 
@@ -32,11 +32,11 @@ class OrthogonalLayers:
 
     def matrices(self) -> list[Tensor]:
         """R_i, `[features, features]` each."""
-        return [layer.weight for layer in self.layers]  # type: ignore[misc]
+        return [layer.weight for layer in self.layers]
 
-    def objective(self, cotangents: Tensor) -> Tensor:
+    def objective(self, gradients: Tensor) -> Tensor:
         """−Σ ⟨R_iᵀ u_i, v⟩."""
-        directions = functional.normalize(cotangents.mean(dim=1), dim=-1)
+        directions = functional.normalize(gradients.mean(dim=1), dim=-1)
         common = functional.normalize(directions.mean(dim=0), dim=-1)
         pairs = zip(directions, self.matrices(), strict=True)
         return -torch.stack([direction @ (matrix @ common) for direction, matrix in pairs]).sum()
@@ -46,8 +46,8 @@ class OrthogonalLayers:
         features = given.features.detach().requires_grad_()
         with parametrize.cached():
             rotated = torch.stack([layer(task) for layer, task in zip(self.layers, features, strict=True)])
-            (cotangents,) = torch.autograd.grad((rotated * given.cotangents).sum(), features)
+            (gradients,) = torch.autograd.grad((rotated * given.gradients).sum(), features)
             self.optimizer.zero_grad()
-            self.objective(given.cotangents).backward()  # type: ignore[no-untyped-call]
+            self.objective(given.gradients).backward()
         self.optimizer.step()
-        return cotangents
+        return gradients

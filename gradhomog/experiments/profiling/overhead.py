@@ -1,4 +1,4 @@
-"""What each homogenizer adds to a learner's step, on the user's model, tasks and machine."""
+"""The overhead of each homogenizer in a training step, on the network, the tasks and the machine of the user."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from gradhomog.experiments.execution import plan
 from gradhomog.experiments.execution.threads import threads
 from gradhomog.experiments.profiling import memory, table
 from gradhomog.experiments.profiling.table import Table
+from gradhomog.experiments.profiling.table_text import INTERVAL_NOTE, MEMORY_NOTE
 from gradhomog.experiments.profiling.timing import Progress, Work, interleave
 from gradhomog.experiments.results.plan import PLAIN, Run
 from gradhomog.experiments.training.meta_learning import make_learner
 from gradhomog.learners import Learner
 
 AGAIN = "plain again"
-"""A second plain learner in the same rotation: how far its ratio is from 1 is what the measurement cannot tell."""
+"""A second plain learner: the distance of its ratio from 1 is the error of the measurement."""
 
 WARM_UP = 2
-LEAST = 3
+LEAST_ROUNDS = 3
 
 
 @dataclass(frozen=True)
 class Stepper:
-    """A learner with its outer optimizer; nothing of it is shared with another."""
+    """A learner with its outer optimizer; it shares nothing with the others."""
 
     learner: Learner
     outer: torch.optim.Optimizer
@@ -40,12 +41,12 @@ class Stepper:
 
 
 def pipelines(config: Config, learner: str) -> dict[str, str]:
-    """Texts of pipelines by label: plain, plain again, and the first candidate of every entry of the run file."""
+    """Pipeline expressions by label: plain, plain again, and the first candidate of every entry of the run file."""
     texts = [method.candidates[0] for method in plan.methods(config) if method.learner == learner]
     return {PLAIN: "none", AGAIN: "none", **{text: text for text in texts if text != "none"}}
 
 
-def step_costs(
+def step_overheads(
     config: Config,
     *,
     rounds: int,
@@ -55,7 +56,7 @@ def step_costs(
 ) -> list[Table]:
     """One table per learner: `learner.step` with each pipeline, in turn on the same batches, as ratios to plain.
 
-    Every learner starts from the same network, the first seed's. The budget is divided equally between the learners.
+    All learners start from the network of the first seed. The seconds are divided equally between them.
 
     Raises:
         GradhomogError: names, options, data or device are not usable, or the plain learner fails.
@@ -93,8 +94,8 @@ def _table(
     timings = interleave(
         works,
         lambda number: source.train.batch(number).to(device),
-        reference=PLAIN, rounds=rounds, seconds=seconds, at_least=WARM_UP + LEAST, together=True, warm_up=WARM_UP,
-        clock=clock, synchronize=_synchronizer(device), progress=progress,
+        reference=PLAIN, rounds=rounds, seconds=seconds, at_least=WARM_UP + LEAST_ROUNDS, together=True,
+        warm_up=WARM_UP, clock=clock, synchronize=_synchronizer(device), progress=progress,
     )  # fmt: skip
     peaks, held = {}, {}
     if device.type == "cpu":
@@ -103,22 +104,25 @@ def _table(
             if label not in timings.failures:
                 peaks[label] = memory.peak_bytes(functools.partial(stepper, batch))
                 held[label] = memory.held_bytes(stepper.learner.homogenizers.state_dict())
-    rows = table.rows(timings, [PLAIN], paired=True, peaks=peaks, held=held)
     network = f"{config.network.name}, width {config.network.width}, inputs {source.input_shape}"
     title = f"one meta-step of {learner}: {network}, {config.episodes.tasks} tasks"
     notes = (
         f"Methods took their steps in turn on the same batches, on {device}, {config.threads} thread"
         f"{'s' if config.threads > 1 else ''}; {WARM_UP} rounds before these do not count.",
         "to plain: median over rounds of (its time / plain's time in the same round).",
-        table.INTERVAL_NOTE,
-        f"{AGAIN} is a second plain learner: how far it is from × 1.00 is the error of this measurement.",
-        *([f"{table.MEMORY_NOTE},", "and what homogenizers keep; others than plain: what they add."] if peaks else []),
+        INTERVAL_NOTE,
+        f"{AGAIN} is a second plain learner: the distance of its ratio from × 1.00 is the error of this measurement.",
+        *(
+            [f"{MEMORY_NOTE},", "and the state of the homogenizers; others than plain: the difference."]
+            if peaks
+            else []
+        ),
     )
-    return Table(title, (PLAIN,), rows, notes, timings.failures)
+    return Table(title, PLAIN, table.rows(timings, PLAIN, peaks=peaks, held=held), notes, timings.failures)
 
 
 def _synchronizer(device: torch.device) -> Callable[[], None]:
-    """Python runs ahead of a CUDA device: its time is over when the device says so."""
+    """Wait for a CUDA device, on which operations are asynchronous."""
     if device.type == "cuda":
         return functools.partial(torch.cuda.synchronize, device)
     return lambda: None

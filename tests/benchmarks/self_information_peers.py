@@ -1,4 +1,4 @@
-"""Self-information drop-out in the forms that others compute it in; references for comparison, used by nothing else.
+"""Self-information drop-out in other forms: that of the published code, and one with `unfold`.
 
 Both give, per position p of a convolution's output, the kernel sum S(p) = Σ_δ exp(−‖patch(p) − patch(p + δ)‖² / 2h²m)
 over all shifts δ in [−radius, radius]², with m the mean squared distance over the batch and h = 1.

@@ -1,4 +1,4 @@
-"""A median and how well it is known, without assuming how times are distributed."""
+"""Median, quartiles and range of measured values, with a confidence interval of the median."""
 
 from __future__ import annotations
 
@@ -12,26 +12,25 @@ from gradhomog.experiments.analysis.statistics import LEVEL
 
 
 @dataclass(frozen=True)
-class Spread:
-    """The median of n values; with 95 % confidence the median of what they were drawn from lies in `low .. high`.
+class Quantiles:
+    """The median of n values, with its 95 % confidence interval, the quartiles and the range.
 
     Attributes:
-        low, high: NaN for fewer than six values, of which no two enclose it with that confidence.
-        quarter, three_quarters: the middle half of the values lies between them.
+        low, high: the interval of the median; NaN for fewer than six values, which do not have one at 95 %.
     """
 
     median: float
     low: float
     high: float
-    quarter: float
-    three_quarters: float
+    first_quartile: float
+    third_quartile: float
     minimum: float
     maximum: float
     n: int
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        """From the values.
+    def of(cls, values: Sequence[float]) -> Quantiles:
+        """Compute them from the values.
 
         The interval is that of order statistics: the k-th smallest to the k-th largest value, k the largest with
         2 · P(Binomial(n, 1/2) < k) ≤ 0.05. It holds for independent values of any distribution.
@@ -44,16 +43,16 @@ class Spread:
         ordered = sorted(values)
         n = len(ordered)
         rank = _rank(n)
-        quarters = statistics.quantiles(ordered, n=4, method="inclusive") if n > 1 else [ordered[0]] * 3
+        quartiles = statistics.quantiles(ordered, n=4, method="inclusive") if n > 1 else [ordered[0]] * 3
         return cls(
             statistics.median(ordered),
             ordered[rank - 1] if rank else math.nan,
             ordered[n - rank] if rank else math.nan,
-            quarters[0], quarters[2], ordered[0], ordered[-1], n,
+            quartiles[0], quartiles[2], ordered[0], ordered[-1], n,
         )  # fmt: skip
 
     def record(self) -> dict[str, float | int | None]:
-        """For JSON, which has no NaN."""
+        """Plain data for JSON, which has no NaN."""
         return {name: None if value != value else value for name, value in vars(self).items()}
 
 

@@ -1,17 +1,16 @@
-"""TorchJD's aggregators, made as its users make them; for comparison only."""
+"""TorchJD's aggregators on a matrix of gradients, made as its users make them."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
+import torchjd.aggregation
 from torch import Tensor
 
 from gradhomog.errors import PluginRunError
-from gradhomog.experiments.profiling.inputs import Gradients
+from tests.benchmarks.combine_inputs import Gradients
 
 NAMES: Mapping[str, str] = {
     "none": "Mean",
@@ -29,28 +28,18 @@ NAMES: Mapping[str, str] = {
     "graddrop": "GradDrop",
     "excess_mtl": "ExcessMTL",
 }
-"""By our name the class of TorchJD that is the same method."""
+"""The class of TorchJD that is the same method as ours of a name."""
 
 
 def aggregator(name: str, tasks: int) -> Any:
-    """A new one.
-
-    Raises:
-        ImportError: TorchJD, or what it needs for this one, is not installed; says what is left out.
-    """
-    if importlib.util.find_spec("torchjd") is None:
-        raise ImportError("TorchJD is left out: torchjd is not installed.")
-    module = importlib.import_module("torchjd.aggregation")
-    # Without a default in TorchJD: what the authors' own scripts have (Liu et al. 2021, Ban and Ji 2024).
+    """A new aggregator."""
+    # Without a default in TorchJD: the values of the authors' scripts (Liu et al. 2021, Ban and Ji 2024).
     needed: dict[str, dict[str, Any]] = {
         "CAGrad": {"c": 0.4},
         "FairGrad": {"alpha": 2.0},
         "NashMTL": {"n_tasks": tasks},
     }
-    try:
-        return getattr(module, name)(**needed.get(name, {}))
-    except (ImportError, AttributeError) as cause:  # a solver is missing; or TorchJD is older than the class
-        raise ImportError(f"torchjd {name} is left out: {cause}") from cause
+    return getattr(torchjd.aggregation, name)(**needed.get(name, {}))
 
 
 class Peer:
@@ -62,7 +51,7 @@ class Peer:
     def __call__(self, given: Gradients) -> Tensor:
         try:
             direction: Tensor = self.aggregator(given.rows)
-        except Exception as cause:  # whatever its solver raises: the others go on
+        except Exception as cause:  # of its solver; the other works continue
             raise PluginRunError(f"TorchJD's {self.name} raised {type(cause).__name__}: {cause}") from cause
         return direction
 
@@ -77,9 +66,5 @@ class QuietPeer(Peer):
 
 
 def peer(name: str, tasks: int) -> Peer:
-    """The one to be timed; quiet only where it warns of itself, as microseconds count where it does not.
-
-    Raises:
-        ImportError: see `aggregator`.
-    """
+    """The work to be timed; quiet only if its solver warns: a context manager takes microseconds, which count here."""
     return (QuietPeer if name == "NashMTL" else Peer)(name, tasks)

@@ -1,0 +1,89 @@
+"""`gradhomog profile` as a user types it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from gradhomog.cli import main
+from tests.experiments.conftest import SMALL
+
+SETTINGS = [argument for override in SMALL for argument in ("--set", override)]
+QUICK = ["--rounds", "3", "--seconds", "0.01"]
+
+
+@pytest.mark.slow
+def test_the_table_has_the_run_files_methods_with_plain_twice(capsys):
+    assert main(["profile", *SETTINGS, *QUICK]) == 0
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    assert lines[0].startswith("one meta-step of maml")
+    assert [line.split("  ")[0] for line in lines[4:8]] == ["plain", "plain again", "pcgrad", "static"]
+    assert "to plain" in lines[2]
+    assert "second plain learner" in out
+
+
+def test_json_is_data_with_versions_and_machine(capsys):
+    options = ["--homogenizer", "mgda", "--threads", "1", "--processor-time", "--json"]
+    assert main(["profile", *SETTINGS, *QUICK, *options]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert set(data) == {"versions", "machine", "tables"}
+    (found,) = data["tables"]
+    assert set(found) == {"title", "reference", "rows", "failures", "notes"}
+    assert found["notes"][-1].startswith("Times are processor time")
+    assert [row["label"] for row in found["rows"]] == ["plain", "plain again", "mgda"]
+    row = found["rows"][2]
+    assert set(row) == {"label", "seconds", "ratio", "peak_bytes", "held_bytes", "added_bytes"}
+    quantiles = {"median", "low", "high", "first_quartile", "third_quartile", "minimum", "maximum", "n"}
+    assert set(row["seconds"]) == set(row["ratio"]) == quantiles
+    assert row["ratio"]["n"] == 3
+
+
+def test_a_homogenizer_that_fails_is_exit_code_1_with_the_others_in_the_table(gradhomog_install, capsys):
+    from tests.experiments.execution.test_comparison import FAULTY
+
+    gradhomog_install("faulty-dist", FAULTY, plugin="faulty")
+    assert main(["profile", *SETTINGS, "--homogenizer", "faulty", "--rounds", "4", "--seconds", "9"]) == 1
+    printed = capsys.readouterr()
+    assert "faulty failed: " in printed.err
+    assert "plain again" in printed.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere.toml"], "nowhere.toml: the run file cannot be read"),
+        (["--set", "train.stpes=3"], "Did you mean `train.steps`?"),
+        (["--homogenizer", "pcgard", *SETTINGS], "Did you mean 'pcgrad'?"),
+        (["--set", 'domains.train=["nowhere.npz"]'], "nowhere.npz"),
+    ],
+)
+def test_bad_input_is_one_message_and_exit_code_2(arguments, message, capsys):
+    assert main(["profile", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rounds", "2"], "at least 3; got '2'"),
+        (["--seconds", "0"], "above 0; got '0'"),
+        (["--seconds", "nan"], "above 0; got 'nan'"),
+        (["--threads", "0"], "at least 1"),
+    ],
+)
+def test_a_wrong_number_is_refused_before_anything_runs(arguments, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["profile", *arguments])
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_its_module_imports_nothing_heavy():
+    code = "import sys, gradhomog.cli.profile; assert not {'torch', 'numpy', 'tqdm'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

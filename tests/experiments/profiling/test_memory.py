@@ -1,0 +1,32 @@
+"""Peak memory of a call, of tensors of known sizes."""
+
+from __future__ import annotations
+
+import torch
+
+from gradhomog.experiments.profiling import memory
+
+
+def test_peak_memory_counts_what_is_live_at_one_time():
+    kilobyte = 1024
+
+    def work():
+        one = torch.empty(64 * kilobyte, dtype=torch.uint8)
+        two = torch.empty(32 * kilobyte, dtype=torch.uint8)
+        del one
+        three = torch.empty(48 * kilobyte, dtype=torch.uint8)
+        return two, three
+
+    assert memory.peak_bytes(work) == 96 * kilobyte
+    assert memory.peak_bytes(lambda: None) == 0
+
+
+def test_peak_memory_counts_the_backward_pass_too():
+    x = torch.ones(1000, requires_grad=True)
+    forward = memory.peak_bytes(lambda: (x * 2).exp().exp().sum())
+    assert memory.peak_bytes(lambda: (x * 2).exp().exp().sum().backward()) >= forward + x.nbytes
+
+
+def test_held_bytes_are_those_of_all_tensors():
+    state = {"a": torch.zeros(3), "b": [torch.zeros(2, dtype=torch.float64), {"c": 5}], "d": "text"}
+    assert memory.held_bytes(state) == 12 + 16

@@ -1,0 +1,91 @@
+"""The overhead of homogenizers in a step: equal starts, the same batches, one table per learner."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gradhomog.experiments.config.schema import load
+from gradhomog.experiments.profiling import overhead
+from gradhomog.experiments.profiling.timing import order
+from gradhomog.tasks import TaskBatch
+from tests.experiments.conftest import SMALL
+
+
+@pytest.fixture
+def small():
+    return load(None, [*SMALL, "seeds=1"])
+
+
+def test_plain_stands_first_and_twice_and_of_candidates_the_first_is_taken(small):
+    assert overhead.pipelines(small, "maml") == {
+        "plain": "none", "plain again": "none", "pcgrad": "pcgrad", "static": "static",
+    }  # fmt: skip
+    without = load(None, [*SMALL, 'homogenizers=["pcgrad", "pcgrad | static"]'])
+    assert list(overhead.pipelines(without, "maml")) == ["plain", "plain again", "pcgrad"]
+
+
+def test_learners_start_alike_and_share_nothing(small):
+    source = overhead.trainer.streams(small, 0)
+    made = overhead._steppers(small, "maml", source)
+    parameters = {label: stepper.learner.parameters() for label, stepper in made.items()}
+    start = [parameter.detach().clone() for parameter in parameters["plain"]]
+    for label, own in parameters.items():
+        assert all(map(torch.equal, own, start)), label
+    storages = [parameter.data_ptr() for own in parameters.values() for parameter in own]
+    assert len(set(storages)) == len(storages)
+    batch = source.train.batch(0)
+    before = batch.query_x.clone()
+    made["pcgrad"](batch)
+    assert torch.equal(batch.query_x, before)
+    for label, own in parameters.items():
+        assert all(map(torch.equal, own, start)) == (label != "pcgrad")
+
+
+def test_the_two_plain_learners_take_the_same_steps(small):
+    source = overhead.trainer.streams(small, 0)
+    made = overhead._steppers(small, "maml", source)
+    for number in range(3):
+        for label in order(list(made), number):
+            made[label](source.train.batch(number))
+    one, two = (made[label].learner.parameters() for label in ("plain", overhead.AGAIN))
+    assert all(map(torch.equal, one, two))
+
+
+@pytest.mark.slow
+def test_a_step_table_has_every_method_with_rounds_and_memory(small):
+    ticks = iter(range(10**6))
+    (found,) = overhead.step_overheads(small, rounds=4, seconds=1e9, clock=lambda: float(next(ticks)))
+    assert [row.label for row in found.rows] == ["plain", "plain again", "pcgrad", "static"]
+    for row in found.rows:
+        assert row.seconds.n == row.ratio.n == 4
+        assert row.ratio.median == 1.0  # the clock ticks once per reading
+        assert row.peak_bytes
+    assert found.added_bytes(found.rows[1]) == 0
+    assert "maml" in found.title
+    assert found.failures == {}
+
+
+def test_every_learner_has_a_table(small):
+    both = load(None, [*SMALL, 'learner=["maml", "fomaml"]', 'homogenizers=["none"]'])
+    found = overhead.step_overheads(both, rounds=3, seconds=1e-9)
+    assert [one.title.split(":")[0] for one in found] == ["one meta-step of maml", "one meta-step of fomaml"]
+    assert all(row.seconds.n == 3 for one in found for row in one.rows)
+
+
+def test_a_homogenizer_that_fails_in_a_step_is_reported(gradhomog_install):
+    from tests.experiments.execution.test_comparison import FAULTY
+
+    gradhomog_install("faulty-dist", FAULTY, plugin="faulty")
+    (found,) = overhead.step_overheads(load(None, [*SMALL, 'homogenizers=["faulty"]']), rounds=6, seconds=1e9)
+    assert "out of ideas" in found.failures["faulty"]
+    assert [row.label for row in found.rows] == ["plain", "plain again"]
+
+
+def test_batches_are_those_of_the_run_files_domains(small, monkeypatch):
+    seen = []
+    monkeypatch.setattr(overhead.Stepper, "__call__", lambda self, batch: seen.append(batch))
+    overhead.step_overheads(small, rounds=3, seconds=1e-9)
+    assert all(isinstance(batch, TaskBatch) for batch in seen)
+    assert {name.split(":")[0] for batch in seen for name in batch.domains} == {"functions"}
+    assert len({id(batch) for batch in seen[:4]}) == 1
