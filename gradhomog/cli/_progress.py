@@ -11,7 +11,7 @@ from typing import Any
 from tqdm import tqdm
 
 from gradhomog.blame import in_one_line
-from gradhomog.experiments.execution.durations import duration
+from gradhomog.cli._output import duration
 
 LINES = 10.0
 """Seconds between two lines where there is no terminal."""

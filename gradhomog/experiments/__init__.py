@@ -1,0 +1,28 @@
+"""Comparisons of methods: configured by a run file, made run by run on any machine, reported in one page.
+
+Public names are imported at their first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gradhomog.experiments.execution.comparison import Comparison, compare
+    from gradhomog.experiments.results.tables import Results, load
+
+_HOMES = {
+    "Comparison": "execution.comparison",
+    "compare": "execution.comparison",
+    "Results": "results.tables",
+    "load": "results.tables",
+}
+
+__all__ = ["Comparison", "Results", "compare", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

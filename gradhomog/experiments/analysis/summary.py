@@ -17,8 +17,6 @@ from gradhomog.experiments.results.events import Record, numbers, plain
 from gradhomog.experiments.results.plan import PLAIN
 from gradhomog.experiments.results.records import row_order
 
-__all__ = ["Candidate", "Row", "Summary", "Unit", "summarize", "to_json"]
-
 Unit = Literal["seeds", "tasks", "one"]
 """Over what an interval is taken: means of seeds, or with a single seed the test tasks. The tasks of a multi-task
 problem are no sample of others: with one seed there is one number, and no interval."""

@@ -12,7 +12,6 @@ from typing import Any
 
 from gradhomog.errors import ConfigError, GradhomogError
 from gradhomog.experiments.config.schema import Config
-from gradhomog.experiments.execution.durations import duration
 from gradhomog.experiments.execution.threads import threads
 from gradhomog.experiments.results.plan import Method, Run
 from gradhomog.experiments.training import trainer
@@ -24,9 +23,6 @@ class Estimate:
     """Seconds of processor time that a comparison takes, from the times of second steps and of one validation."""
 
     seconds: float
-
-    def __str__(self) -> str:
-        return f"about {duration(self.seconds)} of processor time"
 
 
 def dry_run(
