@@ -57,10 +57,6 @@ def load(folder: str | Path) -> Results:
 
     Raises:
         ConfigError: it is no such folder, or a file is damaged.
-
-    >>> results = load("runs/compare")                                                          # doctest: +SKIP
-    >>> one = results.validation["label"] == "plain"                                            # doctest: +SKIP
-    >>> plt.plot(results.validation["step"][one], results.validation["score"][one], ".")        # doctest: +SKIP
     """
     found = [record for record in records(Path(folder)) if record.get("role") == "compare"]
     results = [record for record in found if record["event"] == "result"]

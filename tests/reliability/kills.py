@@ -1,0 +1,150 @@
+"""Kill a comparison again and again, at any moment: its table must come out as if nobody had.
+
+    python -m tests.reliability.kills --kills 500 --minutes 30
+
+A small problem with an event and a checkpoint at every step, so that kills fall into training, checkpoints, events and
+results alike. Most kills are of a comparison in one process, forked from this one, which has imported everything; every
+tenth is of the command with two worker processes: of the parent, of a worker, or of both. Exit code 1 if a table
+differs, or a worker outlives its parent by more than `--grace` seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from unittest import mock
+
+from gradhomog.experiments.config.schema import load
+from gradhomog.experiments.execution.comparison import compare
+from gradhomog.experiments.results.comparison_dir import PLAN
+from gradhomog.experiments.results.records import records
+from gradhomog.experiments.results.verification import verify
+
+OVERRIDES = [
+    "problem.name=landscape", "train.steps=40", "train.validate_every=4", "train.checkpoint_every=1",
+    "train.log_every=1", 'homogenizers=["none", "pcgrad", "mgda", "static | static(weights=\\"random\\")"]', "seeds=1",
+]  # fmt: skip
+
+
+def results(folder: Path) -> dict[tuple[str, str, int, str], list[float]]:
+    """The scores of every run, by method, pipeline, seed and role."""
+    return {
+        (r["label"], r["homogenizers"], r["seed"], r["role"]): r["scores"]
+        for r in records(folder)
+        if r["event"] == "result"
+    }
+
+
+def make(folder: Path) -> None:
+    """The comparison in this process, without figures, which take longer than the rest."""
+    with mock.patch("gradhomog.experiments.execution.comparison.write_report"):
+        compare(load(None, OVERRIDES), folder, resume=(folder / PLAN).exists())
+
+
+def forked(folder: Path, delay: float) -> bool:
+    """Make the comparison in a fork that is killed after a delay; returns whether it was done before."""
+    child = os.fork()
+    if child == 0:
+        try:
+            make(folder)
+            os._exit(0)
+        except BaseException as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            os._exit(3)
+    time.sleep(delay)
+    os.kill(child, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status == 3:
+        raise SystemExit("a comparison that was killed before cannot go on")
+    return status == 0
+
+
+def children(parent: int) -> list[int]:
+    """Processes whose parent is this one."""
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(parent)], capture_output=True, text=True, check=False)
+    return [int(text) for text in listed.stdout.split()]
+
+
+def alive(process: int) -> bool:
+    """Whether a process runs: neither gone nor a zombie."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def command(folder: Path, delay: float, whom: str, grace: float) -> bool:
+    """Kill the command with two workers; returns whether it was done before.
+
+    Raises:
+        SystemExit: a worker outlives its parent.
+    """
+    arguments = [argument for override in OVERRIDES for argument in ("--set", override)]
+    resume = ["--resume"] if (folder / PLAN).exists() else []
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gradhomog", "compare", "--jobs=2", "--out", str(folder), *resume, *arguments],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    time.sleep(delay)
+    workers = children(process.pid)
+    if whom != "parent" and workers:
+        os.kill(random.choice(workers), signal.SIGKILL)
+    if whom == "worker":
+        return process.wait() == 0  # it goes on by itself
+    done = process.poll() == 0
+    process.kill()
+    process.wait()
+    time.sleep(grace)
+    if left := [worker for worker in workers if alive(worker)]:
+        raise SystemExit(f"processes {left} outlive their parent, which was killed {grace} s ago")
+    return done
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=500)
+    parser.add_argument("--minutes", type=float, default=30.0, help="end when they are over")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--grace", type=float, default=1.0, help="seconds that a worker may outlive its parent")
+    parser.add_argument("--commands", type=int, default=10, help="every so many kills one of the command; 0: none")
+    options = parser.parse_args(given)
+    random.seed(options.seed)
+    end, kinds, tables = time.monotonic() + 60 * options.minutes, Counter[str](), 0
+    with tempfile.TemporaryDirectory() as place:
+        start = time.monotonic()
+        make(Path(place) / "whole")
+        length, right, number = time.monotonic() - start, results(Path(place) / "whole"), 0
+        folder = Path(place) / "0"
+        while kinds.total() < options.kills and time.monotonic() < end:
+            if options.commands and kinds.total() % options.commands == options.commands - 1:
+                kind = random.choice(["parent", "worker", "both"])
+                done = command(folder, random.uniform(2.0, 8.0), kind, options.grace)
+            else:
+                # Short and long lives, so that a folder is killed some five times before it is complete.
+                kind, done = "one process", forked(folder, length * random.uniform(0.0, 0.5))
+            kinds[kind] += 1
+            if done or kinds.total() == options.kills:
+                make(folder)
+                tables += 1
+                damaged = [error for _, error in verify(folder) if error]
+                if results(folder) != right or damaged:
+                    print(f"the table of {folder.name} differs, or files are damaged: {damaged}")
+                    return 1
+                number += 1
+                folder = Path(place) / str(number)
+    killed = ", ".join(f"{count} of {kind}" for kind, count in kinds.most_common())
+    print(f"{kinds.total()} kills ({killed}); {tables} tables, all those of the undisturbed comparison")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
