@@ -99,6 +99,7 @@ class Test:
 class Config:
     """A comparison. `threads` is per run, so that results do not depend on how many runs are made at a time.
 
+    Defaults are those for images; `load` has others for a configuration that names no domains.
     With a multi-task `problem`, the options of one of `experiments.problems`, learners, domains and episodes mean
     nothing: what is `unused` is neither accepted from a run file nor written to one.
     """
@@ -198,8 +199,7 @@ def load(
         _override(content, override)
     try:
         spec = _problem(content)
-        given = spec.defaults if spec else first_comparison.DEFAULTS if first_comparison.applies(content) else {}
-        content = _under(content, _under(defaults or {}, given))
+        content = _under(content, _under(defaults or {}, spec.defaults if spec else first_comparison.defaults(content)))
         if isinstance(suite := content.get("homogenizers"), str):
             content["homogenizers"] = suites.members(suite)
         config = build(Config, content, special=("problem",))

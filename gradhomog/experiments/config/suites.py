@@ -18,7 +18,7 @@ REWEIGHT = 'reweight(beta=1.5, solver="fixed_point")'  # 1.5: the paper's β for
 
 SUITES: dict[str, tuple[str, ...]] = {
     # Of a comparison that names no domains, on families of functions; see `first_comparison`.
-    "default": ("none", TUNED_STATIC, "pcgrad", EQUAL_NORMS),
+    "default": ("none", TUNED_STATIC, "pcgrad", "scale_invariant", EQUAL_NORMS),
     # Of a run file that names domains.
     "few_shot": ("none", TUNED_STATIC, "pcgrad", GRADNORM, "mgda"),
     # The ablation table of RotoGBML (Zhang et al. 2023, arXiv 2303.06679) in its order, then comparisons.
