@@ -2,7 +2,6 @@
 
 import torch
 
-from gradhomog import expression
 from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.data.splits import streams
 from gradhomog.experiments.execution import plan
@@ -11,10 +10,16 @@ from gradhomog.experiments.training.meta_learning import Episodic
 
 
 def test_plain_and_tuned_static_weights_are_in_it():
-    parsed = [expression.parse_alternatives(text) for text in load().homogenizers]
-    assert [[]] in parsed
-    static = [found for found in parsed if all(member[0] == "static" for (member,) in filter(all, found))]
-    assert any(len(found) > 1 for found in static)
+    labels = [row.label for row in plan.methods(load())]
+    assert labels[:2] == ["plain", "static (tuned)"]
+
+
+def test_changing_a_configuration_leaves_the_defaults():
+    changed = load()
+    changed.domains.train.clear()
+    changed.homogenizers.clear()
+    assert len(load().domains.train) == len(load().domains.test) == 4
+    assert load().homogenizers
 
 
 def test_every_method_makes_a_step_from_the_same_start():
