@@ -5,8 +5,8 @@ import torch
 from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.data.splits import streams
 from gradhomog.experiments.execution import plan
-from gradhomog.experiments.execution.plan import Run
-from gradhomog.experiments.training.meta_learning import Episodic
+from gradhomog.experiments.results.plan import Run
+from gradhomog.experiments.training.meta_learning import MetaLearning
 
 
 def test_plain_and_tuned_static_weights_are_in_it():
@@ -27,7 +27,7 @@ def test_every_method_makes_a_step_from_the_same_start():
     losses = []
     for row in plan.methods(config):
         for text in row.candidates:
-            trainee = Episodic(config, Run("maml", row.label, text, 0))
+            trainee = MetaLearning(config, Run("maml", text, 0))
             before = [parameter.detach().clone() for parameter in trainee.parameters()]
             report = trainee.step(0, torch.optim.SGD(trainee.parameters(), lr=1e-3), inspect=True)
             assert any(not torch.equal(a, b) for a, b in zip(before, trainee.parameters(), strict=True)), text

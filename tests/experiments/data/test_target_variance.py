@@ -12,8 +12,8 @@ from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.data import splits
 from gradhomog.experiments.data.domains.functions import functions
 from gradhomog.experiments.data.target_variance import all_known, normalized
-from gradhomog.experiments.execution.plan import Run
-from gradhomog.experiments.training.meta_learning import Episodic
+from gradhomog.experiments.results.plan import Run
+from gradhomog.experiments.training.meta_learning import MetaLearning
 from gradhomog.reports import Evaluation
 from gradhomog_adapters.maml import MAML
 from tests.experiments.conftest import SMALL
@@ -42,7 +42,7 @@ def test_a_learner_that_predicts_the_mean_of_a_domain_scores_one():
 
 
 def test_a_comparison_validates_and_tests_with_normalized_errors():
-    trainee = Episodic(load(None, SMALL), Run("maml", "plain", "none", 0))
+    trainee = MetaLearning(load(None, SMALL), Run("maml", "none", 0))
     assert trainee.metric.name == "nmse"
     for result, stream in (
         (trainee.validate(), trainee.source.validation),
@@ -56,7 +56,7 @@ def test_a_comparison_validates_and_tests_with_normalized_errors():
 
 
 def test_training_losses_are_mean_squared_errors():
-    trainee = Episodic(load(None, SMALL), Run("maml", "plain", "none", 0))
+    trainee = MetaLearning(load(None, SMALL), Run("maml", "none", 0))
     batch = trainee.source.train.batch(0)
     rows = trainee.learner.rows(batch)
     outputs = [trainee.learner.predict(t.support_x, t.support_y, t.query_x) for t in batch]
@@ -68,7 +68,7 @@ def test_one_domain_without_a_variance_leaves_mean_squared_errors(monkeypatch):
     plain = functions("line")
     plain.target_variance = None  # as a domain of another distribution that does not set it
     monkeypatch.setattr(splits, "_domain", lambda text, *rest: plain if "line" in text else functions(text[10:]))
-    trainee = Episodic(load(None, SMALL), Run("maml", "plain", "none", 0))
+    trainee = MetaLearning(load(None, SMALL), Run("maml", "none", 0))
     assert trainee.metric.name == trainee.validate().metric == "mse"
 
 
