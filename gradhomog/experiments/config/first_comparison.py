@@ -1,7 +1,7 @@
 """Defaults of a comparison that names neither domains nor a problem: four families of functions, two minutes.
 
-The setting was chosen by measurement, so that methods differ by more than their intervals, and verified on seeds that
-had no part in the choice; docs/results/first-comparison.md has every setting that was tried.
+The setting was chosen by measurement, so that methods differ by more than their intervals, and verified on other seeds;
+docs/results/first-comparison.md has the settings that were tried.
 """
 
 from __future__ import annotations
