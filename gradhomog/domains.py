@@ -28,11 +28,14 @@ class Domain(ABC):
         name: what reports call it, e.g. `"glyphs:greek"`.
         input_shape: shape of one input, e.g. `(3, 32, 32)` or `(1,)`.
         outputs: `None` for classification (the head has one output per way), else the number of regression targets.
+        target_variance: regression: σ² > 0, the variance of the targets over all tasks of the domain, by which
+            comparisons divide its mean squared errors; None if unknown, then errors are not divided.
     """
 
     name: str
     input_shape: tuple[int, ...]
     outputs: int | None = None
+    target_variance: float | None = None
 
     @abstractmethod
     def check(self, split: Split, *, ways: int, shots: int, queries: int) -> None:

@@ -124,11 +124,13 @@ class StepReport:
 class Evaluation:
     """Scores of tasks at meta-test: accuracy for classification (higher is better), else mean squared error.
 
+    Comparisons divide each mean squared error by `Domain.target_variance` where all domains have one.
+
     Attributes:
         scores: one per task.
         losses: one per task.
         domains: one name per task.
-        metric: `"accuracy"` or `"mse"`.
+        metric: `"accuracy"`, `"mse"` or, divided, `"nmse"`.
     """
 
     scores: list[float] = field(default_factory=list)

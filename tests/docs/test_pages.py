@@ -46,6 +46,18 @@ def test_the_guide_lists_every_key_of_the_run_file_with_its_default():
     assert tomllib.loads(blocks(page, "toml")[0]) == Config().to_dict()
 
 
+def test_the_guide_lists_every_default_that_differs_without_domains():
+    (page,) = [page for page in PAGES if page.name == "compare.md"]
+    general, first = (tomllib.loads(block) for block in blocks(page, "toml")[:2])
+    assert first == {
+        key: {inner: value for inner, value in found.items() if value != general[key][inner]}
+        if isinstance(found, dict)
+        else found
+        for key, found in load().to_dict().items()
+        if found != general[key]
+    }
+
+
 def test_the_readmes_table_of_homogenizers_is_that_of_the_installed_ones():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     shown = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", text, re.MULTILINE))

@@ -68,6 +68,7 @@ METRICS = {
     for metric in (
         Metric("accuracy", "accuracy", percent=True, higher_is_better=True),
         Metric("mse", "mean squared error", column="mse"),
+        Metric("nmse", "normalized mean squared error", column="nmse"),
         Metric("r2", "R²", higher_is_better=True, best=1.0),
         Metric("loss", "loss", ratios=False),
     )

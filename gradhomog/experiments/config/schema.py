@@ -15,7 +15,7 @@ import tomli_w
 
 from gradhomog.errors import ConfigError, ExpressionError
 from gradhomog.experiments import problems
-from gradhomog.experiments.config import suites
+from gradhomog.experiments.config import first_comparison, suites
 from gradhomog.experiments.config.validation import at_least, build
 from gradhomog.experiments.problems import ProblemSpec
 
@@ -99,12 +99,13 @@ class Test:
 class Config:
     """A comparison. `threads` is per run, so that results do not depend on how many runs are made at a time.
 
+    Defaults are those for images; `load` has others for a configuration that names no domains.
     With a multi-task `problem`, the options of one of `experiments.problems`, learners, domains and episodes mean
     nothing: what is `unused` is neither accepted from a run file nor written to one.
     """
 
     learner: str | list[str] = "maml"
-    homogenizers: list[str] = field(default_factory=lambda: suites.members("default"))
+    homogenizers: list[str] = field(default_factory=lambda: suites.members("few_shot"))
     seeds: int | list[int] = 3
     threads: int = at_least(1, 1)
     device: str = "cpu"
@@ -178,7 +179,9 @@ def load(
 ) -> Config:
     """Read a run file and apply `--set key.path=value` overrides; what is left out has a default.
 
-    `defaults` replaces defaults of top-level keys. A suite that `homogenizers` names is listed in full.
+    What is left out has the defaults of `Config`, which suit images; without `domains.train`, `domains.test` and
+    `problem`, those of `first_comparison`. `defaults` replaces defaults of top-level keys. A suite that `homogenizers`
+    names is listed in full.
 
     Raises:
         ConfigError: the file is missing or no TOML; a key is unknown (with a suggestion), a value of the wrong type or
@@ -196,7 +199,7 @@ def load(
         _override(content, override)
     try:
         spec = _problem(content)
-        content = _under(content, _under(defaults or {}, spec.defaults if spec else {}))
+        content = _under(content, _under(defaults or {}, spec.defaults if spec else first_comparison.defaults(content)))
         if isinstance(suite := content.get("homogenizers"), str):
             content["homogenizers"] = suites.members(suite)
         config = build(Config, content, special=("problem",))

@@ -13,10 +13,14 @@ from gradhomog.experiments.results.plan import SINGLE
 TUNED_STATIC = 'static | static(weights="random", seed=1) | static(weights="random", seed=2)'
 GRADNORM = 'gradnorm(key="domain", initial_loss=1.609)'  # the log of 5 classes
 HYPER = "static(weights=[0.1, 0.5, 0.3, 0.4])"  # the paper's fixed weights, for four tasks a batch (section 6.3)
+EQUAL_NORMS = 'reweight(beta=0, solver="fixed_point")'  # every task's gradient has the same norm
 REWEIGHT = 'reweight(beta=1.5, solver="fixed_point")'  # 1.5: the paper's β for strong OOD
 
 SUITES: dict[str, tuple[str, ...]] = {
-    "default": ("none", TUNED_STATIC, "pcgrad", GRADNORM, "mgda"),
+    # Of a comparison that names no domains, on families of functions; see `first_comparison`.
+    "default": ("none", TUNED_STATIC, "pcgrad", "scale_invariant", EQUAL_NORMS),
+    # Of a run file that names domains.
+    "few_shot": ("none", TUNED_STATIC, "pcgrad", GRADNORM, "mgda"),
     # The ablation table of RotoGBML (Zhang et al. 2023, arXiv 2303.06679) in its order, then comparisons.
     "ablation": (
         "none",

@@ -10,6 +10,7 @@ from typing import Any
 from gradhomog.domains import Domain, domain, domain_identity
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.config.schema import Config
+from gradhomog.experiments.data import target_variance
 from gradhomog.experiments.data.sampler import EpisodeStream
 from gradhomog.registry import Registry, installed
 
@@ -60,6 +61,7 @@ def streams(config: Config, seed: int) -> Streams:
     if len(kind) > 1:
         raise ConfigError("`domains` must be all of classification, or all of regression with one number of targets.")
     outputs = kind.pop()
+    normalize = target_variance.all_known([*train, *test])
     both = [domain for domain, known in zip(test, seen, strict=True) if known]
     unseen = [domain for domain, known in zip(test, seen, strict=True) if not known]
     if both and unseen:
@@ -82,7 +84,7 @@ def streams(config: Config, seed: int) -> Streams:
         stream(test, "test" if both else "all", 1, EVALUATION_SEED),
         input_shape,
         shape.ways if outputs is None else outputs,
-        "accuracy" if outputs is None else "mse",
+        "accuracy" if outputs is None else "nmse" if normalize else "mse",
     )
 
 

@@ -1,5 +1,7 @@
 """The run file: defaults, overrides, round trip, and errors with the key path."""
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,8 +10,21 @@ from gradhomog import ConfigError
 from gradhomog.experiments.config.schema import Config, load
 
 
-def test_without_a_file_everything_has_its_default():
-    assert load() == Config()
+def test_a_run_file_that_names_domains_has_the_defaults_for_images_otherwise(tmp_path):
+    default = Config()
+    assert load(None, [f"domains.train={default.domains.train}".replace("'", '"')]) == default
+    path = tmp_path / "run.toml"
+    path.write_text('[domains]\ntest = ["glyphs:braille"]\n')
+    assert load(path) == dataclasses.replace(
+        default, domains=dataclasses.replace(default.domains, test=["glyphs:braille"])
+    )
+
+
+def test_overrides_of_the_first_comparison_keep_its_other_defaults():
+    config = load(None, ["train.steps=9", "domains.setting=weak", 'homogenizers=["none"]'])
+    assert (config.train.steps, config.domains.setting, config.homogenizers) == (9, "weak", ["none"])
+    assert config.domains.train == load().domains.train
+    assert config.train.inner_lr == load().train.inner_lr
 
 
 @given(

@@ -30,7 +30,8 @@ def test_a_suite_is_expanded_when_a_run_file_or_an_override_names_it(tmp_path):
     assert config.homogenizers == list(suites.SUITES["ablation"])
     path.write_text(config.to_toml())  # the resolved file lists the members
     assert load(path) == config
-    assert load(path, ["homogenizers=default"]) == Config()
+    assert load(path, ["homogenizers=default"]) == load()
+    assert load(None, ['domains.train=["glyphs:greek"]', "homogenizers=few_shot"]).homogenizers == Config().homogenizers
 
 
 def test_a_list_of_one_name_is_a_pipeline_not_a_suite():
@@ -64,7 +65,7 @@ def test_changing_what_a_suite_gave_leaves_the_suite():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Ablation", "there are default, ablation, multitask, landscape. Did you mean 'ablation'?"),
+        ("Ablation", "there are default, few_shot, ablation, multitask, landscape. Did you mean 'ablation'?"),
         ("pcgrad", 'A pipeline stands in a list: homogenizers = ["pcgrad"].'),
         ('gradnorm(key="domain")', r'homogenizers = ["gradnorm(key=\"domain\")"].'),
     ],

@@ -27,11 +27,15 @@ INPUTS = (-5.0, 5.0)
 
 @dataclass(frozen=True)
 class Family:
-    """A formula `f(x, *parameters)` and the range of each parameter; inputs are uniform in [-5, 5]."""
+    """A formula `f(x, *parameters)`, the range of each parameter, and Var f(x, *parameters).
+
+    `variance` is over x and parameters, independent and uniform: x in [-5, 5], each parameter in its range.
+    """
 
     formula: Callable[..., Floats]
     ranges: tuple[tuple[float, float], ...]
     text: str
+    variance: float
 
 
 def _bumps(x: Floats, *parameters: float) -> Floats:
@@ -40,20 +44,27 @@ def _bumps(x: Floats, *parameters: float) -> Floats:
 
 
 FAMILIES: dict[str, Family] = {
-    "sinusoid": Family(lambda x, a, p: a * np.sin(x - p), ((0.1, 5.0), (0.0, np.pi)), "a sin(x - p)"),
-    "line": Family(lambda x, a, b: a * x + b, ((-3.0, 3.0), (-3.0, 3.0)), "a x + b"),
+    "sinusoid": Family(lambda x, a, p: a * np.sin(x - p), ((0.1, 5.0), (0.0, np.pi)), "a sin(x - p)", 4.1547),
+    "line": Family(lambda x, a, b: a * x + b, ((-3.0, 3.0), (-3.0, 3.0)), "a x + b", 28.0),
     "quadratic": Family(
-        lambda x, c, a, b: a * (x - c) ** 2 + b, ((-3.0, 3.0), (-0.15, 0.15), (-3.0, 3.0)), "a (x - c)² + b"
+        lambda x, c, a, b: a * (x - c) ** 2 + b,
+        ((-3.0, 3.0), (-0.15, 0.15), (-3.0, 3.0)),
+        "a (x - c)² + b",
+        5.184,
     ),
     "step": Family(
         lambda x, c, low, high: np.asarray(np.where(x < c, low, high), dtype=np.float64),
         ((-4.0, 4.0), (-2.0, 2.0), (-2.0, 2.0)),
         "l if x < c else h",
+        4 / 3,
     ),
     "bumps": Family(
-        _bumps, (*((-3.0, 3.0),) * 3, *((-4.0, 4.0),) * 3, *((0.3, 1.0),) * 3), "Σ₃ h exp(-((x - c)/w)²/2)"
+        _bumps,
+        (*((-3.0, 3.0),) * 3, *((-4.0, 4.0),) * 3, *((0.3, 1.0),) * 3),
+        "Σ₃ h exp(-((x - c)/w)²/2)",
+        1.0348,
     ),
-    "exponential": Family(lambda x, r, a: a * np.exp(r * x), ((-0.6, 0.6), (-2.0, 2.0)), "a exp(r x)"),
+    "exponential": Family(lambda x, r, a: a * np.exp(r * x), ((-0.6, 0.6), (-2.0, 2.0)), "a exp(r x)", 9.5545),
 }
 """Scales differ on purpose: over [-5, 5] a step stays within 2, a line within 18, an exponential within 40."""
 
@@ -70,6 +81,7 @@ class Functions(Domain):
         self.name = f"functions:{variant}"
         self.input_shape = (1,)
         self.outputs = 1
+        self.target_variance = FAMILIES[variant].variance + noise**2  # noise is independent of the function
         self._variant, self._noise = variant, noise  # not the family: its formula would not pickle
 
     def check(self, split: Split, *, ways: int, shots: int, queries: int) -> None:

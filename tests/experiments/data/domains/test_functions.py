@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import shichi
 
 from gradhomog import DataError, OptionError
 from gradhomog.experiments.data.domains.functions import CELLS, FAMILIES, OWNERS, functions
@@ -29,6 +30,28 @@ def test_targets_stay_within_the_scale_of_the_family(family):
     domain, random = functions(family), np.random.default_rng(0)
     largest = max(domain.sample("all", random, **SIZES).query_y.abs().max().item() for _ in range(300))
     assert bound / 4 < largest <= bound
+
+
+@families
+def test_the_target_variance_is_that_of_functions_of_the_domain(family):
+    """By the 40,000 targets of 20,000 functions; where the integrals are simple, by closed forms too."""
+    domain, random = functions(family), np.random.default_rng(0)
+    tasks = [domain.sample("all", random, ways=1, shots=1, queries=1) for _ in range(20_000)]
+    targets = torch.cat([torch.cat([task.support_y, task.query_y]) for task in tasks]).double()
+    # The relative standard error is below 0.01, but for the exponential, whose fourth moment is large.
+    assert domain.target_variance == pytest.approx(float(targets.var()), rel=0.1 if family == "exponential" else 0.04)
+    closed = {
+        "sinusoid": (5**3 - 0.1**3) / (3 * 4.9) / 2 - (2.55 * np.sin(5) / 5 * 2 / np.pi) ** 2,
+        "line": 3 * 25 / 3 + 3,  # E a² E x² + E b²
+        "quadratic": 0.0075 * (125 + 6 * 25 / 3 * 3 + 81 / 5) + 3,  # E a² E (x - c)⁴ + E b²
+        "step": 16 / 12,
+        "exponential": 4 / 3 * shichi(6)[0] / 6,  # E a² E exp(2 r x), with Shi
+    }
+    assert domain.target_variance == pytest.approx(closed.get(family, domain.target_variance), rel=1e-4)
+
+
+def test_the_variance_of_noise_is_part_of_the_target_variance():
+    assert functions("line", noise=2.0).target_variance == 28 + 4
 
 
 def test_the_sinusoid_is_that_of_finn_et_al():

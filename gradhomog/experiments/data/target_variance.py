@@ -1,0 +1,38 @@
+"""Normalized mean squared errors: errors divided by the variance of their domain's targets."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from gradhomog.domains import Domain
+from gradhomog.errors import DataError
+from gradhomog.reports import Evaluation
+
+
+def all_known(domains: Sequence[Domain]) -> bool:
+    """Whether every domain has a `target_variance`; all scores of a table must be of one metric.
+
+    Raises:
+        DataError: a target variance is not a positive number, or is of a classification domain.
+    """
+    for domain in domains:
+        value = domain.target_variance
+        if value is not None and (domain.outputs is None or not 0 < value < math.inf):
+            raise DataError(
+                f"domain {domain.name}: `target_variance` must be a positive number for regression, or None; "
+                f"got {value!r}{' for classification' if domain.outputs is None else ''}."
+            )
+    return all(domain.target_variance is not None for domain in domains)
+
+
+def normalized(result: Evaluation, domains: Sequence[Domain]) -> Evaluation:
+    """Divide each task's mean squared error by the target variance of its domain; losses stay as they are.
+
+    nmse = mean (y − ŷ)² / σ², the mean over the query points of a task; the mean of the domain's targets, predicted for
+    every point, scores 1 on average over its tasks.
+    """
+    variances = {domain.name: domain.target_variance or math.nan for domain in domains}
+    scores = [score / variances[name] for score, name in zip(result.scores, result.domains, strict=True)]
+    return dataclasses.replace(result, scores=scores, metric="nmse")

@@ -1,0 +1,43 @@
+"""The comparison that a run without domains makes: it loads, has its baselines, and every method makes a step."""
+
+import torch
+
+from gradhomog.experiments.config.schema import load
+from gradhomog.experiments.data.splits import streams
+from gradhomog.experiments.execution import plan
+from gradhomog.experiments.results.plan import Run
+from gradhomog.experiments.training.meta_learning import MetaLearning
+
+
+def test_plain_and_tuned_static_weights_are_in_it():
+    labels = [row.label for row in plan.methods(load())]
+    assert labels[:2] == ["plain", "static (tuned)"]
+
+
+def test_changing_a_configuration_leaves_the_defaults():
+    changed = load()
+    changed.domains.train.clear()
+    changed.homogenizers.clear()
+    assert len(load().domains.train) == len(load().domains.test) == 4
+    assert load().homogenizers
+
+
+def test_every_method_makes_a_step_from_the_same_start():
+    config = load()
+    losses = []
+    for row in plan.methods(config):
+        for text in row.candidates:
+            trainee = MetaLearning(config, Run("maml", text, 0))
+            before = [parameter.detach().clone() for parameter in trainee.parameters()]
+            report = trainee.step(0, torch.optim.SGD(trainee.parameters(), lr=1e-3), inspect=True)
+            assert any(not torch.equal(a, b) for a, b in zip(before, trainee.parameters(), strict=True)), text
+            losses.append(report.losses)
+    assert all(torch.equal(losses[0], found) for found in losses)
+
+
+def test_a_batch_has_one_task_of_each_domain_and_errors_are_comparable_between_them():
+    config = load()
+    source = streams(config, 0)
+    assert sorted(source.train.batch(0).domains) == sorted(config.domains.train) == sorted(config.domains.test)
+    assert source.metric == "nmse"
+    assert config.test.episodes % len(config.domains.test) == 0  # an equal share for each

@@ -1,0 +1,87 @@
+"""Normalized mean squared errors: divided by the variance of each domain's targets, if all domains have one."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gradhomog import DataError
+from gradhomog.experiments.config.schema import load
+from gradhomog.experiments.data import splits
+from gradhomog.experiments.data.domains.functions import functions
+from gradhomog.experiments.data.target_variance import all_known, normalized
+from gradhomog.experiments.results.plan import Run
+from gradhomog.experiments.training.meta_learning import MetaLearning
+from gradhomog.reports import Evaluation
+from gradhomog_adapters.maml import MAML
+from tests.experiments.conftest import SMALL
+
+
+def test_each_error_is_divided_by_the_variance_of_its_own_domain_and_losses_stay():
+    found = Evaluation(
+        [28.0, 4 / 3, 14.0], [1.0, 2.0, 3.0], ["functions:line", "functions:step", "functions:line"], "mse"
+    )
+    result = normalized(found, [functions("line"), functions("step")])
+    assert result.scores == pytest.approx([1.0, 1.0, 0.5])
+    assert (result.losses, result.domains, result.metric) == (found.losses, found.domains, "nmse")
+
+
+def test_a_learner_that_predicts_the_mean_of_a_domain_scores_one():
+    """Closed form: E (y − 0)² / σ² = 1 where targets have the mean 0, such as those of lines."""
+    head = nn.Linear(1, 1)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    learner = MAML(nn.Flatten(), head, inner_steps=0)
+    line, random = functions("line"), np.random.default_rng(0)
+    tasks = [line.sample("all", random, ways=1, shots=1, queries=10) for _ in range(2000)]
+    result = normalized(learner.evaluate(tasks), [line])
+    assert abs(result.mean - 1) < result.half_width * 2
+    assert result.half_width < 0.06
+
+
+def test_a_comparison_validates_and_tests_with_normalized_errors():
+    trainee = MetaLearning(load(None, SMALL), Run("maml", "none", 0))
+    assert trainee.metric.name == "nmse"
+    for result, stream in (
+        (trainee.validate(), trainee.source.validation),
+        (trainee.test([trainee.state_dict()]), trainee.source.test),
+    ):
+        raw = trainee.learner.evaluate(stream.task(index) for index in range(len(result.scores)))
+        variances = {domain.name: domain.target_variance for domain in stream.domains}
+        assert result.metric == "nmse"
+        assert result.scores == [s / variances[name] for s, name in zip(raw.scores, raw.domains, strict=True)]
+        assert result.losses == raw.losses
+
+
+def test_training_losses_are_mean_squared_errors():
+    trainee = MetaLearning(load(None, SMALL), Run("maml", "none", 0))
+    batch = trainee.source.train.batch(0)
+    rows = trainee.learner.rows(batch)
+    outputs = [trainee.learner.predict(t.support_x, t.support_y, t.query_x) for t in batch]
+    errors = [(y - t.query_y).square().mean() for y, t in zip(outputs, batch, strict=True)]
+    torch.testing.assert_close(rows.losses, torch.stack(errors).double())
+
+
+def test_one_domain_without_a_variance_leaves_mean_squared_errors(monkeypatch):
+    plain = functions("line")
+    plain.target_variance = None  # as a domain of another distribution that does not set it
+    monkeypatch.setattr(splits, "_domain", lambda text, *rest: plain if "line" in text else functions(text[10:]))
+    trainee = MetaLearning(load(None, SMALL), Run("maml", "none", 0))
+    assert trainee.metric.name == trainee.validate().metric == "mse"
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
+def test_a_variance_that_is_no_positive_number_is_refused_by_the_name_of_its_domain(value):
+    domain = functions("step")
+    domain.target_variance = value
+    with pytest.raises(DataError, match=r"domain functions:step: `target_variance` must be a positive number.* got"):
+        all_known([functions("line"), domain])
+
+
+def test_a_classification_domain_has_no_variance():
+    domain = functions("step")
+    domain.outputs = None
+    with pytest.raises(DataError, match="for classification"):
+        all_known([domain])
