@@ -86,7 +86,7 @@ def test_what_cannot_be_used_is_told_with_its_key_path(override, message):
 
 
 def test_a_file_that_is_missing_or_no_toml_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"nowhere.toml: the run file cannot be read"):
+    with pytest.raises(ConfigError, match=r"nowhere.toml: there is no such file"):
         load(tmp_path / "nowhere.toml")
     bad = tmp_path / "bad.toml"
     bad.write_text("seeds = = 3")
