@@ -216,6 +216,8 @@ def _override(content: dict[str, Any], text: str) -> None:
     except ConfigError as error:
         raise ConfigError(f"--set {key.strip()}: {error}") from error
     *path, last = key.strip().split(".")
+    if len(path) > toml.MAX_DEPTH:
+        raise ConfigError(f"--set {path[0]}.{path[1]}…: {toml.TOO_DEEP}")
     table = content
     for part in path:
         table = table.setdefault(part, {})

@@ -18,6 +18,8 @@ TOO_LONG = f"TOML of more than {MAX_BYTES:,} bytes is not read; a run file has a
 MAX_DEPTH = 50
 """Bound on tables within tables and lists within lists; a run file has three."""
 
+TOO_DEEP = f"tables and lists may be nested {MAX_DEPTH} deep; these are nested deeper."
+
 MAX_DIGITS = 1000
 """Bound on the digits of an integer; Python refuses to read, and to print, those of more than 4300."""
 
@@ -59,13 +61,12 @@ def parse(text: str) -> dict[str, Any]:
     """
     if len(text) > MAX_BYTES:
         raise ConfigError(TOO_LONG)
-    deep = f"tables and lists may be nested {MAX_DEPTH} deep; these are nested deeper."
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as cause:
         raise SyntaxFault(f"no valid TOML: {cause}.") from cause
     except RecursionError as cause:
-        raise ConfigError(deep) from cause
+        raise ConfigError(TOO_DEEP) from cause
     except ValueError as cause:  # `int` of too many digits
         raise ConfigError(f"an integer may have {MAX_DIGITS} digits; one has more.") from cause
     level: list[Any] = [content]
@@ -74,7 +75,7 @@ def parse(text: str) -> dict[str, Any]:
             raise ConfigError(f"an integer may have {MAX_DIGITS} digits; one has more.")
         level = list(itertools.chain.from_iterable(map(_inside, level)))
     if level:
-        raise ConfigError(deep)
+        raise ConfigError(TOO_DEEP)
     return content
 
 

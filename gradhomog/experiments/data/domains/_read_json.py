@@ -79,10 +79,11 @@ def _read_list(file: Path, per_class: int | None, max_bytes: int) -> dict[str, l
             f"{file}: `image_labels` must lie in 0..{len(names) - 1}; got {wrong} at position {labels.index(wrong)}."
         )
     groups: dict[str, list[str]] = {}
+    folder = str(file.parent)
     for image, label in zip(images, labels, strict=True):
         group = groups.setdefault(names[label], [])
         if per_class is None or len(group) < per_class:
-            group.append(os.path.join(file.parent, image))  # an absolute path is kept
+            group.append(os.path.join(folder, image))  # an absolute path is kept
     return groups
 
 
@@ -94,9 +95,13 @@ def _require_files(file: Path, images: Sequence[str]) -> None:
     first = next((image for image in images if not os.path.isfile(image)), None)
     if first is None:
         return
-    folders = {image: os.path.split(image) for image in images}
-    present = {folder: _file_names(folder) for folder in {folder for folder, _ in folders.values()}}
-    absent = sum(name not in present[folder] for folder, name in folders.values())
+    present: dict[str, set[str]] = {}
+    absent = 0
+    for image in images:
+        folder, name = os.path.split(image)
+        if folder not in present:
+            present[folder] = _file_names(folder)
+        absent += name not in present[folder]
     raise DataError(
         f"{file}: {max(absent, 1)} of the {len(images)} listed images do not exist, the first is {first}. "
         "Paths are relative to the list."
