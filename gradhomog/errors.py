@@ -4,6 +4,8 @@ The command line prints any `GradhomogError` as one message and exits with code 
 and keeps its traceback. No torch here: the command line imports this module before anything heavy.
 """
 
+_SHOWN = 200  # characters of a line
+
 
 class GradhomogError(Exception):
     """Base of all errors that a user, a plugin or an input can cause."""
@@ -22,8 +24,11 @@ class ExpressionError(OptionError):
     def __init__(self, reason: str, text: str, position: int) -> None:
         self.reason, self.text, self.position = reason, text, position
         start = text.rfind("\n", 0, position) + 1  # of a text over several lines only the one with the fault is shown
-        line = text[start:].partition("\n")[0].replace("\t", " ")
-        super().__init__(f"{reason}\n  {line}\n  {' ' * (position - start)}^")
+        line, place = text[start:].partition("\n")[0].replace("\t", " "), position - start
+        if len(line) > _SHOWN:  # of a long line the part around the fault
+            first = max(0, min(place - _SHOWN // 2, len(line) - _SHOWN))
+            line, place = f"…{line[first : first + _SHOWN]}…", place - first + 1
+        super().__init__(f"{reason}\n  {line}\n  {' ' * place}^")
 
 
 class PluginError(GradhomogError):

@@ -4,6 +4,8 @@ pipeline = "none" | "" | member { "+" member }
 member   = [ distribution ":" ] name [ "(" [ option { "," option } ] ")" ]
 option   = name "=" value
 value    = number | text in quotes | true | false | none | inf | [ values ] | { text: value }
+
+Values are nested at most 50 deep, and an integer has at most 1000 digits.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 _WORDS = {"true": True, "false": False, "none": None, "True": True, "False": False, "None": None, "inf": math.inf}
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:_\d+)*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?")
 _TEXT = re.compile(r'"(?:[^"\\]|\\.)*"|' + r"'(?:[^'\\]|\\.)*'")
+_DEPTH = 50  # far below Python's own limit, and above any option's
+_DIGITS = 1000  # Python refuses to read, and to print, integers of more than 4300
 _ESCAPES = {"\\": "\\", '"': '"', "'": "'", "n": "\n", "t": "\t"}
 
 
@@ -100,7 +104,7 @@ def _render_value(value: Any) -> str:
 
 class _Reader:
     def __init__(self, text: str) -> None:
-        self.text, self.position = text, 0
+        self.text, self.position, self.depth = text, 0, 0
 
     def fail(self, reason: str) -> None:
         raise ExpressionError(reason, self.text, self.position)
@@ -185,7 +189,7 @@ class _Reader:
             self.position += 4
             return -math.inf
         if (word := self.match(_NUMBER)) is not None:
-            return int(word) if re.fullmatch(r"[+-]?[\d_]+", word) else float(word)
+            return self.number(word)
         start = self.position
         if (word := self.match(_NAME)) is not None and word in _WORDS:
             return _WORDS[word]
@@ -193,7 +197,18 @@ class _Reader:
         self.fail("expected a value: a number, a text in quotes, true, false, none, inf, [..] or {..}")
         raise AssertionError  # `fail` always raises
 
+    def number(self, word: str) -> int | float:
+        if not re.fullmatch(r"[+-]?[\d_]+", word):
+            return float(word)
+        if (digits := sum(map(str.isdigit, word))) > _DIGITS:
+            self.position -= len(word)
+            self.fail(f"an integer may have {_DIGITS} digits; this one has {digits}")
+        return int(word)
+
     def items(self, closing: str, read: Any) -> list[Any]:
+        if self.depth == _DEPTH:
+            self.fail(f"lists and tables may be nested {_DEPTH} deep")
+        self.depth += 1
         self.position += 1
         found = []
         while not self.peek(closing):
@@ -201,6 +216,7 @@ class _Reader:
             if not self.peek(closing):
                 self.expect(",", f"',' or '{closing}'")
         self.position += 1
+        self.depth -= 1
         return found
 
     def pair(self, found: dict[str, Any]) -> None:

@@ -208,6 +208,25 @@ def test_a_step_passes_few_functions(text: str, calls: int, files: int) -> None:
     assert len(set(seen)) <= files
 
 
+def keywords(path: Path, *functions: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """The place of each call of a function, by its last two names, and its keywords as text."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(functions):
+            place = f"{source_name(path)}:{node.lineno}"
+            yield place, {keyword.arg or "**": ast.unparse(keyword.value) for keyword in node.keywords}
+
+
+def test_files_are_loaded_as_data_never_as_code() -> None:
+    torch_loads = [call for path in PACKAGES for call in keywords(path, "torch.load")]
+    assert torch_loads
+    assert [place for place, given in torch_loads if given.get("weights_only") != "True"] == []
+    numpy_loads = [call for path in PACKAGES for call in keywords(path, "np.load", "numpy.load", "read_array")]
+    assert [place for place, given in numpy_loads if given.get("allow_pickle") != "False"] == []
+    assert [place for path in PACKAGES for place, _ in keywords(path, "pickle.load", "jit.load")] == []
+    assert offences([*BENCH, *CLI], "pickle", "marshal", "shelve") == []
+    assert offences(PACKAGES, "torch.load", "numpy.load", "pickle.load") == []  # by themselves they would not be found
+
+
 def test_every_file_is_under_300_lines() -> None:
     lengths = {source_name(path): len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGES}
     assert {name: length for name, length in lengths.items() if length >= 300} == {}

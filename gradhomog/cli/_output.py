@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,9 @@ def add_json(parser: ArgumentParser) -> None:
 
 
 def print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+    # Escaped where the output's encoding is not Unicode: data must not lose characters, as printed text may.
+    unicode = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+    print(json.dumps(value, indent=2, ensure_ascii=not unicode, default=str))
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:

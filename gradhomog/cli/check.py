@@ -6,11 +6,17 @@ import argparse
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gradhomog.cli._output import add_json, print_json
-from gradhomog.errors import OptionError
+from gradhomog.cli.completion import plugin_names
+from gradhomog.errors import GradhomogError, OptionError
+from gradhomog.faults import join_faults
+
+if TYPE_CHECKING:
+    from gradhomog.registry import Kind
 
 
 def add(commands: Any) -> None:
@@ -20,9 +26,10 @@ def add(commands: Any) -> None:
         description=__doc__,
         epilog="Exit codes: 0 no binding check failed; 1 one failed; 2 unusable input.",
     )
-    command.add_argument(
+    names = command.add_argument(
         "names", nargs="+", metavar="NAME", help='a plugin, with options: pcgrad, "static(weights=[1,2])"'
     )
+    names.completer = plugin_names
     command.add_argument(
         "--kind",
         choices=("homogenizers", "learners", "domains"),
@@ -51,12 +58,12 @@ def run(given: argparse.Namespace) -> int:
         "domains": testing.check_domain,
     }
     expected = dict(_expectation(text) for text in given.expect)
+    kinds = _look_up(given.names, given.kind)
     reports = []
-    for name in given.names:
+    for name, kind in zip(given.names, kinds, strict=True):
         if sys.stderr.isatty():
             print(f"checking {name} …", file=sys.stderr)
-        check = kits[given.kind or _kind(name)]
-        reports.append(check(name, expected_failures=expected, only=given.only, fast=given.fast))
+        reports.append(kits[kind](name, expected_failures=expected, only=given.only, fast=given.fast))
         if not given.json:
             print(reports[-1], end="\n\n" if name is not given.names[-1] else "\n")
     if given.json:
@@ -73,7 +80,29 @@ def _expectation(text: str) -> tuple[str, str]:
     return check.strip(), reason.strip()
 
 
-def _kind(text: str) -> str:
+def _look_up(names: Sequence[str], kind: Kind | None) -> list[Kind]:
+    """The kinds of all plugins, each of which is made once, before the first check runs.
+
+    Raises:
+        GradhomogError: one cannot be made. OptionError: several cannot, and it names them all.
+    """
+    from gradhomog.testing.kits import subject
+
+    kinds = [kind or _kind(name) for name in names]
+    errors: list[GradhomogError] = []
+    for name, own in zip(names, kinds, strict=True):
+        try:
+            subject(own, name)
+        except GradhomogError as error:
+            errors.append(error)
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise OptionError(join_faults(errors))
+    return kinds
+
+
+def _kind(text: str) -> Kind:
     """The kind of the plugin of a name: the first kind that has it."""
     from gradhomog.registry import KINDS, installed
 

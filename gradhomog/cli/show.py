@@ -6,11 +6,13 @@ import argparse
 from typing import Any
 
 from gradhomog.cli._output import add_json, print_json
+from gradhomog.cli.completion import plugin_names
 
 
 def add(commands: Any) -> None:
     command = commands.add_parser("show", help="describe one plugin", description=__doc__)
-    command.add_argument("name", help="a plugin's name, or distribution:name")
+    name = command.add_argument("name", help="a plugin's name, or distribution:name")
+    name.completer = plugin_names
     command.add_argument("--kind", choices=("homogenizers", "learners", "domains"), help="where several kinds have it")
     add_json(command)
     command.set_defaults(run=run)

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import BaseMetadata, Ge, GroupedMetadata, Gt, Le, Lt, MaxLen, MinLen
 
 from gradhomog.errors import OptionError
+from gradhomog.faults import join_faults
 from gradhomog.specs import SIGNATURE_ONLY, HomogenizerSpec, Spec
 
 _LISTS = (list, tuple, Sequence)
@@ -104,23 +105,29 @@ def bind(spec: Spec, plugin: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Check that the factory accepts these options, by name and by annotated type; integers pass for floats.
 
     Raises:
-        OptionError: unknown name (with the accepted ones and a suggestion), a required one missing, or a wrong type.
+        OptionError: unknown names (with the accepted ones and suggestions), required ones missing, or wrong types.
     """
     parameters = accepted(spec)
     known = ", ".join(describe(spec)) or "none"
-    for name in options:
+    hints = _hints(spec)
+    faults = []
+    for name, value in options.items():
         if name not in parameters:
             near = difflib.get_close_matches(name, parameters, n=1)
             hint = f" Did you mean '{near[0]}'?" if near else ""
             if "options" in parameters:  # of what it wraps
                 hint += f" For what it wraps write options={{'{name}': …}}."
-            raise OptionError(f"{plugin} has no option '{name}'.{hint} Its options: {known}.")
+            faults.append(f"{plugin} has no option '{name}'.{hint} Its options: {known}.")
+            continue
+        try:
+            check_value(plugin, name, value, hints.get(name, Any))
+        except OptionError as error:
+            faults.append(str(error))
     for name, parameter in parameters.items():
         if parameter.default is parameter.empty and name not in options:
-            raise OptionError(f"{plugin} needs the option '{name}'. Its options: {known}.")
-    hints = _hints(spec)
-    for name, value in options.items():
-        check_value(plugin, name, value, hints.get(name, Any))
+            faults.append(f"{plugin} needs the option '{name}'. Its options: {known}.")
+    if faults:
+        raise OptionError(join_faults(faults))
     return dict(options)
 
 

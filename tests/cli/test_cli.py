@@ -133,7 +133,7 @@ def test_a_run_file_is_read_and_the_resolved_one_runs_again_to_the_same_table(tm
     ("arguments", "message"),
     [
         (["show", "pcgard"], "Did you mean 'pcgrad'?"),
-        (["compare", "nowhere.toml"], "nowhere.toml: the run file cannot be read"),
+        (["compare", "nowhere.toml"], "nowhere.toml: there is no such file"),
         (["compare", "--set", "train.stpes=3"], "Did you mean `train.steps`?"),
         (["compare", "--set", 'homogenizers=["pcgrad +"]'], "expected a name"),
         (["compare", "--set", "learner=mmal"], "Did you mean 'maml'?"),

@@ -55,7 +55,7 @@ def test_a_homogenizer_that_fails_is_exit_code_1_with_the_others_in_the_table(gr
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere.toml"], "nowhere.toml: the run file cannot be read"),
+        (["nowhere.toml"], "nowhere.toml: there is no such file"),
         (["--set", "train.stpes=3"], "Did you mean `train.steps`?"),
         (["--homogenizer", "pcgard", *SETTINGS], "Did you mean 'pcgrad'?"),
         (["--set", 'domains.train=["nowhere.npz"]'], "nowhere.npz"),

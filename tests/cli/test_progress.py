@@ -10,13 +10,16 @@ from gradhomog.cli._progress import Progress
 from tests.experiments.synthetic import result
 
 
+PLAN = {"event": "plan", "runs": 4, "steps": 5, "finished": 0, "seconds": None, "jobs": 2}
+
+
 def failed(error: str) -> dict[str, Any]:
-    return {"event": "failed", "label": "bad", "learner": "maml", "seed": 0, "role": "compare", "error": error}
+    return {"event": "failed", "run": "bad-s0", "homogenizers": "bad", "learner": "maml", "seed": 0, "error": error}
 
 
 def lines(capsys: pytest.CaptureFixture[str], learners: list[str], *records: dict[str, Any]) -> list[str]:
     with Progress() as progress:
-        progress({"event": "plan", "runs": 4, "steps": 5, "finished": 0, "learners": learners})
+        progress({**PLAN, "learners": learners})
         for record in records:
             progress(record)
     return [line for line in capsys.readouterr().err.splitlines() if "seed" in line]
@@ -36,3 +39,19 @@ def test_a_line_names_the_learner_where_there_are_several(capsys, learners, star
     found = lines(capsys, learners, *records)
     assert len(found) == 2
     assert all(line.startswith(start) for line, start in zip(found, starts, strict=True))
+
+
+def test_without_a_terminal_the_time_is_told_before_and_while_runs_are_made(capsys):
+    now = [0.0]
+    with Progress(clock=lambda: now[0]) as progress:
+        progress({"event": "dry_run", "run": "maml-none", "of": 3})
+        progress({**PLAN, "learners": ["maml"], "seconds": 80.0})
+        for second, step in ((4.0, 1), (12.0, 3), (13.0, 4)):
+            now[0] = second
+            progress({**failed(""), "event": "progress", "run": "a", "step": step, "losses": [1.0, None]})
+    told = capsys.readouterr().err.splitlines()
+    assert told == [
+        "trying two steps of each of 3 methods",
+        "4 runs of 5 steps, 2 at a time: about 40 s",
+        " 15% of all steps, about 68 s left",  # 3 of 20 steps in 12 s
+    ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,12 +14,17 @@ import tomli_w
 
 from gradhomog.errors import ConfigError, ExpressionError
 from gradhomog.experiments import problems
-from gradhomog.experiments.config import first_comparison, suites
+from gradhomog.experiments.config import first_comparison, suites, toml
 from gradhomog.experiments.config.validation import at_least, build
 from gradhomog.experiments.problems import ProblemSpec
+from gradhomog.faults import join_faults
 
 SEEDS = 2**32
 """Seeds are below it, as those of `episodes.EpisodeStream` are."""
+
+
+MAX_SEEDS = 1000
+"""Runs of each method; more are a seed that was given as the number of seeds."""
 
 
 @dataclass(frozen=True)
@@ -187,14 +191,7 @@ def load(
         ConfigError: the file is missing or no TOML; a key is unknown (with a suggestion), a value of the wrong type or
             out of range. The message gives the key path.
     """
-    content: dict[str, Any] = {}
-    if path is not None:
-        try:
-            content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as cause:
-            raise ConfigError(f"{path}: the run file cannot be read: {cause}.") from cause
-        except tomllib.TOMLDecodeError as cause:
-            raise ConfigError(f"{path}: no valid TOML: {cause}.") from cause
+    content = {} if path is None else toml.read(Path(path))
     for override in overrides:
         _override(content, override)
     try:
@@ -216,10 +213,14 @@ def _override(content: dict[str, Any], text: str) -> None:
     if not equals or not key.strip():
         raise ConfigError(f"--set needs key.path=value; got {text!r}.")
     try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+        parsed = toml.parse(f"value = {value}")["value"]
+    except toml.SyntaxFault:
         parsed = value.strip()  # a bare word is a text: --set learner=fomaml
+    except ConfigError as error:
+        raise ConfigError(f"--set {key.strip()}: {error}") from error
     *path, last = key.strip().split(".")
+    if len(path) > toml.MAX_DEPTH:
+        raise ConfigError(f"--set {path[0]}.{path[1]}…: {toml.TOO_DEEP}")
     table = content
     for part in path:
         table = table.setdefault(part, {})
@@ -263,6 +264,11 @@ def _under(content: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str,
 
 
 def _check(config: Config) -> None:
+    # Before the list of the seeds is made.
+    if (count := config.seeds if isinstance(config.seeds, int) else len(config.seeds)) > MAX_SEEDS:
+        hint = f" For the single seed {count} write seeds=[{count}]." if isinstance(config.seeds, int) else ""
+        raise ConfigError(f"`seeds` must be at most {MAX_SEEDS}: it counts the runs of each method; got {count}.{hint}")
+    faults = []
     for path, values in (
         ("learner", config.learners),
         ("homogenizers", config.homogenizers),
@@ -271,11 +277,13 @@ def _check(config: Config) -> None:
         ("seeds", config.seed_list),
     ):
         if not values:
-            raise ConfigError(f"`{path}` must name at least one; got none.")
+            faults.append(f"`{path}` must name at least one; got none.")
         if len(set(values)) < len(values):
-            raise ConfigError(f"`{path}` must not name one twice; got {values}.")
+            faults.append(f"`{path}` must not name one twice; got {values}.")
     if config.threads > 1024:
-        raise ConfigError(f"`threads` must be at most 1024; got {config.threads}.")
-    for seed in config.seed_list:
-        if not 0 <= seed < SEEDS:
-            raise ConfigError(f"`seeds` must be from 0 to {SEEDS - 1}; got {seed}.")
+        faults.append(f"`threads` must be at most 1024; got {config.threads}.")
+    faults += [
+        f"`seeds` must be from 0 to {SEEDS - 1}; got {seed}." for seed in config.seed_list if not 0 <= seed < SEEDS
+    ]
+    if faults:
+        raise ConfigError(join_faults(faults))

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.config.suggestions import did_you_mean
+from gradhomog.faults import join_faults
 from gradhomog.registry.options import fits, words
 
 Table = TypeVar("Table")
@@ -30,31 +31,38 @@ def build(kind: type[Table], content: Mapping[str, Any], where: str = "", specia
         special: keys whose values are taken as they are: somebody else has built them.
 
     Raises:
-        ConfigError: a key is unknown (with a suggestion), a value of the wrong type or out of range.
+        ConfigError: keys are unknown (with suggestions), values of the wrong type or out of range; it names all.
     """
-    fields = {item.name: item for item in dataclasses.fields(typing.cast(Any, kind))}
+    faults: list[str] = []
+    table = _build(kind, content, where, special, faults)
+    if faults:
+        raise ConfigError(join_faults(faults))
+    return typing.cast(Table, table)
+
+
+def _build(kind: Any, content: Mapping[str, Any], where: str, special: tuple[str, ...], faults: list[str]) -> Any:
+    """The dataclass; None if something is wrong, which is added to `faults`."""
+    fields = {item.name: item for item in dataclasses.fields(kind)}
     hints = typing.get_type_hints(kind)
     values: dict[str, Any] = {}
     for key, value in content.items():
         path = f"{where}{key}"
         if key not in fields:
             hint = did_you_mean(key, fields, f"`{where}{{}}`")
-            raise ConfigError(f"unknown key `{path}`.{hint} Known here: {', '.join(fields)}.")
-        if key in special:
+            faults.append(f"unknown key `{path}`.{hint} Known here: {', '.join(fields)}.")
+        elif key in special:
             values[key] = value
-            continue
-        if dataclasses.is_dataclass(hints[key]):
-            if not isinstance(value, Mapping):
-                raise ConfigError(f"`{path}` must be a table; got {value!r}.")
-            values[key] = build(typing.cast(type[Any], hints[key]), value, f"{path}.")
-            continue
-        if not fits(value, hints[key]):
-            raise ConfigError(f"`{path}` must be {words(hints[key])}; got {value!r}.")
-        if hints[key] is float:
-            value = _float(value)
-        _check_range(path, value, fields[key].metadata)
-        values[key] = value
-    return kind(**values)
+        elif dataclasses.is_dataclass(hints[key]):
+            if isinstance(value, Mapping):
+                values[key] = _build(hints[key], value, f"{path}.", (), faults)
+            else:
+                faults.append(f"`{path}` must be a table; got {value!r}.")
+        elif not fits(value, hints[key]):
+            faults.append(f"`{path}` must be {words(hints[key])}; got {value!r}.")
+        else:
+            values[key] = _float(value) if hints[key] is float else value
+            faults += _range_faults(path, values[key], fields[key].metadata)
+    return None if faults else kind(**values)
 
 
 def _float(value: float) -> float:
@@ -65,13 +73,13 @@ def _float(value: float) -> float:
         return math.inf if value > 0 else -math.inf
 
 
-def _check_range(path: str, value: Any, limits: Mapping[str, Any]) -> None:
+def _range_faults(path: str, value: Any, limits: Mapping[str, Any]) -> list[str]:
     minimum = limits.get("min")
     if minimum is None:
-        return
+        return []
     above = value > minimum if limits["exclusive"] else value >= minimum
     if (isinstance(value, int) or math.isfinite(value)) and above and value < limits["below"]:
-        return
+        return []
     word = "greater than" if limits["exclusive"] else "at least"
     top = "" if limits["below"] == math.inf else f" and less than {limits['below']}"
-    raise ConfigError(f"`{path}` must be {word} {minimum}{top}; got {value!r}.")
+    return [f"`{path}` must be {word} {minimum}{top}; got {value!r}."]

@@ -7,11 +7,12 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from gradhomog.domains import Domain, domain, domain_identity
-from gradhomog.errors import ConfigError
-from gradhomog.experiments.config.schema import Config
+from gradhomog.domains import Domain, Split, domain, domain_identity
+from gradhomog.errors import ConfigError, GradhomogError
+from gradhomog.experiments.config.schema import Config, Episodes
 from gradhomog.experiments.data import target_variance
 from gradhomog.experiments.data.sampler import EpisodeStream
+from gradhomog.faults import join_faults
 from gradhomog.registry import Registry, installed
 
 # Validation and test tasks are the same for every method and every training seed.
@@ -40,15 +41,14 @@ def streams(config: Config, seed: int) -> Streams:
 
     Raises:
         DataError, OptionError, UnknownPluginError: a domain cannot be opened, or not serve; names it and the reason.
-        ConfigError: regression and classification domains are mixed; the configuration is of a multi-task problem.
+        ConfigError: several domains cannot be opened, or not serve, and it names them all; regression and
+            classification domains are mixed; the configuration is of a multi-task problem.
     """
     if config.problem is not None:
         raise ConfigError(f"`problem` {config.problem.name} has no episodes; leave it out here.")
     size, shape = config.network.size, config.episodes
     registry = installed()
-    train, test = (
-        [_domain(text, size, registry) for text in texts] for texts in (config.domains.train, config.domains.test)
-    )
+    train, test = _open(config, size, registry)
     trained = {domain_identity(text) for text in config.domains.train}
     seen = [domain_identity(text) in trained for text in config.domains.test]
     _tell_apart(config.domains.train, train)
@@ -57,10 +57,7 @@ def streams(config: Config, seed: int) -> Streams:
     if len(train[0].input_shape) == 3:
         native = max(domain.input_shape[0] for domain in train + test)
         channels = int(config.network.channels) or native
-    kind = {domain.outputs for domain in train + test}
-    if len(kind) > 1:
-        raise ConfigError("`domains` must be all of classification, or all of regression with one number of targets.")
-    outputs = kind.pop()
+    outputs = _common_outputs(train + test)
     normalize = target_variance.all_known([*train, *test])
     both = [domain for domain, known in zip(test, seen, strict=True) if known]
     unseen = [domain for domain, known in zip(test, seen, strict=True) if not known]
@@ -77,6 +74,7 @@ def streams(config: Config, seed: int) -> Streams:
             setting=config.domains.setting, seed=seed, channels=channels,
         )  # fmt: skip
 
+    _check_episodes(shape, [(train, "train"), (train, "val"), (test, "test" if both else "all")])
     input_shape = train[0].input_shape if channels is None else (channels, *train[0].input_shape[1:])
     return Streams(
         stream(train, "train", shape.tasks, seed),
@@ -85,6 +83,55 @@ def streams(config: Config, seed: int) -> Streams:
         input_shape,
         shape.ways if outputs is None else outputs,
         "accuracy" if outputs is None else "nmse" if normalize else "mse",
+    )
+
+
+def _open(config: Config, size: int, registry: Registry) -> tuple[list[Domain], list[Domain]]:
+    """The training and the test domains; an error names all that cannot be opened."""
+    opened: dict[str, Domain] = {}
+    errors: dict[str, GradhomogError] = {}
+    for text in dict.fromkeys(config.domains.train + config.domains.test):
+        try:
+            opened[text] = _domain(text, size, registry)
+        except GradhomogError as error:
+            errors[text] = error
+    if len(errors) == 1:
+        raise next(iter(errors.values()))
+    if errors:
+        raise ConfigError(f"`domains`: {join_faults(f'{text}: {error}' for text, error in errors.items())}")
+    return [opened[text] for text in config.domains.train], [opened[text] for text in config.domains.test]
+
+
+def _check_episodes(shape: Episodes, uses: list[tuple[list[Domain], Split]]) -> None:
+    """Raise the error of a domain that cannot serve, or one that names all such domains."""
+    errors: list[GradhomogError] = []
+    for domains, split in uses:
+        for each in domains:
+            try:
+                each.check(split, ways=shape.ways, shots=shape.shots, queries=shape.queries)
+            except GradhomogError as error:
+                errors.append(error)
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise ConfigError(f"`domains`: {join_faults(errors)}")
+
+
+def _common_outputs(domains: list[Domain]) -> int | None:
+    """The number of regression targets of all domains; None for classification."""
+    names: dict[int | None, list[str]] = {}
+    for each in domains:
+        names.setdefault(each.outputs, []).append(each.name)
+    if len(names) == 1:
+        return domains[0].outputs
+    groups = [
+        f"{', '.join(dict.fromkeys(group))} {'is' if len(set(group)) == 1 else 'are'} "
+        + ("classification" if outputs is None else f"regression with {outputs} target{'s' if outputs > 1 else ''}")
+        for outputs, group in names.items()
+    ]
+    raise ConfigError(
+        "`domains` must be all of classification, or all of regression with one number of targets; "
+        f"{', and '.join(groups)}."
     )
 
 

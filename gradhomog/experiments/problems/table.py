@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import math
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from gradhomog.errors import DataError
 from gradhomog.experiments.config.suggestions import did_you_mean
+from gradhomog.experiments.data.npz import open_npz
 from gradhomog.experiments.problems.extra import required
 
 Columns = dict[str, NDArray[np.float64]]
@@ -35,6 +35,10 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 """Data sets of scikit-learn that are installed with it, with the columns that are predicted from all others."""
+
+
+MAX_BYTES = 2**30
+"""Bound, in bytes, on the arrays that are read from an NPZ file."""
 
 
 def read(data: str) -> Columns:
@@ -114,21 +118,23 @@ def _number(path: Path, name: str, row: int, text: str) -> float:
 def _npz(path: Path) -> Columns:
     """Arrays `[rows]` or `[rows, columns]` of numbers by name."""
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            arrays: dict[str, NDArray[Any]] = {name: stored[name] for name in stored.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as cause:
-        raise DataError(f"`problem.data` {path} cannot be read: {cause}.") from cause
-    for name, values in arrays.items():
-        numbers = np.issubdtype(values.dtype, np.number) and not np.issubdtype(values.dtype, np.complexfloating)
-        if not numbers or values.ndim not in (1, 2) or not values.size:
-            raise DataError(
-                f"{path}: array {name!r} must hold numbers [rows] or [rows, columns]; "
-                f"got {values.dtype} {values.shape}."
-            )
+        arrays = _arrays(path)
+    except DataError as cause:
+        raise DataError(f"`problem.data` {cause}") from cause
     counts = {name: len(values) for name, values in arrays.items()}
     if not arrays or len(set(counts.values())) > 1:
         raise DataError(f"{path}: all arrays must have the same number of rows; found {counts or 'no array'}.")
     return {name: values.astype(np.float64).reshape(len(values), -1) for name, values in arrays.items()}
+
+
+def _arrays(path: Path) -> dict[str, NDArray[Any]]:
+    with open_npz(path, max_bytes=MAX_BYTES) as stored:
+        for name in stored.names:
+            header = stored.header(name)
+            numbers = np.issubdtype(header.dtype, np.number) and not np.issubdtype(header.dtype, np.complexfloating)
+            if not numbers or len(header.shape) not in (1, 2) or not all(header.shape):
+                raise DataError(f"{path}: array {name!r} must hold numbers [rows] or [rows, columns]; got {header}.")
+        return {name: stored.read(name) for name in stored.names}
 
 
 def _scikit(name: str) -> Columns:

@@ -10,11 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradhomog.experiments.data.npz import open_npz
 from gradhomog.experiments.results import artifacts
 from gradhomog.experiments.results.atomic import replacing
 from gradhomog.experiments.results.events import Record
 
 FILE = "looks.npz"
+
+MAX_BYTES = 2**28
+"""Bound on what is read of a file: a few images with their maps; eight of 1024 pixels in colour have 100 MB."""
 
 Array = NDArray[np.float32]
 
@@ -57,14 +61,14 @@ class Looks:
         """What `write` wrote; None if there is nothing, as in folders of older versions."""
         if not (folder / FILE).exists():
             return None
-        with np.load(folder / FILE, allow_pickle=False) as stored:
+        with open_npz(folder / FILE, max_bytes=MAX_BYTES) as stored:
             return cls(
-                stored["images"],
-                tuple(map(str, stored["domains"])),
-                stored["probabilities"],
-                stored.get("saliency"),
-                {str(name): stored[f"map{index}"] for index, name in enumerate(stored["map_names"])},
-                bool(stored["attached"]),
+                stored.read("images"),
+                tuple(map(str, stored.read("domains"))),
+                stored.read("probabilities"),
+                stored.read("saliency") if "saliency" in stored.names else None,
+                {str(name): stored.read(f"map{index}") for index, name in enumerate(stored.read("map_names"))},
+                bool(stored.read("attached")),
             )
 
 

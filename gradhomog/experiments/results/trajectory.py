@@ -10,11 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradhomog.experiments.data.npz import open_npz
 from gradhomog.experiments.results import artifacts
 from gradhomog.experiments.results.atomic import replacing
 from gradhomog.experiments.results.events import Record
 
 FILE = "trajectory.npz"
+
+MAX_BYTES = 2**26
+"""Bound on what is read of a file: what `write` writes has less than 2 MB."""
 
 Array = NDArray[np.float64]
 
@@ -46,8 +50,8 @@ class Trajectory:
         """What `write` wrote; None if there is nothing, as of any problem but the landscape."""
         if not (folder / FILE).exists():
             return None
-        with np.load(folder / FILE, allow_pickle=False) as stored:
-            return cls(*(stored[name] for name in ("path", "axis", "surface", "front")))
+        with open_npz(folder / FILE, max_bytes=MAX_BYTES) as stored:
+            return cls(*(stored.read(name) for name in ("path", "axis", "surface", "front")))
 
 
 def collect(folder: Path, records: Iterable[Record]) -> dict[tuple[str, str], Trajectory]:

@@ -11,14 +11,15 @@ import json
 import os
 import sys
 import tempfile
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from gradhomog.errors import DataError
+from gradhomog.experiments.data.npz import open_npz
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -54,10 +55,9 @@ def cached(stem: str, key: Mapping[str, object], make: Callable[[], Arrays]) -> 
 
 def _read(path: Path, text: str) -> Arrays | None:
     try:
-        # opened here: of a damaged file `np.load` would leave its own handle open
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
+        with open_npz(path) as stored:
+            arrays = {name: stored.read(name) for name in stored.names}
+    except DataError:
         return None
     own = arrays.pop("key", None)
     return arrays if own is not None and str(own) == text else None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,16 @@ import torch
 from numpy.typing import NDArray
 
 from gradhomog.errors import DataError
+from gradhomog.experiments.data.domains._limits import check_kept, check_pixels
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+
+
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+"""The formats of these extensions. Pillow goes by the content of a file, and would run Ghostscript on PostScript."""
+
+_BLOCK = 2**24
+"""Pixel values that are resized at a time."""
 
 
 def require_pillow(source: Path) -> None:
@@ -25,22 +34,35 @@ def require_pillow(source: Path) -> None:
         )
 
 
-def read_pictures(paths: Iterable[Path], size: int) -> NDArray[np.uint8]:
-    """Read picture files as RGB: centre-cropped to a square and resized, `[n, size, size, 3]`."""
-    return np.stack([_read(path, size) for path in paths])
+def read_pictures(source: Path, paths: Sequence[Path], size: int, max_bytes: int) -> NDArray[np.uint8]:
+    """Read picture files as RGB: centre-cropped to a square and resized, `[n, size, size, 3]`.
+
+    Raises:
+        DataError: all pictures take more than `max_bytes`, which is checked before any is opened, and names `source`;
+            or one cannot be read.
+    """
+    shape = (len(paths), size, size, 3)
+    check_kept(source, shape, max_bytes)
+    pictures = np.empty(shape, dtype=np.uint8)
+    for index, path in enumerate(paths):
+        pictures[index] = _read(path, size)
+    return pictures
 
 
 def _read(path: Path, size: int) -> NDArray[np.uint8]:
     from PIL import Image, ImageOps
 
     try:
-        with Image.open(path) as file:
-            picture = ImageOps.exif_transpose(_rgb(file))
-            side = min(picture.size)
-            left, top = (picture.width - side) // 2, (picture.height - side) // 2
-            square = picture.crop((left, top, left + side, top + side))
-            # Pillow's filters widen with the scale: no aliasing when shrinking
-            return np.asarray(square.resize((size, size), Image.Resampling.BILINEAR), dtype=np.uint8)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # `check_pixels` refuses these files
+            with Image.open(path, formats=FORMATS) as file:
+                check_pixels(path, file.height, file.width)  # `open` reads the header only
+                picture = ImageOps.exif_transpose(_rgb(file))
+        side = min(picture.size)
+        left, top = (picture.width - side) // 2, (picture.height - side) // 2
+        square = picture.crop((left, top, left + side, top + side))
+        # Pillow's filters widen with the scale: no aliasing when shrinking
+        return np.asarray(square.resize((size, size), Image.Resampling.BILINEAR), dtype=np.uint8)
     except FileNotFoundError as error:
         raise DataError(f"{path}: there is no such picture file.") from error
     except DataError:
@@ -58,7 +80,8 @@ def _rgb(file: Any) -> Any:
     values = np.asarray(file)
     if file.mode == "F" or values.min() < 0 or values.max() > 65535:
         raise ValueError(f"pixels of mode {file.mode} have no known range; 8 or 16 bits a channel are understood")
-    return Image.fromarray(np.rint(values / 257).astype(np.uint8)).convert("RGB")
+    # value / 257, rounded; it is never half an integer
+    return Image.fromarray(((values.astype(np.int32) + 128) // 257).astype(np.uint8)).convert("RGB")
 
 
 def square_resize(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
@@ -70,8 +93,9 @@ def square_resize(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
     if side == size:
         return images
     resized = np.empty((len(images), size, size, images.shape[3]), dtype=np.uint8)
-    for start in range(0, len(images), 256):  # in blocks: float copies of a whole data set would not fit
-        block = torch.from_numpy(np.ascontiguousarray(images[start : start + 256])).permute(0, 3, 1, 2).float()
+    count = max(1, _BLOCK // (max(side, size) ** 2 * images.shape[3]))
+    for start in range(0, len(images), count):  # in blocks: float copies of a whole data set would not fit
+        block = torch.from_numpy(np.ascontiguousarray(images[start : start + count])).permute(0, 3, 1, 2).float()
         small = torch.nn.functional.interpolate(block, (size, size), mode="bilinear", antialias=True)
-        resized[start : start + 256] = small.round().clamp(0, 255).byte().permute(0, 2, 3, 1).numpy()
+        resized[start : start + count] = small.round().clamp(0, 255).byte().permute(0, 2, 3, 1).numpy()
     return resized

@@ -11,7 +11,7 @@ from gradhomog.experiments.data.domains._pictures import EXTENSIONS, read_pictur
 from gradhomog.experiments.data.domains.class_images import CLASS_SPLITS, ClassImages
 
 
-def read_folder(root: Path, size: int, per_class: int | None) -> ClassImages:
+def read_folder(root: Path, size: int, per_class: int | None, max_bytes: int) -> ClassImages:
     """Read `root/<class>/*.png` or, with an official split, `root/{train,val,test}/<class>/*.png`.
 
     Files are taken in the order of their names, at most `per_class` of each class; names that begin with a dot, and
@@ -35,7 +35,7 @@ def read_folder(root: Path, size: int, per_class: int | None) -> ClassImages:
     paths = [_pictures(folder)[:per_class] for folder in chosen]
     return ClassImages(
         root.resolve().name,
-        read_pictures((path for group in paths for path in group), size),
+        read_pictures(root, [path for group in paths for path in group], size, max_bytes),
         np.repeat(np.arange(len(paths)), [len(group) for group in paths]),
         [folder.name for folder in chosen],
         class_split=[splits[folder.name] for folder in chosen] if official else None,

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
+import reprlib
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gradhomog.errors import DataError
+from gradhomog.experiments.data.domains._limits import check_kept
 from gradhomog.experiments.data.domains._pictures import read_pictures
 from gradhomog.experiments.data.domains.class_images import ClassImages
 
 FILES = {"base.json": "train", "val.json": "val", "novel.json": "test"}
 """The file names of the field, and the split that each is."""
 
-Group = tuple[str, list[Path]]
+TEXT_SHARE = 64
+"""A list may have this part of `max_bytes`: parsed, `[[]],[[]]` takes 37 bytes per character, plus the text itself."""
 
 
-def read_json(path: Path, size: int, per_class: int | None) -> ClassImages:
+def read_json(path: Path, size: int, per_class: int | None, max_bytes: int) -> ClassImages:
     """Read one list, whose classes have no official split, or a folder with at least one of the three.
 
     A list is `{"label_names": [...], "image_names": [...], "image_labels": [...]}`: image i, a path relative to the
@@ -29,19 +35,25 @@ def read_json(path: Path, size: int, per_class: int | None) -> ClassImages:
         DataError: with the path of the list and the reason.
     """
     lists = [path / name for name in FILES if (path / name).is_file()] if path.is_dir() else [path]
-    groups: dict[str, list[Path]] = {}
+    groups: dict[str, list[str]] = {}
     splits: dict[str, str] = {}
+    listed: dict[Path, list[str]] = {}
     for file in lists:
-        for name, images in _read_list(file, per_class):
-            if name in groups:
-                raise DataError(
-                    f"{file}: splits must not share a class; {name!r} is also in another list of the folder."
-                )
-            groups[name], splits[name] = images, FILES.get(file.name, "")
+        found = _read_list(file, per_class, max_bytes // TEXT_SHARE)
+        if shared := groups.keys() & found.keys():
+            raise DataError(
+                f"{file}: splits must not share a class; {min(shared)!r} is also in another list of the folder."
+            )
+        groups |= found
+        splits |= dict.fromkeys(found, FILES.get(file.name, ""))
+        listed[file] = [image for images in found.values() for image in images]
+    check_kept(path, (sum(map(len, listed.values())), size, size, 3), max_bytes)
+    for file, images in listed.items():
+        _require_files(file, images)
     names = sorted(groups)
     return ClassImages(
         path.resolve().name if path.is_dir() else path.stem,
-        read_pictures((image for name in names for image in groups[name]), size),
+        read_pictures(path, [Path(image) for name in names for image in groups[name]], size, max_bytes),
         np.repeat(np.arange(len(names)), [len(groups[name]) for name in names]),
         names,
         class_split=[splits[name] for name in names] if path.is_dir() else None,
@@ -49,34 +61,78 @@ def read_json(path: Path, size: int, per_class: int | None) -> ClassImages:
     )
 
 
-def _read_list(file: Path, per_class: int | None) -> list[Group]:
-    content = _load(file)
+def _read_list(file: Path, per_class: int | None, max_bytes: int) -> dict[str, list[str]]:
+    """The paths of the images of each class, without the classes that have none."""
+    content = _load(file, max_bytes)
     names, images, labels = (content[key] for key in ("label_names", "image_names", "image_labels"))
     if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
+        twice = next(name for name, count in Counter(names).items() if count > 1)
         raise DataError(f"{file}: `label_names` must differ from each other; {twice!r} occurs more than once.")
     if len(images) != len(labels) or not images:
         raise DataError(
             f"{file}: `image_names` and `image_labels` must be of one length, at least 1; "
             f"got {len(images)} and {len(labels)}."
         )
-    groups: list[Group] = [(name, []) for name in names]
-    for index, (image, label) in enumerate(zip(images, labels, strict=True)):
-        if not 0 <= label < len(names):
-            raise DataError(f"{file}: `image_labels` must lie in 0..{len(names) - 1}; got {label} at position {index}.")
-        groups[label][1].append(file.parent / image)  # an absolute path stays what it is
-    groups = [(name, paths[:per_class]) for name, paths in groups if paths]
-    if absent := [path for _, paths in groups for path in paths if not path.is_file()]:
-        raise DataError(f"{file}: {len(absent)} of the listed images do not exist, the first is {absent[0]}.")
+    if (low := min(labels)) < 0 or (high := max(labels)) >= len(names):
+        wrong = low if low < 0 else high
+        raise DataError(
+            f"{file}: `image_labels` must lie in 0..{len(names) - 1}; got {wrong} at position {labels.index(wrong)}."
+        )
+    groups: dict[str, list[str]] = {}
+    folder = str(file.parent)
+    for image, label in zip(images, labels, strict=True):
+        group = groups.setdefault(names[label], [])
+        if per_class is None or len(group) < per_class:
+            group.append(os.path.join(folder, image))  # an absolute path is kept
     return groups
 
 
-def _load(file: Path) -> dict[str, list[Any]]:
+def _require_files(file: Path, images: Sequence[str]) -> None:
+    """Raise `DataError` at the first image that does not exist, with the number of all that do not.
+
+    They are counted by listing each folder once: a million look-ups of absent files take minutes on a network disk.
+    """
+    first = next((image for image in images if not os.path.isfile(image)), None)
+    if first is None:
+        return
+    present: dict[str, set[str]] = {}
+    absent = 0
+    for image in images:
+        folder, name = os.path.split(image)
+        if folder not in present:
+            present[folder] = _file_names(folder)
+        absent += name not in present[folder]
+    raise DataError(
+        f"{file}: {max(absent, 1)} of the {len(images)} listed images do not exist, the first is {first}. "
+        "Paths are relative to the list."
+    )
+
+
+def _file_names(folder: str) -> set[str]:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        with os.scandir(folder) as entries:
+            return {entry.name for entry in entries if entry.is_file()}
+    except (OSError, ValueError):  # ValueError: a NUL, or text that is no Unicode
+        return set()
+
+
+def _load(file: Path, max_bytes: int) -> dict[str, list[Any]]:
+    try:
+        with file.open("rb") as opened:
+            text = opened.read(max_bytes + 1)
+        if len(text) > max_bytes:
+            raise DataError(
+                f"{file}: has {file.stat().st_size:,} bytes; of a file list at most {max_bytes:,} bytes are read, "
+                f"1/{TEXT_SHARE} of `max_bytes`. Allow more with the option `max_bytes` of `images`."
+            )
+        content = json.loads(text.decode("utf-8"))
     except FileNotFoundError as error:
         raise DataError(f"{file}: there is no such file.") from error
-    except (OSError, ValueError, RecursionError) as error:
+    except DataError:
+        raise
+    except RecursionError as error:
+        raise DataError(f"{file}: lists or tables are nested too deep; a file list has one table of lists.") from error
+    except (ValueError, MemoryError) as error:
         raise DataError(f"{file}: is not valid JSON ({error}).") from error
     for key, kind, word in (
         ("label_names", str, "text"),
@@ -86,6 +142,7 @@ def _load(file: Path) -> dict[str, list[Any]]:
         found = content.get(key) if isinstance(content, dict) else None
         if not isinstance(found, list):
             raise DataError(f"{file}: needs the key `{key}`, a list; got {type(found).__name__}.")
-        if wrong := [item for item in found if not isinstance(item, kind) or isinstance(item, bool)]:
-            raise DataError(f"{file}: `{key}` must be a list of {word}; got {wrong[0]!r} in it.")
+        for item in found:
+            if not isinstance(item, kind) or isinstance(item, bool):
+                raise DataError(f"{file}: `{key}` must be a list of {word}; got {reprlib.repr(item)} in it.")
     return dict(content)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, get_args
 
@@ -23,9 +24,10 @@ def split_classes(class_names: Sequence[str]) -> list[str]:
 
     Of n classes floor(n/4) are test, floor(n/4) val, the rest train. The order is that of the SHA-256 of each name:
     a fixed permutation that needs no random generator, so every machine and every version draws the same, and that
-    does not depend on the order in which a file system lists the classes.
+    does not depend on the order in which a file system lists the classes. Names of files that are no UTF-8
+    hold surrogates.
     """
-    order = sorted(class_names, key=lambda name: (hashlib.sha256(name.encode()).digest(), name))
+    order = sorted(class_names, key=lambda name: (hashlib.sha256(name.encode(errors="surrogatepass")).digest(), name))
     quarter = len(order) // 4
     place = {name: rank for rank, name in enumerate(order)}
     return [CLASS_SPLITS[2 - min(place[name] // quarter, 2)] if quarter else "train" for name in class_names]
@@ -62,10 +64,11 @@ class ClassImages(Domain):
         self.name = name
         self.class_names = tuple(str(class_name) for class_name in class_names)
         source = source or f"domain {name!r}"
-        _check_images(source, images)
-        _check_labels(source, labels, len(images), self.class_names)
+        check_images(source, images.dtype, images.shape, _count_nan(images))
+        check_labels(source, labels.dtype, labels.shape, len(images), _count_nan(labels))
+        check_classes(source, labels, self.class_names, class_split)
+        labels = labels.astype(np.int64)  # `np.bincount` refuses uint64
         self.class_split = tuple(split_classes(self.class_names) if class_split is None else map(str, class_split))
-        _check_split(source, self.class_split, len(self.class_names))
         size, channels = images.shape[1], images.shape[3]
         self.input_shape = (channels, size, size)
         self.outputs = None
@@ -115,31 +118,44 @@ class ClassImages(Domain):
         return pixels.permute(0, 3, 1, 2).contiguous().float().div_(127.5).sub_(1.0)
 
 
-def _check_images(source: str, images: NDArray[Any]) -> None:
-    if images.dtype != np.uint8:
-        nan = int(np.isnan(images).sum()) if np.issubdtype(images.dtype, np.floating) else 0
+def _count_nan(array: NDArray[Any]) -> str:
+    nan = int(np.isnan(array).sum()) if np.issubdtype(array.dtype, np.floating) else 0
+    return f" with {nan} NaN" if nan else ""
+
+
+def check_images(
+    source: str, dtype: np.dtype[Any], shape: tuple[int, ...], remark: str = "", *, square: bool = True
+) -> None:
+    """Raise `DataError` unless images of this type and shape can be a domain's; `square=False`: they will be cropped.
+
+    `remark` is added to the type in the message.
+    """
+    if dtype != np.uint8:
         raise DataError(
-            f"{source}: `images` must be uint8, 0..255; got {images.dtype}{f' with {nan} NaN' if nan else ''}. "
+            f"{source}: `images` must be uint8, 0..255; got {dtype}{remark}. "
             "Scale and round the values, then `.astype('uint8')`."
         )
-    if images.ndim != 4 or images.shape[3] not in (1, 3) or images.shape[1] != images.shape[2] or not images.size:
+    if len(shape) != 4 or shape[3] not in (1, 3) or (square and shape[1] != shape[2]) or not all(shape):
+        side = "size, size" if square else "height, width"
         raise DataError(
-            f"{source}: `images` must have shape [n, size, size, channels] with 1 or 3 channels, n and size at "
-            f"least 1; got {images.shape}."
+            f"{source}: `images` must have shape [n, {side}, channels], 1 or 3 channels, all at least 1; got {shape}."
         )
 
 
-def _check_labels(source: str, labels: NDArray[Any], images: int, class_names: tuple[str, ...]) -> None:
-    if not np.issubdtype(labels.dtype, np.integer) or labels.ndim != 1:
-        nan = int(np.isnan(labels).sum()) if np.issubdtype(labels.dtype, np.floating) else 0
-        raise DataError(
-            f"{source}: `labels` must be integers [n]; got {labels.dtype} {labels.shape}"
-            f"{f' with {nan} NaN' if nan else ''}."
-        )
-    if len(labels) != images:
-        raise DataError(f"{source}: `labels` must have one entry per image; got {len(labels)} for {images} images.")
+def check_labels(source: str, dtype: np.dtype[Any], shape: tuple[int, ...], images: int, remark: str = "") -> None:
+    """Raise `DataError` unless labels of this type and shape are one integer per image."""
+    if not np.issubdtype(dtype, np.integer) or len(shape) != 1:
+        raise DataError(f"{source}: `labels` must be integers [n]; got {dtype} {shape}{remark}.")
+    if shape[0] != images:
+        raise DataError(f"{source}: `labels` must have one entry per image; got {shape[0]} for {images} images.")
+
+
+def check_classes(
+    source: str, labels: NDArray[np.integer[Any]], class_names: Sequence[str], class_split: Sequence[str] | None
+) -> None:
+    """Raise `DataError` unless names differ, labels lie in their range, each class has an image and a known split."""
     if len(set(class_names)) < len(class_names):
-        twice = next(name for name in class_names if class_names.count(name) > 1)
+        twice = next(name for name, count in Counter(class_names).items() if count > 1)
         raise DataError(f"{source}: `class_names` must differ from each other; {twice!r} occurs more than once.")
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= len(class_names):
@@ -147,15 +163,18 @@ def _check_labels(source: str, labels: NDArray[Any], images: int, class_names: t
             f"{source}: `labels` must lie in 0..{len(class_names) - 1}, as there are {len(class_names)} class names; "
             f"got {low}..{high}."
         )
-    if len(empty := np.flatnonzero(np.bincount(labels, minlength=len(class_names)) == 0)):
+    counts = np.bincount(labels.astype(np.int64), minlength=len(class_names))
+    if len(empty := np.flatnonzero(counts == 0)):
         raise DataError(
             f"{source}: every class needs an image; class {class_names[empty[0]]!r} has none "
             f"({len(empty)} of {len(class_names)} classes are empty). Remove it from the class names."
         )
-
-
-def _check_split(source: str, class_split: tuple[str, ...], classes: int) -> None:
-    if len(class_split) != classes:
-        raise DataError(f"{source}: `class_split` must have one entry per class; got {len(class_split)} for {classes}.")
-    if unknown := sorted(set(class_split) - set(CLASS_SPLITS)):
-        raise DataError(f"{source}: `class_split` must hold train, val or test; got {', '.join(map(repr, unknown))}.")
+    if class_split is None:
+        return
+    if len(class_split) != len(class_names):
+        raise DataError(
+            f"{source}: `class_split` must have one entry per class; got {len(class_split)} for {len(class_names)}."
+        )
+    if unknown := sorted(set(map(str, class_split)) - set(CLASS_SPLITS)):
+        shown = ", ".join(map(repr, unknown[:5])) + (" and others" if len(unknown) > 5 else "")
+        raise DataError(f"{source}: `class_split` must hold train, val or test; got {shown}.")

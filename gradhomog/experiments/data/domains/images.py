@@ -11,11 +11,12 @@ from gradhomog.experiments.data.domains._read_folder import read_folder
 from gradhomog.experiments.data.domains._read_json import FILES, read_json
 from gradhomog.experiments.data.domains._read_npz import read_npz
 from gradhomog.experiments.data.domains.class_images import ClassImages
+from gradhomog.experiments.data.npz import MAX_BYTES
 from gradhomog.hooks import hookimpl
 from gradhomog.specs import DomainSpec
 
 
-def images(variant: str, *, size: int = 84, per_class: int | None = None) -> ClassImages:
+def images(variant: str, *, size: int = 84, per_class: int | None = None, max_bytes: int = MAX_BYTES) -> ClassImages:
     """Read a data set into memory, as uint8, at the size that the network sees.
 
     Args:
@@ -23,27 +24,43 @@ def images(variant: str, *, size: int = 84, per_class: int | None = None) -> Cla
             file list, or of a folder with base.json, val.json or novel.json (`read_json`). Its stem is the name.
         size: side in pixels, 1..1024; pictures are cropped to their central square and resized without aliasing.
         per_class: of folders and lists, read only the first so many pictures of each class; None reads all.
+        max_bytes: bound in bytes, 4 GiB by default, on the arrays that are read from an `.npz` file, as their headers
+            declare them, and on all images at the network's size. Up to twice as much is used while reading. A file
+            list may have 1/64 of it, as JSON takes up to 40 times its size when parsed. A picture may have 89,478,485
+            pixels.
 
     Raises:
-        OptionError: an option is out of range. DataError: a file is missing, damaged or inconsistent.
+        OptionError: an option is out of range. DataError: a file is missing, damaged, inconsistent or too large.
     """
     _options.integer("size", size, low=1, high=1024)
     if per_class is not None:
         _options.integer("per_class", per_class, low=1)
-    if not variant:
-        raise OptionError("`images` needs a path, as in images:pictures/birds.npz; got nothing after the name.")
-    path = Path(variant).expanduser()
+    _options.integer("max_bytes", max_bytes, low=1)
+    if not variant or "\0" in variant:
+        raise OptionError(f"`images` needs a path, as in images:pictures/birds.npz; got {variant or 'nothing'!r}.")
+    try:
+        path = Path(variant).expanduser()
+    except RuntimeError as error:  # ~name/pictures, where no user has this name
+        raise OptionError(f"`images`: {variant}: {error}") from error
+    try:
+        return _read(path, size, per_class, max_bytes)
+    except OSError as error:  # permission denied, a name that is too long, a folder removed while it is read
+        raise DataError(f"{path}: cannot be read ({error.strerror or error}).") from error
+
+
+def _read(path: Path, size: int, per_class: int | None, max_bytes: int) -> ClassImages:
     if path.suffix.lower() == ".npz" and not path.is_dir():
         if per_class is not None:
             raise OptionError(f"`per_class` must be left out for .npz files; got {per_class} with {path}.")
-        return read_npz(path, size)
-    listed = path.suffix.lower() == ".json" or any((path / name).is_file() for name in FILES)
+        return read_npz(path, size, max_bytes)
     if not path.exists():
         raise DataError(f"{path}: there is no such file or folder.")
-    if not listed and not path.is_dir():
+    folder = path.is_dir()
+    listed = any((path / name).is_file() for name in FILES) if folder else path.suffix.lower() == ".json"
+    if not listed and not folder:
         raise DataError(f"{path}: must be an .npz file, a .json file list or a folder; got {path.suffix or 'a file'}.")
     require_pillow(path)
-    return read_json(path, size, per_class) if listed else read_folder(path, size, per_class)
+    return (read_json if listed else read_folder)(path, size, per_class, max_bytes)
 
 
 @hookimpl

@@ -130,7 +130,7 @@ BAD = {
         r"\[n, size, size, channels\].*\(4, 2, 2, 2\)",
     ),
     "not square": ({"images": np.zeros((4, 2, 3, 3), dtype=np.uint8)}, r"\[n, size, size, channels\].*\(4, 2, 3, 3\)"),
-    "no images": ({"images": np.zeros((0, 2, 2, 3), dtype=np.uint8)}, r"n and size at least 1; got \(0, 2, 2, 3\)"),
+    "no images": ({"images": np.zeros((0, 2, 2, 3), dtype=np.uint8)}, r"all at least 1; got \(0, 2, 2, 3\)"),
     "nan labels": ({"labels": np.array([0, 0, 1, np.nan])}, r"`labels` must be integers.*float64 \(4,\) with 1 NaN"),
     "one-hot labels": ({"labels": np.eye(4, dtype=np.int64)}, r"`labels` must be integers \[n\]; got int64 \(4, 4\)"),
     "short labels": ({"labels": np.array([0, 1])}, r"one entry per image; got 2 for 4 images"),

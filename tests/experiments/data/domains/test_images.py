@@ -193,7 +193,7 @@ def test_an_npz_file_with_flipped_bytes_is_refused(tmp_path):
 def test_an_npz_file_with_pickled_objects_is_refused(tmp_path):
     path = tmp_path / "pickle.npz"
     write_npz(path, class_names=np.array(["a", "b"], dtype=object))
-    refused(path, "allow_pickle=False")
+    refused(path, "holds pickled objects, which are never loaded")
 
 
 @pytest.mark.parametrize("name", ["images", "labels", "class_names"])
@@ -207,7 +207,7 @@ def test_an_npz_file_without_an_array_is_refused(tmp_path, name):
     ("change", "message"),
     [
         ({"images": np.zeros((4, 8, 8, 3))}, r"`images` must be uint8, 0\.\.255; got float64"),
-        ({"images": np.full((4, 8, 8, 3), np.nan)}, r"got float64 with 768 NaN"),
+        ({"images": np.full((4, 8, 8, 3), np.nan)}, r"`images` must be uint8.*got float64\. Scale"),
         ({"images": np.zeros((4, 8), dtype=np.uint8)}, r"`images` must have shape.*got \(4, 8\)"),
         ({"labels": np.array([0, 0, 1, 5])}, r"`labels` must lie in 0\.\.1"),
         ({"labels": np.array([0, 1])}, r"one entry per image; got 2 for 4 images"),
@@ -286,7 +286,7 @@ LIST = {"label_names": ["a", "b"], "image_names": ["a/00.png", "b/00.png"], "ima
         (json.dumps({**LIST, "label_names": ["a", "a"]}), "`label_names` must differ from each other; 'a'"),
         (
             json.dumps({**LIST, "image_names": ["a/00.png", "b/77.png"]}),
-            r"1 of the listed images do not exist.*77\.png",
+            r"1 of the 2 listed images do not exist.*77\.png",
         ),
     ],
 )

@@ -1,0 +1,148 @@
+"""An error names everything that is wrong with an input, in one message, with exit code 2."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gradhomog import ConfigError, DataError, OptionError
+from gradhomog.cli import main
+from gradhomog.experiments.config.schema import load
+from gradhomog.experiments.data.splits import streams
+from gradhomog.experiments.execution.plan import methods
+
+FUNCTIONS = ['domains.train=["functions:line"]', 'domains.test=["functions:step"]', "network.name=mlp"]
+
+
+def test_all_wrong_homogenizers_and_options_are_named_once() -> None:
+    texts = ["pcgard", "mgdaa + sttic | rotate(stpes=1, angel=2)", "none", "pcgrad(order=3", "cagrad(c=-1)"]
+    config = load(None, [f"homogenizers={texts!r}", 'learner=["maml", "fomaml"]'])
+    with pytest.raises(ConfigError, match="`homogenizers`: 6 things are wrong:") as caught:
+        methods(config)
+    message = str(caught.value)
+    for part in ("'pcgard'", "'mgdaa'", "'sttic'", "'stpes'", "'angel'", "expected ',' or ')'", "`c` must be"):
+        assert message.count(part) == 1, part
+
+
+def test_all_wrong_options_of_one_plugin_are_named() -> None:
+    config = load(None, ['homogenizers=["pcgrad(order=3, sed=1)"]'])
+    with pytest.raises(ConfigError, match=r"(?s)2 things are wrong:.*`order` must be.*no option 'sed'"):
+        methods(config)
+
+
+def test_all_wrong_keys_of_a_run_file_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('colour = 3\nthreads = 0\nepisodes = 1\n[train]\nstpes = 3\nsteps = "many"\ninner_lr = -1\n')
+    with pytest.raises(ConfigError, match=r"run\.toml: 6 things are wrong:") as caught:
+        load(path)
+    for key in ("colour", "threads", "episodes", "train.stpes", "train.steps", "train.inner_lr"):
+        assert f"`{key}`" in str(caught.value)
+
+
+def test_all_wrong_values_of_lists_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"(?s)`domains.test` must name at least one.*must be from 0 to .* got -1"):
+        load(None, ["domains.test=[]", "seeds=[-1]"])
+
+
+def test_a_single_error_is_not_a_list() -> None:
+    with pytest.raises(ConfigError, match=r"^unknown key `colour`\."):
+        load(None, ["colour=1"])
+
+
+def test_all_domains_that_cannot_be_opened_are_named(tmp_path: Path) -> None:
+    texts = [f"{tmp_path}/one.npz", "functoins:line", "functions:line"]
+    config = load(None, [f"domains.train={texts}", 'domains.test=["functions:stp"]', "network.name=mlp"])
+    with pytest.raises(ConfigError, match="`domains`: 3 things are wrong:") as caught:
+        streams(config, 0)
+    for part in ("one.npz: there is no such file", "'functoins'", "functions:stp"):
+        assert part in str(caught.value)
+
+
+def test_one_domain_that_cannot_be_opened_keeps_its_type() -> None:
+    with pytest.raises(OptionError, match="stp"):
+        streams(load(None, [FUNCTIONS[0], 'domains.test=["functions:stp"]', "network.name=mlp"]), 0)
+
+
+def test_all_domains_that_cannot_serve_are_named(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        names = np.array([f"class {index}" for index in range(8)])
+        np.savez(tmp_path / name, images=np.zeros((8, 16, 16), dtype=np.uint8), labels=np.arange(8), class_names=names)
+    texts = [f"{tmp_path}/{name}.npz" for name in ("one", "two")]
+    config = load(None, [f"domains.train={texts[:1]}", f"domains.test={texts[1:]}", "network.size=16"])
+    with pytest.raises(ConfigError, match=r"(?s)3 things are wrong:.*'one', split 'train'.*'two', split 'all'"):
+        streams(config, 0)
+    alone = load(None, [f"domains.train={texts[:1]}", 'domains.test=["glyphs:braille"]', "network.size=16"])
+    with pytest.raises((ConfigError, DataError), match="'one', split 'train'"):
+        streams(alone, 0)
+
+
+def test_domains_of_different_kinds_are_named() -> None:
+    config = load(None, [FUNCTIONS[0], 'domains.test=["glyphs:tifinagh(instances=2)"]'])
+    with pytest.raises(ConfigError, match=r"functions:line is regression with 1 target, and glyphs:tifinagh is class"):
+        streams(config, 0)
+
+
+def test_check_looks_up_all_plugins_before_the_first_check(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "static", "pcgard", "mmal", "--only", "documented"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "'pcgard'. Did you mean 'pcgrad'?" in printed.err
+    assert "'mmal'" in printed.err
+
+
+@pytest.mark.parametrize("count", [1001, 10_000_000, 2**32])
+def test_a_seed_given_as_the_number_of_seeds_is_refused_at_once(count: int) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(ConfigError, match=rf"`seeds` must be at most 1000.* got {count}\. .*seeds=\[{count}\]"):
+            load(None, [f"seeds={count}"])
+        assert tracemalloc.get_traced_memory()[1] < 10**6
+    finally:
+        tracemalloc.stop()
+    assert load(None, [f"seeds=[{count - 1}]"]).seed_list == [count - 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"homogenizers = ['a(b={'[' * 2000})']", "lists and tables may be nested 50 deep"),
+        (f"homogenizers = ['a(b={'9' * 5000})']", "an integer may have 1000 digits; this one has 5000"),
+        (f"seeds = {'[' * 3000}", "tables and lists may be nested 50 deep"),
+        (f"seeds = {'[' * 60}{']' * 60}", "tables and lists may be nested 50 deep"),
+        (f"{'a.' * 3000}a = 1", "tables and lists may be nested 50 deep"),
+        (f"seeds = {'9' * 5000}", "an integer may have 1000 digits"),
+        (f"seeds = 0x{'f' * 5000}", "an integer may have 1000 digits"),
+        ("#" * 40_000, "TOML of more than 32,768 bytes is not read"),
+        ("#" * 32_767 + "é", "TOML of more than 32,768 bytes is not read"),
+    ],
+    ids=range(9),
+)
+def test_input_that_would_exhaust_the_parser_is_one_message(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(text, encoding="utf-8")
+    overrides = [word for override in FUNCTIONS for word in ("--set", override)]
+    assert main(["compare", str(path), *overrides, "--out", str(tmp_path / "out")]) == 2
+    err = capsys.readouterr().err
+    assert f"run.toml: {message}" in err or f"`homogenizers`: {message}" in err
+    assert len(err) < 1000
+    key, _, value = text.partition(" = ")
+    if value:
+        assert main(["compare", *overrides, "--set", f"{key}={value}", "--out", str(tmp_path / "out")]) == 2
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("none.toml", "none.toml: there is no such file."), (".", ".: is a folder; a run file in TOML is needed.")],
+)
+def test_a_run_file_that_cannot_be_opened_is_named_without_numbers_of_errors(
+    name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["compare", name]) == 2
+    assert capsys.readouterr().err == f"gradhomog: {message}\n"

@@ -1,0 +1,140 @@
+"""The command line as a process: signals at any time, and outputs that are not Unicode."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+PROC = Path("/proc/self/status").exists()
+needs_proc = pytest.mark.skipif(not PROC, reason="reads the state of a process from /proc")
+
+
+def handles_sigterm(pid: int) -> bool:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    [caught] = [int(line.split()[1], 16) for line in lines if line.startswith("SigCgt")]
+    return bool(caught >> (signal.SIGTERM - 1) & 1)
+
+
+def imports_torch(pid: int) -> bool:
+    return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+
+
+@needs_proc
+@pytest.mark.parametrize(
+    ("command", "reached"), [("compare", handles_sigterm), ("compare", imports_torch), ("report", handles_sigterm)]
+)
+def test_a_termination_while_the_program_starts_is_an_interrupt(
+    command: str, reached: Callable[[int], bool], tmp_path: Path
+) -> None:
+    arguments = [sys.executable, "-m", "gradhomog", command, *(["none"] if command == "report" else [])]
+    with subprocess.Popen(
+        arguments, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        while process.poll() is None and not reached(process.pid):
+            time.sleep(0.001)
+        process.terminate()
+        _, error = process.communicate(timeout=120)
+    assert (process.returncode, error) == (130, "gradhomog: interrupted.\n")
+
+
+def test_a_termination_while_a_report_is_written_is_an_interrupt(tmp_path: Path) -> None:
+    code = """
+import sys, time
+import gradhomog.experiments.report.page as page
+def write_report(folder):
+    print("writing", flush=True)
+    time.sleep(100)
+page.write_report = write_report
+from gradhomog.cli import main
+sys.exit(main(["report", "folder"]))
+"""
+    arguments = [sys.executable, "-c", code]
+    with subprocess.Popen(
+        arguments, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "writing\n"
+        process.terminate()
+        _, error = process.communicate(timeout=120)
+    assert (process.returncode, error) == (130, "gradhomog: interrupted.\n")
+
+
+def test_an_interrupt_within_the_making_of_a_class_has_the_same_exit_code(tmp_path: Path) -> None:
+    """Dataclasses and named tuples run texts while modules are imported; CPython would end the process by SIGINT."""
+    code = """
+import sys
+import gradhomog.cli.list_ as command
+def run(given):
+    exec("raise KeyboardInterrupt")
+command.run = run
+from gradhomog.cli import main
+sys.exit(main(["list"]))
+"""
+    (tmp_path / "interrupted.py").write_text(code)
+    command = [sys.executable, "-m", "interrupted"]  # as `python -m gradhomog`
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (130, "gradhomog: interrupted.\n")
+
+
+def test_a_handler_of_the_calling_program_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gradhomog.cli import main
+
+    def own(number: int, frame: object) -> None: ...
+
+    before = signal.signal(signal.SIGTERM, own)
+    try:
+        main(["list"])
+        assert signal.getsignal(signal.SIGTERM) is own
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    main(["list"])
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def output(*arguments: str, encoding: str) -> subprocess.CompletedProcess[bytes]:
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    command = [sys.executable, "-m", "gradhomog", *arguments]
+    return subprocess.run(command, capture_output=True, env=environment, timeout=300)
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
+def test_output_that_is_not_unicode_shows_question_marks(encoding: str) -> None:
+    done = output("show", "gradnorm", encoding=encoding)  # its options have "≥"
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"alpha=1.5 (a number ? 0)" in done.stdout
+
+
+def test_data_are_complete_in_an_output_that_is_not_unicode() -> None:
+    done, expected = (output("show", "gradnorm", "--json", encoding=name) for name in ("ascii", "utf-8"))
+    assert json.loads(done.stdout) == json.loads(expected.stdout)
+    assert "alpha=1.5 (a number ≥ 0)" in json.loads(done.stdout)["options"]
+
+
+def test_an_error_that_is_not_unicode_is_one_message() -> None:
+    done = output("show", "größe≥", encoding="ascii")
+    assert done.returncode == 2
+    assert b"no homogenizer is called 'gr??e?'" in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_table_is_printed_after_training_where_the_output_is_not_unicode(tmp_path: Path) -> None:
+    small = [
+        "episodes.shots=1", "episodes.ways=2", "episodes.tasks=2", "train.steps=2", "train.inner_steps=1",
+        "train.validate_every=2", "train.validation_episodes=2", "test.episodes=2", "seeds=2",
+        'homogenizers=["none"]', 'domains.train=["functions:line"]', 'domains.test=["functions:step"]',
+        "network.name=mlp",
+    ]  # fmt: skip
+    overrides = [word for text in small for word in ("--set", text)]
+    done = output("compare", *overrides, "--out", str(tmp_path / "out"), encoding="ascii")
+    assert done.returncode == 0, done.stderr
+    assert b"?" in done.stdout
+    assert output("report", str(tmp_path / "out"), encoding="cp1252").returncode == 0
