@@ -49,7 +49,7 @@ def gradhomog_make(spec: Spec, arguments: tuple[Any, ...], options: dict[str, An
 
 @hookspec
 def gradhomog_observers(config: Mapping[str, Any]) -> Observer | None:
-    """Return an observer of a run, or None. Called once when a run starts, with its resolved configuration.
+    """Return an observer of a run, or None. Called once when a run starts, in its process, with its own configuration.
 
     The observer is called with `("start", record)`, `("step", record)`, `("probe", record)`, `("validation", record)`,
     `("result", record)` and `("failed", record)`. One that raises, or whose hook does, is reported once and dropped: an
