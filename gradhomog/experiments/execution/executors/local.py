@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from joblib import Parallel, delayed, parallel_config
 from joblib.externals.loky import get_reusable_executor
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
@@ -57,10 +57,13 @@ class Local:
 
 
 def _parallel(jobs: Sequence[Job], at_a_time: int) -> Iterator[Outcome]:
-    # With one process, joblib would make the runs in this one.
-    with _interrupts_kept_from_children(), parallel_config(backend="loky", n_jobs=max(at_a_time, 2)):
-        found = Parallel(return_as="generator_unordered", batch_size=1)(delayed(job)() for job in jobs)
-        yield from found
+    with _interrupts_kept_from_children():
+        executor = get_reusable_executor(max_workers=at_a_time, reuse=False)
+        pending = {executor.submit(job) for job in jobs}
+        while pending:
+            # With a timeout: a thread that waits without one is not woken by signals that another thread receives.
+            done, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
+            yield from (future.result() for future in done)
 
 
 def _alone(job: Job) -> Outcome:
