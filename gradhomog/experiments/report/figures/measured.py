@@ -59,7 +59,7 @@ def measured(records: Iterable[Record]) -> Figure | None:
             if index + across >= len(few):
                 lines.step_axis(panel)
         if len(quantities) > len(few):
-            note = f"{len(quantities) - len(few)} more quantities are in the records of the runs"
+            note = f"{len(quantities) - len(few)} more quantities are in events.jsonl"
             figure.supxlabel(note, fontsize=7.5, color=style.GUIDE)
         style.legend(figure, flat[: len(few)])
     return figure
