@@ -9,6 +9,7 @@ import pytest
 from gradhomog.cli._progress import Progress
 from tests.experiments.synthetic import result
 
+
 PLAN = {"event": "plan", "runs": 4, "steps": 5, "finished": 0, "seconds": None, "jobs": 2}
 
 
