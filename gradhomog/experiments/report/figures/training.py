@@ -107,7 +107,7 @@ def validation(records: Iterable[Record], summary: Summary) -> Figure | None:
             if len(learners) > 1:
                 panel.set_title(style.wrapped(learner))
         for row in axes:
-            row[0].set_ylabel(style.axis_name(summary, "validation"))
+            row[0].set_ylabel(style.wrapped(style.axis_name(summary, "validation")))
         style.legend(figure, panels[: len(learners)])
     return figure
 
