@@ -140,7 +140,7 @@ def test_of_the_packages_only_adapters_import_torchopt() -> None:
 
 
 def test_commands_import_nothing_heavy_when_they_are_imported() -> None:
-    heavy = ("torch", "torchopt", "numpy", "matplotlib", "PIL", "gradhomog.experiments")
+    heavy = ("torch", "torchopt", "numpy", "scipy", "jinja2", "matplotlib", "PIL", "gradhomog.experiments")
     found = []
     for path in CLI:
         names = imports(path, at_import(ast.parse(path.read_text(encoding="utf-8"))))

@@ -65,6 +65,14 @@ def test_the_wheel_holds_every_module_of_the_tree(names: set[str]) -> None:
 
 
 @pytest.mark.slow
+def test_the_wheel_holds_the_templates_of_the_report(names: set[str]) -> None:
+    folder = ROOT / "gradhomog" / "experiments" / "report" / "templates"
+    templates = {path.relative_to(ROOT).as_posix() for path in folder.iterdir()}
+    assert f"{folder.relative_to(ROOT).as_posix()}/report.html" in templates
+    assert templates <= names
+
+
+@pytest.mark.slow
 def test_the_wheel_is_typed_and_licensed(names: set[str]) -> None:
     assert any(name.startswith("gradhomog-") and name.endswith("/LICENSE") for name in names)
     for package in ("gradhomog", "gradhomog_plugins", "gradhomog_adapters"):
@@ -134,8 +142,8 @@ COMMANDS = ", ".join(
 def test_nothing_heavy_is_imported_before_it_is_needed(modules: str) -> None:
     code = (
         f"import sys\nimport {modules}\n"
-        "heavy = {'torch', 'torchopt', 'numpy', 'matplotlib', 'PIL', 'gradhomog_plugins', 'gradhomog_adapters',"
-        " 'gradhomog.experiments'} & set(sys.modules)\n"
+        "heavy = {'torch', 'torchopt', 'numpy', 'matplotlib', 'PIL', 'scipy', 'jinja2', 'gradhomog_plugins',"
+        " 'gradhomog_adapters', 'gradhomog.experiments'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

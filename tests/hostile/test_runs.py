@@ -180,7 +180,7 @@ def test_one_that_is_slow_is_named_once_in_the_table_and_in_every_report_made_ag
     assert line.startswith(f"Slow: {HERE} took ")
     assert line.endswith("`gradhomog profile --homogenizer bad` measures what it adds to a step.")
     assert slow_lines(write_report(outcome.folder)) == [line]
-    assert html.escape(line) in (outcome.folder / "report.html").read_text(encoding="utf-8")
+    assert line in html.unescape((outcome.folder / "report.html").read_text(encoding="utf-8"))
     [found] = outcome.summary.slow
     assert to_json(outcome.summary)["slow"][0]["share"] == found.share > 0.5
     # All 12 steps of a run are counted, those before the interruption too; what was asleep is no more than the steps.

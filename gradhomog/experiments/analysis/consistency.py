@@ -1,4 +1,4 @@
-"""Whether results can stand in one table: of one test, and each of a seed and a method of its own."""
+"""Validate that results belong in one table: the same test, and one result for each method and seed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from gradhomog.experiments.results.events import Record
 
 
 def check(results: Sequence[Record]) -> None:
-    """Raise unless all results are of one test, and each of a seed and a method of its own.
+    """Raise unless all results have the same test, and each method and seed has one result.
 
     Raises:
-        ConfigError: names two runs that claim one place, or were tested on different tasks.
+        ConfigError: names two runs of the same method and seed, or of different test tasks.
     """
     places: dict[tuple[str, str, int], str] = {}
     for record in results:

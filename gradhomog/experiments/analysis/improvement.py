@@ -1,28 +1,26 @@
-"""Δm, the mean relative improvement of multi-task learning: how much better a method's tasks are than a baseline's."""
+"""Δm, the mean relative improvement over the tasks of a multi-task problem, compared with a baseline."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from gradhomog.experiments.analysis.metrics import metric
+from gradhomog.experiments.analysis.paired_comparison import Runs
 from gradhomog.experiments.analysis.statistics import Interval, mean_interval
-from gradhomog.experiments.results.events import Record, numbers
+from gradhomog.experiments.results.events import numbers
 from gradhomog.experiments.results.plan import PLAIN, SINGLE
 
-Runs = Mapping[int, Record]
-"""Results of one method by seed."""
 
-
-def baseline(groups: Mapping[tuple[str, str], Runs], learner: str) -> str | None:
-    """The label of what others are compared with: each task alone where it was trained, else the plain learner."""
+def improvement_baseline(groups: Mapping[tuple[str, str], Runs], learner: str) -> str | None:
+    """The label of the method that Δm is over: each task alone where it was trained, else the plain learner."""
     return next((label for label in (SINGLE, PLAIN) if (learner, label) in groups), None)
 
 
 def improvement(runs: Runs, base: Runs) -> Interval | None:
     """Δm = 1/T Σ_t (M_t − B_t) / B_t of each seed, M and B being scores of task t, with its interval over seeds.
 
-    Positive is better: of errors the sign is the other one, and R² is taken as the error 1 − R² that it leaves. Paired
-    by seed, as differences are. None without a common seed, or where ratios of such scores mean nothing.
+    Positive is better: for errors the sign is reversed, and R² is taken as the error 1 − R². Paired by seed, as
+    differences are. None without a common seed, or where ratios of scores have no meaning.
 
     Source: Maninis, Radosavovic & Kokkinos 2019 (arXiv 1904.08918), equation 5, over networks of one task each. Papers
     that call Δm a drop (CAGrad, Nash-MTL, FAMO) have the other sign.

@@ -1,4 +1,4 @@
-"""What scores are: their names in words, how they are written, and which of two is better."""
+"""The metrics of scores: names, units, and which of two scores is better."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class Metric:
     """A kind of score.
 
     Attributes:
-        name: as records have it.
+        name: in records.
         words: in a sentence.
-        column: over a column of a table; the words, unless it is shorter.
-        percent: whether it is a share, written in percent.
-        higher_is_better: of two scores.
-        best: the score of a perfect method, where it is the distances to it that one compares by their ratio.
-        ratios: whether the ratio of two scores, or of two such distances, means anything.
+        column: over a column of a table; by default the words.
+        percent: whether it is a fraction that is written in percent.
+        higher_is_better: whether the higher of two scores is better.
+        best: the score of a perfect method, for metrics whose distances to it are compared by their ratio.
+        ratios: whether the ratio of two scores, or of two such distances, has a meaning.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Metric:
 
     @property
     def title(self) -> str:
-        """Of a column of a table, with its unit."""
+        """The header of a column, with its unit."""
         return (self.column or self.words) + self.unit
 
     def better(self, new: float, old: float) -> bool:
@@ -50,10 +50,10 @@ class Metric:
         return new > old if self.higher_is_better else new < old
 
     def improvement(self, score: float, base: float) -> float:
-        """By which part a score is better than another: of accuracies (s - b) / b, of errors (b - s) / b.
+        """The relative improvement of a score s over b: (s - b) / b for accuracies, (b - s) / b for errors.
 
-        Of a score with a best one, such as R², the errors are the distances to it. NaN where b is 0, or where ratios of
-        such scores mean nothing.
+        For a score with a best one, such as R², errors are the distances to it. NaN where b is 0, or where ratios of
+        such scores have no meaning.
         """
         if not self.ratios:
             return math.nan
@@ -61,6 +61,16 @@ class Metric:
             score, base = abs(self.best - score), abs(self.best - base)
         sign = 1 if self.higher_is_better and self.best is None else -1
         return sign * (score - base) / base if base else math.nan
+
+    def detectable(self, base: float) -> float | None:
+        """The difference for which the needed number of seeds is given: one percentage point, or 5 % of a score.
+
+        None where the score is 0 or not finite, or where ratios of scores have no meaning.
+        """
+        if self.percent:
+            return 0.01
+        relative = 0.05 * abs(base)
+        return relative if self.ratios and 0 < relative < math.inf else None
 
 
 METRICS = {

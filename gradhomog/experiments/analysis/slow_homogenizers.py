@@ -1,4 +1,4 @@
-"""Which homogenizers take more than half the time of their training steps."""
+"""Homogenizers that take more than half the time of their training steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gradhomog.experiments.results.events import Record
 
 SHARE = 0.5
-"""Of the time of training steps; a homogenizer above it is called slow."""
+"""The fraction of the time of training steps above which a homogenizer is slow."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Slow:
 
 
 def slow(results: Iterable[Record]) -> tuple[Slow, ...]:
-    """Those of all runs, each once, in the order in which they are met."""
+    """The slow homogenizers of all runs, each once, in the order of the records."""
     whole: dict[tuple[str, str], float] = {}  # of all steps of a method, by learner and label
     spent: dict[tuple[str, str, str, str], float] = {}
     for record in results:

@@ -6,7 +6,8 @@ import math
 
 from gradhomog.experiments.profiling.quantiles import Quantiles
 from gradhomog.experiments.profiling.table import Row, Table
-from gradhomog.experiments.report.tables import NOTHING, aligned
+from gradhomog.experiments.report.formatting import NOTHING
+from gradhomog.experiments.report.text_table import aligned
 
 INTERVAL_NOTE = "95 %: interval of the median before it, by order statistics; n/a below six rounds."
 MEMORY_NOTE = "memory: peak of the CPU tensors that one further call allocates, without scratch memory of libraries"

@@ -1,49 +1,101 @@
-"""Small pieces of a self-contained HTML page; every text that comes in is escaped."""
+"""The HTML page of a report, made from the templates in `templates/`."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from html import escape
+from dataclasses import dataclass
 
-STYLE = """
-:root { color-scheme: light dark; --line: #d0d0d0; --soft: #666; --code: #f5f5f5; }
-@media (prefers-color-scheme: dark) { :root { --line: #444; --soft: #aaa; --code: #222; } }
-body { font: 16px/1.5 system-ui, sans-serif; margin: 0; }
-main { max-width: 70rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .8rem .3rem 0; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap; }
-td:first-child { white-space: normal; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; font-size: .9rem; }
-dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
-.note, figcaption { color: var(--soft); font-size: .85rem; margin: .3rem 0; }
-figure { margin: 1.5rem 0; }
-/* The figures' own text is black, so they keep a white ground in the dark. */
-figure svg { max-width: 100%; height: auto; background: #fff; border-radius: 4px; }
-pre { background: var(--code); padding: .8rem; overflow-x: auto; font-size: .85rem; border-radius: 4px; }
-"""
+import tomli_w
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from gradhomog.experiments.analysis.summary import Summary
+from gradhomog.experiments.report.captions import TITLES, captions, tuning_note
+from gradhomog.experiments.report.figures import Picture
+from gradhomog.experiments.report.html_table import answer_table, candidate_table, score_table
+from gradhomog.experiments.report.narrative import answer_notes, answers, scope
+from gradhomog.experiments.report.notes import notes
+from gradhomog.experiments.report.run_sections import run_sections
+from gradhomog.experiments.report.svg import inline_svg
+from gradhomog.experiments.results.events import Record
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table that scrolls sideways where the window is narrower."""
-    head = "".join(f"<th>{escape(text)}</th>" for text in header)
-    body = "\n".join("<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in rows)
-    return f'<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>'
+@dataclass(frozen=True)
+class Figure:
+    """A figure of the page."""
+
+    name: str
+    title: str
+    svg: Markup
+    caption: str
+    remarks: Sequence[str]
 
 
-def definitions(entries: Mapping[str, str]) -> str:
-    """Names and what they are."""
-    return "<dl>" + "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in entries.items()) + "</dl>"
+def render_page(summary: Summary, records: Sequence[Record], pictures: Mapping[str, Picture]) -> str:
+    """The page: answers, table, figures, tuning, runs, configuration and versions. Every text is escaped."""
+    environment = Environment(
+        loader=PackageLoader("gradhomog.experiments.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    start: Record = next((record for record in reversed(records) if record["event"] == "start"), {})
+    about = f" {'on' if summary.problem else 'of'} {', '.join(summary.learners)}" if summary.rows else ""
+    return environment.get_template("report.html").render(
+        title=f"gradhomog: comparison{about}",
+        scope=scope(summary),
+        answers=answers(summary),
+        answer_table=answer_table(summary),
+        answer_notes=answer_notes(summary),
+        score_table=score_table(summary) if summary.rows else None,
+        notes=notes(summary),
+        figures=_figures(summary, pictures),
+        candidates=candidate_table(summary) if summary.candidates else None,
+        tuning_note=tuning_note(summary) if summary.candidates else "",
+        runs=run_sections(records, summary),
+        about=_about(summary, start),
+        version=(start.get("versions") or {}).get("gradhomog"),
+        configuration=tomli_w.dumps(start.get("config") or {}) if start else None,
+        versions={str(k): str(v) for part in ("versions", "machine") for k, v in (start.get(part) or {}).items()},
+    )
 
 
-def inline_svg(text: str, prefix: str) -> str:
-    """An SVG file as an element of a page, its identifiers prefixed, since several figures in one page share theirs."""
-    svg = text[text.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)  # names outside resources that nobody needs
-    svg = re.sub(
-        r'(<image\b[^>]*?) id="[^"]*"', r"\1", svg
-    )  # equal pictures have equal ones, and nobody refers to them
-    svg = re.sub(r'\bid="', f'id="{prefix}-', svg)
-    return re.sub(r'(url\(#|href="#)', rf"\g<1>{prefix}-", svg)
+def _figures(summary: Summary, pictures: Mapping[str, Picture]) -> list[Figure]:
+    texts = captions(summary)
+    return [
+        Figure(
+            name,
+            TITLES[name],
+            inline_svg(pictures[name].svg.read_text(encoding="utf-8"), name, TITLES[name]),
+            texts[name],
+            pictures[name].remarks,
+        )
+        for name in TITLES
+        if name in pictures
+    ]
+
+
+def _about(summary: Summary, start: Record) -> dict[str, str]:
+    """What was compared, by name; without what is unknown."""
+    config = start.get("config") or {}
+    of_problem = {"tasks": ", ".join(map(str, start.get("tasks") or ())), "data": " ".join(summary.notes)}
+    of_episodes = {
+        "training domains": ", ".join(_names(config, "domains", "train")),
+        "test domains": ", ".join(summary.domains),
+        "test tasks": f"{summary.tasks}, the same for every run",
+    }
+    entries = {
+        "problem" if summary.problem else "learner": ", ".join(summary.learners),
+        "methods": ", ".join(dict.fromkeys(row.label for row in summary.rows)),
+        **(of_problem if summary.problem else of_episodes),
+        "started": str(start.get("time") or ""),
+    }
+    return {name: text for name, text in entries.items() if text}
+
+
+def _names(config: Record, section: str, key: str) -> list[str]:
+    inner = config.get(section)
+    found = inner.get(key) if isinstance(inner, dict) else None
+    return [str(name) for name in found] if isinstance(found, list) else []

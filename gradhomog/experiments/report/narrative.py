@@ -1,154 +1,149 @@
-"""What a table says, in words that claim no more than its numbers: a paragraph, and captions for the figures."""
+"""Answers in sentences: which methods are better than the best baseline, and the limits of the comparison."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from gradhomog.experiments.analysis.metrics import metric
-from gradhomog.experiments.analysis.statistics import Interval
-from gradhomog.experiments.analysis.summary import Row, Summary
-from gradhomog.experiments.report.tables import interval_text
-from gradhomog.experiments.results.plan import PLAIN
+from gradhomog.experiments.analysis.paired_comparison import Comparison
+from gradhomog.experiments.analysis.power import deviation_factors
+from gradhomog.experiments.analysis.rows import BASELINES, Row
+from gradhomog.experiments.analysis.summary import Summary
+from gradhomog.experiments.report.columns import detectable_words
+from gradhomog.experiments.report.formatting import interval_text, p_text, ratio_text
 
 
-def reading(summary: Summary) -> str:
-    """One paragraph. A method is called higher or lower than plain only if the interval excludes 0."""
-    if not summary.rows:
-        return "No run has finished, so nothing can be said yet."
-    said = [_scope(summary)]
-    for learner in summary.learners:
-        said += _of_learner(summary, learner)
-    said += _limits(summary)
-    return " ".join(said)
+@dataclass(frozen=True)
+class Answer:
+    """The result of one learner: the headline, and the sentences that follow it."""
+
+    learner: str
+    headline: str
+    sentences: Sequence[str]
 
 
-def captions(summary: Summary) -> dict[str, str]:
-    """What each figure shows, by its name."""
-    units = {row.unit for row in summary.rows} - {"one"}
-    names = {"seeds": "seeds", "tasks": "test tasks"}
-    over = "seeds, or over test tasks for a single seed"
-    if summary.problem or len(units) == 1:
-        over = names[units.pop()] if units else "seeds, were there several"
-    source = "task" if summary.problem else "domain that the test tasks come from"
-    band = (
-        "the band reaches from the lowest to the highest seed"
-        if any(len(row.seeds) > 1 for row in summary.rows)
-        else "one seed"
-    )
-    tested, judged = ("Test score", "Validation score") if summary.held_out else ("Score", "Score")
-    smooth = f"Running mean over a tenth of training, averaged over seeds; {band}."
-    return {
-        "scores": f"{tested} of each method: mean and 95 % interval over {over}; small dots are seeds, the dashed "
-        "line is the plain learner. Beside it, the paired difference to plain with its interval.",
-        "domains": f"The same scores by the {source}: mean and 95 % interval over {over}.",
-        "conflict": "How the tasks' gradients agree during training, before homogenization: the mean cosine between "
-        f"the gradients of two tasks, and the norm of the longest over that of the shortest. {smooth}",
-        "stages": "What each module does to the tasks' gradients: the mean cosine between two of them, the norm of the "
-        "longest over that of the shortest, and the mean distance ‖gᵢ − gⱼ‖ of two over their mean norm, before any "
-        "module and after each, in the order of the pipeline. A distance of 0 is one gradient for all tasks, √2 "
-        "(dashed) equal lengths at right angles; a common factor changes none of the three. Where a method has dots "
-        "only at validations, these are the encoder's gradients of one batch with and without each module at the same "
-        "parameters; else all gradients of the training steps, a running mean over a tenth of training. Averaged over "
-        "seeds. Gradients that agree are not yet a better network: the scores above say that.",
-        "weights": "Each task's share in the step for the methods that reweight, 1 being the plain mean"
-        + ("" if summary.problem else ": by training domain, or with a single one by rank within the step")
-        + ". Running mean over a tenth of training, averaged over seeds.",
-        "measured": "What the modules measured of themselves, by method: running mean over a tenth of training, "
-        "averaged over seeds; of a quantity with a number for each task the mean, and a band from the lowest to the "
-        "highest task. Angles are in radians.",
-        "validation": f"{judged} during training, averaged over seeds; {band}."
-        + (" The best one decides which state is tested." if summary.held_out else ""),
-        "trajectories": "The path of each method over the mean of both losses, from every start (dots) to where the "
-        "last step left it (crosses); the grey line is the set of Pareto optimal points, where neither loss can fall "
-        "without the other rising.",
-        "looks": "Query images of the first test tasks, the same for every method, under the tested network of the "
-        "first seed. Saliency (SmoothGrad) is the derivative of the output of the true class by the pixels, averaged "
-        "over noisy copies of the image, for the network adapted to the task and with every homogenizer removed: "
-        "bright pixels change the output most. Each image is scaled to its own range, so brightness cannot be "
-        "compared between images or methods. The number is the probability given to the true class: the saliency of "
-        "a wrong answer explains a wrong answer. Maps of homogenizers, where there are any (of isi: the probability "
-        "that an activation is dropped, by layer), are those of the network before adaptation, from 0 (dark) to the "
-        "largest of the row. A few images show where to look and prove nothing: saliency that follows a shape is no "
-        "evidence of better scores.",
-    }
-
-
-def _scope(summary: Summary) -> str:
+def scope(summary: Summary) -> str:
+    """One sentence on the runs that finished and the tasks that they were tested on."""
     count = f"{summary.finished}" if summary.expected is None else f"{summary.finished} of {summary.expected}"
     runs = "run" if count == "1" else "runs"
-    if summary.problem:
+    if summary.problem or not summary.rows:
         return f"{count} {runs} finished."
     tasks = "task" if summary.tasks == 1 else "tasks"
     return f"{count} {runs} finished, each tested on the same {summary.tasks} {tasks}."
 
 
-def _of_learner(summary: Summary, learner: str) -> list[str]:
-    rows = summary.rows_of(learner)
-    plain = next((row for row in rows if row.label == PLAIN), None)
-    of = f" {learner}" if len(summary.learners) > 1 else ""
+def answers(summary: Summary) -> list[Answer]:
+    """For each learner, the methods that are significantly better than its best baseline."""
+    return [_answer(summary, learner) for learner in summary.learners]
+
+
+def answer_notes(summary: Summary) -> list[str]:
+    """The definitions of the columns that compare methods with the best baseline, and their limits."""
+    found = [row.to_baseline for row in summary.rows if row.to_baseline is not None]
+    if not found:
+        return []
     kind = metric(summary.metric)
-    if plain is None:
-        who = f"The plain learner of {learner}" if summary.problem else f"Plain{of or ' ' + learner}"
-        return [f"{who} has no finished run, so no method can be compared to it."]
-    measure = kind.words
-    score = interval_text(plain.score, summary.metric, alone=plain.unit == "one") + kind.unit
-    if summary.problem:
-        said = [f"On {learner} the plain learner has a {summary.score_of('test')} of {score}, the mean over its tasks."]
-    else:
-        said = [f"Plain {learner} has a {summary.score_of('test')} of {score}."]
-    gap = " points" if kind.percent else ""
-    for verdict, sign in (("better", 1), ("worse", -1)):
-        found = [row for row in rows if row.verdict == verdict]
-        word = "higher" if (sign > 0) == kind.higher_is_better else "lower"
-        if found:
-            texts = [
-                f"{row.label} ({interval_text(_difference(row), summary.metric, signed=True)}{gap})" for row in found
-            ]
-            verb = "have" if len(found) > 1 else "has"
-            said.append(f"{_listed(texts)} {verb} {word} {measure} than plain{of}: the 95 % interval excludes 0.")
-    undecided = [row.label for row in rows if row.verdict == "undecided"]
-    if undecided:
-        said.append(
-            f"For {_listed(undecided)} the interval of the difference includes 0: these runs do not tell "
-            f"{'them' if len(undecided) > 1 else 'it'} apart from plain{of}."
+    tested = [comparison for comparison in found if comparison.p_value is not None]
+    units = {comparison.unit for comparison in tested}
+    present = [label for label in BASELINES if any(row.label == label for row in summary.rows)]
+    lines = []
+    if len(present) > 1:
+        lines.append(
+            f"The best baseline is the one of {_listed(present)} with the better score in this table. Choosing it by "
+            "the score that is compared favours the baseline."
         )
-    unknown = [row.label for row in rows if row.label != PLAIN and row.verdict is None]
-    if unknown:
-        said.append(f"For {_listed(unknown)} there is no interval of the difference to plain{of}.")
-    return said
-
-
-def _limits(summary: Summary) -> list[str]:
-    said: list[str] = []
-    compared = [row for row in summary.rows if row.verdict is not None]
-    if any(row.difference_unit == "seeds" for row in compared):
-        n = min(row.difference.n for row in compared if row.difference and row.difference_unit == "seeds")
-        few = f"With {n} seeds an interval is wide; a" if n < 10 else "A"
-        said.append(f"{few} difference that an interval does not show may still exist.")
-    if any(row.difference_unit == "tasks" for row in compared):
-        said.append(
-            "Where a single seed was compared, the interval is over test tasks and leaves out how trainings vary."
+    pairs = " or ".join({"seeds": "seed", "tasks": "test task"}[unit] for unit in sorted(units - {"one"}))
+    points = " in percentage points" if kind.percent else ""
+    lower = "" if kind.higher_is_better else "; negative is better"
+    if tested:
+        lines.append(
+            f"difference: method − baseline{points}, paired by {pairs}, with its 95 % confidence interval, which "
+            f"is not corrected{lower}."
         )
-    if len(compared) > 1:
-        said.append(
-            f"With {len(compared)} comparisons at 95 %, one in twenty excludes 0 by chance where nothing differs."
-        )
+        holm = f", corrected for {len(tested)} comparisons by Holm's procedure" if len(tested) > 1 else ""
+        lines.append(f"p (Holm): two-sided paired t test{holm}; *: below 0.05.")
+    if "tasks" in units:
+        lines.append("With one seed the test is over test tasks: the variation between trainings is not in it.")
+    busy = ", measured while other runs used the machine" if summary.parallel else ""
+    lines.append(f"step time: ratio of the processor times of a training step{busy}; an indication, no benchmark.")
+    lines += _seeds_note(summary, found)
     if any(row.chosen is not None for row in summary.rows):
-        said.append(_of_tuning(summary))
-    return said
+        lines.append(_tuning(summary))
+    return lines
 
 
-def _of_tuning(summary: Summary) -> str:
+def _answer(summary: Summary, learner: str) -> Answer:
+    rows = summary.rows_of(learner)
+    of = f"{learner}: " if len(summary.learners) > 1 else ""
+    label = summary.best_baselines.get(learner)
+    if label is None:
+        text = (
+            f"{of}No baseline ({' or '.join(BASELINES)}) has a finished run with a score, so no method can be compared."
+        )
+        return Answer(learner, text, ())
+    base = next(row for row in rows if row.label == label)
+    score = interval_text(base.score, summary.metric, alone=base.unit == "one") + metric(summary.metric).unit
+    where = f"On {summary.problem} the" if summary.problem else "The"
+    mean = ", the mean over its tasks" if summary.problem else ""
+    sentences = [f"{where} best baseline is {label}, with a {summary.score_of('test')} of {score}{mean}."]
+    compared = [(row, row.to_baseline) for row in rows if row.to_baseline is not None]
+    better = [(row, found) for row, found in compared if found.verdict == "better"]
+    worse = [(row, found) for row, found in compared if found.verdict == "worse"]
+    undecided = [row.label for row, found in compared if found.verdict == "undecided"]
+    unknown = [row.label for row, found in compared if found.verdict is None]
+    unknown += [row.label for row in rows if row.to_baseline is None and row.label != label]
+    if better:
+        verb = "are" if len(better) > 1 else "is"
+        headline = (
+            f"{_listed(row.label for row, _ in better)} {verb} significantly better than the best baseline, {label}."
+        )
+    elif not compared or len(unknown) == len(rows) - 1:
+        headline = f"No method can be tested against the best baseline, {label}."
+    else:
+        headline = f"No method is significantly better than the best baseline, {label}."
+    sentences += [_significant(summary, row, found, "better") for row, found in better]
+    sentences += [_significant(summary, row, found, "worse") for row, found in worse]
+    if undecided:
+        sentences.append(f"No significant difference to {label} was found for {_listed(undecided)}.")
+    if unknown:
+        sentences.append(f"There is no interval of the difference for {_listed(unknown)}.")
+    return Answer(learner, of + headline, sentences)
+
+
+def _significant(summary: Summary, row: Row, found: Comparison, word: str) -> str:
+    kind = metric(summary.metric)
+    difference = interval_text(found.difference, summary.metric, signed=True)
+    points = " points" if kind.percent else f" in {kind.words}"
+    cost = "" if found.time_ratio is None else f"; a step takes {ratio_text(found.time_ratio)} the time"
+    p_value = p_text(found.adjusted_p_value)
+    equals = p_value if p_value.startswith("<") else f"= {p_value}"
+    return f"{row.label} is {word} by {difference}{points} (p {equals}){cost}."
+
+
+def _seeds_note(summary: Summary, found: Sequence[Comparison]) -> list[str]:
+    counts = [comparison.difference.n for comparison in found if comparison.seeds_needed is not None]
+    if not counts:
+        return []
+    size = "one percentage point" if metric(summary.metric).percent else "5 % of the baseline's score"
+    n = min(counts)
+    low, high = deviation_factors(n)
+    return [
+        f"seeds for {detectable_words(summary)}: the number of seeds with which a true difference of {size} "
+        "is detected with a power of 80 % (paired t test, two-sided 5 %, not corrected), from the observed spread of "
+        f"the paired differences. The spread of {n} seeds is uncertain: with 95 % confidence the true one is between "
+        f"{low:.2g} and {high:.2g} times as large, and the number of seeds grows with its square."
+    ]
+
+
+def _tuning(summary: Summary) -> str:
     if not summary.held_out:
         words = metric(summary.metric).words
-        return f"Tuned methods were chosen by the {words} shown here, which favours them over those with one try."
+        return (
+            f"Tuned methods were chosen by the {words} in this report, which favours them over methods with one trial."
+        )
     where = "by their validation scores" if summary.problem else "on validation tasks"
-    return f"Tuned methods were chosen {where}; the intervals leave out how the choice varies."
-
-
-def _difference(row: Row) -> Interval:
-    assert row.difference is not None  # a verdict is only given on a difference
-    return row.difference
+    return f"Tuned methods were chosen {where}; the intervals do not include the variation of that choice."
 
 
 def _listed(texts: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gradhomog import ConfigError
-from gradhomog.experiments.analysis.improvement import baseline, improvement
+from gradhomog.experiments.analysis.improvement import improvement, improvement_baseline
 from gradhomog.experiments.analysis.metrics import METRICS, metric
 
 scores = st.floats(0.01, 0.99)
@@ -75,6 +75,14 @@ def test_a_score_that_is_not_finite_makes_no_number_of_delta_m():
 
 def test_the_baseline_is_each_task_alone_where_it_is_there():
     plain, single = {("pairs", "plain"): {}}, {("pairs", "single-task"): {}}
-    assert baseline({**plain, **single}, "pairs") == "single-task"
-    assert baseline(plain, "pairs") == "plain"
-    assert baseline({("pairs", "pcgrad"): {}}, "pairs") is None
+    assert improvement_baseline({**plain, **single}, "pairs") == "single-task"
+    assert improvement_baseline(plain, "pairs") == "plain"
+    assert improvement_baseline({("pairs", "pcgrad"): {}}, "pairs") is None
+
+
+def test_a_difference_to_detect_is_a_point_of_percentages_and_5_percent_of_other_scores():
+    assert metric("accuracy").detectable(0.4) == 0.01
+    assert metric("mse").detectable(0.4) == pytest.approx(0.02)
+    assert metric("r2").detectable(-0.4) == pytest.approx(0.02)
+    for name, base in (("mse", 0.0), ("mse", math.nan), ("loss", 0.4)):
+        assert metric(name).detectable(base) is None

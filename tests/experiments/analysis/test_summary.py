@@ -7,14 +7,15 @@ import json
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from scipy import stats
 
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.analysis.summary import summarize, to_json
-from gradhomog.experiments.report.narrative import reading
-from gradhomog.experiments.report.tables import render_table, write_csv
+from gradhomog.experiments.report.csv_table import write_csv
+from gradhomog.experiments.report.narrative import answers
+from gradhomog.experiments.report.tables import render_table
 from tests.experiments.synthetic import METHODS, comparison, result, start
 
 # Multiples of 1/1024 below 1: their sums and differences are exact, so that "exactly" can be asked for.
@@ -22,6 +23,11 @@ grid = st.integers(0, 1023).map(lambda number: number / 1024)
 score_table = st.integers(1, 4).flatmap(
     lambda tasks: st.lists(st.lists(grid, min_size=tasks + 1, max_size=tasks + 1), min_size=1, max_size=4)
 )
+
+
+def reading(summary):
+    """All sentences of the answers."""
+    return " ".join(" ".join([answer.headline, *answer.sentences]) for answer in answers(summary))
 
 
 def row_of(records, label):
@@ -32,7 +38,7 @@ def row_of(records, label):
 def test_a_method_shifted_by_a_constant_differs_by_exactly_that_constant(table, shift):
     records = [result("plain", seed, scores) for seed, scores in enumerate(table)]
     records += [result("moved", seed, [score + shift for score in scores]) for seed, scores in enumerate(table)]
-    difference = row_of(records, "moved").difference
+    difference = row_of(records, "moved").to_plain.difference
     # Means of seeds are rounded; tasks of one seed are not.
     assert difference.mean == pytest.approx(shift, abs=0 if len(table) == 1 else 1e-15)
     assert difference.half_width == pytest.approx(0, abs=0 if len(table) == 1 else 1e-14)
@@ -42,8 +48,8 @@ def test_a_method_shifted_by_a_constant_differs_by_exactly_that_constant(table, 
 def test_a_method_that_scores_like_plain_differs_by_exactly_zero_and_is_undecided(table):
     records = [result(label, seed, scores) for label in ("plain", "same") for seed, scores in enumerate(table)]
     row = row_of(records, "same")
-    assert (row.difference.mean, row.difference.half_width) == (0, 0)
-    assert row.verdict == "undecided"
+    assert (row.to_plain.difference.mean, row.to_plain.difference.half_width) == (0, 0)
+    assert row.to_plain.verdict == "undecided"
 
 
 def test_seeds_are_paired_by_seed_whatever_the_order_in_which_they_finished():
@@ -52,9 +58,9 @@ def test_seeds_are_paired_by_seed_whatever_the_order_in_which_they_finished():
     records += [result("m", seed, [score + 0.0625 for score in plain[seed]]) for seed in (1, 2, 0)]
     row = row_of(records, "m")
     assert row.seeds == (0, 1, 2)
-    assert row.difference.mean == pytest.approx(0.0625)
-    assert row.difference.half_width == pytest.approx(0, abs=1e-12)
-    assert (row.difference_unit, row.difference.n) == ("seeds", 3)
+    assert row.to_plain.difference.mean == pytest.approx(0.0625)
+    assert row.to_plain.difference.half_width == pytest.approx(0, abs=1e-12)
+    assert (row.to_plain.unit, row.to_plain.difference.n) == ("seeds", 3)
 
 
 def test_intervals_over_seeds_are_those_of_scipy_on_seed_means():
@@ -63,7 +69,7 @@ def test_intervals_over_seeds_are_those_of_scipy_on_seed_means():
     records += [result("m", seed, row) for seed, row in enumerate(other)]
     row = row_of(records, "m")
     low, high = stats.ttest_rel([0.35, 0.8, 0.3], [0.3, 0.6, 0.2]).confidence_interval(0.95)
-    assert (row.difference.low, row.difference.high) == pytest.approx((low, high))
+    assert (row.to_plain.difference.low, row.to_plain.difference.high) == pytest.approx((low, high))
     low, high = stats.ttest_1samp([0.35, 0.8, 0.3], 0).confidence_interval(0.95)
     assert (row.score.low, row.score.high) == pytest.approx((low, high))
     assert row.unit == "seeds"
@@ -73,9 +79,9 @@ def test_a_single_seed_is_compared_task_by_task_and_the_table_says_so():
     records = [result("plain", 0, [0.2, 0.4, 0.9]), result("m", 0, [0.3, 0.4, 0.8])]
     summary = summarize(records)
     row = summary.rows[1]
-    assert (row.unit, row.difference_unit, row.difference.n) == ("tasks", "tasks", 3)
+    assert (row.unit, row.to_plain.unit, row.to_plain.difference.n) == ("tasks", "tasks", 3)
     assert "over test tasks (n = 3" in render_table(summary)
-    assert "how much another training would differ is not in it" in render_table(summary)
+    assert "the variation between trainings is not in it" in render_table(summary)
 
 
 def test_rows_over_tasks_are_marked_among_rows_over_seeds():
@@ -89,8 +95,8 @@ def test_only_common_seeds_are_compared_and_timed():
     records = [result("plain", 0, [0.2, 0.4], step_seconds=1.0), result("plain", 1, [0.6, 0.6], step_seconds=2.0)]
     records += [result("m", 1, [0.7, 0.7], step_seconds=3.0), result("m", 2, [0.9, 0.9], step_seconds=90.0)]
     row = row_of(records, "m")
-    assert row.difference.mean == pytest.approx(0.1)
-    assert row.time_ratio == pytest.approx(1.5)
+    assert row.to_plain.difference.mean == pytest.approx(0.1)
+    assert row.to_plain.time_ratio == pytest.approx(1.5)
 
 
 def test_a_learner_is_compared_to_its_own_plain_runs():
@@ -103,8 +109,8 @@ def test_a_learner_is_compared_to_its_own_plain_runs():
         ("fomaml", "plain"),
         ("fomaml", "m"),
     ]
-    assert summary.rows[1].difference.mean == pytest.approx(0.1)
-    assert summary.rows[3].difference.mean == pytest.approx(-0.1)
+    assert summary.rows[1].to_plain.difference.mean == pytest.approx(0.1)
+    assert summary.rows[3].to_plain.difference.mean == pytest.approx(-0.1)
 
 
 def test_plain_stands_first_and_the_others_as_they_appeared():
@@ -126,36 +132,112 @@ def test_domains_are_averaged_over_their_own_tasks():
 
 
 @pytest.mark.parametrize(
-    ("gap", "metric", "verdict", "word"),
-    [(0.2, "accuracy", "better", "higher"), (-0.2, "accuracy", "worse", "lower"), (0.2, "mse", "worse", "higher"),
-     (-0.2, "mse", "better", "lower")],
-)  # fmt: skip
-def test_a_clear_difference_is_called_by_the_sense_of_its_metric(gap, metric, verdict, word):
+    ("gap", "metric", "verdict"),
+    [(0.2, "accuracy", "better"), (-0.2, "accuracy", "worse"), (0.2, "mse", "worse"), (-0.2, "mse", "better")],
+)
+def test_a_clear_difference_is_called_by_the_sense_of_its_metric(gap, metric, verdict):
     base = [0.4, 0.5, 0.6, 0.45]
     records = [result("plain", 0, base, metric=metric)]
     records += [result("m", 0, [score + gap + score / 100 for score in base], metric=metric)]
     summary = summarize(records)
-    assert summary.rows[1].verdict == verdict
-    assert f"has {word}" in reading(summary)
+    assert summary.rows[1].to_plain.verdict == verdict
+    assert f"m is {verdict} by" in reading(summary)
+    assert ("m is significantly better" in reading(summary)) == (verdict == "better")
 
 
-@given(st.lists(st.tuples(grid, grid, grid), min_size=2, max_size=4), st.sampled_from(["accuracy", "mse"]))
-def test_no_difference_is_claimed_where_the_interval_includes_zero(table, metric):
+def bonferroni_holm(p_values):
+    """Reject from the smallest p value on, as long as p ≤ 0.05 / (number that is left)."""
+    rejected = set()
+    for p, index in sorted((p, index) for index, p in enumerate(p_values)):
+        if p >= 0.05 / (len(p_values) - len(rejected)):
+            break
+        rejected.add(index)
+    return rejected
+
+
+@given(st.lists(st.tuples(grid, grid, grid), min_size=3, max_size=5), st.sampled_from(["accuracy", "mse"]))
+def test_a_difference_is_claimed_exactly_where_holms_procedure_rejects(table, metric):
     labels = ("plain", "one", "two")
     records = [
         result(label, seed, [row[index], row[index]], metric=metric)
         for seed, row in enumerate(table)
         for index, label in enumerate(labels)
     ]
+    plain, *others = zip(*table, strict=True)
+    assume(all(len({a - b for a, b in zip(other, plain, strict=True)}) > 1 for other in others))
+    p_values = [stats.ttest_rel(other, plain).pvalue for other in others]
+    rejected = bonferroni_holm(p_values)
     summary = summarize(records)
     text = reading(summary)
-    assert "better" not in text
-    claims = [sentence for sentence in text.split(". ") if " higher " in sentence or " lower " in sentence]
-    for row, line in zip(summary.rows[1:], render_table(summary).splitlines()[3:], strict=False):
-        undecided = row.difference.low <= 0 <= row.difference.high
-        assert (row.verdict == "undecided") == undecided
-        assert ("*" in line) != undecided
-        assert any(row.label in claim for claim in claims) != undecided
+    for index, (row, line) in enumerate(zip(summary.rows[1:], render_table(summary).splitlines()[3:], strict=False)):
+        assert row.to_plain.p_value == pytest.approx(p_values[index])
+        assert (row.to_plain.verdict == "undecided") == (index not in rejected)
+        assert ("*" in line) == (index in rejected)
+        claimed = any(f"{row.label} is {word} by" in text for word in ("better", "worse"))
+        assert claimed == (index in rejected)
+
+
+def test_an_interval_that_excludes_zero_is_not_marked_if_the_correction_takes_it_back():
+    gaps = {"plain": [0, 0, 0], "m": [0.03, 0.04, 0.06]}  # p = 0.04, and four times as much with three other methods
+    gaps |= {label: [-0.01, 0.0, 0.01] for label in "abc"}
+    records = [result(label, s, [0.5 + gap] * 2) for label, found in gaps.items() for s, gap in enumerate(found)]
+    found = row_of(records, "m").to_plain
+    assert found.difference.low > 0
+    assert found.p_value < 0.05 < found.adjusted_p_value == pytest.approx(4 * found.p_value)
+    assert found.verdict == "undecided"
+    text = render_table(summarize(records))
+    assert "*: significant at the 5 % level (t test, after Holm's correction for 4 comparisons)" in text
+    assert "*" not in text.split("\n\n")[0]
+
+
+STATIC = "static (tuned)"
+
+
+def test_the_best_baseline_is_the_better_one_of_plain_and_tuned_static_weights():
+    records = [result(label, 0, [score, score]) for label, score in (("plain", 0.5), (STATIC, 0.6), ("m", 0.7))]
+    summary = summarize(records)
+    assert summary.best_baselines == {"maml": STATIC}
+    assert [row.to_baseline and row.to_baseline.reference for row in summary.rows] == [STATIC, None, STATIC]
+    assert summary.rows[2].to_baseline.difference.mean == pytest.approx(0.1)
+    assert summary.rows[2].to_plain.difference.mean == pytest.approx(0.2)
+    errors = [{**record, "metric": "mse"} for record in records]
+    assert summarize(errors).best_baselines == {"maml": "plain"}
+
+
+def test_of_equal_baselines_the_plain_learner_is_the_reference():
+    records = [result(label, 0, [0.5, 0.6]) for label in (STATIC, "plain")]
+    assert summarize(records).best_baselines == {"maml": "plain"}
+
+
+def test_without_a_baseline_with_a_score_there_is_no_comparison_with_one():
+    summary = summarize([result("plain", 0, [None, 0.5]), result("m", 0, [0.6, 0.7])])
+    assert summary.best_baselines == {}
+    assert summary.rows[1].to_baseline is None
+    assert "No baseline (plain or static (tuned)) has a finished run with a score" in reading(summary)
+
+
+def paired(gaps, metric="accuracy"):
+    """Runs of `plain` at 0.5 and of `m` with these differences, one per seed."""
+    return [
+        result(label, seed, [0.5 + gap * (label == "m")] * 2, metric=metric)
+        for seed, gap in enumerate(gaps)
+        for label in ("plain", "m")
+    ]
+
+
+def test_the_seeds_needed_are_for_one_point_or_for_5_percent_of_the_baselines_score():
+    gaps = [0.0, 0.01, 0.02]  # a standard deviation of 0.01
+    found = row_of(paired(gaps), "m").to_baseline
+    assert (found.detectable, found.seeds_needed) == (0.01, 10)  # an effect of 1: see test_power
+    found = row_of(paired(gaps, "mse"), "m").to_baseline
+    assert found.detectable == pytest.approx(0.025)
+    assert found.seeds_needed == 4  # an effect of 2.5
+    assert row_of(paired(gaps, "loss"), "m").to_baseline.seeds_needed is None
+
+
+@pytest.mark.parametrize("gaps", [[0.01], [0.25, 0.25, 0.25]])
+def test_one_seed_or_equal_differences_give_no_number_of_seeds(gaps):
+    assert row_of(paired(gaps), "m").to_baseline.seeds_needed is None
 
 
 def test_a_score_that_is_not_finite_is_shown_and_never_left_out():
@@ -164,20 +246,20 @@ def test_a_score_that_is_not_finite_is_shown_and_never_left_out():
     summary = summarize(records)
     row = summary.rows[1]
     assert math.isnan(row.score.mean)
-    assert row.verdict is None
+    assert row.to_plain.verdict is None
     assert "nan: a score is not finite, so no mean is given (m)" in render_table(summary)
-    assert "there is no interval of the difference to plain" in reading(summary)
+    assert "There is no interval of the difference for m." in reading(summary)
 
 
 def test_one_test_task_gives_a_mean_without_an_interval():
     summary = summarize([result("plain", 0, [0.5]), result("m", 0, [0.6])])
     assert "60.00 ± n/a" in render_table(summary)
-    assert summary.rows[1].verdict is None
+    assert summary.rows[1].to_plain.verdict is None
 
 
 def test_without_plain_there_are_no_differences_and_the_table_says_why():
     summary = summarize([result("m", 0, [0.5, 0.6])])
-    assert summary.rows[0].difference is None
+    assert summary.rows[0].to_plain is None
     assert "No differences" in render_table(summary)
     assert "no method can be compared" in reading(summary)
 
@@ -187,7 +269,7 @@ def test_a_log_without_results_gives_a_table_that_says_so():
     assert summary.expected == 18
     assert "No run has finished" in render_table(summary)
     assert "0 of 18 runs finished" in render_table(summary)
-    assert "nothing can be said" in reading(summary)
+    assert answers(summary) == []
 
 
 ERROR = "loss is not finite\nin this network\n\nTraceback (most recent call last):\n  File x\n"
@@ -256,6 +338,7 @@ def test_differences_are_signed_and_columns_stand_under_each_other():
     header, _, *rows = table.split("\n\n")[0].splitlines()
     assert len({row.index("±") for row in rows}) == 1
     assert all(row[header.index("seeds")] == "3" for row in rows)
+    assert header.index("accuracy %") < header.index("difference to plain") < header.index("step time")
     differences = [float(row.split()[-row.split()[::-1].index("±") - 2]) for row in rows[1:]]
     assert all(math.isfinite(number) for number in differences)
     assert sum("+" in row.split("  ", 1)[1] or "-" in row for row in rows[1:]) == len(rows) - 1
@@ -269,7 +352,7 @@ def test_the_csv_reads_back_to_the_same_numbers(tmp_path):
     for line, row in zip(lines, summary.rows, strict=True):
         assert line["label"] == row.label
         assert float(line["mean"]) == row.score.mean
-        assert line["difference"] == ("" if row.difference is None else repr(row.difference.mean))
+        assert line["difference"] == ("" if row.to_plain is None else repr(row.to_plain.difference.mean))
         assert float(line["mean[glyphs:dingbats]"]) == row.by_domain["glyphs:dingbats"].mean
 
 

@@ -6,6 +6,7 @@ import math
 import sys
 
 import pytest
+from scipy import stats
 
 pytest.importorskip("matplotlib")
 
@@ -14,7 +15,7 @@ from gradhomog.experiments.analysis.summary import summarize
 from gradhomog.experiments.report import figures
 from gradhomog.experiments.report.figures import style
 from gradhomog.experiments.report.figures.agreement import mean_cosine, norm_ratio
-from gradhomog.experiments.report.figures.curves import average, running_mean
+from gradhomog.experiments.report.figures.curves import average, running_mean, with_interval
 from gradhomog.experiments.report.page import write_report
 from tests.experiments.running import write
 from tests.experiments.synthetic import METHODS, comparison, result, start
@@ -85,7 +86,7 @@ def test_points_stand_at_the_means_of_the_table():
     drawn = [container.lines[0].get_xdata()[0] for container in left.containers]
     assert drawn == pytest.approx([100 * row.score.mean for row in summary.rows])
     drawn = [container.lines[0].get_xdata()[0] for container in right.containers]
-    assert drawn == pytest.approx([100 * row.difference.mean for row in summary.rows[1:]])
+    assert drawn == pytest.approx([100 * row.to_plain.difference.mean for row in summary.rows[1:]])
 
 
 def test_a_score_that_is_not_finite_is_named_in_the_figure(tmp_path):
@@ -138,7 +139,7 @@ def test_without_matplotlib_the_report_has_its_table_and_says_what_is_missing(tm
     write(tmp_path, comparison(METHODS[:2]))
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert len(write_report(tmp_path).rows) == 2
-    assert "<table>" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<table" in (tmp_path / "report.html").read_text(encoding="utf-8")
     assert (tmp_path / "summary.csv").exists()
     assert "pip install 'gradhomog[plot]'" in capsys.readouterr().err
 
@@ -206,6 +207,14 @@ def test_runs_are_averaged_where_they_have_values():
     assert curve.middle[:2] == [1.0, 3.0]
     assert (curve.low[1], curve.high[1]) == (2.0, 4.0)
     assert math.isnan(curve.middle[2])
+
+
+def test_the_band_of_a_mean_is_its_confidence_interval():
+    curve = with_interval([{1: 1.0, 2: 2.0}, {1: 3.0, 2: math.nan}])
+    low, high = stats.t.interval(0.95, 1, 2.0, 1.0)
+    assert (curve.low[0], curve.high[0]) == pytest.approx((low, high))
+    assert curve.middle == [2.0, 2.0]
+    assert math.isnan(curve.low[1])
 
 
 @pytest.mark.slow

@@ -1,11 +1,13 @@
-"""The report is one valid page that needs nothing beside it, from any log, finished or not."""
+"""The report is one valid, self-contained page, from any log, finished or not."""
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 import tomllib
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -13,15 +15,20 @@ pytest.importorskip("matplotlib")
 
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.analysis.summary import summarize
+from gradhomog.experiments.report import page
+from gradhomog.experiments.report.html import render_page
 from gradhomog.experiments.report.page import write_report
 from gradhomog.experiments.report.tables import render_table
+from gradhomog.experiments.results.records import records as read_records
 from tests.experiments.running import write
 from tests.experiments.synthetic import METHODS, comparison, result, start
 
 pytestmark = pytest.mark.slow
 
+TEMPLATES = Path(page.__file__).parent / "templates"
 SHOWN = ["plain", "static (tuned)", "pcgrad", "isi + rotate + reweight(beta=1.5)"]
 VOID = {"meta", "br", "link", "img"}
+HIDDEN = {"style", "script"}
 
 
 class Page(HTMLParser):
@@ -35,6 +42,8 @@ class Page(HTMLParser):
         self.references: list[str] = []
         self.code: list[str] = []
         self.text = ""
+        self.script = ""
+        self.policies: list[str] = []
         self.feed(text)
         self.close()
         assert self.open == []
@@ -45,6 +54,8 @@ class Page(HTMLParser):
             self.open.append(tag)
         if tag == "pre":
             self.code.append("")
+        if ("http-equiv", "Content-Security-Policy") in attributes:
+            self.policies.append(dict(attributes)["content"])
         for name, value in attributes:
             if name == "id":
                 self.ids.append(value)
@@ -62,8 +73,10 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data):
-        if "style" not in self.open:
+        if not HIDDEN & set(self.open):
             self.text += data
+        if "script" in self.open:
+            self.script += data
         if "pre" in self.open:
             self.code[-1] += data
 
@@ -72,6 +85,11 @@ def report(folder, records, **options):
     write(folder, records)
     summary = write_report(folder, **options)
     return summary, Page((folder / "report.html").read_text(encoding="utf-8"))
+
+
+def rendered(records):
+    """The page of records that no folder holds."""
+    return Page(render_page(summarize(records), records, {}))
 
 
 @pytest.fixture(scope="module")
@@ -90,11 +108,18 @@ def test_everything_that_the_log_allows_is_written(finished):
     assert summary.finished == summary.expected == 8
 
 
-def test_the_page_needs_no_script_and_nothing_outside_itself(finished):
+def test_the_page_loads_nothing(finished):
     _, _, page = finished
-    assert not page.tags & {"script", "link", "img", "iframe", "object"}
+    assert not page.tags & {"link", "img", "iframe", "object"}
     assert page.references
     assert all(reference.startswith("#") for reference in page.references)
+    assert [content for content in page.policies if content.startswith("default-src 'none';")]
+
+
+def test_the_only_script_is_the_one_of_the_template(finished):
+    _, _, page = finished
+    assert page.tags >= {"script"}
+    assert page.script.strip() == (TEMPLATES / "sort.js").read_text(encoding="utf-8").strip()
 
 
 def test_every_reference_within_the_page_has_exactly_one_target(finished):
@@ -103,17 +128,50 @@ def test_every_reference_within_the_page_has_exactly_one_target(finished):
     assert {reference[1:] for reference in page.references} <= set(page.ids)
 
 
-def test_table_reading_candidates_and_versions_are_on_the_page(finished):
+def test_the_answers_come_first(finished):
+    _, _, page = finished
+    titles = ("Answers", "Scores", "Figures", "Tuning", "Runs", "Configuration")
+    places = [page.text.index(f"\n{title}\n") for title in titles]
+    assert places == sorted(places)
+    assert places[0] < page.text.index("significantly better than the best baseline") < places[1]
+
+
+def test_table_answers_candidates_and_versions_are_on_the_page(finished):
     _, summary, page = finished
     for row in summary.rows:
         assert f"{100 * row.score.mean:.2f} ± {100 * row.score.half_width:.2f}" in page.text
+        if row.to_baseline is not None:
+            assert f"{100 * row.to_baseline.difference.mean:+.2f} ± " in page.text
+            assert f"{row.to_baseline.seeds_needed}" in page.text
     for text in ("8 of 8 runs finished", "static(seed=2)", "chosen", "2.13.0", "Differences are paired by seed"):
         assert text in page.text
 
 
+def test_every_run_has_a_section_with_its_command_its_curves_and_its_folder(finished):
+    folder, _, page = finished
+    results = [record for record in read_records(folder) if record["event"] == "result"]
+    for record in results:
+        assert f"runs/{record['run']}" in page.text
+        assert f"seeds=[{record['seed']}]" in page.text
+    commands = [text for text in page.code if text.startswith("gradhomog train run.toml")]
+    assert len(commands) == 9  # 4 methods with 2 seeds, and the candidate that was not chosen
+    words = shlex.split(next(text for text in commands if "isi" in text))
+    settings = tomllib.loads("\n".join(words[4::2]))
+    assert settings == {"learner": "maml", "homogenizers": [SHOWN[-1]], "seeds": [0]}
+    assert page.text.count("training loss, mean over tasks") == 8
+    assert page.text.count("validation accuracy %") >= 8
+
+
+def test_a_run_that_failed_has_a_section_with_its_error():
+    failed = {"event": "failed", "run": "maml-m-s0", "label": "m", "learner": "maml", "seed": 0, "error": "no\nluck"}
+    page = rendered([start(["plain", "m"], seeds=1), result("plain", 0, [0.5, 0.7]), failed])
+    assert "m, seed 0 failed" in " ".join(page.text.split())
+    assert "no\nluck" in page.code
+
+
 def test_the_configuration_on_the_page_is_toml_of_the_configuration_that_ran(finished):
     _, _, page = finished
-    command, config = page.code
+    command, config = page.code[-2:]
     assert command == "pip install 'gradhomog[plot]==0.1.0'\ngradhomog compare run.toml"
     assert tomllib.loads(config) == start(SHOWN, seeds=2)["config"]
 
@@ -125,7 +183,7 @@ def test_writing_the_report_again_changes_no_byte(tmp_path):
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-def test_every_text_of_the_log_is_escaped(tmp_path):
+def test_every_text_of_the_log_is_escaped():
     evil = "<script>alert('&')</script>"
     first = start(["plain", evil], seeds=1)
     first["config"]["note"] = evil
@@ -135,8 +193,8 @@ def test_every_text_of_the_log_is_escaped(tmp_path):
     records = [first, result("plain", 0, [0.5, 0.7], domains=[evil, "b"])]
     records += [result(evil, 0, [0.6, 0.7], domains=[evil, "b"], **more)]
     records += [result(evil, 0, [0.6, 0.7], run="c", role="candidate"), {"event": "failed", "run": evil, "error": evil}]
-    _, page = report(tmp_path, records)
-    assert "script" not in page.tags
+    page = rendered(records)
+    assert "alert" not in page.script
     assert page.text.count(evil) >= 8
 
 
@@ -149,21 +207,22 @@ def test_a_log_cut_short_gives_a_report_that_says_how_much_is_missing(tmp_path, 
     assert f"{finished} of 9" in page.text
 
 
-def test_a_log_without_a_start_record_still_gives_a_report(tmp_path):
-    _, page = report(tmp_path, [result("plain", 0, [0.5, 0.7])])
+def test_records_without_a_start_still_give_a_page():
+    page = rendered([result("plain", 0, [0.5, 0.7])])
     assert "1 run finished" in page.text
     assert "How to reproduce" not in page.text
+    assert "gradhomog train" not in page.text  # there is no run file to repeat it with
 
 
-def test_a_folder_without_a_log_is_an_error_that_names_it(tmp_path):
-    with pytest.raises(ConfigError, match=r"results\.jsonl.*gradhomog compare"):
+def test_a_folder_without_a_plan_is_an_error_that_names_it(tmp_path):
+    with pytest.raises(ConfigError, match=r"plan\.json.*gradhomog compare"):
         write_report(tmp_path)
 
 
 def test_reporting_imports_neither_torch_nor_pyplot():
     code = (
         "import sys, gradhomog.experiments.report.page, gradhomog.experiments.report.figures as figures\n"
-        "assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules\n"
+        "assert not {'torch', 'matplotlib', 'scipy'} & set(sys.modules)\n"
         "figures.require_matplotlib()\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )

@@ -1,18 +1,10 @@
-"""What was looked at is kept, found again for the right runs, and drawn: some methods, all images, any size."""
+"""Saliency maps are kept, and found again for the right runs."""
 
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-pytest.importorskip("matplotlib")
-
-from gradhomog.experiments.report import figures
-from gradhomog.experiments.report.figures.looks import METHODS, grey, over, strength
-from gradhomog.experiments.results.comparison_dir import run_dir
-from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.results.saliency_maps import FILE, Looks, collect
-from tests.experiments.report.test_page import report
 from tests.experiments.synthetic import comparison, result, start
 
 
@@ -28,11 +20,6 @@ def look(seed=0, channels=1, maps=(), attached=False, **more):
         "attached": attached,
     }
     return Looks(**(found | more))
-
-
-def labels(figure):
-    """Of the rows, with line breaks as spaces."""
-    return [" ".join(axes.get_ylabel().split()) for axes in figure.axes[::3]]
 
 
 def test_what_was_written_is_read_again(tmp_path):
@@ -67,91 +54,3 @@ def test_the_first_seed_that_was_looked_at_stands_for_a_method_in_the_tables_ord
     for own, seed in zip(found.values(), (1, 2, 5), strict=True):
         assert (own.probabilities == look(seed).probabilities).all()
     assert f"maml-a-s0/{FILE}: left out, it cannot be read:" in capsys.readouterr().err
-
-
-def test_methods_that_act_in_the_encoder_are_shown_first_and_plain_always():
-    found = {("maml", name): look(number) for number, name in enumerate(["a", "b", "c", "d", "e", "plain"])}
-    found["maml", "d"] = look(9, attached=True)
-    found["maml", "e"] = look(10, maps=["isi: 0", "isi: 4"])
-    shown = labels(figures.looks(found))
-    assert shown[0] == "image"
-    assert shown[1 : 1 + METHODS] == [f"saliency: {name}" for name in ("a", "d", "e", "plain")]
-    assert [text.split(" 0 to ")[0] for text in shown[1 + METHODS :]] == ["map of isi: 0", "map of isi: 4"]
-
-
-def test_of_many_maps_some_are_shown_of_the_first_method_and_the_last():
-    names = [f"isi: {layer}" for layer in range(9)]
-    found = {("maml", name): look(1, maps=names, saliency=None) for name in ("isi", "isi + rotate", "isi + reweight")}
-    shown = [text.split(" 0 to ")[0] for text in labels(figures.looks(found))[1:]]
-    layers = (0, 4, 8)
-    assert shown == [f"map of isi: {layer} in {name}" for name in ("isi", "isi + reweight") for layer in layers]
-
-
-def test_without_saliency_and_maps_or_without_runs_there_is_no_figure():
-    assert figures.looks({}) is None
-    assert figures.looks({("maml", "plain"): look(saliency=None)}) is None
-
-
-def test_a_run_that_looked_at_other_images_is_left_out():
-    found = {("maml", "plain"): look(), ("maml", "b"): look(images=np.zeros((2, 1, 8, 8), np.float32))}
-    assert labels(figures.looks(found)) == ["image", "saliency: plain"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("channels", [1, 3])
-def test_nothing_and_what_is_not_finite_can_be_drawn(tmp_path, channels):
-    nothing = np.zeros((3, channels, 8, 8), np.float32)
-    maps = {"zero": np.zeros((3, 1, 1), np.float32), "nan": np.full((3, 2, 2), np.nan, np.float32)}
-    own = {("maml", "plain"): look(channels=channels, saliency=nothing, maps=maps)}
-    own["fomaml", "b"] = look(channels=channels, saliency=np.full_like(nothing, np.nan))
-    figure = figures.looks(own)
-    first = [path.read_bytes() for path in figures.save(figure, tmp_path / "looks")]
-    assert first == [path.read_bytes() for path in figures.save(figures.looks(own), tmp_path / "looks")]
-
-
-def test_strength_is_the_largest_magnitude_of_the_channels_over_its_99th_percentile():
-    saliency = np.zeros((2, 10, 20))
-    saliency[0, 0, :4] = [1, -2, 4, 400]
-    saliency[1, 0, 1] = 3
-    magnitude = np.abs(saliency).max(0)
-    found = strength(saliency)
-    assert found.max() == 1
-    assert found[0, 1] == pytest.approx(min(1, 3 / np.percentile(magnitude, 99)))
-    assert strength(saliency * 1e-12) == pytest.approx(found)
-    one = np.zeros((1, 20, 20))
-    one[0, 3, 3] = 5.0  # less than a hundredth of the pixels
-    assert strength(one)[3, 3] == 1
-
-
-def test_a_coarse_map_covers_the_pixels_that_its_cells_stand_for():
-    heat = np.array([[0.0, 1.0], [0.5, 0.25]])
-    drawn = over(np.zeros((6, 6)), heat, 0.65)
-    assert drawn.shape == (6, 6, 3)
-    for row in range(2):
-        for column in range(2):
-            cell = drawn[3 * row : 3 * row + 3, 3 * column : 3 * column + 3].reshape(-1, 3)
-            assert (cell == cell[0]).all()
-    assert drawn[0, 5].sum() > drawn[5, 0].sum() > drawn[5, 5].sum() > drawn[0, 0].sum()
-
-
-def test_the_picture_is_seen_through_the_hottest_cell():
-    bright, dark = (over(np.full((1, 1), value), np.ones((1, 1)), 0.65) for value in (1.0, 0.0))
-    assert (bright - dark > 0.2).all()
-    assert grey(np.full((3, 1, 1), -1.0))[0, 0] == 0
-
-
-@pytest.mark.slow
-def test_the_report_shows_looks_embeds_their_pixels_and_says_what_they_do_not_show(tmp_path):
-    records = comparison(["plain", "isi"], seeds=1, steps=1)
-    for record in records:
-        if record["event"] == "result":
-            run = Run(record["learner"], record["homogenizers"], record["seed"])
-            look(1, channels=3, maps=["isi: 0"]).write(run_dir(tmp_path, run).path)
-    _, page = report(tmp_path, records)
-    assert (tmp_path / "figures" / "looks.svg").exists()
-    assert "image" in page.tags
-    assert not page.tags & {"script", "img"}
-    assert all(text.startswith(("#", "data:image/png;base64,")) for text in page.references)
-    assert len(page.ids) == len(set(page.ids))
-    assert "prove nothing" in page.text
-    assert (tmp_path / "report.html").stat().st_size < 1_000_000

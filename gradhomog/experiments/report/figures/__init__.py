@@ -1,23 +1,25 @@
-"""Figures of a comparison; each function takes records or a summary and returns a figure, or None with nothing to show.
+"""Figures of a comparison; each function takes records or a summary and returns a figure, or None without content.
 
 Matplotlib (the extra `plot`) is imported when the first figure is drawn, and its global state is left as it was.
 """
 
-from gradhomog.experiments.report.figures.looks import looks
 from gradhomog.experiments.report.figures.measured import measured
+from gradhomog.experiments.report.figures.saliency import saliency, saliency_omissions
 from gradhomog.experiments.report.figures.scores import domain_scores, scores
 from gradhomog.experiments.report.figures.stages import stages
-from gradhomog.experiments.report.figures.style import MissingMatplotlib, require_matplotlib, save
+from gradhomog.experiments.report.figures.style import MissingMatplotlib, Picture, require_matplotlib, save
 from gradhomog.experiments.report.figures.training import conflict, validation, weights
 from gradhomog.experiments.report.figures.trajectories import trajectories
 
 __all__ = [
     "MissingMatplotlib",
+    "Picture",
     "conflict",
     "domain_scores",
-    "looks",
     "measured",
     "require_matplotlib",
+    "saliency",
+    "saliency_omissions",
     "save",
     "scores",
     "stages",

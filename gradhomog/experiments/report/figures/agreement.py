@@ -1,4 +1,4 @@
-"""How far the gradients of a step's tasks agree: of a record with `norms [tasks]` and `cosines [tasks, tasks]`."""
+"""Measures of agreement between task gradients, from a record with `norms [tasks]` and `cosines [tasks, tasks]`."""
 
 from __future__ import annotations
 

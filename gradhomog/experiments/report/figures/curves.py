@@ -1,4 +1,4 @@
-"""Curves over training: smoothed within a run, averaged over runs; what is missing or not finite is left out."""
+"""Curves over training: smoothed within a run, averaged over runs; missing and not finite values are left out."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gradhomog.experiments.analysis.statistics import mean_interval
+
 
 @dataclass(frozen=True)
 class Curve:
-    """Mean over runs at each step, with the lowest and the highest run."""
+    """Mean over runs at each step, with a band around it: the lowest and the highest run, or the 95 % interval."""
 
     steps: list[int]
     middle: list[float]
@@ -24,7 +26,7 @@ def running_mean(values: Sequence[float], window: int) -> list[float]:
 
 
 def average(runs: Sequence[Mapping[int, float]]) -> Curve:
-    """The mean over those runs that have a value at a step, given as `{step: value}`."""
+    """The mean over those runs that have a value at a step, given as `{step: value}`; the band is lowest to highest."""
     steps = sorted({step for run in runs for step in run})
     middle, low, high = [], [], []
     for step in steps:
@@ -33,6 +35,16 @@ def average(runs: Sequence[Mapping[int, float]]) -> Curve:
         low.append(min(found, default=math.nan))
         high.append(max(found, default=math.nan))
     return Curve(steps, middle, low, high)
+
+
+def with_interval(runs: Sequence[Mapping[int, float]]) -> Curve:
+    """As `average`; the band is the 95 % confidence interval, NaN where fewer than two runs have a value."""
+    curve = average(runs)
+    intervals = []
+    for step in curve.steps:
+        found = [run[step] for run in runs if step in run and math.isfinite(run[step])]
+        intervals.append(mean_interval(found or [math.nan]))
+    return Curve(curve.steps, curve.middle, [found.low for found in intervals], [found.high for found in intervals])
 
 
 def _mean(values: Sequence[float]) -> float:

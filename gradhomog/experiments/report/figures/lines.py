@@ -1,4 +1,4 @@
-"""Lines over training: visible whatever they lie on, and however short training was."""
+"""Lines over training, and the axes of steps and ratios."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def draw(
 ) -> None:
     """One line, dots on it where points are few or `dots` asks for them, and a band from lowest to highest.
 
-    A broader line lies below a narrower one, so that of lines that coincide both are seen. `shown` maps what was
-    averaged to what is drawn.
+    A broader line lies below a narrower one, so that both of two lines that coincide are visible. `shown` maps
+    averages to the axis.
     """
     middle, low, high = ([shown(number) for number in line] for line in (curve.middle, curve.low, curve.high))
     # A line through one point is invisible, and one through a few hides where its points are.
@@ -43,6 +43,8 @@ def draw(
     )  # fmt: skip
     if band:
         panel.fill_between(curve.steps, low, high, color=color, alpha=0.1, linewidth=0)
+        if len(curve.steps) == 1:  # an area of no width is invisible
+            panel.vlines(curve.steps, low, high, color=color, alpha=0.4, linewidth=width)
 
 
 def step_axis(panel: Axes) -> None:

@@ -1,4 +1,4 @@
-"""What homogenizers measured of themselves during training: rotation angles, drop rates, whatever they name."""
+"""Quantities that homogenizers report during training, such as rotation angles and drop rates."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def measured(records: Iterable[Record]) -> Figure | None:
             if index + across >= len(few):
                 lines.step_axis(panel)
         if len(quantities) > len(few):
-            note = f"{len(quantities) - len(few)} more quantities are in results.jsonl"
+            note = f"{len(quantities) - len(few)} more quantities are in events.jsonl"
             figure.supxlabel(note, fontsize=7.5, color=style.GUIDE)
         style.legend(figure, flat[: len(few)])
     return figure

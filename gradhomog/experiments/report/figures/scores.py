@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from gradhomog.experiments.analysis.summary import Row, Summary
+    from gradhomog.experiments.analysis.rows import Row
+    from gradhomog.experiments.analysis.summary import Summary
 
 
 def scores(summary: Summary) -> Figure | None:
-    """Left, mean and 95 % interval of each method, its seeds as small dots, the plain learner's mean as a line across;
-    right, the paired difference to the plain learner, which decides whether two methods are told apart.
+    """Left, mean and 95 % interval of each method, its seeds as small dots, the plain learner's mean as a line; right,
+    the paired difference to the plain learner.
 
     Methods stand on the vertical axis, because a pipeline's text is longer than a column is wide. One line of panels
     per learner.
@@ -28,7 +29,7 @@ def scores(summary: Summary) -> Figure | None:
     if not summary.rows:
         return None
     counts = [len(summary.rows_of(learner)) for learner in summary.learners]
-    paired = any(row.difference is not None for row in summary.rows)
+    paired = any(row.to_plain is not None for row in summary.rows)
     height = 0.75 + 0.36 * sum(counts) + 0.3 * (len(counts) - 1)
     width = style.WIDTH * (1.15 if paired else 0.8)
     with style.drawing():
@@ -42,7 +43,13 @@ def scores(summary: Summary) -> Figure | None:
             _intervals(line[0], rows, [row.score for row in rows], summary.metric, look)
             if paired:
                 line[1].axvline(0, **style.GUIDE_LINE)
-                _intervals(line[1], rows, [row.difference for row in rows], summary.metric, look)
+                _intervals(
+                    line[1],
+                    rows,
+                    [row.to_plain.difference if row.to_plain else None for row in rows],
+                    summary.metric,
+                    look,
+                )
             if len(counts) > 1:
                 line[0].set_title(learner)
         axes[-1][0].set_xlabel(style.axis_name(summary, "test"))
@@ -73,7 +80,7 @@ def domain_scores(summary: Summary) -> Figure | None:
                 rows, name = summary.rows_of(learner), domains[index]
                 _intervals(panel, rows, [row.by_domain.get(name) for row in rows], summary.metric, look)
                 panel.set_title(name if len(learners) == 1 else f"{name}, {learner}")
-        figure.supxlabel(style.axis_name(summary, "test"), fontsize=8.5)
+        figure.supxlabel(style.axis_name(summary, "test"), fontsize=9)
     return figure
 
 

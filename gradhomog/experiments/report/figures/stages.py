@@ -1,4 +1,4 @@
-"""What each module of a pipeline does to the tasks' gradients: their agreement before it and after it."""
+"""Agreement of the tasks' gradients before and after each homogenizer of a pipeline."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def stages(records: Iterable[Record]) -> Figure | None:
     """One row of panels per method: mean cosine, ratio of norms and distance of the tasks' rows, one line per module.
 
     Of probes where a method has them (a module that acts before rows exist is only seen there), else of the steps, as
-    running means over a tenth of training. Averaged over seeds. None if no method tells of its stages.
+    running means over a tenth of training. Averaged over seeds. None if no record has stages.
     """
     chains = chains_of(records)
     if not chains:
@@ -75,7 +75,7 @@ def stages(records: Iterable[Record]) -> Figure | None:
 
 
 def chains_of(records: Iterable[Record]) -> list[Chain]:
-    """What is known of each method that has modules; a log of an older version knows nothing."""
+    """The stages of each method that has homogenizers; none for a log of an older version."""
     records = list(records)
     probes, steps = runs_of(records, "probe"), runs_of(records, "step")
     found = []

@@ -1,4 +1,4 @@
-"""How all figures look, and how they are written: the same input gives the same bytes."""
+"""The style of all figures, and their files: the same input gives the same bytes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -32,9 +33,9 @@ WIDTH = 7.2
 """Inches: two columns of a paper."""
 
 _STYLE: dict[Any, Any] = {
-    "font.size": 8.5,
-    "axes.titlesize": 9,
-    "axes.labelsize": 8.5,
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.labelsize": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.linewidth": 0.7,
@@ -56,12 +57,20 @@ _STYLE: dict[Any, Any] = {
 }
 
 
+@dataclass(frozen=True)
+class Picture:
+    """A figure that was saved: its SVG file, and sentences to be added to its caption."""
+
+    svg: Path
+    remarks: Sequence[str] = ()
+
+
 class MissingMatplotlib(GradhomogError):
     """Figures cannot be drawn because matplotlib is not installed."""
 
 
 def require_matplotlib() -> None:
-    """Raise `MissingMatplotlib` if figures cannot be drawn; to be asked before hours of training."""
+    """Raise `MissingMatplotlib` if figures cannot be drawn; for use before hours of training."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as cause:
@@ -72,7 +81,7 @@ def require_matplotlib() -> None:
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Within the context our style holds, whatever the user's matplotlibrc says; afterwards theirs again."""
+    """A context with the style of this module in place of the user's matplotlibrc, which is restored afterwards."""
     require_matplotlib()
     import matplotlib
 
@@ -120,7 +129,7 @@ def scaled(interval: Interval, metric: str) -> tuple[float, float]:
 
 
 def axis_name(summary: Summary, part: Literal["test", "validation"]) -> str:
-    """What an axis of scores is called, with its unit."""
+    """The label of an axis of scores, with its unit."""
     return f"{summary.score_of(part)}{' (%)' if metrics.metric(summary.metric).percent else ''}"
 
 
@@ -132,7 +141,7 @@ def legend(figure: Figure, axes: Sequence[Axes]) -> None:
     made = figure.legend(
         list(entries.values()), list(entries), loc="outside right upper", handlelength=1.8, labelspacing=0.7
     )
-    # As high as its entries need: what hangs out of the figure is cut off without a word.
+    # As high as its entries need: saving a figure cuts off what is outside.
     needed = made.get_window_extent().height / figure.dpi + 0.3
     figure.set_figheight(max(figure.get_figheight(), needed))
 

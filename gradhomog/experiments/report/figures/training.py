@@ -1,4 +1,4 @@
-"""What training showed: how the task gradients agree, what weights the methods gave them, and the validation score."""
+"""Figures over training: agreement of the task gradients, task weights, and the validation score."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from gradhomog.experiments.analysis import metrics
 from gradhomog.experiments.report.figures import lines, style
 from gradhomog.experiments.report.figures.agreement import mean_cosine, norm_ratio
-from gradhomog.experiments.report.figures.curves import average
+from gradhomog.experiments.report.figures.curves import average, with_interval
 from gradhomog.experiments.report.figures.runs import Runs, curve, runs_of
 from gradhomog.experiments.results.events import Record, numbers
 from gradhomog.experiments.results.plan import PLAIN
@@ -87,7 +87,7 @@ def weights(records: Iterable[Record]) -> Figure | None:
 
 
 def validation(records: Iterable[Record], summary: Summary) -> Figure | None:
-    """Validation score over training, averaged over seeds; bands reach from the lowest to the highest seed."""
+    """Validation score over training, averaged over seeds; bands are 95 % confidence intervals over seeds."""
     runs = runs_of(records, "validation")
     if not runs:
         return None
@@ -107,7 +107,7 @@ def validation(records: Iterable[Record], summary: Summary) -> Figure | None:
             if len(learners) > 1:
                 panel.set_title(style.wrapped(learner))
         for row in axes:
-            row[0].set_ylabel(style.axis_name(summary, "validation"))
+            row[0].set_ylabel(style.wrapped(style.axis_name(summary, "validation")))
         style.legend(figure, panels[: len(learners)])
     return figure
 
@@ -120,11 +120,15 @@ def _lines(
     smooth: bool = True,
     shown: Callable[[float], float] = float,
 ) -> None:
-    """One line per method of a learner, with a band over seeds; `shown` maps averages to what is drawn."""
+    """One line per method of a learner, with a band over seeds; `shown` maps averages to the axis.
+
+    Smoothed values depend on each other, so only the others have a confidence interval.
+    """
     look = style.colors([label for _, label in runs])
     for (owner, label), group in runs.items():
         if owner == learner:
-            averaged = average([curve(run, value, smooth) for run in group])
+            curves = [curve(run, value, smooth) for run in group]
+            averaged = average(curves) if smooth else with_interval(curves)
             lines.draw(
                 panel, averaged, *look[label], style.wrapped(label), band=len(group) > 1, dots=not smooth,
                 width=lines.BROAD if label == PLAIN else 1.3, shown=shown,
@@ -132,7 +136,7 @@ def _lines(
 
 
 def _reweights(group: Sequence[Sequence[Record]]) -> bool:
-    """Whether any weight differs from the plain mean's by more than rounding does."""
+    """Whether any weight differs from 1, that of the plain mean, by more than rounding."""
     return any(abs(weight - 1) > 1e-6 for run in group for record in run for weight in numbers(record["weights"]))
 
 

@@ -1,4 +1,4 @@
-"""Where each method led a point over a landscape of losses: one panel a method, paths on contours."""
+"""Paths of each method on the contours of a two-dimensional problem, one panel per method."""
 
 from __future__ import annotations
 

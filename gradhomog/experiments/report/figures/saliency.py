@@ -1,8 +1,8 @@
-"""What trained networks look at: images, SmoothGrad saliency over them, and homogenizers' maps over them."""
+"""Test images with SmoothGrad saliency of the trained networks, and with the maps of homogenizers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 Picture = NDArray[np.float64]
 
-METHODS = 4
-"""Rows of saliency."""
+METHODS = 12
+"""Rows of saliency; of more methods the caption names those that are left out."""
 MAPS = 6
 """Rows of maps."""
 CELL = 0.82
@@ -29,7 +29,7 @@ CELL = 0.82
 
 @dataclass(frozen=True)
 class Row:
-    """What is drawn over the images, one of `heat` and of `notes` for each."""
+    """A row of the figure: `heat` is drawn over the images, `notes` in their corners, one of each per image."""
 
     label: str
     heat: Sequence[Picture]
@@ -37,27 +37,24 @@ class Row:
     opacity: float
 
 
-def looks(found: Mapping[tuple[str, str], Looks]) -> Figure | None:
-    """A column per image; the image, then saliency over it for some methods, then the maps of homogenizers over it.
+def saliency(found: Mapping[tuple[str, str], Looks]) -> Figure | None:
+    """A column per image; the images, then saliency over them by method, then the maps of homogenizers over them.
 
-    Saliency of the plain learner, of methods that act within the encoder, and of others as far as there is room: the
-    largest magnitude over the channels, scaled per image to its 99th percentile. Maps: scaled per row, whose label
-    gives the range. None if there is neither.
+    Saliency: the largest magnitude over the channels, scaled per image to its 99th percentile. Maps: scaled per row;
+    the label has the range. `saliency_omissions` names methods that are not drawn. None if there is neither.
     """
-    if not found:
-        return None
-    first = next(iter(found.values()))
-    found = {pair: own for pair, own in found.items() if np.array_equal(own.images, first.images)}
+    found = _comparable(found)
     rows = [*_saliency_rows(found), *_map_rows(found)]
     if not rows:
         return None
+    first = next(iter(found.values()))
     pictures = [grey(image) for image in first.images]
     with style.drawing():
-        width, height = 1.7 + CELL * len(pictures), 0.4 + CELL * (1 + len(rows))
+        width, height = 1.9 + CELL * len(pictures), 0.4 + CELL * (1 + len(rows))
         figure, axes = style.panels(1 + len(rows), len(pictures), height, width)
         for panel, image, domain in zip(axes[0], first.images, first.domains, strict=True):
             _show(panel, np.clip((image.transpose(1, 2, 0) + 1) / 2, 0, 1))
-            panel.set_title(style.wrapped(domain, 15), fontsize=7, loc="center")
+            panel.set_title(style.wrapped(domain, 13), fontsize=8, loc="center")
         _label(axes[0][0], "image")
         for line, row in zip(axes[1:], rows, strict=True):
             _label(line[0], row.label)
@@ -65,6 +62,45 @@ def looks(found: Mapping[tuple[str, str], Looks]) -> Figure | None:
                 _show(panel, over(picture, heat, row.opacity))
                 _note(panel, note)
     return figure
+
+
+def saliency_omissions(found: Mapping[tuple[str, str], Looks], methods: Sequence[tuple[str, str]]) -> list[str]:
+    """Sentences that name the methods of the table whose saliency or maps the figure leaves out, with the reason."""
+    same = _comparable(found)
+    drawn = _drawn(same)
+    reasons: dict[str, list[str]] = {}
+    for pair in methods:
+        if pair in drawn:
+            continue
+        if pair not in found:
+            reason = "no saliency was saved by its runs"
+        elif pair not in same:
+            reason = "its run used other test images"
+        elif same[pair].saliency is None:
+            reason = "its outputs are not differentiable w.r.t. the images"
+        else:
+            reason = f"the figure has rows for {METHODS} methods"
+        reasons.setdefault(reason, []).append(_name(pair, dict.fromkeys(methods)))
+    lines = [f"Without saliency: {', '.join(names)} ({reason})." for reason, names in reasons.items()]
+    having = [pair for pair, own in same.items() if own.maps]
+    if without := having[1:-1]:
+        names = ", ".join(_name(pair, same) for pair in without)
+        lines.append(f"Without maps: {names} (those of the first and the last method with maps are drawn).")
+    return [" ".join(line.split()) for line in lines]
+
+
+def _comparable(found: Mapping[tuple[str, str], Looks]) -> dict[tuple[str, str], Looks]:
+    """Those with the images of the first one: a column of the figure is one image."""
+    first = next(iter(found.values()), None)
+    return {pair: own for pair, own in found.items() if first is not None and np.array_equal(own.images, first.images)}
+
+
+def _drawn(found: Mapping[tuple[str, str], Looks]) -> list[tuple[str, str]]:
+    """The methods with a row of saliency, in the order of the table: plain first if room is short, then those that act
+    on the encoder, whose saliency may differ most."""
+    shown = [pair for pair, own in found.items() if own.saliency is not None]
+    ranked = sorted(shown, key=lambda pair: (pair[1] != PLAIN, not (found[pair].maps or found[pair].attached)))
+    return [pair for pair in shown if pair in ranked[:METHODS]]
 
 
 def grey(image: NDArray[Any]) -> Picture:
@@ -101,11 +137,8 @@ def over(picture: Picture, heat: Picture, opacity: float) -> Picture:
 
 
 def _saliency_rows(found: Mapping[tuple[str, str], Looks]) -> list[Row]:
-    shown = [pair for pair, own in found.items() if own.saliency is not None]
-    # Plain first, then those that act on what the encoder sees, then the others; drawn in the table's order.
-    ranked = sorted(shown, key=lambda pair: (pair[1] != PLAIN, not (found[pair].maps or found[pair].attached)))
     rows: list[Row] = []
-    for pair in [pair for pair in shown if pair in ranked[:METHODS]]:
+    for pair in _drawn(found):
         own = found[pair]
         notes = [f"{probability:.2f}" for probability in own.probabilities]
         strengths = [strength(saliency) for saliency in own.saliency] if own.saliency is not None else []
@@ -116,7 +149,7 @@ def _saliency_rows(found: Mapping[tuple[str, str], Looks]) -> list[Row]:
 def _map_rows(found: Mapping[tuple[str, str], Looks]) -> list[Row]:
     having = [pair for pair, own in found.items() if own.maps]
     rows: list[Row] = []
-    # Of many methods with the same module the first and the last, which often has most modules, tell enough.
+    # Many methods share a homogenizer; the last one often has most of them.
     for pair in dict.fromkeys([*having[:1], *having[-1:]]):
         maps = found[pair].maps
         room = MAPS // min(len(having), 2)
@@ -131,26 +164,27 @@ def _map_rows(found: Mapping[tuple[str, str], Looks]) -> list[Row]:
     return rows
 
 
-def _name(pair: tuple[str, str], found: Mapping[tuple[str, str], Looks]) -> str:
+def _name(pair: tuple[str, str], found: Iterable[tuple[str, str]]) -> str:
     learner, label = pair
     several = len({other for other, _ in found}) > 1
     return style.wrapped(f"{label} ({learner})" if several else label, 26)
 
 
 def _label(panel: Axes, text: str) -> None:
-    panel.set_ylabel(text, rotation=0, ha="right", va="center", fontsize=7.5)
+    panel.set_ylabel(text, rotation=0, ha="right", va="center", fontsize=8)
 
 
 def _note(panel: Axes, text: str) -> None:
-    """In a corner of a picture, readable on dark and bright."""
+    """Text in the corner of a picture, legible on dark and bright."""
     from matplotlib.patheffects import withStroke
 
-    edge = [withStroke(linewidth=1.2, foreground="black")]
-    panel.annotate(text, (0.04, 0.04), xycoords="axes fraction", fontsize=6, color="white", path_effects=edge)
+    # Not quite black and white: those colours follow the colour scheme of a page, and pictures do not.
+    edge = [withStroke(linewidth=1.5, foreground="#010101")]
+    panel.annotate(text, (0.04, 0.04), xycoords="axes fraction", fontsize=7.5, color="#fefefe", path_effects=edge)
 
 
 def _show(panel: Axes, rgb: NDArray[Any]) -> None:
-    # Pixels as they are: an SVG then holds them in their own resolution, and nothing is smoothed into being.
+    # Without interpolation: an SVG then holds the pixels in their own resolution.
     panel.imshow(rgb.squeeze(-1) if rgb.shape[-1] == 1 else rgb, cmap="gray", vmin=0, vmax=1, interpolation="none")
     panel.set_xticks([])
     panel.set_yticks([])

@@ -1,0 +1,54 @@
+"""`summary.csv`: one line per method, numbers in full."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from gradhomog.experiments.analysis.paired_comparison import Comparison
+from gradhomog.experiments.analysis.statistics import Interval
+from gradhomog.experiments.analysis.summary import Summary
+
+
+def write_csv(summary: Summary, path: str | Path) -> None:
+    """Write one line per method; accuracies are fractions, and what is unknown is empty."""
+    also = list(dict.fromkeys(name for row in summary.rows for name in row.also))
+    names = [
+        "learner", "label", "homogenizers", "seeds", "expected_seeds", "metric", "mean", "half_width", "n", "unit",
+        *_comparison_names(""), "baseline", *_comparison_names("baseline_"), "step_seconds", "chosen",
+        *(f"mean[{domain}]" for domain in summary.domains),
+        *(["improvement", "improvement_half_width"] if summary.improvement_baseline else []), *also,
+    ]  # fmt: skip
+    with Path(path).open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(names)
+        for row in summary.rows:
+            values = [
+                row.learner, row.label, row.homogenizers, len(row.seeds), row.expected_seeds, summary.metric,
+                row.score.mean, row.score.half_width, row.score.n, row.unit, *_comparison(row.to_plain),
+                row.to_baseline and row.to_baseline.reference, *_comparison(row.to_baseline),
+                row.step_seconds, row.chosen,
+                *(row.by_domain[d].mean if d in row.by_domain else None for d in summary.domains),
+                *(_pair(row.improvement) if summary.improvement_baseline else ()),
+                *(row.also[name].mean if name in row.also else None for name in also),
+            ]  # fmt: skip
+            writer.writerow(["" if value is None or value != value else value for value in values])
+
+
+def _comparison_names(prefix: str) -> list[str]:
+    names = ("difference", "difference_half_width", "difference_n", "difference_unit", "p_value", "p_value_holm")
+    return [prefix + name for name in (*names, "verdict", "time_ratio", "seeds_needed")]
+
+
+def _comparison(found: Comparison | None) -> tuple[object, ...]:
+    if found is None:
+        return (None,) * 9
+    gap = found.difference
+    return (
+        gap.mean, gap.half_width, gap.n, found.unit, found.p_value, found.adjusted_p_value, found.verdict,
+        found.time_ratio, found.seeds_needed,
+    )  # fmt: skip
+
+
+def _pair(interval: Interval | None) -> tuple[float | None, float | None]:
+    return (interval.mean, interval.half_width) if interval else (None, None)

@@ -1,0 +1,135 @@
+"""The section of each run in the HTML report: its configuration, curves, result, and the path of its folder."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gradhomog.experiments.analysis.metrics import metric
+from gradhomog.experiments.analysis.statistics import mean_interval
+from gradhomog.experiments.analysis.summary import Summary
+from gradhomog.experiments.report.formatting import NOTHING, interval_text, number_text
+from gradhomog.experiments.report.line_chart import Chart, line_chart
+from gradhomog.experiments.results.events import Record, numbers
+
+
+@dataclass(frozen=True)
+class RunSection:
+    """One run.
+
+    Attributes:
+        title: method and seed; `score` is its score, or "failed".
+        entries: settings and results by name.
+        command: trains this run alone, with the run file of the comparison; empty if unknown.
+        charts: training loss and validation score over the steps.
+        error: of a run that failed.
+    """
+
+    title: str
+    score: str
+    entries: dict[str, str]
+    command: str
+    charts: Sequence[Chart]
+    error: str = ""
+
+
+def run_sections(records: Sequence[Record], summary: Summary) -> list[RunSection]:
+    """Runs with a result in the order of the table and by seed, then candidates, then runs that failed."""
+    steps, validations = _by_run(records, "step"), _by_run(records, "validation")
+    order = {(row.learner, row.label): place for place, row in enumerate(summary.rows)}
+    results = [record for record in records if record["event"] == "result"]
+    table = [record for record in results if record["role"] == "compare"]
+    table.sort(key=lambda record: (order[record["learner"], record["label"]], record["seed"]))
+    done = {record["run"] for record in table}
+    others = [record for record in results if record["role"] != "compare" and record["run"] not in done]
+    sections = []
+    for record in [*table, *others]:
+        charts = _charts(steps.get(record["run"], []), validations.get(record["run"], []), summary)
+        sections.append(_finished(record, summary, charts))
+    failed = {record["run"]: record for record in records if record["event"] == "failed"}
+    for run, message in summary.failures.items():
+        charts = _charts(steps.get(run, []), validations.get(run, []), summary)
+        sections.append(_failed(failed[run], message, charts, summary))
+    return sections
+
+
+def _finished(record: Record, summary: Summary, charts: Sequence[Chart]) -> RunSection:
+    kind = metric(summary.metric)
+    scores = mean_interval(numbers(record["scores"]))
+    score = interval_text(scores, summary.metric, alone=bool(summary.problem)) + kind.unit
+    validation = numbers([record.get("validation")])[0]
+    entries = {
+        "learner": record["learner"],
+        "homogenizers": record["homogenizers"],
+        "seed": str(record["seed"]),
+        summary.score_of("test"): score,
+        "validation": NOTHING if math.isnan(validation) else number_text(validation, summary.metric) + kind.unit,
+        "tested state": _step(record.get("best_step")),
+        "training steps": str(record.get("steps", NOTHING)),
+        "training time": _seconds(record.get("seconds")),
+        "time of a step": _seconds(record.get("step_seconds")),
+        "folder": f"runs/{record['run']}",
+    }
+    if not summary.held_out:
+        del entries["validation"]
+    candidate = "" if record["role"] == "compare" else f", candidate {record['homogenizers']}"
+    return RunSection(
+        _title(record, summary) + candidate,
+        number_text(scores.mean, summary.metric) + kind.unit,
+        entries,
+        _command(record["learner"], record["homogenizers"], record["seed"], summary),
+        charts,
+    )
+
+
+def _failed(record: Record, message: str, charts: Sequence[Chart], summary: Summary) -> RunSection:
+    entries = {"folder": f"runs/{record['run']}"}
+    return RunSection(_title(record, summary), "failed", entries, "", charts, message)
+
+
+def _title(record: Record, summary: Summary) -> str:
+    label = str(record.get("label", record["run"]))
+    name = f"{record['learner']}, {label}" if len(summary.learners) > 1 and "learner" in record else label
+    return f"{name}, seed {record['seed']}" if "seed" in record else name
+
+
+def _command(learner: str, homogenizers: str, seed: int, summary: Summary) -> str:
+    """JSON texts and lists are TOML values, too."""
+    settings = [] if summary.problem else [f"learner={json.dumps(learner, ensure_ascii=False)}"]
+    settings += [f"homogenizers={json.dumps([homogenizers], ensure_ascii=False)}", f"seeds=[{seed}]"]
+    return shlex.join(["gradhomog", "train", "run.toml", *(word for text in settings for word in ("--set", text))])
+
+
+def _charts(steps: Sequence[Record], validations: Sequence[Record], summary: Summary) -> list[Chart]:
+    kind = metric(summary.metric)
+    losses = [(record["step"], _mean(numbers(record["losses"]))) for record in steps]
+    scores = [(record["step"], kind.factor * numbers([record["score"]])[0]) for record in validations]
+    widths = [kind.factor * numbers([record.get("half_width")])[0] for record in validations]
+    charts = [
+        line_chart("training loss, mean over tasks", losses),
+        line_chart(f"{summary.score_of('validation')}{kind.unit}", scores, widths),
+    ]
+    return [chart for chart in charts if chart is not None]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else math.nan
+
+
+def _by_run(records: Iterable[Record], event: str) -> dict[str, list[Record]]:
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        if record["event"] == event:
+            found.setdefault(record["run"], []).append(record)
+    return {run: sorted(group, key=lambda record: record["step"]) for run, group in found.items()}
+
+
+def _step(step: int | None) -> str:
+    return NOTHING if step is None else f"step {step}"
+
+
+def _seconds(seconds: float | None) -> str:
+    return NOTHING if seconds is None else f"{seconds:.3g} s"

@@ -1,0 +1,23 @@
+"""Aligned columns of plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns padded to equal width, with a rule under the header; `±` stands under `±` where a column has it."""
+    columns = [_stacked(column) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
+    return [lines[0], "─" * max(map(len, lines)), *lines[1:]]
+
+
+def _stacked(column: Sequence[str]) -> list[str]:
+    if not any("±" in cell for cell in column[1:]):
+        width = max(map(len, column))
+        return [cell.ljust(width) for cell in column]
+    parts = [cell.partition(" ±") for cell in column]
+    left = max(len(mean) for mean, bar, _ in parts if bar)
+    padded = [column[0], *(mean.rjust(left) + bar + rest for mean, bar, rest in parts[1:])]
+    width = max(map(len, padded))
+    return [cell.ljust(width) for cell in padded]

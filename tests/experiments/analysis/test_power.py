@@ -1,0 +1,65 @@
+"""The number of seeds agrees with published tables and with simulations, and has the expected monotonicity."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from gradhomog.errors import OptionError
+from gradhomog.experiments.analysis.power import POWER, deviation_factors, paired_power, seeds_needed
+
+
+# Of statsmodels 0.14, TTestPower().solve_power(effect, power=0.8, alpha=0.05), rounded up.
+@pytest.mark.parametrize(("effect", "n"), [(0.2, 199), (0.5, 34), (0.8, 15), (1.0, 10), (2.0, 5), (2.5, 4), (4.0, 3)])
+def test_the_number_of_seeds_is_that_of_another_library(effect, n):
+    assert seeds_needed(effect, 1.0) == n
+    assert seeds_needed(3 * effect, 3.0) == n
+
+
+# Of statsmodels 0.14, TTestPower().power(effect, 10, 0.05).
+@pytest.mark.parametrize(("effect", "power"), [(0.2, 0.0876571540), (0.5, 0.2931756065), (0.8, 0.6162327634)])
+def test_the_power_is_that_of_another_library(effect, power):
+    assert paired_power(effect, 10) == pytest.approx(power, rel=1e-7)
+
+
+def test_simulated_comparisons_find_the_difference_in_80_of_100_cases():
+    n = seeds_needed(0.01, 0.012)
+    draws = 4000
+    differences = np.random.default_rng(0).normal(0.01, 0.012, size=(draws, n))
+    found = (stats.ttest_1samp(differences, 0, axis=1).pvalue < 0.05).mean()
+    error = 4 * math.sqrt(POWER * (1 - POWER) / draws)
+    assert POWER - error < found < paired_power(0.01 / 0.012, n) + error
+    assert paired_power(0.01 / 0.012, n - 1) < POWER
+
+
+@given(st.floats(0.05, 50), st.floats(1.01, 3))
+def test_a_larger_spread_needs_at_least_as_many_seeds(effect, factor):
+    assert 2 <= seeds_needed(effect, 1.0) <= seeds_needed(effect, factor)
+
+
+@pytest.mark.parametrize("deviation", [1e-300, 1e-17, 1e-3])
+def test_a_difference_far_above_the_spread_needs_two_seeds(deviation):
+    assert seeds_needed(1.0, deviation) == 2
+
+
+def test_a_difference_far_below_the_spread_needs_very_many():
+    # (1.96 + 0.84)² · 1e8, the normal approximation, which is accurate there.
+    assert seeds_needed(1e-4, 1.0) == pytest.approx(7.8489e8, rel=1e-4)
+
+
+@pytest.mark.parametrize(("difference", "deviation"), [(0, 1), (-1, 1), (1, 0), (math.nan, 1), (1, math.inf)])
+def test_numbers_that_are_not_positive_are_refused(difference, deviation):
+    with pytest.raises(OptionError, match="must be a positive number"):
+        seeds_needed(difference, deviation)
+
+
+def test_the_spread_of_few_values_is_uncertain_as_simulations_show():
+    low, high = deviation_factors(3)
+    deviations = np.random.default_rng(0).normal(size=(20000, 3)).std(axis=1, ddof=1)
+    covered = ((low * deviations <= 1) & (high * deviations >= 1)).mean()
+    assert abs(covered - 0.95) < 4 * math.sqrt(0.95 * 0.05 / 20000)
