@@ -71,7 +71,7 @@ def test_the_table_has_a_column_for_each_task_and_the_improvement_over_each_task
         changes = []
         for seed in (0, 1):
             (scores,) = [v[0] for k, v in found.items() if (k[0], k[2], k[3]) == (row.label, seed, "compare")]
-            base = found[SINGLE, "none", seed, "compare"][0]
+            base = found[SINGLE, SINGLE, seed, "compare"][0]
             changes.append(sum((s - b) / b for s, b in zip(scores, base, strict=True)) / 2)
         if row.label == SINGLE:
             assert row.improvement is None
