@@ -129,7 +129,7 @@ def undisturbed(tmp_path_factory):
 
 def lasting(record):
     """A record without what differs from run to run."""
-    varying = ("time", "config", "digest", "versions", "rows", "homogenizers", "label", "run", "stages", "seconds")
+    varying = ("time", "config", "digest", "versions", "rows", "homogenizers", "label", "run", "stages", "seconds", "files")
     return {key: value for key, value in record.items() if not key.endswith(varying)}
 
 

@@ -27,7 +27,7 @@ class Dask:
 
     def __call__(self, jobs: Sequence[Job]) -> Iterable[Outcome]:
         with self.client(self.address, set_as_default=True), parallel_config(backend="dask", n_jobs=self.jobs):
-            return list(Parallel(batch_size=1)(delayed(job)() for job in jobs))
+            yield from _parallel(jobs)
 
 
 class Ray:
@@ -49,7 +49,20 @@ class Ray:
         self.ray.init(address=self.address, ignore_reinit_error=True)
         register_ray()
         with parallel_config(backend="ray", n_jobs=self.jobs):
-            return list(Parallel(batch_size=1)(delayed(job)() for job in jobs))
+            yield from _parallel(jobs)
+
+
+def _parallel(jobs: Sequence[Job]) -> Iterable[Outcome]:
+    """Outcomes as the backend of the context gives them."""
+    outcomes: Iterable[Outcome] = Parallel(batch_size=1, return_as="generator_unordered")(
+        delayed(_make)(job) for job in jobs
+    )
+    return outcomes
+
+
+def _make(job: Job) -> Outcome:
+    # A function, as joblib's Dask backend hashes what it calls: a job holds lists, and the backend then waits forever.
+    return job()
 
 
 def _needed(module: str, extra: str) -> Any:
