@@ -52,7 +52,7 @@ if TYPE_CHECKING:
         gramian_rounding,
         minimum_norm_weights,
     )
-    from gradhomog.specs import DomainSpec, HomogenizerSpec, LearnerSpec
+    from gradhomog.specs import DomainSpec, HomogenizerSpec, LearnerSpec, ObserverSpec
     from gradhomog.square_root import safe_sqrt
     from gradhomog.step import StageResult, Step
     from gradhomog.task_dataset import TaskDataset
@@ -100,7 +100,7 @@ _HOMES = {
         "gramian_rounding",
         "minimum_norm_weights",
     ),
-    "specs": ("DomainSpec", "HomogenizerSpec", "LearnerSpec"),
+    "specs": ("DomainSpec", "HomogenizerSpec", "LearnerSpec", "ObserverSpec"),
     "step": ("StageResult", "Step"),
     "task_dataset": ("TaskDataset",),
     "task_key": ("TaskKey",),
@@ -128,6 +128,7 @@ __all__ = [
     "LearnerSpec",
     "NonfiniteError",
     "NotDifferentiableError",
+    "ObserverSpec",
     "OptionError",
     "Pipeline",
     "PluginError",

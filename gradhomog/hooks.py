@@ -5,20 +5,16 @@ pluggy assembles, plain objects run: hooks are called when something is built, n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pluggy
 
 if TYPE_CHECKING:
-    from gradhomog.specs import DomainSpec, HomogenizerSpec, LearnerSpec, Spec
+    from gradhomog.specs import DomainSpec, HomogenizerSpec, LearnerSpec, ObserverSpec, Spec
 
 PROJECT = "gradhomog"
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
-
-Observer = Callable[[str, Mapping[str, Any]], None]
-"""Called as `observer(event, record)` with every record that a run writes; see `gradhomog_observers`."""
 
 
 @hookspec
@@ -39,19 +35,15 @@ def gradhomog_domain() -> DomainSpec:
     raise NotImplementedError
 
 
+@hookspec
+def gradhomog_observer() -> ObserverSpec:
+    """Describe the observer of this module. Required of modules in the entry-point group `gradhomog.observers`."""
+    raise NotImplementedError
+
+
 @hookspec(firstresult=True)
 def gradhomog_make(spec: Spec, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Make the object that a spec describes: by default `spec.factory(*arguments, **options)`.
 
     Meant to be wrapped (`@hookimpl(wrapper=True)`) by who wants to time, log or decorate what is made.
-    """
-
-
-@hookspec
-def gradhomog_observers(config: Mapping[str, Any]) -> Observer | None:
-    """Return an observer of a run, or None. Called once when a run starts, in its process, with its own configuration.
-
-    The observer is called with `("start", record)`, `("step", record)`, `("probe", record)`, `("validation", record)`,
-    `("result", record)` and `("failed", record)`. One that raises, or whose hook does, is reported once and dropped: an
-    observer never stops a run.
     """

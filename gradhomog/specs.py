@@ -5,7 +5,7 @@ This module imports neither torch nor the classes that factories make: the regis
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -36,6 +36,10 @@ LEARNER_TRAITS = frozenset(
     }
 )
 """Claims about a learner."""
+
+
+Observer = Callable[[str, Mapping[str, Any]], None]
+"""Called as `observer(event, record)` with every record that a run writes; see `gradhomog_observer`."""
 
 
 class Seeded(Protocol):
@@ -122,10 +126,27 @@ class DomainSpec:
     variants: tuple[str, ...] = ()
 
 
-Spec = HomogenizerSpec | LearnerSpec | DomainSpec
+@dataclass(frozen=True)
+class ObserverSpec:
+    """Returned by the hook `gradhomog_observer`.
+
+    Attributes:
+        factory: called as `factory(config, folder, **options)` when a run begins, or goes on, in the process that
+            trains it, where `config` is the run's own configuration as nested dicts, a copy, and `folder` the
+            `pathlib.Path` of its folder. Returns an `Observer`.
+        summary, reference: as in `HomogenizerSpec`.
+    """
+
+    factory: Callable[..., Observer]
+    summary: str
+    reference: str = ""
+
+
+Spec = HomogenizerSpec | LearnerSpec | DomainSpec | ObserverSpec
 SIGNATURE_ONLY: dict[type[Any], tuple[str, ...]] = {
     HomogenizerSpec: (),
     LearnerSpec: ("encoder", "head", "homogenizers"),
     DomainSpec: ("variant", "size"),
+    ObserverSpec: ("config", "folder"),
 }
 """Parameters of each kind of factory that the host supplies; they are no options of the user."""

@@ -20,6 +20,7 @@ import gradhomog.cli
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PACKAGES = ("gradhomog", "gradhomog_adapters", "gradhomog_observers", "gradhomog_plugins")
 DECLARED = {**PROJECT["entry-points"], "console_scripts": PROJECT["scripts"]}
 SOURCES = ("pyproject.toml", "README.md", "docs/LICENSE", "gradhomog", "plugins", "adapters")
 
@@ -50,9 +51,9 @@ def names(wheel: Path) -> set[str]:
 
 
 @pytest.mark.slow
-def test_the_wheel_puts_three_packages_and_nothing_else_into_site_packages(names: set[str]) -> None:
+def test_the_wheel_puts_four_packages_and_nothing_else_into_site_packages(names: set[str]) -> None:
     info = f"gradhomog-{gradhomog.__version__}.dist-info"
-    assert {name.split("/")[0] for name in names} == {"gradhomog", "gradhomog_plugins", "gradhomog_adapters", info}
+    assert {name.split("/")[0] for name in names} == {*PACKAGES, info}
 
 
 @pytest.mark.slow
@@ -75,7 +76,7 @@ def test_the_wheel_holds_the_templates_of_the_report(names: set[str]) -> None:
 @pytest.mark.slow
 def test_the_wheel_is_typed_and_licensed(names: set[str]) -> None:
     assert any(name.startswith("gradhomog-") and name.endswith("/LICENSE") for name in names)
-    for package in ("gradhomog", "gradhomog_plugins", "gradhomog_adapters"):
+    for package in PACKAGES:
         assert f"{package}/py.typed" in names
 
 
@@ -99,12 +100,12 @@ def test_the_installed_wheel_lists_and_loads_its_plugins_in_a_clean_process(whee
     code = (
         "import json, gradhomog\n"
         "registry = gradhomog.Registry()\n"
-        "kinds = ('homogenizers', 'learners', 'domains')\n"
+        "kinds = ('homogenizers', 'learners', 'domains', 'observers')\n"
         "names = {f'gradhomog.{k}': {i.name: i.module for i in registry.list(k) if i.distribution == 'gradhomog'}"
         " for k in kinds}\n"
         "pipe = gradhomog.pipeline('gradhomog:pcgrad')\n"
-        "import gradhomog_plugins, gradhomog_adapters\n"
-        "files = [m.__file__ for m in (gradhomog, gradhomog_plugins, gradhomog_adapters)]\n"
+        "import gradhomog_adapters, gradhomog_observers, gradhomog_plugins\n"
+        "files = [m.__file__ for m in (gradhomog, gradhomog_adapters, gradhomog_observers, gradhomog_plugins)]\n"
         "print(json.dumps([names, files]))\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(site)}

@@ -18,6 +18,9 @@ from gradhomog.faults import join_faults
 if TYPE_CHECKING:
     from gradhomog.registry import Kind
 
+CHECKED: tuple[Kind, ...] = ("homogenizers", "learners", "domains")
+"""The kinds of plugins for which there are checks."""
+
 
 def add(commands: Any) -> None:
     command = commands.add_parser(
@@ -32,7 +35,7 @@ def add(commands: Any) -> None:
     names.completer = plugin_names
     command.add_argument(
         "--kind",
-        choices=("homogenizers", "learners", "domains"),
+        choices=CHECKED,
         help="where several kinds have a plugin of this name",
     )
     command.add_argument(
@@ -104,10 +107,10 @@ def _look_up(names: Sequence[str], kind: Kind | None) -> list[Kind]:
 
 def _kind(text: str) -> Kind:
     """The kind of the plugin of a name: the first kind that has it."""
-    from gradhomog.registry import KINDS, installed
+    from gradhomog.registry import installed
 
     selector = text.partition("(")[0].strip()
-    for kind in KINDS:
+    for kind in CHECKED:
         selectors = {form for info in installed().list(kind) for form in (info.name, info.selector)}
         if selector in selectors or (kind == "domains" and selector.partition(":")[0] in selectors):
             return kind

@@ -11,7 +11,7 @@ from gradhomog.cli._output import add_json, print_json, print_table
 if TYPE_CHECKING:
     from gradhomog.registry import Kind
 
-KINDS: tuple[Kind, ...] = ("homogenizers", "learners", "domains")
+KINDS: tuple[Kind, ...] = ("homogenizers", "learners", "domains", "observers")
 
 
 def add(commands: Any) -> None:

@@ -13,7 +13,9 @@ def add(commands: Any) -> None:
     command = commands.add_parser("show", help="describe one plugin", description=__doc__)
     name = command.add_argument("name", help="a plugin's name, or distribution:name")
     name.completer = plugin_names
-    command.add_argument("--kind", choices=("homogenizers", "learners", "domains"), help="where several kinds have it")
+    command.add_argument(
+        "--kind", choices=("homogenizers", "learners", "domains", "observers"), help="where several kinds have it"
+    )
     add_json(command)
     command.set_defaults(run=run)
 

@@ -13,7 +13,7 @@ import pluggy
 
 from gradhomog import hooks
 from gradhomog._version import __version__
-from gradhomog.errors import PluginLoadError
+from gradhomog.errors import GradhomogError, PluginLoadError
 from gradhomog.registry.plugininfo import KINDS, PluginInfo
 from gradhomog.specs import Spec
 
@@ -73,6 +73,8 @@ def _imported(info: PluginInfo) -> ModuleType:
     point = importlib.metadata.EntryPoint(info.name, info.module, f"gradhomog.{info.kind}")
     try:
         plugin = point.load()
+    except GradhomogError as cause:  # it says itself what is missing
+        raise PluginLoadError(f"{info} did not load: {cause}") from cause
     except ModuleNotFoundError as cause:
         advice = f"Reinstall {info.distribution} with all that it depends on, or leave '{info.name}' out."
         raise _refusal(info, f"did not load: {type(cause).__name__}: {cause}", advice) from cause

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gradhomog.specs import DomainSpec, HomogenizerSpec, LearnerSpec
+from gradhomog.specs import DomainSpec, HomogenizerSpec, LearnerSpec, ObserverSpec
 
-Kind = Literal["homogenizers", "learners", "domains"]
+Kind = Literal["homogenizers", "learners", "domains", "observers"]
 
 KINDS: dict[Kind, tuple[str, type[Any]]] = {
     "homogenizers": ("gradhomog_homogenizer", HomogenizerSpec),
     "learners": ("gradhomog_learner", LearnerSpec),
     "domains": ("gradhomog_domain", DomainSpec),
+    "observers": ("gradhomog_observer", ObserverSpec),
 }
 """The required hook of each kind, and the type that it returns."""
 

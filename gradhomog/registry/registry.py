@@ -6,13 +6,13 @@ silence, and of two plugins of one name it takes whichever the file system yield
 
 from __future__ import annotations
 
-import copy
 import difflib
 import functools
 import importlib.metadata
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pluggy
@@ -28,7 +28,6 @@ from gradhomog.errors import (
     UnknownPluginError,
 )
 from gradhomog.registry import loading
-from gradhomog.registry.observers import Author, Observers, Report, collect
 from gradhomog.registry.options import bind, has_paper_scale
 from gradhomog.registry.plugininfo import KINDS, Kind, PluginInfo
 from gradhomog.specs import Spec
@@ -43,7 +42,7 @@ class Registry:
 
     Args:
         entry_points: candidates; by default those of all installed distributions in the groups
-            `gradhomog.homogenizers`, `gradhomog.learners` and `gradhomog.domains`.
+            `gradhomog.homogenizers`, `gradhomog.learners`, `gradhomog.domains` and `gradhomog.observers`.
         disabled: selectors (`name` or `distribution:name`) that are refused; by default those of the environment
             variable GRADHOMOG_DISABLE, separated by commas.
 
@@ -57,6 +56,7 @@ class Registry:
     ) -> None:
         if disabled is None:
             disabled = os.environ.get("GRADHOMOG_DISABLE", "").split(",")
+        self._preferred: frozenset[str] = frozenset()
         self._disabled = frozenset(text.strip() for text in disabled if text.strip())
         self._entry_points = None if entry_points is None else tuple(entry_points)
         self._added: dict[str, importlib.metadata.Distribution] = {}
@@ -123,6 +123,8 @@ class Registry:
         """
         matches = [info for info in self.list(kind) if selector in (info.name, info.selector)]
         enabled = [info for info in matches if not info.disabled]
+        if len(enabled) > 1:
+            enabled = [info for info in enabled if info.selector in self._preferred] or enabled
         if len(enabled) == 1:
             return enabled[0]
         if enabled:
@@ -147,6 +149,15 @@ class Registry:
         raise UnknownPluginError(
             f"no {kind[:-1]} is called '{selector}'.{hint} Installed: {', '.join(names) or 'none'}."
         )
+
+    @contextmanager
+    def preferring(self, selectors: Iterable[str]) -> Iterator[None]:
+        """Within the context a name that several distributions offer means the one whose selector is among these."""
+        before, self._preferred = self._preferred, frozenset(selectors)
+        try:
+            yield
+        finally:
+            self._preferred = before
 
     # -- loading: on use ----------------------------------------------------------------------------------------------
 
@@ -207,27 +218,23 @@ class Registry:
                     return f"{author} raised in `gradhomog_make` for {info}: {describe_error(cause)}. {author.advice}"
         return f"{info} could not be made: {describe_error(cause)}. {info.advice}"
 
-    def observers(self, config: Mapping[str, Any], report: Report) -> Observers:
-        """The observers that registered plugins provide for a run with this configuration.
-
-        A plugin whose hook raises, or returns neither None nor a callable, has none; `report` receives an error with
-        the plugin's name, distribution and version, and later one for every observer that raises.
-        """
-
-        def ask(impl: pluggy.HookImpl) -> Callable[[], Any]:
-            # Its signature was checked when it was registered: it has the argument `config`, or none.
-            return lambda: impl.function(*(copy.deepcopy(config) for _ in impl.argnames))
-
-        # Asked one by one: a call of the hook returns observers without their authors, and none if one raises.
-        found = self.manager.hook.gradhomog_observers.get_hookimpls()
-        return collect([(self._author(impl.plugin), ask(impl)) for impl in reversed(found)], report)
-
     def _author(self, plugin: object) -> Author:
         name = self.manager.get_name(plugin)
         for info in self._loaded:
             if loading.registered_name(info) == name:
                 return Author(str(info), info.advice)
         return Author(f"the plugin {name}", "Correct it, or do not register it.")
+
+
+@dataclass(frozen=True)
+class Author:
+    """The author of a hook: plugin, distribution and version, and advice for a fault."""
+
+    name: str
+    advice: str
+
+    def __str__(self) -> str:
+        return self.name
 
 
 class _Maker:
@@ -262,7 +269,10 @@ def using(registry: Registry) -> Iterator[Registry]:
 
 
 def available(kind: Kind = "homogenizers") -> tuple[str, ...]:
-    """Names of the installed plugins of a kind (`"homogenizers"`, `"learners"`, `"domains"`); imports none of them.
+    """Names of the installed plugins of a kind; imports none of them.
+
+    Args:
+        kind: `"homogenizers"`, `"learners"`, `"domains"` or `"observers"`.
 
     >>> "pcgrad" in available()
     True

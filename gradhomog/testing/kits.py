@@ -11,7 +11,7 @@ from typing import Any
 import hypothesis  # noqa: F401  # the checks need it: `gradhomog.testing` reports how to install it
 
 from gradhomog.errors import OptionError
-from gradhomog.registry import KINDS, Kind, Registry
+from gradhomog.registry import Kind, Registry
 from gradhomog.specs import HomogenizerSpec
 from gradhomog.testing.checking import KIT, Check, run
 from gradhomog.testing.plugin_subject import PluginSubject
@@ -33,8 +33,8 @@ MODULES: dict[Kind, tuple[str, ...]] = {
 
 def checks(kind: Kind = "homogenizers") -> tuple[Check, ...]:
     """All checks of a kind of plugin, in order."""
-    if kind not in KINDS:
-        raise OptionError(f"`kind` must be one of {', '.join(map(repr, KINDS))}; got {kind!r}.")
+    if kind not in MODULES:
+        raise OptionError(f"`kind` must be one of {', '.join(map(repr, MODULES))}; got {kind!r}.")
     modules = [f"gradhomog.testing.{module}" for module in MODULES[kind]]
     for module in modules:
         importlib.import_module(module)

@@ -60,7 +60,7 @@ def gradhomog_install(request: pytest.FixtureRequest, tmp_path: Path) -> Iterato
         name: of the distribution.
         source: of its module, indented or not.
         plugin: name of the plugin; by default that of the module.
-        kind: `"homogenizers"`, `"learners"` or `"domains"`.
+        kind: `"homogenizers"`, `"learners"`, `"domains"` or `"observers"`.
         target: what the entry point names; by default the module.
         version: of the distribution.
         requires: what its metadata requires, such as `"gradhomog>=0.1,<0.2"`.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from gradhomog.registry import KINDS
 from gradhomog.testing import checks
+from gradhomog.testing.kits import MODULES
 
 BEGIN, END = "<!-- generated: checks -->", "<!-- end of what is generated -->"
 
@@ -22,7 +22,7 @@ def page(text: str) -> str:
 def tables() -> str:
     """One table for each kind of plugin."""
     lines: list[str] = []
-    for kind in KINDS:
+    for kind in MODULES:
         lines += ["", f"### {kind.capitalize()}", "", "| check | property | required of |", "|---|---|---|"]
         for check in checks(kind):
             required = "all" if check.claim is None else f"the trait `{check.claim}`"

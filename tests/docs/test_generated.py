@@ -9,8 +9,9 @@ import itertools
 import pytest
 
 from gradhomog import cli
-from gradhomog.registry import KINDS, Registry
+from gradhomog.registry import Registry
 from gradhomog.testing import checks
+from gradhomog.testing.kits import MODULES
 from tests.docs import check_tables, command_help, console, generate, pages, plugin_tables, signatures
 
 
@@ -30,7 +31,7 @@ def test_the_help_of_every_command_is_shown() -> None:
     assert len(command_help.commands(cli.parser())) == len(cli.COMMANDS)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MODULES)
 def test_every_built_in_plugin_has_an_entry(kind: str) -> None:
     text = pages.text("reference/plugins.md")
     section = text.split(f"\n## {kind.capitalize()}\n")[1].split("\n## ")[0]

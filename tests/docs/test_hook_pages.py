@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import io
 import re
+import typing
 from collections.abc import Iterator
 from types import FunctionType
 
@@ -14,13 +15,12 @@ import pytest
 
 from gradhomog import hooks, keyed
 from gradhomog.domains import Domain
-from gradhomog.experiments.execution.comparison import KEPT
 from gradhomog.experiments.results import events
 from gradhomog.homogenizer import Homogenizer
 from gradhomog.jacobian import Jacobian
 from gradhomog.learners import Learner
 from gradhomog.reports import TaskRow
-from gradhomog.specs import LEARNER_TRAITS, STATISTICS, TRAITS, DomainSpec, HomogenizerSpec, LearnerSpec
+from gradhomog.specs import LEARNER_TRAITS, STATISTICS, TRAITS, DomainSpec, HomogenizerSpec, LearnerSpec, ObserverSpec
 from gradhomog.step import StageResult, Step
 from gradhomog.tasks import Task
 from tests.docs import pages
@@ -79,6 +79,7 @@ def test_every_attribute_of_a_domain_is_explained(name: str, annotation: str) ->
 
 SPECS = {
     "gradhomog_homogenizer": HomogenizerSpec, "gradhomog_learner": LearnerSpec, "gradhomog_domain": DomainSpec,
+    "gradhomog_observer": ObserverSpec,
 }  # fmt: skip
 
 
@@ -175,17 +176,13 @@ def test_the_fields_of_tasks_and_task_rows_are_on_the_page_of_learners() -> None
     assert {field.name for cls in (Task, TaskRow) for field in dataclasses.fields(cls)} <= names
 
 
-def test_every_event_of_observers_is_in_the_table() -> None:
-    text = page("gradhomog_observers")
-    assert all(pages.row(text, event) for event in {"start", *KEPT})
-
-
-@pytest.mark.parametrize("event", ["start", *sorted(KEPT)])
-def test_an_event_has_the_fields_that_the_run_log_documents(event: str) -> None:
-    [described] = re.findall(rf"^\* `{event}`: (.*?)(?=^\* |\n\n)", events.__doc__ or "", re.DOTALL | re.MULTILINE)
-    outside = re.sub(r"\([^()]*\)", "", described)  # in brackets: the fields of a field
-    fields = set(re.findall(r"`(\w+)`", outside)) - {"StepReport"}
-    assert fields <= set(re.findall(r"`(\w+)`", pages.row(page("gradhomog_observers"), event)))
+@pytest.mark.parametrize("event", sorted({*events.KINDS, "result"}))
+def test_an_event_that_observers_receive_has_the_fields_of_the_table(event: str) -> None:
+    kind = events.KINDS.get(event, events.Result)
+    known = {"event", "version", "run", "learner", "homogenizers", "seed", "files", "sha256"}
+    documented = set(re.findall(r"`(\w+)`", pages.row(page("gradhomog_observer"), event)))
+    assert documented >= set(typing.get_type_hints(kind)) - known
+    assert documented <= set(typing.get_type_hints(kind)) | {event}
 
 
 PRINTING = [

@@ -161,11 +161,11 @@ def test_every_make_hook_that_is_not_refused_is_called(gradhomog_install, marker
 
 
 def test_a_wrapper_of_a_hook_that_is_not_called_is_refused(gradhomog_install):
-    more = "@hookimpl(wrapper=True)\ndef gradhomog_observers(config):\n    return (yield)\n"
+    more = "@hookimpl(wrapper=True)\ndef gradhomog_observer():\n    return (yield)\n"
     install(gradhomog_install, EVEN, more=more)
     with pytest.raises(PluginLoadError) as raised:
         gradhomog.pipeline("bad")
-    assert_blamed(str(raised.value), "wraps the hook `gradhomog_observers`", "only `gradhomog_make` can be wrapped")
+    assert_blamed(str(raised.value), "wraps the hook `gradhomog_observer`", "only `gradhomog_make` can be wrapped")
 
 
 @pytest.mark.parametrize(

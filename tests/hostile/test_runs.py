@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import json
 import math
@@ -9,6 +10,7 @@ import textwrap
 
 import pytest
 
+from gradhomog.errors import ConfigError
 from gradhomog.experiments.analysis.summary import to_json
 from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.execution.comparison import compare
@@ -17,7 +19,7 @@ from gradhomog.experiments.report.tables import render_table
 from gradhomog.experiments.results.records import records as read
 from tests.experiments.conftest import SMALL
 from tests.experiments.running import interrupted_after
-from tests.hostile.plugins import HERE, assert_blamed, install, plugin
+from tests.hostile.plugins import HERE, assert_blamed, install
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -105,13 +107,24 @@ def test_a_learner_or_a_domain_that_fails_is_named_in_the_table(gradhomog_instal
 
 # -- observers -------------------------------------------------------------------------------------------------------
 
+OBSERVER = """
+import sys
+from gradhomog import ObserverSpec, hookimpl
+
+{body}
+
+@hookimpl
+def gradhomog_observer():
+    return ObserverSpec(factory=factory, summary="misbehaves")
+"""
+
 OBSERVERS = {
-    "raises-late": "def gradhomog_observers(config): return lambda event, record: SEEN[event]",
-    "exits": "def gradhomog_observers(config): return lambda event, record: sys.exit(3)",
-    "raises": "def gradhomog_observers(config): return 1 / 0",
-    "no-observer": "def gradhomog_observers(config): return 'step'",
+    "raises-late": "SEEN = {'start': 1, 'step': 2}\ndef factory(config, folder): return lambda event, _: SEEN[event]",
+    "exits": "def factory(config, folder): return lambda event, record: sys.exit(3)",
+    "raises": "def factory(config, folder): return 1 / 0",
+    "no-observer": "def factory(config, folder): return 'step'",
     "meddles": """
-        def gradhomog_observers(config):
+        def factory(config, folder):
             def observer(event, record):
                 for name in list(record):
                     record[name] = "meddled"
@@ -121,42 +134,53 @@ OBSERVERS = {
 }
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    """The log of a comparison that nobody observes; `static` has the results of plain."""
-    return read(compare(config(["static"]), tmp_path_factory.mktemp("undisturbed")).folder)
-
-
-def lasting(record):
-    """A record without what differs from run to run."""
-    varying = ("time", "config", "digest", "versions", "rows", "homogenizers", "label", "run", "stages", "seconds", "files")
-    return {key: value for key, value in record.items() if not key.endswith(varying)}
-
-
 @pytest.mark.slow
-def test_observers_that_fail_are_each_reported_once_and_stop_nothing(gradhomog_install, tmp_path, capsys, undisturbed):
-    for name, hook in OBSERVERS.items():
-        more = "SEEN = {'start': 1, 'step': 2}\n@hookimpl\n" + textwrap.dedent(hook).strip()
-        gradhomog_install(name, plugin(EVEN, more=more), version="0.7")
+def test_observers_that_fail_are_each_reported_once_and_change_nothing(gradhomog_install, tmp_path, capsys):
+    for name, body in OBSERVERS.items():
+        text = OBSERVER.format(body=textwrap.dedent(body).strip())
+        gradhomog_install(name, text, version="0.7", kind="observers")
     names = [name.replace("-", "_") for name in OBSERVERS]
-    outcome = compare(config([" + ".join(names)]), tmp_path / "out")
+    undisturbed = compare(config(["static"]), tmp_path / "undisturbed")
+    capsys.readouterr()
+    observed = dataclasses.replace(config(["static"]), observers=names)
+    outcome = compare(observed, tmp_path / "out")
     assert outcome.failures == {}
-    records = read(outcome.folder)
-    assert list(map(lasting, records)) == list(map(lasting, undisturbed))
+    assert list(map(lasting, read(outcome.folder))) == list(map(lasting, read(undisturbed.folder)))
     told = capsys.readouterr().err.splitlines()
     expected = {
         "raises_late": "raised at `validation`: KeyError: 'validation' (",
         "exits": "raised at `start`: SystemExit: 3 (",
-        "raises": "raised in `gradhomog_observers`: ZeroDivisionError: division by zero (",
-        "no_observer": "must return from `gradhomog_observers` a function or None; got str",
+        "raises": "could not be made: ZeroDivisionError: division by zero (",
+        "no_observer": "must return a function; got str",
     }
     assert len(told) == len(expected)
     for name, words in expected.items():
         distribution = name.replace("_", "-")
-        [line] = [line for line in told if f"homogenizer '{name}' of {distribution} 0.7 ({name})" in line]
+        [line] = [line for line in told if f"observer '{name}' of {distribution} 0.7 ({name})" in line]
         assert words in line
-        assert "The run goes on without it" in line
+        assert "The run goes on without" in line
         assert line.endswith(f"Report it to the authors of {distribution}, or leave '{name}' out.")
+
+
+def lasting(record):
+    """A record without what differs from run to run."""
+    varying = ("time", "config", "versions", "seconds", "files", "sha256")
+    return {key: value for key, value in record.items() if not key.endswith(varying)}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("tensorbord", r"no observer is called 'tensorbord'\. Did you mean 'tensorboard'\?"),
+        ("csv(path=1)", r"csv has no option 'path'"),
+        ("pcgrad", r"A homogenizer is called so"),
+    ],
+)
+def test_a_wrong_observer_is_refused_before_anything_is_trained(tmp_path, text, words):
+    observed = dataclasses.replace(config(["static"]), observers=[text, "csv"])
+    with pytest.raises(ConfigError, match=words):
+        compare(observed, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 # -- slow ------------------------------------------------------------------------------------------------------------

@@ -75,7 +75,9 @@ def test_what_a_broken_uninstall_leaves_behind_does_not_stop_the_list(
 @pytest.mark.parametrize("kind", ["homogenizer", "optimizers", ""])
 def test_an_unknown_kind_is_answered_with_the_kinds(kind: Any) -> None:
     for ask in (Registry().list, Registry().names, gradhomog.available, lambda k: Registry().find(k, "pcgrad")):
-        with pytest.raises(OptionError, match=r"`kind` must be one of 'homogenizers', 'learners', 'domains'; got"):
+        with pytest.raises(
+            OptionError, match=r"`kind` must be one of 'homogenizers', 'learners', 'domains', 'observers'; got"
+        ):
             ask(kind)
 
 

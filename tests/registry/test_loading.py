@@ -33,8 +33,8 @@ BROKEN = {
         Exception,
     ),
     "second hook misspelt": (
-        FINE + "\n@hookimpl\ndef gradhomog_observer(config): pass\n",
-        ["unknown hook 'gradhomog_observer'", "Did you mean 'gradhomog_observers'?"],
+        FINE + "\n@hookimpl\ndef gradhomog_observers(): pass\n",
+        ["unknown hook 'gradhomog_observers'", "Did you mean 'gradhomog_observer'?"],
         Exception,
     ),
     "hook with an argument": (

@@ -1,9 +1,8 @@
-"""What a factory makes is what its kind asks for; wrappers and observers of loaded plugins take part."""
+"""What a factory makes is what its kind asks for; wrappers of loaded plugins take part."""
 
 from __future__ import annotations
 
 import re
-import sys
 from typing import Any, cast
 
 import pytest
@@ -94,20 +93,3 @@ def gradhomog_make(spec, arguments, options):
     made = registry.make("homogenizers", "pcgrad", {"seed": 2})
     assert isinstance(made[1], HomogenizerSpec)
     assert made[2].seen[2] == {"seed": 2}
-
-
-def test_observers_are_collected_from_the_loaded_plugins(gradhomog_install: Install) -> None:
-    observing = """
-@hookimpl
-def gradhomog_observers(config):
-    return None if config.get("quiet") else lambda event, record: seen.append((event, record, config["run"]))
-seen = []
-"""
-    name = gradhomog_install("observes", FINE + observing)
-    registry = Registry()
-    assert len(registry.observers({"run": 1}, report=pytest.fail)) == 0
-    registry.load("homogenizers", name)
-    observers = registry.observers({"run": 1}, report=pytest.fail)
-    observers("step", {"loss": 0.5})
-    assert sys.modules["observes"].seen == [("step", {"loss": 0.5}, 1)]
-    assert len(registry.observers({"quiet": True}, report=pytest.fail)) == 0

@@ -103,6 +103,9 @@ class Test:
 class Config:
     """A comparison. `threads` is per run, so that results do not depend on how many runs are made at a time.
 
+    `observers` are called with the records of each run, by name: `["csv", "tensorboard"]`. `plugins` pins where names
+    come from, `["gradhomog:pcgrad==0.2.0"]`; `compare` completes it. Neither decides the results.
+
     Defaults are those for images; `load` has others for a configuration that names no domains.
     With a multi-task `problem`, the options of one of `experiments.problems`, learners, domains and episodes mean
     nothing: what is `unused` is neither accepted from a run file nor written to one.
@@ -113,6 +116,8 @@ class Config:
     seeds: int | list[int] = 3
     threads: int = at_least(1, 1)
     device: str = "cpu"
+    observers: list[str] = field(default_factory=list)
+    plugins: list[str] = field(default_factory=list)
     domains: Domains = field(default_factory=Domains)
     episodes: Episodes = field(default_factory=Episodes)
     network: Network = field(default_factory=Network)
@@ -148,6 +153,10 @@ class Config:
             del table[last]
         return content
 
+    def decisive(self) -> dict[str, Any]:
+        """What the results depend on, but for the versions of plugins."""
+        return {key: value for key, value in self.to_dict().items() if key not in ("observers", "plugins")}
+
     def with_baselines(self) -> Config:
         """Of a multi-task problem, the same comparison with the plain learner and tuned static weights in it.
 
@@ -174,7 +183,7 @@ class Config:
     @property
     def digest(self) -> str:
         """A short hash of all that decides the results."""
-        content = {**self.to_dict(), "seeds": self.seed_list, "learner": self.learners}
+        content = {**self.decisive(), "seeds": self.seed_list, "learner": self.learners}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -275,8 +284,9 @@ def _check(config: Config) -> None:
         ("domains.train", config.domains.train),
         ("domains.test", config.domains.test),
         ("seeds", config.seed_list),
+        ("observers", config.observers),
     ):
-        if not values:
+        if not values and path != "observers":
             faults.append(f"`{path}` must name at least one; got none.")
         if len(set(values)) < len(values):
             faults.append(f"`{path}` must not name one twice; got {values}.")

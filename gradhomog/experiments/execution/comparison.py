@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gradhomog.experiments.config import pins
 from gradhomog.experiments.config.schema import Config
-from gradhomog.experiments.execution import plan
+from gradhomog.experiments.execution import observers, plan
 from gradhomog.experiments.execution.executors import executor as find_executor
 from gradhomog.experiments.execution.interrupts import StopFile
 from gradhomog.experiments.execution.monitor import Monitor, Progress
@@ -62,15 +63,21 @@ def compare(
         GradhomogError: bad names, options, data or folder, or methods that cannot work with these. KeyboardInterrupt:
             after all runs have written checkpoints.
     """
+    folder = comparison_dir.choose(config, out, resume, stem)
+    with pins.using(comparison_dir.with_pins(config, folder)) as pinned:
+        return _compare(pinned, folder, resume, progress, jobs, executor)
+
+
+def _compare(config: Config, out: Path, resume: bool, progress: Progress, jobs: int, executor: str) -> Comparison:
     rows = plan.methods(config)
-    comparison_dir.choose(config, out, resume, stem)  # a folder that is refused is refused before what takes longer
+    observers.check(config)
     about: dict[str, Any] = {}
     for learner in config.learners:
         about = trainer.trainable(config, Run(learner, "none", config.seed_list[0])).about()
     seconds = None
     if not resume:  # what has begun was tried then, and without one of its methods would be another comparison
         seconds = dry_run(config, rows, progress).seconds
-    path = comparison_dir.prepare(config, out, resume, stem)
+    path = comparison_dir.prepare(config, out)
     made = Plan(config.to_dict(), config.digest, tuple(rows), tuple(config.seed_list), about)
     made.write(path)
     runner = _Runner(config, rows, path, progress)

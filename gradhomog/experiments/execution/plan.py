@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
 
 from gradhomog import expression
 from gradhomog.errors import ConfigError, GradhomogError
@@ -13,7 +12,6 @@ from gradhomog.experiments.config.schema import Config
 from gradhomog.experiments.results.plan import SINGLE, Method
 from gradhomog.faults import join_faults
 from gradhomog.pipelines import pipeline
-from gradhomog.registry import installed
 
 
 def methods(config: Config) -> list[Method]:
@@ -65,12 +63,3 @@ def _member_faults(text: str) -> list[str]:
         except GradhomogError as cause:
             faults.append(str(cause))
     return faults
-
-
-def distributions(config: Config, rows: Sequence[Method]) -> dict[str, str]:
-    """The distributions, with versions, that the pipelines and learners of a comparison come from."""
-    texts = [text for row in rows for text in row.candidates if text != SINGLE]
-    found = [m.info for text in texts for m in pipeline(text).members]
-    if config.problem is None:
-        found += [installed().find("learners", expression.parse_one(learner)[0]) for learner in config.learners]
-    return {info.distribution: info.version for info in found if info is not None}

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from gradhomog.experiments.config import pins
 from gradhomog.experiments.config.schema import Config
+from gradhomog.experiments.execution import observers
 from gradhomog.experiments.execution.failures import reason
 from gradhomog.experiments.execution.threads import threads
 from gradhomog.experiments.results.comparison_dir import run_dir
 from gradhomog.experiments.results.plan import Run
-from gradhomog.experiments.training.trainer import Observe, Trainer
-from gradhomog.registry import installed
+from gradhomog.experiments.training.trainer import Trainer
 
 Status = Literal["finished", "stopped", "failed", "held"]
 
@@ -60,9 +61,9 @@ class Job:
                     return Outcome(self.run, "held")
                 if where.result() is not None:
                     return Outcome(self.run, "finished")
-                with threads(self.config.threads):
+                with threads(self.config.threads), pins.using(self.own) as own:
                     try:
-                        trainer = Trainer(self.own, self.run, where, self._observers(), self.jobs)
+                        trainer = Trainer(own, self.run, where, observers.make(own, where.path, _warn), self.jobs)
                         return Outcome(self.run, "finished" if trainer.finish(self.stop.exists) else "stopped")
                     except Exception as error:
                         why = reason(self.config, self.run, error)
@@ -78,8 +79,9 @@ class Job:
         """The configuration of this run alone."""
         return self.config.of_run(self.run.learner, self.run.homogenizers, self.run.seed)
 
-    def _observers(self) -> Observe:
-        return installed().observers(self.own.to_dict(), report=lambda text: print(text, file=sys.stderr))
+
+def _warn(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def _end_with(parent: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Mapping
@@ -53,6 +54,12 @@ class Plan:
                         f"{folder} holds results of another {what}, which one table must not mix with these. Choose "
                         "another --out."
                     )
+            if (theirs := before.config["plugins"]) != self.config["plugins"]:
+                changed = sorted({*theirs} ^ {*self.config["plugins"]})
+                raise ConfigError(
+                    f"{folder} holds results of other plugins, which one table must not mix with these: of "
+                    f"{', '.join(changed)} one is there and not here. Choose another --out."
+                )
             return
         content = {"version": events.VERSION, **events.plain(asdict(self))}
         atomic.write(folder / PLAN, (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode())
@@ -110,13 +117,23 @@ def choose(config: Config, out: Path | None, resume: bool, stem: str) -> Path:
     return out
 
 
-def prepare(config: Config, out: Path | None, resume: bool, stem: str) -> Path:
-    """The folder that `choose` gives, with the resolved configuration in it.
+def with_pins(config: Config, folder: Path) -> Config:
+    """The configuration with the plugins that a folder holds results of, where it holds any and names none itself.
 
     Raises:
-        ConfigError: as `choose`, or it cannot be written.
+        ConfigError: the folder's plan is damaged.
     """
-    out = choose(config, out, resume, stem)
+    if config.plugins or not (folder / PLAN).exists():
+        return config
+    return dataclasses.replace(config, plugins=Plan.read(folder).config["plugins"])
+
+
+def prepare(config: Config, out: Path) -> Path:
+    """The folder of a comparison, with the resolved configuration in it.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
     try:
         out.mkdir(parents=True, exist_ok=True)
         if not (out / RUN_FILE).exists():  # it may be the user's own file, with comments
@@ -158,7 +175,7 @@ def _same(config: Config, other: Config, out: Path) -> None:
         other = other.with_baselines()  # a user's own file in the folder may leave to us what every table has
     if config.digest == other.digest:
         return
-    ours, theirs = _flat(config.to_dict()), _flat(other.to_dict())
+    ours, theirs = _flat(config.decisive()), _flat(other.decisive())
     different = [key for key in ours if ours[key] != theirs.get(key)]
     first = different[0]
     raise ConfigError(

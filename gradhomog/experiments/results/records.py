@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from gradhomog.experiments.config.pins import versions as pin_versions
 from gradhomog.experiments.results import events
 from gradhomog.experiments.results.comparison_dir import Plan, run_dir
 from gradhomog.experiments.results.events import Record
@@ -54,13 +55,13 @@ class _Reader:
     def _start(self) -> Record:
         plan = self.plan
         starts = [event for run in self.events.values() for event in run if event["event"] == "start"]
-        last = max(
-            starts, key=lambda event: event["time"], default={"time": "", "versions": {}, "machine": {}, "jobs": 1}
-        )
+        none: Record = {"time": "", "versions": {}, "machine": {}, "jobs": 1}
+        last: Record = max(starts, key=lambda event: event["time"], default=none)
+        versions: Record = {**last["versions"], **pin_versions(plan.config.get("plugins", ()))}
         return {
             **plan.about, "event": "start", "config": plan.config, "digest": plan.digest,
             "rows": [{"learner": method.learner, "label": method.label} for method in plan.methods],
-            "time": last["time"], "versions": last["versions"], "machine": last["machine"],
+            "time": last["time"], "versions": versions, "machine": last["machine"],
             "workers": max((event["jobs"] for event in starts), default=1),
         }  # fmt: skip
 

@@ -11,6 +11,7 @@ import torch
 
 from gradhomog.errors import ConfigError
 from gradhomog.experiments import problems
+from gradhomog.experiments.config import pins
 from gradhomog.experiments.config.schema import Config
 from gradhomog.experiments.execution.environment import machine, versions
 from gradhomog.experiments.results import sealed
@@ -79,7 +80,13 @@ class Trainer:
         train = self.config.train
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self._emit(
-            "start", version=VERSION, time=now, step=self.done, versions=versions(), machine=machine(), jobs=self.jobs
+            "start",
+            version=VERSION,
+            time=now,
+            step=self.done,
+            versions=self._versions(),
+            machine=machine(),
+            jobs=self.jobs,
         )
         while self.done < train.steps:
             if stop():
@@ -90,6 +97,9 @@ class Trainer:
                 self._save()
         self._test()
         return True
+
+    def _versions(self) -> dict[str, str]:
+        return versions() | pins.versions(self.config.plugins)
 
     def fail(self, error: str) -> None:
         """Write the event of an error with which the run ends."""

@@ -85,7 +85,7 @@ def test_static_weights_of_one_are_the_plain_learner(whole):
 def test_the_records_hold_configuration_versions_and_steps(whole):
     found = records(whole.folder)
     start = found[0]
-    assert start["config"] == load(None, SMALL).to_dict()
+    assert {**start["config"], "plugins": []} == load(None, SMALL).to_dict()
     assert {"python", "torch", "torchopt", "gradhomog"} <= set(start["versions"])
     steps = [r for r in found if r["event"] == "step"]
     assert {r["step"] for r in steps} == {1, 2, 4, 6, 8, 10, 12}
@@ -181,24 +181,21 @@ def test_a_method_that_fails_is_reported_and_the_others_finish(gradhomog_install
 
 
 SEEING = """
-import gradhomog, torch
-class Even(gradhomog.Homogenizer):
-    def mix(self, step):
-        return torch.ones(step.tasks)
-@gradhomog.hookimpl
-def gradhomog_homogenizer():
-    return gradhomog.HomogenizerSpec(factory=Even, summary="weighs all alike, and observes")
+import gradhomog
 SEEN = []
-@gradhomog.hookimpl
-def gradhomog_observers(config):
-    assert config["learner"] == "maml"
+def seeing(config, folder):
+    assert (config["learner"], folder.name[:4]) == ("maml", "maml")
     return lambda event, record: SEEN.append((event, record))
+@gradhomog.hookimpl
+def gradhomog_observer():
+    return gradhomog.ObserverSpec(factory=seeing, summary="keeps what it is called with")
 """
 
 
 def test_an_observer_sees_every_event_of_its_run_and_the_result(gradhomog_install, tmp_path):
-    gradhomog_install("seeing-dist", SEEING, plugin="seeing")
-    outcome = compare(load(None, [*SMALL, 'homogenizers=["seeing"]', "seeds=1"]), tmp_path / "out")
+    gradhomog_install("seeing-dist", SEEING, plugin="seeing", kind="observers")
+    overrides = [*SMALL, 'homogenizers=["none"]', "seeds=1", 'observers=["seeing"]']
+    outcome = compare(load(None, overrides), tmp_path / "out")
     seen = [(event, record["run"]) for event, record in sys.modules["seeing_dist"].SEEN]
     [folder] = (outcome.folder / "runs").iterdir()
     told = [record["event"] for record in records(outcome.folder)[1:]]

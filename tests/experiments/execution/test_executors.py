@@ -32,7 +32,7 @@ def test_results_are_those_of_one_process(serial, tmp_path, text):
     if text == "dask":
         import distributed
 
-        with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+        with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster:
             text = f'dask(address="{cluster.scheduler_address}")'
             found = compare(load(None, OVERRIDES), tmp_path / "out", jobs=2, executor=text)
     else:

@@ -6,8 +6,13 @@ import pytest
 
 from gradhomog import ConfigError
 from gradhomog.experiments.config.schema import load
-from gradhomog.experiments.results.comparison_dir import Plan, prepare
+from gradhomog.experiments.results.comparison_dir import Plan, choose, prepare
 from gradhomog.experiments.results.plan import Method
+
+
+def begun(config, out=None, resume=False, stem="compare"):
+    """The folder of a comparison that has begun."""
+    return prepare(config, choose(config, out, resume, stem))
 
 
 @pytest.fixture(autouse=True)
@@ -17,32 +22,32 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 def test_new_folders_are_numbered_and_the_latest_of_a_configuration_is_resumed():
     one, two = load(None, ["seeds=1"]), load(None, ["seeds=2"])
-    folders = [prepare(config, None, False, "compare") for config in (one, two, one)]
+    folders = [begun(config) for config in (one, two, one)]
     assert [str(path) for path in folders] == ["runs/compare", "runs/compare-2", "runs/compare-3"]
-    assert prepare(one, None, True, "compare") == folders[2]
-    assert prepare(two, None, True, "compare") == folders[1]
+    assert begun(one, resume=True) == folders[2]
+    assert begun(two, resume=True) == folders[1]
     with pytest.raises(ConfigError, match=r"no folder runs/compare.* of this configuration to resume"):
-        prepare(load(None, ["seeds=3"]), None, True, "compare")
+        begun(load(None, ["seeds=3"]), resume=True)
 
 
 def test_the_resolved_configuration_is_written_and_reads_back(tmp_path):
     config = load(None, ["seeds=1"])
-    assert load(prepare(config, tmp_path / "out", False, "compare") / "run.toml") == config
+    assert load(begun(config, tmp_path / "out") / "run.toml") == config
 
 
 def test_results_are_not_mixed_with_those_of_another_configuration(tmp_path):
-    out = prepare(load(None, ["train.steps=5"]), tmp_path / "out", False, "compare")
+    out = begun(load(None, ["train.steps=5"]), tmp_path / "out")
     with pytest.raises(ConfigError, match=r"another configuration: `train.steps` is 5 there and 6 here"):
-        prepare(load(None, ["train.steps=6"]), out, True, "compare")
+        begun(load(None, ["train.steps=6"]), out, resume=True)
 
 
 def test_existing_results_need_resume(tmp_path):
     config = load()
-    out = prepare(config, tmp_path / "out", False, "compare")
+    out = begun(config, tmp_path / "out")
     Plan(config.to_dict(), config.digest, (), (0,), {}).write(out)
     with pytest.raises(ConfigError, match=r"already holds results\. Add --resume"):
-        prepare(config, out, False, "compare")
-    assert prepare(config, out, True, "compare") == out
+        begun(config, out)
+    assert begun(config, out, resume=True) == out
 
 
 @pytest.mark.skipif(os.name != "posix", reason="permissions of /proc are those of Linux")
@@ -50,33 +55,33 @@ def test_a_folder_that_cannot_be_written_is_told():
     from pathlib import Path
 
     with pytest.raises(ConfigError, match=r"cannot be written: .* Choose another --out"):
-        prepare(load(), Path("/proc/nowhere/out"), False, "compare")
+        begun(load(), Path("/proc/nowhere/out"))
     Path("file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
-        prepare(load(), Path("file/out"), False, "compare")
+        begun(load(), Path("file/out"))
 
 
 def test_the_users_own_run_file_is_not_written_over(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text("# mine\nseeds = 1\n", encoding="utf-8")
-    prepare(load(path), tmp_path, False, "compare")
+    begun(load(path), tmp_path)
     assert path.read_text(encoding="utf-8").startswith("# mine")
 
 
 def test_a_mistyped_folder_is_not_resumed_from_nothing(tmp_path):
     with pytest.raises(ConfigError, match="holds nothing to resume"):
-        prepare(load(), tmp_path / "typo", True, "compare")
+        begun(load(), tmp_path / "typo", resume=True)
     assert not (tmp_path / "typo").exists()
 
 
 def test_a_gap_or_a_foreign_folder_does_not_hide_the_one_to_resume():
     config = load(None, ["seeds=1"])
-    folders = [prepare(config, None, False, "train") for _ in range(3)]
+    folders = [begun(config, stem="train") for _ in range(3)]
     (folders[0] / "run.toml").unlink()
     folders[0].rmdir()
     (folders[2] / "run.toml").write_text("future_key = 1\n", encoding="utf-8")
-    assert prepare(config, None, True, "train") == folders[1]
-    assert prepare(config, None, False, "train").name == "train-4"
+    assert begun(config, resume=True, stem="train") == folders[1]
+    assert begun(config, stem="train").name == "train-4"
 
 
 def test_a_plan_reads_back_and_is_of_one_data_set(tmp_path):

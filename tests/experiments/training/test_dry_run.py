@@ -82,7 +82,7 @@ def test_what_fails_whatever_the_method_is_told_once(tmp_path):
 
 @pytest.mark.slow
 def test_a_comparison_that_has_begun_is_not_tried_again(small, tmp_path, monkeypatch):
-    out = comparison_dir.prepare(small, tmp_path / "out", False, "compare")
+    out = comparison_dir.prepare(small, tmp_path / "out")
     tried = []
     monkeypatch.setattr("gradhomog.experiments.report.page._pictures", lambda *given: {})
     monkeypatch.setattr("gradhomog.experiments.execution.comparison.dry_run", lambda *given: tried.append(given))

@@ -1,0 +1,86 @@
+"""The observers of a run, by the names in its configuration: one that fails is reported once and dropped."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from gradhomog import expression
+from gradhomog.blame import describe_error
+from gradhomog.errors import ConfigError, GradhomogError
+from gradhomog.experiments.config.schema import Config
+from gradhomog.faults import join_faults
+from gradhomog.registry import PluginInfo, installed
+from gradhomog.registry.options import bind
+from gradhomog.specs import Observer
+
+Warn = Callable[[str], None]
+"""Called with one message for each observer that is dropped."""
+
+
+def check(config: Config) -> None:
+    """Load the observers of a configuration and check their options; makes none.
+
+    Raises:
+        ConfigError: names or options are wrong, or a package is missing; it names all.
+    """
+    faults = []
+    for text in config.observers:
+        try:
+            selector, options = expression.parse_one(text)
+            info, spec = installed().load("observers", selector)
+            bind(spec, info.name, options)
+        except GradhomogError as cause:
+            faults.append(str(cause))
+    if faults:
+        raise ConfigError(f"`observers`: {join_faults(faults)}")
+
+
+def make(config: Config, folder: Path, warn: Warn) -> Observers:
+    """The observers of a run, whose configuration this is, in the folder of the run.
+
+    A plugin that raises, or that makes what cannot be called, has none.
+    """
+    found: list[tuple[PluginInfo, Observer]] = []
+    for text in config.observers:
+        selector, options = expression.parse_one(text)
+        try:
+            info, _, observer = installed().make("observers", selector, options, config.to_dict(), folder)
+        except GradhomogError as cause:
+            warn(f"The run goes on without the observer {text}: {cause}")
+            continue
+        if callable(observer):
+            found.append((info, observer))
+        else:
+            warn(
+                f"The run goes on without the observer {text}: the factory of {info} must return a function; got "
+                f"{type(observer).__name__}. {info.advice}"
+            )
+    return Observers(found, warn)
+
+
+class Observers:
+    """Called as `observers(event, record)`: gives each of them a copy of its own, and never raises.
+
+    Args:
+        found: the observers, each after its plugin.
+        warn: called with a message for each observer that is dropped.
+    """
+
+    def __init__(self, found: Iterable[tuple[PluginInfo, Observer]], warn: Warn) -> None:
+        self._observers = list(found)
+        self._warn = warn
+
+    def __call__(self, event: str, record: Mapping[str, Any]) -> None:
+        for entry in list(self._observers):
+            info, observer = entry
+            try:
+                observer(event, copy.deepcopy(record))
+            except (Exception, SystemExit) as cause:
+                self._observers.remove(entry)
+                self._warn(
+                    f"The run goes on without an observer: {info} raised at `{event}`: {describe_error(cause)}. "
+                    f"{info.advice}"
+                )

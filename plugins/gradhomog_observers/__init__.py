@@ -1,0 +1,1 @@
+"""Observers that come with gradhomog: what runs measure, where other tools look for it."""

@@ -1,0 +1,117 @@
+"""What the observers write is read back by the libraries that they write for, and is what the run's events hold."""
+
+from __future__ import annotations
+
+import csv
+import math
+
+import numpy as np
+import pytest
+
+from gradhomog.experiments import load as results
+from gradhomog.experiments.config.schema import load
+from gradhomog.experiments.execution.comparison import compare
+from gradhomog.experiments.results import events
+from gradhomog.registry import installed
+from tests.experiments.conftest import SMALL
+from tests.experiments.running import interrupted_after
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+
+OBSERVERS = """observers=["csv", "tensorboard", 'mlflow(experiment="ours")']"""
+
+
+def expected(folder, name):
+    """(step, value) of some of the numbers, computed from the events of a run."""
+    found = []
+    for event in events.read(folder / "events.jsonl"):
+        if event["event"] == "step" and name == "loss/mean":
+            found.append((event["step"], np.mean(event["losses"])))
+        if event["event"] == "step" and name == "cosine/mean":
+            cosines = np.array(event["cosines"])
+            found.append((event["step"], cosines[np.triu_indices(len(cosines), 1)].mean()))
+        if event["event"] == "step" and name == "norm/functions:line":
+            own = [n for task, n in zip(event["tasks"], event["norms"], strict=True) if _of_a_line(event, task)]
+            found += [(event["step"], np.mean(own))] if own else []
+        if event["event"] == "validation" and name == "validation/score":
+            found.append((event["step"], event["score"]))
+    return found
+
+
+def _of_a_line(event, task):
+    return event["domains"][task] == "functions:line"
+
+
+NAMES = ("loss/mean", "cosine/mean", "norm/functions:line", "validation/score")
+
+
+@pytest.fixture(scope="module")
+def observed(tmp_path_factory):
+    """The folder of a run that was interrupted after a checkpoint and resumed, and MLflow's."""
+    pytest.importorskip("tensorboard")
+    pytest.importorskip("mlflow")
+    folder, store = tmp_path_factory.mktemp("observed") / "out", tmp_path_factory.mktemp("mlflow")
+    config = load(None, [*SMALL, "seeds=1", 'homogenizers=["pcgrad"]', OBSERVERS])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", store.as_uri())
+        patch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+        with interrupted_after(6), pytest.raises(KeyboardInterrupt):
+            compare(config, folder)
+        assert compare(config, folder, resume=True).failures == {}
+        [run] = (folder / "runs").iterdir()
+        yield run, store
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_csv_table_holds_every_number_once(observed, name):
+    run, _ = observed
+    with (run / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    found = [(int(row["step"]), float(row["value"])) for row in rows if row["name"] == name]
+    assert np.allclose(found, expected(run, name))
+
+
+def test_the_csv_table_holds_the_test_scores(observed):
+    run, _ = observed
+    with (run / "metrics.csv").open(newline="") as file:
+        [row] = [row for row in csv.DictReader(file) if row["name"] == "test/score"]
+    [score] = results(run.parent.parent).runs["score"]
+    assert math.isclose(float(row["value"]), score)
+    assert int(row["step"]) == 12
+
+
+def test_steps_that_a_killed_process_made_after_its_checkpoint_are_written_once(tmp_path):
+    _, _, killed = installed().make("observers", "csv", {}, {}, tmp_path)
+    killed("start", {"step": 0})
+    for step in (2, 4, 6):
+        killed("validation", {"step": step, "score": step / 10})
+    _, _, resumed = installed().make("observers", "csv", {}, {}, tmp_path)
+    resumed("start", {"step": 4})
+    resumed("validation", {"step": 6, "score": 0.6})
+    lines = (tmp_path / "metrics.csv").read_text().splitlines()
+    assert lines == ["step,name,value", *(f"{step},validation/score,{step / 10}" for step in (2, 4, 6))]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_tensorboard_reads_every_number_once(observed, name):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run, _ = observed
+    read = EventAccumulator(str(run)).Reload()
+    assert np.allclose([(point.step, point.value) for point in read.Scalars(name)], expected(run, name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_mlflow_has_one_finished_run_with_every_number(observed, name):
+    from mlflow import MlflowClient
+
+    folder, store = observed
+    client = MlflowClient(store.as_uri())
+    [run] = client.search_runs([client.get_experiment_by_name("ours").experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.info.run_name == folder.name
+    assert run.data.params["homogenizers"] == "['pcgrad']"
+    assert run.data.params["train.steps"] == "12"
+    # Steps after the checkpoint from which the run went on are there twice, with equal values.
+    found = {point.step: point.value for point in client.get_metric_history(run.info.run_id, name)}
+    assert np.allclose(sorted(found.items()), expected(folder, name))
