@@ -26,6 +26,9 @@ def add_run_command(commands: Any, name: str, summary: str, description: str | N
         "--set", action="append", default=[], metavar="a.b=c", dest="overrides", help="override a key of the run file"
     )
     command.add_argument("--out", type=_folder, metavar="DIR", help="output folder; by default a new one under runs/")
+    command.add_argument(
+        "--quick", action="store_true", help="a tenth of the training and one seed: to see that it works"
+    )
     command.add_argument("--resume", action="store_true", help="go on where a run of this configuration stopped")
     command.add_argument(
         "--jobs",
@@ -60,9 +63,12 @@ def execute(given: argparse.Namespace, config: Config, stem: str) -> int:
 
     from gradhomog.cli._progress import Progress
     from gradhomog.experiments.analysis.summary import to_json
+    from gradhomog.experiments.config.quick import quick
     from gradhomog.experiments.execution.comparison import compare
     from gradhomog.experiments.report.tables import render_table
 
+    if given.quick:
+        config, stem = quick(config), f"{stem}-quick"
     with Progress() as progress:
         try:
             outcome = compare(config, given.out, given.resume, progress, stem, jobs=given.jobs, executor=given.executor)
@@ -78,5 +84,7 @@ def execute(given: argparse.Namespace, config: Config, stem: str) -> int:
         print_json({"folder": str(outcome.folder), "failures": outcome.failures, **to_json(outcome.summary)})
     else:
         print(render_table(outcome.summary))
+        if given.quick:
+            print("\n--quick: a tenth of the training and one seed. These numbers do not compare methods.")
         print(f"\n{outcome.folder / 'report.html'}  the report; figures, summary.csv and runs/ beside it")
     return 1 if outcome.failures else 0

@@ -74,7 +74,7 @@ def write(folder: Path, records: Sequence[Record]) -> None:
             {
                 "event": "start", "version": VERSION, "time": start.get("time", ""), "step": 0,
                 "versions": start.get("versions", {}), "machine": start.get("machine", {}),
-                "jobs": start.get("workers", 1),
+                "jobs": start.get("jobs", 1),
             }
         )  # fmt: skip
         for record in records:

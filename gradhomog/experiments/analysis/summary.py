@@ -106,7 +106,7 @@ def summarize(records: Iterable[Record], expected_runs: int | None = None) -> Su
         improvement_baseline=base if any(row.improvement for row in rows) else None,
         held_out=start.get("held_out", True),
         tried=any(record.get("role") == "candidate" for record in records),
-        parallel=any(_workers(record) != 1 for record in records if record["event"] == "start") or not start,
+        parallel=any(record.get("jobs") != 1 for record in records if record["event"] == "start") or not start,
     )
 
 
@@ -114,12 +114,6 @@ def to_json(summary: Summary) -> dict[str, Any]:
     """The summary as plain dicts and lists; None for what is unknown or not finite."""
     content: dict[str, Any] = plain(dataclasses.asdict(summary))
     return content
-
-
-def _workers(start: Record) -> int | None:
-    """How many runs an invocation made at a time; an older log may only have the setting."""
-    found: int | None = start.get("workers", (start.get("config") or {}).get("workers"))
-    return found
 
 
 def _count(value: Any) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gradhomog.experiments.analysis.metrics import metric
@@ -14,6 +14,7 @@ from gradhomog.experiments.analysis.summary import Summary
 from gradhomog.experiments.report.formatting import NOTHING, interval_text, number_text
 from gradhomog.experiments.report.line_chart import Chart, line_chart
 from gradhomog.experiments.results.events import Record, numbers
+from gradhomog.experiments.results.records import by_run_and_label
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class RunSection:
 
 def run_sections(records: Sequence[Record], summary: Summary) -> list[RunSection]:
     """Runs with a result in the order of the table and by seed, then candidates, then runs that failed."""
-    steps, validations = _by_run(records, "step"), _by_run(records, "validation")
+    steps, validations = by_run_and_label(records, "step"), by_run_and_label(records, "validation")
     order = {(row.learner, row.label): place for place, row in enumerate(summary.rows)}
     results = [record for record in records if record["event"] == "result"]
     table = [record for record in results if record["role"] == "compare"]
@@ -47,11 +48,13 @@ def run_sections(records: Sequence[Record], summary: Summary) -> list[RunSection
     others = [record for record in results if record["role"] != "compare" and record["run"] not in done]
     sections = []
     for record in [*table, *others]:
-        charts = _charts(steps.get(record["run"], []), validations.get(record["run"], []), summary)
+        of = record["run"], record["label"]
+        charts = _charts(steps.get(of, []), validations.get(of, []), summary)
         sections.append(_finished(record, summary, charts))
     failed = {record["run"]: record for record in records if record["event"] == "failed"}
     for run, message in summary.failures.items():
-        charts = _charts(steps.get(run, []), validations.get(run, []), summary)
+        of = run, failed[run]["label"]
+        charts = _charts(steps.get(of, []), validations.get(of, []), summary)
         sections.append(_failed(failed[run], message, charts, summary))
     return sections
 
@@ -117,14 +120,6 @@ def _charts(steps: Sequence[Record], validations: Sequence[Record], summary: Sum
 
 def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values) if values else math.nan
-
-
-def _by_run(records: Iterable[Record], event: str) -> dict[str, list[Record]]:
-    found: dict[str, list[Record]] = {}
-    for record in records:
-        if record["event"] == event:
-            found.setdefault(record["run"], []).append(record)
-    return {run: sorted(group, key=lambda record: record["step"]) for run, group in found.items()}
 
 
 def _step(step: int | None) -> str:

@@ -4,7 +4,7 @@ A record is an event, or a result, of a run, with the method that it belongs to:
 `homogenizers`, `seed`. A result also has a `role`, "candidate" for one that was tried for a tuned method, else
 "compare", and where the method was tuned `tuned_from`, the candidates, and `chosen`. The list begins with one record
 `start`: the `config` of the comparison, `rows` (learner and label of each method), `time`, `versions`, `machine` and
-`workers` of the last run that began, and `Plan.about`.
+`jobs` of the last run that began, and `Plan.about`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Reader:
             **plan.about, "event": "start", "config": plan.config, "digest": plan.digest,
             "rows": [{"learner": method.learner, "label": method.label} for method in plan.methods],
             "time": last["time"], "versions": versions, "machine": last["machine"],
-            "workers": max((event["jobs"] for event in starts), default=1),
+            "jobs": max((event["jobs"] for event in starts), default=1),
         }  # fmt: skip
 
     def _of_method(self, method: Method) -> Iterator[Record]:
@@ -101,3 +101,12 @@ def row_order(found: Iterable[Record]) -> list[tuple[str, str]]:
     pairs = [pair for pair in dict.fromkeys([*named, *there]) if pair in set(there)]
     learners = list(dict.fromkeys(learner for learner, _ in pairs))
     return sorted(pairs, key=lambda pair: (learners.index(pair[0]), pair[1] != PLAIN))
+
+
+def by_run_and_label(records: Iterable[Record], event: str) -> dict[tuple[str, str], list[Record]]:
+    """Records of an event by run and method, by step. Methods that share a run have each a copy of its records."""
+    found: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        if record["event"] == event:
+            found.setdefault((record["run"], record["label"]), []).append(record)
+    return {of: sorted(group, key=lambda record: record["step"]) for of, group in found.items()}

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from gradhomog.experiments.report.figures.curves import running_mean
 from gradhomog.experiments.results.events import Record
-from gradhomog.experiments.results.records import row_order
+from gradhomog.experiments.results.records import by_run_and_label, row_order
 
 Runs = dict[tuple[str, str], list[list[Record]]]
 """By learner and label, the records of each run, by step."""
@@ -18,14 +18,10 @@ def runs_of(records: Iterable[Record], event: str) -> Runs:
     results = [record for record in records if record["event"] == "result" and record["role"] == "compare"]
     order = row_order(records)  # that of the table, and with it the colours of its figures
     results.sort(key=lambda record: order.index((record["learner"], record["label"])))
-    by_run: dict[str, list[Record]] = {}
-    for record in records:
-        if record["event"] == event:
-            by_run.setdefault(record["run"], []).append(record)
+    by_run = by_run_and_label(records, event)
     runs: Runs = {}
     for result in results:
-        if result["run"] in by_run:
-            found = sorted(by_run[result["run"]], key=lambda record: record["step"])
+        if found := by_run.get((result["run"], result["label"])):
             runs.setdefault((result["learner"], result["label"]), []).append(found)
     return runs
 

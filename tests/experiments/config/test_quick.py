@@ -1,0 +1,32 @@
+"""`--quick`: a tenth of the training, one seed, in a folder of its own, and said so."""
+
+from __future__ import annotations
+
+import pytest
+
+from gradhomog.cli import main
+from gradhomog.experiments import load as results
+from gradhomog.experiments.config.quick import quick
+from gradhomog.experiments.config.schema import load
+from tests.experiments.conftest import SMALL
+
+
+def test_it_has_the_first_seed_and_a_tenth_of_steps_and_tasks():
+    config = quick(load(None, ["seeds=[7, 8]", "train.steps=200", "train.validate_every=50", "test.episodes=300"]))
+    assert config.seed_list == [7]
+    assert (config.train.steps, config.train.validate_every, config.test.episodes) == (20, 20, 30)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 19])
+def test_a_small_comparison_stays_one_that_can_be_made(steps):
+    config = quick(load(None, [f"train.steps={steps}", "test.episodes=2", "train.validation_episodes=1"]))
+    assert (config.train.steps, config.test.episodes) == (2, 2)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_command_says_that_its_numbers_do_not_compare(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    arguments = [word for text in SMALL for word in ("--set", text)]
+    assert main(["compare", "--quick", "--jobs", "1", *arguments]) == 0
+    assert "These numbers do not compare methods." in capsys.readouterr().out
+    assert set(results(tmp_path / "runs" / "compare-quick").runs["steps"]) == {2}

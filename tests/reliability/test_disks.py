@@ -1,0 +1,94 @@
+"""A disk that is full, a folder that cannot be written or is gone: a line says so, and nothing that was done is lost."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gradhomog.experiments.results.records import records
+
+SMALL = [
+    "problem.name=landscape", "train.steps=40", "train.validate_every=4", "train.checkpoint_every=1",
+    "train.log_every=1", 'homogenizers=["none", "pcgrad"]', "seeds=1",
+]  # fmt: skip
+
+
+def command(out: Path, *more: str) -> list[str]:
+    overrides = [word for text in SMALL for word in ("--set", text)]
+    return [sys.executable, "-m", "gradhomog", "compare", *overrides, "--out", str(out), *more]
+
+
+def scores(folder: Path) -> list[tuple[str, list[float]]]:
+    return sorted((r["homogenizers"], r["scores"]) for r in records(folder) if r["event"] == "result")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, list[float]]]:
+    folder = tmp_path_factory.mktemp("undisturbed") / "out"
+    subprocess.run(command(folder), check=True, capture_output=True, timeout=300)
+    return scores(folder)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 96 KiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96k", "tmpfs", str(disk)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a small file system: {mounted.stderr.decode().strip()}")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def said(done: subprocess.CompletedProcess[str]) -> str:
+    """The error, which has no traceback."""
+    assert done.returncode in (1, 2), done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_told_and_the_comparison_goes_on_when_there_is_room(small_disk, undisturbed):
+    done = subprocess.run(command(small_disk / "out"), capture_output=True, text=True, timeout=300)
+    assert "No space left on device" in said(done)
+    subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
+    subprocess.run(command(small_disk / "out", "--resume"), check=True, capture_output=True, timeout=300)
+    assert scores(small_disk / "out") == undisturbed
+
+
+@pytest.mark.slow
+def test_a_disk_that_becomes_read_only_is_told_and_the_comparison_goes_on_afterwards(small_disk, undisturbed):
+    subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
+    with subprocess.Popen(
+        command(small_disk / "out", "--set", "train.steps=4000"), stderr=subprocess.PIPE, text=True
+    ) as process:
+        while not list(small_disk.glob("out/runs/*/checkpoint.pt")) and process.poll() is None:
+            time.sleep(0.01)
+        process.kill()
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    done = subprocess.run(
+        command(small_disk / "out", "--set", "train.steps=4000", "--resume"), capture_output=True, text=True, timeout=300
+    )
+    assert "Read-only file system" in said(done)
+    subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_folder_that_is_deleted_while_runs_train_is_told(tmp_path, jobs):
+    out = tmp_path / "out"
+    endless = command(out, "--set", "train.steps=1000000", "--jobs", str(jobs))
+    with subprocess.Popen(endless, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        while not list(out.glob("runs/*/checkpoint.pt")) and process.poll() is None:
+            time.sleep(0.01)
+        while out.exists():  # a run may be writing into it
+            shutil.rmtree(out, ignore_errors=True)
+        output, error = process.communicate(timeout=120)
+    assert str(out) in said(subprocess.CompletedProcess(endless, process.returncode, output, error))
