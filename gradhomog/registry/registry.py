@@ -11,7 +11,7 @@ import functools
 import importlib.metadata
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,9 +83,9 @@ class Registry:
                 if point.group != group:
                     continue
                 dist = point.dist
-                distribution = (dist and dist.name) or "?"  # a folder left by a broken uninstall has no name
+                distribution, version = _name_and_version(dist)
                 blocked = not self._disabled.isdisjoint({point.name, f"{distribution}:{point.name}"})
-                info = PluginInfo(point.name, distribution, (dist and dist.version) or "?", point.value, kind, blocked)
+                info = PluginInfo(point.name, distribution, version, point.value, kind, blocked)
                 infos.setdefault((distribution, point.name), (info, dist))
             found[kind] = dict(sorted(infos.values(), key=lambda entry: entry[0]))
         return found
@@ -224,6 +224,15 @@ class Registry:
             if loading.registered_name(info) == name:
                 return Author(str(info), info.advice)
         return Author(f"the plugin {name}", "Correct it, or do not register it.")
+
+
+def _name_and_version(distribution: importlib.metadata.Distribution | None) -> tuple[str, str]:
+    """`"?"` for what is unknown: a folder left by a broken uninstall has no metadata."""
+    # Where the backport `importlib_metadata` is imported, its distributions raise in place of giving None.
+    with suppress(FileNotFoundError, KeyError):
+        if distribution is not None:
+            return distribution.name or "?", distribution.version or "?"
+    return "?", "?"
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ def probe(run: str, number: int, label: str) -> Record:
     random = np.random.default_rng(number)
     rows = [random.normal(size=(4, 6)) + 0.2 * index for index in range(len(modules(label)) + 1)]
     names = ["plain", *modules(label)]
-    return {"event": "probe", "run": run, "step": number, "stages": list(map(stage, names, rows))}
+    return {"event": "probe", "run": run, "label": label, "step": number, "stages": list(map(stage, names, rows))}
 
 
 def measured(number: int, label: str) -> Record:
@@ -110,6 +110,7 @@ def step(
     return {
         "event": "step",
         "run": run,
+        "label": label,
         "step": number,
         "losses": random.uniform(1, 2, tasks).tolist(),
         "accuracies": random.uniform(0, 1, tasks).tolist(),
@@ -155,8 +156,8 @@ def comparison(
                     records.append(step(run, number, random, label != "plain", train, label))
                 for number in (20, 40, 60):
                     score = float(0.3 + number / 500 + random.normal(0, 0.01))
-                    record = {"event": "validation", "run": run, "step": number, "score": score, "half_width": 0.02}
-                    records.append(record)
+                    shown = {"step": number, "score": score, "half_width": 0.02}
+                    records.append({"event": "validation", "run": run, "label": label, **shown})
                     if "isi" in modules(label):
                         records.append(probe(run, number, label))
                 records.append(found)

@@ -1,4 +1,4 @@
-"""A disk that is full, a folder that cannot be written or is gone: a line says so, and nothing that was done is lost."""
+"""A disk that is full or read-only, a folder that is gone: an error says so, and nothing that was done is lost."""
 
 from __future__ import annotations
 
@@ -64,31 +64,24 @@ def test_a_full_disk_is_told_and_the_comparison_goes_on_when_there_is_room(small
 
 
 @pytest.mark.slow
-def test_a_disk_that_becomes_read_only_is_told_and_the_comparison_goes_on_afterwards(small_disk, undisturbed):
-    subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
-    with subprocess.Popen(
-        command(small_disk / "out", "--set", "train.steps=4000"), stderr=subprocess.PIPE, text=True
-    ) as process:
-        while not list(small_disk.glob("out/runs/*/checkpoint.pt")) and process.poll() is None:
-            time.sleep(0.01)
-        process.kill()
+def test_a_folder_that_is_read_only_is_told(small_disk):
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    done = subprocess.run(
-        command(small_disk / "out", "--set", "train.steps=4000", "--resume"), capture_output=True, text=True, timeout=300
-    )
+    done = subprocess.run(command(small_disk / "out"), capture_output=True, text=True, timeout=300)
     assert "Read-only file system" in said(done)
-    subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
+    assert "Choose another --out" in done.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_a_folder_that_is_deleted_while_runs_train_is_told(tmp_path, jobs):
+def test_a_folder_that_is_deleted_while_runs_train_ends_the_comparison(tmp_path, jobs):
     out = tmp_path / "out"
     endless = command(out, "--set", "train.steps=1000000", "--jobs", str(jobs))
     with subprocess.Popen(endless, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         while not list(out.glob("runs/*/checkpoint.pt")) and process.poll() is None:
             time.sleep(0.01)
-        while out.exists():  # a run may be writing into it
-            shutil.rmtree(out, ignore_errors=True)
+        shutil.rmtree(out, ignore_errors=True)  # a run may be writing into it
+        shutil.rmtree(out, ignore_errors=True)
         output, error = process.communicate(timeout=120)
-    assert str(out) in said(subprocess.CompletedProcess(endless, process.returncode, output, error))
+    assert f"{out} was removed while runs trained" in said(
+        subprocess.CompletedProcess(endless, process.returncode, output, error)
+    )

@@ -9,11 +9,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from gradhomog import expression
-from gradhomog.domains import domain_plugin
 from gradhomog.errors import ConfigError, GradhomogError
 from gradhomog.experiments.config.schema import Config
 from gradhomog.faults import join_faults
-from gradhomog.pipelines import pipeline
 from gradhomog.registry import KINDS, Kind, PluginInfo, installed
 
 _PIN = re.compile(r"(?P<selector>(?P<distribution>[^:=\s]+):[^:=\s]+)==(?P<version>[^=\s]+)")
@@ -73,6 +71,10 @@ def _plugins(config: Config) -> Iterator[PluginInfo]:
 
     Leaves out what is wrong: where it is used there is an error that says more.
     """
+    # Here, as they import torch: reports, which read versions, do without.
+    from gradhomog.domains import domain_plugin
+    from gradhomog.pipelines import pipeline
+
     for text in config.homogenizers:
         with suppress(GradhomogError):
             for members in expression.parse_alternatives(text):

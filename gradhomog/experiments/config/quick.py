@@ -10,7 +10,7 @@ PART = 10
 
 
 def quick(config: Config) -> Config:
-    """The configuration with its first seed alone, and a tenth of the training steps and of the tasks it is tested on."""
+    """The configuration with its first seed alone, a tenth of the training steps and a tenth of the test tasks."""
     train, test = config.train, config.test
     steps = max(2, train.steps // PART)
     return replace(

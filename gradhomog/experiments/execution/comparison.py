@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gradhomog.errors import ConfigError
 from gradhomog.experiments.config import pins
 from gradhomog.experiments.config.schema import Config
 from gradhomog.experiments.execution import observers, plan
@@ -141,6 +142,10 @@ class _Runner:
     def _take(self, outcome: Outcome) -> None:
         run = outcome.run
         if outcome.status == "failed":
+            if not (self.path / comparison_dir.PLAN).exists():  # other runs would make the folder again, without it
+                raise ConfigError(
+                    f"{self.path} was removed while runs trained. Run the command again, without --resume."
+                )
             self.failures[run.id] = outcome.error
             self.progress({"event": "failed", **run.identity, "error": outcome.error})
         elif outcome.status == "finished":

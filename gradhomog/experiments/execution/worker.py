@@ -56,6 +56,8 @@ class Job:
         where = run_dir(self.folder, self.run)
         trainer: Trainer | None = None
         try:
+            if not self.folder.exists():
+                raise FileNotFoundError(f"{self.folder} is gone")
             with where.lock() as held:
                 if not held:
                     return Outcome(self.run, "held")

@@ -11,7 +11,7 @@ from gradhomog.experiments import problems
 from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.data.splits import streams
 from gradhomog.experiments.execution import plan
-from gradhomog.experiments.results import run_dir
+from gradhomog.experiments.results import comparison_dir
 from gradhomog.experiments.results.plan import SINGLE
 
 
@@ -117,19 +117,22 @@ def test_a_comparison_of_learners_is_given_no_baselines():
 
 
 def test_a_users_own_file_in_the_output_folder_need_not_name_the_baselines(tmp_path):
-    path = tmp_path / run_dir.RUN_FILE
+    path = tmp_path / comparison_dir.RUN_FILE
     path.write_text('homogenizers = ["pcgrad"]\n[problem]\nname = "glyph_pairs"\n')
     before = path.read_text()
-    assert run_dir.prepare(load(path).with_baselines(), tmp_path, resume=False, stem="compare") == tmp_path
+    own = load(path).with_baselines()
+    assert comparison_dir.choose(own, tmp_path, resume=False, stem="compare") == comparison_dir.prepare(own, tmp_path)
     assert path.read_text() == before
     with pytest.raises(ConfigError, match=r"is of another configuration: `problem.classes` is 10 there and 7 here"):
-        run_dir.prepare(load(path, ["problem.classes=7"]).with_baselines(), tmp_path, resume=False, stem="compare")
+        comparison_dir.choose(
+            load(path, ["problem.classes=7"]).with_baselines(), tmp_path, resume=False, stem="compare"
+        )
 
 
 def test_each_task_alone_is_a_method_of_problems_with_networks_only():
     overrides = [f'homogenizers=["{SINGLE}"]']
     (row,) = plan.methods(load(None, ["problem.name=glyph_pairs", *overrides]))
-    assert (row.label, row.candidates) == (SINGLE, ("none",))
+    assert (row.label, row.candidates) == (SINGLE, (SINGLE,))
     with pytest.raises(ConfigError, match=r"'single-task' means nothing on landscape"):
         plan.methods(load(None, ["problem.name=landscape", *overrides]))
     with pytest.raises(ConfigError, match=r"no homogenizer is called 'single-task'"):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gradhomog.experiments.config.schema import load
+from gradhomog.experiments.data.splits import streams
 from gradhomog.experiments.profiling import overhead
 from gradhomog.experiments.profiling.timing import order
 from gradhomog.tasks import TaskBatch
@@ -26,7 +27,7 @@ def test_plain_stands_first_and_twice_and_of_candidates_the_first_is_taken(small
 
 
 def test_learners_start_alike_and_share_nothing(small):
-    source = overhead.trainer.streams(small, 0)
+    source = streams(small, 0)
     made = overhead._steppers(small, "maml", source)
     parameters = {label: stepper.learner.parameters() for label, stepper in made.items()}
     start = [parameter.detach().clone() for parameter in parameters["plain"]]
@@ -43,7 +44,7 @@ def test_learners_start_alike_and_share_nothing(small):
 
 
 def test_the_two_plain_learners_take_the_same_steps(small):
-    source = overhead.trainer.streams(small, 0)
+    source = streams(small, 0)
     made = overhead._steppers(small, "maml", source)
     for number in range(3):
         for label in order(list(made), number):

@@ -192,7 +192,8 @@ def test_every_text_of_the_log_is_escaped():
     more = {"tuned_from": [evil], "chosen": evil}
     records = [first, result("plain", 0, [0.5, 0.7], domains=[evil, "b"])]
     records += [result(evil, 0, [0.6, 0.7], domains=[evil, "b"], **more)]
-    records += [result(evil, 0, [0.6, 0.7], run="c", role="candidate"), {"event": "failed", "run": evil, "error": evil}]
+    records.append(result(evil, 0, [0.6, 0.7], run="c", role="candidate"))
+    records.append({"event": "failed", "run": evil, "label": evil, "error": evil})
     page = rendered(records)
     assert "alert" not in page.script
     assert page.text.count(evil) >= 8
