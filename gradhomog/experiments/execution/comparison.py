@@ -12,6 +12,7 @@ from gradhomog.experiments.config import pins
 from gradhomog.experiments.config.schema import Config
 from gradhomog.experiments.execution import observers, plan
 from gradhomog.experiments.execution.executors import executor as find_executor
+from gradhomog.experiments.execution.executors.base import Executor
 from gradhomog.experiments.execution.interrupts import StopFile
 from gradhomog.experiments.execution.monitor import Monitor, Progress
 from gradhomog.experiments.execution.worker import Job, Outcome
@@ -82,7 +83,8 @@ def _compare(config: Config, out: Path, resume: bool, progress: Progress, jobs: 
     made = Plan(config.to_dict(), config.digest, tuple(rows), tuple(config.seed_list), about)
     made.write(path)
     runner = _Runner(config, rows, path, progress)
-    runner.make_all(find_executor(executor, jobs, path), seconds)
+    with find_executor(executor, jobs, path) as make:
+        runner.make_all(make, seconds)
     return Comparison(path, write_report(path), runner.failures)
 
 
@@ -94,7 +96,7 @@ class _Runner:
         self.stop = StopFile(path)
         self.monitor = Monitor(path, progress)
 
-    def make_all(self, executor: Any, seconds: float | None) -> None:
+    def make_all(self, executor: Executor, seconds: float | None) -> None:
         """Make every run that has no result, until there is none left."""
         seeds = self.config.seed_list
         for run in {Run(row.learner, text, seed) for row in self.rows for text in row.candidates for seed in seeds}:
@@ -104,7 +106,7 @@ class _Runner:
         self.progress(
             {
                 "event": "plan", "learners": self.config.learners, "runs": count, "steps": self.config.train.steps,
-                "finished": len(self.results), "seconds": seconds, "jobs": getattr(executor, "jobs", 0),
+                "finished": len(self.results), "seconds": seconds, "jobs": executor.jobs,
             }
         )  # fmt: skip
         with self.monitor.watching(), self.stop.on_interrupt():
@@ -128,14 +130,14 @@ class _Runner:
         if result is not None:
             self.results[run.id] = result
 
-    def _make(self, executor: Any, pending: list[Run]) -> list[Run]:
+    def _make(self, executor: Executor, pending: list[Run]) -> list[Run]:
         """Make runs; returns those that other processes are making."""
         held = []
         for outcome in executor([Job(self.config, run, self.path, self.stop.path) for run in pending]):
             self._take(outcome)
             if outcome.status == "held":
                 held.append(outcome.run)
-            if self.stop.asked and outcome.status == "stopped" and getattr(executor, "jobs", 0) == 1:
+            if self.stop.asked and outcome.status == "stopped" and executor.jobs == 1:
                 break
         return held
 

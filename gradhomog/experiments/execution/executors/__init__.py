@@ -7,18 +7,16 @@ on it: every run is a function of its configuration, and its folder is all that 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from gradhomog import expression
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.config.suggestions import did_you_mean
+from gradhomog.experiments.execution.executors.base import Executor
 from gradhomog.experiments.execution.executors.clusters import Dask, Ray
 from gradhomog.experiments.execution.executors.local import Local
 from gradhomog.experiments.execution.executors.slurm import Slurm
-from gradhomog.experiments.execution.worker import Job, Outcome
-
-Executor = Callable[[Sequence[Job]], Iterable[Outcome]]
 
 KINDS: dict[str, Callable[..., Executor]] = {"local": Local, "dask": Dask, "ray": Ray, "slurm": Slurm}
 

@@ -9,10 +9,11 @@ from typing import Any
 from joblib import Parallel, delayed, parallel_config
 
 from gradhomog.errors import ConfigError
+from gradhomog.experiments.execution.executors.base import Executor
 from gradhomog.experiments.execution.worker import Job, Outcome
 
 
-class Dask:
+class Dask(Executor):
     """The workers of a Dask cluster.
 
     Args:
@@ -23,14 +24,22 @@ class Dask:
 
     def __init__(self, *, jobs: int, folder: Path, address: str | None = None) -> None:
         self.jobs, self.address = jobs or -1, address
-        self.client = _needed("distributed", "dask").Client
+        self.make_client = _needed("distributed", "dask").Client
+        self.client: Any = None
 
     def __call__(self, jobs: Sequence[Job]) -> Iterable[Outcome]:
-        with self.client(self.address, set_as_default=True), parallel_config(backend="dask", n_jobs=self.jobs):
+        if self.client is None:
+            self.client = self.make_client(self.address, set_as_default=True)
+        with parallel_config(backend="dask", n_jobs=self.jobs):
             yield from _parallel(jobs)
 
+    def close(self) -> None:
+        """Leave the cluster; one that was started here ends."""
+        if self.client is not None:
+            self.client.close()
 
-class Ray:
+
+class Ray(Executor):
     """The workers of a Ray cluster.
 
     Args:

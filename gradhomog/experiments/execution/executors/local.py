@@ -13,6 +13,7 @@ from pathlib import Path
 from joblib.externals.loky import get_reusable_executor
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
+from gradhomog.experiments.execution.executors.base import Executor
 from gradhomog.experiments.execution.worker import Job, Outcome
 from gradhomog.experiments.results.comparison_dir import run_dir
 
@@ -22,7 +23,7 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class Local:
+class Local(Executor):
     """Processes of this machine by joblib's loky.
 
     Args:
@@ -43,22 +44,24 @@ class Local:
         """As the processes give them. Where one dies (for memory, say), loky ends all: those that had begun then go on
         one at a time, so that it is known which of them it is, and the others as before."""
         left = {job.run.id: job for job in jobs}
-        try:
-            while left:
-                try:
-                    for outcome in _parallel(list(left.values()), at_a_time):
-                        del left[outcome.run.id]
-                        yield outcome
-                except TerminatedWorkerError:
-                    for job in [job for job in left.values() if _has_begun(job)] or list(left.values()):
-                        yield _alone(left.pop(job.run.id))
-        finally:
+        while left:
+            try:
+                for outcome in _parallel(list(left.values()), at_a_time):
+                    del left[outcome.run.id]
+                    yield outcome
+            except TerminatedWorkerError:
+                for job in [job for job in left.values() if _has_begun(job)] or list(left.values()):
+                    yield _alone(left.pop(job.run.id))
+
+    def close(self) -> None:
+        """End the processes, also in the middle of a run."""
+        if self.jobs != 1:
             get_reusable_executor().shutdown(wait=True, kill_workers=True)
 
 
 def _parallel(jobs: Sequence[Job], at_a_time: int) -> Iterator[Outcome]:
     with _interrupts_kept_from_children():
-        executor = get_reusable_executor(max_workers=at_a_time, reuse=False)
+        executor = get_reusable_executor(max_workers=at_a_time)
         pending = {executor.submit(job) for job in jobs}
         while pending:
             # With a timeout: a thread that waits without one is not woken by signals that another thread receives.

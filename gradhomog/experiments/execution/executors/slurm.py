@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from gradhomog.errors import ConfigError
+from gradhomog.experiments.execution.executors.base import Executor
 from gradhomog.experiments.execution.worker import Job, Outcome
 
 
-class Slurm:
+class Slurm(Executor):
     """One job of Slurm for each run.
 
     Args:
@@ -22,6 +23,7 @@ class Slurm:
     """
 
     def __init__(self, *, jobs: int, folder: Path, cluster: str = "slurm", **options: Any) -> None:
+        self.jobs = jobs
         try:
             import submitit
         except ImportError as cause:
