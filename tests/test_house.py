@@ -26,9 +26,9 @@ def python_files(folder: Path) -> list[Path]:
 
 
 WHOLE = python_files(ROOT / "gradhomog")
-BENCH = [path for path in WHOLE if (ROOT / "gradhomog" / "experiments") in path.parents]
+EXPERIMENTS = [path for path in WHOLE if (ROOT / "gradhomog" / "experiments") in path.parents]
 CLI = [path for path in WHOLE if (ROOT / "gradhomog" / "cli") in path.parents or path.name == "__main__.py"]
-CORE = [path for path in WHOLE if path not in (*BENCH, *CLI)]
+CORE = [path for path in WHOLE if path not in (*EXPERIMENTS, *CLI)]
 PLUGINS = python_files(ROOT / "plugins")
 ADAPTERS = python_files(ROOT / "adapters")
 PACKAGES = [*WHOLE, *PLUGINS, *ADAPTERS]
@@ -104,16 +104,16 @@ def test_the_reader_of_imports_sees_every_form(
     assert imports(path) == found
 
 
-def test_the_core_imports_neither_plugins_nor_adapters_nor_bench_nor_cli() -> None:
+def test_the_core_imports_neither_plugins_nor_adapters_nor_experiments_nor_cli() -> None:
     assert offences(CORE, "gradhomog_plugins", "gradhomog_adapters", "gradhomog.experiments", "gradhomog.cli") == []
 
 
-def test_bench_and_cli_reach_plugins_and_adapters_by_name_only() -> None:
-    assert offences([*BENCH, *CLI], "gradhomog_plugins", "gradhomog_adapters") == []
+def test_experiments_and_cli_reach_plugins_and_adapters_by_name_only() -> None:
+    assert offences([*EXPERIMENTS, *CLI], "gradhomog_plugins", "gradhomog_adapters") == []
 
 
-def test_bench_does_not_import_cli() -> None:
-    assert offences(BENCH, "gradhomog.cli") == []
+def test_experiments_do_not_import_cli() -> None:
+    assert offences(EXPERIMENTS, "gradhomog.cli") == []
 
 
 def test_plugins_and_adapters_do_not_import_each_other() -> None:
@@ -223,7 +223,7 @@ def test_files_are_loaded_as_data_never_as_code() -> None:
     numpy_loads = [call for path in PACKAGES for call in keywords(path, "np.load", "numpy.load", "read_array")]
     assert [place for place, given in numpy_loads if given.get("allow_pickle") != "False"] == []
     assert [place for path in PACKAGES for place, _ in keywords(path, "pickle.load", "jit.load")] == []
-    assert offences([*BENCH, *CLI], "pickle", "marshal", "shelve") == []
+    assert offences([*EXPERIMENTS, *CLI], "pickle", "marshal", "shelve") == []
     assert offences(PACKAGES, "torch.load", "numpy.load", "pickle.load") == []  # by themselves they would not be found
 
 

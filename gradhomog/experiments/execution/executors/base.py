@@ -23,7 +23,7 @@ class Executor(ABC):
     @abstractmethod
     def __call__(self, jobs: Sequence[Job]) -> Iterable[Outcome]: ...
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  Slurm's holds nothing
         """End what it holds."""
 
     def __enter__(self) -> Self:
