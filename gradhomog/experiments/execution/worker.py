@@ -57,7 +57,7 @@ class Job:
         trainer: Trainer | None = None
         try:
             if not self.folder.exists():
-                raise FileNotFoundError(f"{self.folder} is gone")
+                raise FileNotFoundError(f"{self.folder} is not there; all machines must share it")
             with where.lock() as held:
                 if not held:
                     return Outcome(self.run, "held")
