@@ -85,11 +85,12 @@ class Progress:
         self._bar = self._made(self._total, initial=self._at_start)
         self._start = self._last = self._clock()
         if record["seconds"] is not None:
-            at_a_time = max(1, min(record["jobs"], record["runs"]))
-            self._write(
-                f"{record['runs']} runs of {self._steps} steps, {at_a_time} at a time: "
-                f"about {duration(record['seconds'] / at_a_time)}"
-            )
+            at_a_time = min(record["jobs"], record["runs"])
+            runs = f"{record['runs']} runs of {self._steps} steps"
+            if at_a_time:
+                self._write(f"{runs}, {at_a_time} at a time: about {duration(record['seconds'] / at_a_time)}")
+            else:  # a cluster has as many as there is room for
+                self._write(f"{runs}: about {duration(record['seconds'])} of processor time")
 
     def _progress(self, record: Mapping[str, Any]) -> None:
         self._count(record["run"], record["step"])

@@ -179,7 +179,7 @@ def test_the_fields_of_tasks_and_task_rows_are_on_the_page_of_learners() -> None
 @pytest.mark.parametrize("event", sorted({*events.KINDS, "result"}))
 def test_an_event_that_observers_receive_has_the_fields_of_the_table(event: str) -> None:
     kind = events.KINDS.get(event, events.Result)
-    known = {"event", "version", "run", "learner", "homogenizers", "seed", "files", "sha256"}
+    known = {"event", "version", "run", "learner", "homogenizers", "seed", "digest", "files", "sha256"}
     documented = set(re.findall(r"`(\w+)`", pages.row(page("gradhomog_observer"), event)))
     assert documented >= set(typing.get_type_hints(kind)) - known
     assert documented <= set(typing.get_type_hints(kind)) | {event}

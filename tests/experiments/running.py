@@ -82,7 +82,11 @@ def write(folder: Path, records: Sequence[Record]) -> None:
                 log.append({"seconds": 1.0, **record})
         result = next((record for record in results if record["run"] == name), None)
         if result is not None:
-            more = {"run": run.id, "homogenizer_seconds": result.get("homogenizer_seconds") or []}
+            more = {
+                "run": run.id,
+                "digest": "of the configuration",
+                "homogenizer_seconds": result.get("homogenizer_seconds") or [],
+            }
             known = {
                 key: value for key, value in result.items() if key not in ("tuned_from", "chosen", "role", "label")
             }

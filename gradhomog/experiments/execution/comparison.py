@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from gradhomog.experiments.execution.executors import executor as find_executor
 from gradhomog.experiments.execution.executors.base import Executor
 from gradhomog.experiments.execution.interrupts import StopFile
 from gradhomog.experiments.execution.monitor import Monitor, Progress
-from gradhomog.experiments.execution.worker import Job, Outcome
+from gradhomog.experiments.execution.worker import Job
 from gradhomog.experiments.report.page import write_report
 from gradhomog.experiments.results import comparison_dir
 from gradhomog.experiments.results.comparison_dir import Plan, run_dir
@@ -52,7 +53,7 @@ def compare(
 
     Everything is checked before anything is trained, and two steps of each method are tried. Every run has a folder of
     its own under `out/runs`, see `RunDir`. Several processes, also on several machines, may resume one comparison at
-    the same time: no run is made twice.
+    the same time: no run is made by two of them.
 
     Args:
         out: the output folder; by default a new one under `runs/`.
@@ -73,6 +74,8 @@ def compare(
 def _compare(config: Config, out: Path, resume: bool, progress: Progress, jobs: int, executor: str) -> Comparison:
     rows = plan.methods(config)
     observers.check(config)
+    comparison_dir.check_writable(out)
+    made_by = find_executor(executor, jobs, out)
     about: dict[str, Any] = {}
     for learner in config.learners:
         about = trainer.trainable(config, Run(learner, "none", config.seed_list[0])).about()
@@ -83,8 +86,8 @@ def _compare(config: Config, out: Path, resume: bool, progress: Progress, jobs: 
     made = Plan(config.to_dict(), config.digest, tuple(rows), tuple(config.seed_list), about)
     made.write(path)
     runner = _Runner(config, rows, path, progress)
-    with find_executor(executor, jobs, path) as make:
-        runner.make_all(make, seconds)
+    with made_by:
+        runner.make_all(made_by, seconds)
     return Comparison(path, write_report(path), runner.failures)
 
 
@@ -112,12 +115,13 @@ class _Runner:
         with self.monitor.watching(), self.stop.on_interrupt():
             while pending := self._pending():
                 self.monitor.runs = pending
-                held = self._make(executor, pending)
+                free = [run for run in pending if not run_dir(self.path, run).is_held()]
+                self._make(executor, free)
                 if self.stop.asked:
                     raise KeyboardInterrupt
-                if len(held) == len(pending):  # all that is left is being made by others
+                if not free:  # all that is left is being made by others
                     time.sleep(1.0)
-                for run in held:
+                for run in pending:
                     self._look(run)
 
     def _pending(self) -> list[Run]:
@@ -127,29 +131,26 @@ class _Runner:
 
     def _look(self, run: Run) -> None:
         result = run_dir(self.path, run).result()
-        if result is not None:
-            self.results[run.id] = result
+        if result is None:
+            return
+        if result["digest"] != self.config.of_run(run.learner, run.homogenizers, run.seed).digest:
+            raise ConfigError(f"{self.path} holds a result of another configuration: {run.id}. Choose another --out.")
+        self.results[run.id] = result
 
-    def _make(self, executor: Executor, pending: list[Run]) -> list[Run]:
-        """Make runs; returns those that other processes are making."""
-        held = []
-        for outcome in executor([Job(self.config, run, self.path, self.stop.path) for run in pending]):
-            self._take(outcome)
-            if outcome.status == "held":
-                held.append(outcome.run)
-            if self.stop.asked and outcome.status == "stopped" and executor.jobs == 1:
-                break
-        return held
+    def _make(self, executor: Executor, pending: list[Run]) -> None:
+        folder, stop = self.path.resolve(), self.stop.path.resolve()  # workers may be elsewhere
+        for outcome in executor([Job(self.config, run, folder, stop) for run in pending]):
+            if outcome.status == "failed":
+                self._record_failure(outcome.run, outcome.error)
+            elif outcome.status == "finished":
+                self._look(outcome.run)
+                if result := self.results.get(outcome.run.id):  # a network file system may show it later
+                    self.progress(result)
 
-    def _take(self, outcome: Outcome) -> None:
-        run = outcome.run
-        if outcome.status == "failed":
-            if not (self.path / comparison_dir.PLAN).exists():  # other runs would make the folder again, without it
-                raise ConfigError(
-                    f"{self.path} was removed while runs trained. Run the command again, without --resume."
-                )
-            self.failures[run.id] = outcome.error
-            self.progress({"event": "failed", **run.identity, "error": outcome.error})
-        elif outcome.status == "finished":
-            self._look(run)
-            self.progress(self.results[run.id])
+    def _record_failure(self, run: Run, error: str) -> None:
+        if not (self.path / comparison_dir.PLAN).exists():  # other runs would make the folder again, without it
+            raise ConfigError(f"{self.path} was removed while runs trained. Run the command again, without --resume.")
+        with suppress(OSError):  # a full disk
+            run_dir(self.path, run).record_failure(error)  # a process that was killed could not
+        self.failures[run.id] = error
+        self.progress({"event": "failed", **run.identity, "error": error})

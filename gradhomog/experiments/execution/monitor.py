@@ -41,7 +41,7 @@ class Monitor:
                 if size == self._sizes.get(run.id):
                     continue
                 self._sizes[run.id] = size
-                steps = [event for event in events.read(path) if event["event"] in ("step", "start")]
+                steps = [event for event in events.last(path) if event["event"] in ("step", "start")]
             except (OSError, ConfigError):  # not there yet, or damaged: its process, or the report, says so
                 continue
             if steps:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import threading
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from gradhomog.experiments.config import pins
 from gradhomog.experiments.config.schema import Config
@@ -20,6 +17,10 @@ from gradhomog.experiments.execution.threads import threads
 from gradhomog.experiments.results.comparison_dir import run_dir
 from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.training.trainer import Trainer
+
+# Global generators, the number of threads and the processor's clock are those of the process: where a cluster gives a
+# worker several threads, its runs take turns.
+_one_at_a_time = threading.Lock()
 
 Status = Literal["finished", "stopped", "failed", "held"]
 
@@ -39,7 +40,6 @@ class Job:
 
     Attributes:
         stop: a file; when it appears, the run writes a checkpoint and stops.
-        parent: process whose end ends the worker; None if it is not on this machine, or the same process.
     """
 
     config: Config
@@ -47,12 +47,13 @@ class Job:
     folder: Path
     stop: Path
     jobs: int = 1
-    parent: int | None = None
 
     def __call__(self) -> Outcome:
         """Make the run. Never raises but for interrupts: an error is told by the outcome, and in the run's events."""
-        if self.parent is not None:
-            _end_with(self.parent)
+        with _one_at_a_time:
+            return Outcome(self.run, "stopped") if self.stop.exists() else self._make()
+
+    def _make(self) -> Outcome:
         where = run_dir(self.folder, self.run)
         trainer: Trainer | None = None
         try:
@@ -76,6 +77,12 @@ class Job:
         except Exception as error:  # nothing can be written: a full disk, a folder that is gone
             return Outcome(self.run, "failed", reason(self.config, self.run, error))
 
+    def checkpoint(self) -> Any:
+        """For submitit, when the time of a Slurm job is over: the job again, which goes on from its checkpoint."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self)
+
     @property
     def own(self) -> Config:
         """The configuration of this run alone."""
@@ -84,21 +91,3 @@ class Job:
 
 def _warn(text: str) -> None:
     print(text, file=sys.stderr)
-
-
-def _end_with(parent: int) -> None:
-    """End this process at once when its parent is gone; leave interrupts to the parent, which says what to do."""
-    for name in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(name, signal.SIG_IGN)
-    if any(thread.name == WATCH for thread in threading.enumerate()):
-        return
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.2)
-        os._exit(1)  # what was done since the last checkpoint is lost, nothing else
-
-    threading.Thread(target=watch, name=WATCH, daemon=True).start()
-
-
-WATCH = "gradhomog-watches-parent"

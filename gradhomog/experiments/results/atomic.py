@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+_TEMPORARY = re.compile(r".+\.(csv|html|json|npz|pt|toml)\..+-\d+\.tmp")
 
 
 @contextmanager
@@ -35,4 +38,5 @@ def write(path: Path, content: bytes) -> None:
 def remove_leftovers(folder: Path) -> None:
     """Remove what processes that were killed in `replacing` left behind."""
     for path in folder.glob("*.tmp"):
-        path.unlink(missing_ok=True)
+        if _TEMPORARY.fullmatch(path.name):
+            path.unlink(missing_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -12,7 +13,7 @@ from typing import Any
 
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.config.schema import Config, load
-from gradhomog.experiments.results import atomic, events
+from gradhomog.experiments.results import atomic, events, sealed
 from gradhomog.experiments.results.plan import Method, Run
 from gradhomog.experiments.results.run_dir import RunDir
 
@@ -62,6 +63,7 @@ class Plan:
                 )
             return
         content = {"version": events.VERSION, **events.plain(asdict(self))}
+        content["sha256"] = sealed.content_digest(content)
         atomic.write(folder / PLAN, (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode())
 
     @classmethod
@@ -74,8 +76,11 @@ class Plan:
         path = folder / PLAN
         try:
             content = json.loads(path.read_bytes())
+            digest = content.pop("sha256")
             if content["version"] != events.VERSION:
                 raise ConfigError(f"{path}: is of format version {content['version']!r}, not {events.VERSION}.")
+            if digest != sealed.content_digest(content):
+                raise ValueError("its content is not that of its `sha256`")
             methods = tuple(
                 Method(row["learner"], row["label"], tuple(row["candidates"])) for row in content["methods"]
             )
@@ -88,7 +93,9 @@ class Plan:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as cause:
             if isinstance(cause, ConfigError):
                 raise
-            raise ConfigError(f"{path}: is damaged ({cause}). Add --resume to the command that made it.") from cause
+            raise ConfigError(
+                f"{path}: is damaged ({cause}). Remove it, and add --resume to the command that made it."
+            ) from cause
 
 
 def run_dir(folder: Path, run: Run) -> RunDir:
@@ -115,6 +122,21 @@ def choose(config: Config, out: Path | None, resume: bool, stem: str) -> Path:
         if (out / PLAN).exists() and not resume:
             raise ConfigError(f"{out} already holds results. Add --resume to go on with them, or choose another --out.")
     return out
+
+
+def check_writable(folder: Path) -> None:
+    """Before anything takes time.
+
+    Raises:
+        ConfigError: the folder cannot be written, or made.
+    """
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise ConfigError(f"{folder}: the output folder cannot be written: {existing} is a file. Choose another --out.")
+    if not os.access(existing, os.W_OK):
+        raise ConfigError(
+            f"{folder}: the output folder cannot be written: no permission for {existing}. Choose another --out."
+        )
 
 
 def with_pins(config: Config, folder: Path) -> Config:

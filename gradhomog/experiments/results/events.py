@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -114,6 +115,8 @@ class Finished(TypedDict):
     step_seconds: Number
     """Processor time of a step."""
     homogenizer_seconds: list[dict[str, Any]]
+    digest: str
+    """Of the run's configuration."""
     files: dict[str, str]
     """SHA-256 of files beside it, such as `best.pt`."""
     sha256: str
@@ -147,12 +150,21 @@ class EventLog:
     def __init__(self, path: Path, size: int = 0) -> None:
         self.path = path
         with path.open("ab") as file:
+            if file.tell() < size:  # a machine that crashed had not written all to its disk
+                raise ConfigError(
+                    f"{path} ends before what its checkpoint knows of. Remove the folder of this run to train it again."
+                )
             file.truncate(size)
 
     @property
     def size(self) -> int:
         """Bytes so far: what a checkpoint keeps."""
         return self.path.stat().st_size
+
+    def sync(self) -> None:
+        """Bring what was written to the disk, as a checkpoint relies on it."""
+        with self.path.open("rb+") as file:
+            os.fsync(file.fileno())
 
     def append(self, event: Mapping[str, Any]) -> None:
         """Write an event as one line."""
@@ -175,6 +187,19 @@ def read(path: Path) -> list[Any]:
     except OSError as cause:
         raise ConfigError(f"{path}: cannot be read: {cause.strerror}.") from cause
     return [parse(line, f"{path}, line {number}") for number, line in enumerate(content.split(b"\n")[:-1], start=1)]
+
+
+def last(path: Path, limit: int = 1 << 16) -> list[Any]:
+    """The events in the last bytes of a file, for who reads it again and again.
+
+    Raises:
+        ConfigError: as `read`. OSError: there is no file.
+    """
+    with path.open("rb") as file:
+        start = max(0, path.stat().st_size - limit)
+        file.seek(start)
+        lines = file.read().split(b"\n")[:-1]
+    return [parse(line, str(path)) for line in lines[1 if start else 0 :]]
 
 
 def parse(line: bytes, where: str) -> Any:

@@ -45,6 +45,13 @@ class RunDir:
         finally:
             lock.release()
 
+    def is_held(self) -> bool:
+        """Whether another process, here or on another machine, is making this run."""
+        if not self.path.exists():
+            return False
+        with self.lock() as free:
+            return not free
+
     def result(self) -> Any:
         """The `events.Result`; None if the run is not finished.
 
@@ -63,6 +70,13 @@ class RunDir:
         files.pop(CHECKPOINT, None)
         sealed.write_result(self.path / RESULT, {**result, "version": events.VERSION, "files": files})
         self.checkpoint.unlink(missing_ok=True)
+
+    def record_failure(self, error: str) -> None:
+        """Write the event of an error with which the run ended, unless it ended with such an event."""
+        with self.lock() as free:
+            if free and self.failure() is None:
+                log = events.EventLog(self.events, self.events.stat().st_size if self.events.exists() else 0)
+                log.append({"event": "failed", "step": 0, "error": error})
 
     def failure(self) -> str | None:
         """The error with which the run ended; None if it did not."""

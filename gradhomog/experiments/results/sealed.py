@@ -69,7 +69,7 @@ def file_digest(path: Path) -> str:
 def write_result(path: Path, result: Mapping[str, Any]) -> None:
     """Write `result.json` with its own SHA-256."""
     content = events.plain(result)
-    content["sha256"] = _digest(content)
+    content["sha256"] = content_digest(content)
     atomic.write(path, (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode())
 
 
@@ -90,11 +90,12 @@ def read_result(path: Path) -> Any:
         raise ConfigError(f"{path} is damaged: no JSON. {advice}") from cause
     if not isinstance(found, dict) or found.get("event") != "result":
         raise ConfigError(f"{path} is no result of a run. {advice}")
-    if found.get("sha256") != _digest({key: value for key, value in found.items() if key != "sha256"}):
+    if found.get("sha256") != content_digest({key: value for key, value in found.items() if key != "sha256"}):
         raise ConfigError(f"{path} is damaged: its content is not that of its `sha256`. {advice}")
     events.check(found, events.Result, str(path))
     return found
 
 
-def _digest(content: Mapping[str, Any]) -> str:
+def content_digest(content: Mapping[str, Any]) -> str:
+    """The SHA-256 of what JSON holds."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

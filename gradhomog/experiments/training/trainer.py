@@ -15,7 +15,7 @@ from gradhomog.experiments.config import pins
 from gradhomog.experiments.config.schema import Config
 from gradhomog.experiments.execution.environment import machine, versions
 from gradhomog.experiments.results import sealed
-from gradhomog.experiments.results.events import VERSION, EventLog
+from gradhomog.experiments.results.events import VERSION, EventLog, plain
 from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.results.run_dir import BEST, RunDir
 from gradhomog.experiments.training.best_states import Best
@@ -111,7 +111,7 @@ class Trainer:
         self._tell(record)
 
     def _tell(self, record: Mapping[str, Any]) -> None:
-        self.observe(record["event"], {**record, **self.run.identity})
+        self.observe(record["event"], plain({**record, **self.run.identity}))
 
     def _step(self) -> None:
         train, index, start, processor = self.config.train, self.done, time.perf_counter(), time.process_time()
@@ -148,7 +148,7 @@ class Trainer:
             "event": "result", **self.run.identity, "metric": self.trained.metric.name, "scores": result.scores,
             "losses": result.losses, "domains": result.domains, "validation": best.score, "best_step": best.step,
             "steps": self.done, "seconds": self.seconds, "step_seconds": self.processor_seconds / self.done,
-            "homogenizer_seconds": self.timer.record(), **more,
+            "homogenizer_seconds": self.timer.record(), "digest": self.config.digest, **more,
         }  # fmt: skip
         self.folder.finish(found)
         self._tell(found)
@@ -156,6 +156,8 @@ class Trainer:
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def _save(self) -> None:
+        self.events.sync()
+        on_cuda = torch.device(self.config.device).type == "cuda"
         state = {
             "digest": self.config.digest,
             "events": self.events.size,
@@ -168,7 +170,7 @@ class Trainer:
             "outer": self.outer.state_dict(),
             # Dropout and the like draw from the global generators.
             "random": torch.get_rng_state(),
-            "random_cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+            "random_cuda": torch.cuda.get_rng_state(self.config.device) if on_cuda else None,
         }
         sealed.write_state(self.folder.checkpoint, state)
 
@@ -183,6 +185,6 @@ class Trainer:
         self.processor_seconds, self.timer.seconds = state["processor_seconds"], state["homogenizer_seconds"]
         self.best.load_state_dict(state["best"])
         torch.set_rng_state(state["random"])
-        if torch.cuda.is_available() and state["random_cuda"]:
-            torch.cuda.set_rng_state_all(state["random_cuda"])
+        if state["random_cuda"] is not None:
+            torch.cuda.set_rng_state(state["random_cuda"], self.config.device)
         return int(state["events"])

@@ -7,11 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from unittest import mock
 
 import pytest
 
+from gradhomog.errors import ConfigError
 from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.execution.comparison import compare
+from gradhomog.experiments.execution.worker import Job, Outcome
 from gradhomog.experiments.results.comparison_dir import run_dir
 from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.results.records import records
@@ -316,3 +319,50 @@ def test_a_tuned_method_that_fails_with_a_later_seed_is_tried_once(gradhomog_ins
     assert len(failures) == 1
     assert "out of ideas" in failures[0]["error"]
     assert outcome.summary.rows[1].seeds == (0, 2)
+
+
+def test_a_candidate_whose_process_was_killed_leaves_the_row_to_the_others(tmp_path):
+    """A killed process writes no event of its failure; the table must not lose the method for it."""
+    config = load(None, [*SMALL, 'homogenizers=["none", "static | pcgrad"]', "seeds=1"])
+    original = Job._make
+
+    def make(self):
+        if self.run.homogenizers == "pcgrad":
+            return Outcome(self.run, "failed", "the process of the run ended: SIGKILL(-9)")
+        return original(self)
+
+    with mock.patch.object(Job, "_make", make):
+        outcome = compare(config, tmp_path / "out")
+    assert [row.label for row in outcome.summary.rows] == ["plain", "static | pcgrad (tuned)"]
+    assert [(c.homogenizers, c.chosen) for c in outcome.summary.candidates] == [("static", True)]
+
+
+def test_runs_that_wait_when_a_stop_is_asked_do_not_begin(tmp_path):
+    config = load(None, [*SMALL, "seeds=1"])
+    with interrupted_after(3), pytest.raises(KeyboardInterrupt):
+        compare(config, tmp_path / "out")
+    assert len(list((tmp_path / "out" / "runs").glob("*/config.toml"))) == 1
+
+
+def test_a_result_of_another_configuration_is_refused_though_the_plan_is_gone(tmp_path):
+    config = load(None, [*SMALL, 'homogenizers=["none"]', "seeds=1"])
+    compare(config, tmp_path / "out")
+    for name in ("plan.json", "run.toml"):
+        (tmp_path / "out" / name).unlink()
+    other = load(None, [*SMALL, 'homogenizers=["none"]', "seeds=1", "train.steps=6"])
+    with pytest.raises(ConfigError, match="holds a result of another configuration"):
+        compare(other, tmp_path / "out")
+
+
+def test_a_users_temporary_files_in_the_output_folder_stay(tmp_path):
+    (tmp_path / "notes.tmp").write_text("mine")
+    (tmp_path / "run.toml.host-12.tmp").write_text("of a process that was killed")
+    compare(load(None, [*SMALL, 'homogenizers=["none"]', "seeds=1"]), tmp_path)
+    assert [path.name for path in tmp_path.glob("*.tmp")] == ["notes.tmp"]
+
+
+def test_a_wrong_executor_is_refused_before_anything_is_tried(tmp_path):
+    tried = []
+    with pytest.raises(ConfigError, match="--executor must be one of"):
+        compare(load(None, SMALL), tmp_path / "out", executor="loky", progress=tried.append)
+    assert (tried, (tmp_path / "out").exists()) == ([], False)

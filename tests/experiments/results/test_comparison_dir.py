@@ -101,3 +101,12 @@ def test_a_plan_that_is_damaged_is_told_by_name(tmp_path, content):
     (tmp_path / "plan.json").write_bytes(content)
     with pytest.raises(ConfigError, match=r"plan\.json"):
         Plan.read(tmp_path)
+
+
+def test_a_plan_whose_seeds_were_changed_is_refused(tmp_path):
+    config = load()
+    Plan(config.to_dict(), config.digest, (), (0, 1, 2), {}).write(tmp_path)
+    path = tmp_path / "plan.json"
+    path.write_text(path.read_text().replace("  2\n ]", "  3\n ]"))
+    with pytest.raises(ConfigError, match=r"is damaged .*Remove it, and add --resume"):
+        Plan.read(tmp_path)

@@ -23,7 +23,7 @@ KINDS: dict[str, Callable[..., Executor]] = {"local": Local, "dask": Dask, "ray"
 
 def executor(text: str, jobs: int, folder: Path) -> Executor:
     """An executor from its text, such as `"local"`, `'dask(address="tcp://head:8786")'` or
-    `'slurm(partition="cpu", timeout_min=60)'`.
+    `'slurm(slurm_partition="cpu", timeout_min=60)'`.
 
     Args:
         jobs: how many runs at a time; 0: one per core, or as many as the cluster takes.

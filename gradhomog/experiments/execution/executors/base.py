@@ -1,4 +1,4 @@
-"""What all executors have in common."""
+"""The base class of executors: called with jobs, gives their outcomes, and ends what it holds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Executor(ABC):
     A context manager: what it holds between calls, such as processes, ends with the context.
 
     Attributes:
-        jobs: how many runs at a time; 0 or less: as many as there is room for.
+        jobs: how many runs at a time; 0: as many as there is room for.
     """
 
     jobs: int
