@@ -1,7 +1,7 @@
 """`gradhomog compare`: train and test homogenizers against the plain learner, and print the table.
 
 Without a run file: MAML on four families of functions, one task of each in every batch; plain, tuned static weights,
-PCGrad, reweight and scale_invariant, four seeds each; one to two minutes on two cores.
+PCGrad, reweight and scale_invariant, four seeds each; two minutes on two cores.
 
 Multi-task problems: --set problem.name=glyph_pairs, digit_pairs, regression or landscape. The plain network and tuned
 static weights are always in their table.

@@ -7,21 +7,20 @@ from typing import Any
 
 from gradhomog.cli._output import add_json, print_json
 from gradhomog.cli.completion import plugin_names
+from gradhomog.cli.list_ import KINDS
 
 
 def add(commands: Any) -> None:
     command = commands.add_parser("show", help="describe one plugin", description=__doc__)
     name = command.add_argument("name", help="a plugin's name, or distribution:name")
     name.completer = plugin_names
-    command.add_argument(
-        "--kind", choices=("homogenizers", "learners", "domains", "observers"), help="where several kinds have it"
-    )
+    command.add_argument("--kind", choices=KINDS, help="where several kinds have it")
     add_json(command)
     command.set_defaults(run=run)
 
 
 def run(given: argparse.Namespace) -> int:
-    from gradhomog.registry import KINDS, installed, options
+    from gradhomog.registry import installed, options
     from gradhomog.specs import DomainSpec, HomogenizerSpec
 
     registry = installed()

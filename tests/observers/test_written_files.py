@@ -1,4 +1,4 @@
-"""What the observers write is read back by the libraries that they write for, and is what the run's events hold."""
+"""CSV, TensorBoard and MLflow read back the numbers that are in the events of the run."""
 
 from __future__ import annotations
 

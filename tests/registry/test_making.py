@@ -1,4 +1,4 @@
-"""What a factory makes is what its kind asks for; wrappers of loaded plugins take part."""
+"""The registry makes objects of the type that their kind requires; wrappers of loaded plugins take part."""
 
 from __future__ import annotations
 

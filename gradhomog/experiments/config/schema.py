@@ -154,7 +154,7 @@ class Config:
         return content
 
     def decisive(self) -> dict[str, Any]:
-        """What the results depend on, but for the versions of plugins."""
+        """The keys that decide the results, without `observers` and `plugins`."""
         return {key: value for key, value in self.to_dict().items() if key not in ("observers", "plugins")}
 
     def with_baselines(self) -> Config:

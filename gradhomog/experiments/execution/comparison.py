@@ -116,11 +116,12 @@ class _Runner:
             while pending := self._pending():
                 self.monitor.runs = pending
                 free = [run for run in pending if not run_dir(self.path, run).is_held()]
-                self._make(executor, free)
+                if free:
+                    self._make(executor, free)
+                else:  # all that is left is being made by others
+                    time.sleep(1.0)
                 if self.stop.asked:
                     raise KeyboardInterrupt
-                if not free:  # all that is left is being made by others
-                    time.sleep(1.0)
                 for run in pending:
                     self._look(run)
 

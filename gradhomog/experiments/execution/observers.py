@@ -62,7 +62,7 @@ def make(config: Config, folder: Path, warn: Warn) -> Observers:
 
 
 class Observers:
-    """Called as `observers(event, record)`: gives each of them a copy of its own, and never raises.
+    """Called as `observers(event, record)`: calls each observer with a copy of the record, and never raises.
 
     Args:
         found: the observers, each after its plugin.

@@ -189,7 +189,7 @@ def read(path: Path) -> list[Any]:
     return [parse(line, f"{path}, line {number}") for number, line in enumerate(content.split(b"\n")[:-1], start=1)]
 
 
-def last(path: Path, limit: int = 1 << 16) -> list[Any]:
+def last(path: Path, limit: int = 1 << 20) -> list[Any]:
     """The events in the last bytes of a file, for who reads it again and again.
 
     Raises:

@@ -46,7 +46,7 @@ class RunDir:
             lock.release()
 
     def is_held(self) -> bool:
-        """Whether another process, here or on another machine, is making this run."""
+        """Return True if another process holds this run, here or on another machine."""
         if not self.path.exists():
             return False
         with self.lock() as free:
@@ -75,7 +75,9 @@ class RunDir:
         """Write the event of an error with which the run ended, unless it ended with such an event."""
         with self.lock() as free:
             if free and self.failure() is None:
-                log = events.EventLog(self.events, self.events.stat().st_size if self.events.exists() else 0)
+                # Half a line, which a killed process leaves, would spoil this one.
+                whole = self.events.read_bytes().rfind(b"\n") + 1 if self.events.exists() else 0
+                log = events.EventLog(self.events, whole)
                 log.append({"event": "failed", "step": 0, "error": error})
 
     def failure(self) -> str | None:

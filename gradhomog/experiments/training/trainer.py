@@ -84,7 +84,7 @@ class Trainer:
             version=VERSION,
             time=now,
             step=self.done,
-            versions=self._versions(),
+            versions=versions() | pins.versions(self.config.plugins),
             machine=machine(),
             jobs=self.jobs,
         )
@@ -97,9 +97,6 @@ class Trainer:
                 self._save()
         self._test()
         return True
-
-    def _versions(self) -> dict[str, str]:
-        return versions() | pins.versions(self.config.plugins)
 
     def fail(self, error: str) -> None:
         """Write the event of an error with which the run ends."""

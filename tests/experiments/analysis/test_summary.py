@@ -297,12 +297,12 @@ def test_what_is_missing_is_said_of_the_runs_of_the_table_where_there_are_candid
     assert "Partial: 1 of 2 runs finished; candidates of what is tuned are not counted." in lines
 
 
-@pytest.mark.parametrize(("jobs", "told"), [([1], False), ([2], True), ([1, 2], True), ([2, 1], True)])
-def test_other_runs_are_held_against_the_times_only_where_there_were_some(jobs, told):
+@pytest.mark.parametrize(("jobs", "noted"), [([1], False), ([2], True), ([1, 2], True), ([2, 1], True)])
+def test_other_runs_are_held_against_the_times_only_where_there_were_some(jobs, noted):
     records = [{**start(["plain"], seeds=1), "jobs": number} for number in jobs]
     table = render_table(summarize([*records, result("plain", 0, [0.5, 0.6])]))
     assert "an indication, no benchmark." in table
-    assert ("while other runs used the machine" in table) == told
+    assert ("while other runs used the machine" in table) == noted
 
 
 def test_candidates_stay_out_of_the_table_and_the_chosen_one_is_marked():

@@ -1,4 +1,4 @@
-"""`--quick`: a tenth of the training, one seed, in a folder of its own, and said so."""
+"""`--quick`: a tenth of the training, one seed, a separate folder, and a line in the output that says so."""
 
 from __future__ import annotations
 

@@ -63,3 +63,21 @@ def test_a_failure_is_the_last_event(tmp_path):
     assert folder.failure() is None
     log.append({"event": "failed", "step": 1, "error": "out of ideas"})
     assert folder.failure() == "out of ideas"
+
+
+def test_a_failure_is_recorded_after_half_a_line_of_a_killed_process(tmp_path):
+    folder = RunDir(tmp_path)
+    validation = b'{"event": "validation", "step": 5, "score": 0.5, "half_width": null}\n'
+    folder.events.write_bytes(validation + b'{"event": "ste')
+    folder.record_failure("the process ended: SIGKILL(-9)")
+    assert folder.events.read_bytes().startswith(validation)
+    assert [event["event"] for event in events.read(folder.events)] == ["validation", "failed"]
+    assert folder.failure() == "the process ended: SIGKILL(-9)"
+
+
+def test_a_failure_is_recorded_once(tmp_path):
+    folder = RunDir(tmp_path)
+    folder.record_failure("first")
+    folder.record_failure("second")
+    assert folder.failure() == "first"
+    assert len(events.read(folder.events)) == 1
