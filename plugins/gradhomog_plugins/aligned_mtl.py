@@ -14,33 +14,43 @@ ScaleMode = Literal["min", "median", "rmse"]
 
 
 class AlignedMTL(Homogenizer):
-    """The rows become those of the matrix with equal singular values that is nearest to them.
+    """Replace the rows by the nearest matrix whose singular values, except zeros, are all √s.
 
-    B = √s V Λ^(−1/2) Vᵀ,  G = V Λ Vᵀ over the eigenvalues that are not zero;  the rows become B J
-    d = 1/N Σ_i (B J)_i;  in the paper's scale  Σ_i (B J)_i
+        G = V Λ Vᵀ over the eigenvalues that are not zero,  B = √s V Λ^(−1/2) Vᵀ
+        ĝ_i = (B J)_i, J the matrix of the rows
+        d = 1/N Σ_i ĝ_i;  paper's scale: d = Σ_i ĝ_i
 
     Args:
-        scale_mode: s, the square of the new rows' length: `"min"`, the least eigenvalue; `"median"` (the lower of two);
-            or `"rmse"`, the mean.
+        scale_mode: s, the squared length of the new rows: `"min"`, the smallest eigenvalue of G; `"median"`, the lower
+            median; or `"rmse"`, the mean.
 
-    With independent rows the new ones are orthogonal, of length √s, and ⟨d, g_i⟩ may be negative all the same. An
-    eigenvalue is zero where the rows are dependent: N identical rows stay as they are, zero rows stay zero, of opposite
-    rows of one length nothing is left. Float32 rows within about 0.1 degrees of each other count as parallel, float64
-    rows within 1e-7 radians: closer, `"min"` would take their rounding for the least eigenvalue.
+    Use it when a few long or nearly parallel rows dominate the step: the Gramian has a large condition number, although
+    no cosine needs to be negative. It is harmful where a direction of small singular value is noise, because all
+    directions get the same length. It does not exclude conflicts: for independent rows ⟨d, g_i⟩ may still be negative.
 
-    Differentiable in the rows twice, as long as their rank does not change; at equal eigenvalues too, where
-    differentiating eigenvectors is not. Where several eigenvalues are the least (or the median), s has a kink, and
-    counts as their mean. State: none. Cost: two decompositions of N×N matrices.
+    Independent rows become orthogonal rows of length √s. For dependent rows some eigenvalues are zero: N identical rows
+    are unchanged, zero rows stay zero, and opposite rows of one length give zero. Float32 rows within about 0.1 degrees
+    of each other count as parallel, float64 rows within 1e-7 radians: below that, `"min"` would use their rounding
+    error as the smallest eigenvalue.
+
+    Differentiable twice in the rows where their rank does not change, including at equal eigenvalues, where
+    eigenvectors have no derivative. Where several eigenvalues are the smallest (or the median), s has a kink; its
+    derivative there is that of their mean.
+
+    State: none.
+
+    Cost: two decompositions of N×N matrices.
 
     Source: Senushkin et al. 2023, "Independent Component Alignment for Multi-Task Learning", arXiv 2305.19000,
     algorithm 1; `scale_mode` as in the authors' code.
 
-    Deviations: (1) the mean by default; the authors' code sums, TorchJD takes the mean; (2) the rank is that of the
-    cosines, with a tolerance relative to the rows; theirs is that of the dtype, relative to the longest row: a row 1000
-    times as short as another is dropped in float32, and float64 rows are independent by their rounding (measured: for
-    float32 rows a, 0.3 a, b of 10⁵ parameters, passed in float64, TorchJD's d is 10⁷ times too short);
-    (3) singular values of a factor of G in place of eigenvalues of G, so that rows may differ in length by 1e14 instead
-    of 1e7; (4) derivatives at equal eigenvalues, the second too: TorchJD 0.18 has no finite first one there.
+    Deviations: (1) The mean by default; the authors' code sums, TorchJD uses the mean. (2) The rank is that of the
+    cosines, with a tolerance relative to the rows. The authors' tolerance is that of the dtype, relative to the longest
+    row: a row 1000 times shorter than another is dropped in float32, and float64 rows that differ by rounding count as
+    independent (measured: for float32 rows a, 0.3 a, b of 10⁵ parameters, passed in float64, TorchJD's d is 10⁷ times
+    too short). (3) Singular values of a factor of G instead of eigenvalues of G, so that lengths of rows may differ by
+    a factor of 1e14 instead of 1e7. (4) First and second derivatives at equal eigenvalues; TorchJD 0.18 has no finite
+    first derivative there.
 
     >>> import torch, gradhomog
     >>> gradhomog.pipeline("aligned_mtl").combine(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))

@@ -14,34 +14,40 @@ Length = Literal["projection", "min", "max", "harmonic", "arithmetic", "geometri
 
 
 class ConFIG(Homogenizer):
-    """The step has equal cosines with all rows, and the length of all rows' projections on it.
+    """Find the direction that has equal cosines with all rows; its length is the sum of their projections on it.
 
-    d = (Σ_i t_i ⟨u_i, d̂⟩) d̂,  d̂ = Û⁺1 / ‖Û⁺1‖,  Û the matrix of u_i = g_i/n_i,  n_i = ‖g_i‖,  t_i = n_i
-    in the paper's scale; here 1/N of it
+        u_i = g_i / n_i,  n_i = ‖g_i‖,  Û the matrix of the u_i,  d̂ = Û⁺1 / ‖Û⁺1‖
+        d = 1/N (Σ_i t_i ⟨u_i, d̂⟩) d̂,  t_i = n_i by default;  paper's scale: without 1/N
 
     Args:
-        length: of the norms t_i: `"projection"`: themselves; or one value for all tasks, the
-            least (`"min"`), the greatest (`"max"`), or the `"harmonic"`, `"arithmetic"` or `"geometric"` mean of them.
+        length: the norms t_i: `"projection"`, n_i; or one value for all tasks, the smallest (`"min"`), the largest
+            (`"max"`), or the `"harmonic"`, `"arithmetic"` or `"geometric"` mean of all n_i.
 
-    On the Gramian alone: Û⁺1 = Ûᵀ U⁺ 1 with the cosines U = Û Ûᵀ, so that the weights are U⁺1/n up to a factor. One
-    pseudo-inverse of an N×N matrix; none of the N×params matrix.
+    Use it when rows conflict and their norms differ, and all tasks should improve equally relative to their norms. For
+    independent rows all cosines are equal and positive, so d conflicts with no row. It is harmful where a row is mostly
+    noise, because a short noisy row constrains the direction as much as a long one.
 
-    Of independent rows the cosines are equal and positive: d conflicts with no row. Of rows so dependent that there is
-    no such direction, d̂ comes nearest to one in least squares, and may conflict; of opposite rows nothing is left,
-    d = 0. Zero rows count neither in d̂ nor in its length. Float32 rows within about 0.1 degrees of each other count
-    as parallel, float64 rows within 1e-7 radians: closer, rounding decides. Differentiable in the rows as long as their
-    rank does not change. State: none.
+    Only the Gramian is used: Û⁺1 = Ûᵀ U⁺ 1 with the cosines U = Û Ûᵀ, so the weights are U⁺1/n up to a factor. If rows
+    are too dependent for equal cosines, d̂ is the least-squares solution and may conflict with a row. Opposite rows
+    give d = 0. Zero rows affect neither d̂ nor its length. Float32 rows within about 0.1 degrees of each other count as
+    parallel, float64 rows within 1e-7 radians: below that, rounding would decide.
+
+    Differentiable in the rows where their rank does not change.
+
+    State: none.
+
+    Cost: one pseudo-inverse of an N×N matrix; none of the N×params matrix.
 
     Source: Liu, Chu, Thuerey 2024, "ConFIG", arXiv 2408.11104, equations 2 and 3; lengths as in its code, conflictfree.
 
-    Deviations: (1) the Gramian, where conflictfree and TorchJD decompose the N×params matrix: the same d̂ for
-    independent rows; (2) one tolerance for the rank, relative to the rows. Theirs is that of the dtype times the number
-    of parameters: of 10⁶ float32 parameters what is below 12 % of the largest singular value is dropped, and float64
-    rows are independent by their rounding (measured: with two of three rows at a cosine of 0.965 the cosines with
-    TorchJD's d are 0.68, 0.79, 0.73; for rows a, b, a + b, rounded to float32 and passed in float64, it is 10⁷
-    times too short); (3) for opposite rows both return rounding, brought to the length of the rows, and conflictfree's
-    form for two tasks NaN; (4) "min" and the means leave zero rows out, where conflictfree's are zero or NaN; (5) equal
-    preferences only.
+    Deviations: (1) The Gramian; conflictfree and TorchJD decompose the N×params matrix. For independent rows d̂ is the
+    same. (2) One tolerance for the rank, relative to the rows. Theirs is that of the dtype times the number of
+    parameters: for 10⁶ float32 parameters, singular values below 12 % of the largest are dropped, and float64 rows that
+    differ by rounding count as independent (measured: for three rows, two of which have a cosine of 0.965, the cosines
+    with TorchJD's d are 0.68, 0.79, 0.73; for rows a, b, a + b, rounded to float32 and passed in float64, d is 10⁷
+    times too short). (3) For opposite rows both return rounding errors, scaled to the length of the rows, and
+    conflictfree's form for two tasks returns NaN; here d = 0. (4) "min" and the means ignore zero rows; in conflictfree
+    they are then zero or NaN. (5) Equal preferences only.
 
     >>> import torch, gradhomog
     >>> gradhomog.pipeline("config").combine(torch.tensor([[1.0, 0.0], [0.0, 5.0]]))

@@ -25,29 +25,37 @@ from gradhomog import (
 
 
 class CRMOGM(Homogenizer):
-    """Exponential averages, over the steps, of the weights of another method.
+    """Exponential moving averages, over the steps, of the weights of another method.
 
-    λ_i ← α λ_i + (1 − α) λ̂_i,  d = 1/N Σ_i λ_i g_i;  at first λ_i = λ̂_i
-    λ̂_i: the weight of row i in the other method's step, or the i-th column sum of its mixing matrix
-
-    Weights computed on one mini-batch are correlated with the noise of the gradients that they multiply. Averaged
-    weights are less correlated with it, which convergence to Pareto optimal points requires.
+        λ_i ← α λ_i + (1 − α) λ̂_i;  in the first step λ_i = λ̂_i
+        λ̂_i: the weight of row i in the other method's step, or the i-th column sum of its mixing matrix
+        d = 1/N Σ_i λ_i g_i
 
     Args:
-        of: the other method, as a pipeline of one homogenizer that acts by `mix` alone: `"mgda"`, `"cagrad(c=0.5)"`,
-            with its own options, its `scale` included.
+        of: the other method, a pipeline of one homogenizer that acts by `mix` alone, for example `"mgda"` or
+            `"cagrad(c=0.5)"`; it may have options, including `scale`.
         alpha: α; 0 is the other method itself.
-        key: averages by `"slot"` (place in the batch) or by `"domain"`.
+        key: averages by `"slot"` (position in the batch) or by `"domain"`.
 
-    Differentiable if `of` claims it, with past weights as constants; otherwise `create_graph=True` raises. The average
-    of a new key begins with its weight in that step. State: the averages, and the state of the other method. The
-    average may break the other method's promises (no conflict, a common factor): none of them is claimed.
+    Use it when the weights of a method such as `mgda` vary strongly from step to step because the gradients of a
+    mini-batch are noisy. Weights of one mini-batch are correlated with the noise of the gradients that they multiply;
+    averaged weights are less correlated with it, which convergence to Pareto optimal points requires. It is of no use
+    with full batches, and averages may lose properties of the other method, such as the absence of conflicts.
+
+    The average of a new key is its weight in its first step. Traits of the other method, such as `non_conflicting` and
+    `scale_equivariant`, are not claimed.
+
+    Differentiable if `of` claims it, with past weights as constants; otherwise `create_graph=True` raises.
+
+    State: the averages, and the state of the other method.
+
+    Cost: that of the other method, and O(N).
 
     Source: Zhou et al. 2022, "On the Convergence of Stochastic Multi-Objective Gradient Manipulation and Beyond"
-    (NeurIPS); α constant as in TorchJD 0.18, where the paper lets it rise towards 1 as the learning rate falls.
+    (NeurIPS); α is constant as in TorchJD 0.18; in the paper it rises towards 1 as the learning rate falls.
 
-    Deviations: (1) a mixing matrix is averaged by its column sums, which determine the step; (2) averages by key, so
-    that the number of tasks may change, where TorchJD requires a reset.
+    Deviations: (1) A mixing matrix is averaged by its column sums, which determine the step. (2) Averages by key, so
+    that the number of tasks may change; TorchJD requires a reset.
 
     >>> import torch, gradhomog
     >>> pipe = gradhomog.pipeline("cr_mogm(of='mgda', alpha=0.5)")

@@ -38,33 +38,41 @@ class Moved(NamedTuple):
 
 
 class DBMTL(Homogenizer):
-    """Rows are averages over steps of the gradients of log L_i, stretched until all are as long as the longest of them.
+    """Average the gradients of log L_i over steps, and scale all averages to the length of the longest.
 
-    b_i ← ĝ_i + β/t^σ (b_i − ĝ_i),  ĝ_i = ∇ log L_i = g_i / L_i,  b_i = 0 before the first step
-    d = 1/N · min_j L_j · Σ_i (max_k ‖b_k‖ / ‖b_i‖) b_i,  each b_i divided by 1 − Π_s β/s^σ: the start is from zero
-
-    So neither the size of the losses nor the number of steps changes the length. The paper's scale has neither the
-    factor 1/N · min_j L_j nor the correction.
+        ĝ_i = ∇ log L_i = g_i / L_i,  b_i ← ĝ_i + β/t^σ (b_i − ĝ_i),  b_i = 0 before the first step
+        b̂_i = b_i / (1 − Π_s β/s^σ), which corrects the start from zero
+        d = 1/N · min_j L_j · Σ_i (max_k ‖b̂_k‖ / ‖b̂_i‖) b̂_i
+        paper's scale: b_i in place of b̂_i, and without the factor 1/N · min_j L_j
 
     Args:
-        beta: in [0, 1), the weight of the previous average; 0 is no average.
-        sigma: ≥ 0, the rate at which β falls.
-        log: True for ∇ log L_i; False takes g_i, and reads no losses.
-        key: averages by `"slot"` (place in the batch) or by `"domain"`; use it if a slot's domain changes between
-            batches.
+        beta: in [0, 1), the weight of the previous average; 0 does not average.
+        sigma: ≥ 0, the rate at which the weight of the previous average falls.
+        log: True uses ∇ log L_i; False uses g_i and ignores the losses.
+        key: averages by `"slot"` (position in the batch) or by `"domain"`; use `"domain"` if the domain of a slot
+            changes between batches.
 
-    Differentiable in rows and losses, with the averages before the step as constants. A task whose average is zero has
-    a row of zero. Of a loss of zero log has no gradient, and a loss that cannot be negative has none either: its task
-    adds nothing to its average. Negative losses raise, as do those so near zero that rows become too long for their
-    dtype. t counts a task's own steps.
+    Use it when losses or gradient norms differ by orders of magnitude and single mini-batches are noisy: the logarithm
+    removes the unit of each loss, the scaling removes the norm of each average. It does not change the cosines of the
+    averages, so it does not resolve conflicts. It is harmful where the gradient of a task is only noise, because that
+    task gets the same length as the others.
 
-    State: a row for every key, in float32 or float64: N × params numbers in all. Rows of other names or shapes start
-    anew. Cost: some five reads and three writes of so many numbers, and the memory of two copies of the rows.
+    With the factors 1/N · min_j L_j and the correction, neither the magnitude of the losses nor the number of steps
+    changes the length of d. A task whose average is zero has a zero row. The logarithm of a loss of zero has no
+    gradient, and a loss that cannot be negative has a zero gradient there: its task adds zero to its average. Negative
+    losses raise, as do losses so near zero that rows overflow their dtype. t counts the steps of one task.
+
+    Differentiable in rows and losses, with the averages before the step as constants.
+
+    State: a row for every key, in float32 or float64, N × params numbers in all. Rows with other names or shapes
+    restart it.
+
+    Cost: about five reads and three writes of N × params numbers, and the memory of two copies of the rows.
 
     Source: Lin et al. 2023, "Dual-Balancing for Multi-Task Learning", arXiv 2308.12029, algorithm 1.
 
-    Deviations: (1) the reference code (LibMTL) adds 1e-8 to L_i and to ‖b_i‖; (2) it counts the steps of all tasks
-    together, which is the same for tasks that are in every batch.
+    Deviations: (1) No epsilon; the reference code (LibMTL) adds 1e-8 to L_i and to ‖b_i‖. (2) t counts the steps of
+    each task; LibMTL counts the steps of all tasks together, which is the same for tasks that are in every batch.
 
     >>> import torch, gradhomog
     >>> pipe = gradhomog.pipeline("db_mtl")

@@ -16,21 +16,30 @@ from gradhomog import (
 
 
 class DualProj(Homogenizer):
-    """The direction nearest to the mean of the rows among those that have no negative inner product with any.
+    """Project the mean g_0 of the rows on the directions that have no negative inner product with any row.
 
-    d = argmin ‖d − g_0‖² over ⟨g_i, d⟩ ≥ 0 for all i, g_0 = 1/N Σ_i g_i;  d = Σ_i v_i g_i, v = argmin vᵀGv over v ≥ 1/N
+        d = argmin ‖d − g_0‖² over ⟨g_i, d⟩ ≥ 0 for all i,  g_0 = 1/N Σ_i g_i
+        d = Σ_i v_i g_i,  v = argmin vᵀGv over v ≥ 1/N
 
-    Differentiable in the rows wherever the set of tasks with v_i > 1/N does not change. Rows that do not conflict with
-    their mean leave it unchanged. A zero row counts in the mean only; opposite rows leave the part of the mean that is
-    orthogonal to them. State: none. Exact: see `gradhomog.dual_cone_weights`. Cost: 0.2 ms for 16 tasks.
+    Use it when the mean gradient has a negative inner product with some row, so that the loss of that task rises while
+    others dominate the step. Where the mean conflicts with no row, it changes nothing: it neither balances norms nor
+    favours tasks with short rows.
+
+    A zero row counts in the mean only. For opposite rows, d is the part of the mean that is orthogonal to them. Exact:
+    see `gradhomog.dual_cone_weights`.
+
+    Differentiable in the rows where the set of tasks with v_i > 1/N does not change.
+
+    State: none.
+
+    Cost: 0.2 ms for 16 tasks.
 
     Source: Lopez-Paz and Ranzato 2017, "Gradient Episodic Memory", arXiv 1706.08840, equations 8 to 11, with the mean
-    of the tasks as what is projected; so Quinton and Rey 2024, arXiv 2406.16232, section 4.
+    of the tasks as the projected vector, as in Quinton and Rey 2024, arXiv 2406.16232, section 4.
 
-    Deviations: (1) the projection is exact; the authors' and TorchJD's code add 1e-3 and 1e-4 to the diagonal of the
-    Gramian, so that TorchJD 0.18's direction is the plain mean where the gradients are small (below 0.01 together), 2
-    to 10 % off where norms differ by orders of magnitude, and still conflicts there; (2) GEM's margin is zero, as in
-    TorchJD.
+    Deviations: (1) The projection is exact. The authors' and TorchJD's code add 1e-3 and 1e-4 to the diagonal of the
+    Gramian: TorchJD 0.18's direction is the plain mean where the gradients are small (below 0.01 together), is 2 to 10
+    % off where norms differ by orders of magnitude, and still conflicts there. (2) GEM's margin is zero, as in TorchJD.
 
     >>> import torch, gradhomog
     >>> gradhomog.pipeline("dualproj").combine(torch.tensor([[3.0, 0.0], [-1.0, 1.0]]))

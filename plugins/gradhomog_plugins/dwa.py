@@ -16,36 +16,47 @@ LARGEST_RATE = 1e6
 
 
 class DWA(Homogenizer):
-    """Weights from the ratios of the losses' means in the last two epochs.
+    """Weights from the ratios of the mean losses of the last two epochs.
 
-    r_i = L̄_i(t−1) / L̄_i(t−2),  λ = N softmax(r/T),  L̄_i(t): the mean of L_i over epoch t
-    d = 1/N Σ_i λ_i g_i;  the paper's scale: Σ_i λ_i g_i
+        r_i = L̄_i(t−1) / L̄_i(t−2),  λ = N softmax(r/T),  L̄_i(t): the mean of L_i over epoch t
+        d = 1/N Σ_i λ_i g_i;  paper's scale: d = Σ_i λ_i g_i
 
     Args:
         temperature: T; the larger, the more equal the weights.
-        period: steps per epoch: for the paper's epochs the number of batches in the training set. Where tasks are drawn
-            without end, as in meta-learning, enough of them that the mean of their losses is not mere noise: with T = 2
-            the weights move by about half of what the rates differ, so noise of 10 % in L̄ is 7 % in them.
-        key: state by `"slot"` (place in the batch) or by `"domain"`; use it if a slot's domain changes between batches.
+        period: steps per epoch; the paper's epoch is the number of batches in the training set. If tasks are sampled
+            without end, as in meta-learning, use so many steps that the mean of the losses is not mere noise: with T =
+            2 the weights change by about half of the difference of the rates, so noise of 10 % in L̄ changes them by 7
+            %.
+        key: state by `"slot"` (position in the batch) or by `"domain"`; use `"domain"` if the domain of a slot changes
+            between batches.
 
-    Acts on rows: the shared parameters receive the combined loss, the heads of a multi-task network their own losses.
+    Use it when the loss curves of some tasks fall slowly from epoch to epoch while others fall fast, and N backward
+    passes are too expensive: it reads losses only. It is of no use where the means of the losses are dominated by
+    noise, and it does not resolve conflicts. A task whose loss cannot fall further gets more weight, too.
 
-    Differentiable in the rows, with the weights as constants. State, by key: sum and number of this epoch's losses, and
-    their means in the last two epochs in which the key occurred. In the first two epochs, and for a task that has
-    occurred in fewer than two, r = 1: as if its loss stood still. Losses must not be negative, their ratio is no rate;
-    a task whose loss was zero on average and is no longer takes all weight. Cost: O(N).
+    Acts on rows: shared parameters receive the gradient of the weighted losses, the heads of a multi-task network those
+    of their own unweighted losses. In the first two epochs, and for a task that has occurred in fewer than two, r = 1,
+    the rate of a constant loss. Losses must not be negative, because their ratio is then no rate. A task whose mean
+    loss rises from zero gets all weight.
+
+    Differentiable in the rows, with the weights as constants.
+
+    State: by key, sum and number of the losses of this epoch, and their means in the last two epochs in which the key
+    occurred.
+
+    Cost: O(N).
 
     Source: Liu et al. 2019, "End-to-End Multi-Task Learning with Attention", arXiv 1803.10704, equation 7.
 
-    Deviations: (1) an epoch is a number of steps; (2) the mean of the weighted rows by default; (3) reference code:
-    nash-mtl and SamsungLabs/MTL slide a window of 25 steps, begin with a history of ones and take the mean of the
-    weighted losses, N times less than the paper; TorchJD 0.18 leaves its history out of its state.
+    Deviations: (1) An epoch is a number of steps. (2) The mean of the weighted rows by default. (3) Reference code:
+    nash-mtl and SamsungLabs/MTL use a sliding window of 25 steps and a history that begins with ones, and average the
+    weighted losses, which is N times less than in the paper; TorchJD 0.18 omits the history from its state.
 
     >>> import torch, gradhomog
     >>> pipe = gradhomog.pipeline("dwa(period=1)")
     >>> for losses in ([1.0, 1.0], [0.9, 0.3], [0.8, 0.2]):
     ...     result = pipe.homogenize(torch.eye(2), torch.tensor(losses))
-    >>> result.weights  # the second loss fell to 0.3 of what it was, the first to 0.9
+    >>> result.weights  # the second loss fell to 0.3 of its previous value, the first to 0.9
     tensor([1.1489, 0.8511], dtype=torch.float64)
     """
 

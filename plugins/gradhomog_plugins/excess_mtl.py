@@ -21,40 +21,49 @@ TINY = torch.finfo(torch.float32).tiny
 
 
 class ExcessMTL(Homogenizer):
-    """Weights that grow with the tasks' excess risks, estimated by the gradient in the metric of Adagrad.
+    """Weights that grow exponentially with the tasks' excess risks, estimated by gradients in the metric of Adagrad.
 
-    S_i ← S_i + g_i²,  e_i = Σ_p g_ip² / √S_ip,  ē_i = e_i / e_i(0)
-    w_i ← w_i exp(lr · ē_i),  then w ← N w / Σ_j w_j;  the step after it is d = 1/N Σ_i w_i g_i
-
-    e_i is twice the second-order estimate of L_i − min L_i, with √S_i for the curvature; e_i(0) that of the first step,
-    in which ē_i = 1 for all and no weight moves. Unlike a loss, it does not count the noise in the labels.
+        S_i ← S_i + g_i²,  e_i = Σ_p g_ip² / √S_ip,  ē_i = e_i / e_i(0)
+        w_i ← w_i exp(η ē_i),  then w ← N w / Σ_j w_j;  the next step uses these weights
+        d = 1/N Σ_i w_i g_i
 
     Args:
         lr: η > 0, rate of the weights.
-        key: state by `"slot"` (place in the batch) or by `"domain"`; use it if a slot's domain changes between batches.
+        key: state by `"slot"` (position in the batch) or by `"domain"`; use `"domain"` if the domain of a slot changes
+            between batches.
 
-    Differentiable in the rows, with the weights as constants. A common factor of all steps' rows changes no weight, nor
-    does a factor of one task's rows. A task whose rows have all been zero has ē = 1, as in a first step. Several tasks
-    of one key in a batch share its weight, and the mean of their √S and of their e moves it.
+    Use it when the labels of some tasks are noisy: their losses stay high for that reason, and methods that give weight
+    to large losses would favour them. The estimate of the excess risk does not include this noise. It needs the memory
+    of a copy of the rows, and does not resolve conflicts.
 
-    State: √S_i for every key, in float32 or float64: N × params numbers in all; and e_i(0) and w_i. Rows of other names
-    or shapes start √S and e_i(0) anew, and keep the weights. Cost: the direction, and some four reads and three writes
-    of N × params numbers.
+    e_i is twice the second-order estimate of L_i − min L_i, with √S_i as the curvature. e_i(0) is that of the first
+    step, in which ē_i = 1 for all tasks and no weight changes. A common factor of the rows of all steps changes no
+    weight, nor does a factor of the rows of one task. A task whose rows have all been zero has ē = 1, as in a first
+    step. If a batch has several tasks of one key, they share its weight, and the means of their √S and of their e
+    update it.
 
-    Source: He et al. 2024, "Robust Multi-Task Learning with Excess Risks", arXiv 2402.02009, equations 6, 7 and 9.
-    `lr` by default is that of the authors' code.
+    Differentiable in the rows, with the weights as constants.
 
-    Deviations: (1) the authors' code adds 1e-7 to S: then small rows have another metric; (2) in it this step's rows
-    move w before the direction is taken, here afterwards; (3) its Σ w = N without the mean: directions N times as long;
-    (4) weights of a batch that holds only some keys are divided by their mean, and to the others keep their
-    proportion; (5) no weight falls below 1e-3 of the mean, or a task whose first gradient happened to be small would
-    end the others for good; (6) TorchJD has 1.0 for `lr`, and moves w in the first step by e itself, which for 10⁶
-    parameters is of the order of 10⁶: it gives one task all weight, for ever.
+    State: √S_i for every key, in float32 or float64, N × params numbers in all; and e_i(0) and w_i. Rows with other
+    names or shapes restart √S and e_i(0), and keep the weights.
+
+    Cost: the direction, and about four reads and three writes of N × params numbers.
+
+    Source: He et al. 2024, "Robust Multi-Task Learning with Excess Risks", arXiv 2402.02009, equations 6, 7 and 9. The
+    default of `lr` is that of the authors' code.
+
+    Deviations: (1) No epsilon; the authors' code adds 1e-7 to S, which changes the metric for small rows. (2) The rows
+    of a step update w after its direction is computed; in the authors' code before. (3) The mean of the weighted rows;
+    the authors' code sums, so its directions are N times as long. (4) In a batch that has only some keys, weights are
+    divided by their mean, and their ratio to the weights of other keys is kept. (5) No weight falls below 1e-3 of the
+    mean; otherwise a task whose first gradient happened to be small would suppress the others permanently. (6) The
+    default of `lr`; TorchJD has 1.0, and updates w in the first step by e itself, which for 10⁶ parameters is of the
+    order of 10⁶: one task permanently gets all weight.
 
     >>> import torch, gradhomog
     >>> pipe = gradhomog.pipeline("excess_mtl(lr=1)")
     >>> rows = torch.eye(2)
-    >>> _ = pipe.combine(rows), pipe.combine(torch.tensor([[0.1, 0.0], [0.0, 1.0]]))  # the first is near its end
+    >>> _ = pipe.combine(rows), pipe.combine(torch.tensor([[0.1, 0.0], [0.0, 1.0]]))  # the first task converges
     >>> pipe.combine(rows)
     tensor([0.3324, 0.6676])
     """

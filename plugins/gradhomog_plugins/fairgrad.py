@@ -12,29 +12,36 @@ from gradhomog_plugins._bargaining import bargaining_stage, paper_factor
 
 
 class FairGrad(Homogenizer):
-    """The direction on a sphere that maximises Σ_i ⟨g_i, d⟩^(1−α)/(1−α), so that gains are shared fairly.
+    """Maximize Σ_i ⟨g_i, d⟩^(1−α)/(1−α) over directions on a sphere: an α-fair division of the tasks' gains ⟨g_i, d⟩.
 
-    d = Σ_i w_i g_i,  (Gw)_i = w_i^(−1/α) for all i;  the step is ⟨g_0, d⟩/‖d‖² · d, g_0 the mean of the rows
-    in the paper's scale the step is d itself, whose length is a power of the gradients'
+        d̃ = Σ_i w_i g_i,  (Gw)_i = w_i^(−1/α) for all i
+        d = ⟨g_0, d̃⟩/‖d̃‖² · d̃,  g_0 = 1/N Σ_i g_i;  paper's scale: d = d̃
 
     Args:
-        alpha: α in [0.25, 20]: 1 is Nash-MTL (proportional fairness), 2 minimises the potential delay; towards 0 all
-            tasks count alike (`dualproj`), towards infinity only the one that gains least (`mgda`).
-        max_norm: the length that d is clipped to in the paper's scale, in no other; None does not clip.
+        alpha: α in [0.25, 20]. 1 is Nash-MTL (proportional fairness); 2 minimizes the potential delay. As α falls to 0,
+            all tasks count equally (`dualproj`); as it grows, only the task that gains least counts (`mgda`).
+        max_norm: the length that d is clipped to in the paper's scale, and only there; None does not clip.
 
-    Every ⟨g_i, d⟩ = w_i^(−1/α) is positive: no conflict.
+    Use it when rows conflict and you want to choose between the mean gain (small α) and the smallest gain (large α).
+    Every task gains, since ⟨g_i, d̃⟩ = w_i^(−1/α) > 0. Where no direction improves all tasks, as with opposite rows and
+    often with more rows than dimensions, d = 0 and training stops.
 
-    Differentiable in the rows, twice. Zero rows are ignored. Where the hull of the others holds zero (opposite rows,
-    more rows than dimensions; up to 1e-3 of their length for float32 rows, 1e-7 for float64) no step improves all, and
-    d = 0. State: none. Exact: see `gradhomog.bargaining_weights`. Cost: 0.2 ms for 16 tasks.
+    The length of d̃ is a power of the gradients' length. Zero rows are ignored. If the convex hull of the other rows
+    contains zero (up to 1e-3 of their length for float32 rows, 1e-7 for float64), d = 0. Exact: see
+    `gradhomog.bargaining_weights`.
+
+    Differentiable twice in the rows.
+
+    State: none.
+
+    Cost: 0.2 ms for 16 tasks.
 
     Source: Ban and Ji 2024, "Fair Resource Allocation in Multi-Task Learning", arXiv 2402.15638, equation 4 and
     algorithm 1; α = 2 in the scripts of their experiments.
 
-    Deviations: (1) Newton's method, where the authors and TorchJD call SciPy's least squares from uniform weights; (2)
-    no clipping unless `max_norm` is set, where the authors' code multiplies by N and clips to 1; (3) the default of
-    `alpha` is that of the experiments, the authors' parser has 1; (4) the projection of the mean on d, unless
-    scale="paper".
+    Deviations: (1) Newton's method; the authors and TorchJD call SciPy's least squares from uniform weights. (2) No
+    clipping unless `max_norm` is set; the authors' code multiplies by N and clips to 1. (3) The default of `alpha` is
+    that of the experiments; the authors' parser has 1. (4) The projection of the mean on d̃, unless scale="paper".
 
     >>> import torch, gradhomog
     >>> gradhomog.pipeline("fairgrad(scale='paper')").combine(torch.tensor([[8.0, 0.0], [0.0, 1.0]]))

@@ -17,38 +17,48 @@ SMALLEST_GAP = 1e-8
 
 
 class FAMO(Homogenizer):
-    """Descent of Σ_i z_i log D_i, with weights z that are learnt so that all losses fall at the same relative rate.
+    """Descend Σ_i z_i log D_i, with weights z that are learned so that all losses fall at the same relative rate.
 
-    D_i = L_i − b_i,  z = softmax(ξ),  c = 1 / Σ_i z_i/D_i,  d = Σ_i (c z_i/D_i) g_i = c ∇Σ_i z_i log D_i
-    ℓ_i ← s ℓ_i + (1 − s) log D_i;  δ_i: the decrease of ℓ_i from step to step
-    ξ ← Adam(ξ, (∂z/∂ξ)ᵀ δ = z ∘ (δ − ⟨z, δ⟩))
-
-    One backward pass, of the weighted loss, and no second evaluation of the losses: their decrease is read off the
-    losses of the next step. On a full batch and with s = 0 that is exactly the paper, which evaluates the same batch
-    again after the step. On mini-batches the difference between two batches exceeds the decrease. It cancels in the sum
-    of δ over the steps, but Adam divides by its size, so the weights hardly move; averaging the logarithms brings the
-    weights most of the way to the paper's (docs/decisions/0017 has figures).
+        D_i = L_i − b_i,  z = softmax(ξ),  c = 1 / Σ_i z_i/D_i
+        d = Σ_i (c z_i/D_i) g_i = c ∇Σ_i z_i log D_i
+        ℓ_i ← s ℓ_i + (1 − s) log D_i;  δ_i: the decrease of ℓ_i from the previous step to this one
+        ξ ← Adam(ξ, (∂z/∂ξ)ᵀ δ = z ∘ (δ − ⟨z, δ⟩))
 
     Args:
-        lr: of the Adam that moves ξ.
-        weight_decay: γ, pulls ξ to zero and with it the weights to equal z.
-        smoothing: s, of the averages; 0 where every step shows the same batch.
+        lr: of the Adam that updates ξ.
+        weight_decay: γ, pulls ξ to zero and with it z to equal weights.
+        smoothing: s, the factor of the averages ℓ; 0 where every step has the same batch.
         lowest: b, lower bounds of the losses: one number, a list by slot, or a dict by domain with the entry `"*"` for
-            those that it does not name (0 without it).
-        key: state by `"slot"` (place in the batch) or by `"domain"`; use it if a slot's domain changes between batches.
+            other domains (0 without it).
+        key: state by `"slot"` (position in the batch) or by `"domain"`; use `"domain"` if the domain of a slot changes
+            between batches.
 
-    Acts on rows: the shared parameters receive the combined loss, the heads of a multi-task network their own losses.
+    Use it when losses fall at different relative rates or have different units, and N backward passes are too
+    expensive: it needs one backward pass, of the weighted loss, and no second evaluation of the losses. It is of little
+    use where the noise between batches exceeds the decrease of the losses by far, and it does not resolve conflicts. A
+    loss that reaches its lower bound takes nearly all of the step.
 
-    Not differentiable, since ξ depends on the losses of the step itself: `create_graph=True` raises. State by key: ξ,
-    Adam's moments, and ℓ. A new key starts with ξ = 0 and moves from its second occurrence on. A loss below its
-    `lowest` raises; one that has reached it takes nearly all of the step. Cost: O(N).
+    Acts on rows: shared parameters receive the gradient of the weighted losses, the heads of a multi-task network those
+    of their own unweighted losses. The decrease of the losses is computed from the losses of the next step. On a full
+    batch with s = 0 this is exactly the paper, which evaluates the same batch again after the step. On mini-batches the
+    difference between two batches exceeds the decrease. The noise cancels in the sum of δ over the steps, but Adam
+    divides by its size, so the weights hardly change. With averaged logarithms the weights change almost as much as in
+    the paper (measurements: docs/decisions/0017-famo-in-one-pass.md). A new key starts with ξ = 0 and is updated from
+    its second occurrence on. A loss below its `lowest` raises.
+
+    Not differentiable, because ξ depends on the losses of the step itself: `create_graph=True` raises.
+
+    State: by key, ξ, Adam's moments, and ℓ.
+
+    Cost: O(N).
 
     Source: Liu et al. 2023, "FAMO: Fast Adaptive Multitask Optimization", arXiv 2306.03792, algorithm 1.
 
-    Deviations: (1) δ, see above; (2) D is kept above 1e-8 of its mean, where the authors' code adds 1e-8; (3) γ = 1e-3,
-    as in LibMTL and TorchJD; the authors' own two files have 0.01 and 1e-5; (4) the authors' code clips the shared
-    gradient to norm 1, which is left to the optimizer here; (5) no running minimum is taken for b: D would be zero in
-    just those steps in which a task improves; (6) Adam's moments are part of the state; TorchJD 0.18 loses them.
+    Deviations: (1) δ, as described above. (2) D is at least 1e-8 of its mean; the authors' code adds 1e-8. (3) γ =
+    1e-3, as in LibMTL and TorchJD; the authors' own two files have 0.01 and 1e-5. (4) No clipping; the authors' code
+    clips the shared gradient to norm 1, which is left to the optimizer here. (5) b is not a running minimum: D would be
+    zero in exactly those steps in which a task improves. (6) Adam's moments are part of the state; TorchJD 0.18 loses
+    them.
 
     >>> import torch, gradhomog
     >>> pipe = gradhomog.pipeline("famo(lr=0.1)")

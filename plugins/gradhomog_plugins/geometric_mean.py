@@ -10,24 +10,31 @@ from gradhomog_plugins import _losses
 
 
 class GeometricMean(Homogenizer):
-    """Weights proportional to 1/L_i: the derivatives of the losses' geometric mean, divided by their mean.
+    """Weights proportional to 1/L_i: the derivatives of the geometric mean of the losses, divided by their mean.
 
-    L = (Π_i L_i)^{1/N};  ∂L/∂L_i = L / (N L_i)
-    d = 1/N Σ_i ω_i g_i,  ω_i = (1/L_i) / mean_j (1/L_j);  the paper's scale: ω_i = L / L_i, so that d = ∇L
+        L = (Π_i L_i)^{1/N},  ∂L/∂L_i = L / (N L_i)
+        d = 1/N Σ_i ω_i g_i,  ω_i = (1/L_i) / mean_j (1/L_j);  paper's scale: ω_i = L / L_i, so that d = ∇L
 
-    In the mean scale this and `scale_invariant` are the same method: both weigh by 1/L_i, and differ in length only.
+    Use it when losses have different units or magnitudes, so that the largest loss dominates the mean gradient. It is
+    harmful where a loss approaches zero, because its task then takes nearly all weight, and it does not resolve
+    conflicts.
 
-    Acts on rows: the shared parameters receive the combined loss, the heads of a multi-task network their own losses.
+    In the mean scale this and `scale_invariant` are the same method: both weight by 1/L_i, and only their lengths
+    differ. Acts on rows: shared parameters receive the gradient of the weighted losses, the heads of a multi-task
+    network those of their own unweighted losses. Losses must be positive: zero or negative losses raise, and in the
+    paper's scale a weight above 1e30 raises too. Computed from logarithms, so that no product of losses overflows.
 
-    Differentiable in rows and losses. State: none. Losses must be positive: one of zero has no finite weight and
-    raises, as does a negative one, and in the paper's scale one with a weight above 1e30. Computed from logarithms: no
-    product of losses overflows. Cost: O(N).
+    Differentiable in rows and losses.
+
+    State: none.
+
+    Cost: O(N).
 
     Source: Chennupati et al. 2019, "MultiNet++", CVPR workshops, arXiv 1904.08492, the geometric loss strategy.
 
-    Deviations: (1) the mean of the weights is one by default; in the paper the step's length has the unit of the
-    losses; (2) reference code: LibMTL multiplies the losses, which overflows; TorchJD 0.18 accepts a loss of zero and
-    then has a gradient of NaN.
+    Deviations: (1) The mean of the weights is one by default; in the paper the length of the step has the unit of the
+    losses. (2) Reference code: LibMTL multiplies the losses, which overflows; TorchJD 0.18 accepts a loss of zero and
+    then returns a gradient of NaN.
 
     >>> import torch, gradhomog
     >>> gradhomog.pipeline("geometric_mean").combine(torch.eye(2), losses=[1.0, 3.0])

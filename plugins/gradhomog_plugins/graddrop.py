@@ -15,42 +15,49 @@ Share = Annotated[float, Interval(ge=0, le=1)]
 
 
 class GradDrop(Homogenizer):
-    """In each coordinate, of the tasks' entries only the positive or only the negative ones are kept, at random.
+    """Keep in each coordinate either the positive or the negative entries of the rows, at random by their mass.
 
-    P = ½ (1 + Σ_i g_i / Σ_i |g_i|),  f(P) = ½ + sharpness · (P − ½) within [0, 1],  U uniform in [0, 1)
-    M_i = [g_i > 0] where U < f(P), else [g_i < 0]
-    d = 1/N Σ_i (ℓ_i + (1 − ℓ_i) M_i) g_i
-
-    The paper's scale is the sum, N times as long.
+        P = ½ (1 + Σ_i g_i / Σ_i |g_i|),  f(P) = ½ + sharpness · (P − ½) within [0, 1],  U uniform in [0, 1)
+        M_i = [g_i > 0] where U < f(P), else [g_i < 0]
+        d = 1/N Σ_i (ℓ_i + (1 − ℓ_i) M_i) g_i;  paper's scale: the sum, N times as long
 
     Args:
-        leak: ℓ in [0, 1], the share of a row that is never dropped: of all tasks, or a list by slot. A task with leak 1
-            passes whole, as the task of interest beside auxiliary ones.
-        sharpness: ≥ 1, the derivative of f at ½. 1 is the identity, for which the mean over many draws is an attention
-            by mass; a large value keeps the sign of the sum.
-        on: `"parameters"`: coordinates are parameters. `"features"`, the layer of the paper: rows must be the losses'
-            gradients w.r.t. features z of one batch that all tasks share, `[tasks, batch, *features]`, as in
-            `gradhomog.backward(losses, pipe, features=z, level="features")`. P is then that of
-            G_i = Σ_batch sgn(z) ⊙ ∇_z L_i, with one draw per feature, and an entry of the mask holds for the batch.
-        seed: of the generator that U is drawn from; never the global one.
+        leak: ℓ in [0, 1], the share of a row that is never dropped: one number for all tasks, or a list by slot. A task
+            with leak 1 is never dropped, for example the main task beside auxiliary tasks.
+        sharpness: ≥ 1, the derivative of f at ½. With 1, f is the identity, and the mean over many draws weights the
+            entries by mass; a large value keeps the sign of the sum.
+        on: `"parameters"`: coordinates are parameters. `"features"`, the layer of the paper: rows must be the gradients
+            of the losses w.r.t. features z of one batch that all tasks share, `[tasks, batch, *features]`, as in
+            `gradhomog.backward(losses, pipe, features=z, level="features")`. P is then that of G_i = Σ_batch sgn(z) ⊙
+            ∇_z L_i, with one draw per feature, and an entry of the mask applies to the whole batch.
+        seed: of the generator of U; the global generator is not used.
 
-    Differentiable in the rows, with the mask as a constant; an entry that is zero has the derivative of a kept one. A
-    coordinate that is zero in all rows gives zero; zero rows and one task need no exception. State: none. The draw
-    depends on seed, step and number of coordinates: not on the rows, their dtype or device.
+    Use it when the entries of the rows have different signs in many coordinates, so that they cancel in the mean. It
+    does not balance norms: a long row determines P in most coordinates. The random mask adds noise to every step, and
+    the result depends on the coordinates: a rotation of the parameters changes it.
 
-    The direction is no mixture of the rows: all rows become it. Cost: two reads of the rows in blocks that fit the
-    cache, P random numbers (drawn on the CPU), the memory of the direction and as much again for a block's temporaries,
-    at least 2¹² columns of the rows (with a graph: all of them). Measured: a third to a quarter of the time of
-    TorchJD's GradDrop, docs/decisions/0023-rows-simple-forms.md.
+    A coordinate that is zero in all rows gives zero; zero rows and single tasks need no exception. A draw depends on
+    seed, step and number of coordinates, not on the rows, their dtype or device. The direction is not a linear
+    combination of the rows: all rows are replaced by it.
+
+    Differentiable in the rows, with the mask as a constant; an entry that is zero has the derivative of a kept entry.
+
+    State: none.
+
+    Cost: two reads of the rows in blocks that fit the cache, P random numbers for P parameters (drawn on the CPU), the
+    memory of the direction and as much again for the temporaries of a block, which has at least 2¹² columns of the rows
+    (with a graph: all of them). Measured: a third to a quarter of the time of TorchJD's GradDrop,
+    docs/decisions/0023-rows-simple-forms.md.
 
     Source: Chen et al. 2020, "Just Pick a Sign", arXiv 2010.06808, equation 1 and algorithm 1.
 
-    Deviations: (1) no epsilon beside Σ|g_i|; (2) on features, a task whose G_i is zero in a feature keeps it, as in the
-    authors' code (lingvo) and not in algorithm 1, so that tasks that agree are left alone; (3) lingvo multiplies the
-    result by its norm over that of Σ g_i, which its comment calls keeping the norm and which does the opposite; the
-    paper has no such factor; (4) `sharpness` is lingvo's linear `keep_prob_function_scale`; values below 1, and its
-    sigmoid, drop coordinates in which all tasks agree; (5) TorchJD has no layer on features, LibMTL no parameters;
-    SamsungLabs' code draws once per task and not per coordinate, and reverses the leak.
+    Deviations: (1) No epsilon beside Σ|g_i|. (2) On features, a task whose G_i is zero in a feature keeps that feature,
+    as in the authors' code (lingvo) and unlike algorithm 1, so that tasks that agree are unchanged. (3) No rescaling:
+    lingvo multiplies the result by its norm over that of Σ g_i, which its comment describes as keeping the norm, but it
+    does the opposite; the paper has no such factor. (4) `sharpness` is lingvo's linear `keep_prob_function_scale`;
+    values below 1, and its sigmoid, drop coordinates in which all tasks agree. (5) TorchJD has no layer on features,
+    LibMTL none on parameters; SamsungLabs' code draws once per task instead of once per coordinate, and reverses the
+    leak.
 
     >>> import torch, gradhomog
     >>> jacobian = torch.tensor([[3.0, 1.0, 2.0], [3.0, -1.0, -4.0]])

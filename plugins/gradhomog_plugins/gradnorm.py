@@ -13,43 +13,53 @@ from gradhomog_plugins import _losses
 
 
 class GradNorm(Homogenizer):
-    """Weights w, learnt by descent on L_grad = Σ_i |G_i − Ḡ r_i^α|, so that slow tasks get larger gradients.
+    """Learn weights w by descent on L_grad = Σ_i |G_i − Ḡ r_i^α|, so that slow tasks get larger gradients.
 
-    G_i = w_i n_i,  n_i = ‖∇L_i‖,  Ḡ = mean_i G_i,  r_i = L̃_i / mean_j L̃_j,  L̃_i = L_i / L_i(0)  (equations 1 and 2)
-    ∂L_grad/∂w_i = sign(G_i − Ḡ r_i^α) · n_i      (Ḡ and r are constants)
-    w ← w · exp(−lr · w · ∂L_grad/∂w / Ḡ),  then w ← N w / Σ_j w_j
-    the step uses the weights before: d = 1/N Σ_i w_i g_i
-
-    The gradient needs row norms only: no second backward, no graph kept, nothing written into the model's gradients.
-    The paper's scale: d = Σ_i w_i g_i.
+        G_i = w_i n_i,  n_i = ‖∇L_i‖,  Ḡ = mean_i G_i,  r_i = L̃_i / mean_j L̃_j,  L̃_i = L_i / L_i(0)
+        ∂L_grad/∂w_i = sign(G_i − Ḡ r_i^α) · n_i, with Ḡ and r as constants
+        w ← w · exp(−lr · w · ∂L_grad/∂w / Ḡ),  then w ← N w / Σ_j w_j;  the next step uses these weights
+        d = 1/N Σ_i w_i g_i;  paper's scale: d = Σ_i w_i g_i
 
     Args:
-        alpha: exponent α of the training rates; 0 equalises the norms.
+        alpha: exponent α of the training rates; 0 equalizes the norms.
         lr: rate of the weights.
-        initial_loss: L_i(0): `"first"`, the first loss under the key; or a number, for example log(ways) in
-            classification; use a number if the task under a key changes between steps.
-        key: state by `"slot"` (place in the batch) or by `"domain"`; use it if a slot's domain changes between batches.
-        parameters: glob pattern over parameter names whose gradients are measured: the paper takes the last shared
-            layer.
+        initial_loss: L_i(0): `"first"`, the first loss of the key; or a number, for example log(ways) in
+            classification; use a number if the task of a key changes between steps.
+        key: state by `"slot"` (position in the batch) or by `"domain"`; use `"domain"` if the domain of a slot changes
+            between batches.
+        parameters: glob pattern of the names of the parameters whose gradients are measured; the paper uses the last
+            shared layer.
 
-    Differentiable in the rows, with the weights as constants, as in the paper. State: log w and first losses by key.
-    The weight of a task without gradient changes by the normalization only. Negative losses and first losses of zero
-    have no training rate and raise.
+    Use it when gradient norms differ by a large factor, so that one task dominates the step, or when some losses fall
+    more slowly than others relative to their first values. It does not change cosines, so it does not resolve
+    conflicts. Where norms are within a factor of two it has little to correct (docs/results/ablation.md), and in short
+    training weights with a small `lr` hardly change.
+
+    The gradient of the weights needs row norms only: no second backward pass, no retained graph, and the gradients of
+    the model are not written. The weight of a task with zero gradient changes by the normalization only. Negative
+    losses and first losses of zero have no training rate and raise.
+
+    Differentiable in the rows, with the weights as constants, as in the paper.
+
+    State: log w and first losses, by key.
+
+    Cost: the norms of the rows, and O(N).
 
     Source: Chen et al. 2018, "GradNorm", arXiv 1711.02257, equations 1 and 2, algorithm 1.
 
-    Deviations: (1) multiplicative steps. The paper's additive ones, w ← w − lr ∂L_grad/∂w, depend on the unit of the
-    gradients and can leave the positive weights; even divided by Ḡ they do not settle where norms differ by more than
+    Deviations: (1) Multiplicative steps. The paper's additive steps, w ← w − lr ∂L_grad/∂w, depend on the unit of the
+    gradients and can make weights negative. Even divided by Ḡ they do not converge where norms differ by more than
     about 1/lr, because a step is then longer than the weight (measured: rows of norms 100 and 1 end at weighted norms
-    70 to 1); multiplicative ones do, for norms of 10⁵ to 1. (2) The weights of a batch, not of all keys, average to 1,
-    as a batch may hold only some domains. (3) Reference code: gradnorm-pytorch has the exponent's sign reversed and
-    writes second-order gradients into the model, LibMTL trains w with the model's optimizer under a softmax.
+    70 to 1); multiplicative steps converge for norms of 10⁵ to 1. (2) The weights of a batch, not of all keys, average
+    to 1, because a batch may have only some domains. (3) Reference code: gradnorm-pytorch reverses the sign of the
+    exponent and writes second-order gradients into the model; LibMTL trains w with the model's optimizer under a
+    softmax.
 
     >>> import torch, gradhomog
     >>> pipe = gradhomog.pipeline("gradnorm(alpha=0, lr=0.1)")
     >>> jacobian = torch.tensor([[3.0, 0.0], [0.0, 1.0]])
     >>> _ = pipe.combine(jacobian, losses=[1.0, 1.0])
-    >>> pipe.combine(jacobian, losses=[1.0, 1.0])  # the large gradient was made smaller
+    >>> pipe.combine(jacobian, losses=[1.0, 1.0])  # the weight of the large gradient has decreased
     tensor([1.3505, 0.5498])
     """
 

@@ -17,40 +17,47 @@ SHORT = 1e-6  # of a row's length: where ĝ_i is no longer, its cosines are roun
 
 
 class GradVac(Homogenizer):
-    """Each row is given multiples of the other tasks' rows, one after another, where its cosine with one is too small.
+    """Add to each row multiples of the other rows, one after another, where their cosine is below its target.
 
-    ĝ_i ← g_i;  for j ≠ i in random order:  φ = cos(ĝ_i, g_j);  if φ < φ̂_ij:
-        ĝ_i ← ĝ_i + ‖ĝ_i‖ (φ̂_ij √(1 − φ²) − φ √(1 − φ̂_ij²)) / (‖g_j‖ √(1 − φ̂_ij²)) · g_j,  so that cos(ĝ_i, g_j) =
-        φ̂_ij
-    after the step  φ̂_ij ← (1 − β) φ̂_ij + β φ;  at first φ̂_ij = 0, which is PCGrad
-    d = 1/N Σ_i ĝ_i;  in the paper's scale  Σ_i ĝ_i
+        ĝ_i ← g_i;  for j ≠ i in random order:  φ = cos(ĝ_i, g_j);  if φ < φ̂_ij:
+            ĝ_i ← ĝ_i + ‖ĝ_i‖ (φ̂_ij √(1 − φ²) − φ √(1 − φ̂_ij²)) / (‖g_j‖ √(1 − φ̂_ij²)) · g_j
+        so that cos(ĝ_i, g_j) = φ̂_ij;  after the step φ̂_ij ← (1 − β) φ̂_ij + β φ;  at first φ̂_ij = 0, which is PCGrad
+        d = 1/N Σ_i ĝ_i;  paper's scale: d = Σ_i ĝ_i
 
     Args:
-        beta: β in [0, 1], how fast the targets follow.
-        ceiling: in (0, 1): |φ̂| counts as at most this, so that a correction makes ĝ_i at most 1/√(1 − ceiling²) times
-            as long, 22 times for 0.999. Corrections towards several tasks multiply; all of them together are held to
-            that length too.
-        key: targets by pairs of `"slot"`s (places in the batch) or of `"domain"`s.
-        order: `"random"`, a new permutation for every task and step; or `"fixed"`, the tasks' order in the
-            batch.
+        beta: β in [0, 1], the rate of the targets φ̂.
+        ceiling: in (0, 1), upper limit of |φ̂|, so that a correction makes ĝ_i at most 1/√(1 − ceiling²) times as long,
+            22 times for 0.999. Corrections towards several tasks multiply; together they are limited to the same
+            factor.
+        key: targets by pairs of `"slot"`s (positions in the batch) or of `"domain"`s.
+        order: `"random"`, a new permutation for every task and step; or `"fixed"`, the order of the tasks in the batch.
         seed: of the random orders.
 
-    Computed on the Gramian alone, all rows at once: with p the part of ĝ_i across g_j, the step makes the part along it
-    max(s, p φ̂/√(1 − φ̂²)), so that there is one condition less. N − 1 vectorised steps on N×N matrices.
+    Use it when the cosines of two tasks are positive on average but fall far below their average in single steps;
+    unlike PCGrad it also corrects pairs that do not conflict. Where the average cosine is near zero, it is nearly
+    PCGrad. It is harmful where tasks rightly differ, because rows are pulled towards an average of the past, and
+    corrected rows can become much longer.
 
-    Differentiable in the rows wherever no cosine is at its target or ±1; targets and orders are constants. A zero row
-    is never divided by, is added to no other, and its cosines are not counted. State: the targets. Pairs of equal keys
-    in a batch move their target once, by the mean of their cosines φ, which are those that `mix` met, in its order.
-    Cost: O(N³), some 2 s for N = 1024.
+    Computed on the Gramian alone, for all rows at once: with p the part of ĝ_i orthogonal to g_j and s its part along
+    g_j, the step sets the latter to max(s, p φ̂/√(1 − φ̂²)), which needs no condition. N − 1 vectorized steps on N×N
+    matrices. A zero row is never a divisor, is added to no other row, and its cosines are ignored. If a batch has
+    several pairs of equal keys, their target is updated once, by the mean of the cosines φ that `mix` computed, in its
+    order.
+
+    Differentiable in the rows where no cosine is at its target or ±1; targets and orders are constants.
+
+    State: the targets.
+
+    Cost: O(N³), about 2 s for N = 1024.
 
     Source: Wang et al. 2021, "Gradient Vaccine", arXiv 2010.05874, algorithm 1.
 
-    Deviations: (1) the mean by default, where algorithm 1 sums; (2) `ceiling`, and the length that it allows: no
-    reference has them, and after 60 steps of three equal gradients with β = 0.5 TorchJD makes ordinary ones 10⁹ times
-    as long in float64 and 10¹⁷ times in float32 (measured); (3) no epsilon in the quotients; TorchJD's changes the step
-    by 28 % at norms of 10⁻⁴; (4) β = 0.01 as in the paper; TorchJD and LibMTL take 0.5; (5) targets belong to pairs of
-    keys and do not start anew when the number of tasks changes, as TorchJD's do; (6) the cosines are those of the rows
-    given: a finer grain is the host's.
+    Deviations: (1) The mean by default; algorithm 1 sums. (2) `ceiling`, and the limit on the length. No reference has
+    them: after 60 steps of three equal gradients with β = 0.5, TorchJD makes ordinary gradients 10⁹ times as long in
+    float64 and 10¹⁷ times in float32 (measured). (3) No epsilon in the quotients; TorchJD's changes the step by 28 % at
+    norms of 10⁻⁴. (4) β = 0.01 as in the paper; TorchJD and LibMTL have 0.5. (5) Targets belong to pairs of keys, and
+    are kept when the number of tasks changes; TorchJD's restart. (6) The cosines are those of the given rows; groups of
+    parameters are an option of the caller, for example `per="layer"` of `gradhomog.backward`.
 
     >>> import torch, gradhomog
     >>> pipe = gradhomog.pipeline("gradvac(beta=0.5)")

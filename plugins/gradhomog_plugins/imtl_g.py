@@ -10,29 +10,40 @@ from gradhomog_plugins._unit_rows import equal_cosines
 
 
 class IMTLG(Homogenizer):
-    """The step Σ_i w_i g_i, Σ_i w_i = 1, whose projections on all rows' directions are equal.
+    """The step Σ_i w_i g_i with Σ_i w_i = 1 whose projections on the directions of all rows are equal.
 
-    w = v / max(Σ_i v_i, b),  v_i = y_i / n_i,  y = U⁺1,  U the cosines of the rows,  n_i = ‖g_i‖
-    d = Σ_i w_i g_i
+        n_i = ‖g_i‖,  U the cosines of the rows,  y = U⁺1,  v_i = y_i / n_i
+        w = v / max(Σ_i v_i, b),  d = Σ_i w_i g_i
+        b = N Σ_i y_i / (max_i n_i · Σ_i (U y)_i),  so that ‖d‖ ≤ max_i n_i times the mean cosine of d with the rows
 
-    The bound b makes ‖d‖ at most max_i n_i times the mean cosine of d with the rows, which it is by itself where no
-    weight is negative. Else Σ_i v_i may be near zero, and the paper's d has no bound; or negative, and the
-    paper's d points against all tasks at once. With the bound d points along Û⁺1 always, as ConFIG's does.
+    Use it when norms differ and long rows dominate the step: the projections of d on the directions of all rows are
+    equal, independent of the rows' norms. d has the direction of `config` and another length. It is harmful where a row
+    is mostly noise, because a short noisy row constrains the direction as much as a long one.
 
-    Of independent rows the cosines with d are equal and positive. Parallel rows of different norms leave w open; here
-    w_i ∝ 1/n_i, the limit of rows that come to be parallel. Where rows are so dependent that no d has equal cosines,
-    they are as equal as they can be in least squares, and d may conflict with some; of opposite rows nothing is left,
-    d = 0. Zero rows get no weight. Float32 rows within about 0.1 degrees of each other count as parallel, float64
-    rows within 1e-7 radians: closer, rounding decides. Differentiable in the rows as long as their rank does not
-    change. State: none. Cost: one pseudo-inverse of an N×N matrix.
+    Where no weight is negative, the bound on ‖d‖ holds without b. Otherwise Σ_i v_i may be near zero, and the paper's d
+    is unbounded; or negative, and the paper's d points against all tasks at once. With the bound, d always has the
+    direction of Û⁺1, Û the matrix of the rows divided by their norms.
 
-    Source: Liu et al. 2021, "Towards Impartial Multi-task Learning" (ICLR), the closed form for α; that it is
-    G⁺n / Σ(G⁺n): TorchJD, after Quinton and Rey, arXiv 2406.16232.
+    For independent rows, the cosines with d are equal and positive. For parallel rows of different norms w is
+    undetermined; here w_i ∝ 1/n_i, the limit for rows that become parallel. If rows are too dependent for equal
+    cosines, d is the least-squares solution and may conflict with some rows; opposite rows give d = 0. Zero rows have
+    weight zero. Float32 rows within about 0.1 degrees of each other count as parallel, float64 rows within 1e-7
+    radians: below that, rounding would decide.
 
-    Deviations: (1) the bound; no reference has one; (2) U⁺ in place of G⁺: the same d for independent rows, and neither
-    an absolute threshold (TorchJD's d is zero from norms of 10¹² on) nor a preference for long rows: for rows g, 2g, 3g
-    TorchJD's d is 7/3 g, ours 18/11 g; (3) for rows g, −2g, TorchJD's d is −5g; equal projections are zero there, and
-    so is d; (4) the paper's formula, as conflictfree has it, divides rounding by rounding where rows are parallel.
+    Differentiable in the rows where their rank does not change.
+
+    State: none.
+
+    Cost: one pseudo-inverse of an N×N matrix.
+
+    Source: Liu et al. 2021, "Towards Impartial Multi-task Learning" (ICLR), the closed form for α; that it equals G⁺n /
+    Σ(G⁺n): TorchJD, after Quinton and Rey, arXiv 2406.16232.
+
+    Deviations: (1) The bound b; no reference has one. (2) U⁺ instead of G⁺: the same d for independent rows, without an
+    absolute threshold (TorchJD's d is zero from norms of 10¹² on) and without a preference for long rows (for rows g,
+    2g, 3g TorchJD's d is 7/3 g, here it is 18/11 g). (3) For rows g, −2g, TorchJD's d is −5g; equal projections are
+    zero there, so here d = 0. (4) Parallel rows: the paper's formula, as in conflictfree, divides rounding errors by
+    rounding errors.
 
     >>> import torch, gradhomog
     >>> gradhomog.pipeline("imtl_g").combine(torch.tensor([[3.0, 0.0], [0.0, 1.0]]))

@@ -12,32 +12,43 @@ from gradhomog_plugins import _losses
 
 
 class IMTLL(Homogenizer):
-    """Weights e^{s_i}, learnt such that all weighted losses become one.
+    """Weights e^{s_i} that are learned so that all weighted losses become one.
 
-    L = Σ_i e^{s_i} L_i − s_i;  ∂L/∂L_i = e^{s_i};  s ← Adam(s, ∂L/∂s_i = e^{s_i} L_i − 1);  at rest e^{s_i} = 1/L_i
-    d = 1/N Σ_i ω_i g_i,  ω_i = e^{s_i} / mean_j e^{s_j};  the paper's scale: ω_i = N e^{s_i}, so that d = ∇L
-
-    This is twice the loss of `uw(kind="regression")` at −s. Adam is invariant to that factor, so in the mean scale and
-    with one `lr` the two are the same method; in the paper's scale this one's step is twice as long.
+        L = Σ_i e^{s_i} L_i − s_i,  ∂L/∂L_i = e^{s_i}
+        s ← Adam(s, ∂L/∂s_i = e^{s_i} L_i − 1), which converges to e^{s_i} = 1/L_i
+        d = 1/N Σ_i ω_i g_i,  ω_i = e^{s_i} / mean_j e^{s_j};  paper's scale: ω_i = N e^{s_i}, so that d = ∇L
 
     Args:
-        lr: of the Adam that moves s after each step.
-        bound: s stays in [−bound, bound]. Without it a loss of zero drives its weight to infinity; 10 limits the weight
-            to e¹⁰ = 22 026 times its initial value. At most 69, as e⁶⁹ ≈ 1e30 is the largest weight accepted.
-        key: state by `"slot"` (place in the batch) or by `"domain"`; use it if a slot's domain changes between batches.
+        lr: of the Adam that updates s after each step.
+        bound: s stays in [−bound, bound]. Without it, a loss of zero drives its weight to infinity; 10 limits the
+            weight to e¹⁰ = 22 026 times its initial value. At most 69, because e⁶⁹ ≈ 1e30 is the largest weight
+            accepted.
+        key: state by `"slot"` (position in the batch) or by `"domain"`; use `"domain"` if the domain of a slot changes
+            between batches.
 
-    Acts on rows: the shared parameters receive the combined loss, the heads of a multi-task network their own losses.
+    Use it when losses have different units or magnitudes, and weights should follow their average over many steps
+    rather than the loss of each batch, as in `scale_invariant`. In short training with a small `lr` the weights hardly
+    change. It is harmful where a loss approaches zero, because its weight grows to the bound, and it does not resolve
+    conflicts.
 
-    Differentiable in the rows, with the weights as constants: s moves after the step. State: s and Adam's moments by
-    key. Losses must be neither negative (s would move to the bound) nor so large (1e150) that their squares in Adam
-    overflow. Cost: O(N).
+    The loss is half of that of `uw(kind="regression")` at −s. Adam is invariant to the factor two, so in the mean scale
+    and with one `lr` the two are the same method; in the paper's scale the step of this one is twice as long. Acts on
+    rows: shared parameters receive the gradient of the weighted losses, the heads of a multi-task network those of
+    their own unweighted losses. Losses must not be negative (s would reach the bound), and their squares in Adam must
+    not overflow (from 1e150).
+
+    Differentiable in the rows, with the weights as constants, because s is updated after the step.
+
+    State: s and Adam's moments, by key.
+
+    Cost: O(N).
 
     Source: Liu et al. 2021, "Towards Impartial Multi-task Learning", ICLR, section 3.2, loss balance.
 
-    Deviations: (1) a separate Adam updates s; the paper and all reference code train it with the model's optimizer,
-    whose weight decay then pulls the weights to one; (2) the bound; (3) the mean of the weights is one by default; (4)
-    LibMTL has it with IMTL-G only: here the two are `imtl_l` and `imtl_g`, and `imtl_l + imtl_g` is the paper's hybrid
-    for the shared parameters.
+    Deviations: (1) A separate Adam updates s. The paper and all reference code train it with the model's optimizer,
+    whose weight decay then pulls the weights to one. (2) The bound. (3) The mean of the weights is one by default. (4)
+    LibMTL has it only together with IMTL-G. Here they are `imtl_l` and `imtl_g`, and `imtl_l + imtl_g` is the paper's
+    hybrid for the shared parameters.
 
     >>> import torch, gradhomog
     >>> pipe = gradhomog.pipeline("imtl_l(lr=0.1, scale='paper')")

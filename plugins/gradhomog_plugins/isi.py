@@ -24,63 +24,72 @@ Part = Literal["support", "query"]
 
 
 class ISI(Homogenizer):
-    """Dropout that prefers patches without information: texture and background rather than outlines.
+    """Dropout that prefers patches with low self-information: texture and background rather than outlines.
 
-    S(p) = Σ_{p' ∈ N(p)} exp(−‖p − p'‖² / (2 h² m)),  information Î(p) = −log S(p),  m = mean ‖p − p'‖² of the sample
-    s = softmax over positions of log S / T  (∝ e^{−Î/T}),  P = 1 − (1 − rate)^(positions · s)
-    output ← output · mask / (1 − P̄),  mask 0 with probability P, for each channel on its own
-
-    p are the patches of its input that a layer reads, one for each position of its output; N(p) those at shifts of up
-    to `radius` input pixels per dimension, p included. T = ∞ is dropout at `rate`.
+        S(p) = Σ_{p' ∈ N(p)} exp(−‖p − p'‖² / (2 h² m)),  m = mean ‖p − p'‖² of the sample
+        Î(p) = −log S(p),  s = softmax over positions of log S / T  (∝ e^{−Î/T})
+        P = 1 − (1 − rate)^(positions · s)
+        output ← output · mask / (1 − P̄), with mask 0 with probability P, independently for each channel
 
     Args:
-        layers: the first so many convolutions, or all if there are fewer; or a name in the encoder, or a glob pattern,
-            or several: convolutions of 1 to 3 dimensions, and max-poolings of a convolution's output (with the least S
-            of each window): behind block and pooling is where the published code drops.
-        rate: in [0, 1): P where all patches are equally common. P̄ is lower, the more so the smaller T.
-        temperature: T ≥ 0. 0: only where S is largest, shared among equals; P there is 1 − (1 − rate)^positions, so
-            close to 1 on large maps.
-        radius: C ≥ 1. All (2C + 1)^dims shifts: the paper's "Manhattan radius" is a maximum norm by its own count.
+        layers: a number: the first convolutions, or all if there are fewer; or a name in the encoder, a glob pattern,
+            or several of them: convolutions of 1 to 3 dimensions, and max-poolings of the output of a convolution (with
+            the smallest S of each window). The published code drops behind block and pooling.
+        rate: in [0, 1), P where all patches are equally common. The smaller T, the further P̄ is below `rate`.
+        temperature: T ≥ 0. 0: only positions of the largest S, in equal shares; there P = 1 − (1 − rate)^positions,
+            which is close to 1 on large maps.
+        radius: C ≥ 1, all (2C + 1)^dims shifts: the paper's "Manhattan radius" is a maximum norm by its own count.
         bandwidth: h > 0, relative to the root mean square patch distance of the sample.
         neighbours: ≥ 1, the number of neighbours to compare with, drawn for each mask, each weighted as several; None:
             all of them.
         sampling: `"bernoulli"`, or `"multinomial"`: −log(1 − rate) · positions draws with replacement from s, a
-            fraction rounded at random. Were their number Poisson distributed, it would be Bernoulli to the letter.
+            fractional part rounded at random. With a Poisson distributed number of draws the two would be equal.
         parts: drop on `"support"`, on `"query"`, or on `"both"`.
-        rescale: divide by the sample's mean probability to be kept, so that T = ∞ is inverted dropout and the size of
-            the activations does not change at meta-test. False: the published code.
-        until: ≥ 0, the identity from this meta-step on, for a last phase of training without it.
+        rescale: divide by the sample's mean probability of being kept, so that T = ∞ is inverted dropout and the
+            magnitude of the activations is the same at meta-test. False: the published code.
+        until: ≥ 0, the meta-step from which on nothing is dropped, for a last phase of training without dropout.
         seed: of all masks.
 
-    Training only: a layer in evaluation mode is unchanged. Masks are a function of the seed, the number of the
-    meta-step, the task's slot and its part, so that a meta-step that is repeated draws the same. Each part of a task
-    has one set of masks in a meta-step, drawn in the first pass and shared by all inner steps: second-order gradients
-    are those of one function, and the masks are constants to them. A second `begin` of the same part announces other
-    inputs, for which further masks are drawn; `begin` with the other part and back keeps them. Without `begin` every
-    pass draws new masks, for every value of `parts`. Outputs of another shape get their own masks. Under vmap every
-    task gets its own.
+    Use it when the network relies on misleading texture or background: training accuracy is high, and accuracy on other
+    backgrounds is low. In docs/results/ablation.md it helped only where textures misled, and made no significant
+    difference elsewhere; compare with plain dropout, `temperature=inf`. Norms and cosines of the rows are not its
+    subject.
 
-    Differentiable: rows are passed through. State: the number of meta-steps. Cost of a mask: for the map, 0.4 to 1.1 of
-    the forward pass of the first two layers of a four-block network on 75 images of 84 px, up to 3 on few or small
-    ones, none at T = ∞. Memory: a mask like the output, and 40 MB while the map is made; no patch is ever formed. The
-    layer's output is multiplied in place. Reports `drop_rate.<layer>`, the share of its activations dropped in the
-    step, and `drop_rate`, their mean.
+    p are the patches of its input that a layer reads, one for each position of its output; N(p) are the patches at
+    shifts of up to `radius` input pixels per dimension, p included. T = ∞ is dropout at `rate`. It acts in training
+    only: a layer in evaluation mode is unchanged.
+
+    Masks are a function of the seed, the number of the meta-step, the task's slot and its part, so a repeated meta-step
+    draws the same masks. Each part of a task has one set of masks in a meta-step, drawn in the first pass and shared by
+    all inner steps: second-order gradients are those of one function, and the masks are constants. A second `begin` of
+    the same part announces other inputs, for which further masks are drawn; `begin` with the other part and back keeps
+    them. Without `begin` every pass draws new masks, for every value of `parts`. Outputs of another shape have their
+    own masks. Under vmap every task has its own masks. Reports `drop_rate.<layer>`, the share of its activations
+    dropped in the step, and `drop_rate`, their mean.
+
+    Differentiable: rows are unchanged, and masks are constants.
+
+    State: the number of meta-steps.
+
+    Cost: for the map of a mask, 0.4 to 1.1 of the forward pass of the first two layers of a four-block network on 75
+    images of 84 px, up to 3 on few or small images, none at T = ∞. Memory: a mask of the shape of the output, and 40 MB
+    while the map is computed; no patch is materialized. The output of the layer is multiplied in place.
 
     Source: Zhang et al. 2023 (RotoGBML), arXiv 2303.06679, equations 7 to 9 and figure of T; Shi et al. 2020
     (InfoDrop), arXiv 2008.04254, and its code for few-shot learning.
 
-    Deviations from the paper: it leaves open what "∝" is calibrated to, where the mask acts and how often it is drawn.
-    From the published code: (1) Bernoulli draws; its multinomial ones drop 1 − e^(−r), not r; (2) m is the sample's,
-    not the batch's, so samples do not influence each other and a constant image is plain dropout rather than NaN; (3)
-    the map is continued by its border rather than by zeros, which look like information; (4) all neighbours, where it
-    draws 9 with replacement; (5) rescaled; (6) at the convolution, where it drops behind the block.
-    `isi(layers=["3", "7"], neighbours=9, sampling="multinomial", rescale=False)` is the published placement and
-    sampling for a four-block network.
+    Deviations: The paper does not define the constant of "∝", the place of the mask, and how often it is drawn. From
+    the published code: (1) Bernoulli draws; its multinomial draws drop 1 − e^(−r), not r. (2) m is that of the sample,
+    not of the batch, so samples do not influence each other, and a constant image has plain dropout instead of NaN. (3)
+    The map is padded by its border instead of by zeros, which would count as information. (4) All neighbours; the code
+    draws 9 with replacement. (5) Rescaled. (6) At the convolution; the code drops behind the block. `isi(layers=["3",
+    "7"], neighbours=9, sampling="multinomial", rescale=False)` has the published place and sampling for a four-block
+    network.
 
     >>> import torch, gradhomog
     >>> encoder = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3, padding=1), torch.nn.Flatten())
     >>> image = torch.zeros(1, 1, 20, 20)
-    >>> image[..., 5:15, 5:15] = 1.0  # a square: its outline is rare among its surroundings, ground and inside are not
+    >>> image[..., 5:15, 5:15] = 1.0  # a square: patches of its outline are rare, patches inside and outside are not
     >>> [round(float(p), 3) for p in ISI(layers=1).maps(encoder, image)["0"][0, 10, [0, 5, 10]]]
     [0.634, 0.0, 0.634]
     """

@@ -15,32 +15,39 @@ TIE = 1e-6
 
 
 class Krum(Homogenizer):
-    """The step is the row with the lowest score, or the mean of the few lowest (multi-Krum).
+    """The row with the lowest score, or the mean of the rows with the lowest scores (multi-Krum).
 
-    score_i = Σ_j ‖g_i − g_j‖² over the N − f − 2 rows j ≠ i nearest to g_i
-    d = 1/m Σ_i g_i over the m rows with the lowest scores
+        score_i = Σ_j ‖g_i − g_j‖² over the N − f − 2 rows j ≠ i nearest to g_i
+        d = 1/m Σ_i g_i over the m rows with the lowest scores
 
     Args:
-        n_byzantine: f, how many rows may be anything: gradients of broken or mislabelled tasks. Needs N ≥ f + 3; the
-            proof of resilience asks for N > 2f + 2.
+        n_byzantine: f, the number of rows that may be arbitrary: gradients of broken or mislabelled tasks. Requires N ≥
+            f + 3; the proof of resilience requires N > 2f + 2.
         n_selected: m ≥ 1, at most N.
-        squared: sum squared distances, as the paper does; false sums distances.
+        squared: sum squared distances, as in the paper; False sums distances.
 
-    Ties: of rows with equal scores those with the least sum of distances to all rows are taken; rows that tie in this
-    too share the places left, so that the tasks' order does not matter. So with one neighbour, where the two rows that
-    are nearest to each other always have equal scores, the one nearer to the others is taken; of two rows the mean.
-    Rows within a thousandth of their length are equal: inner products of float32 rows do not distinguish them. A zero
-    row is a row like others, and may be the one that is taken.
+    Use it when single tasks may have broken data or wrong labels, so that their gradients are far from all others. It
+    is harmful where tasks rightly differ: rows that are not selected have no influence, and a task whose gradient
+    always differs from the others is never trained. The selected row may conflict with others.
 
-    Differentiable in the rows, as long as the same ones are taken: the choice is a constant. State: none. Cost: two
-    sorts of N×N numbers; the distances are those of the Gramian.
+    Ties: of rows with equal scores, those with the smallest sum of distances to all rows are selected; rows that tie in
+    this sum too share the remaining places, so that the order of the tasks does not matter. With one neighbour, the two
+    rows that are nearest to each other always have equal scores, and the one nearer to the others is selected; of two
+    rows, d is the mean. Rows within a thousandth of their length are equal: inner products of float32 rows do not
+    distinguish them. A zero row is treated as any other row and may be selected.
 
-    Source: Blanchard et al. 2017, "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent",
-    arXiv 1703.02757.
+    Differentiable in the rows where the same rows are selected; the selection is a constant.
 
-    Deviations: (1) ties, which the paper gives to the least index and TorchJD to the first that its `topk` finds; (2)
-    TorchJD sums distances that are not squared, and has no default for `n_byzantine`; with 0 it refuses batches of one
-    or two.
+    State: none.
+
+    Cost: two sorts of N×N numbers; the distances are computed from the Gramian.
+
+    Source: Blanchard et al. 2017, "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", arXiv
+    1703.02757.
+
+    Deviations: (1) Ties; the paper selects the row with the smallest index, TorchJD the first one that its `topk`
+    returns. (2) TorchJD sums distances that are not squared and has no default for `n_byzantine`; with 0 it raises for
+    batches of one or two tasks.
 
     >>> import torch, gradhomog
     >>> rows = torch.tensor([[1.0, 0.0], [1.0, 0.5], [1.0, 0.2], [-9.0, 3.0]])

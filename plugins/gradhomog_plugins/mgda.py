@@ -24,30 +24,41 @@ MAX_LOSS_RATIO = 1e100
 
 
 class MGDA(Homogenizer):
-    """The common descent direction of least norm: d = Σ_i α_i g_i, α = argmin ‖Σ_i α_i g_i‖² over α ≥ 0, Σα = 1.
+    """The common descent direction of smallest norm: the shortest vector in the convex hull of the rows.
 
-    ⟨d, g_i⟩ ≥ ‖d‖² for every task, with equality where α_i > 0; d = 0 if and only if the point is Pareto stationary.
+        d = Σ_i α_i g_i,  α = argmin ‖Σ_i α_i g_i‖² over α ≥ 0, Σ_i α_i = 1
+        ⟨d, g_i⟩ ≥ ‖d‖² for every task, with equality where α_i > 0; d = 0 if and only if the point is Pareto stationary
 
     Args:
         normalize: before solving, divide each row by `"l2"`: its norm; `"loss"`: its task's loss, which must be
-            positive; `"loss+"`: both. The weights found multiply the undivided rows. `"none"` is the paper's method. If
-            several sets of weights are optimal, as for dependent rows, the tasks' order decides between them.
-        zero_rows: `"keep"`: a zero row makes d = 0, as theory says (that task is at a minimum, so no direction improves
-            all); `"drop"`: leave it out, for tasks that are masked in a batch.
-        on: the vectors whose inner products G holds: `"parameters"`, the rows; or `"features"`, the derivatives of
-            the losses by the features, all queries of a task one after another: the upper bound of section 3.3
-            ("MGDA-UB"), for tasks that share inputs and so features, ‖Σ α_i g_i‖ ≤ ‖∂z/∂θ‖ ‖Σ α_i ∂L_i/∂z‖. If
-            the tasks have different inputs, it is not a bound.
+            positive; `"loss+"`: both. The resulting weights multiply the undivided rows. `"none"` is the paper's
+            method. If several sets of weights are optimal, as for dependent rows, the order of the tasks decides
+            between them.
+        zero_rows: `"keep"`: a zero row makes d = 0, as in the theory (its task is at a minimum, so no direction
+            improves all tasks); `"drop"`: ignore zero rows, for tasks that are masked in a batch.
+        on: the vectors of the inner products G: `"parameters"`, the rows; or `"features"`, the derivatives of the
+            losses w.r.t. the features of all queries of a task, concatenated: the upper bound of section 3.3
+            ("MGDA-UB"), for tasks that share inputs and so features, ‖Σ α_i g_i‖ ≤ ‖∂z/∂θ‖ ‖Σ α_i ∂L_i/∂z‖. If the
+            tasks have different inputs, it is not a bound.
 
-    Differentiable in the rows (and losses) wherever the set of tasks with α_i > 0 does not change. State: none.
-    Exact: see `gradhomog.minimum_norm_weights`. Cost: 0.2 ms for 16 tasks.
+    Use it when rows conflict and every task must improve in every step. d is dominated by short rows: tasks that have
+    nearly converged shorten the step for all, and losses of small unit decide the direction; `normalize` reduces this.
+    With noisy gradients its weights are biased (see `moco` and `cr_mogm`), and near the Pareto front d vanishes.
+
+    Exact: see `gradhomog.minimum_norm_weights`.
+
+    Differentiable in the rows (and losses) where the set of tasks with α_i > 0 does not change.
+
+    State: none.
+
+    Cost: 0.2 ms for 16 tasks.
 
     Source: Désidéri 2012 (doi 10.1016/j.crma.2012.03.014); Sener and Koltun 2018, arXiv 1810.04650, algorithm 2;
-    `normalize` is the option of their code that the paper leaves out.
+    `normalize` is an option of their code that the paper does not mention.
 
-    Deviations: an exact active-set solver. The authors' code stops at 250 Frank–Wolfe steps and gives dominated tasks
-    0.1 %; Frank–Wolfe with TorchJD 0.18's defaults returns vectors up to 4.3 times too long for 32 tasks whose norms
-    spread from 0.1 to 10 (measured).
+    Deviations: (1) An exact active-set solver. The authors' code stops after 250 Frank–Wolfe steps and gives dominated
+    tasks 0.1 %; Frank–Wolfe with TorchJD 0.18's defaults returns vectors up to 4.3 times too long for 32 tasks with
+    norms from 0.1 to 10 (measured).
 
     >>> import torch, gradhomog
     >>> gradhomog.pipeline("mgda").combine(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))

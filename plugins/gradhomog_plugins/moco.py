@@ -30,40 +30,47 @@ class Moved(NamedTuple):
 
 
 class MoCo(Homogenizer):
-    """Weights λ descend, one step with every step of the model, on the length of Σ_i λ_i y_i; y_i are averages of rows.
+    """Average the rows over steps, and update weights of the averages by one descent step on the length of their sum.
 
-    y_i ← y_i − β_t (y_i − g_i),  β_t = beta / t^beta_decay,  y_i = 0 before the first step
-    d = Σ_i λ_i y_i / (1 − Π (1 − β_t)),  the paper's scale: without the divisor, which corrects the start from zero
-    λ ← Π_Δ(λ − γ_t (Y Yᵀ / s + ρ I) λ),  γ_t = gamma / t^gamma_decay,  s = 1/N Σ_i ‖y_i‖²
-    Π_Δ is the nearest point with entries ≥ 0 and sum 1; λ = 1/N before the first step.
-
-    With the gradients of all of a task's data λ converges to the weights of MGDA. With those of samples MGDA's answer
-    is biased, because it is not linear in them; averages have less and less noise, and so less and less bias.
+        y_i ← y_i − β_t (y_i − g_i),  β_t = beta / t^beta_decay,  y_i = 0 before the first step
+        ŷ_i = y_i / (1 − Π_t (1 − β_t)), which corrects the start from zero
+        d = Σ_i λ_i ŷ_i;  paper's scale: Σ_i λ_i y_i
+        λ ← Π_Δ(λ − γ_t (Ŷ Ŷᵀ / s + ρ I) λ),  γ_t = gamma / t^gamma_decay,  s = 1/N Σ_i ‖ŷ_i‖²
+        Π_Δ: the nearest point with entries ≥ 0 and sum 1;  λ_i = 1/N in the first step, the new λ in the next
 
     Args:
         beta, beta_decay: in (0, 1], and ≥ 0.
         gamma, gamma_decay: ≥ 0 both.
         rho: ρ ≥ 0, pull towards equal weights.
-        relative: the step above, which a common factor of the rows does not change, with corrected averages in the
-            place of y_i; False is the paper's, with s = 1, for which `gamma` has to be of the order of 1/‖g‖².
-        key: averages and weights by `"slot"` (place in the batch) or by `"domain"`; use it if a slot's domain changes
-            between batches.
+        relative: the step above, which a common factor of the rows does not change. False is the paper's: y_i instead
+            of ŷ_i and s = 1, for which `gamma` has to be of the order of 1/‖g‖².
+        key: averages and weights by `"slot"` (position in the batch) or by `"domain"`; use `"domain"` if the domain of
+            a slot changes between batches.
 
-    Differentiable in the rows, with weights and earlier averages as constants. Zero rows, duplicates, opposites and one
-    task need no exception. t counts a task's own steps in β_t, and all steps in γ_t. Weights of a batch that holds only
-    some keys are divided by their sum; to the others they keep their proportion. Rows whose inner products overflow
-    float64 raise.
+    Use it when rows conflict, as for `mgda`, but the gradients of mini-batches are so noisy that MGDA's weights change
+    strongly from step to step. With full batches `mgda` gives the limit at once. Like MGDA it favours tasks with short
+    rows, and it keeps a copy of the rows for every key.
 
-    State: a row for every key, in float32 or float64: N × params numbers in all; and the weights. Rows of other names
-    or shapes start the averages anew. Cost: the new averages, their Gramian and the direction; memory of two more
-    copies of the rows.
+    With the gradients of all data of a task, λ converges to the weights of MGDA. With those of samples, the weights of
+    MGDA are biased, because they are not linear in the gradients; the noise of the averages decreases, and with it the
+    bias. Zero rows, duplicates, opposite rows and single tasks need no exception. In β_t, t counts the steps of one
+    task, in γ_t all steps. In a batch that has only some keys, weights are divided by their sum, and their ratio to the
+    weights of other keys is kept. Rows whose inner products overflow float64 raise.
+
+    Differentiable in the rows, with weights and earlier averages as constants.
+
+    State: a row for every key, in float32 or float64, N × params numbers in all; and the weights. Rows with other names
+    or shapes restart the averages.
+
+    Cost: the new averages, their Gramian and the direction; memory of two more copies of the rows.
 
     Source: Fernando et al. 2023, "Mitigating Gradient Bias in Multi-objective Learning", arXiv 2210.12624, algorithm 1.
-    β_t, γ_t and ρ by default are those of the code that its authors gave to LibMTL.
+    The defaults of β_t, γ_t and ρ are those of the code that its authors contributed to LibMTL.
 
-    Deviations: (1) `relative`; (2) LibMTL first divides each row by its norm and multiplies it with its loss, and puts
-    softmax in the place of Π_Δ, which pulls weights together even where there is nothing to learn: of (1, 0) it makes
-    (0.73, 0.27); (3) in LibMTL this step's rows move λ before the direction is taken, here afterwards.
+    Deviations: (1) `relative`. (2) The projection Π_Δ of the paper. LibMTL first divides each row by its norm and
+    multiplies it by its loss, and uses a softmax instead of Π_Δ, which pulls weights together even where the gradient
+    is zero: it maps (1, 0) to (0.73, 0.27). (3) The rows of a step update λ after its direction is computed; in LibMTL
+    before.
 
     >>> import torch, gradhomog
     >>> pipe = gradhomog.pipeline("moco(gamma=1)")

@@ -12,18 +12,22 @@ from gradhomog_plugins._orders import meeting_orders, projection_coefficients
 
 
 class PCGrad(Homogenizer):
-    """Projection of each row off the rows of the other tasks that it conflicts with, one after another.
+    """Remove from each row its projections on the rows of other tasks with which it conflicts, one after another.
 
-    ĝ_i ← g_i;  for j ≠ i in random order:  if ⟨ĝ_i, g_j⟩ < 0:  ĝ_i ← ĝ_i − ⟨ĝ_i, g_j⟩ / ‖g_j‖² · g_j
-    d = 1/N Σ_i ĝ_i;  in the paper's scale  Σ_i ĝ_i
+        ĝ_i ← g_i;  for j ≠ i in random order:  if ⟨ĝ_i, g_j⟩ < 0:  ĝ_i ← ĝ_i − ⟨ĝ_i, g_j⟩ / ‖g_j‖² · g_j
+        d = 1/N Σ_i ĝ_i;  paper's scale: d = Σ_i ĝ_i
 
     Args:
-        order: `"random"`, a new permutation for every task and step; or `"fixed"`, the tasks' order in the
-            batch.
+        order: `"random"`, a new permutation for every task and step; or `"fixed"`, the order of the tasks in the batch.
         seed: of the random orders.
 
-    Computed on the Gramian alone: with ĝ_i = Σ_m C_im g_m, ⟨ĝ_i, g_j⟩ = (C G)_ij. All rows take their k-th projection
-    at once, so it costs N − 1 vectorised steps on N×N matrices instead of N² passes over the parameters. It computes
+    Use it when the conflict rate is high, in particular when a conflicting row is much longer than the others. Where no
+    inner product is negative it is the plain mean: it does not balance norms, and with nearly orthogonal rows, as those
+    of few-shot tasks in docs/results/ablation.md, it has little to correct. `upgrad` and `dualproj` exclude conflicts
+    for any number of tasks.
+
+    Computed on the Gramian alone: with ĝ_i = Σ_m C_im g_m, ⟨ĝ_i, g_j⟩ = (C G)_ij. All rows have their k-th projection
+    at once, which takes N − 1 vectorized steps on N×N matrices instead of N² passes over the parameters. It computes
 
         for i, order in enumerate(orders):
             for j in order:
@@ -31,17 +35,21 @@ class PCGrad(Homogenizer):
                 if inner < 0:
                     C[i, j] -= inner / G[j, j]
 
-    Differentiable in the rows wherever no inner product is zero (the orders are constants). A zero row is never a
-    divisor: it has no negative inner product. State: none. The result for two tasks conflicts with neither; for more it
-    can (measured: in 4 %, 13 %, 72 % of random draws with N = 3, 4, 8 in five dimensions). Cost: O(N³), 2 s for
-    N = 1024.
+    A zero row is never a divisor, because it has no negative inner product. The result for two tasks conflicts with
+    neither; for more tasks it can (measured: in 4 %, 13 %, 72 % of random draws with N = 3, 4, 8 in five dimensions).
+
+    Differentiable in the rows where no inner product is zero (the orders are constants).
+
+    State: none.
+
+    Cost: O(N³), 2 s for N = 1024.
 
     Source: Yu et al. 2020, "Gradient Surgery for Multi-Task Learning", arXiv 2001.06782, algorithm 1.
 
-    Deviations: (1) the mean by default, where algorithm 1 sums; (2) j = i is skipped, as in algorithm 1; the authors'
-    TensorFlow code and several ports include it, which changes up to 10 % of the draws for N = 8; (3) the orders are
-    random, as in algorithm 1; the authors' code shuffles a copy and so never does; (4) no epsilon in the quotient; (5)
-    the inner products are those of the rows given: pass the shared parameters only.
+    Deviations: (1) The mean by default; algorithm 1 sums. (2) j = i is skipped, as in algorithm 1; the authors'
+    TensorFlow code and several ports include it, which changes up to 10 % of the draws for N = 8. (3) The orders are
+    random, as in algorithm 1; the authors' code shuffles a copy, so its orders are fixed. (4) No epsilon in the
+    quotient. (5) The inner products are those of the given rows: pass the shared parameters only.
 
     >>> import torch, gradhomog
     >>> gradhomog.pipeline("pcgrad").combine(torch.tensor([[1.0, 0.0], [-1.0, 1.0]]))

@@ -16,39 +16,53 @@ ROUNDING = 1e-6
 
 
 class Reweight(Homogenizer):
-    """Weights ω, Σω = N, that solve ω_i G_i = ḡ t_i: task gradients of a common size, more for tasks that lag.
+    """Weights ω, Σ_i ω_i = N, that solve ω_i G_i = ḡ t_i: gradients of equal size, larger for tasks with large losses.
 
-    G_i = ‖∇_θ L_i‖ over the encoder,  ḡ = mean_i ω_i G_i,  L̂_i = L_i / L⁰,  r_i = L̂_i / mean_j L̂_j
-    t_i = r_i^β / mean_j r_j^β,  ω = N softmax(a),  leader: descent in a on Σ_i |ω_i G_i − ḡ t_i| (ḡ, t constant)
-    ∂/∂ω_i = sign(ω_i G_i − ḡ t_i) · G_i;  fixed point: ω_i ∝ t_i / G_i;  step: d = 1/N Σ_i ω_i g_i
+        G_i = ‖∇_θ L_i‖ over the encoder,  ḡ = mean_i ω_i G_i,  L̂_i = L_i / L⁰,  r_i = L̂_i / mean_j L̂_j
+        t_i = r_i^β / mean_j r_j^β,  fixed point: ω_i ∝ t_i / G_i
+        leader: ω = N softmax(a), descent in a on Σ_i |ω_i G_i − ḡ t_i| with ḡ and t constant,
+            ∂/∂ω_i = sign(ω_i G_i − ḡ t_i) · G_i
+        d = 1/N Σ_i ω_i g_i
 
     Args:
-        beta: β ≥ 0; 0 equalises the norms, larger favours tasks with larger losses. The paper: 0.1 for one domain, 1.5
-            where every task is of another.
-        solver: `"gradient"`, the paper's leader: one Adam step after each meta-step; `"fixed_point"`, where the leader
-            converges, computed from each step's own norms: no state, no rate; `"none"`, the start values, ω = 1.
+        beta: β ≥ 0; 0 equalizes the norms, larger values favour tasks with larger losses. The paper: 0.1 for one
+            domain, 1.5 where every task has another domain.
+        solver: `"gradient"`, the paper's leader: one Adam step after each meta-step; `"fixed_point"`, the limit of the
+            leader, computed from the norms of each step without state and rate; `"none"`, the initial weights, ω = 1.
         lr: > 0, rate of the leader's Adam.
-        key: state by `"slot"`, by `"domain"` (right where each task of a batch is of a known domain), or `"batch"`:
-            fresh in every batch, so that weights of `"gradient"` stay at one.
-        initial_loss: L⁰ > 0. One for all tasks (the paper: log of the number of classes) cancels in r.
-        parameters: glob pattern over the names of the parameters whose gradients are measured; `"auto"` is `encoder.*`
-            where there are any, else all.
-        max_weight: ≥ 1, upper bound of every ω_i; the excess is shared by the others. A task whose gradient vanishes
-            would otherwise take all of N and drag the common norm to zero.
-        preserve: the sum that reweighting preserves: `"weights"`, Σω = N, the paper's; `"norms"`, Σ ω_i G_i = Σ G_i.
-        variant: `"paper"` is equations 4 and 5 to the letter (I_i = L̂_i / Σ L̂, raw ω, no normalisation), with
-            `solver="gradient"`. It shrinks all weights to zero when tasks agree. Its Adam sees absolute gradients.
+        key: state by `"slot"`, by `"domain"` (use it where the domain of every task is defined), or `"batch"`: new in
+            every batch, so that weights of `"gradient"` stay at one.
+        initial_loss: L⁰ > 0. One value for all tasks (the paper: log of the number of classes) cancels in r.
+        parameters: glob pattern of the names of the parameters whose gradients are measured; `"auto"` is `encoder.*`
+            where such names exist, otherwise all.
+        max_weight: ≥ 1, upper bound of every ω_i; the excess is shared by the others. Without it, a task whose gradient
+            vanishes gets all of N and pulls the common norm to zero.
+        preserve: the sum that reweighting preserves: `"weights"`, Σ ω_i = N, the paper's; `"norms"`, Σ ω_i G_i = Σ G_i.
+        variant: `"paper"` is equations 4 and 5 literally (I_i = L̂_i / Σ L̂, raw ω, no normalization), with
+            `solver="gradient"`. It shrinks all weights to zero when tasks agree. Its Adam receives absolute gradients.
 
-    Differentiable in rows and losses with `"fixed_point"`, in the rows with the others. Only norms are needed: no
-    second backward. State of `"gradient"`: a and Adam's moments by key. A task without gradient keeps weight one.
-    Losses must not be negative unless β = 0. Cost: one pass over the rows, O(N).
+    Use it when gradient norms differ by a large factor, so that the tasks with the longest rows dominate the step; on
+    functions of different magnitude, `reweight(beta=0, solver="fixed_point")` lowered the error by a third
+    (docs/results/first-comparison.md). Where norms are within a factor of two it has little to correct
+    (docs/results/ablation.md), and it does not resolve conflicts. Set `max_weight` if the gradient of a task may
+    vanish.
+
+    Only norms are needed, no second backward pass. A task with zero gradient keeps weight one. Losses must not be
+    negative unless β = 0.
+
+    Differentiable in rows and losses with `"fixed_point"`, in the rows with the other solvers.
+
+    State: with `"gradient"`, a and Adam's moments, by key; otherwise none.
+
+    Cost: one pass over the rows, O(N).
 
     Source: Zhang et al. 2023 (RotoGBML), arXiv 2303.06679, equations 4 and 5.
 
-    Deviations: (1) r and t are relative to their means: with the paper's I_i = L̂_i / Σ L̂ the targets of N equal
-    tasks are ḡ N^(−β), so every weight falls until it is zero and "degenerates to plain learning when tasks agree" is
-    false; (2) ω is a softmax: raw weights become negative; (3) Σω = N holds exactly after every step; (4) ḡ is a
-    constant, as in GradNorm, from which the equations come: differentiated, all weights go to zero again.
+    Deviations: (1) r and t are relative to their means. With the paper's I_i = L̂_i / Σ L̂ the targets of N equal tasks
+    are ḡ N^(−β), so every weight falls to zero, and the paper's claim that the method "degenerates to plain learning
+    when tasks agree" is false. (2) ω is a softmax, because raw weights become negative. (3) Σ ω_i = N holds exactly
+    after every step. (4) ḡ is a constant, as in GradNorm, the origin of the equations; if it is differentiated, all
+    weights fall to zero again.
 
     >>> import torch, gradhomog
     >>> jacobian = torch.tensor([[3.0, 0.0], [0.0, 1.0]])

@@ -13,28 +13,36 @@ Distribution = Literal["normal", "uniform", "dirichlet", "bernoulli", "constrain
 
 
 class RLW(Homogenizer):
-    """Random weights with the sum one, drawn anew in every step.
+    """Random weights with sum one, drawn in every step.
 
-    d = Σ_i w_i g_i,  w = softmax(ξ),  ξ ~ N(0, I)
+        d = Σ_i w_i g_i,  w = softmax(ξ),  ξ ~ N(0, I)
 
     Args:
         distribution: of the weights. `"normal"`: softmax of normal numbers, the paper's; `"uniform"`: softmax of
             uniform numbers in [0, 1); `"dirichlet"`: uniform on the simplex; `"bernoulli"`: equal weights of a random
-            subset of the tasks, not empty; `"constrained_bernoulli"`: one task.
+            nonempty subset of the tasks; `"constrained_bernoulli"`: one task.
         seed: of the weights.
 
-    Acts on rows: the shared parameters receive the combined loss, the heads of a multi-task network their own losses.
+    Use it when an adaptive method needs a control: the expected weights are all 1/N, so the expected direction is the
+    plain mean, and a gain over this method is not a gain by noise. It addresses no symptom of losses, norms or cosines
+    itself, and it adds variance to every step.
 
-    Differentiable in the rows, with the weights as constants. State: none. Cost: O(N). The expected weights are all
-    1/N, so the expected direction is the plain mean: a gain over this method is not a gain by noise.
+    Acts on rows: shared parameters receive the gradient of the weighted losses, the heads of a multi-task network those
+    of their own unweighted losses.
+
+    Differentiable in the rows, with the weights as constants.
+
+    State: none.
+
+    Cost: O(N).
 
     Source: Lin et al. 2022, "Reasonable Effectiveness of Random Weighting", arXiv 2111.10603, algorithm 2; the other
     distributions: its first version and the code of that time.
 
-    Deviations: (1) all distributions have the sum one; LibMTL left Bernoulli weights 0 and 1, so that the length of the
-    step grew with the number of ones; (2) LibMTL took the softmax of Dirichlet draws too, which makes them almost
-    equal; (3) weights are a function of the seed and the step's number; (4) TorchJD's scalarizer of this name weights
-    the heads as well.
+    Deviations: (1) All distributions have sum one; Bernoulli weights of LibMTL were 0 and 1, so that the length of the
+    step grew with the number of ones. (2) Dirichlet weights are used directly; LibMTL applied a softmax to them too,
+    which makes them almost equal. (3) Weights are a function of the seed and the number of the step. (4) Heads are not
+    weighted; TorchJD's scalarizer of this name weights them as well.
 
     >>> import torch, gradhomog
     >>> gradhomog.pipeline("rlw").homogenize(torch.eye(3)).weights

@@ -19,41 +19,50 @@ from gradhomog_plugins._rotations.plane import Plane
 
 
 class Rotate(Homogenizer):
-    """Rotations R_i in SO(m), one per key, that turn the tasks' feature gradients towards their common direction.
+    """Rotations R_i in SO(m), one per key, that align the tasks' gradients w.r.t. the features at the encoder's output.
 
-    ẑ_i = R_i z_i,  g̃_i = ∂L_i/∂ẑ_i,  the encoder receives R_iᵀ g̃_i,  u_i = Σ_q g̃_iq / ‖Σ_q g̃_iq‖
-    v = unit mean of R_jᵀ u_j;  leader: raise Σ_i ⟨R_iᵀ u_i, v⟩ in R_i, with u_i and v constant
-    `variant="paper"`: raise Σ_i ⟨R_i g_i, ḡ⟩, g_i = R_iᵀ Σ_q g̃_iq and ḡ = mean of R_j g_j constant
+        ẑ_i = R_i z_i,  g̃_i = ∂L_i/∂ẑ_i,  the encoder receives R_iᵀ g̃_i,  u_i = Σ_q g̃_iq / ‖Σ_q g̃_iq‖
+        v = unit mean of R_jᵀ u_j;  leader: raise Σ_i ⟨R_iᵀ u_i, v⟩ in R_i, with u_i and v constant
+        variant="paper": raise Σ_i ⟨R_i g_i, ḡ⟩, g_i = R_iᵀ Σ_q g̃_iq and ḡ = mean of R_j g_j constant
 
     Args:
-        parameterization: `"plane"`, the smallest rotation that takes v to u, in closed form, of directions that follow
-            them slowly; `"geodesic"`, a dense matrix that moves along the Riemannian gradient.
-        lr: > 0, radians by which one leader step turns a rotation at most, for every m.
-        max_angle: in (0, π], radians from the identity that are not exceeded (of several planes, their root sum of
+        parameterization: `"plane"`, the smallest rotation that maps v to u, in closed form, for directions that follow
+            u and v slowly; `"geodesic"`, a dense matrix, updated along the Riemannian gradient.
+        lr: > 0, the largest angle in radians of a leader step, for every m.
+        max_angle: in (0, π], the largest angle from the identity in radians (for several planes, the root sum of
             squares). The head was adapted to features that are not rotated: large rotations ruin its accuracy.
         pool: the vectors that are compared: `"task"`, summed over all queries; `"class"`, over the queries of each
             class, classes of different tasks matched by cosine; `"sample"`, one by one, for multi-task learning, where
             the tasks have the same inputs. The last two with `"geodesic"` only.
         key: rotations by `"slot"` or by `"domain"`. A new one starts at the identity.
-        limit: ≥ 1, number of rotations kept; the least recently used leave, but none of the batch.
-        variant: `"paper"` is equation 6 to the letter. It aligns the gradients at the head, and by that turns the
-            gradients at the encoder apart.
+        limit: ≥ 1, the number of rotations kept; the least recently used are removed, but none of the batch.
+        variant: `"paper"` is equation 6 literally. It aligns the gradients at the head, and thereby moves the gradients
+            at the encoder apart.
 
-    Differentiable in the features; the step's rows are not changed. The first step is the plain learner's, bit for bit.
-    Not applied at meta-test. State: the rotations by key, and with `pool="class"` the class directions of the last
-    step. Cost: O(queries · m) for a task and O(m) for an update with `"plane"`; O(m²) with `"geodesic"`. Reports
-    `angle` per task, the pooled gradients' mean cosine before and after rotation (at the encoder's output), and
-    `pooled_energy`, the share of the gradients' energy that pooling keeps.
+    Use it when the tasks share features and `feature_cosine_before` is low or negative over many steps, as in
+    multi-task learning with common inputs. In few-shot classification it hardly changes the encoder's parameter
+    gradients (`pooled_energy` is small), and large angles lower accuracy: see docs/results/ablation.md and
+    docs/decisions/0008-rotation.md; `rotate_rows` acts on the parameter gradients.
+
+    The rows of a step are not changed. The first step is bit for bit that of the plain learner. Rotations are not
+    applied at meta-test. Reports `angle` per task, the mean cosine of the pooled gradients before and after rotation
+    (at the encoder's output), and `pooled_energy`, the share of the gradients' energy that pooling keeps.
+
+    Differentiable in the features.
+
+    State: the rotations by key, and with `pool="class"` the class directions of the last step.
+
+    Cost: O(queries · m) for a task and O(m) for an update with `"plane"`; O(m²) with `"geodesic"`.
 
     Source: Zhang et al. 2023 (RotoGBML), arXiv 2303.06679, equation 6; Javaloy and Valera 2022 (RotoGrad), arXiv
     2103.02631, equation 11.
 
-    Deviations: (1) equation 6 aligns R_i g_i, the gradients at the head; the encoder receives R_iᵀ g̃_i, whose cosine
-    it lowers, so RotoGrad's objective is taken; (2) unit gradients, so that large tasks do not decide v; (3) identity
-    at first, where RotoGrad's code starts at random rotations; (4) steps are angles: Adam at the paper's 5e-4 on a
-    dense matrix turns 64 features by 0.04 radians and 1600 by one; a step that would lower the alignment is not taken;
-    (5) pooled gradients hold a small part of their energy in few-shot classification, so that their alignment hardly
-    moves the encoder's parameter gradients: see `rotate_rows`.
+    Deviations: (1) RotoGrad's objective: equation 6 aligns R_i g_i, the gradients at the head; the encoder receives
+    R_iᵀ g̃_i, whose cosine equation 6 lowers. (2) Unit gradients, so that tasks with large gradients do not determine
+    v. (3) Rotations start at the identity; RotoGrad's code starts at random rotations. (4) Steps are angles: Adam at
+    the paper's 5e-4 on a dense matrix rotates 64 features by 0.04 radians and 1600 by one. A step that would lower the
+    alignment is rejected. (5) Pooled gradients keep a small part of their energy in few-shot classification, so their
+    alignment hardly changes the encoder's parameter gradients: see `rotate_rows`.
 
     >>> import torch, gradhomog
     >>> pipe = gradhomog.pipeline("rotate(lr=1.6)")

@@ -18,25 +18,34 @@ NOTHING, PARALLEL = 1e-4, 1e-6
 
 
 class RotateRows(Homogenizer):
-    """Each row g_i is turned, in the plane of g_i and the mean direction v, towards v; its norm is kept.
+    """Rotate each row g_i towards the mean direction v, in the plane of g_i and v, and keep its norm.
 
-    u_i = g_i/‖g_i‖,  v = Σ_j u_j / ‖Σ_j u_j‖,  θ_i = ∠(u_i, v),  α_i = min(θ_i, max_angle)
-    row_i = ‖g_i‖ (sin(θ_i − α_i) u_i + sin(α_i) v) / sin θ_i,  an N × N mixing matrix of the Gramian
-
-    `rotate` acts on the encoder's gradients through features; this method acts on the gradients themselves.
+        u_i = g_i/‖g_i‖,  v = Σ_j u_j / ‖Σ_j u_j‖,  θ_i = ∠(u_i, v),  α_i = min(θ_i, max_angle)
+        ĝ_i = ‖g_i‖ (sin(θ_i − α_i) u_i + sin(α_i) v) / sin θ_i,  an N × N mixing matrix of the Gramian
+        d = 1/N Σ_i ĝ_i
 
     Args:
-        max_angle: in [0, π], radians. π aligns all rows but those opposite to v; 0 is the plain learner.
+        max_angle: in [0, π], radians. π aligns all rows except those opposite to v; 0 is the plain learner.
 
-    Differentiable in the rows, but where an angle reaches the cap. A zero row, one within 1e-3 radians of v or of its
-    opposite, and all rows where ‖Σ u_j‖² ≤ 1e-4 N are left as they are: closer, the rounding of float32 rows decides.
-    State: none. Cost: one Gramian and one read of the rows; O(N²).
+    Use it when the cosines of the rows are low or negative, but their norms should be kept. It does not balance norms,
+    and a row that is opposite to the mean direction is not changed. d remains in the span of the rows: for orthogonal
+    rows, as those of few-shot tasks nearly are, the result is weights in the ratio 1/‖g_i‖ and a longer step, which
+    reweighting achieves too.
 
-    Source: none as such: equation 6 of RotoGBML (Zhang et al. 2023, arXiv 2303.06679) for gradients ∇_θ instead of ∇_z,
-    which the paper names and leaves for its size; in the span of N rows it has none.
+    `rotate` acts on the encoder's gradients through features; this method acts on the gradients themselves. A zero row,
+    a row within 1e-3 radians of v or of its opposite, and all rows where ‖Σ u_j‖² ≤ 1e-4 N are unchanged: below that,
+    rounding of float32 rows would decide.
 
-    The step stays in the span of the rows: orthogonal ones, as those of few-shot tasks nearly are, end with weights in
-    the ratio 1/‖g_i‖ and a longer step.
+    Differentiable in the rows, except where an angle reaches the limit.
+
+    State: none.
+
+    Cost: one Gramian and one read of the rows; O(N²).
+
+    Source: none for this form; equation 6 of RotoGBML (Zhang et al. 2023, arXiv 2303.06679) for the gradients ∇_θ
+    instead of ∇_z. The paper mentions ∇_θ and excludes them for their size, which the span of N rows avoids.
+
+    Deviations: (1) Gradients w.r.t. parameters instead of features, and a closed form instead of a learned rotation.
 
     >>> import torch, gradhomog
     >>> gradhomog.pipeline("rotate_rows").combine(torch.tensor([[3.0, 0.0], [0.0, 1.0]]))

@@ -15,17 +15,31 @@ def rotogbml(
     key: Literal["slot", "domain"] = "slot",
     variant: Literal["corrected", "paper"] = "corrected",
 ) -> list[tuple[str, dict[str, Any]]]:
-    """`isi + rotate + reweight`, each with its defaults, with options, or not at all.
+    """A preset: the pipeline `isi + rotate + reweight`, each with its defaults, with options, or omitted.
+
+        isi(…) + rotate(key=key, variant=variant, …) + reweight(key=key, variant=variant, …)
 
     Args:
         isi, rotate, reweight: true, false, or a table of options, such as `reweight={"beta": 0.1}`.
         key: state of rotations and weights by `"slot"`, or by `"domain"` if every task has one.
         variant: of `rotate` and `reweight`; `"paper"` implements equations 4 to 6 literally.
 
-    With all three switched off it is the plain learner, bit for bit. A preset: the pipeline holds the modules
-    themselves, and reports have an entry for each of them.
+    Use it when you reproduce RotoGBML, or when its three symptoms occur together: misleading backgrounds (`isi`),
+    conflicting feature gradients (`rotate`), and gradient norms that differ (`reweight`). For one symptom use that
+    module alone. In docs/results/ablation.md `isi` was the only module with a visible effect, where textures misled.
 
-    Source: Zhang et al. 2023 (RotoGBML), arXiv 2303.06679, algorithm 1. Deviations: those of the modules; see each.
+    With all three omitted it is bit for bit the plain learner. The pipeline contains the modules themselves, and
+    reports have an entry for each of them.
+
+    Differentiable in the rows; see the modules for the rest.
+
+    State: that of the modules.
+
+    Cost: that of the modules.
+
+    Source: Zhang et al. 2023 (RotoGBML), arXiv 2303.06679, algorithm 1.
+
+    Deviations: those of the modules; see each.
 
     >>> import gradhomog
     >>> pipe = gradhomog.pipeline("rotogbml(isi=false, reweight={'beta': 0.1})")

@@ -17,56 +17,67 @@ from gradhomog_plugins._rotations.geodesic import Geodesic, haar
 
 
 class RotoGrad(Homogenizer):
-    """Feature gradients G_k get a common length C; rotations R_k in SO(m), one per task, turn them to a common mean.
+    """Scale the feature gradients G_k to a common length C, and rotate features by R_k in SO(m) to align the G_k.
 
-    r_k = R_k z,  g̃_k = ∂L_k/∂r_k over the batch,  G_k = R_kᵀ g̃_k = ∂L_k/∂z,  U_k = G_k/‖G_k‖  (Frobenius norm)
-    magnitude: row k is multiplied by C/‖G_k‖;  C = Σ_k α_k ‖G_k‖,  α_k = (‖G_k‖/‖G_k⁰‖) / Σ_j (‖G_j‖/‖G_j⁰‖)
-    rotation: R_k ← R_k − η ∇ L_rot^k,  L_rot^k = −Σ_n ⟨R_kᵀ g̃_nk, v_n⟩,  v = 1/N Σ_k U_k;  g̃ and v are constants
-    d = 1/N Σ_k (C/‖G_k‖) g_k;  in the paper's scale N times as long
-
-    The chain rule is linear, so that a row is scaled where the paper scales a feature gradient; a rotation keeps norms,
-    so that those at the heads are the same. The gradient w.r.t. R is closed form, −g̃ᵀ v; the step is one along the
-    rotations: R ← R cay(η Σ_n (a_n v_nᵀ − v_n a_nᵀ)) with a = R_kᵀ g̃_k.
+        r_k = R_k z,  g̃_k = ∂L_k/∂r_k over the batch,  G_k = R_kᵀ g̃_k = ∂L_k/∂z,  U_k = G_k/‖G_k‖  (Frobenius norm)
+        magnitude: row k is multiplied by C/‖G_k‖;  C = Σ_k α_k ‖G_k‖,  α_k = (‖G_k‖/‖G_k⁰‖) / Σ_j (‖G_j‖/‖G_j⁰‖)
+        rotation: R_k ← R_k − η ∇ L_rot^k,  L_rot^k = −Σ_n ⟨R_kᵀ g̃_nk, v_n⟩,  v = 1/N Σ_k U_k;  g̃ and v are constants
+        d = 1/N Σ_k (C/‖G_k‖) g_k;  paper's scale: N times as long
 
     Args:
-        lr: > 0, η. The gradient is taken relative to the mean ‖G_k‖ of the batch: a task of that norm is turned by at
-            most `lr` radians in a step, and less the better it is aligned. Rotations are to be slower than the network:
-            regression of three outputs ended with errors of 0.022 without rotations, 0.023, 0.030, 0.19 with rates of
-            0.005, 0.05, 0.5 (measured, three seeds, networks by Adam at 1e-3).
+        lr: > 0, η. The gradient is relative to the mean ‖G_k‖ of the batch: a rotation of a task with that norm turns
+            by at most `lr` radians in a step, and less the better it is aligned. Rotations should be slower than the
+            network: regression of three outputs ended with errors of 0.022 without rotations, 0.023, 0.030, 0.19 with
+            rates of 0.005, 0.05, 0.5 (measured, three seeds, networks by Adam at 1e-3).
         decay: in (0, 1], factor of a rotation's η after each of its steps.
         rotation, magnitude: whether each half acts.
-        variant: `"paper"`, v as above; `"reference"`: times ‖1/N Σ_k G_k‖ (also relative to the mean ‖G_k‖), as in the
-            authors' code, so that steps are short where gradients conflict.
-        start: of the rotations: `"identity"`; or `"haar"`, drawn uniformly, another for each key, which turns apart
-            even tasks that agree.
+        variant: `"paper"`, v as above; `"reference"`: v times ‖1/N Σ_k G_k‖ (also relative to the mean ‖G_k‖), as in
+            the authors' code, so that steps are short where gradients conflict.
+        start: of the rotations: `"identity"`; or `"haar"`, drawn uniformly, another for each key, which also separates
+            tasks that agree.
         size: ≥ 1, only the first `size` features are rotated; all by default.
         pool: `"sample"`, the gradients of the tasks at the same input are compared, as in the paper; `"task"`, their
             sums over the batch, for tasks with different inputs, as in meta-learning.
-        burn_in: the number of steps with a gradient after which ‖G_k⁰‖ is taken anew, once; 0 for never. The authors'
-            code: 20.
+        burn_in: the number of steps with a gradient after which ‖G_k⁰‖ is measured again, once; 0 for never. The
+            authors' code: 20.
         key: state by `"slot"` or by `"domain"`.
         seed: of `start="haar"`.
         scale: `"paper"`, the sum of the scaled rows instead of their mean.
 
-    Features are `[tasks, queries, features]`, or maps `[tasks, queries, features, *positions]`, of which each position
-    counts as a query and the channels are rotated. In multi-task learning every task gets the same features, and the
-    rotations belong to the model: at test, too, heads require what `transform` returns. In meta-learning they are
-    removed at meta-test, and a row is scaled as a whole, with the gradient of the head's start.
+    Use it when tasks with the same inputs share features, and their feature gradients differ in norm (`magnitude`) or
+    have low or negative cosines (`rotation`). Rotations that are as fast as the network raise the error (see `lr`). In
+    few-shot learning, where a pooled gradient keeps little energy, do not expect an effect of the rotations
+    (docs/decisions/0008-rotation.md).
 
-    A task without feature gradient keeps its row, turns nothing, and does not count in C; ‖G_k⁰‖ is its first that is
-    not zero. With one task, or tasks that agree, nothing changes. State: rotations, their numbers of steps, first norms
-    and numbers of gradients, all by key; `size`² numbers for a rotation. Cost of a task with B samples: O(B size²) for
-    its features, and for a step of its rotation while 2B < size, else O(size³).
+    By the linear chain rule, scaling a row equals scaling the feature gradient, as the paper does; rotations keep
+    norms, so the norms at the heads are the same. The gradient w.r.t. R has the closed form −g̃ᵀ v; the step is taken
+    along the rotations: R ← R cay(η Σ_n (a_n v_nᵀ − v_n a_nᵀ)) with a = R_kᵀ g̃_k.
+
+    Features are `[tasks, queries, features]`, or maps `[tasks, queries, features, *positions]`, of which each position
+    counts as a query and the channels are rotated. In multi-task learning every task has the same features, and the
+    rotations belong to the model: at test, too, heads require the output of `transform`. In meta-learning they are
+    removed at meta-test, and a row is scaled as a whole, with the gradient at the head's initial parameters.
+
+    A task whose feature gradient is zero keeps its row and its rotation, and does not count in C; ‖G_k⁰‖ is its first
+    norm that is not zero. With one task, or tasks that agree, nothing changes.
+
+    Differentiable in rows and features, with the rotations as constants.
+
+    State: by key, rotations (`size`² numbers each), their numbers of steps, first norms and numbers of gradients.
+
+    Cost: of a task with B samples, O(B size²) for its features, and for a step of its rotation while 2B < size,
+    otherwise O(size³).
 
     Source: Javaloy and Valera 2022 (RotoGrad), arXiv 2103.02631; the authors' code, rotograd 0.1.6.
 
-    Deviations from the paper: (1) the mean of the scaled rows by default, where it has the sum; (2) the gradient of
-    L_rot relative to the mean norm, so that a common factor of the losses does not change how fast rotations turn; (3)
-    a step that would lower the alignment is halved. From the authors' code: (4) rotations start at the identity; there
-    they are Haar-random, since the parametrisation samples anew; (5) no factor of the batch: repeated inputs change
-    nothing, where the code sums over inputs of vectors, but averages over those of maps; (6) a first gradient of zero
-    is not stored: the code stores 1e-15, and once it has a gradient that task alone decides C (α = 1 − 1e-14); (7)
-    first norms are part of the state: the code takes them anew whenever training is resumed.
+    Deviations: From the paper: (1) The mean of the scaled rows by default; the paper has the sum. (2) The gradient of
+    L_rot is relative to the mean norm, so that a common factor of the losses does not change the speed of the
+    rotations. (3) A step that would lower the alignment is halved. From the authors' code: (4) Rotations start at the
+    identity; in the code they are Haar-random, because the parametrization samples them. (5) No factor of the batch
+    size: repeated inputs change nothing, whereas the code sums over inputs of vectors, but averages over those of maps.
+    (6) A first gradient of zero is not stored. The code stores 1e-15, and once the task has a gradient, it alone
+    determines C (α = 1 − 1e-14). (7) First norms are part of the state; the code measures them again whenever training
+    is resumed.
 
     >>> import torch, gradhomog
     >>> grads = torch.tensor([[[3.0, 0.0]], [[0.0, 1.0]]])  # [tasks, queries, features]

@@ -9,23 +9,32 @@ from gradhomog_plugins import _losses
 
 
 class ScaleInvariant(Homogenizer):
-    """Weights inverse to the losses, so that the unit of a loss does not matter: the gradient of Σ_i log L_i.
+    """Weights inversely proportional to the losses, independent of their units: the gradient of Σ_i log L_i.
 
-    L = Σ_i log L_i;  ∂L/∂L_i = 1/L_i
-    d = 1/N Σ_i ω_i g_i,  ω_i = (1/L_i) / mean_j (1/L_j);  the paper's scale: ω_i = N/L_i, so that d = ∇L
+        L = Σ_i log L_i,  ∂L/∂L_i = 1/L_i
+        d = 1/N Σ_i ω_i g_i,  ω_i = (1/L_i) / mean_j (1/L_j);  paper's scale: ω_i = N/L_i, so that d = ∇L
 
-    In the mean scale this and `geometric_mean` are the same method: both weigh by 1/L_i, and differ in length only. A
-    factor of a single loss (and its row) does not change the direction; in the paper's scale not its length either.
+    Use it when losses have different units or magnitudes, so that the largest loss dominates the mean gradient; it is
+    stateless and has no option. It is harmful where a loss approaches zero, because its task then takes nearly all
+    weight, and it does not resolve conflicts. On functions of different magnitude its error was a fifth lower, not
+    significant after correction (docs/results/first-comparison.md).
 
-    Acts on rows: the shared parameters receive the combined loss, the heads of a multi-task network their own losses.
+    In the mean scale this and `geometric_mean` are the same method: both weight by 1/L_i, and only their lengths
+    differ. A factor of a single loss (and its row) does not change the direction; in the paper's scale it does not
+    change the length either. Acts on rows: shared parameters receive the gradient of the weighted losses, the heads of
+    a multi-task network those of their own unweighted losses. Losses must be positive: zero or negative losses raise,
+    and in the paper's scale a weight above 1e30 raises too.
 
-    Differentiable in rows and losses. State: none. Losses must be positive: one of zero has no finite weight and
-    raises, as does a negative one, and in the paper's scale one with a weight above 1e30. Cost: O(N).
+    Differentiable in rows and losses.
+
+    State: none.
+
+    Cost: O(N).
 
     Source: Navon et al. 2022, "Multi-Task Learning as a Bargaining Game", arXiv 2202.01017, the baseline SI.
 
-    Deviations: (1) the mean of the weights is one by default; (2) reference code: SamsungLabs/MTL takes log(1 + L),
-    which is not invariant to scale; nash-mtl allows weights in the sum: write `static(weights=[...])` before it.
+    Deviations: (1) The mean of the weights is one by default. (2) Reference code: SamsungLabs/MTL uses log(1 + L),
+    which is not invariant to scale; nash-mtl allows weights in the sum: use `static(weights=[...])` before it.
 
     >>> import torch, gradhomog
     >>> gradhomog.pipeline("scale_invariant(scale='paper')").combine(torch.eye(2), losses=[0.5, 2.0])

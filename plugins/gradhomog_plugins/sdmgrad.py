@@ -23,42 +23,50 @@ from gradhomog_plugins._simplex import project_onto_simplex
 
 
 class SDMGrad(Homogenizer):
-    """MGDA's direction, mixed with the mean gradient both before and after its weights are computed.
+    """The direction of MGDA, mixed with the mean gradient both before and after its weights are computed.
 
-    w = argmin ½ ‖Σ_i w_i g_i + λ g_0‖² over w ≥ 0, Σw = 1,  g_0 = 1/N Σ_i g_i
-    d = (Σ_i w_i g_i + λ g_0) / (1 + λ)
-
-    λ = 0 is MGDA, λ → ∞ the mean.
+        w = argmin ½ ‖Σ_i w_i g_i + λ g_0‖² over w ≥ 0, Σ_i w_i = 1,  g_0 = 1/N Σ_i g_i
+        d = (Σ_i w_i g_i + λ g_0) / (1 + λ)
+        λ = 0 is MGDA, λ → ∞ the mean
 
     Args:
-        regularization: λ. The authors' experiments take 0.3, their class 0.6 by default.
-        solver: `"exact"`; or `"sgd"`, the authors' descent, starting where it ended in the step before: `iterations`
-            steps of gradient A (w + λ w̃), A = J Jᵀ / s², s the mean norm of the rows, w̃ = 1/N, each followed by the
-            projection onto the simplex.
+        regularization: λ. The authors' experiments use 0.3, the default of their class is 0.6.
+        solver: `"exact"`; or `"sgd"`, the authors' descent, which starts from the result of the previous step:
+            `iterations` steps of gradient A (w + λ w̃), A = J Jᵀ / s², s the mean norm of the rows, w̃ = 1/N, each
+            followed by the projection onto the simplex.
         lr: of `"sgd"`.
         momentum: of `"sgd"`; its velocity starts from zero in every step of training.
         iterations: of `"sgd"`.
         key: w of `"sgd"` is kept by `"slot"` or by `"domain"`.
 
-    `"exact"` is minimum_norm_weights of the rows h_i = g_i + λ g_0, since Σ_i w_i h_i is the vector to be shortened for
-    Σw = 1. It is the default because `"sgd"` with the authors' rate of 10 does not converge: of nearly orthogonal rows
-    of one norm it moves the weight from task to task, and the vector stays 1.3, 1.6, 1.8 times as long as the shortest
-    for 2, 4, 16 tasks, step after step on the same rows (measured 2026-11 on one processor: the trajectory is chaotic,
-    so another one's rounding gives other figures); with a rate of 2 it is the shortest to 1e-4.
+    Use it when rows conflict, but `mgda` follows the shortest rows so closely that the mean loss hardly falls: λ
+    interpolates between the two. It does not balance units: for small λ, losses with small gradients dominate as in
+    MGDA, for large λ those with large gradients. Use `solver="sgd"` only to reproduce the authors' code; its default
+    rate does not converge.
 
-    Differentiable in the rows wherever the set of tasks with w_i > 0 does not change; with `"sgd"` through all
-    iterations, from a constant start. A zero row takes part as in MGDA; where it takes all the weight, d is
-    λ g_0 / (1 + λ). State of `"sgd"`: w by key. Cost: one Gramian, and minimum_norm_weights or O(N²) an iteration.
+    `"exact"` is `minimum_norm_weights` of the rows h_i = g_i + λ g_0, because Σ_i w_i h_i is the vector to be shortened
+    for Σ_i w_i = 1. It is the default because `"sgd"` with the authors' rate of 10 does not converge: for nearly
+    orthogonal rows of one norm it moves the weight from task to task, and the vector stays 1.3, 1.6, 1.8 times as long
+    as the shortest for 2, 4, 16 tasks, in every step on the same rows (measured 2026-11 on one processor: the
+    trajectory is chaotic, so the rounding of another processor gives other figures); with a rate of 2 it is the
+    shortest to 1e-4. A zero row counts as in MGDA; where it has all the weight, d = λ g_0 / (1 + λ).
+
+    Differentiable in the rows where the set of tasks with w_i > 0 does not change; with `"sgd"` through all iterations,
+    from a constant start.
+
+    State: with `"sgd"`, w by key; otherwise none.
+
+    Cost: one Gramian, and `minimum_norm_weights` or O(N²) per iteration.
 
     Source: Xiao, Ban and Ji 2023, "Direction-oriented Multi-objective Learning", arXiv 2305.18409, algorithm 1 and
     section 6.1; the authors' code, SDMGrad in methods/weight_methods.py.
 
-    Deviations: (1) one Jacobian, where the paper estimates J Jᵀ from two independent batches and takes the direction
-    from a third: hosts have one batch in a step. The authors' code does so too, without documenting it: its three are
-    one buffer, so that all of them are the last batch; (2) `"exact"`, see above; (3) A is relative to the norms alone;
-    the code adds 1e-4 to their squares and TorchJD 0.18 1e-8 to s², which makes A vanish for small gradients, so that w
-    hardly leaves its start (2026-11); (4) the length of d is the paper's; the code multiplies it by N and clips it to
-    norm 1.
+    Deviations: (1) One Jacobian. The paper estimates J Jᵀ from two independent batches and computes the direction from
+    a third; callers of this library have one batch in a step. The authors' code uses one, too, without documenting it:
+    its three are one buffer, so that all of them are the last batch. (2) `"exact"`, as described above. (3) A is
+    relative to the norms alone. The code adds 1e-4 to their squares and TorchJD 0.18 1e-8 to s², which makes A vanish
+    for small gradients, so that w hardly changes from its start (2026-11). (4) The length of d is the paper's; the code
+    multiplies d by N and clips it to norm 1.
 
     >>> import torch, gradhomog
     >>> gradhomog.pipeline("sdmgrad(regularization=1)").combine(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))

@@ -19,27 +19,34 @@ Weight = Annotated[float, Ge(0)]
 class Static(Homogenizer):
     """Fixed weights w_i.
 
-    d = 1/N Σ_i ω_i g_i,  ω_i = N w_i / Σ_j w_j;  the paper's scale: d = Σ_i w_i g_i
+        d = 1/N Σ_i ω_i g_i,  ω_i = N w_i / Σ_j w_j;  paper's scale: d = Σ_i w_i g_i
 
     Args:
-        weights: one of
-            a list, one weight per slot of the batch;
-            a dict, one weight per domain, with the entry `"*"` for domains that it does not name (1 without it);
-            `"random"`, a weight per domain (or per slot where domains are unknown), log-uniform in [1/spread, spread],
-            a function of `seed` and the domain's name alone: draw several seeds and keep the one with the best
-            validation score, and the plain sum has had the same tuning as the methods it is compared with;
-            None, all equal.
-            Weights are not all zero in a batch.
+        weights: a list, one weight per slot of the batch; a dict, one weight per domain, with the entry `"*"` for other
+            domains (1 without it); `"random"`, a weight per domain (or per slot where domains are not defined),
+            log-uniform in [1/spread, spread], a function of `seed` and the domain's name alone; or None, all equal. The
+            weights of a batch must not all be zero.
         spread: for `"random"`.
         seed: for `"random"`.
 
-    Differentiable in the rows. State: none. Cost: one read of the rows.
+    Use it when you compare methods: tuned static weights are the baseline that an adaptive method must exceed. With
+    `"random"`, draw several seeds and keep the one with the best validation score; then the plain sum is tuned as much
+    as the methods it is compared with. It is of no use where the best weights change during training, and it does not
+    resolve conflicts.
+
+    Zero rows need no exception.
+
+    Differentiable in the rows.
+
+    State: none.
+
+    Cost: one read of the rows.
 
     Source: linear scalarization; the row *hyper* in the ablation of RotoGBML (Zhang et al., arXiv 2303.06679, section
-    6.3) is the list [0.1, 0.5, 0.3, 0.4]. That it matches adaptive methods when tuned: Kurin et al. 2022
-    (arXiv 2201.04122), Xin et al. 2022 (arXiv 2209.11379).
+    6.3) is the list [0.1, 0.5, 0.3, 0.4]. Evidence that tuned weights match adaptive methods: Kurin et al. 2022 (arXiv
+    2201.04122), Xin et al. 2022 (arXiv 2209.11379).
 
-    Deviations: weights of 1 are 1 here and the mean is taken; LibMTL documents 1/T and uses 1.
+    Deviations: (1) Weights of 1 are 1, and the mean is taken; LibMTL documents 1/T and uses 1.
 
     >>> import torch, gradhomog
     >>> gradhomog.pipeline("static(weights=[1, 3])").combine(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))

@@ -18,36 +18,45 @@ Preference = Annotated[float, Ge(0)]
 class STCH(Homogenizer):
     """Weights from the derivatives of a smooth maximum of the weighted losses.
 
-    L = μ log Σ_i exp(y_i/μ),  y_i = λ_i (L_i − z_i);  ∂L/∂L_i = λ_i p_i,  p = softmax(y/μ)
-    d = 1/N Σ_i ω_i g_i,  ω_i = λ_i p_i over its mean;  the paper's scale: N λ_i p_i, so that d = ∇L
-    With `log`: y_i = log(L_i/m_i) and N times that L, so ∂L/∂L_i = N p_i/L_i; until m is measured, L = Σ_i log L_i.
+        L = μ log Σ_i exp(y_i/μ),  y_i = λ_i (L_i − z_i),  ∂L/∂L_i = λ_i p_i,  p = softmax(y/μ)
+        d = 1/N Σ_i ω_i g_i,  ω_i = λ_i p_i / mean_j λ_j p_j;  paper's scale: ω_i = N λ_i p_i, so that d = ∇L
+        with log: y_i = log(L_i/m_i) and N times that L, so ∂L/∂L_i = N p_i/L_i; until m is measured, L = Σ_i log L_i
 
     Args:
-        mu: μ. Small, only the worst task counts; large, the weights are λ (with `log`, 1/L_i). By default 0.1, and with
-            `log` 1, as the authors' code has it.
-        weights: λ, a preference: a list by slot, or a dict by domain with the entry `"*"` for those that it does not
-            name (1 without it); divided by their sum. By default all equal.
-        ideal: z, the lowest losses that can be reached: one number, or a list or a dict as before (0 where missing).
+        mu: μ. For small values only the worst task counts; for large values the weights are λ (with `log`, 1/L_i). By
+            default 0.1, and with `log` 1, as in the authors' code.
+        weights: λ, a preference: a list by slot, or a dict by domain with the entry `"*"` for other domains (1 without
+            it); divided by their sum. By default all equal.
+        ideal: z, lower bounds of the losses: one number, or a list or a dict as for `weights` (0 where missing).
         log: the variant of the authors' multi-task code, which needs no common unit of the losses. m_i is the mean of
-            L_i in the epoch after `warmup`; of a task that occurs only later, its first loss.
-        warmup: epochs before the one in which m is measured; for `log`.
-        period: steps per epoch, as in `dwa`; for `log`.
-        key: m by `"slot"` (place in the batch) or by `"domain"`; use it if a slot's domain changes between batches;
-            for `log`.
+            L_i in the epoch after `warmup`; for a task that occurs only later, its first loss.
+        warmup: with `log`, epochs before the one in which m is measured.
+        period: with `log`, steps per epoch, as in `dwa`.
+        key: with `log`, m by `"slot"` (position in the batch) or by `"domain"`; use `"domain"` if the domain of a slot
+            changes between batches.
 
-    Acts on rows: the shared parameters receive the combined loss, the heads of a multi-task network their own losses.
+    Use it when the worst task matters more than the mean, and the losses have a common unit (or with `log=True`). It is
+    harmful where the loss of one task stays high for other reasons, such as noisy labels: that task then takes nearly
+    all weight. It reads losses only and does not resolve conflicts.
 
-    Differentiable in rows and losses. State: none without `log`; else m by key, and the sums it is made of. Losses may
-    have any sign without `log`; they must be positive with it. Computed from logarithms: nothing overflows. Cost: O(N).
+    Acts on rows: shared parameters receive the gradient of the weighted losses, the heads of a multi-task network those
+    of their own unweighted losses. Losses may have any sign without `log`; they must be positive with it. Computed from
+    logarithms: nothing overflows.
+
+    Differentiable in rows and losses.
+
+    State: without `log` none; otherwise m by key, and the sums from which it is computed.
+
+    Cost: O(N).
 
     Source: Lin et al. 2024, "Smooth Tchebycheff Scalarization", arXiv 2402.19078, equation 9.
 
-    Deviations: (1) the formula of the paper is the default. The authors' multi-task code is another method, and does
-    not adapt with its own μ = 1: p_i/L_i is then proportional to 1/m_i, fixed weights, and only the length of the step
-    still changes; (2) μ = 0.1 is between the 0.01 of the authors' code for losses in [0, 1] and the 1 of the other; the
-    paper tries 0.01 to 1 and finds none best; (3) no 1e-20 within the logarithms; (4) with a `warmup` of 4 the fifth
-    epoch is still one of Σ log L, in the authors' code and so here; (5) the mean of the weights is one by default; (6)
-    TorchJD does not divide λ by its sum.
+    Deviations: (1) The formula of the paper is the default. The authors' multi-task code is another method, and with
+    its own μ = 1 it does not adapt: p_i/L_i is then proportional to 1/m_i, fixed weights, and only the length of the
+    step changes. (2) μ = 0.1 is between the 0.01 of the authors' code for losses in [0, 1] and the 1 of the other; the
+    paper compares 0.01 to 1 and finds none best. (3) No 1e-20 inside the logarithms. (4) With a `warmup` of 4 the fifth
+    epoch is still one of Σ log L, as in the authors' code. (5) The mean of the weights is one by default. (6) λ is
+    divided by its sum; TorchJD does not divide it.
 
     >>> import torch, gradhomog
     >>> gradhomog.pipeline("stch").combine(torch.eye(2), losses=[1.0, 1.2])

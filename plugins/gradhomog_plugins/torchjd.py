@@ -37,7 +37,7 @@ BASES = ("Aggregator", "WeightedAggregator", "GramianWeightedAggregator")
 class TorchJD(Homogenizer):
     """The direction of a TorchJD aggregator A, applied to the matrix J of the rows.
 
-    d = A(J) / f(N),  f(N) = A([[1], …, [1]]), N rows;  the paper's scale is A(J)
+        d = A(J) / f(N),  f(N) = A([[1], …, [1]]), N rows;  paper's scale: d = A(J)
 
     Args:
         aggregator: the name of one of TorchJD's classes: `"AlignedMTL"`, `"CAGrad"`, `"ConFIG"`, `"Constant"`,
@@ -50,23 +50,29 @@ class TorchJD(Homogenizer):
             TrimmedMean and `weights` of Constant are required.
         seed: of its random numbers; the global generators are not changed.
 
-    For comparisons in the same scale, and as a test oracle. The mathematics is TorchJD's, its thresholds included
-    (UPGrad and DualProj are the mean, CAGrad is zero for rows that are all shorter than 0.01), and so is the cost;
-    properties of each aggregator, as measured, are in docs/results/torchjd.md.
+    Use it when you compare with TorchJD in the same scale, need a test oracle, or need an aggregator that is not built
+    in here, such as `"PCD"`. For all others the built-in homogenizers are preferable: they are differentiable and have
+    no absolute thresholds.
 
-    Not differentiable. State: the aggregator's `state_dict`, N² numbers of GradVac, N of PCD, and of ExcessMTL as many
-    as the rows have; it starts again when the number of tasks or the dtype changes. State outside the `state_dict`
-    cannot be saved: NashMTL starts every step anew, and ExcessMTL takes no `n_warmup_steps`.
+    The mathematics is TorchJD's, including its thresholds: UPGrad and DualProj are the mean, and CAGrad is zero, for
+    rows that are all shorter than 0.01. The measured properties of each aggregator are in docs/results/torchjd.md.
+    Requires TorchJD (`pip install 'gradhomog[compare]'`), imported when a homogenizer is constructed; some aggregators
+    require further packages.
 
-    Cost beside the aggregator's own: rows in a dict of several tensors are copied into one matrix, half-precision rows
-    into float32; A is also called on a column of N ones, and an aggregator with state twice, since TorchJD loads a
-    `state_dict` only after a first call.
+    Not differentiable.
 
-    Needs TorchJD (`pip install 'gradhomog[compare]'`), imported when a homogenizer is made; some aggregators need
-    further packages.
+    State: the aggregator's `state_dict`: N² numbers of GradVac, N of PCD, and of ExcessMTL as many as the rows have. It
+    restarts when the number of tasks or the dtype changes. State outside the `state_dict` cannot be saved: NashMTL
+    restarts in every step, and ExcessMTL does not accept `n_warmup_steps`.
+
+    Cost: that of the aggregator. In addition, rows in a dict of several tensors are copied into one matrix,
+    half-precision rows into float32; A is also called on a column of N ones, and an aggregator with state twice,
+    because TorchJD loads a `state_dict` only after a first call.
 
     Source: Quinton and Rey 2024, "Jacobian Descent for Multi-Objective Optimization", arXiv 2406.16232, and
     https://github.com/SimplexLab/TorchJD; the papers of the methods are listed in the documentation of the classes.
+
+    Deviations: (1) The division by f(N), unless scale="paper".
 
     >>> import torch, gradhomog
     >>> jacobian = torch.tensor([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]])

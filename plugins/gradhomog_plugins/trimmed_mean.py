@@ -17,30 +17,34 @@ COLUMNS = 2**15
 
 
 class TrimmedMean(Homogenizer):
-    """Each coordinate of the direction is the mean of the tasks' entries but for the k largest and the k smallest.
+    """In each coordinate, the mean of the entries of the rows without the k largest and the k smallest.
 
-    d_p = 1/(N − 2k) Σ_{i=k+1}^{N−k} g_(i)p,  g_(1)p ≤ … ≤ g_(N)p the tasks' entries in coordinate p, sorted
-
-    No task can pull a coordinate further than the others reach, with any gradient: for tasks with broken data,
-    not for tasks that rightly disagree.
+        d_p = 1/(N − 2k) Σ_{i=k+1}^{N−k} g_(i)p,  g_(1)p ≤ … ≤ g_(N)p the entries of the rows in coordinate p, sorted
 
     Args:
-        trim: a share β in [0, 0.5), for which k = ⌊βN⌋; or a whole number k ≥ 0, for which N > 2k is needed. The paper
-            requires a β at least as large as the share of bad tasks; with a quarter, the mean of the middle half, four
-            tasks are the first of which any are left out. Fewer are averaged.
+        trim: a share β in [0, 0.5), with k = ⌊βN⌋; or an integer k ≥ 0, which requires N > 2k. The paper requires a β
+            at least as large as the share of bad tasks. With a quarter, the mean of the middle half, k is zero for
+            fewer than four tasks, which are averaged.
 
-    Differentiable in the rows: entries left out have derivative zero, and equal entries share the derivative. One task
-    is unchanged; zero, duplicate and opposite rows need no exception. State: none.
+    Use it when single tasks may have broken data or wrong labels: no task can move a coordinate beyond the range of the
+    others, with any gradient. It is harmful where tasks rightly disagree, because exactly their differences are
+    removed; and with fewer than four tasks the default is the plain mean.
 
-    The direction is no mixture of the rows: all rows become it. Cost: about ¼ N log² N comparisons of whole rows, in
-    blocks that fit the cache, and the memory of the direction. Measured on one core at 10⁶ float32 parameters: 9 ms for
-    4 tasks and 85 ms for 16, where TorchJD's TrimmedMean and `torch.sort` take 80 to 100 and 400 to 900 ms
-    (docs/decisions/0023-rows-simple-forms.md).
+    Single tasks are unchanged; zero, duplicate and opposite rows need no exception. The direction is not a linear
+    combination of the rows: all rows are replaced by it.
+
+    Differentiable in the rows: removed entries have derivative zero, and equal entries share the derivative.
+
+    State: none.
+
+    Cost: about ¼ N log² N comparisons of whole rows, in blocks that fit the cache, and the memory of the direction.
+    Measured on one core at 10⁶ float32 parameters: 9 ms for 4 tasks and 85 ms for 16; TorchJD's TrimmedMean and
+    `torch.sort` take 80 to 100 and 400 to 900 ms (docs/decisions/0023-rows-simple-forms.md).
 
     Source: Yin et al. 2018, "Byzantine-Robust Distributed Learning", arXiv 1803.01498, definition 2.
 
-    Deviations: none in what is computed. TorchJD's `trim_number` is k; SciPy's `trim_mean` takes β. TorchJD's takes NaN
-    for the largest number and trims it away; here a task with NaN raises, or is dropped before.
+    Deviations: (1) None in the result. TorchJD's `trim_number` is k; SciPy's `trim_mean` has β. (2) NaN: TorchJD's
+    treats NaN as the largest number and removes it; here a task with NaN raises, or is dropped before.
 
     >>> import torch, gradhomog
     >>> jacobian = torch.tensor([[1.0, 2.0], [2.0, -50.0], [3.0, 4.0], [900.0, 0.0]])

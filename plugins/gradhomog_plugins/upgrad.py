@@ -16,21 +16,31 @@ from gradhomog import (
 
 
 class UPGrad(Homogenizer):
-    """Each row becomes the nearest direction that has no negative inner product with any row.
+    """Project each row on the directions that have no negative inner product with any row.
 
-    ĝ_i = argmin ‖ĝ − g_i‖² over ⟨g_j, ĝ⟩ ≥ 0 for all j;  d = 1/N Σ_i ĝ_i;  ĝ = C·J, C_i = argmin vᵀGv over v ≥ e_i
+        ĝ_i = argmin ‖ĝ − g_i‖² over ⟨g_j, ĝ⟩ ≥ 0 for all j;  ĝ_i = Σ_j C_ij g_j, C_i = argmin vᵀGv over v ≥ e_i
+        d = 1/N Σ_i ĝ_i
 
-    Differentiable in the rows wherever the set of tasks with C_ij > 0 does not change. Of two rows it is PCGrad. A zero
-    row stays zero; of opposite rows what is orthogonal to them is left. State: none. Exact: see
-    `gradhomog.dual_cone_weights`. Cost: N programs of N×N, O(N⁴): 0.3 ms for 16 tasks,
-    2 s for 256, which is the limit.
+    Use it when rows conflict and the step must raise no task's loss to first order: like PCGrad, but d conflicts with
+    no row for any number of tasks. Where no rows conflict it is the plain mean: it does not balance norms, and long
+    rows still dominate.
+
+    For two rows it is PCGrad. A zero row stays zero; opposite rows keep the parts that are orthogonal to them. Exact:
+    see `gradhomog.dual_cone_weights`.
+
+    Differentiable in the rows where the set of tasks with C_ij > 0 does not change.
+
+    State: none.
+
+    Cost: N programs of N×N, O(N⁴): 0.3 ms for 16 tasks, 2 s for 256, which is the limit.
 
     Source: Quinton and Rey 2024, "Jacobian Descent for Multi-Objective Optimization", arXiv 2406.16232, equation 5 and
     proposition 1.
 
-    Deviations: the projections are exact. TorchJD 0.18 (by the same authors) adds 1e-4 to the diagonal of the Gramian,
-    and takes for zero one whose trace is below 1e-4: its direction is the plain mean where the gradients are small
-    (below 0.01 together), 2 to 10 % off where norms differ by orders of magnitude, and still conflicts there.
+    Deviations: (1) The projections are exact. TorchJD 0.18 (by the same authors) adds 1e-4 to the diagonal of the
+    Gramian, and treats a Gramian whose trace is below 1e-4 as zero: its direction is the plain mean where the gradients
+    are small (below 0.01 together), is 2 to 10 % off where norms differ by orders of magnitude, and still conflicts
+    there.
 
     >>> import torch, gradhomog
     >>> gradhomog.pipeline("upgrad").combine(torch.tensor([[3.0, 0.0], [-1.0, 1.0]]))

@@ -18,34 +18,44 @@ LOG_FACTORS = {"regression": math.log(0.5), "classification": 0.0}
 
 
 class UW(Homogenizer):
-    """Weights inverse to the tasks' variances σ_i², whose logarithms s_i are learnt.
+    """Weights inversely proportional to the tasks' variances σ_i², whose logarithms s_i are learned.
 
-    L = Σ_i κ_i e^{−s_i} L_i + ½ s_i,  κ = ½ for `"regression"`, 1 for `"classification"`
-    ∂L/∂L_i = κ_i e^{−s_i};  s ← Adam(s, ∂L/∂s_i = ½ − κ_i e^{−s_i} L_i);  at rest ∂L/∂L_i = 1/(2 L_i)
-    d = 1/N Σ_i ω_i g_i,  ω_i = κ_i e^{−s_i} over its mean;  the paper's scale: N κ_i e^{−s_i}, so that d = ∇L
+        L = Σ_i κ_i e^{−s_i} L_i + ½ s_i,  κ = ½ for "regression", 1 for "classification"
+        s ← Adam(s, ∂L/∂s_i = ½ − κ_i e^{−s_i} L_i), which converges to ∂L/∂L_i = κ_i e^{−s_i} = 1/(2 L_i)
+        d = 1/N Σ_i ω_i g_i,  ω_i = κ_i e^{−s_i} / mean_j κ_j e^{−s_j};  paper's scale: ω_i = N κ_i e^{−s_i}, d = ∇L
 
     Args:
         kind: of the losses, `"regression"` (a squared error) or `"classification"` (a cross-entropy): one for all, or a
-            dict by domain, whose entry `"*"` is for those that it does not name (an error without it). One for all
-            drops out of the mean.
-        lr: of the Adam that moves s after each step.
-        bound: s stays in [−bound, bound]. Without it a loss of zero drives its weight to infinity; 10 limits the weight
-            to e¹⁰ = 22 026 times its initial value. At most 69, as e⁶⁹ ≈ 1e30 is the largest weight accepted.
-        key: state by `"slot"` (place in the batch) or by `"domain"`; use it if a slot's domain changes between batches.
+            dict by domain with the entry `"*"` for other domains (an error without it). One for all cancels in the mean
+            scale.
+        lr: of the Adam that updates s after each step.
+        bound: s stays in [−bound, bound]. Without it, a loss of zero drives its weight to infinity; 10 limits the
+            weight to e¹⁰ = 22 026 times its initial value. At most 69, because e⁶⁹ ≈ 1e30 is the largest weight
+            accepted.
+        key: state by `"slot"` (position in the batch) or by `"domain"`; use `"domain"` if the domain of a slot changes
+            between batches.
 
-    Acts on rows: the shared parameters receive the combined loss, the heads of a multi-task network their own losses.
+    Use it when losses have different units or noise levels, and weights should follow their average over many steps. In
+    short training with a small `lr` the weights hardly change. It is harmful where a task is difficult rather than
+    noisy, because its high loss lowers its weight, and it does not resolve conflicts.
 
-    Differentiable in the rows, with the weights as constants: s moves after the step. State: s and Adam's moments by
-    key. Losses must be neither negative (s would move to the bound) nor so large (1e150) that their squares in Adam
-    overflow. Cost: O(N).
+    Acts on rows: shared parameters receive the gradient of the weighted losses, the heads of a multi-task network those
+    of their own unweighted losses. Losses must not be negative (s would reach the bound), and their squares in Adam
+    must not overflow (from 1e150).
+
+    Differentiable in the rows, with the weights as constants, because s is updated after the step.
+
+    State: s and Adam's moments, by key.
+
+    Cost: O(N).
 
     Source: Kendall et al. 2018, "Multi-Task Learning Using Uncertainty to Weigh Losses", arXiv 1705.07115, equations 7
     and 10, in s = log σ², as they advise.
 
-    Deviations: (1) a separate Adam updates s; the paper and all reference code train it with the model's optimizer,
-    whose weight decay then pulls the weights to one; (2) the bound; (3) s begins at 0; at −0.5 in LibMTL and MTAN,
-    which scales all weights alike; (4) SamsungLabs/MTL takes the form for classification for every task, TorchJD and
-    nash-mtl that for regression; (5) the mean of the weights is one by default.
+    Deviations: (1) A separate Adam updates s. The paper and all reference code train it with the model's optimizer,
+    whose weight decay then pulls the weights to one. (2) The bound. (3) s starts at 0; at −0.5 in LibMTL and MTAN,
+    which scales all weights equally. (4) `kind`; SamsungLabs/MTL uses the form for classification for every task,
+    TorchJD and nash-mtl that for regression. (5) The mean of the weights is one by default.
 
     >>> import torch, gradhomog
     >>> pipe = gradhomog.pipeline("uw(lr=0.1)")
