@@ -1,0 +1,188 @@
+"""One page per homogenizer: formula, picture, use, options, behaviour, cost, deviations, traits, commands."""
+
+from __future__ import annotations
+
+import csv
+import inspect
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+from gradhomog.registry import PluginInfo
+from gradhomog.specs import HomogenizerSpec
+
+from _site import docstrings, pictures, plugin_tables
+from _site.plugin_tables import FAMILIES, code, table_head, table_row
+
+TRAITS = {
+    "differentiable": "The direction is differentiable in rows and losses.",
+    "stateful": "It keeps state between steps; save it with `pipe.state_dict()`.",
+    "stochastic": "It draws random numbers, from a seed and the number of the step.",
+    "momentum": "It averages rows over steps.",
+    "permutation_equivariant": "The order of the tasks does not matter.",
+    "loss_scale_invariant": "A common factor of the losses does not matter.",
+    "scale_equivariant": "A common factor of the rows is the same factor of the direction.",
+    "rotation_equivariant": "A rotation of parameter space rotates the direction.",
+    "non_conflicting": "The direction conflicts with no row.",
+    "orthogonal": "The transform of the features is a rotation.",
+}
+MEASURED = {
+    "functions": "nmse on [functions of different magnitude](../results/methods.md), lower is better",
+    "landscape": "loss on [a landscape with conflict and without noise](../results/methods.md), lower is better",
+    "glyph_pairs": "accuracy in % on [pairs of glyphs](../results/methods.md), higher is better",
+}
+
+
+def pages(folder: Path) -> dict[str, str]:
+    """The pages of all built-in homogenizers and the list of them, by path; writes their pictures."""
+    formulas = tomllib.loads((folder / "formulas.toml").read_text(encoding="utf-8"))
+    found = {info: spec for info, spec in plugin_tables.built_in("homogenizers") if isinstance(spec, HomogenizerSpec)}
+    results = {name: _measured(folder.parent / "results" / "methods" / f"{name}.csv") for name in MEASURED}
+    written = {"methods/_list.md": _list(found), "methods/_traits.md": _traits(found)}
+    for info, spec in found.items():
+        picture = pictures.draw(info.name, folder / "pictures")
+        written[f"methods/{info.name}.md"] = _page(info, spec, formulas[info.name], picture, results)
+    return written
+
+
+def _page(
+    info: PluginInfo,
+    spec: HomogenizerSpec,
+    formula: Mapping[str, str],
+    picture: str,
+    results: Mapping[str, Mapping[str, Mapping[str, str]]],
+) -> str:
+    blocks = list(docstrings.paragraphs(inspect.getdoc(spec.factory) or ""))
+    by_kind = {block.kind: block.text for block in blocks if block.kind != "text"}
+    first, *texts = [block.text for block in blocks if block.kind in ("text", "State:")]
+    arxiv = re.search(r"(?:arXiv |arxiv:)(\d{4}\.\d{4,5})", spec.reference)
+    source = f"[{spec.reference}](https://arxiv.org/abs/{arxiv[1]})" if arxiv else spec.reference
+    title = plugin_tables.title(info)
+    lines = [
+        f"# {title}" + ("" if title == info.name else f" (`{info.name}`)"),
+        "",
+        f"{spec.summary[:1].upper()}{spec.summary[1:]}. {source + '.' if source else ''}",
+        "",
+        f"```{{figure}} pictures/{info.name}.svg",
+        f":alt: {picture}",
+        "",
+        picture,
+        "```",
+        "",
+        "## Formula",
+        "",
+        first,
+        "",
+        "$$",
+        formula["formula"].strip(),
+        "$$",
+        "",
+        *([formula["symbols"].strip(), ""] if "symbols" in formula else []),
+        "$g_i$ is the gradient of task $i$, $L_i$ its loss, $N$ the number of tasks, $G_{ij} = \\langle g_i, g_j\\rangle$,"
+        " $d$ the direction of the step. N identical gradients give that gradient.",
+        "",
+        "## When to use it",
+        "",
+        by_kind.get("Use it when", ""),
+        "",
+        *_results(info.name, results),
+        "## Use it",
+        "",
+        "```python",
+        f'pipe = gradhomog.pipeline("{info.name}")',
+        "report = gradhomog.backward(losses, pipe, parameters=encoder)  # in a multi-task loop",
+        f'learner = MAML(encoder, head, homogenizers="{info.name}")  # in a meta-learner',
+        "```",
+        "",
+        "Compare it with the plain learner and tuned static weights, on functions and on your own run file:",
+        "",
+        "```sh",
+        f"gradhomog compare --set 'homogenizers=[\"none\", \"{info.name}\"]'",
+        f"gradhomog compare run.toml --set 'homogenizers=[\"none\", \"{info.name}\"]'",
+        "```",
+        "",
+        "## Options",
+        "",
+        *plugin_tables.option_table(spec),
+        "## Behaviour",
+        "",
+        *[line for text in texts for line in (text, "")],
+    ]
+    if "Cost:" in by_kind:
+        lines += ["## Cost", "", _without_label(by_kind["Cost:"]), ""]
+    if "Source:" in by_kind:
+        lines += ["## Source", "", _without_label(by_kind["Source:"]), ""]
+    if "Deviations:" in by_kind:
+        lines += ["## Deviations from the paper and other implementations", ""]
+        lines += [f"1. {item[:1].upper()}{item[1:]}" for item in docstrings.numbered(_without_label(by_kind["Deviations:"]))]
+        lines += [""]
+    lines += ["## Properties", "", *table_head("", "")]
+    lines += [table_row(f"`{trait}`", TRAITS[trait]) for trait in sorted(spec.traits)]
+    lines += [
+        table_row("stages", code(plugin_tables.stages(spec)) if plugin_tables.stages(spec) else "depend on its options"),
+        table_row("reads", code(sorted(spec.needs))),
+        *([table_row("place", "the last of its pipeline")] if spec.last else []),
+        *([table_row("limit", f"{spec.max_tasks} tasks")] if spec.max_tasks else []),
+        "",
+        f"`gradhomog check {info.name}` tests these properties.",
+        "",
+    ]
+    if "example" in by_kind:
+        lines += ["## Example", "", "```pycon", by_kind["example"], "```", ""]
+    return "\n".join(lines)
+
+
+def _without_label(text: str) -> str:
+    text = text.partition(":")[2].strip()
+    return f"{text[:1].upper()}{text[1:]}"
+
+
+def _list(found: Mapping[PluginInfo, HomogenizerSpec]) -> str:
+    """A table of all methods, by family."""
+    lines = table_head("method", "summary", "source")
+    for family, name in FAMILIES.items():
+        members = [(info, spec) for info, spec in found.items() if plugin_tables.family(spec) == family]
+        lines.append(table_row(f"**{name}**", "", ""))
+        lines += [
+            table_row(f"[`{info.name}`]({info.name}.md)", spec.summary, spec.reference.partition(", arXiv")[0] or "–")
+            for info, spec in members
+        ]
+    return "\n".join([*lines, ""])
+
+
+def _traits(found: Mapping[PluginInfo, HomogenizerSpec]) -> str:
+    """A table of the traits of all methods."""
+    lines = table_head("method", *(trait.replace("_", " ") for trait in TRAITS))
+    for info, spec in found.items():
+        marks = ("✓" if trait in spec.traits else "" for trait in TRAITS)
+        lines.append(table_row(f"[`{info.name}`]({info.name}.md)", *marks))
+    return "\n".join([*lines, ""])
+
+
+def _measured(path: Path) -> dict[str, dict[str, str]]:
+    """The rows of a comparison's summary, by the first homogenizer of a method; of a tuned method by its name."""
+    rows: dict[str, dict[str, str]] = {}
+    if path.exists():
+        with path.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                rows.setdefault(re.split(r"[( ]", row["label"])[0], row)
+    return rows
+
+
+def _results(name: str, results: Mapping[str, Mapping[str, Mapping[str, str]]]) -> list[str]:
+    """A table of the method's own rows in the comparisons of all methods."""
+    lines = []
+    for comparison, description in MEASURED.items():
+        if row := results[comparison].get(name):
+            mean, plain = float(row["mean"]), float(results[comparison]["plain"]["mean"])
+            difference = f"{float(row['difference']):+.3g}"
+            if row["difference_half_width"]:
+                difference += f" ± {float(row['difference_half_width']):.2g}"
+            if row["p_value_holm"]:
+                difference += " *" if float(row["p_value_holm"]) < 0.05 else ""
+            lines.append(table_row(description, f"{mean:.4g}", f"{plain:.4g}", difference))
+    if not lines:
+        return []
+    note = "±: 95 % confidence interval over seeds; *: significant at the 5 % level after Holm's correction."
+    return ["## Measured", "", *table_head("", "this method", "plain", "paired difference"), *lines, "", note, ""]

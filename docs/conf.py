@@ -1,0 +1,47 @@
+"""Sphinx configuration of the site: `python -m sphinx -W --keep-going docs site`."""
+
+import sys
+from pathlib import Path
+
+from gradhomog import __version__
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+project = "gradhomog"
+author = "The gradhomog authors"
+copyright = "the gradhomog authors"
+version = release = __version__
+
+extensions = [
+    "myst_nb",  # Markdown pages, and notebooks in Markdown, which are executed
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",  # `Args:`, `Raises:`
+    "sphinxarg.ext",  # pages of the command line from its parsers
+    "sphinx_copybutton",
+    "sphinx_design",  # grids and cards
+    "sphinx-mathjax-offline",  # MathJax within the site: no network is needed to read it
+    "_site",
+]
+exclude_patterns = ["examples/**/README.md", "_site", "methods/_*.md"]
+
+html_theme = "furo"
+html_title = f"gradhomog {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_theme_options = {"source_repository": "", "navigation_with_keys": True}
+html_copy_source = False
+html_show_sourcelink = False
+
+myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence", "deflist", "attrs_inline", "attrs_block"]
+myst_heading_anchors = 4
+nb_execution_mode = "cache"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 300
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_default_options = {"members": True, "undoc-members": False}
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True  # attributes of a docstring are a list, not objects of their own
+suppress_warnings = ["myst.domains"]  # sphinx-argparse adds a domain that does not resolve links of other kinds
