@@ -1,6 +1,6 @@
-"""iMAML by TorchOpt's implicit differentiation, `custom_root`, in place of the learner's own conjugate gradients.
+"""iMAML with TorchOpt's implicit differentiation, `custom_root`, instead of the learner's conjugate gradients.
 
-The rows agree where I + H/λ is positive definite. One task after the other.
+The rows agree if I + H/λ is positive definite. Tasks run one after the other.
 
 Run: python docs/examples/imaml_custom_root.py
 """
@@ -20,33 +20,33 @@ warnings.filterwarnings("ignore", message=".*functorch", category=FutureWarning)
 
 
 class CustomRootIMAML(IMAML):
-    """The solution θ* as a function of θ, differentiated by its condition ∇L_S(θ*) + λ(θ* − θ) = 0."""
+    """iMAML that differentiates the solution θ*(θ) by its optimality condition ∇L_S(θ*) + λ(θ* − θ) = 0."""
 
     def row(self, parameters, support, query_row):
         solution = self.adapt(parameters, support)
         names, adapted = list(parameters), [name for name in self.adapted if name in parameters]
 
-        def optimality(found: tuple[Tensor, ...], given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            fixed, point = dict(zip(names, given, strict=True)), dict(zip(adapted, found, strict=True))
+        def optimality(root: tuple[Tensor, ...], initial_parameters: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            fixed, point = dict(zip(names, initial_parameters, strict=True)), dict(zip(adapted, root, strict=True))
             gradients = torch.func.grad(lambda at: support.loss({**fixed, **at}))(point)
             return tuple(gradients[name] + self.proximal * (point[name] - fixed[name]) for name in adapted)
 
-        # Without `maxiter` it takes no iteration for a parameter without dimensions.
+        # Without `maxiter`, `solve_cg` makes no iteration for a parameter without dimensions.
         solve = torchopt.linear_solve.solve_cg(maxiter=self.cg_steps, ridge=self.proximal * self.damping, rtol=1e-15)
 
         @torchopt.diff.implicit.custom_root(optimality, argnums=1, solve=solve)
-        def solved(initial: None, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        def solve_inner(initial: None, initial_parameters: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             return tuple(solution[name] for name in adapted)
 
         def path(at, support):
-            root = solved(None, tuple(at[name] for name in names))
+            root = solve_inner(None, tuple(at[name] for name in names))
             return [{**at, **dict(zip(adapted, root, strict=True))}]
 
         return query_row(path, parameters)
 
 
 def rows(learner_class: type[IMAML]) -> dict[str, Tensor]:
-    """The rows of three sinusoid tasks."""
+    """Return the rows of three sinusoid tasks."""
     torch.manual_seed(0)
     encoder, head = nn.Sequential(nn.Linear(1, 16), nn.Tanh()).double(), nn.Linear(16, 1).double()
     learner = learner_class(encoder, head, proximal=20.0, inner_lr=0.02, inner_steps=60, cg_steps=20, engine="loop")

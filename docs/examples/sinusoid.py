@@ -1,4 +1,4 @@
-"""Sinusoid regression of Finn et al. 2017, section 5.1, with their settings: error after 0 to 10 inner steps.
+"""Sinusoid regression with the settings of Finn et al. 2017, section 5.1: error after 0 to 10 inner steps.
 
 python docs/examples/sinusoid.py maml --steps 70000 --seed 0
 """
@@ -14,7 +14,7 @@ from gradhomog import TaskBatch
 
 
 def sinusoids(tasks, points, generator):
-    """a sin(x − p): a uniform in [0.1, 5], p in [0, π], x in [−5, 5]; inputs and targets `[tasks, points, 1]`."""
+    """Return x and a sin(x − p), `[tasks, points, 1]`: a uniform in [0.1, 5], p in [0, π], x in [−5, 5]."""
 
     def uniform(low, high, *size):
         return low + (high - low) * torch.rand(*size, generator=generator)
@@ -41,7 +41,7 @@ def main():
     parser.add_argument("--shots", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--test-tasks", type=int, default=600)
-    parser.add_argument("--compile", action="store_true", help="faster from some thousand steps on")
+    parser.add_argument("--compile", action="store_true", help="faster if there are several thousand steps")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)

@@ -13,4 +13,4 @@ FAULTS = pages.DOCS / "examples" / "torchopt" / "faults.py"
 def test_every_fault_on_the_page_has_an_input() -> None:
     section = pages.text("guide/torchopt.md").split("## Faults of TorchOpt 0.7.3")[1]
     rows = re.findall(r"^\| ([^|]+) \|[^|]*\|[^|]*\|[^|]+\|$", section, re.MULTILINE)
-    assert {name for name in rows if name != "fault"} == set(runpy.run_path(str(FAULTS), run_name="script")["SEEN"])
+    assert {name for name in rows if name != "fault"} == set(runpy.run_path(str(FAULTS), run_name="script")["FAULTS"])

@@ -1,6 +1,7 @@
-"""Faults of TorchOpt 0.7.3, each with an input that shows it: `python faults.py` prints what it returns.
+"""Faults of TorchOpt 0.7.3, each with an input that shows it; `python faults.py` prints the results.
 
-`SEEN` maps the name of a fault, the first cell of its row in `docs/guide/torchopt.md`, to what returns the last.
+`FAULTS` maps the name of a fault, the first cell of its row in `docs/guide/torchopt.md`, to the function that returns
+the last cell.
 """
 
 from __future__ import annotations
@@ -15,20 +16,22 @@ import torch
 import torchopt
 from torch import Tensor, nn
 
-SEEN: dict[str, Callable[[], str]] = {}
+FAULTS: dict[str, Callable[[], str]] = {}
 ONES = torch.ones(1, 2, dtype=torch.float64)
 
 
 def fault(name: str) -> Callable[[Callable[[], str]], Callable[[], str]]:
-    def kept(function: Callable[[], str]) -> Callable[[], str]:
-        SEEN[name] = function
+    """Register a function in `FAULTS`."""
+
+    def register(function: Callable[[], str]) -> Callable[[], str]:
+        FAULTS[name] = function
         return function
 
-    return kept
+    return register
 
 
 def line(inputs: int = 1, outputs: int = 1, bias: bool = False) -> nn.Linear:
-    """A linear layer of ones in float64."""
+    """Return a linear layer of ones in float64."""
     layer = nn.Linear(inputs, outputs, bias=bias).double()
     for parameter in layer.parameters():
         nn.init.ones_(parameter)
@@ -36,22 +39,23 @@ def line(inputs: int = 1, outputs: int = 1, bias: bool = False) -> nn.Linear:
 
 
 def error_of(action: Callable[[], Any]) -> str:
+    """Return the name of the exception that an action raises."""
     try:
         action()
-    except Exception as found:
-        return f"`{type(found).__name__}`"
+    except Exception as error:
+        return f"`{type(error).__name__}`"
     return "no error"
 
 
 def nodes(loss: Tensor) -> int:
-    """The number of nodes in the graph of a loss."""
-    stack, seen = [loss.grad_fn], set()
+    """Return the number of nodes in the graph of a loss."""
+    stack, visited = [loss.grad_fn], set()
     while stack:
         node = stack.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            stack += [following for following, _ in node.next_functions]
-    return len(seen)
+        if node is not None and node not in visited:
+            visited.add(node)
+            stack += [parent for parent, _ in node.next_functions]
+    return len(visited)
 
 
 @fault("buffers")
@@ -150,8 +154,8 @@ def eps_root() -> str:
             net[0].bias[1] = -5.0  # the second unit is inactive: its derivatives are exactly 0
         start = list(net.parameters())
         torchopt.MetaAdam(net, lr=0.01, eps_root=root).step(net(ONES[:, :1]).square().mean())
-        found = torch.autograd.grad(net(ONES[:, :1]).square().mean(), start)
-        finite.append(all(bool(gradient.isfinite().all()) for gradient in found))
+        gradients = torch.autograd.grad(net(ONES[:, :1]).square().mean(), start)
+        finite.append(all(bool(gradient.isfinite().all()) for gradient in gradients))
     return f"finite: {finite[0]}; with `eps_root=1e-8` {finite[1]}"
 
 
@@ -167,11 +171,11 @@ def clip_grad_norm() -> str:
 
     start, step = torch.tensor([[0.3, -0.2]], dtype=torch.float64), 1e-6
     loss, leaf = clipped(start)
-    (found,) = torch.autograd.grad(loss, leaf)
+    (gradient,) = torch.autograd.grad(loss, leaf)
     sides = [
         clipped(start + sign * step * torch.eye(2, dtype=torch.float64)[1])[0].item() for sign in (1, -1)
     ]  # along the second coordinate
-    return f"{found[0, 1].item():.3f}; finite difference {(sides[0] - sides[1]) / (2 * step):.3f}"
+    return f"{gradient[0, 1].item():.3f}; finite difference {(sides[0] - sides[1]) / (2 * step):.3f}"
 
 
 @fault("inplace")
@@ -250,7 +254,7 @@ def stop_gradient() -> str:
 
 
 def inverse(a: Tensor, solver: Any) -> Tensor:
-    """1/a as the root x of a x − 1, for `custom_root`."""
+    """Return 1/a as the root x of a x − 1, by `custom_root`."""
 
     @torchopt.diff.implicit.custom_root(lambda x, a: x * a - 1, argnums=1, solve=solver)
     def solve(x: Tensor, a: Tensor) -> Tensor:
@@ -268,11 +272,11 @@ def implicit_in_torch_func() -> str:
 @fault("maxiter")
 def maxiter() -> str:
     a = torch.tensor(2.0, requires_grad=True)
-    found = [
+    derivatives = [
         torch.autograd.grad(inverse(a, torchopt.linear_solve.solve_cg(**options)), a)[0].item()
         for options in ({}, {"maxiter": 5})
     ]
-    return "{}; with `maxiter=5` {}".format(*found)
+    return "{}; with `maxiter=5` {}".format(*derivatives)
 
 
 MATRIX = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
@@ -283,41 +287,41 @@ def solve_inv() -> str:
     def product(parts: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         return tuple((MATRIX @ torch.cat(parts)).split(1))  # type: ignore[return-value]
 
-    right = (torch.tensor([1.0]), torch.tensor([0.0]))
-    found = torchopt.linear_solve.solve_inv(ns=False)(product, right)
-    exact = torch.linalg.solve(MATRIX, torch.cat(right))
-    return "({:.1f}, {:.1f}); exact ({:.1f}, {:.1f})".format(*torch.cat(found).tolist(), *exact.tolist())
+    right_side = (torch.tensor([1.0]), torch.tensor([0.0]))
+    solution = torchopt.linear_solve.solve_inv(ns=False)(product, right_side)
+    exact = torch.linalg.solve(MATRIX, torch.cat(right_side))
+    return "({:.1f}, {:.1f}); exact ({:.1f}, {:.1f})".format(*torch.cat(solution).tolist(), *exact.tolist())
 
 
 @fault("Neumann series")
 def neumann_series() -> str:
-    found = torchopt.linear_solve.solve_inv(ns=True)(lambda v: 3 * v, torch.ones(1))
-    return f"{found.item():.0f}; exact {1 / 3:.3f}"
+    solution = torchopt.linear_solve.solve_inv(ns=True)(lambda v: 3 * v, torch.ones(1))
+    return f"{solution.item():.0f}; exact {1 / 3:.3f}"
 
 
 @fault("second derivative of a root")
 def second_derivative_of_a_root() -> str:
-    found = []
+    derivatives = []
     for solver in (torchopt.linear_solve.solve_cg(maxiter=5), torchopt.linear_solve.solve_inv(ns=False)):
         a = torch.tensor([2.0], requires_grad=True)
         (first,) = torch.autograd.grad(inverse(a, solver).sum(), a, create_graph=True)
-        found.append(torch.autograd.grad(first.sum(), a)[0].item())
-    assert found[0] == found[1]
-    return f"{found[0]:.3f}; exact {2 / 2**3:.3f}"
+        derivatives.append(torch.autograd.grad(first.sum(), a)[0].item())
+    assert derivatives[0] == derivatives[1]
+    return f"{derivatives[0]:.3f}; exact {2 / 2**3:.3f}"
 
 
 @fault("zero_order")
 def zero_order() -> str:
-    slopes = torch.tensor([2.0, -4.0, 1.0], dtype=torch.float64)
+    coefficients = torch.tensor([2.0, -4.0, 1.0], dtype=torch.float64)
     normal = torch.distributions.Normal(torch.zeros(()).double(), torch.ones(()).double())
     estimate = torchopt.diff.zero_order.zero_order(
         distribution=normal, method="forward", argnums=0, num_samples=20000, sigma=0.1
-    )(lambda w: (w * slopes).sum())
+    )(lambda w: (w * coefficients).sum())
     with torch.random.fork_rng():
         torch.manual_seed(0)
         w = torch.ones(3, dtype=torch.float64, requires_grad=True)
-        (found,) = torch.autograd.grad(estimate(w), w)
-    return f"norm {found.norm().item():.1f}; exact {slopes.norm().item():.1f}"
+        (gradient,) = torch.autograd.grad(estimate(w), w)
+    return f"norm {gradient.norm().item():.1f}; exact {coefficients.norm().item():.1f}"
 
 
 @fault("attention")
@@ -348,7 +352,7 @@ def main() -> None:
     warnings.simplefilter("ignore")  # TorchOpt calls deprecated functions of PyTorch
     torch.manual_seed(0)
     print(f"TorchOpt {torchopt.__version__}, PyTorch {torch.__version__}")
-    for name, function in SEEN.items():
+    for name, function in FAULTS.items():
         print(f"{name}: {function()}")
 
 

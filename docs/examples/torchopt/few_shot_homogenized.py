@@ -1,4 +1,4 @@
-"""TorchOpt's few-shot MAML in the style of its Omniglot example: `MetaSGD` in the inner loop, Adam outside."""
+"""TorchOpt's few-shot MAML in the style of the Omniglot example: `MetaSGD` in the inner, Adam in the outer loop."""
 
 import numpy as np
 import torch

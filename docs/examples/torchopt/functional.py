@@ -17,8 +17,8 @@ def network():
 
 
 def query_loss(net, params, task):
-    """The query loss after the inner loop, a differentiable function of `params`."""
-    inner = torchopt.FuncOptimizer(torchopt.adam(lr=0.02, eps_root=1e-8))  # new in each task: it keeps its moments
+    """Return the query loss after the inner loop, a differentiable function of `params`."""
+    inner = torchopt.FuncOptimizer(torchopt.adam(lr=0.02, eps_root=1e-8))  # new in each task: it stores the moments
     for _ in range(INNER_STEPS):
         support_loss = F.mse_loss(functional_call(net, params, task.support_x), task.support_y)
         params = inner.step(support_loss, params)
@@ -26,7 +26,7 @@ def query_loss(net, params, task):
 
 
 def gradients(net, params, tasks):
-    """One row per task, by parameter name `[tasks, *shape]`, and the losses `[tasks]`."""
+    """Return one row per task, by parameter name `[tasks, *shape]`, and the losses `[tasks]`."""
     losses, rows = [], []
     for task in tasks:
         loss = query_loss(net, params, task)

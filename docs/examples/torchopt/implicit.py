@@ -15,13 +15,13 @@ FEATURES = 5
 
 
 def features(x):
-    """Powers of the inputs, `[points, 1]` in [-5, 5], as `[points, FEATURES]`."""
+    """Return powers `[points, FEATURES]` of inputs `[points, 1]` in [-5, 5]."""
     return torch.cat([(x / 5) ** power for power in range(FEATURES)], dim=1)
 
 
-# `maxiter` is given: the default is 10 * sum(shape), which is 0 for a parameter of shape ().
+# Set `maxiter`: the default is 10 * sum(shape), which is 0 for a parameter of shape ().
 class Ridge(torchopt.nn.ImplicitMetaGradientModule, linear_solve=torchopt.linear_solve.solve_cg(maxiter=30, rtol=1e-8)):
-    """The regression of one task; parameters are solved for, tensors from outside are meta-parameters."""
+    """The regression of one task: its parameters are the solution, tensors passed to it are meta-parameters."""
 
     def __init__(self, mean, log_strength):
         super().__init__()
@@ -49,14 +49,14 @@ class Ridge(torchopt.nn.ImplicitMetaGradientModule, linear_solve=torchopt.linear
 
 
 def query_loss(prior, task):
-    """The query loss of the solution, a differentiable function of the prior."""
+    """Return the query loss of the solution, a differentiable function of the prior."""
     model = Ridge(**prior)
     model.solve(task.support_x, task.support_y[:, 0])
     return 0.5 * (features(task.query_x) @ model.weights - task.query_y[:, 0]).square().mean()
 
 
 def gradients(prior, tasks):
-    """One implicit gradient per task, by name `[tasks, FEATURES]`, and the query losses `[tasks]`."""
+    """Return one implicit gradient per task, by name `[tasks, FEATURES]`, and the query losses `[tasks]`."""
     losses, rows = [], []
     for task in tasks:
         loss = query_loss(prior, task)

@@ -1,4 +1,4 @@
-"""Majority vote over signs, entry by entry."""
+"""Majority vote over the signs of gradient entries."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SignVote(Homogenizer):
         return step.jacobian.map(self._vote)
 
     def _vote(self, block: Tensor) -> Tensor:
-        """The new rows of one parameter, `[tasks, *shape]`."""
+        """Return the new rows of one parameter, `[tasks, *shape]`."""
         signs = block.detach().sign()
         votes = signs.sum(dim=0)
         elected = votes.sign() * (votes.abs() > self.threshold * len(block))

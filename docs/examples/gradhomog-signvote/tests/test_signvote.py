@@ -16,12 +16,12 @@ def test_it_conforms(check: Callable[[], None]) -> None:
     check()
 
 
-def test_it_is_found_and_made_by_name() -> None:
+def test_it_is_available_by_name() -> None:
     assert "signvote" in gradhomog.available()
     assert str(gradhomog.pipeline("signvote(threshold=0.5)")) == "signvote(threshold=0.5)"
 
 
-def test_entries_against_the_majority_are_zeroed_and_a_tie_changes_nothing() -> None:
+def test_entries_with_the_minority_sign_become_zero_and_ties_stay() -> None:
     direction = gradhomog.pipeline("signvote").combine(ROWS)
     torch.testing.assert_close(direction, torch.tensor([3.0, -2.0, -2.0]) / 3)
 
@@ -31,6 +31,6 @@ def test_a_majority_below_the_threshold_has_no_effect() -> None:
 
 
 @pytest.mark.parametrize("threshold", [-0.1, 1, float("nan"), "half"])
-def test_a_threshold_out_of_range_is_refused(threshold: object) -> None:
+def test_a_threshold_out_of_range_raises(threshold: object) -> None:
     with pytest.raises(gradhomog.OptionError, match="`threshold` must be"):
         gradhomog.pipeline([("signvote", {"threshold": threshold})])
