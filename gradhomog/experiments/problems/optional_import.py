@@ -8,7 +8,7 @@ from typing import Any
 from gradhomog.errors import DataError
 
 
-def required(module: str, package: str, what: str) -> Any:
+def import_optional(module: str, package: str, what: str) -> Any:
     """A module of a package of the extra `problems`.
 
     Raises:
