@@ -76,12 +76,12 @@ class EpisodeStream:
 
     def batch(self, index: int) -> TaskBatch:
         """Batch b: the tasks b*tasks .. b*tasks + tasks - 1, from the domains that the setting and the seed give."""
-        chosen = self._domains_of_batch(_natural(index))
+        chosen = self._domains_of_batch(_check_index(index))
         return TaskBatch.stack([self._draw(index * self.tasks + slot, domain) for slot, domain in enumerate(chosen)])
 
     def task(self, index: int) -> Task:
         """Task i from domain i % len(domains): for evaluation, where every domain has an equal share."""
-        return self._draw(_natural(index), self.domains[index % len(self.domains)])
+        return self._draw(_check_index(index), self.domains[index % len(self.domains)])
 
     def batches(self, start: int = 0) -> Iterator[TaskBatch]:
         """All batches from `start` on, without end."""
@@ -113,7 +113,7 @@ class EpisodeStream:
             self.split, self._random(_TASK, index), ways=self.ways, shots=self.shots, queries=self.queries
         )
         if task.classes is not None:
-            task = dataclasses.replace(task, classes=self._number(domain, task.classes))
+            task = dataclasses.replace(task, classes=self._renumber(domain, task.classes))
         if self.channels is None or domain.input_shape[0] == self.channels:
             return task
         return dataclasses.replace(
@@ -122,7 +122,7 @@ class EpisodeStream:
             query_x=_convert(task.query_x, self.channels),
         )
 
-    def _number(self, domain: Domain, classes: Tensor) -> Tensor | None:
+    def _renumber(self, domain: Domain, classes: Tensor) -> Tensor | None:
         numbers = self._class_numbers[domain.name]
         if not numbers:
             return None  # it hands on the tasks of another domain, and no list of classes
@@ -145,7 +145,7 @@ def _convert(images: Tensor, channels: int) -> Tensor:
     return (images * weights).sum(dim=1, keepdim=True).clamp(-1.0, 1.0)  # the weights sum to 1 but for rounding
 
 
-def _natural(index: int) -> int:
+def _check_index(index: int) -> int:
     if index < 0:
         raise OptionError(f"`index` must be >= 0; got {index}.")
     return index
@@ -175,8 +175,8 @@ def _check_agreement(domains: tuple[Domain, ...], channels: int | None) -> None:
     for domain in domains:
         if domain.outputs != first.outputs:
             raise DataError(
-                f"the domains of a stream must be of one kind; {first.name} is {_kind(first)} and {domain.name} is "
-                f"{_kind(domain)}."
+                f"the domains of a stream must be of one kind; {first.name} is {_describe_kind(first)} and {domain.name} is "
+                f"{_describe_kind(domain)}."
             )
         if channels is not None and len(domain.input_shape) != 3:
             raise DataError(
@@ -193,5 +193,5 @@ def _check_agreement(domains: tuple[Domain, ...], channels: int | None) -> None:
             )
 
 
-def _kind(domain: Domain) -> str:
+def _describe_kind(domain: Domain) -> str:
     return "classification" if domain.outputs is None else f"regression with {domain.outputs} outputs"

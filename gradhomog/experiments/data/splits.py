@@ -51,14 +51,14 @@ def streams(config: Config, seed: int) -> Streams:
     train, test = _open(config, size, registry)
     trained = {domain_identity(text) for text in config.domains.train}
     seen = [domain_identity(text) in trained for text in config.domains.test]
-    _tell_apart(config.domains.train, train)
-    _tell_apart(config.domains.test, test)
+    _rename_duplicates(config.domains.train, train)
+    _rename_duplicates(config.domains.test, test)
     channels = None
     if len(train[0].input_shape) == 3:
         native = max(domain.input_shape[0] for domain in train + test)
         channels = int(config.network.channels) or native
     outputs = _common_outputs(train + test)
-    normalize = target_variance.all_known([*train, *test])
+    normalize = target_variance.all_have_variance([*train, *test])
     both = [domain for domain, known in zip(test, seen, strict=True) if known]
     unseen = [domain for domain, known in zip(test, seen, strict=True) if not known]
     if both and unseen:
@@ -135,7 +135,7 @@ def _common_outputs(domains: list[Domain]) -> int | None:
     )
 
 
-def _tell_apart(texts: list[str], domains: list[Domain]) -> None:
+def _rename_duplicates(texts: list[str], domains: list[Domain]) -> None:
     """Domains of one name (files of one stem in two folders) are called by their texts instead."""
     names = [domain.name for domain in domains]
     for index, (text, name) in enumerate(zip(texts, names, strict=True)):

@@ -11,7 +11,7 @@ from gradhomog.errors import DataError
 from gradhomog.reports import Evaluation
 
 
-def all_known(domains: Sequence[Domain]) -> bool:
+def all_have_variance(domains: Sequence[Domain]) -> bool:
     """Whether every domain has a `target_variance`; all scores of a table must be of one metric.
 
     Raises:
@@ -27,7 +27,7 @@ def all_known(domains: Sequence[Domain]) -> bool:
     return all(domain.target_variance is not None for domain in domains)
 
 
-def normalized(result: Evaluation, domains: Sequence[Domain]) -> Evaluation:
+def normalize_scores(result: Evaluation, domains: Sequence[Domain]) -> Evaluation:
     """Divide each task's mean squared error by the target variance of its domain; losses stay as they are.
 
     nmse = mean (y − ŷ)² / σ², the mean over the query points of a task; the mean of the domain's targets, predicted for

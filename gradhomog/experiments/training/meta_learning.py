@@ -16,7 +16,7 @@ from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.config.schema import Config
 from gradhomog.experiments.data.sampler import EpisodeStream
 from gradhomog.experiments.data.splits import Streams, streams
-from gradhomog.experiments.data.target_variance import normalized
+from gradhomog.experiments.data.target_variance import normalize_scores
 from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.training.saliency import write_looks
 from gradhomog.experiments.training.trainable import device
@@ -101,7 +101,7 @@ class MetaLearning:
 
     def _evaluate(self, tested: Learner | Ensemble, stream: EpisodeStream, episodes: int) -> Evaluation:
         result = tested.evaluate(stream.task(index).to(self.config.device) for index in range(episodes))
-        return normalized(result, stream.domains) if self.metric.name == "nmse" else result
+        return normalize_scores(result, stream.domains) if self.metric.name == "nmse" else result
 
     def leave(self, folder: Path) -> dict[str, Any]:
         write_looks(self.learner, self.source.test, self.config.device, folder)

@@ -11,7 +11,7 @@ from gradhomog import DataError
 from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.data import splits
 from gradhomog.experiments.data.domains.functions import functions
-from gradhomog.experiments.data.target_variance import all_known, normalized
+from gradhomog.experiments.data.target_variance import all_have_variance, normalize_scores
 from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.training.meta_learning import MetaLearning
 from gradhomog.reports import Evaluation
@@ -23,7 +23,7 @@ def test_each_error_is_divided_by_the_variance_of_its_own_domain_and_losses_stay
     found = Evaluation(
         [28.0, 4 / 3, 14.0], [1.0, 2.0, 3.0], ["functions:line", "functions:step", "functions:line"], "mse"
     )
-    result = normalized(found, [functions("line"), functions("step")])
+    result = normalize_scores(found, [functions("line"), functions("step")])
     assert result.scores == pytest.approx([1.0, 1.0, 0.5])
     assert (result.losses, result.domains, result.metric) == (found.losses, found.domains, "nmse")
 
@@ -36,7 +36,7 @@ def test_a_learner_that_predicts_the_mean_of_a_domain_scores_one():
     learner = MAML(nn.Flatten(), head, inner_steps=0)
     line, random = functions("line"), np.random.default_rng(0)
     tasks = [line.sample("all", random, ways=1, shots=1, queries=10) for _ in range(2000)]
-    result = normalized(learner.evaluate(tasks), [line])
+    result = normalize_scores(learner.evaluate(tasks), [line])
     assert abs(result.mean - 1) < result.half_width * 2
     assert result.half_width < 0.06
 
@@ -77,11 +77,11 @@ def test_a_variance_that_is_no_positive_number_is_refused_by_the_name_of_its_dom
     domain = functions("step")
     domain.target_variance = value
     with pytest.raises(DataError, match=r"domain functions:step: `target_variance` must be a positive number.* got"):
-        all_known([functions("line"), domain])
+        all_have_variance([functions("line"), domain])
 
 
 def test_a_classification_domain_has_no_variance():
     domain = functions("step")
     domain.outputs = None
     with pytest.raises(DataError, match="for classification"):
-        all_known([domain])
+        all_have_variance([domain])

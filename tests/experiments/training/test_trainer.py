@@ -11,7 +11,7 @@ import torch
 from gradhomog import ConfigError, DataError
 from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.data.splits import streams
-from gradhomog.experiments.data.target_variance import normalized
+from gradhomog.experiments.data.target_variance import normalize_scores
 from gradhomog.experiments.results import events, sealed
 from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.results.run_dir import RunDir
@@ -77,7 +77,7 @@ def test_the_best_by_validation_is_what_is_tested(small, tmp_path):
     learner = make_learner(small, Run("maml", "pcgrad + gradnorm", 0), source := streams(small, 0))
     learner.load_state_dict(torch.load(tmp_path / "best.pt", weights_only=True))
     tested = learner.evaluate(source.test.task(i) for i in range(small.test.episodes))
-    assert normalized(tested, source.test.domains).scores == result["scores"]
+    assert normalize_scores(tested, source.test.domains).scores == result["scores"]
     assert tested.domains == result["domains"]
 
 
