@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import nn
 
-from gradhomog.experiments.models.layers import check, convolution, cut
+from gradhomog.experiments.models.layers import check_sizes, convolution, split_network
 
 
 def conv4(
@@ -57,7 +57,7 @@ def _network(
     name: str, depth: int, channels: int, width: int, size: int, outputs: int, flatten: bool, pools: int
 ) -> tuple[nn.Module, nn.Module]:
     padding = 1 if pools == 4 else 0
-    check(name, size=size, smallest=16 if padding else 10, channels=channels, width=width, outputs=outputs)
+    check_sizes(name, size=size, smallest=16 if padding else 10, channels=channels, width=width, outputs=outputs)
     layers = list(_layers(depth, channels, width, pools, padding))
     side = size
     for _ in range(pools):
@@ -65,7 +65,7 @@ def _network(
     body = {str(index): layer for index, layer in enumerate(layers)}
     # The tail is numbered on, so that an encoder is a plain sequence and old checkpoints of it load.
     tail = {str(len(layers)): nn.Flatten()}
-    return cut(body, tail, nn.Linear(width * side**2, outputs), flatten=flatten)
+    return split_network(body, tail, nn.Linear(width * side**2, outputs), flatten=flatten)
 
 
 def _layers(depth: int, channels: int, width: int, pools: int, padding: int) -> Iterator[nn.Module]:

@@ -30,7 +30,7 @@ def shortcut(inputs: int, outputs: int, *, stride: int = 1) -> nn.Sequential:
     return nn.Sequential(convolution(inputs, outputs, 1, stride=stride), nn.BatchNorm2d(outputs))
 
 
-def cut(
+def split_network(
     body: Mapping[str, nn.Module], tail: Mapping[str, nn.Module], linear: nn.Linear, *, flatten: bool
 ) -> tuple[nn.Module, nn.Module]:
     """Encoder and head: the tail, which makes maps to vectors, is the encoder's end or else the head's beginning."""
@@ -39,7 +39,7 @@ def cut(
     return nn.Sequential(OrderedDict(body)), nn.Sequential(OrderedDict({**tail, "linear": linear}))
 
 
-def check(name: str, *, size: int, smallest: int, **counts: int) -> None:
+def check_sizes(name: str, *, size: int, smallest: int, **counts: int) -> None:
     """Refuse images that the network's pools reduce to nothing, and channels, widths or outputs below one.
 
     Raises:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from gradhomog.experiments.models.layers import check, convolution, cut, shortcut
+from gradhomog.experiments.models.layers import check_sizes, convolution, shortcut, split_network
 
 
 def resnet10(
@@ -75,7 +75,7 @@ class Block(nn.Module):
 def _network(
     name: str, blocks: Sequence[int], channels: int, width: int, size: int, outputs: int, flatten: bool
 ) -> tuple[nn.Module, nn.Module]:
-    check(name, size=size, smallest=1, channels=channels, width=width, outputs=outputs)
+    check_sizes(name, size=size, smallest=1, channels=channels, width=width, outputs=outputs)
     body: dict[str, nn.Module] = {
         "conv1": convolution(channels, width, 7, stride=2, padding=3),
         "bn1": nn.BatchNorm2d(width),
@@ -89,4 +89,4 @@ def _network(
         body[f"layer{stage + 1}"] = nn.Sequential(first, *(Block(maps, maps, stride=1) for _ in range(number - 1)))
         inputs = maps
     tail = {"avgpool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
-    return cut(body, tail, nn.Linear(inputs, outputs), flatten=flatten)
+    return split_network(body, tail, nn.Linear(inputs, outputs), flatten=flatten)

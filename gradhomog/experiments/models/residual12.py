@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.models.dropblock import DropBlock
-from gradhomog.experiments.models.layers import check, convolution, cut, shortcut
+from gradhomog.experiments.models.layers import check_sizes, convolution, shortcut, split_network
 
 SLOPE = 0.1
 """Of LeakyReLU below 0, in the code of Lee et al. 2019."""
@@ -52,7 +52,9 @@ def resnet12(
     >>> head(encoder(torch.zeros(3, 3, 32, 32))).shape
     torch.Size([3, 5])
     """
-    check("resnet12", size=size, smallest=16, channels=channels, width=width, outputs=outputs, drop_block=drop_block)
+    check_sizes(
+        "resnet12", size=size, smallest=16, channels=channels, width=width, outputs=outputs, drop_block=drop_block
+    )
     if not 0 <= drop_rate < 1:
         raise ConfigError(f"resnet12: `drop_rate` must be in 0..1, 1 excluded; got {drop_rate}.")
     body: dict[str, nn.Module] = {}
@@ -64,7 +66,7 @@ def resnet12(
         body[f"layer{stage}"] = nn.Sequential(Block(inputs, maps, drop))
         inputs = maps
     tail = {"avgpool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
-    return cut(body, tail, nn.Linear(inputs, outputs), flatten=flatten)
+    return split_network(body, tail, nn.Linear(inputs, outputs), flatten=flatten)
 
 
 class Block(nn.Module):
