@@ -185,7 +185,7 @@ def test_any_bytes_are_an_npz_file_or_refused(content: bytes) -> None:
         path = Path(folder) / "a.npz"
         path.write_bytes(content)
         with contextlib.suppress(GradhomogError):
-            table.read(str(path))
+            table.read_columns(str(path))
 
 
 @given(

@@ -68,7 +68,7 @@ def r_squared(outputs: Tensor, targets: Tensor) -> float:
 ACCURACY, R2 = metric("accuracy"), metric("r2")
 
 
-def batch(examples: int, size: int, seed: int, index: int) -> Tensor:
+def batch_indices(examples: int, size: int, seed: int, index: int) -> Tensor:
     """The examples of batch `index`: every epoch is a permutation of its own, cut into batches of one size.
 
     The last examples of an epoch, which fill no batch, are left out in it. Where `size` is not below the number of

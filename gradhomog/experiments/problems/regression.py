@@ -18,7 +18,7 @@ from gradhomog.experiments.problems.data import R2, Data, Part
 from gradhomog.experiments.problems.spec import EPISODIC, ProblemSpec
 from gradhomog.experiments.training.multi_task import trained_on
 
-LEAST = 2
+MIN_ROWS = 2
 """Rows of a part: R² needs two."""
 
 
@@ -49,7 +49,7 @@ def data(options: Regression) -> Data:
     Raises:
         DataError: the table cannot be used; says which column or key.
     """
-    columns = table.read(options.data)
+    columns = table.read_columns(options.data)
     targets = options.targets or [*table.TARGETS.get(options.data, ())]
     if not targets:
         raise DataError(f"`problem.targets` must name columns of {options.data}: {', '.join(columns)}; got none.")
@@ -58,15 +58,15 @@ def data(options: Regression) -> Data:
         raise DataError(
             f"`problem.inputs` must name columns that are no targets; got {inputs}, with the targets {targets}."
         )
-    _, x = table.pick(columns, inputs, "problem.inputs")
-    tasks, y = table.pick(columns, targets, "problem.targets")
+    _, x = table.select_columns(columns, inputs, "problem.inputs")
+    tasks, y = table.select_columns(columns, targets, "problem.targets")
     for title in tasks:
         if tasks.count(title) > 1:  # the table and the homogenizers know a task by it
             raise DataError(
                 f"`problem.targets`: two columns of {options.data} are called {title!r}: that of an array of this "
                 f"name, and one of {title.rpartition('[')[0]!r}. Rename an array."
             )
-    rows = _parts(options, len(x))
+    rows = _split_rows(options, len(x))
     for number, name in enumerate(tasks):
         for part in rows:
             if np.ptp(y[part, number]) == 0:
@@ -75,7 +75,7 @@ def data(options: Regression) -> Data:
                     "nothing to predict and no R². Leave it out, or choose another `problem.seed`."
                 )
     train = rows[0]
-    x, y = _standardised(x, train), _standardised(y, train)
+    x, y = _standardize(x, train), _standardize(y, train)
     first, second, third = (
         Part(
             torch.from_numpy(x[part]).float(),
@@ -90,21 +90,21 @@ def data(options: Regression) -> Data:
     return Data(tasks, (1,) * len(tasks), R2, first, second, third, notes=(note,))
 
 
-def _parts(options: Regression, count: int) -> list[NDArray[np.int64]]:
+def _split_rows(options: Regression, count: int) -> list[NDArray[np.int64]]:
     """The rows of training, validation and test."""
-    validation, test = (max(LEAST, round(share * count)) for share in (options.validation, options.test))
+    validation, test = (max(MIN_ROWS, round(share * count)) for share in (options.validation, options.test))
     train = count - validation - test
-    if train < LEAST:
+    if train < MIN_ROWS:
         raise DataError(
             f"{options.data} has {count} rows, of which `problem.validation` = {options.validation:g} and "
             f"`problem.test` = {options.test:g} leave {max(train, 0)} to train on; "
-            f"at least {LEAST} are needed in each part."
+            f"at least {MIN_ROWS} are needed in each part."
         )
     order = generator(options.seed).permutation(count)
     return [order[:train], order[train : train + validation], order[train + validation :]]
 
 
-def _standardised(values: NDArray[np.float64], train: NDArray[np.int64]) -> NDArray[np.float64]:
+def _standardize(values: NDArray[np.float64], train: NDArray[np.int64]) -> NDArray[np.float64]:
     """Mean 0 and standard deviation 1 over the training rows; a column that is constant there only loses its mean."""
     largest = np.abs(values).max(axis=0)
     values = values / np.where(largest > 0, largest, 1.0)  # else squares leave float64's range at 1e±154

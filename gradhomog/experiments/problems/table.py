@@ -41,18 +41,18 @@ MAX_BYTES = 2**30
 """Bound, in bytes, on the arrays that are read from an NPZ file."""
 
 
-def read(data: str) -> Columns:
+def read_columns(data: str) -> Columns:
     """The columns of a data set's name, or of a file `*.csv` or `*.npz`.
 
     Raises:
         DataError: the name or file is unknown, scikit-learn is missing, or a value is no finite number.
     """
     if data in TARGETS:
-        columns = _scikit(data)
+        columns = _load_scikit_learn(data)
     elif data.endswith(".csv"):
-        columns = _csv(Path(data))
+        columns = _read_csv(Path(data))
     elif data.endswith(".npz"):
-        columns = _npz(Path(data))
+        columns = _read_npz(Path(data))
     else:
         hint = did_you_mean(data, TARGETS)
         raise DataError(
@@ -64,7 +64,7 @@ def read(data: str) -> Columns:
     return columns
 
 
-def pick(columns: Columns, names: Sequence[str], key: str) -> tuple[tuple[str, ...], NDArray[np.float64]]:
+def select_columns(columns: Columns, names: Sequence[str], key: str) -> tuple[tuple[str, ...], NDArray[np.float64]]:
     """The columns of some names side by side, `[rows, n]`, with a name for each.
 
     Raises:
@@ -80,7 +80,7 @@ def pick(columns: Columns, names: Sequence[str], key: str) -> tuple[tuple[str, .
     return tuple(titles), np.concatenate([columns[name] for name in names], axis=1)
 
 
-def _csv(path: Path) -> Columns:
+def _read_csv(path: Path) -> Columns:
     """A first line of names, then numbers, separated by commas."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -98,11 +98,11 @@ def _csv(path: Path) -> Columns:
             raise DataError(
                 f"{path}, row {index + 1}: expected {len(names)} values, as there are names; got {len(row)}."
             )
-        table[index] = [_number(path, name, index + 1, text) for name, text in zip(names, row, strict=True)]
+        table[index] = [_parse_number(path, name, index + 1, text) for name, text in zip(names, row, strict=True)]
     return {name: table[:, [place]] for place, name in enumerate(names)}
 
 
-def _number(path: Path, name: str, row: int, text: str) -> float:
+def _parse_number(path: Path, name: str, row: int, text: str) -> float:
     try:
         value = float(text)
     except ValueError:
@@ -115,10 +115,10 @@ def _number(path: Path, name: str, row: int, text: str) -> float:
     return value
 
 
-def _npz(path: Path) -> Columns:
+def _read_npz(path: Path) -> Columns:
     """Arrays `[rows]` or `[rows, columns]` of numbers by name."""
     try:
-        arrays = _arrays(path)
+        arrays = _read_arrays(path)
     except DataError as cause:
         raise DataError(f"`problem.data` {cause}") from cause
     counts = {name: len(values) for name, values in arrays.items()}
@@ -127,7 +127,7 @@ def _npz(path: Path) -> Columns:
     return {name: values.astype(np.float64).reshape(len(values), -1) for name, values in arrays.items()}
 
 
-def _arrays(path: Path) -> dict[str, NDArray[Any]]:
+def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     with open_npz(path, max_bytes=MAX_BYTES) as stored:
         for name in stored.names:
             header = stored.header(name)
@@ -137,7 +137,7 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
         return {name: stored.read(name) for name in stored.names}
 
 
-def _scikit(name: str) -> Columns:
+def _load_scikit_learn(name: str) -> Columns:
     datasets = import_optional("sklearn.datasets", "scikit-learn", f"the data of `problem.data` {name}")
     options = {"scaled": False} if name == "diabetes" else {}
     found = getattr(datasets, f"load_{name}")(**options)

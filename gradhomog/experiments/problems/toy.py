@@ -34,7 +34,7 @@ def losses(point: Tensor) -> Tensor:
     return torch.stack([first * above + bowls[0] * below, second * above + bowls[1] * below], dim=-1)
 
 
-def front(count: int = 401) -> Tensor:
+def pareto_front(count: int = 401) -> Tensor:
     """The points `[count, 2]`, float64, at which neither loss can fall without the other rising.
 
     A weighted sum w L₁ + (1 − w) L₂ has its minimum below x₂ = 0, where its two bowls are one, with the middle
@@ -51,7 +51,7 @@ def front(count: int = 401) -> Tensor:
     return torch.stack([7 * share, (low + high) / 2], dim=1)
 
 
-def from_front(point: Tensor, ends: Tensor) -> Tensor:
+def distance_from_front(point: Tensor, ends: Tensor) -> Tensor:
     """How far the losses of points `[n, 2]` are from the losses of the front's points `[count, 2]`: `[n]`."""
     # Not by a product of matrices, whose rounding is as large as small distances are.
     return torch.cdist(losses(point.double()), losses(ends), compute_mode="donot_use_mm_for_euclid_dist").amin(dim=1)

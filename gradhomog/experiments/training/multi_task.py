@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import gradhomog
 from gradhomog.experiments import models
 from gradhomog.experiments.config.schema import Config
-from gradhomog.experiments.problems.data import Data, Part, batch, r_squared
+from gradhomog.experiments.problems.data import Data, Part, batch_indices, r_squared
 from gradhomog.experiments.results.plan import SINGLE, Run
 from gradhomog.experiments.training.trainable import device
 from gradhomog.host.member import Member
@@ -99,7 +99,7 @@ class MultiTask:
         )
 
     def _batch(self, index: int) -> Part:
-        chosen = batch(len(self.data.train.inputs), self.batch, self.seed, index)
+        chosen = batch_indices(len(self.data.train.inputs), self.batch, self.seed, index)
         return Part(
             self.data.train.inputs[chosen].to(self.device),
             tuple(targets[chosen].to(self.device) for targets in self.data.train.targets),

@@ -8,25 +8,25 @@ import numpy as np
 import pytest
 import torch
 
-from gradhomog.experiments.problems.data import batch, r_squared
+from gradhomog.experiments.problems.data import batch_indices, r_squared
 
 
 @pytest.mark.parametrize(("examples", "size"), [(60, 16), (64, 16), (7, 2)])
 def test_an_epoch_shows_every_example_at_most_once_and_all_that_fill_a_batch(examples, size):
     batches = examples // size
     for epoch in range(3):
-        seen = torch.cat([batch(examples, size, 3, epoch * batches + index) for index in range(batches)])
+        seen = torch.cat([batch_indices(examples, size, 3, epoch * batches + index) for index in range(batches)])
         assert len(set(seen.tolist())) == len(seen) == batches * size
 
 
 def test_batches_differ_between_epochs_and_seeds_and_in_nothing_else():
-    assert torch.equal(batch(60, 16, 0, 5), batch(60, 16, 0, 5))
-    assert not torch.equal(batch(60, 16, 0, 0), batch(60, 16, 0, 3))
-    assert not torch.equal(batch(60, 16, 0, 0), batch(60, 16, 1, 0))
+    assert torch.equal(batch_indices(60, 16, 0, 5), batch_indices(60, 16, 0, 5))
+    assert not torch.equal(batch_indices(60, 16, 0, 0), batch_indices(60, 16, 0, 3))
+    assert not torch.equal(batch_indices(60, 16, 0, 0), batch_indices(60, 16, 1, 0))
 
 
 def test_few_examples_are_all_in_every_batch():
-    assert batch(5, 8, 0, 11).tolist() == [0, 1, 2, 3, 4]
+    assert batch_indices(5, 8, 0, 11).tolist() == [0, 1, 2, 3, 4]
 
 
 def test_r_squared_is_one_minus_unexplained_over_total_variance():

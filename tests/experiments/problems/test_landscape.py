@@ -49,7 +49,7 @@ def test_the_losses_are_differentiable_on_both_sides_of_the_axis():
 
 
 def test_no_point_is_better_than_a_point_of_the_front_in_one_loss_without_being_worse_in_the_other():
-    front = toy.losses(toy.front(201)).numpy()
+    front = toy.losses(toy.pareto_front(201)).numpy()
     random = np.random.default_rng(0)
     points = np.concatenate([random.uniform(-11, 11, (20000, 2)), random.uniform([-8, -10], [8, -7], (20000, 2))])
     others = toy.losses(torch.from_numpy(points)).numpy()
@@ -58,7 +58,7 @@ def test_no_point_is_better_than_a_point_of_the_front_in_one_loss_without_being_
 
 
 def test_the_middle_of_the_front_is_where_the_authors_draw_it_and_its_ends_are_the_minima_of_one_loss():
-    front = toy.front(401)
+    front = toy.pareto_front(401)
     assert front[200].tolist() == pytest.approx([0, -8.3552], abs=1e-4)
     for end, task in ((front[-1], 0), (front[0], 1)):
         point = end.clone().requires_grad_()
@@ -67,9 +67,9 @@ def test_the_middle_of_the_front_is_where_the_authors_draw_it_and_its_ends_are_t
 
 
 def test_a_point_of_the_front_is_no_distance_from_it():
-    front = toy.front(101)
-    assert toy.from_front(front[::10], front).max() == 0
-    assert toy.from_front(torch.tensor(toy.STARTS), front).min() > 1
+    front = toy.pareto_front(101)
+    assert toy.distance_from_front(front[::10], front).max() == 0
+    assert toy.distance_from_front(torch.tensor(toy.STARTS), front).min() > 1
 
 
 def test_the_plain_path_is_that_of_adam_on_the_mean_of_the_losses(tmp_path):
@@ -109,7 +109,7 @@ def test_stopped_anywhere_it_goes_on_to_the_same_path_with_the_homogenizers_of_e
 
 def test_of_many_steps_a_few_hundred_points_are_kept():
     one = trainable(load(None, ["problem.name=landscape", "train.steps=100000"]), Run("landscape", "none", 0))
-    assert one.every == 200
+    assert one.keep_every == 200
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from gradhomog.experiments import models
 from gradhomog.experiments.config.schema import load
-from gradhomog.experiments.problems.data import batch
+from gradhomog.experiments.problems.data import batch_indices
 from gradhomog.experiments.problems.glyph_pairs import data
 from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.training.trainer import trainable
@@ -42,7 +42,7 @@ def loop(config, shared, steps=4):
     body = list(encoders[0].parameters()) if shared else [p for encoder in encoders for p in encoder.parameters()]
     outer = torch.optim.SGD([*body, *(p for head in heads for p in head.parameters())], lr=0.1)
     for index in range(steps):
-        chosen = batch(len(train.inputs), config.problem.batch, 0, index)
+        chosen = batch_indices(len(train.inputs), config.problem.batch, 0, index)
         features = [encoders[0](train.inputs[chosen])] * 2 if shared else [e(train.inputs[chosen]) for e in encoders]
         losses = [cross_entropy(head(z), y[chosen]) for head, z, y in zip(heads, features, train.targets, strict=True)]
         outer.zero_grad()

@@ -94,9 +94,9 @@ def test_parts_of_any_sizes_hold_every_row_once_or_are_refused(count, validation
     options = Regression(validation=validation, test=test)
     if count - max(2, round(validation * count)) - max(2, round(test * count)) < 2:
         with pytest.raises(DataError, match="at least 2 are needed in each part"):
-            regression._parts(options, count)
+            regression._split_rows(options, count)
         return
-    parts = regression._parts(options, count)
+    parts = regression._split_rows(options, count)
     assert sorted(np.concatenate(parts).tolist()) == list(range(count))
     assert min(map(len, parts)) >= 2
 
@@ -185,7 +185,7 @@ def test_an_input_that_is_constant_in_training_stays_small_where_it_is_not(colum
     np.savez(path, **columns, constant=x)
     rows = opened(path, inputs=["a", "constant"])
     assert rows.train.inputs[:, 1].abs().max() < 1e-6
-    order = regression._parts(Regression(data=str(path), targets=["sum", "product"]), ROWS)
+    order = regression._split_rows(Regression(data=str(path), targets=["sum", "product"]), ROWS)
     x[order[2][0]] = value + 5 * max(value, 1.0)
     np.savez(path, **columns, constant=x)
     assert opened(path, inputs=["a", "constant"]).test.inputs[:, 1].abs().max() < 10
