@@ -1,16 +1,17 @@
-"""The networks of the few-shot literature, by name, as (encoder, head).
+"""Networks of the few-shot literature by name, as pairs (encoder, head).
 
 An encoder maps inputs `[n, channels, height, width]` to features `[n, features]`, a head maps features to outputs
-`[n, outputs]`. With `flatten=False` the encoder of a network for images ends with its last map `[n, maps, h, w]`, as
-RelationNet needs it, and the head begins with what was left out, so that `head(encoder(x))` stays the same function of
-the same parameters. No layer works in place: derivatives of derivatives need what it would overwrite.
+`[n, outputs]`. With `flatten=False` the encoder of a network for images ends with its last feature map
+`[n, maps, h, w]`, as RelationNet requires, and the head begins with the omitted layers, so that `head(encoder(x))` is
+the same function of the same parameters. No layer works in place, because higher derivatives need the values that it
+would overwrite.
 
 Names:
     conv4: four convolutions.
     conv6: six convolutions.
-    resnet10: stages of one residual block of two convolutions.
-    resnet12: stages of one residual block of three convolutions, wide.
-    resnet18: stages of two residual blocks of two convolutions.
+    resnet10: one residual block of two convolutions per stage.
+    resnet12: one residual block of three convolutions per stage, wide.
+    resnet18: two residual blocks of two convolutions per stage.
     mlp: two hidden layers, for vectors.
 """
 

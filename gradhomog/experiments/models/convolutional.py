@@ -16,20 +16,21 @@ def conv4(
     """Four blocks of 3×3 convolution, batch normalization, ReLU and 2×2 max-pooling; a linear head.
 
     Features: width · (size/16)², rounded down: 64 for 28 px and 1600 for 84 px with the 64 filters of the papers
-    (Vinyals et al. 2016); 32 are those of Finn et al. 2017 for miniImageNet. Parameters of the encoder with 64 filters
-    and 3 channels: 113 088. Initialisation of Chen et al. 2019 ("A Closer Look"): convolutions N(0, 2/(9 · width)),
-    biases as PyTorch's. It differs from 1. Finn et al., whose convolutions are Xavier's and whose biases begin at 0;
-    2. the MAML of Chen et al., whose head's bias begins at 0: here head and bias are PyTorch's.
+    (Vinyals et al. 2016). Finn et al. 2017 use 32 filters for miniImageNet. Parameters of the encoder with 64 filters
+    and 3 channels: 113 088. Initialization of Chen et al. 2019 ("A Closer Look"): convolutions N(0, 2/(9 · width)),
+    biases as in PyTorch. It differs from 1. Finn et al., who use Xavier initialization for convolutions and 0 for
+    biases; 2. the MAML of Chen et al., where the bias of the head starts at 0: here the head is initialized as in
+    PyTorch.
 
     Args:
-        channels: of the images, >= 1.
+        channels: channels of the images, >= 1.
         width: filters of every block, >= 1.
-        size: of the square images in pixels; at least 16, with `pools=2` at least 10.
-        outputs: of the head, >= 1.
-        flatten: False leaves the last map to the head: the encoder gives `[n, width, h, w]`.
-        pools: blocks that pool. 2 is the encoder of RelationNet (Sung et al. 2018) in the code of Chen et al.: only the
-            first two blocks pool, and they have no padding. Its maps are 5×5 for 28 px and 19×19 for 84 px, where 4
-            pools leave 1×1 and 5×5.
+        size: side of the square images in pixels; at least 16, with `pools=2` at least 10.
+        outputs: outputs of the head, >= 1.
+        flatten: False moves the flattening to the head: the encoder returns `[n, width, h, w]`.
+        pools: number of blocks that pool. 2 is the encoder of RelationNet (Sung et al. 2018) in the code of Chen et
+            al.: only the first two blocks pool, and they have no padding. Its maps are 5×5 for 28 px and 19×19 for
+            84 px; with 4 pools they are 1×1 and 5×5.
 
     Raises:
         ConfigError: a number is too small.
@@ -45,9 +46,9 @@ def conv4(
 def conv6(
     channels: int, width: int, size: int, outputs: int, *, flatten: bool = True, pools: Literal[2, 4] = 4
 ) -> tuple[nn.Module, nn.Module]:
-    """conv4 followed by two blocks that do not pool (Chen et al. 2019): deeper, with as many features.
+    """conv4 followed by two blocks that do not pool (Chen et al. 2019): deeper, with the same number of features.
 
-    Parameters of the encoder with 64 filters and 3 channels: 187 200. Arguments, initialisation and errors are those
+    Parameters of the encoder with 64 filters and 3 channels: 187 200. Arguments, initialization and errors are those
     of `conv4`.
     """
     return _network("conv6", 6, channels, width, size, outputs, flatten, pools)
@@ -63,7 +64,7 @@ def _network(
     for _ in range(pools):
         side = (side - 2 + 2 * padding) // 2
     body = {str(index): layer for index, layer in enumerate(layers)}
-    # The tail is numbered on, so that an encoder is a plain sequence and old checkpoints of it load.
+    # The tail continues the numbering, so that an encoder is a plain sequence and its old checkpoints load.
     tail = {str(len(layers)): nn.Flatten()}
     return split_network(body, tail, nn.Linear(width * side**2, outputs), flatten=flatten)
 

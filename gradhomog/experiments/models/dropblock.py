@@ -1,4 +1,4 @@
-"""DropBlock: dropout of squares of a map, since neighbours in a map tell what a single dropped place would hide."""
+"""DropBlock: dropout of squares of a feature map, because neighbours reveal the value of a single dropped position."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from torch.nn import functional
 
 
 class DropBlock(nn.Module):
-    """Drop squares of side `block` from maps `[n, maps, h, w]` in training, and scale what is left.
+    """Drop squares of side `block` from maps `[n, maps, h, w]` in training, and scale the remaining values.
 
-    Seeds are drawn where a whole square fits, each with probability
+    Seeds are drawn at positions where a whole square fits, each with probability
 
         γ = rate / b² · h w / ((h − b + 1) (w − b + 1)),
 
-    and every seed drops its square; what is left is multiplied by the share of places that were kept, inverted
+    and every seed drops its square. The remaining values are divided by the share of positions that are kept
     (Ghiasi et al. 2018, eq. 1 and algorithm 1). The mask is drawn from PyTorch's global generator, like that of
-    `torch.nn.Dropout`, and `torch.func.vmap` needs `randomness="different"` for it. Linear in the inputs,
-    differentiable any number of times. It differs from the code of Lee et al. 2019: 1. squares are at most as large
-    as the map, as in the code of Ghiasi et al., so that small images work; 2. a mask that drops everything gives 0,
-    not NaN.
+    `torch.nn.Dropout`, and `torch.func.vmap` needs `randomness="different"` for it. For a fixed mask the layer is
+    linear in the inputs, and it is differentiable any number of times. It differs from the code of Lee et al. 2019:
+    1. squares are at most as large as the map, as in the code of Ghiasi et al., so that small images work; 2. a mask
+    that drops everything gives 0, not NaN.
 
     Args:
-        rate: share of the places to drop, in 0..1; squares that overlap drop somewhat fewer.
+        rate: share of the positions to drop, in 0..1; overlapping squares drop slightly fewer.
         block: side of the squares, >= 1.
 
     >>> DropBlock(0.1, 5).eval()(torch.ones(1, 1, 5, 5)).sum()

@@ -1,4 +1,4 @@
-"""From the name of a network, and the shape of its inputs, to (encoder, head)."""
+"""Look up a network by name and build its encoder and head for the shape of the inputs."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ FOR_IMAGES: Mapping[str, Callable[..., tuple[nn.Module, nn.Module]]] = MappingPr
 )
 
 NAMES = (*FOR_IMAGES, "mlp")
-"""What `network.name` of a run file may be."""
+"""Values of `network.name` in a run file."""
 
 
 def build(
     name: str, input_shape: Sequence[int], outputs: int, width: int, *, flatten: bool = True
 ) -> tuple[nn.Module, nn.Module]:
-    """An encoder and a head by name, for inputs of a shape; initialised from PyTorch's global generator.
+    """Return the encoder and head of a network by name, initialized from PyTorch's global generator.
 
     Args:
         name: one of `NAMES`.
-        input_shape: of one input: (channels, height, width) for images, any for mlp.
+        input_shape: shape of one input: (channels, height, width) for images, any for mlp.
         outputs: classes or targets, >= 1.
         width: filters of the first block, or hidden units of mlp, >= 1.
-        flatten: False keeps the encoder's last map, `[n, maps, h, w]`; not for mlp.
+        flatten: False makes the encoder return its last feature map, `[n, maps, h, w]`; not available for mlp.
 
     Raises:
-        ConfigError: the name is unknown, or the inputs do not suit the network.
+        ConfigError: the name is unknown, or the network does not support inputs of this shape.
 
     >>> encoder, head = build("conv4", (3, 84, 84), outputs=5, width=64)
     >>> head
@@ -44,7 +44,7 @@ def build(
     """
     if name == "mlp":
         if not flatten:
-            raise ConfigError("`network.name` mlp has no maps, as `flatten=False` asks; use a network for images.")
+            raise ConfigError("`network.name` mlp has no feature maps for `flatten=False`; use a network for images.")
         return mlp(math.prod(input_shape), width, outputs)
     if name not in FOR_IMAGES:
         hint = did_you_mean(name, NAMES)

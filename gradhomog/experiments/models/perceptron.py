@@ -1,4 +1,4 @@
-"""A network for vectors."""
+"""Multilayer perceptron, a network for vectors."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from torch import nn
 
 
 def mlp(inputs: int, width: int, outputs: int) -> tuple[nn.Module, nn.Module]:
-    """Two hidden layers of ReLU and a linear head: Finn et al. 2017 use width 40 for sinusoids.
+    """Two hidden layers with ReLU and a linear head; Finn et al. 2017 use width 40 for sinusoids.
 
     Inputs `[n, ...]` of `inputs` numbers each are flattened; features are `[n, width]`. Parameters with the head, for
-    one input and one output: 1761. It starts as PyTorch's linear layers do, uniform within 1/√inputs of 0; the code of
-    Finn et al. draws weights from a truncated normal of deviation 0.01 and has biases 0.
+    width 40, one input and one output: 1761. Initialization is that of PyTorch's linear layers, uniform within
+    1/√inputs of 0; the code of Finn et al. draws weights from a truncated normal distribution with standard deviation
+    0.01 and sets biases to 0.
 
     >>> import torch
     >>> encoder, head = mlp(1, 40, 1)

@@ -1,4 +1,4 @@
-"""Residual networks of blocks of two convolutions, of He et al. 2016: 10 layers and 18."""
+"""Residual networks with 10 and 18 layers, in blocks of two convolutions (He et al. 2016)."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from gradhomog.experiments.models.layers import check_sizes, convolution, shortc
 def resnet10(
     channels: int, width: int, size: int, outputs: int, *, flatten: bool = True
 ) -> tuple[nn.Module, nn.Module]:
-    """One block in each of four stages, of 64, 128, 256 and 512 maps if `width` is 64; a linear head.
+    """One block in each of four stages, with 64, 128, 256 and 512 maps if `width` is 64; a linear head.
 
-    A 7×7 convolution of stride 2, batch normalization, ReLU and 3×3 max-pooling of stride 2 come first; every stage
-    but the first halves the map. Features are the means of the last maps: 8 · width, 512 in the papers (Chen et al.
-    2019 and the cross-domain papers after it, at 224 px). Parameters of the encoder with width 64 and 3 channels:
-    4 905 792. Convolutions N(0, 2/(kernel² · maps)), normalization 1 and 0, as in Chen et al.; the head is PyTorch's.
+    The stages follow a 7×7 convolution of stride 2, batch normalization, ReLU and 3×3 max-pooling of stride 2; every
+    stage except the first halves the side of the map. Features are the means of the last maps: 8 · width, 512 in the
+    papers (Chen et al. 2019 and the cross-domain papers after it, at 224 px). Parameters of the encoder with width 64
+    and 3 channels: 4 905 792. Convolutions start from N(0, 2/(kernel² · maps)), normalization from 1 and 0, as in Chen
+    et al.; the head is initialized as in PyTorch.
 
-    The mean over the whole map replaces their mean over 7×7, which is the same at 224 px and fails below. Up to 32 px
-    the last map is 1×1, and its batch normalization sees one number per image and map.
+    The mean over the whole map replaces the mean over 7×7 of Chen et al., which is the same at 224 px and fails for
+    smaller images. Up to 32 px the last map is 1×1, and its batch normalization has one number per image and map.
 
-    Names of parameters are torchvision's, whose checkpoints of resnet18 load (without `fc`).
+    Parameters have the names of torchvision, so that its checkpoints of resnet18 load (without `fc`).
 
     Args:
-        channels: of the images, >= 1.
-        width: maps of the first stage, >= 1; doubled by each further one.
-        size: of the square images in pixels, >= 1.
-        outputs: of the head, >= 1.
-        flatten: False leaves mean and head apart: the encoder gives `[n, 8 · width, h, w]`, 7×7 at 224 px.
+        channels: channels of the images, >= 1.
+        width: maps of the first stage, >= 1; each further stage doubles them.
+        size: side of the square images in pixels, >= 1.
+        outputs: outputs of the head, >= 1.
+        flatten: False moves the mean to the head: the encoder returns `[n, 8 · width, h, w]`, 7×7 at 224 px.
 
     Raises:
         ConfigError: a number is too small.
@@ -45,7 +46,7 @@ def resnet10(
 def resnet18(
     channels: int, width: int, size: int, outputs: int, *, flatten: bool = True
 ) -> tuple[nn.Module, nn.Module]:
-    """Two blocks in each of four stages (He et al. 2016, table 1); all else is as in `resnet10`.
+    """Two blocks in each of four stages (He et al. 2016, table 1); the rest is as in `resnet10`.
 
     Parameters of the encoder with width 64 and 3 channels: 11 176 512.
     """
@@ -53,7 +54,7 @@ def resnet18(
 
 
 class Block(nn.Module):
-    """relu(norm(conv(relu(norm(conv x)))) + shortcut x): He et al. 2016, fig. 2, with a projection if maps change."""
+    """relu(norm(conv(relu(norm(conv x)))) + shortcut x): He et al. 2016, fig. 2; a projection if the shape changes."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()

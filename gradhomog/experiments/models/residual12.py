@@ -1,4 +1,4 @@
-"""The residual network of 12 layers made for few-shot learning: three convolutions a block, wide, leaky."""
+"""The residual network with 12 layers for few-shot learning: wide blocks of three convolutions with LeakyReLU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gradhomog.experiments.models.dropblock import DropBlock
 from gradhomog.experiments.models.layers import check_sizes, convolution, shortcut, split_network
 
 SLOPE = 0.1
-"""Of LeakyReLU below 0, in the code of Lee et al. 2019."""
+"""Slope of LeakyReLU below 0, as in the code of Lee et al. 2019."""
 
 
 def resnet12(
@@ -22,27 +22,29 @@ def resnet12(
     drop_rate: float = 0.0,
     drop_block: int = 5,
 ) -> tuple[nn.Module, nn.Module]:
-    """Four blocks of three 3×3 convolutions, of 64, 160, 320 and 640 maps if `width` is 64; a linear head.
+    """Four blocks of three 3×3 convolutions, with 64, 160, 320 and 640 maps if `width` is 64; a linear head.
 
-    Layout of Oreshkin et al. 2018 (TADAM) with the widths, LeakyReLU(0.1) and 2×2 max-pooling after every block of
-    Lee et al. 2019 (MetaOptNet). Features are the means of the last maps: 10 · width, 640 in the papers. Parameters of
-    the encoder with width 64 and 3 channels: 12 424 320; a block from i to o maps has 10 i o + 18 o² + 8 o.
-    Convolutions N(0, 2/(kernel² · maps)), normalization 1 and 0; the head is PyTorch's.
+    Layout of Oreshkin et al. 2018 (TADAM), with the widths, the LeakyReLU(0.1) and the 2×2 max-pooling after every
+    block of Lee et al. 2019 (MetaOptNet). Features are the means of the last maps: 10 · width, 640 in the papers.
+    Parameters of the encoder with width 64 and 3 channels: 12 424 320. A block from i to o maps has
+    10 i o + 18 o² + 8 o.
+    Convolutions start from N(0, 2/(kernel² · maps)), normalization from 1 and 0; the head is initialized as in PyTorch.
 
-    It differs from the code of Lee et al.: 1. that gives the last map of 84 px as 16 000 features (`avg_pool=False`);
-    with `flatten=False` so does `torch.nn.Flatten()` after this encoder; 2. there the drop rate grows over 40 000
-    forward passes by a counter in the network, here it is constant, as a network that counts is no function of its
-    parameters; 3. `DropBlock` lists what differs there. Names of parameters are theirs.
+    It differs from the code of Lee et al.: 1. their encoder returns the last map of 84 px as 16 000 features
+    (`avg_pool=False`); `torch.nn.Flatten()` after this encoder with `flatten=False` gives the same; 2. their drop rate
+    grows over 40 000 forward passes, by a counter in the network; here it is constant, because a network with a counter
+    is not a function of its parameters; 3. the differences that `DropBlock` lists. Parameters have the names of their
+    code.
 
     Args:
-        channels: of the images, >= 1.
+        channels: channels of the images, >= 1.
         width: maps of the first block, >= 1; the others have 2.5, 5 and 10 times as many, rounded down.
-        size: of the square images in pixels, >= 16.
-        outputs: of the head, >= 1.
-        flatten: False leaves the mean to the head: the encoder gives `[n, 10 · width, h, w]`, 5×5 at 84 px.
-        drop_rate: in 0..1, 1 excluded: dropout after the first two blocks, DropBlock after the last two. 0.1 in the
-            code of Lee et al.; 0, the default, is none.
-        drop_block: side of the squares dropped, >= 1: 5 for 84 px and 2 for 32 px in their code.
+        size: side of the square images in pixels, >= 16.
+        outputs: outputs of the head, >= 1.
+        flatten: False moves the mean to the head: the encoder returns `[n, 10 · width, h, w]`, 5×5 at 84 px.
+        drop_rate: rate in 0..1, 1 excluded, of dropout after the first two blocks and of DropBlock after the last two.
+            0.1 in the code of Lee et al.; 0, the default, disables both.
+        drop_block: side of the dropped squares, >= 1: 5 for 84 px and 2 for 32 px in their code.
 
     Raises:
         ConfigError: a number is out of its range.
@@ -70,7 +72,7 @@ def resnet12(
 
 
 class Block(nn.Module):
-    """Three convolutions with normalization beside a projection of the input; then the leak, the pool and the drop."""
+    """Three convolutions with normalization plus a projection of the input; LeakyReLU, max-pooling and dropout."""
 
     def __init__(self, inputs: int, outputs: int, drop: nn.Module) -> None:
         super().__init__()

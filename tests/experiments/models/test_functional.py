@@ -1,4 +1,4 @@
-"""Networks are functions of their parameters: nothing in place, any number of derivatives, with and without maps."""
+"""Networks are functions of their parameters: no in-place layers, higher derivatives, with and without `flatten`."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ SLOW = ("resnet12", "resnet18")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in models.NAMES]
 )
-def test_second_derivatives_by_parameters_are_those_of_finite_differences(name):
+def test_second_derivatives_equal_finite_differences(name):
     encoder, head, inputs = _small(name)
     names = [key for key, _ in encoder.named_parameters()]
 
@@ -46,7 +46,7 @@ def test_second_derivatives_by_parameters_are_those_of_finite_differences(name):
 
 
 @pytest.mark.parametrize("name", models.NAMES)
-def test_a_functional_call_gives_what_the_module_with_those_parameters_gives(name):
+def test_a_functional_call_equals_the_module_with_the_same_parameters(name):
     encoder, _, inputs = _small(name)
     encoder.eval()
     stacked = {key: torch.stack([value.detach() * factor for factor in (1.0, 0.5, 2.0)])
@@ -61,13 +61,13 @@ def test_a_functional_call_gives_what_the_module_with_those_parameters_gives(nam
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_without_flatten_the_encoder_gives_maps_and_the_whole_is_the_same_function(name):
+def test_without_flatten_the_encoder_returns_maps_and_the_network_is_the_same_function(name):
     encoder, head, _ = _small(name)
     maps, rest, inputs = _small(name, flatten=False)
-    given = maps(inputs)
-    assert given.dim() == 4
-    assert given.shape[0] == 6
-    torch.testing.assert_close(rest(given), head(encoder(inputs)), rtol=0, atol=0)
+    features = maps(inputs)
+    assert features.dim() == 4
+    assert features.shape[0] == 6
+    torch.testing.assert_close(rest(features), head(encoder(inputs)), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_maps_have_the_published_sides(name, size, side):
 
 @pytest.mark.parametrize(("size", "side"), [(28, 5), (84, 19), (224, 54), (10, 1)])
 @pytest.mark.parametrize("make", [models.conv4, models.conv6])
-def test_the_encoder_of_relationnet_pools_twice_and_keeps_its_published_maps(make, size, side):
+def test_the_encoder_of_relationnet_pools_twice_and_has_the_published_maps(make, size, side):
     maps, rest = make(3, 2, size, 5, flatten=False, pools=2)
     images = torch.zeros(2, 3, size, size)
     assert maps(images).shape == (2, 2, side, side)

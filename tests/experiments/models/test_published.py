@@ -1,4 +1,4 @@
-"""Networks are the published ones: features, parameters, names, initial values, and what they compute."""
+"""Networks equal the published ones: features, parameters, names, initial values and outputs."""
 
 import math
 from itertools import pairwise
@@ -17,7 +17,7 @@ WIDE = {"resnet10": 512, "resnet12": 640, "resnet18": 512}
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [28, 32, 84, 224])
 @pytest.mark.parametrize("name", IMAGES)
-def test_features_are_as_many_as_published_at_every_size(name, size):
+def test_numbers_of_features_are_the_published_ones_at_every_size(name, size):
     plain = {28: 64, 32: 256, 84: 1600, 224: 12544}
     encoder, head = models.build(name, (3, size, size), 5, 64)
     features = encoder.eval()(torch.zeros(1, 3, size, size))
@@ -35,16 +35,16 @@ def test_features_are_as_many_as_published_at_every_size(name, size):
         ("resnet12", 12_424_320),
     ],
 )
-def test_encoders_have_exactly_the_published_parameters(name, count):
+def test_encoders_have_the_published_number_of_parameters(name, count):
     encoder, _ = models.build(name, (3, 84, 84), 5, 64)
     assert _count(encoder) == count
 
 
 @pytest.mark.parametrize(("channels", "width"), [(1, 1), (1, 5), (3, 8)])
-def test_parameters_at_any_width_follow_the_count_by_hand(channels, width):
+def test_numbers_of_parameters_at_any_width_follow_the_formula(channels, width):
     c, w = channels, width
 
-    def block(i, o):  # two 3×3 convolutions, two norms, and where the maps change a 1×1 convolution and its norm
+    def block(i, o):  # two 3×3 convolutions, two norms, and if the maps change a 1×1 convolution and its norm
         return 9 * i * o + 9 * o * o + 4 * o + (0 if i == o else i * o + 2 * o)
 
     maps = [w, w, 2 * w, 4 * w, 8 * w]
@@ -70,7 +70,7 @@ def test_convolutions_start_normal_with_the_published_variance_and_norms_at_one_
             weight = module.weight.detach().double()
             variance = 2 / (weight.shape[0] * weight.shape[2] * weight.shape[3])
             count = weight.numel()
-            # Five standard errors of a mean and of a variance of so many normal numbers.
+            # Five standard errors of the mean and of the variance of `count` normal numbers.
             assert abs(float(weight.mean())) < 5 * math.sqrt(variance / count)
             assert abs(float(weight.var()) / variance - 1) < 5 * math.sqrt(2 / count)
             if count > 5000:  # a normal's fourth moment is 3 variances squared; a uniform's is 1.8
@@ -81,14 +81,14 @@ def test_convolutions_start_normal_with_the_published_variance_and_norms_at_one_
 
 
 @pytest.mark.parametrize("name", models.NAMES)
-def test_a_seed_decides_all_initial_values(name):
+def test_a_seed_determines_all_initial_values(name):
     first, second, other = (_state(name, seed) for seed in (3, 3, 4))
     assert list(first) == list(second)
     assert all(torch.equal(first[key], second[key]) for key in first)
     assert not all(torch.equal(first[key], other[key]) for key in first)
 
 
-def test_the_names_of_parameters_are_those_that_checkpoints_have():
+def test_the_names_of_parameters_are_those_of_checkpoints():
     conv4 = models.conv4(1, 2, 28, 5)[0]
     assert [key for key, _ in conv4.named_parameters()] == [
         f"{4 * block + layer}.{kind}" for block in range(4) for layer in (0, 1) for kind in ("weight", "bias")
@@ -98,7 +98,7 @@ def test_the_names_of_parameters_are_those_that_checkpoints_have():
     resnet = set(models.resnet18(3, 2, 32, 5)[0].state_dict())
     torchvisions = {"conv1.weight", "bn1.running_mean", "layer1.1.conv2.weight", "layer2.0.downsample.1.bias"}
     assert torchvisions < resnet
-    assert "layer1.0.downsample.0.weight" not in resnet  # there the first stage keeps its maps
+    assert "layer1.0.downsample.0.weight" not in resnet  # the first stage of torchvision has no projection
     theirs = {"layer1.0.conv3.weight", "layer1.0.downsample.0.weight", "layer4.0.bn3.running_var"}
     assert theirs < set(models.resnet12(3, 2, 32, 5)[0].state_dict())
 
