@@ -1,4 +1,4 @@
-"""Multi-task problems by name: what `problem.name` of a run file may be; one module each, imported when it is named."""
+"""Multi-task problems by name, as in `problem.name` of a run file. The module of a problem is imported on first use."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ NAMES = ("glyph_pairs", "digit_pairs", "regression", "landscape")
 
 
 def find(name: Any) -> ProblemSpec:
-    """The problem of a name.
+    """Return the problem of a name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the name is missing or unknown.
     """
     if name is None:
         raise ConfigError(f"`problem.name` is missing; it must be one of {', '.join(NAMES)}.")

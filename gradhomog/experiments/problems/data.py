@@ -1,4 +1,4 @@
-"""The data of a supervised multi-task problem: inputs that all tasks share and targets of each, in three parts."""
+"""Data of a supervised multi-task problem: shared inputs and targets per task, for training, validation and test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradhomog.experiments.data.seeding import generator
 
 
 class Part(NamedTuple):
-    """Some examples.
+    """Examples for training, validation or test.
 
     Attributes:
         inputs: float32 `[n, *input]`.
@@ -27,14 +27,14 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """What a network of several tasks is trained on, and judged by.
+    """Training, validation and test data of several tasks, and the metric of their scores.
 
     Attributes:
-        tasks: their names.
-        outputs: of each task's head: its classes, or 1.
-        metric: of the tasks' scores: "accuracy", or "r2" with a mean squared error as the loss.
-        train, validation, test: no example is in two of them.
-        notes: sentences for the report that say what the data are.
+        tasks: names of the tasks.
+        outputs: number of outputs of each task's head: its number of classes, or 1.
+        metric: metric of the scores: "accuracy", or "r2" with a mean squared error as the loss.
+        train, validation, test: the parts; no example is in two of them.
+        notes: sentences for the report that describe the data.
     """
 
     tasks: tuple[str, ...]
@@ -47,18 +47,18 @@ class Data:
 
     @property
     def fingerprint(self) -> str:
-        """A short hash of every number in it: results of other data are not continued."""
-        found = hashlib.sha256()
+        """Short hash of all inputs and targets, so that a comparison does not continue results of other data."""
+        digest = hashlib.sha256()
         for part in (self.train, self.validation, self.test):
             for tensor in (part.inputs, *part.targets):
-                found.update(tensor.contiguous().numpy().tobytes())
-        return found.hexdigest()[:12]
+                digest.update(tensor.contiguous().numpy().tobytes())
+        return digest.hexdigest()[:12]
 
 
 def r_squared(outputs: Tensor, targets: Tensor) -> float:
-    """R² = 1 − Σ (y − f)² / Σ (y − ȳ)², ȳ the mean of these targets: 1 is perfect, 0 as good as that mean.
+    """Return R² = 1 − Σ (y − f)² / Σ (y − ȳ)², with the mean ȳ of these targets: 1 is perfect, 0 as good as ȳ.
 
-    NaN if all targets are the same.
+    The result is NaN if all targets are equal.
     """
     outputs, targets = outputs.double(), targets.double()
     spread = (targets - targets.mean()).square().sum()
@@ -69,13 +69,13 @@ ACCURACY, R2 = metric("accuracy"), metric("r2")
 
 
 def batch_indices(examples: int, size: int, seed: int, index: int) -> Tensor:
-    """The examples of batch `index`: every epoch is a permutation of its own, cut into batches of one size.
+    """Return the indices of the examples of batch `index`.
 
-    The last examples of an epoch, which fill no batch, are left out in it. Where `size` is not below the number of
-    examples, a batch is all of them.
+    Every epoch is a new permutation, divided into batches of the same size. The last examples of an epoch are omitted
+    if they do not fill a batch. If `size` is at least the number of examples, every batch contains all of them.
     """
     if size >= examples:
         return torch.arange(examples)
-    epoch, place = divmod(index, examples // size)
+    epoch, position = divmod(index, examples // size)
     order = generator(seed, epoch).permutation(examples)
-    return torch.from_numpy(order[place * size : (place + 1) * size])
+    return torch.from_numpy(order[position * size : (position + 1) * size])

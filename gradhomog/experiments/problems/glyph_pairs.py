@@ -1,4 +1,4 @@
-"""Two overlaid glyphs of matplotlib's fonts, to be told both: MultiMNIST with nothing to download."""
+"""Classify two overlaid glyphs of matplotlib's fonts: MultiMNIST without a download."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gradhomog.experiments.training.multi_task import trained_on
 
 @dataclass(frozen=True)
 class GlyphPairs(pairs.Pairs):
-    """The first `classes` characters of a script of the domain `glyphs`, `instances` pictures of each."""
+    """Options: the first `classes` characters of a script of the domain `glyphs`, with `instances` pictures of each."""
 
     name: Literal["glyph_pairs"] = "glyph_pairs"
     script: str = "latin"
@@ -29,25 +29,25 @@ class GlyphPairs(pairs.Pairs):
 
 @functools.lru_cache(maxsize=2)  # one process runs many trainings on the same data
 def data(options: GlyphPairs, size: int) -> Data:
-    """Pairs of `[1, size, size]`, in [-1, 1].
+    """Return pairs of `[1, size, size]`, in [-1, 1].
 
     Raises:
-        ConfigError: the script is unknown, or has fewer characters. DataError: matplotlib or Pillow is missing.
+        ConfigError: the script is unknown, or has too few characters. DataError: matplotlib or Pillow is missing.
     """
     if options.script not in glyphs.SCRIPTS:
         hint = did_you_mean(options.script, glyphs.SCRIPTS)
         raise ConfigError(f"`problem.script` must be one of {', '.join(glyphs.SCRIPTS)}; got {options.script!r}.{hint}")
     glyphs.require_renderer("`problem.name` glyph_pairs")
-    found = glyphs.select(options.script)
-    if len(found) < options.classes:
+    available = glyphs.select(options.script)
+    if len(available) < options.classes:
         raise ConfigError(
-            f"`problem.classes` must be at most {len(found)}, the number of characters of {options.script!r} that do "
-            f"not look alike; got {options.classes}."
+            f"`problem.classes` must be at most {len(available)}, the number of characters of {options.script!r} "
+            f"that do not look alike; got {options.classes}."
         )
     drawn = glyphs.pictures(
         options.script, options.classes, size=size - pairs.offset(size), instances=options.instances, seed=options.seed
     )
-    characters = ", ".join(glyph.character for glyph in found[: options.classes])
+    characters = ", ".join(glyph.character for glyph in available[: options.classes])
     return pairs.data(list(drawn), options, size, (f"Two overlaid glyphs, each one of {characters}.",))
 
 

@@ -1,4 +1,4 @@
-"""The two-dimensional toy landscape of CAGrad: two losses of a point, which Adam moves from the paper's starts."""
+"""The two-dimensional toy landscape of CAGrad: Adam minimizes two losses of a point from the starts of the paper."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ from gradhomog.pipelines import pipeline
 from gradhomog.reports import Evaluation, StageReport, StepReport
 
 TRAJECTORY_POINTS = 500
-"""Points of a trajectory that are kept for its figure."""
+"""Approximate number of points of a long trajectory that are kept for its figure."""
 
 TASKS = ("f1", "f2")
 
 MIN_REACH, GRID = 11.0, 221
-"""How far its contours reach from 0, at least, as in the authors' figure; and their points in each dimension."""
+"""Minimum extent of the contours from 0, as in the authors' figure, and grid points of the contours per dimension."""
 
 FROM_FRONT = "from the front"
 
 
 @dataclass(frozen=True)
 class LandscapeOptions:
-    """Where the point starts, and starts again."""
+    """Options of `landscape`: the starting points."""
 
     name: Literal["landscape"] = "landscape"
     starts: list[list[float]] = field(default_factory=lambda: [list(start) for start in toy.STARTS])
 
 
 class Landscape:
-    """A point for each start, with homogenizers of its own; Adam moves each coordinate for itself."""
+    """One point per start, each with separate homogenizers; Adam updates each coordinate independently."""
 
     sampled = False
     keeps = "last"
@@ -55,9 +55,8 @@ class Landscape:
         assert isinstance(options, LandscapeOptions)
         _check(config, options)
         self.metric = metric("loss")
-        where = device(config.device)
-        # float64: what is looked at is where methods differ, not where rounding does.
-        self.points = nn.Parameter(torch.tensor(options.starts, dtype=torch.float64, device=where))
+        # float64: trajectories must differ by their methods, not by rounding.
+        self.points = nn.Parameter(torch.tensor(options.starts, dtype=torch.float64, device=device(config.device)))
         self.pipelines = [pipeline(run.homogenizers, nonfinite=config.train.nonfinite) for _ in options.starts]
         _check_members(self.pipelines[0].members)
         self.names = string.ascii_lowercase[: len(options.starts)]
@@ -73,37 +72,38 @@ class Landscape:
         return [self.points]
 
     def step(self, index: int, outer: torch.optim.Optimizer, inspect: bool) -> StepReport:
-        """One step of every point; the report has the means over the points."""
+        """Take one step with every point; the report contains means over the points."""
         losses = toy.losses(self.points)
-        # The starts do not know of each other, so that one pass for each loss has the rows of all of them.
-        slopes = [torch.autograd.grad(loss.sum(), self.points, retain_graph=True)[0] for loss in losses.unbind(1)]
-        rows = torch.stack(slopes, dim=1)
-        found = [
+        # Points are independent, so that one backward pass per loss gives the rows of all points.
+        gradients = [torch.autograd.grad(loss.sum(), self.points, retain_graph=True)[0] for loss in losses.unbind(1)]
+        rows = torch.stack(gradients, dim=1)
+        steps = [
             pipe.homogenize(jacobian, values, domains=TASKS, inspect=inspect)
             for pipe, jacobian, values in zip(self.pipelines, rows, losses.detach(), strict=True)
         ]
         outer.zero_grad()
-        self.points.grad = torch.stack([step.direction[""] for step in found])
+        self.points.grad = torch.stack([step.direction[""] for step in steps])
         outer.step()
         if (index + 1) % self.keep_every == 0:
             self.path = torch.cat([self.path, self._positions()[None]])
-        told = [StepReport.of(values, step, TASKS) for values, step in zip(losses.detach(), found, strict=True)]
+        reports = [StepReport.of(values, step, TASKS) for values, step in zip(losses.detach(), steps, strict=True)]
         means: dict[str, Any] = {
-            name: _mean([getattr(one, name) for one in told]) for name in ("losses", "norms", "cosines", "weights")
+            name: _mean([getattr(report, name) for report in reports])
+            for name in ("losses", "norms", "cosines", "weights")
         }
-        return dataclasses.replace(told[0], **means, stages=(), measured={})
+        return dataclasses.replace(reports[0], **means, stages=(), measured={})
 
     def _positions(self) -> Tensor:
-        """Where the points are, `[starts, 2]`."""
+        """Return the current points, `[starts, 2]`."""
         return self.points.detach().cpu().clone()
 
     def probe(self, index: int) -> list[StageReport]:
         return []
 
-    # -- judging -----------------------------------------------------------------------------------------------------
+    # -- evaluation --------------------------------------------------------------------------------------------------
 
     def validate(self) -> Evaluation:
-        """Both losses from each start: there is nothing else to decide by."""
+        """Return both losses of each start; there are no held-out data."""
         values = toy.losses(self._positions())
         names = [f"{name}: {loss}" for name in self.names for loss in TASKS]
         return Evaluation(values.flatten().tolist(), values.flatten().tolist(), names, self.metric.name)
@@ -121,7 +121,7 @@ class Landscape:
         return {"also": {FROM_FRONT: float(toy.distance_from_front(self._positions(), front).mean())}}
 
     def about(self) -> dict[str, Any]:
-        places = ", ".join(
+        starts = ", ".join(
             f"{name} from ({', '.join(f'{x:g}' for x in start)})"
             for name, start in zip(self.names, self.starts, strict=True)
         )
@@ -129,9 +129,10 @@ class Landscape:
             "tasks": list(TASKS),
             "held_out": False,
             "notes": [
-                f"Losses after the last step; {places}. {FROM_FRONT.capitalize()}: the distance of a pair of losses "
-                "from the nearest on the Pareto front, mean over the starts.",
-                "Nothing is drawn: every training would be the same. What is tuned is tuned on these losses' mean.",
+                f"Losses after the last step; {starts}. {FROM_FRONT.capitalize()}: the distance of a pair of losses "
+                "from the nearest pair on the Pareto front, mean over the starts.",
+                "Nothing is random: every run of a method gives the same result. Tuned methods are tuned on the mean "
+                "of these losses.",
             ],
         }
 
@@ -150,25 +151,26 @@ class Landscape:
 
 
 def _mean(values: Sequence[Tensor | None]) -> Tensor | None:
-    given = [value for value in values if value is not None]
-    return torch.stack(given).double().mean(0) if len(given) == len(values) else None
+    present = [value for value in values if value is not None]
+    return torch.stack(present).double().mean(0) if len(present) == len(values) else None
 
 
 def _check_members(members: Sequence[Member]) -> None:
-    """Refuse what would do nothing here, or miss what it reads, as there is no network."""
+    """Raise `ConfigError` for homogenizers that act within a network or read its features; there is none."""
     for member in members:
         within = member.before_rows or member.homogenizer.overrides("begin")
         if within or (member.declares_needs and "features" in member.needs):
             raise ConfigError(
                 f"{member} needs {'a network to act within' if within else 'features of a network'}, and the landscape "
-                "has none: it is two losses of a point in the plane. Leave it out, or choose a problem with a network."
+                "has none: it consists of two losses of a point in the plane. Remove this homogenizer, or choose a "
+                "problem with a network."
             )
 
 
 def _check(config: Config, options: LandscapeOptions) -> None:
     if len(config.seed_list) > 1:
         raise ConfigError(
-            f"`seeds` must be one: nothing on the landscape is drawn, so that all seeds give the same; "
+            f"`seeds` must be one: nothing on the landscape is random, so that all seeds give the same result; "
             f"got {config.seed_list}."
         )
     if not 1 <= len(options.starts) <= len(string.ascii_lowercase):
@@ -185,7 +187,7 @@ PROBLEM = ProblemSpec(
     defaults={
         "homogenizers": members("landscape"),
         "seeds": 1,
-        # A tenth of the paper's 100,000 steps at five times its rate: half a minute a method, and the same picture.
+        # A tenth of the paper's 100,000 steps at five times its rate: half a minute per method, and the same figure.
         "train": {"steps": 10000, "outer_lr": 0.005, "validate_every": 100, "log_every": 50, "checkpoint_every": 2000},
     },
     unused=(*EPISODIC, "network"),

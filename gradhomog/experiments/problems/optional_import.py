@@ -1,4 +1,4 @@
-"""Packages that a problem's data come from, and that gradhomog does not depend on."""
+"""Import optional packages that contain the data of a problem."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from typing import Any
 from gradhomog.errors import DataError
 
 
-def import_optional(module: str, package: str, what: str) -> Any:
-    """A module of a package of the extra `problems`.
+def import_optional(module: str, package: str, contents: str) -> Any:
+    """Import and return a module of a package of the extra `problems`.
 
     Raises:
-        DataError: the package is not installed; says how to install it.
+        DataError: the package is not installed; the message contains `contents` and the command that installs it.
     """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as cause:
         if cause.name is not None and not module.startswith(cause.name):
-            raise  # the package is there, and something that it needs is not
+            raise  # the package is installed, but one of its dependencies is not
         raise DataError(
-            f"{what} come from {package}, which is not installed. Install it with: pip install 'gradhomog[problems]'"
+            f"{contents} come from {package}, which is not installed. "
+            "Install it with: pip install 'gradhomog[problems]'"
         ) from cause

@@ -1,4 +1,4 @@
-"""Two pictures laid over each other, and the class of each to be told: what MultiMNIST is made of."""
+"""Pairs of overlaid pictures, with the class of each picture as a target, as in MultiMNIST."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from gradhomog.experiments.problems.data import ACCURACY, Data, Part
 TASKS = ("left", "right")
 
 SHARES = (0.7, 0.1)
-"""Of the pictures of a class, what pairs of training and of validation are made of; the rest is for the test."""
+"""Shares of the pictures of a class for pairs of training and of validation; the rest is for test."""
 
 DEFAULTS: dict[str, Any] = {
     "network": {"name": "conv4", "width": 16, "size": 34},
     "train": {"steps": 400, "outer_lr": 0.002, "validate_every": 50},
 }
-"""Of the run file: a run takes about a quarter of a minute on one core."""
+"""Defaults of the run file; a run takes about a quarter of a minute on one core."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Pairs:
-    """How many pairs there are of each part, and how many make a batch."""
+    """Options of all problems with pairs: numbers of pairs per part and per batch, and the seed."""
 
     train: int = at_least(1, 6000)
     validation: int = at_least(1, 1000)
@@ -39,16 +39,16 @@ class Pairs:
 
 
 def offset(size: int) -> int:
-    """How far the right picture lies below and to the right of the left one, for pairs of a side in pixels.
+    """Return the shift in pixels, down and to the right, between the left and the right picture of a pair.
 
-    6 of 34, as Sener & Koltun 2018 lay digits of 28 pixels at 0 and at 6; they then add 2 empty pixels and shrink the
-    36 to 28, which is left out here.
+    For `size` 34 it is 6, because Sener & Koltun 2018 place digits of 28 pixels at 0 and at 6. They then add 2 empty
+    pixels and shrink the 36 to 28, which is omitted here.
     """
     return round(size * 6 / 34)
 
 
 def overlay(left: NDArray[np.uint8], right: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
-    """Pictures `[n, side, side]` at the top left and bottom right of `[n, size, size]`; of two pixels the brighter."""
+    """Place pictures `[n, side, side]` at top left and bottom right of `[n, size, size]`; brighter pixels win."""
     side = left.shape[-1]
     canvas = np.zeros((len(left), size, size), dtype=np.uint8)
     canvas[:, :side, :side] = left
@@ -57,38 +57,38 @@ def overlay(left: NDArray[np.uint8], right: NDArray[np.uint8], size: int) -> NDA
     return canvas
 
 
-def data(pictures: Sequence[NDArray[np.uint8]], numbers: Pairs, size: int, notes: tuple[str, ...]) -> Data:
-    """Pairs of a side of `size`, of the pictures `[n, side, side]` of each class; no picture is in pairs of two parts.
+def data(pictures: Sequence[NDArray[np.uint8]], options: Pairs, size: int, notes: tuple[str, ...]) -> Data:
+    """Return pairs of side `size` from the pictures `[n, side, side]` of each class; parts share no picture.
 
-    Both pictures of a pair are drawn from all of a part's, each class as often as its pictures are.
+    Both pictures of a pair are drawn from all pictures of a part, so that a class is as frequent as its pictures.
 
     Raises:
         ConfigError: a class has too few pictures.
     """
     parts: list[list[NDArray[np.uint8]]] = [[], [], []]
-    for number, own in enumerate(pictures):
-        order = generator(numbers.seed, 0, number).permutation(len(own))
-        ends = np.cumsum([round(share * len(own)) for share in SHARES])
+    for number, images in enumerate(pictures):
+        order = generator(options.seed, 0, number).permutation(len(images))
+        ends = np.cumsum([round(share * len(images)) for share in SHARES])
         for part, chosen in zip(parts, np.split(order, ends), strict=True):
             if not len(chosen):
-                raise ConfigError(f"pairs need at least 8 pictures of each class; class {number} has {len(own)}.")
-            part.append(own[chosen])
-    counts = (numbers.train, numbers.validation, numbers.test)
+                raise ConfigError(f"pairs need at least 8 pictures of each class; class {number} has {len(images)}.")
+            part.append(images[chosen])
+    counts = (options.train, options.validation, options.test)
     train, validation, test = (
-        _pairs(part, count, size, generator(numbers.seed, 1, index))
+        _pairs(part, count, size, generator(options.seed, 1, index))
         for index, (part, count) in enumerate(zip(parts, counts, strict=True))
     )
-    held = [sum(map(len, part)) for part in parts]
+    sizes = [sum(map(len, part)) for part in parts]
     note = (
-        f"{numbers.train}, {numbers.validation} and {numbers.test} pairs for training, validation and test, of "
-        f"{held[0]}, {held[1]} and {held[2]} single pictures; no picture is in two of these parts."
+        f"{options.train}, {options.validation} and {options.test} pairs for training, validation and test, of "
+        f"{sizes[0]}, {sizes[1]} and {sizes[2]} single pictures; no picture is in two of these parts."
     )
     return Data(TASKS, (len(pictures),) * 2, ACCURACY, train, validation, test, notes=(*notes, note))
 
 
 def _pairs(part: Sequence[NDArray[np.uint8]], count: int, size: int, generator: np.random.Generator) -> Part:
     images = np.concatenate(part)
-    labels = np.repeat(np.arange(len(part)), [len(own) for own in part])
+    labels = np.repeat(np.arange(len(part)), [len(pictures) for pictures in part])
     left, right = generator.integers(len(images), size=(2, count))
     pixels = torch.from_numpy(overlay(images[left], images[right], size))[:, None].float().div_(127.5).sub_(1.0)
     return Part(pixels, (torch.from_numpy(labels[left]), torch.from_numpy(labels[right])))

@@ -1,4 +1,4 @@
-"""Several columns of a table, each predicted from the other columns: one task each."""
+"""Regression of several columns of a table on the other columns, with one task per target column."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from gradhomog.experiments.problems.spec import EPISODIC, ProblemSpec
 from gradhomog.experiments.training.multi_task import trained_on
 
 MIN_ROWS = 2
-"""Rows of a part: R² needs two."""
+"""Minimum number of rows of a part, because R² needs two."""
 
 
 @dataclass(frozen=True)
 class Regression:
-    """A table, which of its columns are targets, and the parts of its rows.
+    """Options of `regression`: a table, its target and input columns, and the division of its rows.
 
     Attributes:
         data: a name in `table.TARGETS`, or a file.
-        targets: names of columns; of a data set's name they have a default.
-        inputs: names of columns; by default all that are no targets.
-        validation, test: parts of the rows, drawn by `seed`.
+        targets: names of columns; for a name in `table.TARGETS` they have a default.
+        inputs: names of columns; by default all columns that are not targets.
+        validation, test: shares of the rows, drawn with `seed`.
     """
 
     name: Literal["regression"] = "regression"
@@ -44,10 +44,10 @@ class Regression:
 
 
 def data(options: Regression) -> Data:
-    """Inputs and targets, each standardised by mean and standard deviation of its training rows.
+    """Return inputs and targets, each standardized by the mean and standard deviation of its training rows.
 
     Raises:
-        DataError: the table cannot be used; says which column or key.
+        DataError: the table cannot be used; the message contains the column or key.
     """
     columns = table.read_columns(options.data)
     targets = options.targets or [*table.TARGETS.get(options.data, ())]
@@ -56,23 +56,23 @@ def data(options: Regression) -> Data:
     inputs = options.inputs or [name for name in columns if name not in targets]
     if not inputs or set(inputs) & set(targets):
         raise DataError(
-            f"`problem.inputs` must name columns that are no targets; got {inputs}, with the targets {targets}."
+            f"`problem.inputs` must name columns that are not targets; got {inputs}, with the targets {targets}."
         )
     _, x = table.select_columns(columns, inputs, "problem.inputs")
     tasks, y = table.select_columns(columns, targets, "problem.targets")
     for title in tasks:
-        if tasks.count(title) > 1:  # the table and the homogenizers know a task by it
+        if tasks.count(title) > 1:  # tables of results and homogenizers identify a task by its title
             raise DataError(
-                f"`problem.targets`: two columns of {options.data} are called {title!r}: that of an array of this "
-                f"name, and one of {title.rpartition('[')[0]!r}. Rename an array."
+                f"`problem.targets`: two columns of {options.data} have the title {title!r}: the array of this "
+                f"name, and a column of {title.rpartition('[')[0]!r}. Rename one of the arrays."
             )
     rows = _split_rows(options, len(x))
     for number, name in enumerate(tasks):
         for part in rows:
             if np.ptp(y[part, number]) == 0:
                 raise DataError(
-                    f"`problem.targets`: {name!r} has one value only in a part of {len(part)} rows, so there is "
-                    "nothing to predict and no R². Leave it out, or choose another `problem.seed`."
+                    f"`problem.targets`: {name!r} is constant in a part of {len(part)} rows, so that R² is undefined. "
+                    "Remove it from the targets, or choose another `problem.seed`."
                 )
     train = rows[0]
     x, y = _standardize(x, train), _standardize(y, train)
@@ -85,13 +85,13 @@ def data(options: Regression) -> Data:
     )
     note = (
         f"{options.data}: {', '.join(tasks)}, each from {x.shape[1]} inputs; {len(rows[0])}, {len(rows[1])} and "
-        f"{len(rows[2])} rows for training, validation and test, standardised by the first."
+        f"{len(rows[2])} rows for training, validation and test, standardized by the training rows."
     )
     return Data(tasks, (1,) * len(tasks), R2, first, second, third, notes=(note,))
 
 
 def _split_rows(options: Regression, count: int) -> list[NDArray[np.int64]]:
-    """The rows of training, validation and test."""
+    """Return the rows of training, validation and test."""
     validation, test = (max(MIN_ROWS, round(share * count)) for share in (options.validation, options.test))
     train = count - validation - test
     if train < MIN_ROWS:
@@ -105,14 +105,14 @@ def _split_rows(options: Regression, count: int) -> list[NDArray[np.int64]]:
 
 
 def _standardize(values: NDArray[np.float64], train: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Mean 0 and standard deviation 1 over the training rows; a column that is constant there only loses its mean."""
+    """Scale columns to mean 0 and standard deviation 1 over the training rows; constant columns are only centred."""
     largest = np.abs(values).max(axis=0)
-    values = values / np.where(largest > 0, largest, 1.0)  # else squares leave float64's range at 1e±154
+    values = values / np.where(largest > 0, largest, 1.0)  # without it, squares overflow or underflow at 1e±154
     known = values[train]
-    # Not by the deviation, which of a constant is rounding: 1e-17 for 0.1.
+    # The standard deviation cannot detect constants: of a constant it is a rounding error, 1e-17 for 0.1.
     varies = np.ptp(known, axis=0) > 1e-12
-    made: NDArray[np.float64] = (values - known.mean(axis=0)) / np.where(varies, known.std(axis=0), 1.0)
-    return made
+    standardized: NDArray[np.float64] = (values - known.mean(axis=0)) / np.where(varies, known.std(axis=0), 1.0)
+    return standardized
 
 
 PROBLEM = ProblemSpec(

@@ -1,4 +1,4 @@
-"""What a multi-task problem is to the comparison: its table in the run file, its defaults, and what is trained."""
+"""Interface of a multi-task problem: its table in the run file, its defaults, and its trainable."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ EPISODIC = (
     "learner", "domains", "episodes", "test", "network.channels", "train.inner", "train.inner_steps", "train.inner_lr",
     "train.validation_episodes", "train.ensemble",
 )  # fmt: skip
-"""Keys of a run file that are about episodes, which a multi-task problem has none of."""
+"""Keys of a run file that concern episodes, which multi-task problems do not have."""
 
 
 class Options(Protocol):
@@ -22,15 +22,15 @@ class Options(Protocol):
 
 @dataclass(frozen=True)
 class ProblemSpec:
-    """One problem, as its module offers it under the name `PROBLEM`.
+    """A multi-task problem, the value of `PROBLEM` in its module.
 
     Attributes:
-        name: what `problem.name` is set to.
-        options: the dataclass of the table, its fields made with `typed.at_least` where they have a range.
+        name: value of `problem.name`.
+        options: dataclass of the table; fields with a range are created with `validation.at_least`.
         trainable: called as `trainable(config, run)` with a validated configuration; returns the `Trainable` of a run.
-        defaults: of other keys of the run file, tables within tables.
-        unused: key paths that mean nothing with this problem.
-        single: whether a method "single-task" exists, which trains a network for each task alone.
+        defaults: defaults of other keys of the run file, as nested tables.
+        unused: key paths that have no meaning with this problem.
+        single: True if the method "single-task" exists, which trains a separate network for each task.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Tables of numbers: columns by name, from a CSV or NPZ file of the user's or from a data set of scikit-learn."""
+"""Read tables of numbers as named columns, from a CSV file, an NPZ file or a data set of scikit-learn."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from gradhomog.experiments.data.npz import open_npz
 from gradhomog.experiments.problems.optional_import import import_optional
 
 Columns = dict[str, NDArray[np.float64]]
-"""Arrays `[rows, columns]` by name: one column each in a CSV file, any number in an NPZ file."""
+"""Arrays `[rows, columns]` by name: one column each from a CSV file, any number from an NPZ file."""
 
-# What is predicted from what. Only Linnerud comes with several targets; the others are columns that belong together.
+# Targets of each data set. Only Linnerud has several official targets; for the others, related columns are targets.
 TARGETS: Mapping[str, tuple[str, ...]] = {
     # weight, waist and pulse of 20 men from three exercises
     "linnerud": ("Weight", "Waist", "Pulse"),
@@ -34,18 +34,18 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
         )
     ),
 }  # fmt: skip
-"""Data sets of scikit-learn that are installed with it, with the columns that are predicted from all others."""
+"""Data sets that are installed with scikit-learn, with the columns that are predicted from all others."""
 
 
 MAX_BYTES = 2**30
-"""Bound, in bytes, on the arrays that are read from an NPZ file."""
+"""Limit, in bytes, on the arrays that are read from an NPZ file."""
 
 
 def read_columns(data: str) -> Columns:
-    """The columns of a data set's name, or of a file `*.csv` or `*.npz`.
+    """Return the columns of a data set by name, or of a file `*.csv` or `*.npz`.
 
     Raises:
-        DataError: the name or file is unknown, scikit-learn is missing, or a value is no finite number.
+        DataError: the name or file is unknown, scikit-learn is missing, or a value is not a finite number.
     """
     if data in TARGETS:
         columns = _load_scikit_learn(data)
@@ -65,10 +65,10 @@ def read_columns(data: str) -> Columns:
 
 
 def select_columns(columns: Columns, names: Sequence[str], key: str) -> tuple[tuple[str, ...], NDArray[np.float64]]:
-    """The columns of some names side by side, `[rows, n]`, with a name for each.
+    """Return the columns of some names side by side, `[rows, n]`, with a title for each.
 
     Raises:
-        DataError: a name is unknown or given twice.
+        DataError: a name is unknown or occurs twice.
     """
     titles: list[str] = []
     for name in names:
@@ -81,7 +81,7 @@ def select_columns(columns: Columns, names: Sequence[str], key: str) -> tuple[tu
 
 
 def _read_csv(path: Path) -> Columns:
-    """A first line of names, then numbers, separated by commas."""
+    """Read a line of column names and lines of numbers, separated by commas."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = [row for row in csv.reader(file) if row]
@@ -89,17 +89,15 @@ def _read_csv(path: Path) -> Columns:
         raise DataError(f"`problem.data` {path} cannot be read: {cause}.") from cause
     names = [name.strip() for name in rows[0]] if rows else []
     if len(rows) < 2 or len(set(names)) < len(names) or not all(names):
-        raise DataError(
-            f"{path}: expected a line of column names, no two alike, and lines of numbers; found {rows[:1]}."
-        )
+        raise DataError(f"{path}: expected a line of different column names, then lines of numbers; found {rows[:1]}.")
     table = np.empty((len(rows) - 1, len(names)))
     for index, row in enumerate(rows[1:]):
         if len(row) != len(names):
             raise DataError(
-                f"{path}, row {index + 1}: expected {len(names)} values, as there are names; got {len(row)}."
+                f"{path}, row {index + 1}: expected {len(names)} values, one per column name; got {len(row)}."
             )
         table[index] = [_parse_number(path, name, index + 1, text) for name, text in zip(names, row, strict=True)]
-    return {name: table[:, [place]] for place, name in enumerate(names)}
+    return {name: table[:, [index]] for index, name in enumerate(names)}
 
 
 def _parse_number(path: Path, name: str, row: int, text: str) -> float:
@@ -110,13 +108,13 @@ def _parse_number(path: Path, name: str, row: int, text: str) -> float:
     if not math.isfinite(value):
         raise DataError(
             f"{path}: column {name!r}, row {row}: expected a number; found {text!r}. "
-            "Code texts as numbers, and fill in or remove what is missing."
+            "Encode text as numbers, and fill in or remove missing values."
         )
     return value
 
 
 def _read_npz(path: Path) -> Columns:
-    """Arrays `[rows]` or `[rows, columns]` of numbers by name."""
+    """Read arrays `[rows]` or `[rows, columns]` of numbers by name."""
     try:
         arrays = _read_arrays(path)
     except DataError as cause:
@@ -140,10 +138,10 @@ def _read_arrays(path: Path) -> dict[str, NDArray[Any]]:
 def _load_scikit_learn(name: str) -> Columns:
     datasets = import_optional("sklearn.datasets", "scikit-learn", f"the data of `problem.data` {name}")
     options = {"scaled": False} if name == "diabetes" else {}
-    found = getattr(datasets, f"load_{name}")(**options)
-    columns = dict(zip(map(str, found.feature_names), np.asarray(found.data, dtype=np.float64).T, strict=True))
+    data_set = getattr(datasets, f"load_{name}")(**options)
+    columns = dict(zip(map(str, data_set.feature_names), np.asarray(data_set.data, dtype=np.float64).T, strict=True))
     if name == "linnerud":
-        columns |= dict(zip(found.target_names, np.asarray(found.target, dtype=np.float64).T, strict=True))
+        columns |= dict(zip(data_set.target_names, np.asarray(data_set.target, dtype=np.float64).T, strict=True))
     elif name == "diabetes":
-        columns["progression"] = np.asarray(found.target, dtype=np.float64)
+        columns["progression"] = np.asarray(data_set.target, dtype=np.float64)
     return {title: values[:, None] for title, values in columns.items()}

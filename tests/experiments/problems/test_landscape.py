@@ -1,4 +1,4 @@
-"""The toy landscape: its formula, its Pareto front, and that a method's path is what a hand-written loop takes."""
+"""The toy landscape: its formula, its Pareto front, and paths equal to those of a hand-written loop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHORT = ["problem.name=landscape", "train.steps=30", "train.validate_every=10", 
 
 
 def by_hand(x, y):
-    """Both losses, with numbers only, as the authors' code has them."""
+    """Both losses in scalar arithmetic, as in the authors' code."""
     log_1 = math.log(max(abs(0.5 * (-x - 7) - math.tanh(-y)), 0.000005)) + 6
     log_2 = math.log(max(abs(0.5 * (-x + 3) - math.tanh(y) + 2), 0.000005)) + 6
     bowl_1 = ((-x + 7) ** 2 + 0.1 * (-y - 8) ** 2) / 10 - 20
@@ -33,14 +33,14 @@ def by_hand(x, y):
 
 @given(st.floats(-11, 11), st.floats(-11, 11))
 def test_the_losses_are_those_of_the_authors_code(x, y):
-    found = toy.losses(torch.tensor([x, y], dtype=torch.float64))
-    assert found.tolist() == pytest.approx(by_hand(x, y), rel=1e-12, abs=1e-12)
+    losses = toy.losses(torch.tensor([x, y], dtype=torch.float64))
+    assert losses.tolist() == pytest.approx(by_hand(x, y), rel=1e-12, abs=1e-12)
 
 
 @given(st.floats(-11, 11), st.floats(-11, 11))
-def test_each_loss_is_the_mirror_image_of_the_other_which_tells_the_sign_that_the_paper_misprints(x, y):
-    there, mirrored = (toy.losses(torch.tensor([place, y], dtype=torch.float64)) for place in (x, -x))
-    assert there[0].item() == pytest.approx(mirrored[1].item(), rel=1e-9, abs=1e-9)
+def test_each_loss_is_the_mirror_image_of_the_other_unlike_in_the_misprint_of_the_paper(x, y):
+    original, mirrored = (toy.losses(torch.tensor([value, y], dtype=torch.float64)) for value in (x, -x))
+    assert original[0].item() == pytest.approx(mirrored[1].item(), rel=1e-9, abs=1e-9)
 
 
 def test_the_losses_are_differentiable_on_both_sides_of_the_axis():
@@ -48,7 +48,7 @@ def test_the_losses_are_differentiable_on_both_sides_of_the_axis():
     assert torch.autograd.gradcheck(toy.losses, points)
 
 
-def test_no_point_is_better_than_a_point_of_the_front_in_one_loss_without_being_worse_in_the_other():
+def test_no_point_dominates_a_point_of_the_front():
     front = toy.losses(toy.pareto_front(201)).numpy()
     random = np.random.default_rng(0)
     points = np.concatenate([random.uniform(-11, 11, (20000, 2)), random.uniform([-8, -10], [8, -7], (20000, 2))])
@@ -57,7 +57,7 @@ def test_no_point_is_better_than_a_point_of_the_front_in_one_loss_without_being_
         assert not ((others <= losses - 1e-9).all(axis=1)).any()
 
 
-def test_the_middle_of_the_front_is_where_the_authors_draw_it_and_its_ends_are_the_minima_of_one_loss():
+def test_the_middle_of_the_front_is_the_published_one_and_its_ends_are_minima_of_one_loss():
     front = toy.pareto_front(401)
     assert front[200].tolist() == pytest.approx([0, -8.3552], abs=1e-4)
     for end, task in ((front[-1], 0), (front[0], 1)):
@@ -66,13 +66,13 @@ def test_the_middle_of_the_front_is_where_the_authors_draw_it_and_its_ends_are_t
         assert point.grad.abs().max() < 1e-12
 
 
-def test_a_point_of_the_front_is_no_distance_from_it():
+def test_points_of_the_front_have_distance_zero_from_it():
     front = toy.pareto_front(101)
     assert toy.distance_from_front(front[::10], front).max() == 0
     assert toy.distance_from_front(torch.tensor(toy.STARTS), front).min() > 1
 
 
-def test_the_plain_path_is_that_of_adam_on_the_mean_of_the_losses(tmp_path):
+def test_the_path_of_the_plain_learner_is_that_of_adam_on_the_mean_of_the_losses(tmp_path):
     config = load(None, SHORT)
     records = []
     trainer(config, Run("landscape", "none", 0), tmp_path, records).finish()
@@ -89,14 +89,14 @@ def test_the_plain_path_is_that_of_adam_on_the_mean_of_the_losses(tmp_path):
     result = records[-1]
     assert result["scores"] == toy.losses(torch.from_numpy(path[-1])).flatten().tolist()
     assert result["domains"] == ["a: f1", "a: f2", "b: f1", "b: f2", "c: f1", "c: f2"]
-    assert result["best_step"] == 30  # where the point is, not where it was best
+    assert result["best_step"] == 30  # the last step, not the best one
     assert result["validation"] == pytest.approx(np.mean(result["scores"]))
     assert result["also"]["from the front"] > 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", [1, 7, 20])
-def test_stopped_anywhere_it_goes_on_to_the_same_path_with_the_homogenizers_of_each_start(tmp_path, stop):
+def test_an_interrupted_run_resumes_to_the_same_path_with_the_homogenizers_of_each_start(tmp_path, stop):
     run, paths = Run("landscape", "gradvac + pcgrad", 0), []
     for folder, stops in (("whole", (None,)), ("parts", (stop, None))):
         for limit in stops:
@@ -107,7 +107,7 @@ def test_stopped_anywhere_it_goes_on_to_the_same_path_with_the_homogenizers_of_e
     assert len(paths[0]) == 31
 
 
-def test_of_many_steps_a_few_hundred_points_are_kept():
+def test_a_few_hundred_points_of_a_long_run_are_kept():
     one = trainable(load(None, ["problem.name=landscape", "train.steps=100000"]), Run("landscape", "none", 0))
     assert one.keep_every == 200
 
@@ -115,13 +115,13 @@ def test_of_many_steps_a_few_hundred_points_are_kept():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("seeds=3", r"`seeds` must be one: nothing on the landscape is drawn"),
+        ("seeds=3", r"`seeds` must be one: nothing on the landscape is random"),
         ("problem.starts=[]", r"`problem.starts` must hold 1 to 26 points; got 0"),
         ("problem.starts=[[1, 2, 3]]", r"`problem.starts` must hold points \[x1, x2\]; got \[1, 2, 3\]"),
         ("problem.starts=[[1, inf]]", r"`problem.starts` must be a list .*a number.*; got \[\[1, inf\]\]"),
         ("device=nowhere", r"`device` must be one that PyTorch can use here"),
     ],
 )
-def test_what_means_nothing_is_refused(override, message):
+def test_options_without_a_meaning_on_the_landscape_raise(override, message):
     with pytest.raises(ConfigError, match=message):
         trainable(load(None, [*SHORT, override]), Run("landscape", "none", 0))

@@ -1,4 +1,4 @@
-"""A network of several tasks: plain training is the hand-written loop, alone is each task by itself."""
+"""A network of several tasks: plain and single-task training equal hand-written loops."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ def run(text, label=""):
     return Run("glyph_pairs", label or text, 0)
 
 
-ALONE = run("none", "single-task")
+SINGLE_TASK = run("none", "single-task")
 
 
-def trained(config, of, steps=4):
-    made = trainable(config, of)
-    outer = torch.optim.SGD(made.parameters(), lr=0.1)  # Adam would step on the rounding of gradients that are zero
-    reports = [made.step(index, outer, inspect=True) for index in range(steps)]
-    return made, reports
+def run_steps(config, of, steps=4):
+    """The network of a run after some steps, and the reports of the steps."""
+    network = trainable(config, of)
+    outer = torch.optim.SGD(network.parameters(), lr=0.1)  # Adam would step on the rounding of gradients that are zero
+    reports = [network.step(index, outer, inspect=True) for index in range(steps)]
+    return network, reports
 
 
 def loop(config, shared, steps=4):
-    """What anybody would write: the mean of the losses for what is shared, and each head its own loss."""
+    """The textbook loop: shared parameters minimize the mean of the losses, and each head minimizes its loss."""
     train = data(config.problem, config.network.size).train
     torch.manual_seed(0)
     parts = [models.build("conv4", (1, 16, 16), 3, config.network.width) for _ in range(2)]
@@ -54,83 +55,83 @@ def loop(config, shared, steps=4):
     return encoders if not shared else encoders[:1], heads
 
 
-@pytest.mark.parametrize(("of", "shared"), [(run("none"), True), (ALONE, False)])
+@pytest.mark.parametrize(("of", "shared"), [(run("none"), True), (SINGLE_TASK, False)])
 def test_training_without_homogenizers_is_the_hand_written_loop(pairs, of, shared):
-    made, _ = trained(pairs, of)
+    network, _ = run_steps(pairs, of)
     encoders, heads = loop(pairs, shared)
-    for ours, theirs in ((made.encoders, encoders), (made.heads, heads)):
-        assert len(ours) == len(theirs)
-        for one, other in zip(ours, theirs, strict=True):
+    for actual, expected in ((network.encoders, encoders), (network.heads, heads)):
+        assert len(actual) == len(expected)
+        for one, other in zip(actual, expected, strict=True):
             for name, value in other.state_dict().items():
                 torch.testing.assert_close(one.state_dict()[name], value, rtol=1e-4, atol=1e-6)
 
 
-def test_every_method_starts_from_the_same_network_and_sees_the_same_batches(pairs):
-    first = [trained(pairs, of, steps=1)[1][0] for of in (run("none"), run("mgda"), run("rotograd"), ALONE)]
-    for report in (first[1], first[3]):  # a rotation is not the identity to begin with
+def test_every_method_has_the_same_initial_network_and_the_same_batches(pairs):
+    first = [run_steps(pairs, of, steps=1)[1][0] for of in (run("none"), run("mgda"), run("rotograd"), SINGLE_TASK)]
+    for report in (first[1], first[3]):  # the initial rotation of rotograd is not the identity
         torch.testing.assert_close(report.losses[0], first[0].losses[0])
     torch.testing.assert_close(first[1].losses, first[0].losses)
     torch.testing.assert_close(first[1].norms, first[0].norms)
     assert first[0].domains == ("left", "right")
 
 
-def test_norms_and_cosines_are_told_only_where_they_are_asked_for(pairs):
-    made = trainable(pairs, run("none"))
-    outer = torch.optim.Adam(made.parameters())
-    quiet, told = made.step(0, outer, inspect=False), made.step(1, outer, inspect=True)
-    assert quiet.cosines.isnan().all()
-    assert told.cosines.isfinite().all()
-    assert quiet.accuracies.shape == told.accuracies.shape == (2,)
+def test_norms_and_cosines_are_reported_on_request_only(pairs):
+    network = trainable(pairs, run("none"))
+    outer = torch.optim.Adam(network.parameters())
+    brief, full = network.step(0, outer, inspect=False), network.step(1, outer, inspect=True)
+    assert brief.cosines.isnan().all()
+    assert full.cosines.isfinite().all()
+    assert brief.accuracies.shape == full.accuracies.shape == (2,)
 
 
-def test_alone_no_task_moves_the_network_of_another(pairs):
-    made, reports = trained(pairs, ALONE, steps=1)
-    assert len(made.encoders) == 2
+def test_single_task_training_has_a_separate_network_for_each_task(pairs):
+    network, reports = run_steps(pairs, SINGLE_TASK, steps=1)
+    assert len(network.encoders) == 2
     assert reports[0].cosines.diagonal().tolist() == [1, 1]
-    assert reports[0].cosines[0, 1].isnan()  # of different parameters there is none
-    grads = [[p.grad.norm() for p in encoder.parameters()] for encoder in made.encoders]
+    assert reports[0].cosines[0, 1].isnan()  # rows of different parameters have no cosine
+    grads = [[p.grad.norm() for p in encoder.parameters()] for encoder in network.encoders]
     assert all(torch.stack(one).isfinite().all() for one in grads)
 
 
 @pytest.mark.parametrize("text", ['static(weights={"left": 1, "right": 3})', 'gradnorm(key="domain")', "isi"])
-def test_homogenizers_know_the_tasks_by_name_and_act_within_the_encoder(pairs, text):
-    made, reports = trained(pairs, run(text), steps=2)
-    assert all(p.isfinite().all() for p in made.parameters())
+def test_homogenizers_receive_the_names_of_tasks_and_act_within_the_encoder(pairs, text):
+    network, reports = run_steps(pairs, run(text), steps=2)
+    assert all(p.isfinite().all() for p in network.parameters())
     if text.startswith("static"):
         assert reports[0].weights.tolist() == [0.5, 1.5]
 
 
-def test_scores_are_shares_of_the_part_with_every_homogenizer_removed(pairs):
-    made, _ = trained(pairs, run("isi"), steps=1)
+def test_scores_are_accuracies_without_homogenizers(pairs):
+    network, _ = run_steps(pairs, run("isi"), steps=1)
     part = data(pairs.problem, 16).test
-    found = made.test([])
-    again = made.test([])
-    assert found.scores == again.scores
+    result = network.test([])
+    again = network.test([])
+    assert result.scores == again.scores
     with torch.no_grad():
         right = [
-            (head(made.encoders[0](part.inputs)).argmax(1) == y).double().mean().item()
-            for head, y in zip(made.heads, part.targets, strict=True)
+            (head(network.encoders[0](part.inputs)).argmax(1) == y).double().mean().item()
+            for head, y in zip(network.heads, part.targets, strict=True)
         ]
-    assert found.scores == right
-    assert found.domains == ["left", "right"]
-    assert found.metric == "accuracy"
+    assert result.scores == right
+    assert result.domains == ["left", "right"]
+    assert result.metric == "accuracy"
 
 
 @pytest.mark.parametrize("text", ["gradnorm + pcgrad", "rotograd"])
 @pytest.mark.parametrize("stops", [(1,), (2, 5)])
-def test_stopping_and_going_on_gives_the_records_of_an_uninterrupted_run(pairs, tmp_path, stops, text):
-    found = []
+def test_an_interrupted_run_resumes_to_the_records_of_an_uninterrupted_run(pairs, tmp_path, stops, text):
+    outcomes = []
     for folder, limits in (("whole", (None,)), ("parts", (*stops, None))):
         records = []
         for limit in limits:
             training = trainer(pairs, run(text), tmp_path / folder, records)
             assert training.finish(lambda t=training, n=limit: t.done == n) == (limit is None)
-        told = [record for record in records if record["event"] != "start"]
-        found.append([json.dumps({k: v for k, v in r.items() if "seconds" not in k}) for r in told])
-    assert found[0] == found[1]
+        compared = [record for record in records if record["event"] != "start"]
+        outcomes.append([json.dumps({k: v for k, v in r.items() if "seconds" not in k}) for r in compared])
+    assert outcomes[0] == outcomes[1]
 
 
-def test_a_tables_columns_are_learnt(tmp_path):
+def test_training_fits_the_columns_of_a_table(tmp_path):
     random = torch.Generator().manual_seed(0)
     x = torch.randn(200, 2, generator=random)
     lines = [f"{a},{b},{a + b},{a - 2 * b}" for a, b in x.tolist()]
@@ -147,7 +148,7 @@ def test_a_tables_columns_are_learnt(tmp_path):
     assert records[-1]["validation"] > 0.95
 
 
-def test_a_larger_comparison_sees_other_batches_with_another_seed():
+def test_other_seeds_have_other_losses():
     config = load(None, GLYPHS)
-    losses = [trained(config, Run("glyph_pairs", "none", seed), 1)[1][0].losses for seed in (0, 1)]
+    losses = [run_steps(config, Run("glyph_pairs", "none", seed), 1)[1][0].losses for seed in (0, 1)]
     assert not torch.allclose(*losses)

@@ -1,4 +1,4 @@
-"""A comparison on a multi-task problem: its table however it was run or stopped, its report, and the command."""
+"""Comparisons on multi-task problems: the same table after interruptions, the report, and the commands."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def table(outcome):
     """The rows without times."""
     untimed = [row.to_plain and dataclasses.replace(row.to_plain, time_ratio=None) for row in outcome.summary.rows]
     return [
-        (row.label, row.score, row.improvement, found) for row, found in zip(outcome.summary.rows, untimed, strict=True)
+        (row.label, row.score, row.improvement, difference)
+        for row, difference in zip(outcome.summary.rows, untimed, strict=True)
     ]
 
 
@@ -55,7 +56,7 @@ def whole(tmp_path_factory):
         return compare(config(), tmp_path_factory.mktemp("whole"))
 
 
-def test_every_method_is_there_with_every_seed_and_static_weights_with_the_budget_of_the_others(whole):
+def test_every_method_has_every_seed_and_static_weights_have_the_largest_budget(whole):
     assert not whole.failures
     rows = {row.label: row for row in whole.summary.rows}
     assert list(rows) == LABELS
@@ -64,8 +65,8 @@ def test_every_method_is_there_with_every_seed_and_static_weights_with_the_budge
     assert whole.summary.finished == whole.summary.expected == 10
 
 
-def test_the_table_has_a_column_for_each_task_and_the_improvement_over_each_task_alone(whole):
-    found = results(whole.folder)
+def test_the_table_has_a_column_per_task_and_the_improvement_over_single_task_training(whole):
+    outcomes = results(whole.folder)
     text = render_table(whole.summary)
     header = text.splitlines()[0]
     assert all(title in header for title in ("accuracy %", "Δm %", "left", "right"))
@@ -75,8 +76,8 @@ def test_the_table_has_a_column_for_each_task_and_the_improvement_over_each_task
     for row in whole.summary.rows:
         changes = []
         for seed in (0, 1):
-            (scores,) = [v[0] for k, v in found.items() if (k[0], k[2], k[3]) == (row.label, seed, "compare")]
-            base = found[SINGLE, SINGLE, seed, "compare"][0]
+            (scores,) = [v[0] for k, v in outcomes.items() if (k[0], k[2], k[3]) == (row.label, seed, "compare")]
+            base = outcomes[SINGLE, SINGLE, seed, "compare"][0]
             changes.append(sum((s - b) / b for s, b in zip(scores, base, strict=True)) / 2)
         if row.label == SINGLE:
             assert row.improvement is None
@@ -87,7 +88,7 @@ def test_the_table_has_a_column_for_each_task_and_the_improvement_over_each_task
     assert [line["improvement"] != "" for line in lines] == [label != SINGLE for label in LABELS]
 
 
-def test_the_report_speaks_of_the_problem_and_not_of_episodes(whole):
+def test_the_report_describes_the_problem_and_no_episodes(whole):
     page = (whole.folder / "report.html").read_text(encoding="utf-8")
     assert "comparison on glyph_pairs" in page
     assert "On glyph_pairs the best baseline is plain, with a test accuracy of" in page
@@ -101,14 +102,14 @@ def test_the_report_speaks_of_the_problem_and_not_of_episodes(whole):
     assert "trajectories" not in drawn
 
 
-def test_the_resolved_file_lists_the_baselines_and_runs_again_to_the_same_table(whole, undrawn, tmp_path):
+def test_the_resolved_file_lists_the_baselines_and_reproduces_the_table(whole, undrawn, tmp_path):
     again = compare(load(whole.folder / folders.RUN_FILE), tmp_path / "again")
     assert results(again.folder) == results(whole.folder)
     assert table(again) == table(whole)
 
 
 @pytest.mark.parametrize("count", [2, 40])
-def test_interrupted_after_any_step_it_resumes_to_the_same_table(whole, undrawn, tmp_path, count):
+def test_an_interrupted_comparison_resumes_to_the_same_table(whole, undrawn, tmp_path, count):
     with interrupted_after(count), pytest.raises(KeyboardInterrupt):
         compare(config(), tmp_path / "out")
     outcome = compare(config(), tmp_path / "out", resume=True)
@@ -116,29 +117,29 @@ def test_interrupted_after_any_step_it_resumes_to_the_same_table(whole, undrawn,
     assert table(outcome) == table(whole)
 
 
-def test_compare_adds_the_baselines_and_report_makes_the_table_again(undrawn, tmp_path, capsys):
+def test_compare_adds_the_baselines_and_report_prints_the_same_table(undrawn, tmp_path, capsys):
     arguments = [argument for override in [*GLYPHS, "seeds=1"] for argument in ("--set", override)]
     assert main(["compare", "--out", str(tmp_path / "out"), *arguments, "--set", 'homogenizers=["pcgrad"]']) == 0
     printed = capsys.readouterr().out
     assert [line.split("  ")[0] for line in printed.splitlines()[2:5]] == ["plain", "static (tuned)", "pcgrad"]
-    assert "±" not in printed  # one seed of tasks that are no sample
+    assert "±" not in printed  # one seed, and the tasks are not a sample
     assert "With one run of a method there is no interval." in printed
     assert "than with plain" in printed
     assert main(["report", str(tmp_path / "out")]) == 0
     assert capsys.readouterr().out.splitlines()[:12] == printed.splitlines()[:12]
 
 
-def test_train_trains_what_it_is_told_and_no_baselines(undrawn, tmp_path, capsys):
+def test_train_runs_the_listed_methods_without_baselines(undrawn, tmp_path, capsys):
     arguments = [argument for override in [*GLYPHS, "seeds=1"] for argument in ("--set", override)]
     out = tmp_path / "out"
     assert main(["train", "--json", "--out", str(out), *arguments, "--set", 'homogenizers=["mgda"]']) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [row["label"] for row in found["rows"]] == ["mgda"]
-    assert found["problem"] == "glyph_pairs"
+    printed = json.loads(capsys.readouterr().out)
+    assert [row["label"] for row in printed["rows"]] == ["mgda"]
+    assert printed["problem"] == "glyph_pairs"
     assert len(list((out / "runs").iterdir())) == 1
 
 
-def test_the_landscape_is_one_run_of_each_method_with_paths_in_its_report(tmp_path):
+def test_the_landscape_has_one_run_per_method_and_paths_in_its_report(tmp_path):
     overrides = ["problem.name=landscape", "train.steps=20", "train.validate_every=10"]
     outcome = compare(load(None, [*overrides, 'homogenizers=["pcgrad"]']).with_baselines(), tmp_path / "out")
     assert not outcome.failures
@@ -152,7 +153,7 @@ def test_the_landscape_is_one_run_of_each_method_with_paths_in_its_report(tmp_pa
     assert (outcome.folder / "figures" / "trajectories.svg").exists()
     page = (outcome.folder / "report.html").read_text(encoding="utf-8")
     assert "Pareto optimal points" in page
-    # Nothing is held out: what is tuned is tuned on the losses that are shown, and nobody says otherwise.
+    # There are no held-out data: methods are tuned on the reported losses, and the report states this.
     assert "static (tuned): the loss in this table chose" in text
     assert "The candidate with the best loss in this report is the row of its method" in page
     assert "which favours them over methods with one trial" in page

