@@ -144,7 +144,7 @@ def test_a_header_that_does_not_fit_the_values_is_refused(tmp_path: Path, conten
 
 
 def test_text_that_is_no_unicode_is_refused(tmp_path: Path) -> None:
-    refused(write(tmp_path / "odd.npz", class_names=member("<U1", (2,), b"\xff" * 8)), "text that is no Unicode")
+    refused(write(tmp_path / "odd.npz", class_names=member("<U1", (2,), b"\xff" * 8)), "text that is not valid Unicode")
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
@@ -154,8 +154,8 @@ def test_other_compressions_than_those_of_numpy_are_refused(tmp_path: Path, meth
 
 def test_more_names_than_images_are_refused_before_they_are_read(tmp_path: Path) -> None:
     names = np.array([f"class {index}" for index in range(9)])
-    refused(write(tmp_path / "odd.npz", class_names=names), "`class_names` has 9, for 4 images")
-    refused(write(tmp_path / "odd.npz", class_split=names), "`class_split` has 9, for 4 images")
+    refused(write(tmp_path / "odd.npz", class_names=names), "`class_names` has 9 entries for 4 images")
+    refused(write(tmp_path / "odd.npz", class_split=names), "`class_split` has 9 entries for 4 images")
 
 
 def test_labels_of_every_integer_type_are_read(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_a_million_absent_files_are_counted_by_folders(tmp_path: Path, monkeypat
 
 def test_labels_are_checked_before_files_are_looked_up(tmp_path: Path) -> None:
     path = write_list(tmp_path / "list.json", image_labels=[0, 7])
-    refused(path, r"`image_labels` must lie in 0\.\.1; got 7 at position 1")
+    refused(path, r"`image_labels` must be in 0\.\.1; got 7 at position 1")
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_json_that_exhausts_the_parser_is_refused(tmp_path: Path, text: str, mes
 def test_a_list_is_read_up_to_its_part_of_the_bound(tmp_path: Path) -> None:
     path = write_list(tmp_path / "list.json")
     size = path.stat().st_size
-    refused(path, f"has {size} bytes; of a file list at most {size - 1} bytes are read", max_bytes=64 * (size - 1))
+    refused(path, f"has {size} bytes; at most {size - 1} bytes of a file list are read", max_bytes=64 * (size - 1))
     refused(path, "2 of the 2 listed images do not exist", max_bytes=64 * size)
 
 

@@ -1,11 +1,11 @@
-"""Read `.npz` files of unknown origin: only the arrays that are used, after their declared sizes are checked.
+"""Read `.npz` files from untrusted sources: only the arrays that are used, after their declared sizes are checked.
 
-A compressed file of 3 MB can declare arrays of many GiB. The header of each array, at most 64 KiB, is therefore read
-first; it gives type and shape. `np.load` has no such bound. This reader differs from it in:
+A compressed file of 3 MB can declare arrays of many GiB. Therefore the header of each array, at most 64 KiB, is read
+first; it contains type and shape. `np.load` has no such limit. This reader differs from `np.load`:
 
-1. The sum of the declared sizes of the arrays that are read is bounded.
-2. Only arrays of numbers, truth values and text are read, never pickled objects or records.
-3. Members are stored or deflated, as NumPy writes them; bzip2 and LZMA expand without a bound.
+1. The sum of the declared sizes of the arrays that are read is limited.
+2. Only arrays of numbers, booleans and text are read, never pickled objects or records.
+3. Members must be stored or deflated, as NumPy writes them; bzip2 and LZMA expand without a limit.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from numpy.typing import NDArray
 from gradhomog.errors import DataError
 
 MAX_BYTES = 2**32
-"""Default bound, in bytes, on the arrays that are read from one file: 4 GiB, or 200,000 colour images of 84 pixels."""
+"""Default limit, in bytes, on the arrays that are read from one file: 4 GiB, or 200,000 colour images of 84 pixels."""
 
 _HEADER = 2**16
-"""Bytes that hold the header of an array; NumPy itself reads headers of up to 10,000 characters."""
+"""Bytes of a member that are read for its header; NumPy itself reads headers of up to 10,000 characters."""
 
 _BLOCK = 2**20
 """Bytes that are decompressed at a time."""
@@ -41,8 +41,8 @@ class Header:
     """The declared type and shape of an array.
 
     Attributes:
-        offset: bytes of the member before the values.
-        nbytes: bytes of the values.
+        offset: number of bytes of the member before the values.
+        nbytes: number of bytes of the values.
     """
 
     dtype: np.dtype[Any]
@@ -59,13 +59,13 @@ class Header:
 
 
 class NpzFile:
-    """The arrays of an open `.npz` file, by name; nothing is decompressed before it is asked for.
+    """The arrays of an open `.npz` file by name, each decompressed when it is read.
 
     Args:
-        path: of the file, for messages.
+        path: path of the file, for messages.
         archive: the open file.
-        max_bytes: bound on the sum of the declared sizes of the arrays that are read.
-        advice: the end of the message if that bound is exceeded: what a user can do.
+        max_bytes: limit on the sum of the declared sizes of the arrays that are read.
+        advice: last sentence of the message if that limit is exceeded, with a remedy for the user.
     """
 
     def __init__(self, path: Path, archive: zipfile.ZipFile, max_bytes: int, advice: str) -> None:
@@ -79,14 +79,14 @@ class NpzFile:
 
     @property
     def names(self) -> list[str]:
-        """The names of all arrays, sorted."""
+        """Names of all arrays, sorted."""
         return sorted(self._members)
 
     def header(self, name: str) -> Header:
-        """The declared type and shape of an array, from the first 64 KiB of its member.
+        """Return the declared type and shape of an array, from the first 64 KiB of its member.
 
         Raises:
-            DataError: there is no such array, it is of a type that is not read, or the member is damaged.
+            DataError: the array does not exist, its type is not supported, or the member is damaged.
         """
         if name not in self._headers:
             if name not in self._members:
@@ -99,10 +99,10 @@ class NpzFile:
         return self._headers[name]
 
     def read(self, name: str) -> NDArray[Any]:
-        """The values of an array.
+        """Return the values of an array.
 
         Raises:
-            DataError: as of `header`; or the arrays that were read have more than `max_bytes` together.
+            DataError: as for `header`; or all arrays that were read need more than `max_bytes` together.
         """
         header = self.header(name)
         total = self._read_bytes + header.nbytes
@@ -122,9 +122,9 @@ class NpzFile:
                 if len(block) < wanted:
                     raise self._damaged(name, f"ends after {start + len(block):,} of {header.nbytes:,} bytes")
                 values[start : start + wanted] = np.frombuffer(block, dtype=np.uint8)
-            member.read(1)  # the end of the member, where its checksum is compared
+            member.read(1)  # reach the end of the member, where zipfile compares the checksum
             if header.dtype.kind == "U" and (values.view(f"{header.dtype.byteorder}u4") > sys.maxunicode).any():
-                raise self._damaged(name, "holds text that is no Unicode")
+                raise self._damaged(name, "holds text that is not valid Unicode")
             return values.view(header.dtype).reshape(header.shape, order="F" if header.fortran_order else "C")
 
     def _parse(self, name: str, start: bytes) -> Header:
@@ -151,10 +151,11 @@ class NpzFile:
 
 @contextmanager
 def open_npz(path: Path, *, max_bytes: int = MAX_BYTES, advice: str = "Store fewer values.") -> Iterator[NpzFile]:
-    """Open an `.npz` file, whatever its content is.
+    """Open an `.npz` file of unknown content.
 
     Raises:
-        DataError: within the context too: the file is missing, damaged, or declares more than `max_bytes` bytes.
+        DataError: the file is missing, damaged, or declares more than `max_bytes` bytes; also raised by reads within
+            the context.
     """
     with ExitStack() as stack:
         with _describe_damage(path, advice):
@@ -168,7 +169,7 @@ def open_npz(path: Path, *, max_bytes: int = MAX_BYTES, advice: str = "Store few
 
 @contextmanager
 def _describe_damage(path: Path, advice: str) -> Iterator[None]:
-    """Raise `DataError` for what zipfile raises of a damaged archive: BadZipFile, struct.error, RuntimeError, ..."""
+    """Convert the errors of a damaged archive (BadZipFile, struct.error, RuntimeError, ...) to `DataError`."""
     try:
         yield
     except DataError:

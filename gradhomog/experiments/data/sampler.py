@@ -1,4 +1,4 @@
-"""The stream of tasks that a learner is trained or judged on: every task a pure function of its index."""
+"""Streams of tasks for training and evaluation, in which every task is a pure function of its index."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from gradhomog.tasks import Task, TaskBatch
 Setting = Literal["weak", "strong"]
 
 _SPLIT_CODES = {"train": 0, "val": 1, "test": 2, "all": 3}
-# First word of every seed. Not 0, and two of them: SeedSequence pads with zeros, so [seed, 0, 7] would be
-# [seed, 0, 7, 0], and tasks would share their draws with the choice of a batch's domains.
+# First word of every seed: two different numbers, both nonzero. SeedSequence pads with zeros, so that [seed, 0, 7]
+# would equal [seed, 0, 7, 0], and tasks would share random numbers with the choice of a batch's domains.
 _TASK, _BATCH = 1, 2
 _LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R BT.601
 
@@ -29,25 +29,27 @@ _LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R BT.601
 class EpisodeStream:
     """Tasks and batches of tasks by index, drawn from several domains.
 
-    Task i depends on the seed, the split, i, the domains in their order, and the numbers; on nothing else. Any worker
-    can make any of them, and a run that resumes at batch b sees what it would have seen.
+    Task i depends only on i and on the arguments below, the order of the domains included. Any worker can create any
+    task, and a run that resumes at batch b gets the same batches as an uninterrupted run.
 
-    `classes` of tasks number those of the split over all domains, 0 .. `class_count` - 1, if the domains tell theirs.
+    `classes` of tasks number the classes of the split over all domains, 0 .. `class_count` - 1, if the domains list
+    their classes.
 
     Args:
-        domains: at least one, of one kind (classification, or regression with one number of outputs), one input size
-            and different names.
-        split: which classes or parameters, see `Domain`; `"all"` for domains that nothing is trained on.
-        ways, shots, queries: classes of a task, and support and query inputs of each; see `Domain.sample`.
-        tasks: tasks of a batch.
+        domains: at least one, all of the same kind (classification, or regression with the same number of outputs), of
+            the same input size, and with different names.
+        split: the classes or parameters to draw from, see `Domain`; `"all"` for domains that are not trained on.
+        ways, shots, queries: classes per task, and support and query inputs per class; see `Domain.sample`.
+        tasks: tasks per batch.
         setting: how a batch uses the domains. `"strong"` (heterogeneity): its tasks come from pairwise different
-            domains; of fewer domains than tasks, each is used equally often, or once more than another. `"weak"`: all
-            tasks of a batch come from one domain. Which, and in which order, is drawn anew for every batch.
+            domains; with fewer domains than tasks, each domain is used equally often, or once more than another.
+            `"weak"`: all tasks of a batch come from one domain. Domains and their order are drawn for every batch.
         seed: 0 .. 2**32 - 1.
-        channels: 1 or 3 converts images, by luminance or repetition; None leaves them as the domains give them.
+        channels: 1 or 3 converts images, by luminance or repetition; None keeps the channels of the domains.
 
     Raises:
-        OptionError: a number is out of range. DataError: the domains do not agree, or one cannot serve such tasks.
+        OptionError: a number is out of range. DataError: the domains differ in kind or input size, share a name, or
+            have too few classes or images for such tasks.
     """
 
     def __init__(
@@ -75,29 +77,29 @@ class EpisodeStream:
         self.outputs = self.domains[0].outputs
 
     def batch(self, index: int) -> TaskBatch:
-        """Batch b: the tasks b*tasks .. b*tasks + tasks - 1, from the domains that the setting and the seed give."""
-        chosen = self._domains_of_batch(_check_index(index))
-        return TaskBatch.stack([self._draw(index * self.tasks + slot, domain) for slot, domain in enumerate(chosen)])
+        """Return batch b: the tasks b*tasks .. b*tasks + tasks - 1, from domains chosen by setting and seed."""
+        domains = self._domains_of_batch(_check_index(index))
+        return TaskBatch.stack([self._draw(index * self.tasks + slot, domain) for slot, domain in enumerate(domains)])
 
     def task(self, index: int) -> Task:
-        """Task i from domain i % len(domains): for evaluation, where every domain has an equal share."""
+        """Return task i, from domain i % len(domains), for evaluation: every domain has an equal share."""
         return self._draw(_check_index(index), self.domains[index % len(self.domains)])
 
     def batches(self, start: int = 0) -> Iterator[TaskBatch]:
-        """All batches from `start` on, without end."""
+        """Return an endless iterator over the batches from `start` on."""
         return (self.batch(index) for index in itertools.count(start))
 
     @property
     def class_count(self) -> int:
-        """How many classes the domains tell of the split, all together."""
+        """Number of classes of the split that the domains list, all domains together."""
         return sum(map(len, self._class_numbers.values()))
 
     @functools.cached_property
     def _class_numbers(self) -> dict[str, dict[int, int]]:
-        """By domain, from its own number of a class to that among all."""
+        """Map the name of a domain to a map from its class numbers to the numbers over all domains."""
         numbers, count = {}, itertools.count()
         for domain in self.domains:
-            numbers[domain.name] = {own: next(count) for own in domain.classes(self.split)}
+            numbers[domain.name] = {number: next(count) for number in domain.classes(self.split)}
         return numbers
 
     def _domains_of_batch(self, index: int) -> list[Domain]:
@@ -105,8 +107,8 @@ class EpisodeStream:
         if self.setting == "weak":
             return [self.domains[random.integers(len(self.domains))]] * self.tasks
         order = random.permutation(len(self.domains))
-        # Cycling a permutation: each domain floor(tasks / domains) times, and the first ones once more.
-        return [self.domains[which] for which in random.permutation(np.resize(order, self.tasks))]
+        # Repeat a permutation: each domain occurs floor(tasks / domains) times, and the first ones once more.
+        return [self.domains[position] for position in random.permutation(np.resize(order, self.tasks))]
 
     def _draw(self, index: int, domain: Domain) -> Task:
         task = domain.sample(
@@ -125,24 +127,24 @@ class EpisodeStream:
     def _renumber(self, domain: Domain, classes: Tensor) -> Tensor | None:
         numbers = self._class_numbers[domain.name]
         if not numbers:
-            return None  # it hands on the tasks of another domain, and no list of classes
+            return None  # a domain that forwards tasks of another domain, without a list of classes
         if unknown := sorted(set(classes.tolist()) - set(numbers)):
             raise DataError(
                 f"domain {domain.name!r}: `classes` of a task must be among the {len(numbers)} of "
                 f"`classes({self.split!r})`; found {unknown}."
             )
-        return torch.tensor([numbers[own] for own in classes.tolist()])
+        return torch.tensor([numbers[number] for number in classes.tolist()])
 
     def _random(self, purpose: int, index: int) -> np.random.Generator:
         return generator(purpose, self.seed, _SPLIT_CODES[self.split], index)
 
 
 def _convert(images: Tensor, channels: int) -> Tensor:
-    """Between grey and RGB, `[n, 1 or 3, height, width]` in [-1, 1]."""
+    """Convert between grey and RGB, `[n, 1 or 3, height, width]` in [-1, 1]."""
     if channels == 3:
         return images.repeat(1, 3, 1, 1)
     weights = torch.tensor(_LUMINANCE).reshape(1, 3, 1, 1)
-    return (images * weights).sum(dim=1, keepdim=True).clamp(-1.0, 1.0)  # the weights sum to 1 but for rounding
+    return (images * weights).sum(dim=1, keepdim=True).clamp(-1.0, 1.0)  # the weights sum to 1 up to rounding
 
 
 def _check_index(index: int) -> int:
@@ -175,21 +177,21 @@ def _check_agreement(domains: tuple[Domain, ...], channels: int | None) -> None:
     for domain in domains:
         if domain.outputs != first.outputs:
             raise DataError(
-                f"the domains of a stream must be of one kind; {first.name} is {_describe_kind(first)} and {domain.name} is "
-                f"{_describe_kind(domain)}."
+                f"the domains of a stream must be of the same kind; {first.name} is {_describe_kind(first)} and "
+                f"{domain.name} is {_describe_kind(domain)}."
             )
         if channels is not None and len(domain.input_shape) != 3:
             raise DataError(
                 f"`channels={channels}` converts images; domain {domain.name} has inputs of shape {domain.input_shape}."
             )
-        kept = slice(None) if channels is None else slice(1, None)
-        if domain.input_shape[kept] != first.input_shape[kept]:
-            advice = "Make them with one `size`"
+        compared = slice(None) if channels is None else slice(1, None)
+        if domain.input_shape[compared] != first.input_shape[compared]:
+            advice = "Create them with the same `size`"
             if domain.input_shape[1:] == first.input_shape[1:]:
-                advice = "Give `channels=1` or `channels=3`"
+                advice = "Set `channels=1` or `channels=3`"
             raise DataError(
-                f"the domains of a stream must have inputs of one shape; {first.name} has {first.input_shape} and "
-                f"{domain.name} has {domain.input_shape}. {advice}."
+                f"the domains of a stream must have inputs of the same shape; {first.name} has {first.input_shape} "
+                f"and {domain.name} has {domain.input_shape}. {advice}."
             )
 
 

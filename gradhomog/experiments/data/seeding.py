@@ -1,4 +1,4 @@
-"""Generators of random numbers, one for each purpose."""
+"""Random number generators, one for each purpose."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import numpy as np
 
 
 def generator(*words: int) -> np.random.Generator:
-    """A generator of its own: the words, numbers from 0 on, decide all that is drawn. Trailing zeros tell nothing."""
-    # Named, as `default_rng` may become another generator one day.
+    """Return a generator seeded by `words`, integers >= 0. Trailing zeros do not change the seed."""
+    # PCG64 is explicit, because `default_rng` may use another generator in a later version of NumPy.
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))

@@ -1,4 +1,4 @@
-"""The tasks of a configuration: which domains, opened once, give training, validation and test tasks."""
+"""Open the domains of a configuration and create the streams of training, validation and test tasks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EVALUATION_SEED = 0
 
 @dataclass(frozen=True)
 class Streams:
-    """The tasks of a configuration: what to train on, and fixed lists to validate and test on."""
+    """The tasks of a configuration: a stream to train on, and fixed lists to validate and test on."""
 
     train: EpisodeStream
     validation: EpisodeStream
@@ -37,15 +37,16 @@ def _domain(text: str, size: int, registry: Registry) -> Domain:
 
 
 def streams(config: Config, seed: int) -> Streams:
-    """Open the domains and check that they can serve the episodes asked of them.
+    """Return the streams of a configuration, after checking that its domains can provide such episodes.
 
     Raises:
-        DataError, OptionError, UnknownPluginError: a domain cannot be opened, or not serve; names it and the reason.
-        ConfigError: several domains cannot be opened, or not serve, and it names them all; regression and
-            classification domains are mixed; the configuration is of a multi-task problem.
+        DataError, OptionError, UnknownPluginError: one domain cannot be opened, or cannot provide the episodes; the
+            message contains the domain and the reason.
+        ConfigError: several domains cannot be opened, or cannot provide the episodes, and the message names all of
+            them; regression and classification domains are mixed; the configuration has a multi-task problem.
     """
     if config.problem is not None:
-        raise ConfigError(f"`problem` {config.problem.name} has no episodes; leave it out here.")
+        raise ConfigError(f"`problem` {config.problem.name} has no episodes; remove `problem` from the configuration.")
     size, shape = config.network.size, config.episodes
     registry = installed()
     train, test = _open(config, size, registry)
@@ -59,13 +60,13 @@ def streams(config: Config, seed: int) -> Streams:
         channels = int(config.network.channels) or native
     outputs = _common_outputs(train + test)
     normalize = target_variance.all_have_variance([*train, *test])
-    both = [domain for domain, known in zip(test, seen, strict=True) if known]
-    unseen = [domain for domain, known in zip(test, seen, strict=True) if not known]
+    both = [domain for domain, trained_on in zip(test, seen, strict=True) if trained_on]
+    unseen = [domain for domain, trained_on in zip(test, seen, strict=True) if not trained_on]
     if both and unseen:
-        known, others = (", ".join(domain.name for domain in found) for found in (both, unseen))
+        both_names, unseen_names = (", ".join(domain.name for domain in domains) for domains in (both, unseen))
         raise ConfigError(
-            "`domains.test` must hold only domains that are trained on (their test classes are used), or only others "
-            f"(all their classes are); it mixes {known} with {others}."
+            "`domains.test` must hold only domains that are trained on (their test classes are used), or only domains "
+            f"that are not (all their classes are used); it mixes {both_names} with {unseen_names}."
         )
 
     def stream(domains: list[Domain], split: Any, tasks: int, seed: int) -> EpisodeStream:
@@ -87,7 +88,7 @@ def streams(config: Config, seed: int) -> Streams:
 
 
 def _open(config: Config, size: int, registry: Registry) -> tuple[list[Domain], list[Domain]]:
-    """The training and the test domains; an error names all that cannot be opened."""
+    """Return the training and the test domains; an error names all domains that cannot be opened."""
     opened: dict[str, Domain] = {}
     errors: dict[str, GradhomogError] = {}
     for text in dict.fromkeys(config.domains.train + config.domains.test):
@@ -103,7 +104,7 @@ def _open(config: Config, size: int, registry: Registry) -> tuple[list[Domain], 
 
 
 def _check_episodes(shape: Episodes, uses: list[tuple[list[Domain], Split]]) -> None:
-    """Raise the error of a domain that cannot serve, or one that names all such domains."""
+    """Raise the error of a domain that cannot provide the episodes, or one error that names all such domains."""
     errors: list[GradhomogError] = []
     for domains, split in uses:
         for each in domains:
@@ -118,7 +119,7 @@ def _check_episodes(shape: Episodes, uses: list[tuple[list[Domain], Split]]) -> 
 
 
 def _common_outputs(domains: list[Domain]) -> int | None:
-    """The number of regression targets of all domains; None for classification."""
+    """Return the number of regression targets of all domains; None for classification."""
     names: dict[int | None, list[str]] = {}
     for each in domains:
         names.setdefault(each.outputs, []).append(each.name)
@@ -130,13 +131,13 @@ def _common_outputs(domains: list[Domain]) -> int | None:
         for outputs, group in names.items()
     ]
     raise ConfigError(
-        "`domains` must be all of classification, or all of regression with one number of targets; "
+        "`domains` must be all classification, or all regression with the same number of targets; "
         f"{', and '.join(groups)}."
     )
 
 
 def _rename_duplicates(texts: list[str], domains: list[Domain]) -> None:
-    """Domains of one name (files of one stem in two folders) are called by their texts instead."""
+    """Rename domains that share a name (files with the same stem in two folders) to their texts."""
     names = [domain.name for domain in domains]
     for index, (text, name) in enumerate(zip(texts, names, strict=True)):
         if names.count(name) > 1:

@@ -12,10 +12,10 @@ from gradhomog.reports import Evaluation
 
 
 def all_have_variance(domains: Sequence[Domain]) -> bool:
-    """Whether every domain has a `target_variance`; all scores of a table must be of one metric.
+    """True if every domain has a `target_variance`, because all scores of a table must have the same metric.
 
     Raises:
-        DataError: a target variance is not a positive number, or is of a classification domain.
+        DataError: a target variance is not a positive number, or belongs to a classification domain.
     """
     for domain in domains:
         value = domain.target_variance
@@ -28,10 +28,10 @@ def all_have_variance(domains: Sequence[Domain]) -> bool:
 
 
 def normalize_scores(result: Evaluation, domains: Sequence[Domain]) -> Evaluation:
-    """Divide each task's mean squared error by the target variance of its domain; losses stay as they are.
+    """Divide each task's mean squared error by the target variance of its domain; losses are unchanged.
 
-    nmse = mean (y − ŷ)² / σ², the mean over the query points of a task; the mean of the domain's targets, predicted for
-    every point, scores 1 on average over its tasks.
+    nmse = mean (y − ŷ)² / σ², with the mean over the query points of a task. A prediction of the mean of the domain's
+    targets for every point scores 1 on average over the domain's tasks.
     """
     variances = {domain.name: domain.target_variance or math.nan for domain in domains}
     scores = [score / variances[name] for score, name in zip(result.scores, result.domains, strict=True)]

@@ -58,7 +58,7 @@ def test_a_batch_depends_on_its_index_alone(setting, seed, indices):
 
 @given(seed=seeds, start=st.integers(0, 1000))
 @settings(max_examples=10, deadline=None)
-def test_a_resumed_stream_goes_on_where_it_was(seed, start):
+def test_a_resumed_stream_continues_at_its_index(seed, start):
     resumed = stream(seed=seed).batches(start)
     for index in range(start, start + 3):
         assert same(next(resumed), stream(seed=seed).batch(index))
@@ -72,7 +72,7 @@ def test_the_tasks_of_a_strong_batch_come_from_different_domains(seed, index, ta
 
 @given(seed=seeds, index=st.integers(0, 10**6), domains=st.integers(1, 4), tasks=st.integers(5, 11))
 @settings(max_examples=50, deadline=None)
-def test_too_few_domains_for_a_strong_batch_are_used_equally_often(seed, index, domains, tasks):
+def test_strong_batches_of_few_domains_use_them_equally_often(seed, index, domains, tasks):
     names = stream(DOMAINS[:domains], seed=seed, tasks=tasks).batch(index).domains
     counts = collections.Counter(names)
     assert set(counts.values()) <= {tasks // domains, -(-tasks // domains)}
@@ -86,10 +86,10 @@ def test_the_tasks_of_a_weak_batch_come_from_one_domain(seed, index):
 
 
 @pytest.mark.parametrize("setting", ["weak", "strong"])
-def test_in_the_long_run_every_domain_fills_every_slot_equally_often(setting):
-    made = stream(setting=setting)
+def test_over_many_batches_every_domain_fills_every_slot_equally_often(setting):
+    episodes = stream(setting=setting)
     counts = collections.Counter(
-        (slot, domain.name) for index in range(2000) for slot, domain in enumerate(made._domains_of_batch(index))
+        (slot, domain.name) for index in range(2000) for slot, domain in enumerate(episodes._domains_of_batch(index))
     )
     assert len(counts) == 4 * 5
     assert max(abs(count - 400) for count in counts.values()) < 90  # five standard deviations
@@ -111,28 +111,28 @@ def test_support_and_query_are_disjoint_and_balanced_and_of_the_split(seed, inde
 
 
 def test_seeds_and_splits_and_indices_give_different_tasks():
-    """Compared by images and order, in one domain with one set of classes."""
+    """Tasks of one domain with one set of classes differ in images or their order."""
     domain = [ClassImages("one", DOMAINS[0]._images, np.repeat(np.arange(CLASSES), IMAGES), list("abcdefghijkl"))]
-    made = [
+    tasks = [
         stream(domain, seed=seed, split=split, queries=6).task(index)
         for seed in (0, 1, 2**32 - 1)
         for split in ("train", "all")
         for index in range(20)
     ]
-    assert len({task.support_x.numpy().tobytes() + task.query_x.numpy().tobytes() for task in made}) == len(made)
+    assert len({task.support_x.numpy().tobytes() + task.query_x.numpy().tobytes() for task in tasks}) == len(tasks)
 
 
 def test_the_tasks_of_a_batch_are_the_consecutive_tasks_of_the_stream():
-    """With one domain there is nothing to choose, so batch b must hold task(4 b) ... task(4 b + 3)."""
-    made = stream(DOMAINS[:1])
+    """With one domain, batch b must contain task(4 b) ... task(4 b + 3)."""
+    episodes = stream(DOMAINS[:1])
     for index in (0, 7):
-        for slot, task in enumerate(made.batch(index)):
-            assert same(task, made.task(4 * index + slot))
+        for slot, task in enumerate(episodes.batch(index)):
+            assert same(task, episodes.task(4 * index + slot))
 
 
 def test_evaluation_gives_every_domain_the_same_share():
-    made = stream(split="test")
-    assert [made.task(index).domain for index in range(10)] == list("abcde") * 2
+    episodes = stream(split="test")
+    assert [episodes.task(index).domain for index in range(10)] == list("abcde") * 2
 
 
 def test_the_draws_are_the_same_on_every_machine():
@@ -169,26 +169,30 @@ def test_grey_becomes_rgb_by_repetition_and_rgb_grey_by_luminance():
     assert one.abs().max() <= 1
 
 
-def test_regression_domains_stream_alike():
-    made = stream([functions("sinusoid"), functions("line")], tasks=2, shots=5, queries=7)
-    batch = made.batch(0)
+def test_regression_domains_give_streams():
+    episodes = stream([functions("sinusoid"), functions("line")], tasks=2, shots=5, queries=7)
+    batch = episodes.batch(0)
     assert batch.support_x.shape == (2, 5, 1)
     assert batch.query_y.shape == (2, 7, 1)
     assert sorted(batch.domains) == ["functions:line", "functions:sinusoid"]
-    assert made.outputs == 1
-    assert made.input_shape == (1,)
+    assert episodes.outputs == 1
+    assert episodes.input_shape == (1,)
 
 
-REFUSED_DOMAINS = {
+INCOMPATIBLE = {
     "none": ([], {}, "needs at least one domain; got none"),
-    "kinds": ([DOMAINS[0], functions("line")], {}, "of one kind; a is classification and functions:line is regression"),
+    "kinds": (
+        [DOMAINS[0], functions("line")],
+        {},
+        "of the same kind; a is classification and functions:line is regr",
+    ),
     "sizes": (
         [DOMAINS[0], numbered("b", size=5)],
         {},
-        r"of one shape; a has \(1, 4, 4\) and b has \(1, 5, 5\).*`size`",
+        r"of the same shape; a has \(1, 4, 4\) and b has \(1, 5, 5\).*`size`",
     ),
-    "channels": ([DOMAINS[0], numbered("b", channels=3)], {}, r"b has \(3, 4, 4\)\. Give `channels=1` or `channels=3`"),
-    "sizes of converted": ([DOMAINS[0], numbered("b", size=5)], {"channels": 3}, "must have inputs of one shape"),
+    "channels": ([DOMAINS[0], numbered("b", channels=3)], {}, r"b has \(3, 4, 4\)\. Set `channels=1` or `channels=3`"),
+    "sizes of converted": ([DOMAINS[0], numbered("b", size=5)], {"channels": 3}, "must have inputs of the same shape"),
     "names": ([DOMAINS[0], DOMAINS[0]], {}, "different names; got a, a"),
     "no channels": ([functions("line")], {"channels": 3}, r"`channels=3` converts images; domain functions:line"),
     "too few classes": (DOMAINS, {"ways": 20}, "domain 'a', split 'train': 20-way tasks"),
@@ -196,8 +200,8 @@ REFUSED_DOMAINS = {
 }
 
 
-@pytest.mark.parametrize(("domains", "change", "message"), REFUSED_DOMAINS.values(), ids=REFUSED_DOMAINS.keys())
-def test_domains_that_do_not_fit_are_refused_at_once(domains, change, message):
+@pytest.mark.parametrize(("domains", "change", "message"), INCOMPATIBLE.values(), ids=INCOMPATIBLE.keys())
+def test_incompatible_domains_raise_at_construction(domains, change, message):
     with pytest.raises(DataError, match=message):
         stream(domains, **change)
 
@@ -216,12 +220,12 @@ def test_domains_that_do_not_fit_are_refused_at_once(domains, change, message):
         ({"channels": 2}, "`channels` must be one of None, 1, 3; got 2"),
     ],
 )
-def test_numbers_out_of_range_are_refused(change, message):
+def test_numbers_out_of_range_raise(change, message):
     with pytest.raises(OptionError, match=message):
         stream(**change)
 
 
-def test_negative_indices_are_refused():
+def test_negative_indices_raise():
     with pytest.raises(OptionError, match="`index` must be >= 0; got -1"):
         stream().task(-1)
     with pytest.raises(OptionError, match="`index` must be >= 0; got -2"):
@@ -231,27 +235,26 @@ def test_negative_indices_are_refused():
 @given(seed=seeds, index=st.integers(0, 10**6), split=st.sampled_from(["train", "val", "test", "all"]))
 @settings(max_examples=30, deadline=None)
 def test_classes_number_those_of_the_split_over_all_domains(seed, index, split):
-    """An image's corner says which class of its domain it is of; the stream's numbers are these, one domain after the
-    other."""
-    made = stream(seed=seed, split=split)
-    batch = made.batch(index)
+    """The corner pixel of an image is its class in its domain; the stream numbers the classes domain by domain."""
+    episodes = stream(seed=seed, split=split)
+    batch = episodes.batch(index)
     all_of_them = [(domain.name, own) for domain in DOMAINS for own in domain.classes(split)]
-    assert made.class_count == len(all_of_them)
+    assert episodes.class_count == len(all_of_them)
     assert batch.classes.shape == (4, 3)
     for task in batch:
         for x, y in ((task.support_x, task.support_y), (task.query_x, task.query_y)):
-            found = [all_of_them[number] for number in task.classes[y].tolist()]
-            assert found == [(task.domain, own) for own in corner(x, 0)]
+            drawn = [all_of_them[number] for number in task.classes[y].tolist()]
+            assert drawn == [(task.domain, own) for own in corner(x, 0)]
 
 
-def test_domains_that_tell_no_classes_give_tasks_without():
-    made = stream([functions("line"), functions("step")])
-    assert made.class_count == 0
-    assert made.batch(0).classes is None
-    assert made.task(0).classes is None
+def test_tasks_of_domains_without_class_lists_have_no_classes():
+    episodes = stream([functions("line"), functions("step")])
+    assert episodes.class_count == 0
+    assert episodes.batch(0).classes is None
+    assert episodes.task(0).classes is None
 
 
-def test_a_task_of_classes_that_its_domain_does_not_list_is_refused():
+def test_a_task_with_classes_that_its_domain_does_not_list_raises():
     class Listing(ClassImages):
         def classes(self, split):
             return [own for own in super().classes(split) if own != self.hidden]
@@ -262,6 +265,6 @@ def test_a_task_of_classes_that_its_domain_does_not_list_is_refused():
     labels = np.repeat(np.arange(4), IMAGES)
     domain = Listing("four", np.zeros((len(labels), 4, 4, 1), dtype=np.uint8), labels, list("abcd"))
     domain.hidden = 2
-    made = stream([domain], split="all", ways=4)
+    episodes = stream([domain], split="all", ways=4)
     with pytest.raises(DataError, match=r"`classes` of a task must be among the 3 of `classes\('all'\)`; found \[2\]"):
-        made.task(0)
+        episodes.task(0)

@@ -19,17 +19,17 @@ from gradhomog_adapters.maml import MAML
 from tests.experiments.conftest import SMALL
 
 
-def test_each_error_is_divided_by_the_variance_of_its_own_domain_and_losses_stay():
-    found = Evaluation(
+def test_each_error_is_divided_by_the_variance_of_its_domain_and_losses_are_unchanged():
+    errors = Evaluation(
         [28.0, 4 / 3, 14.0], [1.0, 2.0, 3.0], ["functions:line", "functions:step", "functions:line"], "mse"
     )
-    result = normalize_scores(found, [functions("line"), functions("step")])
+    result = normalize_scores(errors, [functions("line"), functions("step")])
     assert result.scores == pytest.approx([1.0, 1.0, 0.5])
-    assert (result.losses, result.domains, result.metric) == (found.losses, found.domains, "nmse")
+    assert (result.losses, result.domains, result.metric) == (errors.losses, errors.domains, "nmse")
 
 
 def test_a_learner_that_predicts_the_mean_of_a_domain_scores_one():
-    """Closed form: E (y − 0)² / σ² = 1 where targets have the mean 0, such as those of lines."""
+    """Closed form: E (y − 0)² / σ² = 1 for targets with mean 0, such as those of lines."""
     head = nn.Linear(1, 1)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
@@ -64,23 +64,23 @@ def test_training_losses_are_mean_squared_errors():
     torch.testing.assert_close(rows.losses, torch.stack(errors).double())
 
 
-def test_one_domain_without_a_variance_leaves_mean_squared_errors(monkeypatch):
+def test_with_one_domain_without_variance_scores_are_mean_squared_errors(monkeypatch):
     plain = functions("line")
-    plain.target_variance = None  # as a domain of another distribution that does not set it
+    plain.target_variance = None  # like a domain of another package that does not set it
     monkeypatch.setattr(splits, "_domain", lambda text, *rest: plain if "line" in text else functions(text[10:]))
     trainee = MetaLearning(load(None, SMALL), Run("maml", "none", 0))
     assert trainee.metric.name == trainee.validate().metric == "mse"
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
-def test_a_variance_that_is_no_positive_number_is_refused_by_the_name_of_its_domain(value):
+def test_a_variance_that_is_not_a_positive_number_raises_with_its_domain(value):
     domain = functions("step")
     domain.target_variance = value
     with pytest.raises(DataError, match=r"domain functions:step: `target_variance` must be a positive number.* got"):
         all_have_variance([functions("line"), domain])
 
 
-def test_a_classification_domain_has_no_variance():
+def test_a_classification_domain_with_a_variance_raises():
     domain = functions("step")
     domain.outputs = None
     with pytest.raises(DataError, match="for classification"):

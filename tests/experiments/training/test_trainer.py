@@ -117,7 +117,7 @@ def test_the_learners_own_options_win_over_the_run_file(small):
 @pytest.mark.parametrize(
     ("overrides", "error", "message"),
     [
-        (['domains.test=["glyphs:greek"]'], ConfigError, "all of classification, or all of regression"),
+        (['domains.test=["glyphs:greek"]'], ConfigError, "all classification, or all regression"),
         (
             ['domains.test=["functions:line", "functions:bumps"]'],
             ConfigError,

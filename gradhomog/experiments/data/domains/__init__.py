@@ -1,7 +1,7 @@
-"""The domains that come with the package: rendered glyphs, function families, and readers of images on disk.
+"""Built-in domains: rendered glyphs, function families, and readers of images on disk.
 
-Each of `glyphs`, `functions` and `images` is a plugin module, reached by its entry-point name; `ClassImages` is the
-base that a plugin of one's own image data can use directly.
+`glyphs`, `functions` and `images` are plugin modules, loaded by their entry points. A plugin for other image data can
+use the class `ClassImages` directly.
 """
 
 from gradhomog.experiments.data.domains.class_images import ClassImages

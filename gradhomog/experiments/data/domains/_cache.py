@@ -1,6 +1,6 @@
-"""Arrays kept between runs in the user's cache folder.
+"""Cache of arrays in the user's cache folder, shared between runs.
 
-A cache is a convenience: whatever goes wrong with it (no folder, no space, a damaged file) costs time, never a run.
+A failure of the cache (no folder, no space, a damaged file) costs time, but never stops a run.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def cache_folder() -> Path:
-    """The folder for `gradhomog` under $XDG_CACHE_HOME, or else where the operating system keeps caches."""
-    if given := os.environ.get("XDG_CACHE_HOME"):
-        return Path(given) / "gradhomog"
+    """Return the folder `gradhomog` under $XDG_CACHE_HOME, or else under the cache folder of the operating system."""
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "gradhomog"
     if sys.platform == "win32":
         local = os.environ.get("LOCALAPPDATA")
         return (Path(local) if local else Path.home() / "AppData" / "Local") / "gradhomog" / "Cache"
@@ -37,16 +37,17 @@ def cache_folder() -> Path:
 def cached(stem: str, key: Mapping[str, object], make: Callable[[], Arrays]) -> Arrays:
     """Return the arrays stored under `key`, or make and store them.
 
-    `key` must hold everything that decides the arrays, versions included. It is stored beside them and compared, so a
-    collision of the file's name, or a file of other content under that name, is noticed and rendered anew.
+    `key` must contain everything that determines the arrays, versions included. The key is stored with the arrays and
+    compared on reading, so that the arrays are made again after a collision of file names, or if the file has other
+    content.
     """
     text = json.dumps(key, sort_keys=True)
     try:
         path = cache_folder() / f"{stem}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.npz"
-    except RuntimeError:  # Path.home() of a user without one
+    except RuntimeError:  # `Path.home()`: the user has no home folder
         return make()
-    if (found := _read(path, text)) is not None:
-        return found
+    if (stored := _read(path, text)) is not None:
+        return stored
     arrays = make()
     with contextlib.suppress(OSError):
         _write(path, text, arrays)
@@ -59,17 +60,17 @@ def _read(path: Path, text: str) -> Arrays | None:
             arrays = {name: stored.read(name) for name in stored.names}
     except DataError:
         return None
-    own = arrays.pop("key", None)
-    return arrays if own is not None and str(own) == text else None
+    stored_key = arrays.pop("key", None)
+    return arrays if stored_key is not None and str(stored_key) == text else None
 
 
 def _write(path: Path, text: str, arrays: Arrays) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Written beside and moved into place: another process sees the whole file or none.
+    # Write a temporary file, then rename it: other processes see the whole file or none.
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".partial-", suffix=".npz")
     try:
         with os.fdopen(handle, "wb") as file:
-            # uncompressed: reading is ten times faster, and textured pictures shrink by a third only
+            # uncompressed: reading is ten times faster, and compression saves only a third on textured pictures
             named: dict[str, Any] = {"key": np.array(text), **arrays}
             np.savez(file, **named)
         os.replace(temporary, path)

@@ -1,4 +1,4 @@
-"""The fonts that matplotlib ships: which characters they have, and the ink of one character in one face."""
+"""Fonts that matplotlib ships: available characters, and renderings of one character in one font face."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ FACES = (
     "DejaVuSansMono", "DejaVuSansMono-Bold", "DejaVuSansMono-Oblique", "DejaVuSansMono-BoldOblique",
     "STIXGeneral", "STIXGeneralBol", "STIXGeneralItalic", "STIXGeneralBolIta",
 )  # fmt: skip
-"""Faces in order of preference. The first is the reference: it alone decides which characters look alike."""
+"""Font faces in order of preference. The first is the reference face: look-alikes are compared in this face only."""
 
 _NOMINAL = 64
-_LARGEST = 8  # tiny marks are enlarged at most to this multiple of the wanted ink, in font size
-_COMPARED = 24  # pixels; for the rest see `distinct`
+_LARGEST = 8  # limit of the font size for tiny marks, as a multiple of the requested ink extent
+_COMPARED = 24  # pixels: side of the compared shapes; `distinct` explains the thresholds
 _ALIKE, _ALIKE_CASE, _ALIKE_ASPECT = 0.12, 0.25, 1.25
 
 
 class Glyph(NamedTuple):
-    """A character and the faces, by index into `FACES`, that have it."""
+    """A character and the faces that contain it, as indices into `FACES`."""
 
     character: str
     faces: tuple[int, ...]
@@ -41,7 +41,7 @@ class Glyph(NamedTuple):
 
 
 def versions() -> dict[str, str]:
-    """What decides the pixels beside the options: the fonts' (matplotlib's) and the renderer's versions."""
+    """Return the versions of the fonts (matplotlib) and the renderer, which determine the pixels with the options."""
     return {
         "matplotlib": importlib.metadata.version("matplotlib"),
         "pillow": importlib.metadata.version("pillow"),
@@ -56,8 +56,8 @@ def _path(face: int) -> Path:
     path = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{FACES[face]}.ttf"
     if not path.is_file():
         raise DataError(
-            f"glyphs need the font {FACES[face]}.ttf that matplotlib ships; there is none at {path}. "
-            "Reinstall matplotlib from its wheel (some systems' packages leave the fonts out)."
+            f"glyphs need the font {FACES[face]}.ttf that matplotlib ships; {path} does not exist. "
+            "Reinstall matplotlib from its wheel (packages of some systems omit the fonts)."
         )
     return path
 
@@ -78,7 +78,7 @@ def _font(face: int, points: int) -> ImageFont.FreeTypeFont:
 def ink(character: str, face: int, extent: int) -> Image.Image | None:
     """Render a character so that the longer side of its ink is about `extent` pixels, cropped to the ink (mode L).
 
-    Returns None where the face draws nothing.
+    Return None if the face draws nothing for the character.
     """
     left, top, right, bottom = _font(face, _NOMINAL).getbbox(character)
     longest = max(right - left, bottom - top)
@@ -87,7 +87,7 @@ def ink(character: str, face: int, extent: int) -> Image.Image | None:
     points = min(round(_NOMINAL * extent / longest), _LARGEST * extent)
     font = _font(face, points)
     left, top, right, bottom = font.getbbox(character)
-    # getbbox rounds outwards by up to a pixel: two pixels around, cropped again below
+    # `getbbox` rounds outwards by up to a pixel: add a margin of two pixels, and crop it below
     mask = Image.new("L", (int(right - left) + 4, int(bottom - top) + 4))
     ImageDraw.Draw(mask).text((2 - left, 2 - top), character, fill=255, font=font)
     box = mask.getbbox()
@@ -95,28 +95,29 @@ def ink(character: str, face: int, extent: int) -> Image.Image | None:
 
 
 def glyphs(ranges: Iterable[tuple[int, int]], *, faces: int = 2) -> list[Glyph]:
-    """Characters of the code point ranges (both ends included) that the reference face and `faces` faces in all have.
+    """Return the characters of the code point ranges that the reference face and at least `faces` faces in total have.
 
-    Blanks, controls and combining marks are left out.
+    Ranges include both ends. Blanks, control characters and combining marks are omitted.
     """
-    found = []
+    available = []
     for low, high in ranges:
         for code in range(low, high + 1):
-            having = tuple(face for face in range(len(FACES)) if code in _charmap(face))
+            supporting = tuple(face for face in range(len(FACES)) if code in _charmap(face))
             drawable = unicodedata.category(chr(code))[0] in "LNPS"
-            if drawable and 0 in having and len(having) >= faces:
-                found.append(Glyph(chr(code), having))
-    return found
+            if drawable and 0 in supporting and len(supporting) >= faces:
+                available.append(Glyph(chr(code), supporting))
+    return available
 
 
 def distinct(candidates: list[Glyph], others: list[Glyph]) -> list[Glyph]:
-    """Keep the candidates whose shape is that of no earlier candidate and of none of `others`.
+    """Return the candidates without those that look like an earlier kept candidate or like one of `others`.
 
-    Shapes are compared in the reference face, stretched to one square: pictures of a class differ in size and, by up to
-    1.15 / 0.85, in aspect. Two are alike if their aspects are within a factor 1.25 and the sum of absolute differences,
-    over the ink of both together, is at most 0.12. That takes the Greek Α for A and ▸ for ▶, and keeps Θ (0.126
-    from O).
-    A small letter is compared with its own capital up to 0.25, as weights differ: c, o and u go, and e stays.
+    Shapes are compared in the reference face, stretched to a square of fixed size, because pictures of a class differ
+    in size and, by up to 1.15 / 0.85, in aspect ratio. Two shapes are alike if their aspect ratios are within a factor
+    of 1.25 and the sum of absolute differences, divided by the ink of both together, is at most 0.12. By this rule the
+    Greek Α equals A, and ▸ equals ▶; Θ is kept (0.126 from O).
+    For a small letter and its own capital the threshold is 0.25, because their stroke weights differ: c, o and u are
+    dropped, and e is kept.
     """
     kept: list[Glyph] = []
     seen = [(glyph.character, shape) for glyph in others if (shape := _shape(glyph.character)) is not None]
@@ -138,7 +139,7 @@ def distinct(candidates: list[Glyph], others: list[Glyph]) -> list[Glyph]:
 
 @functools.cache
 def _shape(character: str) -> tuple[NDArray[np.float32], float] | None:
-    """The ink in the reference face, stretched to a square, and its width over its height."""
+    """Return the ink in the reference face, stretched to a square, and its aspect ratio (width over height)."""
     drawn = ink(character, 0, 2 * _COMPARED)
     if drawn is None:
         return None

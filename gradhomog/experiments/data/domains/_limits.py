@@ -1,4 +1,4 @@
-"""Bounds on the memory that images of unknown origin may take."""
+"""Memory limits for images from untrusted files."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from gradhomog.errors import DataError
 
 PIXELS = 89_478_485
-"""Pixels of one picture: a quarter of a GiB as RGB. Pillow warns beyond it of pictures made to exhaust memory."""
+"""Maximum number of pixels of a picture: a quarter of a GiB as RGB. Above it, Pillow warns of a decompression bomb."""
 
 ADVICE = "Use fewer or smaller images, or allow more with the option `max_bytes` of `images`."
 
 
 def check_pixels(path: Path, height: int, width: int) -> None:
-    """Raise `DataError` if a picture's declared size is too large to decode it."""
+    """Raise `DataError` if the declared size of a picture is too large to decode."""
     if height * width > PIXELS:
         raise DataError(
             f"{path}: a picture of {width} x {height} pixels; at most {PIXELS:,} pixels are decoded. "
@@ -23,9 +23,9 @@ def check_pixels(path: Path, height: int, width: int) -> None:
 
 
 def check_kept(path: Path, shape: tuple[int, ...], max_bytes: int) -> None:
-    """Raise `DataError` if all images of a data set, at the size of the network, take more than `max_bytes`."""
+    """Raise `DataError` if all images of a data set, at the network's input size, need more than `max_bytes`."""
     if (needed := math.prod(shape)) > max_bytes:
         raise DataError(
             f"{path}: {shape[0]:,} images of {shape[1]} x {shape[2]} pixels with {shape[3]} channels take {needed:,} "
-            f"bytes; at most {max_bytes:,} bytes are kept in memory. {ADVICE} The option `size` is their side."
+            f"bytes; at most {max_bytes:,} bytes are kept in memory. {ADVICE} The option `size` sets their side."
         )

@@ -1,4 +1,4 @@
-"""Checks of options, with errors that name the option, what was expected and what was found."""
+"""Validate options of domains. Error messages contain the option, the expected and the actual value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gradhomog.experiments.config.suggestions import did_you_mean
 def integer(name: str, value: object, *, low: int, high: int | None = None) -> int:
     """Return `value` if it is an integer in low..high, else raise `OptionError`."""
     span = f">= {low}" if high is None else f"in {low}..{high}"
-    # bool is an int to Python, but `instances=true` in a run file is a mistake.
+    # `bool` is a subclass of `int`, but `instances=true` in a run file is a mistake.
     if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
         raise OptionError(f"`{name}` must be an integer {span}; got {value!r}.")
     return value
@@ -27,11 +27,11 @@ def number(name: str, value: object, *, low: float, high: float = math.inf) -> f
     return float(value)  # type: ignore[arg-type]
 
 
-def variant(domain: str, given: str, known: Iterable[str]) -> str:
-    """Return `given` if it is one of the known variants of a domain, else raise `OptionError` with a suggestion."""
+def variant(domain: str, value: str, known: Iterable[str]) -> str:
+    """Return `value` if it is one of the known variants of a domain, else raise `OptionError` with a suggestion."""
     names = list(known)
-    if given in names:
-        return given
-    hint = did_you_mean(given, names, f"`{domain}:{{}}`")
-    found = f"got {given!r}" if given else "got nothing after the name"
-    raise OptionError(f"`{domain}` needs one of the variants {', '.join(names)}; {found}.{hint}")
+    if value in names:
+        return value
+    hint = did_you_mean(value, names, f"`{domain}:{{}}`")
+    actual = f"got {value!r}" if value else "got nothing after the name"
+    raise OptionError(f"`{domain}` needs one of the variants {', '.join(names)}; {actual}.{hint}")

@@ -1,4 +1,4 @@
-"""Picture files: opened, cropped to a square, brought to a size."""
+"""Read picture files, crop them to a square and resize them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ EXTENSIONS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff",
 
 
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
-"""The formats of these extensions. Pillow goes by the content of a file, and would run Ghostscript on PostScript."""
+"""Formats of these extensions. Pillow detects the format from the content, and would run Ghostscript on PostScript."""
 
 _BLOCK = 2**24
-"""Pixel values that are resized at a time."""
+"""Number of pixel values that are resized at a time."""
 
 
 def require_pillow(source: Path) -> None:
-    """Raise `DataError`, naming the extra to install, where Pillow is missing."""
+    """Raise `DataError`, with the extra to install, if Pillow is missing."""
     if importlib.util.find_spec("PIL") is None:
         raise DataError(
             f"{source}: picture files are read with Pillow, which is not installed. "
@@ -35,11 +35,11 @@ def require_pillow(source: Path) -> None:
 
 
 def read_pictures(source: Path, paths: Sequence[Path], size: int, max_bytes: int) -> NDArray[np.uint8]:
-    """Read picture files as RGB: centre-cropped to a square and resized, `[n, size, size, 3]`.
+    """Read picture files as RGB, centre-cropped to a square and resized: `[n, size, size, 3]`.
 
     Raises:
-        DataError: all pictures take more than `max_bytes`, which is checked before any is opened, and names `source`;
-            or one cannot be read.
+        DataError: all pictures together need more than `max_bytes` (checked before a file is opened; the message names
+            `source`), or a picture cannot be read.
     """
     shape = (len(paths), size, size, 3)
     check_kept(source, shape, max_bytes)
@@ -54,14 +54,14 @@ def _read(path: Path, size: int) -> NDArray[np.uint8]:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # `check_pixels` refuses these files
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # `check_pixels` rejects these files
             with Image.open(path, formats=FORMATS) as file:
                 check_pixels(path, file.height, file.width)  # `open` reads the header only
                 picture = ImageOps.exif_transpose(_rgb(file))
         side = min(picture.size)
         left, top = (picture.width - side) // 2, (picture.height - side) // 2
         square = picture.crop((left, top, left + side, top + side))
-        # Pillow's filters widen with the scale: no aliasing when shrinking
+        # Pillow widens its filters with the scale, so that shrinking does not alias.
         return np.asarray(square.resize((size, size), Image.Resampling.BILINEAR), dtype=np.uint8)
     except FileNotFoundError as error:
         raise DataError(f"{path}: there is no such picture file.") from error
@@ -72,20 +72,20 @@ def _read(path: Path, size: int) -> NDArray[np.uint8]:
 
 
 def _rgb(file: Any) -> Any:
-    """Convert to RGB; Pillow itself would clip 16-bit grey to white."""
+    """Convert to RGB; Pillow itself would clip 16-bit grey values to white."""
     if not file.mode.startswith(("I", "F")):
         return file.convert("RGBA").convert("RGB") if "transparency" in file.info else file.convert("RGB")
     from PIL import Image
 
     values = np.asarray(file)
     if file.mode == "F" or values.min() < 0 or values.max() > 65535:
-        raise ValueError(f"pixels of mode {file.mode} have no known range; 8 or 16 bits a channel are understood")
-    # value / 257, rounded; it is never half an integer
+        raise ValueError(f"pixels of mode {file.mode} have no known range; 8 or 16 bits per channel are supported")
+    # value / 257, rounded; it is never halfway between two integers
     return Image.fromarray(((values.astype(np.int32) + 128) // 257).astype(np.uint8)).convert("RGB")
 
 
 def square_resize(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
-    """Centre-crop `[n, height, width, channels]` to squares and resize without aliasing; needs no Pillow."""
+    """Centre-crop `[n, height, width, channels]` to squares and resize without aliasing, without Pillow."""
     height, width = images.shape[1:3]
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2
@@ -94,7 +94,7 @@ def square_resize(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
         return images
     resized = np.empty((len(images), size, size, images.shape[3]), dtype=np.uint8)
     count = max(1, _BLOCK // (max(side, size) ** 2 * images.shape[3]))
-    for start in range(0, len(images), count):  # in blocks: float copies of a whole data set would not fit
+    for start in range(0, len(images), count):  # in blocks: a float copy of a whole data set would not fit in memory
         block = torch.from_numpy(np.ascontiguousarray(images[start : start + count])).permute(0, 3, 1, 2).float()
         small = torch.nn.functional.interpolate(block, (size, size), mode="bilinear", antialias=True)
         resized[start : start + count] = small.round().clamp(0, 255).byte().permute(0, 2, 3, 1).numpy()

@@ -1,4 +1,4 @@
-"""Images from the JSON file lists of the few-shot field (`base.json`, `val.json`, `novel.json`)."""
+"""Read images from JSON file lists, as used in few-shot learning (`base.json`, `val.json`, `novel.json`)."""
 
 from __future__ import annotations
 
@@ -18,35 +18,36 @@ from gradhomog.experiments.data.domains._pictures import read_pictures
 from gradhomog.experiments.data.domains.class_images import ClassImages
 
 FILES = {"base.json": "train", "val.json": "val", "novel.json": "test"}
-"""The file names of the field, and the split that each is."""
+"""Conventional file names of lists, and the split of each."""
 
 TEXT_SHARE = 64
-"""A list may have this part of `max_bytes`: parsed, `[[]],[[]]` takes 37 bytes per character, plus the text itself."""
+"""A list is limited to `max_bytes` / 64: parsed, `[[]],[[]]` takes 37 bytes per character, plus the text itself."""
 
 
 def read_json(path: Path, size: int, per_class: int | None, max_bytes: int) -> ClassImages:
-    """Read one list, whose classes have no official split, or a folder with at least one of the three.
+    """Read one list, whose classes have no official split, or a folder with at least one of the three lists.
 
     A list is `{"label_names": [...], "image_names": [...], "image_labels": [...]}`: image i, a path relative to the
-    list or absolute, belongs to class `label_names[image_labels[i]]`. A class without images in a list is not part of
-    it, as the lists of the three splits share their `label_names`. Of a class at most the first `per_class` are read.
+    list or absolute, belongs to class `label_names[image_labels[i]]`. Classes without images in a list are ignored,
+    because the lists of the three splits share their `label_names`. At most the first `per_class` images of a class are
+    read.
 
     Raises:
-        DataError: with the path of the list and the reason.
+        DataError: a list or image cannot be read; the message contains the path and the reason.
     """
     lists = [path / name for name in FILES if (path / name).is_file()] if path.is_dir() else [path]
     groups: dict[str, list[str]] = {}
     splits: dict[str, str] = {}
     listed: dict[Path, list[str]] = {}
     for file in lists:
-        found = _read_list(file, per_class, max_bytes // TEXT_SHARE)
-        if shared := groups.keys() & found.keys():
+        classes = _read_list(file, per_class, max_bytes // TEXT_SHARE)
+        if shared := groups.keys() & classes.keys():
             raise DataError(
                 f"{file}: splits must not share a class; {min(shared)!r} is also in another list of the folder."
             )
-        groups |= found
-        splits |= dict.fromkeys(found, FILES.get(file.name, ""))
-        listed[file] = [image for images in found.values() for image in images]
+        groups |= classes
+        splits |= dict.fromkeys(classes, FILES.get(file.name, ""))
+        listed[file] = [image for images in classes.values() for image in images]
     check_kept(path, (sum(map(len, listed.values())), size, size, 3), max_bytes)
     for file, images in listed.items():
         _require_files(file, images)
@@ -62,7 +63,7 @@ def read_json(path: Path, size: int, per_class: int | None, max_bytes: int) -> C
 
 
 def _read_list(file: Path, per_class: int | None, max_bytes: int) -> dict[str, list[str]]:
-    """The paths of the images of each class, without the classes that have none."""
+    """Return the paths of the images of each class, without the classes that have no images."""
     content = _load(file, max_bytes)
     names, images, labels = (content[key] for key in ("label_names", "image_names", "image_labels"))
     if len(set(names)) < len(names):
@@ -70,13 +71,13 @@ def _read_list(file: Path, per_class: int | None, max_bytes: int) -> dict[str, l
         raise DataError(f"{file}: `label_names` must differ from each other; {twice!r} occurs more than once.")
     if len(images) != len(labels) or not images:
         raise DataError(
-            f"{file}: `image_names` and `image_labels` must be of one length, at least 1; "
+            f"{file}: `image_names` and `image_labels` must have the same length, at least 1; "
             f"got {len(images)} and {len(labels)}."
         )
     if (low := min(labels)) < 0 or (high := max(labels)) >= len(names):
         wrong = low if low < 0 else high
         raise DataError(
-            f"{file}: `image_labels` must lie in 0..{len(names) - 1}; got {wrong} at position {labels.index(wrong)}."
+            f"{file}: `image_labels` must be in 0..{len(names) - 1}; got {wrong} at position {labels.index(wrong)}."
         )
     groups: dict[str, list[str]] = {}
     folder = str(file.parent)
@@ -88,9 +89,10 @@ def _read_list(file: Path, per_class: int | None, max_bytes: int) -> dict[str, l
 
 
 def _require_files(file: Path, images: Sequence[str]) -> None:
-    """Raise `DataError` at the first image that does not exist, with the number of all that do not.
+    """Raise `DataError` with the first image that does not exist and the number of missing images.
 
-    They are counted by listing each folder once: a million look-ups of absent files take minutes on a network disk.
+    Missing images are counted by listing each folder once: a million look-ups of missing files take minutes on a
+    network disk.
     """
     first = next((image for image in images if not os.path.isfile(image)), None)
     if first is None:
@@ -112,7 +114,7 @@ def _file_names(folder: str) -> set[str]:
     try:
         with os.scandir(folder) as entries:
             return {entry.name for entry in entries if entry.is_file()}
-    except (OSError, ValueError):  # ValueError: a NUL, or text that is no Unicode
+    except (OSError, ValueError):  # ValueError: a NUL, or text that is not valid Unicode
         return set()
 
 
@@ -122,7 +124,7 @@ def _load(file: Path, max_bytes: int) -> dict[str, list[Any]]:
             text = opened.read(max_bytes + 1)
         if len(text) > max_bytes:
             raise DataError(
-                f"{file}: has {file.stat().st_size:,} bytes; of a file list at most {max_bytes:,} bytes are read, "
+                f"{file}: has {file.stat().st_size:,} bytes; at most {max_bytes:,} bytes of a file list are read, "
                 f"1/{TEXT_SHARE} of `max_bytes`. Allow more with the option `max_bytes` of `images`."
             )
         content = json.loads(text.decode("utf-8"))
@@ -131,7 +133,7 @@ def _load(file: Path, max_bytes: int) -> dict[str, list[Any]]:
     except DataError:
         raise
     except RecursionError as error:
-        raise DataError(f"{file}: lists or tables are nested too deep; a file list has one table of lists.") from error
+        raise DataError(f"{file}: the JSON is nested too deeply; a file list is one object of lists.") from error
     except (ValueError, MemoryError) as error:
         raise DataError(f"{file}: is not valid JSON ({error}).") from error
     for key, kind, word in (
@@ -139,10 +141,10 @@ def _load(file: Path, max_bytes: int) -> dict[str, list[Any]]:
         ("image_names", str, "text"),
         ("image_labels", int, "integers"),
     ):
-        found = content.get(key) if isinstance(content, dict) else None
-        if not isinstance(found, list):
-            raise DataError(f"{file}: needs the key `{key}`, a list; got {type(found).__name__}.")
-        for item in found:
+        values = content.get(key) if isinstance(content, dict) else None
+        if not isinstance(values, list):
+            raise DataError(f"{file}: needs the key `{key}` with a list; got {type(values).__name__}.")
+        for item in values:
             if not isinstance(item, kind) or isinstance(item, bool):
                 raise DataError(f"{file}: `{key}` must be a list of {word}; got {reprlib.repr(item)} in it.")
     return dict(content)

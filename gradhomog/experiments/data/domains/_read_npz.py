@@ -1,4 +1,4 @@
-"""Images from one `.npz` file."""
+"""Read images from one `.npz` file."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ REQUIRED = ("images", "labels", "class_names")
 def read_npz(path: Path, size: int, max_bytes: int) -> ClassImages:
     """Read `images` uint8 `[n, h, w]` or `[n, h, w, 1 or 3]`, `labels` `[n]`, `class_names`, optional `class_split`.
 
-    Types and shapes are checked before anything is decompressed, labels and names before the images.
+    Types and shapes are checked before anything is decompressed, labels and names before the images are decompressed.
 
     Raises:
-        DataError: with the path and the reason; pickled objects are never loaded.
+        DataError: the file cannot be used; the message contains the path and the reason. Pickled objects are never
+            loaded.
     """
     with open_npz(path, max_bytes=max_bytes, advice=ADVICE) as stored:
         if missing := [name for name in REQUIRED if name not in stored.names]:
             raise DataError(
-                f"{path}: the arrays {', '.join(REQUIRED)} are needed; missing: {', '.join(missing)}; "
+                f"{path}: the arrays {', '.join(REQUIRED)} are required; missing: {', '.join(missing)}; "
                 f"found: {', '.join(stored.names) or 'none'}."
             )
         images, labels = stored.header("images"), stored.header("labels")
@@ -38,12 +39,12 @@ def read_npz(path: Path, size: int, max_bytes: int) -> ClassImages:
                 raise DataError(f"{path}: `{name}` must be an array of text [classes]; got {header}.")
             if header.shape[0] > shape[0]:
                 raise DataError(
-                    f"{path}: every class needs an image; `{name}` has {header.shape[0]}, for {shape[0]} images."
+                    f"{path}: every class needs an image; `{name}` has {header.shape[0]} entries for {shape[0]} images."
                 )
         check_pixels(path, *shape[1:3])
         check_kept(path, (shape[0], size, size, shape[3]), max_bytes)
-        names, own_labels = stored.read("class_names").tolist(), stored.read("labels")
+        names, label_values = stored.read("class_names").tolist(), stored.read("labels")
         split = stored.read("class_split").tolist() if "class_split" in texts else None
-        check_classes(str(path), own_labels, names, split)
+        check_classes(str(path), label_values, names, split)
         pixels = square_resize(stored.read("images").reshape(shape), size)
-    return ClassImages(path.stem, pixels, own_labels, names, class_split=split, source=str(path))
+    return ClassImages(path.stem, pixels, label_values, names, class_split=split, source=str(path))

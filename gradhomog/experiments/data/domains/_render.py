@@ -1,4 +1,4 @@
-"""From characters to pictures: random affine changes, then ink over a texture."""
+"""Render characters as pictures: random affine transforms, then ink over a texture."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from PIL import Image
 from gradhomog.experiments.data.domains import _fonts, _textures
 
 VERSION = 1
-"""Part of the cache key: raise it with every change of this module, `_fonts` or `_textures` that changes a pixel."""
+"""Part of the cache key: increase it at every change of this module, `_fonts` or `_textures` that changes a pixel."""
 
-_BLOCK = 512  # pictures composed at once: at 84 px all together would take a gigabyte
-_INK = 0.70  # longer side of the ink, as a part of the picture's side, before random scale
+_BLOCK = 512  # pictures composed at once: all of them at 84 px would take a gigabyte
+_INK = 0.70  # longer side of the ink, relative to the picture's side, before random scaling
 _TEXTURE = 0.65  # the brightest background at strength 1; the darkest ink is 0.75, so glyphs stay legible
 
 
@@ -26,19 +26,19 @@ def render(
     correlation: float,
     entropy: list[int],
 ) -> dict[str, NDArray[np.uint8]]:
-    """Draw `instances` pictures of each character.
+    """Render `instances` pictures of each character.
 
-    Returns uint8 `[n, size, size, 1]`, grouped by class: `plain`, all classes before random textures, and `cued`, the
-    classes marked in `train`, whose glyphs are the same as in `plain`, before their own texture with probability
-    `correlation`.
+    Return two arrays, uint8 `[n, size, size, 1]`, grouped by class. `plain`: all classes on random textures. `cued`:
+    the classes marked in `train`, with the same glyphs as in `plain`; the background is the texture of the class with
+    probability `correlation`.
     """
-    shapes, plain_texture, cued_texture, inks = (
+    shape_random, plain_random, cued_random, ink_random = (
         np.random.default_rng(sequence) for sequence in np.random.SeedSequence(entropy).spawn(4)
     )
-    masks = np.concatenate([_masks(glyph, shapes, size=size, instances=instances) for glyph in chosen])
-    strength = inks.uniform(0.75, 1.0, size=(len(masks), 1, 1))
-    # Dealt like cards, so that textures are shared by as few classes as possible.
-    own = np.resize(cued_texture.permutation(len(_textures.BANK)), int(train.sum())).repeat(instances)
+    masks = np.concatenate([_masks(glyph, shape_random, size=size, instances=instances) for glyph in chosen])
+    strength = ink_random.uniform(0.75, 1.0, size=(len(masks), 1, 1))
+    # Repeat a permutation of the textures, so that as few classes as possible share a texture.
+    own = np.resize(cued_random.permutation(len(_textures.BANK)), int(train.sum())).repeat(instances)
 
     def compose(rows: NDArray[np.int64], textures: NDArray[np.int64], random: np.random.Generator) -> NDArray[np.uint8]:
         pictures = np.empty((len(rows), size, size, 1), dtype=np.uint8)
@@ -51,33 +51,33 @@ def render(
         return pictures
 
     everything, training = np.arange(len(masks)), np.flatnonzero(train.repeat(instances))
-    anyones = _textures.assign(plain_texture, np.zeros(len(masks), dtype=np.int64), correlation=0.0)
-    cued = _textures.assign(cued_texture, own, correlation=correlation)
-    return {"plain": compose(everything, anyones, plain_texture), "cued": compose(training, cued, cued_texture)}
+    plain = _textures.assign(plain_random, np.zeros(len(masks), dtype=np.int64), correlation=0.0)
+    cued = _textures.assign(cued_random, own, correlation=correlation)
+    return {"plain": compose(everything, plain, plain_random), "cued": compose(training, cued, cued_random)}
 
 
 def _masks(glyph: _fonts.Glyph, random: np.random.Generator, *, size: int, instances: int) -> NDArray[np.uint8]:
-    """Ink of one class, `[instances, size, size]`, 0..255; its faces are used about equally often."""
-    # Glyphs are transformed at a multiple of the size and averaged down: smooth edges. Large ones need less of it.
+    """Return the ink of one class, `[instances, size, size]`, 0..255; its faces are used about equally often."""
+    # Transform glyphs at a multiple of the size, then average, for smooth edges. Large glyphs need less oversampling.
     oversampling = 3 if size <= 48 else 2
     canvas = size * oversampling
     faces = np.resize(random.permutation(glyph.faces), instances)
     drawn = {face: _fonts.ink(glyph.character, face, round(_INK * canvas)) for face in set(faces.tolist())}
     turn = np.radians(random.uniform(-12, 12, instances))
-    scale = random.uniform(0.85, 1.15, (instances, 2))  # each axis for itself: narrow and wide variants
+    scale = random.uniform(0.85, 1.15, (instances, 2))  # independent axes: narrow and wide variants
     shear = random.uniform(-0.15, 0.15, instances)
     shift = random.uniform(-0.06, 0.06, (instances, 2)) * canvas
     masks = np.empty((instances, size, size), dtype=np.uint8)
     for index, face in enumerate(faces.tolist()):
         source = drawn[face]
-        if source is None:  # blank in this face although in its character map: the reference face is not
+        if source is None:  # blank although in the character map of this face; the reference face has ink
             source = _fonts.ink(glyph.character, 0, round(_INK * canvas))
         if source is None:
-            raise AssertionError(f"{glyph.class_name} is blank in the reference face; `distinct` leaves such out")
+            raise AssertionError(f"{glyph.class_name} is blank in the reference face; `distinct` omits such characters")
         cosine, sine = np.cos(turn[index]), np.sin(turn[index])
         rotation, slant = np.array([[cosine, -sine], [sine, cosine]]), np.array([[1.0, shear[index]], [0.0, 1.0]])
         forward = rotation @ slant * scale[index]
-        inverse = np.linalg.inv(forward)  # Pillow asks where each pixel comes from
+        inverse = np.linalg.inv(forward)  # Pillow maps output positions to input positions
         centre = np.array(source.size) / 2 - inverse @ (canvas / 2 + shift[index])
         moved = source.transform(
             (canvas, canvas),

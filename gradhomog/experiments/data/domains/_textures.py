@@ -1,4 +1,4 @@
-"""Procedural grey textures: what stands behind a glyph."""
+"""Procedural grey textures, the backgrounds of glyphs."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ BANK: tuple[Texture, ...] = (
     *(Texture("gradient", 1.0, angle) for angle in (0, 90, 180, 270)),
     *(Texture("noise", frequency, 0) for frequency in (4.0, 10.0)),
 )
-"""All textures. At 28 px the shortest period, 1/6.5 of the side, is still more than four pixels."""
+"""All textures. At 28 px the shortest period, 1/6.5 of the side, is more than four pixels."""
 
 
 def assign(
     random: np.random.Generator, own: NDArray[np.int64], *, correlation: float, textures: int = len(BANK)
 ) -> NDArray[np.int64]:
-    """Choose a texture for each picture `[n]`: its class's `own` with probability `correlation`, else any of all."""
+    """Choose a texture for each picture `[n]`: its class's `own` with probability `correlation`, else any texture."""
     cued = random.random(len(own)) < correlation
     return np.where(cued, own, random.integers(textures, size=len(own)))
 
@@ -40,7 +40,7 @@ def assign(
 def draw(random: np.random.Generator, chosen: NDArray[np.int64], size: int) -> Floats:
     """Draw one texture picture for each entry of `chosen` (indices into `BANK`): `[n, size, size]` in [0, 1].
 
-    Phase, or centre, and contrast differ from picture to picture; kind, frequency and direction are the texture's.
+    Phase (or centre) and contrast are random for each picture; kind, frequency and direction are those of the texture.
     """
     pictures = np.empty((len(chosen), size, size))
     for index, texture in enumerate(BANK):

@@ -1,4 +1,4 @@
-"""Few-shot classification tasks from images held in memory."""
+"""Few-shot classification tasks drawn from images in memory."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ CLASS_SPLITS = ("train", "val", "test")
 
 
 def split_classes(class_names: Sequence[str]) -> list[str]:
-    """Divide classes 50/25/25 into train, val and test: one split name per class, in the order given.
+    """Divide classes 50/25/25 into train, val and test, and return the split of each class in the order of the input.
 
-    Of n classes floor(n/4) are test, floor(n/4) val, the rest train. The order is that of the SHA-256 of each name:
-    a fixed permutation that needs no random generator, so every machine and every version draws the same, and that
-    does not depend on the order in which a file system lists the classes. Names of files that are no UTF-8
-    hold surrogates.
+    Of n classes floor(n/4) are test, floor(n/4) val, the rest train. Classes are sorted by the SHA-256 of their names.
+    This permutation is fixed and needs no random generator, so that every machine and every version gives the same
+    splits, and it does not depend on the order in which a file system lists the classes.
     """
+    # `surrogatepass`: names of files that are not valid UTF-8 contain surrogates.
     order = sorted(class_names, key=lambda name: (hashlib.sha256(name.encode(errors="surrogatepass")).digest(), name))
     quarter = len(order) // 4
-    place = {name: rank for rank, name in enumerate(order)}
-    return [CLASS_SPLITS[2 - min(place[name] // quarter, 2)] if quarter else "train" for name in class_names]
+    rank = {name: index for index, name in enumerate(order)}
+    return [CLASS_SPLITS[2 - min(rank[name] // quarter, 2)] if quarter else "train" for name in class_names]
 
 
 class ClassImages(Domain):
     """A domain whose tasks are drawn from labelled images.
 
     Args:
-        name: what reports call the domain.
+        name: name of the domain in reports.
         images: uint8 `[n, size, size, channels]`, values 0..255, one or three channels.
         labels: integers `[n]` in 0..classes-1.
-        class_names: one name per class, no two alike.
-        class_split: `"train"`, `"val"` or `"test"` per class where the data have an official split; otherwise the
-            classes are divided 50/25/25 by `split_classes`.
-        source: what error messages call the data, e.g. the path of a file; the domain's name if empty.
+        class_names: one name per class, all different.
+        class_split: `"train"`, `"val"` or `"test"` per class if the data have an official split; otherwise
+            `split_classes` divides the classes 50/25/25.
+        source: name of the data in error messages, e.g. the path of a file; if empty, the domain's name.
 
     Raises:
         DataError: an array has the wrong type, shape or values, or a class has no image.
 
-    Tasks hold float32 `[*, channels, size, size]` in [-1, 1], ordered by class.
+    Tasks contain float32 `[*, channels, size, size]` in [-1, 1], ordered by class.
     """
 
     def __init__(
@@ -67,19 +67,19 @@ class ClassImages(Domain):
         check_images(source, images.dtype, images.shape, _count_nan(images))
         check_labels(source, labels.dtype, labels.shape, len(images), _count_nan(labels))
         check_classes(source, labels, self.class_names, class_split)
-        labels = labels.astype(np.int64)  # `np.bincount` refuses uint64
+        labels = labels.astype(np.int64)  # `np.bincount` rejects uint64
         self.class_split = tuple(split_classes(self.class_names) if class_split is None else map(str, class_split))
         size, channels = images.shape[1], images.shape[3]
         self.input_shape = (channels, size, size)
         self.outputs = None
-        # Grouped by class: sampling is then arithmetic on offsets, and one class lies together in memory.
+        # Grouped by class: sampling is arithmetic on offsets, and the images of a class are contiguous in memory.
         order = np.argsort(labels, kind="stable")
         self._images = images[order]
         self._counts = np.bincount(labels, minlength=len(self.class_names))
         self._starts = np.cumsum(self._counts) - self._counts
 
     def classes(self, split: Split) -> list[int]:
-        """Indices of the classes of a split, in the order of `class_names`."""
+        """Return the indices of the classes of a split, in the order of `class_names`."""
         if split not in (allowed := get_args(Split)):
             raise DataError(f"domain {self.name!r}: `split` must be one of {', '.join(allowed)}; got {split!r}.")
         return [index for index, own in enumerate(self.class_split) if split in ("all", own)]
@@ -89,21 +89,21 @@ class ClassImages(Domain):
 
     def check(self, split: Split, *, ways: int, shots: int, queries: int) -> None:
         """Raise `DataError` if fewer than `ways` classes of the split have `shots + queries` images."""
-        found, eligible = self.classes(split), self._eligible(split, shots + queries)
+        classes, eligible = self.classes(split), self._eligible(split, shots + queries)
         if len(eligible) >= ways:
             return
-        counts = self._counts[found]
-        images = f" of {counts.min()} to {counts.max()} images" if found else ""
-        advice = "Ask for fewer ways" if len(found) < ways else "Ask for fewer shots or queries"
-        everything = "" if split == "all" else ", or use the split 'all' if nothing is trained on this domain"
+        counts = self._counts[classes]
+        images = f" of {counts.min()} to {counts.max()} images" if classes else ""
+        advice = "Use fewer ways" if len(classes) < ways else "Use fewer shots or queries"
+        alternative = "" if split == "all" else ", or use the split 'all' if nothing is trained on this domain"
         raise DataError(
             f"domain {self.name!r}, split {split!r}: {ways}-way tasks of {shots} shots and {queries} queries need "
-            f"{ways} classes of at least {shots + queries} images; found {len(found)} classes{images}, of which "
-            f"{len(eligible)} qualify. {advice}{everything}."
+            f"{ways} classes of at least {shots + queries} images; found {len(classes)} classes{images}, of which "
+            f"{len(eligible)} qualify. {advice}{alternative}."
         )
 
     def sample(self, split: Split, random: np.random.Generator, *, ways: int, shots: int, queries: int) -> Task:
-        """Draw one task; classes of fewer than `shots + queries` images are not drawn."""
+        """Draw one task from the classes that have at least `shots + queries` images."""
         self.check(split, ways=ways, shots=shots, queries=queries)
         eligible = np.array(self._eligible(split, shots + queries))
         drawn, within = draw_examples(random, self._counts[eligible], ways=ways, size=shots + queries)
@@ -113,8 +113,8 @@ class ClassImages(Domain):
 
     def _pixels(self, rows: NDArray[np.int64]) -> Tensor:
         pixels = torch.from_numpy(self._images[rows.reshape(-1)])
-        # 127.5 is exact in float32, so 0 is -1 and 255 is 1 to the bit.
-        # Channels are moved while still bytes, a quarter of the memory; then in place.
+        # 127.5 is exact in float32, so that 0 gives exactly -1 and 255 gives exactly 1.
+        # Permute channels while values are bytes, with a quarter of the memory; then scale in place.
         return pixels.permute(0, 3, 1, 2).contiguous().float().div_(127.5).sub_(1.0)
 
 
@@ -126,9 +126,9 @@ def _count_nan(array: NDArray[Any]) -> str:
 def check_images(
     source: str, dtype: np.dtype[Any], shape: tuple[int, ...], remark: str = "", *, square: bool = True
 ) -> None:
-    """Raise `DataError` unless images of this type and shape can be a domain's; `square=False`: they will be cropped.
+    """Raise `DataError` unless a domain can use images of this type and shape; `square=False` if they will be cropped.
 
-    `remark` is added to the type in the message.
+    The message contains `remark` after the type.
     """
     if dtype != np.uint8:
         raise DataError(
@@ -153,14 +153,14 @@ def check_labels(source: str, dtype: np.dtype[Any], shape: tuple[int, ...], imag
 def check_classes(
     source: str, labels: NDArray[np.integer[Any]], class_names: Sequence[str], class_split: Sequence[str] | None
 ) -> None:
-    """Raise `DataError` unless names differ, labels lie in their range, each class has an image and a known split."""
+    """Raise `DataError` unless names differ, labels are in range, and each class has an image and a known split."""
     if len(set(class_names)) < len(class_names):
         twice = next(name for name, count in Counter(class_names).items() if count > 1)
         raise DataError(f"{source}: `class_names` must differ from each other; {twice!r} occurs more than once.")
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= len(class_names):
         raise DataError(
-            f"{source}: `labels` must lie in 0..{len(class_names) - 1}, as there are {len(class_names)} class names; "
+            f"{source}: `labels` must be in 0..{len(class_names) - 1}, as there are {len(class_names)} class names; "
             f"got {low}..{high}."
         )
     counts = np.bincount(labels.astype(np.int64), minlength=len(class_names))
@@ -176,5 +176,5 @@ def check_classes(
             f"{source}: `class_split` must have one entry per class; got {len(class_split)} for {len(class_names)}."
         )
     if unknown := sorted(set(map(str, class_split)) - set(CLASS_SPLITS)):
-        shown = ", ".join(map(repr, unknown[:5])) + (" and others" if len(unknown) > 5 else "")
-        raise DataError(f"{source}: `class_split` must hold train, val or test; got {shown}.")
+        values = ", ".join(map(repr, unknown[:5])) + (" and others" if len(unknown) > 5 else "")
+        raise DataError(f"{source}: `class_split` must hold train, val or test; got {values}.")

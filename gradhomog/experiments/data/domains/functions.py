@@ -1,4 +1,4 @@
-"""The domain `functions:FAMILY`: regression on one-dimensional functions, drawn from their formulas."""
+"""Domain `functions:FAMILY`: regression on one-dimensional functions with random parameters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gradhomog.tasks import Task
 Floats = NDArray[np.float64]
 
 CELLS = 64
-"""The range of a family's first parameter is cut into so many cells; cell c belongs to the split `OWNERS[c % 4]`."""
+"""Number of cells that divide the range of a family's first parameter; cell c belongs to split `OWNERS[c % 4]`."""
 OWNERS = ("train", "val", "train", "test")
 INPUTS = (-5.0, 5.0)
 
@@ -29,7 +29,7 @@ INPUTS = (-5.0, 5.0)
 class Family:
     """A formula `f(x, *parameters)`, the range of each parameter, and Var f(x, *parameters).
 
-    `variance` is over x and parameters, independent and uniform: x in [-5, 5], each parameter in its range.
+    `variance` is taken over x and the parameters, independent and uniform: x in [-5, 5], each parameter in its range.
     """
 
     formula: Callable[..., Floats]
@@ -66,15 +66,16 @@ FAMILIES: dict[str, Family] = {
     ),
     "exponential": Family(lambda x, r, a: a * np.exp(r * x), ((-0.6, 0.6), (-2.0, 2.0)), "a exp(r x)", 9.5545),
 }
-"""Scales differ on purpose: over [-5, 5] a step stays within 2, a line within 18, an exponential within 40."""
+"""Scales differ by design: over [-5, 5] a step stays within 2, a line within 18, an exponential within 40."""
 
 
 class Functions(Domain):
     """Regression tasks, inputs `[points, 1]` in [-5, 5] and targets `[points, 1]`, float32.
 
     The splits share no function: the range of the first parameter (the amplitude of a sinusoid, the slope of a line) is
-    cut into 64 cells, dealt to train, val, train, test in turn. Every split thus covers the whole range, train with one
-    half of it, and the others with a quarter each; `all` is the whole range, as in the paper of the sinusoids.
+    divided into 64 cells, which are assigned to train, val, train, test in turn. The cells of every split are spread
+    over the whole range: train has half of it, val and test have a quarter each. `all` is the whole range, as in the
+    paper that introduced the sinusoids.
     """
 
     def __init__(self, variant: str, *, noise: float) -> None:
@@ -82,10 +83,10 @@ class Functions(Domain):
         self.input_shape = (1,)
         self.outputs = 1
         self.target_variance = FAMILIES[variant].variance + noise**2  # noise is independent of the function
-        self._variant, self._noise = variant, noise  # not the family: its formula would not pickle
+        self._variant, self._noise = variant, noise  # not the `Family`: its formula cannot be pickled
 
     def check(self, split: Split, *, ways: int, shots: int, queries: int) -> None:
-        """Functions never run out: only the name of the split can be wrong."""
+        """Raise `DataError` if the split is unknown; the number of functions is unlimited."""
         if split not in get_args(Split):
             raise DataError(
                 f"domain {self.name!r}: `split` must be one of {', '.join(get_args(Split))}; got {split!r}."
@@ -94,13 +95,13 @@ class Functions(Domain):
     def parameters(self, split: Split, random: np.random.Generator) -> Floats:
         """Draw the parameters of one function of a split."""
         low, high = np.array(FAMILIES[self._variant].ranges).T
-        place = random.random(len(low))
+        position = random.random(len(low))  # in the range of each parameter, 0..1
         cells = [cell for cell in range(CELLS) if split in ("all", OWNERS[cell % len(OWNERS)])]
-        place[0] = (cells[random.integers(len(cells))] + place[0]) / CELLS
-        return np.asarray(low + place * (high - low))
+        position[0] = (cells[random.integers(len(cells))] + position[0]) / CELLS
+        return np.asarray(low + position * (high - low))
 
     def sample(self, split: Split, random: np.random.Generator, *, ways: int, shots: int, queries: int) -> Task:
-        """Draw one function, and `shots` and `queries` points of it; `ways` is ignored."""
+        """Draw one function, with `shots` support and `queries` query points; `ways` is ignored."""
         self.check(split, ways=ways, shots=shots, queries=queries)
         parameters = self.parameters(split, random)
         x = random.uniform(*INPUTS, size=shots + queries)
@@ -110,11 +111,11 @@ class Functions(Domain):
 
 
 def functions(variant: str, *, size: int = 0, noise: float = 0.0) -> Functions:
-    """Make a family of functions.
+    """Create the domain of a family of functions.
 
     Args:
         variant: a name in `FAMILIES`.
-        size: ignored; there are no pictures.
+        size: ignored, because there are no pictures.
         noise: standard deviation of Gaussian noise on all targets, support and query, in their own units; >= 0.
 
     Raises:

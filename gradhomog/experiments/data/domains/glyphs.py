@@ -1,8 +1,8 @@
-"""The domain `glyphs:SCRIPT`: characters rendered from the fonts that matplotlib ships, before textured backgrounds.
+"""Domain `glyphs:SCRIPT`: characters rendered from the fonts that matplotlib ships, on textured backgrounds.
 
-Nothing is downloaded. One class is one code point; its pictures differ in face, rotation, scale, shear, position,
-brightness and background. In the split `train` a class tends to stand before a texture of its own: a cue that is not
-causal, that helps in training and is useless in `val`, `test` and `all`, where backgrounds are drawn at random.
+Nothing is downloaded. A class is one code point; its pictures differ in font face, rotation, scale, shear, position,
+brightness and background. In the split `train` the background correlates with the class. This cue is not causal: it
+helps in training and is useless in `val`, `test` and `all`, where backgrounds are random.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Script:
-    """Ranges of code points, both ends included; `beside` names scripts whose look-alikes are left out."""
+    """Ranges of code points, both ends included; `beside` names scripts whose look-alikes are omitted."""
 
     ranges: tuple[tuple[int, int], ...]
     beside: tuple[str, ...] = ()
@@ -59,7 +59,7 @@ class Glyphs(Domain):
     Args:
         variant: a name in `SCRIPTS`.
         cued: pictures of the training classes, with the background cue.
-        plain: pictures of all classes, backgrounds at random.
+        plain: pictures of all classes, with random backgrounds.
     """
 
     def __init__(self, variant: str, cued: ClassImages, plain: ClassImages) -> None:
@@ -70,11 +70,11 @@ class Glyphs(Domain):
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """`"U+03B1 GREEK SMALL LETTER ALPHA"` and so on."""
+        """Names of all classes, such as `"U+03B1 GREEK SMALL LETTER ALPHA"`."""
         return self._plain.class_names
 
     def classes(self, split: Split) -> list[int]:
-        """Indices of the classes of a split, in the order of `class_names`."""
+        """Return the indices of the classes of a split, in the order of `class_names`."""
         return self._plain.classes(split)
 
     def check(self, split: Split, *, ways: int, shots: int, queries: int) -> None:
@@ -82,13 +82,13 @@ class Glyphs(Domain):
         self._plain.check(split, ways=ways, shots=shots, queries=queries)
 
     def sample(self, split: Split, random: np.random.Generator, *, ways: int, shots: int, queries: int) -> Task:
-        """Draw one task; backgrounds carry the cue in `train` only."""
+        """Draw one task; backgrounds contain the cue in `train` only."""
         pictures = self._cued if split == "train" else self._plain
         task = pictures.sample(split, random, ways=ways, shots=shots, queries=queries)
         classes = task.classes
-        if pictures is self._cued:  # which holds the training classes only, and numbers these
+        if pictures is self._cued:  # contains training classes only, numbered from 0
             classes = torch.tensor(self.classes("train"))[classes]
-        # Two sets of options have one name; a run that uses both renames them.
+        # Domains with different options have the same name; a run that uses both renames them.
         return dataclasses.replace(task, domain=self.name, classes=classes)
 
 
@@ -101,15 +101,15 @@ def glyphs(
     correlation: float = 0.5,
     seed: int = 0,
 ) -> Glyphs:
-    """Make a glyph domain, rendered or from the cache.
+    """Create a glyph domain, rendered or read from the cache.
 
     Args:
         variant: a name in `SCRIPTS`.
         size: side of the pictures, 8..256 pixels.
         instances: pictures per class, 2..1000; a task needs `shots + queries` of them.
         background: strength of the textures, 0 (black) to 1.
-        correlation: probability that a training picture stands before its class's own texture, 0..1.
-        seed: of all that is drawn, >= 0. The glyphs do not change with `background` or `correlation`.
+        correlation: probability that a training picture has the texture of its class as background, 0..1.
+        seed: seed of all random choices, >= 0. The glyphs do not change with `background` or `correlation`.
 
     Raises:
         OptionError: an option is out of range. DataError: matplotlib or Pillow is missing.
@@ -139,7 +139,7 @@ def glyphs(
                 instances=instances,
                 background=float(background),
                 correlation=float(correlation),
-                # The script's name is mixed in, so that two domains of one seed do not share their draws.
+                # Include the script's name, so that two domains with the same seed use different random numbers.
                 entropy=[seed, int.from_bytes(hashlib.sha256(variant.encode()).digest()[:4], "little")],
             ),
             "class_names": np.array(names),
@@ -165,9 +165,9 @@ def glyphs(
 
 
 def pictures(script: str, classes: int, *, size: int, instances: int, seed: int) -> NDArray[np.uint8]:
-    """Pictures of the first characters of `select(script)` before black, `[classes, instances, size, size]`, 0..255.
+    """Return pictures of the first characters of `select(script)` on black: `[classes, instances, size, size]`, 0..255.
 
-    They differ in face, rotation, scale, shear, position and brightness, as those of the domain do.
+    They differ in face, rotation, scale, shear, position and brightness, like the pictures of the domain.
 
     Raises:
         DataError: matplotlib or Pillow is missing.
@@ -192,18 +192,18 @@ def pictures(script: str, classes: int, *, size: int, instances: int, seed: int)
     return _cache.cached(f"pictures-{script}-{size}", key, render)["plain"].reshape(classes, instances, size, size)
 
 
-def require_renderer(what: str) -> None:
-    """Raise `DataError` if what glyphs are rendered with is not installed."""
+def require_renderer(subject: str) -> None:
+    """Raise `DataError` if matplotlib or Pillow, which render glyphs, is not installed."""
     for module, wheel in (("matplotlib", "matplotlib"), ("PIL", "Pillow")):
         if importlib.util.find_spec(module) is None:
             raise DataError(
-                f"{what} is rendered with {wheel}, which is not installed. "
+                f"{subject} is rendered with {wheel}, which is not installed. "
                 "Install it with: pip install 'gradhomog[plot]'"
             )
 
 
 def select(variant: str) -> list[_fonts.Glyph]:
-    """The characters of a script that are drawn, one for each shape."""
+    """Return the characters of a script that are rendered, one for each shape."""
     from gradhomog.experiments.data.domains import _fonts
 
     script = SCRIPTS[variant]
@@ -215,7 +215,7 @@ def select(variant: str) -> list[_fonts.Glyph]:
 def gradhomog_domain() -> DomainSpec:
     return DomainSpec(
         factory=glyphs,
-        summary="characters rendered from matplotlib's fonts before textured backgrounds; nothing to download",
-        reference="in the manner of Omniglot (Lake, Salakhutdinov, Tenenbaum 2015, doi:10.1126/science.aab3050)",
+        summary="characters rendered from matplotlib's fonts on textured backgrounds; nothing to download",
+        reference="similar to Omniglot (Lake, Salakhutdinov, Tenenbaum 2015, doi:10.1126/science.aab3050)",
         variants=tuple(SCRIPTS),
     )

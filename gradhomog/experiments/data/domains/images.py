@@ -1,4 +1,4 @@
-"""The domain `images:PATH`: one's own pictures, from an .npz file, folders, or JSON file lists."""
+"""Domain `images:PATH`: your own pictures, from an .npz file, folders or JSON file lists."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from gradhomog.specs import DomainSpec
 
 
 def images(variant: str, *, size: int = 84, per_class: int | None = None, max_bytes: int = MAX_BYTES) -> ClassImages:
-    """Read a data set into memory, as uint8, at the size that the network sees.
+    """Read a data set into memory, as uint8, at the network's input size.
 
     Args:
         variant: path of an `.npz` file (see `read_npz`), of a folder of class folders (`read_folder`), of a `.json`
-            file list, or of a folder with base.json, val.json or novel.json (`read_json`). Its stem is the name.
+            file list, or of a folder with base.json, val.json or novel.json (`read_json`). Its stem is the name of
+            the domain.
         size: side in pixels, 1..1024; pictures are cropped to their central square and resized without aliasing.
-        per_class: of folders and lists, read only the first so many pictures of each class; None reads all.
-        max_bytes: bound in bytes, 4 GiB by default, on the arrays that are read from an `.npz` file, as their headers
-            declare them, and on all images at the network's size. Up to twice as much is used while reading. A file
-            list may have 1/64 of it, as JSON takes up to 40 times its size when parsed. A picture may have 89,478,485
-            pixels.
+        per_class: number of pictures of each class to read from folders and lists, the first ones; None reads all.
+        max_bytes: limit in bytes, 4 GiB by default, on the arrays that are read from an `.npz` file, as their headers
+            declare them, and on all images at the network's input size. Reading uses up to twice as much memory. The
+            limit of a file list is 1/64 of it, because parsed JSON takes up to 40 times its size. The limit of a
+            picture is 89,478,485 pixels.
 
     Raises:
         OptionError: an option is out of range. DataError: a file is missing, damaged, inconsistent or too large.
@@ -40,7 +41,7 @@ def images(variant: str, *, size: int = 84, per_class: int | None = None, max_by
         raise OptionError(f"`images` needs a path, as in images:pictures/birds.npz; got {variant or 'nothing'!r}.")
     try:
         path = Path(variant).expanduser()
-    except RuntimeError as error:  # ~name/pictures, where no user has this name
+    except RuntimeError as error:  # ~name/pictures, and no user has this name
         raise OptionError(f"`images`: {variant}: {error}") from error
     try:
         return _read(path, size, per_class, max_bytes)
@@ -51,7 +52,7 @@ def images(variant: str, *, size: int = 84, per_class: int | None = None, max_by
 def _read(path: Path, size: int, per_class: int | None, max_bytes: int) -> ClassImages:
     if path.suffix.lower() == ".npz" and not path.is_dir():
         if per_class is not None:
-            raise OptionError(f"`per_class` must be left out for .npz files; got {per_class} with {path}.")
+            raise OptionError(f"`per_class` must be omitted for .npz files; got {per_class} with {path}.")
         return read_npz(path, size, max_bytes)
     if not path.exists():
         raise DataError(f"{path}: there is no such file or folder.")

@@ -1,4 +1,4 @@
-"""No test reads or writes the user's cache."""
+"""Fixtures: a cache folder per test, and a glyph domain rendered once."""
 
 import pytest
 
@@ -7,6 +7,7 @@ from gradhomog.experiments.data.domains import glyphs
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
+    """A temporary cache folder, so that no test reads or writes the user's cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "gradhomog"
 

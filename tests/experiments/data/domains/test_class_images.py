@@ -14,7 +14,7 @@ PINNED_DIVISION = "aaaerrrreerr"  # second letters of train, val, test
 
 
 def numbered(counts, *, channels=1, **options):
-    """A domain in which every pixel of image k has the value k: a task tells which images it holds."""
+    """A domain in which every pixel of image k has the value k, so that tests can identify the images of a task."""
     labels = np.repeat(np.arange(len(counts)), counts)
     images = np.broadcast_to(np.arange(len(labels), dtype=np.uint8)[:, None, None, None], (len(labels), 4, 4, channels))
     names = [f"class {index:02}" for index in range(len(counts))]
@@ -27,7 +27,7 @@ def which(x):
 
 @given(ways=st.integers(1, 6), shots=st.integers(1, 4), queries=st.integers(1, 6), seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=50, deadline=None)
-def test_a_task_has_each_class_exactly_and_no_image_twice(ways, shots, queries, seed):
+def test_a_task_has_the_requested_classes_and_no_image_twice(ways, shots, queries, seed):
     domain, labels = numbered([10] * 6)
     task = domain.sample("all", np.random.default_rng(seed), ways=ways, shots=shots, queries=queries)
     assert task.support_y.bincount().tolist() == [shots] * ways
@@ -40,7 +40,7 @@ def test_a_task_has_each_class_exactly_and_no_image_twice(ways, shots, queries, 
     assert len(set(true.values())) == ways
 
 
-def test_images_keep_their_label_whatever_the_order_in_which_they_come():
+def test_images_keep_their_labels_in_any_order():
     random = np.random.default_rng(0)
     labels = random.permutation(np.repeat(np.arange(5), 8))
     images = np.broadcast_to((labels * 10).astype(np.uint8)[:, None, None, None], (40, 2, 2, 3)).copy()
@@ -51,7 +51,7 @@ def test_images_keep_their_label_whatever_the_order_in_which_they_come():
             assert len(set(which(x[y == way]))) == 1
 
 
-def test_pixels_run_from_exactly_minus_one_to_exactly_one_and_channels_come_first():
+def test_pixels_are_in_minus_one_to_one_exactly_and_channels_are_first():
     images = np.zeros((2, 2, 2, 3), dtype=np.uint8)
     images[:, 0, 1] = (0, 255, 51)
     task = ClassImages("pixel", images, np.zeros(2, dtype=np.int64), ["only"]).sample(
@@ -100,15 +100,15 @@ def test_classes_with_too_few_images_are_not_drawn():
         assert set(labels[which(task.support_x)]) == {0, 2}
 
 
-def test_the_refusal_of_a_split_names_domain_split_and_numbers():
+def test_a_split_with_too_few_classes_raises_with_domain_split_and_numbers():
     domain, _ = numbered([6, 2, 6, 3])
     with pytest.raises(
         DataError,
         match=r"'numbered', split 'all': 3-way tasks of 2 shots and 3 queries need 3 classes of "
-        r"at least 5 images; found 4 classes of 2 to 6 images, of which 2 qualify. Ask for fewer shots",
+        r"at least 5 images; found 4 classes of 2 to 6 images, of which 2 qualify. Use fewer shots",
     ):
         domain.check("all", ways=3, shots=2, queries=3)
-    with pytest.raises(DataError, match=r"found 1 classes of .* Ask for fewer ways, or use the split 'all'"):
+    with pytest.raises(DataError, match=r"found 1 classes of .* Use fewer ways, or use the split 'all'"):
         domain.check("test", ways=5, shots=1, queries=1)
     with pytest.raises(DataError, match=r"found 0 classes, of which 0 qualify"):
         numbered([4] * 3)[0].sample("val", np.random.default_rng(0), ways=2, shots=1, queries=1)
@@ -134,8 +134,8 @@ BAD = {
     "nan labels": ({"labels": np.array([0, 0, 1, np.nan])}, r"`labels` must be integers.*float64 \(4,\) with 1 NaN"),
     "one-hot labels": ({"labels": np.eye(4, dtype=np.int64)}, r"`labels` must be integers \[n\]; got int64 \(4, 4\)"),
     "short labels": ({"labels": np.array([0, 1])}, r"one entry per image; got 2 for 4 images"),
-    "label too high": ({"labels": np.array([0, 0, 1, 2])}, r"`labels` must lie in 0\.\.1.*got 0\.\.2"),
-    "label negative": ({"labels": np.array([0, 0, 1, -1])}, r"`labels` must lie in 0\.\.1.*got -1\.\.1"),
+    "label too high": ({"labels": np.array([0, 0, 1, 2])}, r"`labels` must be in 0\.\.1.*got 0\.\.2"),
+    "label negative": ({"labels": np.array([0, 0, 1, -1])}, r"`labels` must be in 0\.\.1.*got -1\.\.1"),
     "empty class": ({"class_names": ["a", "b", "c"]}, r"class 'c' has none \(1 of 3 classes are empty\)"),
     "names twice": (
         {"class_names": ["a", "a"]},
@@ -147,6 +147,6 @@ BAD = {
 
 
 @pytest.mark.parametrize(("change", "message"), BAD.values(), ids=BAD.keys())
-def test_bad_arrays_are_refused_with_their_source_and_the_reason(change, message):
+def test_bad_arrays_raise_with_their_source_and_the_reason(change, message):
     with pytest.raises(DataError, match=r"birds\.npz: .*" + message):
         ClassImages("birds", **{**GOOD, **change}, source="birds.npz")

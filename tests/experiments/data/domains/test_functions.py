@@ -34,11 +34,11 @@ def test_targets_stay_within_the_scale_of_the_family(family):
 
 @families
 def test_the_target_variance_is_that_of_functions_of_the_domain(family):
-    """By the 40,000 targets of 20,000 functions; where the integrals are simple, by closed forms too."""
+    """Compared with 40,000 targets of 20,000 functions and, for simple integrals, with closed forms."""
     domain, random = functions(family), np.random.default_rng(0)
     tasks = [domain.sample("all", random, ways=1, shots=1, queries=1) for _ in range(20_000)]
     targets = torch.cat([torch.cat([task.support_y, task.query_y]) for task in tasks]).double()
-    # The relative standard error is below 0.01, but for the exponential, whose fourth moment is large.
+    # The relative standard error is below 0.01, except for the exponential, whose fourth moment is large.
     assert domain.target_variance == pytest.approx(float(targets.var()), rel=0.1 if family == "exponential" else 0.04)
     closed = {
         "sinusoid": (5**3 - 0.1**3) / (3 * 4.9) / 2 - (2.55 * np.sin(5) / 5 * 2 / np.pi) ** 2,
@@ -55,7 +55,7 @@ def test_the_variance_of_noise_is_part_of_the_target_variance():
 
 
 def test_the_sinusoid_is_that_of_finn_et_al():
-    """Amplitude in [0.1, 5], phase in [0, pi]: two points give both, and they explain the others."""
+    """Amplitude in [0.1, 5], phase in [0, pi]: both are fitted to the support points and predict the query points."""
     domain, random = functions("sinusoid"), np.random.default_rng(0)
     drawn = []
     for _ in range(100):
@@ -98,13 +98,13 @@ def test_every_split_covers_the_whole_range(family):
 
 
 @families
-def test_the_generator_alone_decides_the_task(family):
+def test_the_generator_alone_determines_the_task(family):
     one, two = (functions(family, noise=0.3).sample("val", np.random.default_rng(5), **SIZES) for _ in range(2))
     assert torch.equal(one.query_x, two.query_x)
     assert torch.equal(one.query_y, two.query_y)
 
 
-def test_noise_has_the_given_deviation_and_leaves_inputs_and_function_as_they_are():
+def test_noise_has_its_standard_deviation_and_does_not_change_inputs_or_function():
     sizes = {"ways": 1, "shots": 2000, "queries": 2000}
     clean, noisy = (
         functions("line", noise=noise).sample("all", np.random.default_rng(1), **sizes) for noise in (0.0, 0.5)
@@ -115,13 +115,13 @@ def test_noise_has_the_given_deviation_and_leaves_inputs_and_function_as_they_ar
         assert abs((b - a).mean().item()) < 0.04
 
 
-def test_a_family_survives_pickling():
+def test_a_domain_of_functions_can_be_pickled():
     domain = pickle.loads(pickle.dumps(functions("bumps", noise=0.1)))
     assert domain.outputs == 1
     assert domain.input_shape == (1,)
 
 
-def test_bad_options_are_refused():
+def test_bad_options_raise():
     with pytest.raises(
         OptionError, match=r"variants sinusoid, line.*got 'sinusiod'. Did you mean `functions:sinusoid`"
     ):

@@ -23,7 +23,7 @@ def pictures(domain, split):
 
 
 def accuracy(domain, split, feature, *, shots=5, tasks=60):
-    """Nearest centroid, 5-way, in percent."""
+    """Accuracy of the nearest centroid, 5-way, in percent."""
     stream = EpisodeStream([domain], split=split, ways=5, shots=shots, queries=15, tasks=1, setting="weak", seed=0)
     right = []
     for index in range(tasks):
@@ -38,13 +38,13 @@ def pooled(x):
 
 
 def spectrum(x):
-    """Blind to where things are: it sees the texture more than the glyph."""
+    """Amplitude spectrum, independent of positions; it depends on the texture more than on the glyph."""
     return torch.fft.rfft2(x[:, 0] - x[:, 0].mean((1, 2), keepdim=True)).abs().flatten(1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", glyphs.SCRIPTS)
-def test_every_script_has_classes_for_five_ways_in_every_split(variant):
+def test_every_split_of_every_script_has_five_classes(variant):
     chosen = glyphs.select(variant)
     assert len(chosen) >= 20
     assert all(len(glyph.faces) >= 2 for glyph in chosen)
@@ -56,7 +56,7 @@ def test_every_script_has_classes_for_five_ways_in_every_split(variant):
 
 @pytest.mark.slow
 def test_no_two_classes_look_the_same():
-    """In particular not a capital and its small letter of one shape, nor a Greek and a Latin letter."""
+    """Small letters shaped like their capitals are omitted, and Greek letters shaped like Latin ones."""
     latin = {glyph.character for glyph in glyphs.select("latin")}
     assert {"C", "O", "S", "X", "a", "e", "Q"} <= latin
     assert not latin & set("cosx")
@@ -68,7 +68,7 @@ def test_no_two_classes_look_the_same():
 
 
 @pytest.mark.slow
-def test_glyphs_are_bright_on_black_and_centred_where_there_is_no_background(tmp_path):
+def test_without_background_glyphs_are_bright_on_black_and_centred(tmp_path):
     stack = pictures(glyphs.glyphs("greek", background=0.0), "all")
     assert np.all(stack.max(axis=(2, 3)) >= 0.6 * 255)
     assert np.all(np.median(stack, axis=(2, 3)) <= 40)
@@ -105,7 +105,7 @@ def test_shape_range_and_names(greek):
     assert task.domain == "glyphs:greek"
 
 
-def test_more_images_than_rendered_are_refused(greek):
+def test_tasks_of_more_images_than_rendered_raise(greek):
     with pytest.raises(DataError, match=r"'glyphs:greek', split 'test': .*at least 25 images; found .* of 24 to 24"):
         greek.check("test", ways=5, shots=10, queries=15)
 
@@ -145,7 +145,7 @@ def test_textures_stay_in_range_and_no_two_are_alike():
 
 
 def test_the_glyphs_do_not_change_with_background_or_correlation():
-    """Only pixels behind the ink may: at the centre of the ink the two pictures agree."""
+    """Only pixels outside the ink may change: inside the ink the two pictures agree."""
     clean = pictures(glyphs.glyphs("tifinagh", background=0.0, **SMALL), "all")
     textured = pictures(glyphs.glyphs("tifinagh", background=1.0, correlation=1.0, **SMALL), "all")
     ink = clean >= 0.74 * 255
@@ -154,7 +154,7 @@ def test_the_glyphs_do_not_change_with_background_or_correlation():
 
 
 @pytest.mark.slow
-def test_one_seed_gives_the_same_pixels_in_another_process_and_another_seed_others(tmp_path):
+def test_a_seed_gives_the_same_pixels_in_every_process_and_other_seeds_give_others(tmp_path):
     code = (
         "import hashlib; from gradhomog.experiments.data.domains.glyphs import glyphs; "
         "d = glyphs('tifinagh', size=16, instances=6, seed=3); "
@@ -164,8 +164,8 @@ def test_one_seed_gives_the_same_pixels_in_another_process_and_another_seed_othe
     other = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     digests = []
     for seed in (3, 4):
-        made = glyphs.glyphs("tifinagh", seed=seed, **SMALL)
-        digests.append(hashlib.sha256(made._cued._images.tobytes() + made._plain._images.tobytes()).hexdigest())
+        domain = glyphs.glyphs("tifinagh", seed=seed, **SMALL)
+        digests.append(hashlib.sha256(domain._cued._images.tobytes() + domain._plain._images.tobytes()).hexdigest())
     assert other.stdout.strip() == digests[0] != digests[1]
 
 
@@ -176,7 +176,7 @@ def fingerprint(domain):
     return domain._plain._images.tobytes() + domain._cued._images.tobytes()
 
 
-def test_the_second_time_comes_from_the_cache_and_is_the_same(cache, monkeypatch):
+def test_the_second_call_reads_the_same_pictures_from_the_cache(cache, monkeypatch):
     first = glyphs.glyphs("tifinagh", **SMALL)
     (file,) = cache.iterdir()
     assert file.name.startswith("glyphs-tifinagh-16-")
@@ -188,7 +188,7 @@ def test_the_second_time_comes_from_the_cache_and_is_the_same(cache, monkeypatch
 def test_a_damaged_cache_file_is_rendered_again(cache, damage):
     first = glyphs.glyphs("tifinagh", **SMALL)
     (file,) = cache.iterdir()
-    if damage == "other":  # a sound file of other content under this name
+    if damage == "other":  # a valid file with other content under this name
         np.savez(file, key=np.array("something else"), plain=np.zeros(3))
     else:
         file.write_bytes(file.read_bytes()[: 0 if damage == "empty" else 1000])
@@ -198,7 +198,7 @@ def test_a_damaged_cache_file_is_rendered_again(cache, damage):
         assert set(stored.files) == {"key", "plain", "cued", "class_names"}
 
 
-def test_every_option_has_a_cache_file_of_its_own(cache):
+def test_every_option_value_has_a_separate_cache_file(cache):
     for change in ({}, {"size": 12}, {"instances": 5}, {"background": 0.1}, {"correlation": 0.1}, {"seed": 1}):
         glyphs.glyphs("tifinagh", **{**SMALL, **change})
     assert len(list(cache.iterdir())) == 6
@@ -210,7 +210,7 @@ def test_an_unusable_cache_folder_is_not_fatal(cache):
     assert len(glyphs.glyphs("tifinagh", **SMALL).class_names) >= 20
 
 
-# what is refused
+# invalid options
 
 
 @pytest.mark.parametrize(
@@ -225,18 +225,18 @@ def test_an_unusable_cache_folder_is_not_fatal(cache):
         ({"seed": -1}, r"`seed` must be an integer >= 0; got -1"),
     ],
 )
-def test_options_out_of_range_are_refused(options, message):
+def test_options_out_of_range_raise(options, message):
     with pytest.raises(OptionError, match=message):
         glyphs.glyphs("greek", **options)
 
 
-def test_an_unknown_script_is_refused_with_a_suggestion():
+def test_an_unknown_script_raises_with_a_suggestion():
     with pytest.raises(OptionError, match=r"variants latin, greek, .*; got 'greec'. Did you mean `glyphs:greek`\?"):
         glyphs.glyphs("greec")
 
 
 @pytest.mark.parametrize("absent", ["matplotlib", "PIL"])
-def test_a_missing_package_is_refused_with_the_extra_to_install(monkeypatch, absent):
+def test_a_missing_package_raises_with_the_extra_to_install(monkeypatch, absent):
     find = glyphs.importlib.util.find_spec
     monkeypatch.setattr(glyphs.importlib.util, "find_spec", lambda name: None if name == absent else find(name))
     with pytest.raises(DataError, match=r"is not installed\. Install it with: pip install 'gradhomog\[plot\]'"):
@@ -253,12 +253,12 @@ def test_describing_the_domain_imports_neither_matplotlib_nor_pillow():
 
 
 @pytest.mark.parametrize("split", ["train", "val", "test", "all"])
-def test_classes_of_tasks_are_those_of_the_split_whichever_pictures_are_drawn(split):
+def test_classes_of_tasks_are_classes_of_the_split(split):
     domain = glyphs.glyphs("tifinagh", **SMALL)
     task = domain.sample(split, np.random.default_rng(0), ways=3, shots=2, queries=2)
     pool = pictures(domain, split)
     listed = domain.classes(split)
     drawn = ((task.support_x + 1) * 127.5).round().int().numpy()[:, 0]
     for image, label in zip(drawn, task.support_y.tolist(), strict=True):
-        holders = [listed[place] for place in range(len(pool)) if (pool[place] == image).all((1, 2)).any()]
-        assert task.classes[label] in holders
+        candidates = [listed[index] for index in range(len(pool)) if (pool[index] == image).all((1, 2)).any()]
+        assert task.classes[label] in candidates

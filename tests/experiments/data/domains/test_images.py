@@ -28,13 +28,13 @@ def write_pictures(folder, classes, *, size=(8, 8), suffix=".png"):
 
 
 def contents(domain):
-    """Class name -> sorted grey values of its images, seen through tasks alone."""
-    found = {}
+    """Class name -> sorted grey values of its images."""
+    values = {}
     for index, name in enumerate(domain.class_names):
         count = int(domain._counts[index])
         start = int(domain._starts[index])
-        found[name] = sorted(domain._images[start : start + count, 0, 0, 0].tolist())
-    return found
+        values[name] = sorted(domain._images[start : start + count, 0, 0, 0].tolist())
+    return values
 
 
 def test_the_three_formats_give_the_same_domain(tmp_path):
@@ -77,7 +77,7 @@ def test_split_folders_and_lists_are_the_official_split(tmp_path):
 
     lists = tmp_path / "lists"
     lists.mkdir()
-    for file, label in (("base.json", 0), ("novel.json", 2)):  # label_names are shared, as in the field's own lists
+    for file, label in (("base.json", 0), ("novel.json", 2)):  # label_names are shared, as in published lists
         split = {"base.json": "train", "novel.json": "test"}[file]
         names = ["ant", "bee", "cat"]
         image = str(tmp_path / "tree" / split / names[label] / "00.png")
@@ -94,7 +94,7 @@ def test_an_npz_split_is_the_official_split(tmp_path):
     assert domain.class_split == ("test", "val")
 
 
-def test_images_of_the_right_size_are_not_touched(tmp_path):
+def test_images_of_the_right_size_are_not_changed(tmp_path):
     noise = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), dtype=np.uint8)
     domain = images.images(write_npz(tmp_path / "a.npz", images=noise), size=8)
     assert np.array_equal(domain._images, noise)
@@ -105,7 +105,7 @@ def test_images_of_the_right_size_are_not_touched(tmp_path):
 
 
 def test_shrinking_does_not_alias_and_crops_the_centre(tmp_path):
-    """Stripes of one pixel must become grey, and what is beside the central square must be gone."""
+    """Stripes of one pixel must become grey, and pixels beside the central square must be removed."""
     picture = np.full((32, 64, 3), 255, dtype=np.uint8)
     picture[:, 16:48] = np.where(np.arange(32)[None, :, None] % 2, 200, 0)
     stack = np.repeat(picture[None], 2, axis=0)
@@ -121,7 +121,7 @@ def test_shrinking_does_not_alias_and_crops_the_centre(tmp_path):
         assert np.abs(small.astype(int) - 100).max() <= 4
 
 
-def test_npz_and_picture_files_are_resized_alike(tmp_path):
+def test_npz_and_picture_files_are_resized_equally(tmp_path):
     smooth = np.linspace(0, 255, 24).astype(np.uint8)
     picture = np.stack([np.add.outer(smooth // 2, smooth // 2)] * 3, axis=-1)
     folder = tmp_path / "folder" / "only"
@@ -154,7 +154,7 @@ def test_per_class_takes_the_first_files_by_name(tmp_path):
     assert contents(images.images(str(tmp_path / "set"), size=8, per_class=2)) == {"a": [1, 2], "b": [4]}
 
 
-def test_hidden_files_and_files_of_other_kinds_are_passed_over(tmp_path):
+def test_hidden_files_and_files_of_other_kinds_are_ignored(tmp_path):
     write_pictures(tmp_path / "set", {"a": [1]})
     (tmp_path / "set" / ".git").mkdir()
     (tmp_path / "set" / "a" / "notes.txt").write_text("no picture")
@@ -162,45 +162,45 @@ def test_hidden_files_and_files_of_other_kinds_are_passed_over(tmp_path):
     assert contents(images.images(str(tmp_path / "set"), size=8)) == {"a": [1]}
 
 
-# npz files that cannot serve
+# invalid npz files
 
 
-def refused(path, message, **options):
+def assert_raises(path, message, **options):
     with pytest.raises(DataError, match=message) as caught:
         images.images(str(path), **{"size": 8, **options})
     assert str(path) in str(caught.value)
 
 
-def test_a_missing_npz_file_is_refused(tmp_path):
-    refused(tmp_path / "none.npz", "there is no such file")
+def test_a_missing_npz_file_raises(tmp_path):
+    assert_raises(tmp_path / "none.npz", "there is no such file")
 
 
 @pytest.mark.parametrize("kept", [0, 10, 200, -30])
-def test_a_truncated_npz_file_is_refused(tmp_path, kept):
+def test_a_truncated_npz_file_raises(tmp_path, kept):
     path = tmp_path / "cut.npz"
     path.write_bytes((tmp_path / write_npz(path)).read_bytes()[:kept])
-    refused(path, "is not an .npz file, or its end is cut off")
+    assert_raises(path, "is not an .npz file, or its end is cut off")
 
 
-def test_an_npz_file_with_flipped_bytes_is_refused(tmp_path):
+def test_an_npz_file_with_flipped_bytes_raises(tmp_path):
     path = tmp_path / "flipped.npz"
     data = bytearray((tmp_path / write_npz(path)).read_bytes())
     data[300:310] = b"\xff" * 10
     path.write_bytes(bytes(data))
-    refused(path, "cannot be read as .npz, it may be damaged")
+    assert_raises(path, "cannot be read as .npz, it may be damaged")
 
 
-def test_an_npz_file_with_pickled_objects_is_refused(tmp_path):
+def test_an_npz_file_with_pickled_objects_raises(tmp_path):
     path = tmp_path / "pickle.npz"
     write_npz(path, class_names=np.array(["a", "b"], dtype=object))
-    refused(path, "holds pickled objects, which are never loaded")
+    assert_raises(path, "holds pickled objects, which are never loaded")
 
 
 @pytest.mark.parametrize("name", ["images", "labels", "class_names"])
-def test_an_npz_file_without_an_array_is_refused(tmp_path, name):
+def test_an_npz_file_without_a_required_array_raises(tmp_path, name):
     path = tmp_path / "short.npz"
     write_npz(path, **{name: None})
-    refused(path, rf"are needed; missing: {name}; found: ")
+    assert_raises(path, rf"are required; missing: {name}; found: ")
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_an_npz_file_without_an_array_is_refused(tmp_path, name):
         ({"images": np.zeros((4, 8, 8, 3))}, r"`images` must be uint8, 0\.\.255; got float64"),
         ({"images": np.full((4, 8, 8, 3), np.nan)}, r"`images` must be uint8.*got float64\. Scale"),
         ({"images": np.zeros((4, 8), dtype=np.uint8)}, r"`images` must have shape.*got \(4, 8\)"),
-        ({"labels": np.array([0, 0, 1, 5])}, r"`labels` must lie in 0\.\.1"),
+        ({"labels": np.array([0, 0, 1, 5])}, r"`labels` must be in 0\.\.1"),
         ({"labels": np.array([0, 1])}, r"one entry per image; got 2 for 4 images"),
         ({"class_names": np.array([1, 2])}, r"`class_names` must be an array of text \[classes\]; got int64 \(2,\)"),
         ({"class_names": np.array(["a", "b", "c"])}, r"class 'c' has none"),
@@ -217,42 +217,42 @@ def test_an_npz_file_without_an_array_is_refused(tmp_path, name):
         ({"class_split": np.array([0, 1])}, r"`class_split` must be an array of text"),
     ],
 )
-def test_npz_arrays_of_the_wrong_kind_are_refused(tmp_path, change, message):
+def test_npz_arrays_of_the_wrong_kind_raise(tmp_path, change, message):
     path = tmp_path / "wrong.npz"
     write_npz(path, **change)
-    refused(path, message)
+    assert_raises(path, message)
 
 
-# folders and lists that cannot serve
+# invalid folders and lists
 
 
-def test_a_missing_path_or_one_of_an_unknown_kind_is_refused(tmp_path):
-    refused(tmp_path / "nowhere", "there is no such file or folder")
+def test_a_missing_path_or_one_of_an_unknown_kind_raises(tmp_path):
+    assert_raises(tmp_path / "nowhere", "there is no such file or folder")
     (tmp_path / "data.csv").write_text("filename,label")
-    refused(tmp_path / "data.csv", r"must be an \.npz file, a \.json file list or a folder; got \.csv")
+    assert_raises(tmp_path / "data.csv", r"must be an \.npz file, a \.json file list or a folder; got \.csv")
 
 
-def test_a_folder_without_class_folders_is_refused(tmp_path):
-    refused(tmp_path, "holds no folders; one folder of pictures per class is needed")
+def test_a_folder_without_class_folders_raises(tmp_path):
+    assert_raises(tmp_path, "contains no folders; one folder of pictures per class is required")
     (tmp_path / "train").mkdir()
-    refused(tmp_path, "train/ and the like hold no folders")
+    assert_raises(tmp_path, "split folders such as train/ contain no folders")
 
 
-def test_a_class_folder_without_pictures_is_refused(tmp_path):
+def test_a_class_folder_without_pictures_raises(tmp_path):
     write_pictures(tmp_path / "set", {"a": [1], "b": []})
     (tmp_path / "set" / "b" / "x.svg").write_text("<svg/>")
-    with pytest.raises(DataError, match=r"b: class 'b' has no picture; understood are \.png.*found \.svg"):
+    with pytest.raises(DataError, match=r"b: class 'b' has no pictures; supported are \.png.*found \.svg"):
         images.images(str(tmp_path / "set"), size=8)
 
 
-def test_a_class_in_two_splits_is_refused(tmp_path):
+def test_a_class_in_two_splits_raises(tmp_path):
     write_pictures(tmp_path / "train", {"a": [1]})
     write_pictures(tmp_path / "test", {"a": [2]})
-    refused(tmp_path, "splits must not share a class; 'a'")
+    assert_raises(tmp_path, "splits must not share a class; 'a'")
 
 
 @pytest.mark.parametrize("damage", ["cut", "text"])
-def test_an_unreadable_picture_is_refused_by_its_path(tmp_path, damage):
+def test_an_unreadable_picture_raises_with_its_path(tmp_path, damage):
     write_pictures(tmp_path, {"a": [1, 2]}, size=(64, 64))
     path = tmp_path / "a" / "01.png"
     path.write_bytes(path.read_bytes()[:60] if damage == "cut" else b"no picture")
@@ -260,7 +260,7 @@ def test_an_unreadable_picture_is_refused_by_its_path(tmp_path, damage):
         images.images(str(tmp_path), size=8)
 
 
-def test_a_picture_of_floats_is_refused(tmp_path):
+def test_a_picture_of_floats_raises(tmp_path):
     (tmp_path / "a").mkdir()
     Image.fromarray(np.zeros((8, 8), dtype=np.float32)).save(tmp_path / "a" / "0.tif")
     with pytest.raises(DataError, match=r"0\.tif: .*mode F have no known range"):
@@ -274,14 +274,14 @@ LIST = {"label_names": ["a", "b"], "image_names": ["a/00.png", "b/00.png"], "ima
     ("text", "message"),
     [
         ("{", "is not valid JSON"),
-        ("[]", "needs the key `label_names`, a list; got NoneType"),
+        ("[]", "needs the key `label_names` with a list; got NoneType"),
         (
             json.dumps({key: value for key, value in LIST.items() if key != "image_labels"}),
             "needs the key `image_labels`",
         ),
-        (json.dumps({**LIST, "image_labels": [0, 2]}), r"`image_labels` must lie in 0\.\.1; got 2 at position 1"),
-        (json.dumps({**LIST, "image_labels": [0, -1]}), r"`image_labels` must lie in 0\.\.1; got -1 at position 1"),
-        (json.dumps({**LIST, "image_labels": [0]}), "must be of one length, at least 1; got 2 and 1"),
+        (json.dumps({**LIST, "image_labels": [0, 2]}), r"`image_labels` must be in 0\.\.1; got 2 at position 1"),
+        (json.dumps({**LIST, "image_labels": [0, -1]}), r"`image_labels` must be in 0\.\.1; got -1 at position 1"),
+        (json.dumps({**LIST, "image_labels": [0]}), "must have the same length, at least 1; got 2 and 1"),
         (json.dumps({**LIST, "image_labels": [0, 1.5]}), r"`image_labels` must be a list of integers; got 1\.5"),
         (json.dumps({**LIST, "label_names": ["a", "a"]}), "`label_names` must differ from each other; 'a'"),
         (
@@ -290,15 +290,15 @@ LIST = {"label_names": ["a", "b"], "image_names": ["a/00.png", "b/00.png"], "ima
         ),
     ],
 )
-def test_a_bad_file_list_is_refused(tmp_path, text, message):
+def test_a_bad_file_list_raises(tmp_path, text, message):
     write_pictures(tmp_path, {"a": [1], "b": [2]})
     path = tmp_path / "list.json"
     path.write_text(text)
-    refused(path, message)
+    assert_raises(path, message)
 
 
-def test_a_missing_file_list_is_refused(tmp_path):
-    refused(tmp_path / "none.json", "there is no such file or folder")
+def test_a_missing_file_list_raises(tmp_path):
+    assert_raises(tmp_path / "none.json", "there is no such file or folder")
 
 
 def test_options_are_checked(tmp_path):
@@ -309,7 +309,7 @@ def test_options_are_checked(tmp_path):
         images.images(path, size=0)
     with pytest.raises(OptionError, match="`per_class` must be an integer >= 1; got 0"):
         images.images(str(tmp_path), size=8, per_class=0)
-    with pytest.raises(OptionError, match=r"`per_class` must be left out for \.npz files"):
+    with pytest.raises(OptionError, match=r"`per_class` must be omitted for \.npz files"):
         images.images(path, size=8, per_class=3)
 
 
@@ -317,4 +317,4 @@ def test_without_pillow_only_npz_files_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr(_pictures.importlib.util, "find_spec", lambda name: None)
     assert images.images(write_npz(tmp_path / "a.npz"), size=4).input_shape == (3, 4, 4)
     write_pictures(tmp_path / "set", {"a": [1]})
-    refused(tmp_path / "set", r"pip install 'gradhomog\[images\]'")
+    assert_raises(tmp_path / "set", r"pip install 'gradhomog\[images\]'")

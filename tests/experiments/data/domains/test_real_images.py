@@ -1,4 +1,4 @@
-"""The readers and labels against real data, where a folder of it exists (see GRADHOMOG_DATA)."""
+"""Readers and labels of real images, if their folder exists (see GRADHOMOG_DATA)."""
 
 import os
 from pathlib import Path
@@ -21,7 +21,7 @@ def real(name, size=32):
 
 
 def accuracy(domain, split, shots):
-    """Nearest centroid on colour averaged over an 8 x 8 grid, 5-way, 100 episodes, in percent."""
+    """Accuracy of the nearest centroid on colours averaged over an 8 x 8 grid, 5-way, 100 episodes, in percent."""
     stream = EpisodeStream([domain], split=split, ways=5, shots=shots, queries=15, tasks=1, setting="weak", seed=0)
     feature = lambda x: torch.nn.functional.adaptive_avg_pool2d(x, 8).flatten(1)  # noqa: E731
     right = []
@@ -45,14 +45,14 @@ def test_the_official_split_of_miniimagenet_is_kept():
         domain.check(split, ways=5, shots=5, queries=15)
 
 
-def test_of_chestx_exactly_the_five_large_classes_are_drawn():
+def test_only_the_five_large_classes_of_chestx_are_drawn():
     domain = real("chestx-32")
     domain.check("all", ways=5, shots=5, queries=15)
     with pytest.raises(ValueError, match="found 7 classes of 16 to 80 images, of which 5 qualify"):
         domain.check("all", ways=6, shots=5, queries=15)
 
 
-def test_real_images_shrink_to_the_size_asked_for():
+def test_real_images_shrink_to_the_requested_size():
     large, small = real("eurosat-32"), real("eurosat-32", 28)
     assert small.input_shape == (3, 28, 28)
     assert abs(large._images.mean() - small._images.mean()) < 1
