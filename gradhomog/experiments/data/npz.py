@@ -29,10 +29,10 @@ from gradhomog.errors import DataError
 MAX_BYTES = 2**32
 """Default limit, in bytes, on the arrays that are read from one file: 4 GiB, or 200,000 colour images of 84 pixels."""
 
-_HEADER = 2**16
+_HEADER_BYTES = 2**16
 """Bytes of a member that are read for its header; NumPy itself reads headers of up to 10,000 characters."""
 
-_BLOCK = 2**20
+_BLOCK_BYTES = 2**20
 """Bytes that are decompressed at a time."""
 
 
@@ -95,7 +95,7 @@ class NpzFile:
             if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise self._damaged(name, "must be stored or deflated, as `numpy.savez` writes it")
             with _describe_damage(self._path, self._advice), self._archive.open(info) as member:
-                self._headers[name] = self._parse(name, member.read(_HEADER))
+                self._headers[name] = self._parse(name, member.read(_HEADER_BYTES))
         return self._headers[name]
 
     def read(self, name: str) -> NDArray[Any]:
@@ -116,8 +116,8 @@ class NpzFile:
         with _describe_damage(self._path, self._advice), self._archive.open(self._members[name]) as member:
             values = np.empty(header.nbytes, dtype=np.uint8)
             member.read(header.offset)
-            for start in range(0, header.nbytes, _BLOCK):
-                wanted = min(_BLOCK, header.nbytes - start)
+            for start in range(0, header.nbytes, _BLOCK_BYTES):
+                wanted = min(_BLOCK_BYTES, header.nbytes - start)
                 block = member.read(wanted)
                 if len(block) < wanted:
                     raise self._damaged(name, f"ends after {start + len(block):,} of {header.nbytes:,} bytes")

@@ -103,7 +103,7 @@ class EpisodeStream:
         return numbers
 
     def _domains_of_batch(self, index: int) -> list[Domain]:
-        random = self._random(_BATCH, index)
+        random = self._generator(_BATCH, index)
         if self.setting == "weak":
             return [self.domains[random.integers(len(self.domains))]] * self.tasks
         order = random.permutation(len(self.domains))
@@ -112,7 +112,7 @@ class EpisodeStream:
 
     def _draw(self, index: int, domain: Domain) -> Task:
         task = domain.sample(
-            self.split, self._random(_TASK, index), ways=self.ways, shots=self.shots, queries=self.queries
+            self.split, self._generator(_TASK, index), ways=self.ways, shots=self.shots, queries=self.queries
         )
         if task.classes is not None:
             task = dataclasses.replace(task, classes=self._renumber(domain, task.classes))
@@ -120,8 +120,8 @@ class EpisodeStream:
             return task
         return dataclasses.replace(
             task,
-            support_x=_convert(task.support_x, self.channels),
-            query_x=_convert(task.query_x, self.channels),
+            support_x=_convert_channels(task.support_x, self.channels),
+            query_x=_convert_channels(task.query_x, self.channels),
         )
 
     def _renumber(self, domain: Domain, classes: Tensor) -> Tensor | None:
@@ -135,11 +135,11 @@ class EpisodeStream:
             )
         return torch.tensor([numbers[number] for number in classes.tolist()])
 
-    def _random(self, purpose: int, index: int) -> np.random.Generator:
+    def _generator(self, purpose: int, index: int) -> np.random.Generator:
         return generator(purpose, self.seed, _SPLIT_CODES[self.split], index)
 
 
-def _convert(images: Tensor, channels: int) -> Tensor:
+def _convert_channels(images: Tensor, channels: int) -> Tensor:
     """Convert between grey and RGB, `[n, 1 or 3, height, width]` in [-1, 1]."""
     if channels == 3:
         return images.repeat(1, 3, 1, 1)

@@ -49,7 +49,7 @@ def streams(config: Config, seed: int) -> Streams:
         raise ConfigError(f"`problem` {config.problem.name} has no episodes; remove `problem` from the configuration.")
     size, shape = config.network.size, config.episodes
     registry = installed()
-    train, test = _open(config, size, registry)
+    train, test = _open_domains(config, size, registry)
     trained = {domain_identity(text) for text in config.domains.train}
     seen = [domain_identity(text) in trained for text in config.domains.test]
     _rename_duplicates(config.domains.train, train)
@@ -87,7 +87,7 @@ def streams(config: Config, seed: int) -> Streams:
     )
 
 
-def _open(config: Config, size: int, registry: Registry) -> tuple[list[Domain], list[Domain]]:
+def _open_domains(config: Config, size: int, registry: Registry) -> tuple[list[Domain], list[Domain]]:
     """Return the training and the test domains; an error names all domains that cannot be opened."""
     opened: dict[str, Domain] = {}
     errors: dict[str, GradhomogError] = {}

@@ -34,7 +34,7 @@ def cache_folder() -> Path:
     return Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "gradhomog"
 
 
-def cached(stem: str, key: Mapping[str, object], make: Callable[[], Arrays]) -> Arrays:
+def load_or_make(stem: str, key: Mapping[str, object], make: Callable[[], Arrays]) -> Arrays:
     """Return the arrays stored under `key`, or make and store them.
 
     `key` must contain everything that determines the arrays, versions included. The key is stored with the arrays and

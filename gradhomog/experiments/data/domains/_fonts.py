@@ -23,10 +23,10 @@ FACES = (
 )  # fmt: skip
 """Font faces in order of preference. The first is the reference face: look-alikes are compared in this face only."""
 
-_NOMINAL = 64
-_LARGEST = 8  # limit of the font size for tiny marks, as a multiple of the requested ink extent
-_COMPARED = 24  # pixels: side of the compared shapes; `distinct` explains the thresholds
-_ALIKE, _ALIKE_CASE, _ALIKE_ASPECT = 0.12, 0.25, 1.25
+_NOMINAL_POINTS = 64
+_MAX_ENLARGEMENT = 8  # limit of the font size for tiny marks, as a multiple of the requested ink extent
+_SHAPE_SIDE = 24  # pixels: side of the compared shapes; `drop_look_alikes` explains the thresholds
+_MAX_DIFFERENCE, _MAX_CASE_DIFFERENCE, _MAX_ASPECT_RATIO = 0.12, 0.25, 1.25
 
 
 class Glyph(NamedTuple):
@@ -80,11 +80,11 @@ def ink(character: str, face: int, extent: int) -> Image.Image | None:
 
     Return None if the face draws nothing for the character.
     """
-    left, top, right, bottom = _font(face, _NOMINAL).getbbox(character)
+    left, top, right, bottom = _font(face, _NOMINAL_POINTS).getbbox(character)
     longest = max(right - left, bottom - top)
     if longest <= 0:
         return None
-    points = min(round(_NOMINAL * extent / longest), _LARGEST * extent)
+    points = min(round(_NOMINAL_POINTS * extent / longest), _MAX_ENLARGEMENT * extent)
     font = _font(face, points)
     left, top, right, bottom = font.getbbox(character)
     # `getbbox` rounds outwards by up to a pixel: add a margin of two pixels, and crop it below
@@ -94,7 +94,7 @@ def ink(character: str, face: int, extent: int) -> Image.Image | None:
     return mask.crop(box) if box else None
 
 
-def glyphs(ranges: Iterable[tuple[int, int]], *, faces: int = 2) -> list[Glyph]:
+def available_glyphs(ranges: Iterable[tuple[int, int]], *, faces: int = 2) -> list[Glyph]:
     """Return the characters of the code point ranges that the reference face and at least `faces` faces in total have.
 
     Ranges include both ends. Blanks, control characters and combining marks are omitted.
@@ -109,7 +109,7 @@ def glyphs(ranges: Iterable[tuple[int, int]], *, faces: int = 2) -> list[Glyph]:
     return available
 
 
-def distinct(candidates: list[Glyph], others: list[Glyph]) -> list[Glyph]:
+def drop_look_alikes(candidates: list[Glyph], others: list[Glyph]) -> list[Glyph]:
     """Return the candidates without those that look like an earlier kept candidate or like one of `others`.
 
     Shapes are compared in the reference face, stretched to a square of fixed size, because pictures of a class differ
@@ -130,7 +130,10 @@ def distinct(candidates: list[Glyph], others: list[Glyph]) -> list[Glyph]:
             differences = np.abs(pictures - shape[0]).sum(axis=(1, 2)) / np.maximum(pictures, shape[0]).sum(axis=(1, 2))
             aspects = np.array([max(aspect / shape[1], shape[1] / aspect) for _, (_, aspect) in seen])
             capital = np.array([character == glyph.character.upper() for character, _ in seen])
-            if np.any((differences <= np.where(capital, _ALIKE_CASE, _ALIKE)) & (aspects <= _ALIKE_ASPECT)):
+            if np.any(
+                (differences <= np.where(capital, _MAX_CASE_DIFFERENCE, _MAX_DIFFERENCE))
+                & (aspects <= _MAX_ASPECT_RATIO)
+            ):
                 continue
         seen.append((glyph.character, shape))
         kept.append(glyph)
@@ -140,8 +143,8 @@ def distinct(candidates: list[Glyph], others: list[Glyph]) -> list[Glyph]:
 @functools.cache
 def _shape(character: str) -> tuple[NDArray[np.float32], float] | None:
     """Return the ink in the reference face, stretched to a square, and its aspect ratio (width over height)."""
-    drawn = ink(character, 0, 2 * _COMPARED)
+    drawn = ink(character, 0, 2 * _SHAPE_SIDE)
     if drawn is None:
         return None
-    square = drawn.resize((_COMPARED, _COMPARED), Image.Resampling.BOX)
+    square = drawn.resize((_SHAPE_SIDE, _SHAPE_SIDE), Image.Resampling.BOX)
     return np.asarray(square, dtype=np.float32) / np.float32(255), drawn.width / drawn.height

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gradhomog.errors import DataError
 
-PIXELS = 89_478_485
+MAX_PIXELS = 89_478_485
 """Maximum number of pixels of a picture: a quarter of a GiB as RGB. Above it, Pillow warns of a decompression bomb."""
 
 ADVICE = "Use fewer or smaller images, or allow more with the option `max_bytes` of `images`."
@@ -15,14 +15,14 @@ ADVICE = "Use fewer or smaller images, or allow more with the option `max_bytes`
 
 def check_pixels(path: Path, height: int, width: int) -> None:
     """Raise `DataError` if the declared size of a picture is too large to decode."""
-    if height * width > PIXELS:
+    if height * width > MAX_PIXELS:
         raise DataError(
-            f"{path}: a picture of {width} x {height} pixels; at most {PIXELS:,} pixels are decoded. "
+            f"{path}: a picture of {width} x {height} pixels; at most {MAX_PIXELS:,} pixels are decoded. "
             "Make it smaller, or remove it."
         )
 
 
-def check_kept(path: Path, shape: tuple[int, ...], max_bytes: int) -> None:
+def check_memory(path: Path, shape: tuple[int, ...], max_bytes: int) -> None:
     """Raise `DataError` if all images of a data set, at the network's input size, need more than `max_bytes`."""
     if (needed := math.prod(shape)) > max_bytes:
         raise DataError(

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from gradhomog.errors import DataError
-from gradhomog.experiments.data.domains._limits import check_kept, check_pixels
+from gradhomog.experiments.data.domains._limits import check_memory, check_pixels
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 
@@ -42,7 +42,7 @@ def read_pictures(source: Path, paths: Sequence[Path], size: int, max_bytes: int
             `source`), or a picture cannot be read.
     """
     shape = (len(paths), size, size, 3)
-    check_kept(source, shape, max_bytes)
+    check_memory(source, shape, max_bytes)
     pictures = np.empty(shape, dtype=np.uint8)
     for index, path in enumerate(paths):
         pictures[index] = _read(path, size)
@@ -57,7 +57,7 @@ def _read(path: Path, size: int) -> NDArray[np.uint8]:
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # `check_pixels` rejects these files
             with Image.open(path, formats=FORMATS) as file:
                 check_pixels(path, file.height, file.width)  # `open` reads the header only
-                picture = ImageOps.exif_transpose(_rgb(file))
+                picture = ImageOps.exif_transpose(_to_rgb(file))
         side = min(picture.size)
         left, top = (picture.width - side) // 2, (picture.height - side) // 2
         square = picture.crop((left, top, left + side, top + side))
@@ -71,7 +71,7 @@ def _read(path: Path, size: int) -> NDArray[np.uint8]:
         raise DataError(f"{path}: cannot be read as a picture ({error}). Remove or replace the file.") from error
 
 
-def _rgb(file: Any) -> Any:
+def _to_rgb(file: Any) -> Any:
     """Convert to RGB; Pillow itself would clip 16-bit grey values to white."""
     if not file.mode.startswith(("I", "F")):
         return file.convert("RGBA").convert("RGB") if "transparency" in file.info else file.convert("RGB")

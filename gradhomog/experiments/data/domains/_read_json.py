@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gradhomog.errors import DataError
-from gradhomog.experiments.data.domains._limits import check_kept
+from gradhomog.experiments.data.domains._limits import check_memory
 from gradhomog.experiments.data.domains._pictures import read_pictures
 from gradhomog.experiments.data.domains.class_images import ClassImages
 
@@ -48,7 +48,7 @@ def read_json(path: Path, size: int, per_class: int | None, max_bytes: int) -> C
         groups |= classes
         splits |= dict.fromkeys(classes, FILES.get(file.name, ""))
         listed[file] = [image for images in classes.values() for image in images]
-    check_kept(path, (sum(map(len, listed.values())), size, size, 3), max_bytes)
+    check_memory(path, (sum(map(len, listed.values())), size, size, 3), max_bytes)
     for file, images in listed.items():
         _require_files(file, images)
     names = sorted(groups)

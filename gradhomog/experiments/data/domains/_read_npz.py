@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gradhomog.errors import DataError
-from gradhomog.experiments.data.domains._limits import ADVICE, check_kept, check_pixels
+from gradhomog.experiments.data.domains._limits import ADVICE, check_memory, check_pixels
 from gradhomog.experiments.data.domains._pictures import square_resize
 from gradhomog.experiments.data.domains.class_images import ClassImages, check_classes, check_images, check_labels
 from gradhomog.experiments.data.npz import open_npz
@@ -42,7 +42,7 @@ def read_npz(path: Path, size: int, max_bytes: int) -> ClassImages:
                     f"{path}: every class needs an image; `{name}` has {header.shape[0]} entries for {shape[0]} images."
                 )
         check_pixels(path, *shape[1:3])
-        check_kept(path, (shape[0], size, size, shape[3]), max_bytes)
+        check_memory(path, (shape[0], size, size, shape[3]), max_bytes)
         names, label_values = stored.read("class_names").tolist(), stored.read("labels")
         split = stored.read("class_split").tolist() if "class_split" in texts else None
         check_classes(str(path), label_values, names, split)

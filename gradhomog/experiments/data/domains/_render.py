@@ -73,7 +73,9 @@ def _masks(glyph: _fonts.Glyph, random: np.random.Generator, *, size: int, insta
         if source is None:  # blank although in the character map of this face; the reference face has ink
             source = _fonts.ink(glyph.character, 0, round(_INK * canvas))
         if source is None:
-            raise AssertionError(f"{glyph.class_name} is blank in the reference face; `distinct` omits such characters")
+            raise AssertionError(
+                f"{glyph.class_name} is blank in the reference face; `drop_look_alikes` omits such characters"
+            )
         cosine, sine = np.cos(turn[index]), np.sin(turn[index])
         rotation, slant = np.array([[cosine, -sine], [sine, cosine]]), np.array([[1.0, shear[index]], [0.0, 1.0]])
         forward = rotation @ slant * scale[index]

@@ -64,8 +64,8 @@ class ClassImages(Domain):
         self.name = name
         self.class_names = tuple(str(class_name) for class_name in class_names)
         source = source or f"domain {name!r}"
-        check_images(source, images.dtype, images.shape, _count_nan(images))
-        check_labels(source, labels.dtype, labels.shape, len(images), _count_nan(labels))
+        check_images(source, images.dtype, images.shape, _describe_nan(images))
+        check_labels(source, labels.dtype, labels.shape, len(images), _describe_nan(labels))
         check_classes(source, labels, self.class_names, class_split)
         labels = labels.astype(np.int64)  # `np.bincount` rejects uint64
         self.class_split = tuple(split_classes(self.class_names) if class_split is None else map(str, class_split))
@@ -118,7 +118,7 @@ class ClassImages(Domain):
         return pixels.permute(0, 3, 1, 2).contiguous().float().div_(127.5).sub_(1.0)
 
 
-def _count_nan(array: NDArray[Any]) -> str:
+def _describe_nan(array: NDArray[Any]) -> str:
     nan = int(np.isnan(array).sum()) if np.issubdtype(array.dtype, np.floating) else 0
     return f" with {nan} NaN" if nan else ""
 

@@ -20,8 +20,8 @@ from gradhomog.tasks import Task
 Floats = NDArray[np.float64]
 
 CELLS = 64
-"""Number of cells that divide the range of a family's first parameter; cell c belongs to split `OWNERS[c % 4]`."""
-OWNERS = ("train", "val", "train", "test")
+"""Number of cells that divide the range of a family's first parameter; cell c belongs to split `CELL_SPLITS[c % 4]`."""
+CELL_SPLITS = ("train", "val", "train", "test")
 INPUTS = (-5.0, 5.0)
 
 
@@ -96,7 +96,7 @@ class Functions(Domain):
         """Draw the parameters of one function of a split."""
         low, high = np.array(FAMILIES[self._variant].ranges).T
         position = random.random(len(low))  # in the range of each parameter, 0..1
-        cells = [cell for cell in range(CELLS) if split in ("all", OWNERS[cell % len(OWNERS)])]
+        cells = [cell for cell in range(CELLS) if split in ("all", CELL_SPLITS[cell % len(CELL_SPLITS)])]
         position[0] = (cells[random.integers(len(cells))] + position[0]) / CELLS
         return np.asarray(low + position * (high - low))
 

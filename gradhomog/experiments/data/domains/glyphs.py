@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Script:
-    """Ranges of code points, both ends included; `beside` names scripts whose look-alikes are omitted."""
+    """Ranges of code points, both ends included; `distinct_from` names scripts whose look-alikes are omitted."""
 
     ranges: tuple[tuple[int, int], ...]
-    beside: tuple[str, ...] = ()
+    distinct_from: tuple[str, ...] = ()
 
 
 SCRIPTS: dict[str, Script] = {
     "latin": Script(((0x41, 0x5A), (0x61, 0x7A), (0x30, 0x39))),
-    "greek": Script(((0x370, 0x373), (0x376, 0x377), (0x37B, 0x37D), (0x388, 0x3FF)), beside=("latin",)),
-    "cyrillic": Script(((0x400, 0x481), (0x48A, 0x4FF)), beside=("latin", "greek")),
+    "greek": Script(((0x370, 0x373), (0x376, 0x377), (0x37B, 0x37D), (0x388, 0x3FF)), distinct_from=("latin",)),
+    "cyrillic": Script(((0x400, 0x481), (0x48A, 0x4FF)), distinct_from=("latin", "greek")),
     "armenian": Script(((0x531, 0x556), (0x561, 0x587))),
     "georgian": Script(((0x10A0, 0x10FA),)),
     "tifinagh": Script(((0x2D30, 0x2D67),)),
@@ -145,7 +145,7 @@ def glyphs(
             "class_names": np.array(names),
         }
 
-    arrays = _cache.cached(f"glyphs-{variant}-{size}", key, render)
+    arrays = _cache.load_or_make(f"glyphs-{variant}-{size}", key, render)
     names = [str(name) for name in arrays["class_names"]]
     labels = np.repeat(np.arange(len(names)), instances)
     split = split_classes(names)
@@ -189,7 +189,9 @@ def pictures(script: str, classes: int, *, size: int, instances: int, seed: int)
             entropy=[seed, int.from_bytes(hashlib.sha256(script.encode()).digest()[:4], "little")],
         )
 
-    return _cache.cached(f"pictures-{script}-{size}", key, render)["plain"].reshape(classes, instances, size, size)
+    return _cache.load_or_make(f"pictures-{script}-{size}", key, render)["plain"].reshape(
+        classes, instances, size, size
+    )
 
 
 def require_renderer(subject: str) -> None:
@@ -207,8 +209,8 @@ def select(variant: str) -> list[_fonts.Glyph]:
     from gradhomog.experiments.data.domains import _fonts
 
     script = SCRIPTS[variant]
-    others = [glyph for name in script.beside for glyph in _fonts.glyphs(SCRIPTS[name].ranges)]
-    return _fonts.distinct(_fonts.glyphs(script.ranges), others)
+    others = [glyph for name in script.distinct_from for glyph in _fonts.available_glyphs(SCRIPTS[name].ranges)]
+    return _fonts.drop_look_alikes(_fonts.available_glyphs(script.ranges), others)
 
 
 @hookimpl

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.special import shichi
 
 from gradhomog import DataError, OptionError
-from gradhomog.experiments.data.domains.functions import CELLS, FAMILIES, OWNERS, functions
+from gradhomog.experiments.data.domains.functions import CELL_SPLITS, CELLS, FAMILIES, functions
 
 SIZES = {"ways": 1, "shots": 10, "queries": 20}
 families = pytest.mark.parametrize("family", FAMILIES)
@@ -81,7 +81,7 @@ def test_splits_draw_the_first_parameter_from_disjoint_cells(family, seed):
     for split in ("train", "val", "test"):
         first = functions(family).parameters(split, np.random.default_rng(seed))[0]
         cell = min(int((first - low) / (high - low) * CELLS), CELLS - 1)
-        assert OWNERS[cell % len(OWNERS)] == split
+        assert CELL_SPLITS[cell % len(CELL_SPLITS)] == split
 
 
 @families
