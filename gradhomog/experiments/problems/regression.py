@@ -23,7 +23,7 @@ MIN_ROWS = 2
 
 
 @dataclass(frozen=True)
-class Regression:
+class RegressionOptions:
     """Options of `regression`: a table, its target and input columns, and the division of its rows.
 
     Attributes:
@@ -43,7 +43,7 @@ class Regression:
     seed: int = at_least(0, 0)
 
 
-def data(options: Regression) -> Data:
+def data(options: RegressionOptions) -> Data:
     """Return inputs and targets, each standardized by the mean and standard deviation of its training rows.
 
     Raises:
@@ -90,7 +90,7 @@ def data(options: Regression) -> Data:
     return Data(tasks, (1,) * len(tasks), R2, first, second, third, notes=(note,))
 
 
-def _split_rows(options: Regression, count: int) -> list[NDArray[np.int64]]:
+def _split_rows(options: RegressionOptions, count: int) -> list[NDArray[np.int64]]:
     """Return the rows of training, validation and test."""
     validation, test = (max(MIN_ROWS, round(share * count)) for share in (options.validation, options.test))
     train = count - validation - test
@@ -117,7 +117,7 @@ def _standardize(values: NDArray[np.float64], train: NDArray[np.int64]) -> NDArr
 
 PROBLEM = ProblemSpec(
     name="regression",
-    options=Regression,
+    options=RegressionOptions,
     trainable=trained_on(lambda options, size: data(options)),
     defaults={
         "homogenizers": members("multitask"),

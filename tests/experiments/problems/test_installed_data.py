@@ -6,7 +6,7 @@ import pytest
 
 from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.problems import digit_pairs, regression, table
-from gradhomog.experiments.problems.regression import Regression
+from gradhomog.experiments.problems.regression import RegressionOptions
 
 pytestmark = pytest.mark.slow
 
@@ -15,7 +15,7 @@ ROWS = {"linnerud": 20, "diabetes": 442, "breast_cancer": 569}
 
 @pytest.mark.parametrize("name", table.TARGETS)
 def test_a_data_set_of_scikit_learn_needs_only_its_name(name):
-    data = regression.data(Regression(data=name))
+    data = regression.data(RegressionOptions(data=name))
     assert data.tasks == table.TARGETS[name]
     assert sum(len(part.inputs) for part in (data.train, data.validation, data.test)) == ROWS[name]
     assert data.train.inputs.isfinite().all()

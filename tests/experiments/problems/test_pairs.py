@@ -13,7 +13,7 @@ import torch
 from gradhomog import ConfigError, DataError
 from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.problems import digit_pairs, glyph_pairs
-from gradhomog.experiments.problems.pairs import Pairs, data, offset, overlay
+from gradhomog.experiments.problems.pairs import PairOptions, data, offset, overlay
 from tests.experiments.problems.conftest import GLYPHS
 
 
@@ -29,7 +29,7 @@ def sources(part, size):
     return grey[:, 0, 0], grey[:, size - 1, size - 1]
 
 
-NUMBERS = Pairs(train=300, validation=100, test=100)
+OPTIONS = PairOptions(train=300, validation=100, test=100)
 
 
 def test_one_picture_is_at_the_top_left_one_at_the_bottom_right_and_brighter_pixels_win():
@@ -44,14 +44,14 @@ def test_digits_of_28_pixels_are_shifted_by_six_pixels_as_in_the_literature():
 
 
 def test_no_picture_is_in_pairs_of_two_parts():
-    result = data(marked(), NUMBERS, 16, ())
+    result = data(marked(), OPTIONS, 16, ())
     used = [set(torch.cat(sources(part, 16)).tolist()) for part in (result.train, result.validation, result.test)]
     assert [len(part) for part in used] == [42, 6, 12]  # 70, 10 and 20 % of 60, all used
     assert not used[0] & used[1] | used[0] & used[2] | used[1] & used[2]
 
 
 def test_targets_are_the_classes_of_the_pictures():
-    result = data(marked(), NUMBERS, 16, ())
+    result = data(marked(), OPTIONS, 16, ())
     for part in (result.train, result.validation, result.test):
         for grey, target in zip(sources(part, 16), part.targets, strict=True):
             assert torch.equal((grey - 1) // 20, target.int())
@@ -59,7 +59,7 @@ def test_targets_are_the_classes_of_the_pictures():
 
 
 def test_the_seed_determines_all_pairs():
-    one, same, other = (data(marked(), dataclasses.replace(NUMBERS, seed=seed), 16, ()) for seed in (1, 1, 2))
+    one, same, other = (data(marked(), dataclasses.replace(OPTIONS, seed=seed), 16, ()) for seed in (1, 1, 2))
     for name in ("train", "validation", "test"):
         assert torch.equal(getattr(one, name).inputs, getattr(same, name).inputs)
         assert not torch.equal(getattr(one, name).inputs, getattr(other, name).inputs)
@@ -67,7 +67,7 @@ def test_the_seed_determines_all_pairs():
 
 def test_too_few_pictures_raise():
     with pytest.raises(ConfigError, match="at least 8 pictures of each class; class 0 has 3"):
-        data(marked(instances=3), NUMBERS, 16, ())
+        data(marked(instances=3), OPTIONS, 16, ())
 
 
 def test_glyph_pairs_of_one_seed_are_equal_and_cover_the_picture():

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gradhomog import ConfigError, DataError
 from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.problems import regression, table
-from gradhomog.experiments.problems.regression import Regression
+from gradhomog.experiments.problems.regression import RegressionOptions
 from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.training.trainer import trainable
 
@@ -37,7 +37,7 @@ def csv(columns, tmp_path):
 
 
 def load_data(path, **options):
-    return regression.data(Regression(data=str(path), **{"targets": ["sum", "product"], **options}))
+    return regression.data(RegressionOptions(data=str(path), **{"targets": ["sum", "product"], **options}))
 
 
 def test_csv_and_npz_of_the_same_columns_give_the_same_data(csv, columns, tmp_path):
@@ -93,7 +93,7 @@ def test_the_seed_determines_the_parts(csv):
 
 @given(count=st.integers(6, 40), validation=st.floats(0.01, 0.6), test=st.floats(0.01, 0.6))
 def test_parts_of_any_sizes_contain_every_row_once_or_raise(count, validation, test):
-    options = Regression(validation=validation, test=test)
+    options = RegressionOptions(validation=validation, test=test)
     if count - max(2, round(validation * count)) - max(2, round(test * count)) < 2:
         with pytest.raises(DataError, match="at least 2 are needed in each part"):
             regression._split_rows(options, count)
@@ -187,7 +187,7 @@ def test_an_input_that_is_constant_in_training_stays_small_in_the_other_parts(co
     np.savez(path, **columns, constant=x)
     rows = load_data(path, inputs=["a", "constant"])
     assert rows.train.inputs[:, 1].abs().max() < 1e-6
-    order = regression._split_rows(Regression(data=str(path), targets=["sum", "product"]), ROWS)
+    order = regression._split_rows(RegressionOptions(data=str(path), targets=["sum", "product"]), ROWS)
     x[order[2][0]] = value + 5 * max(value, 1.0)
     np.savez(path, **columns, constant=x)
     assert load_data(path, inputs=["a", "constant"]).test.inputs[:, 1].abs().max() < 10
