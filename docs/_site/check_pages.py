@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from _site.plugin_tables import table_head, table_row
 from gradhomog.testing import checks
 from gradhomog.testing.kits import MODULES
-
-from _site.plugin_tables import table_head, table_row
 
 HEAD = """\
 # Checks of the conformance kit

@@ -75,7 +75,7 @@ def to_rst(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[s
         example = line.lstrip().startswith(">>>") or (example and bool(line.strip()))
         if line.startswith("    ") and not before.strip() and _is_formula(lines, index):
             text += ["::", ""]
-        text.append(line if example or line.startswith("    ") and _is_formula(lines, index) else _rst(line))
+        text.append(line if example or (line.startswith("    ") and _is_formula(lines, index)) else _rst(line))
     lines[:] = text
 
 

@@ -9,11 +9,10 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
-from gradhomog.registry import PluginInfo
-from gradhomog.specs import HomogenizerSpec
-
 from _site import docstrings, pictures, plugin_tables
 from _site.plugin_tables import FAMILIES, code, table_head, table_row
+from gradhomog.registry import PluginInfo
+from gradhomog.specs import HomogenizerSpec
 
 TRAITS = {
     "differentiable": "The direction is differentiable in rows and losses.",
@@ -98,8 +97,8 @@ def _page(
         "Compare it with the plain learner and tuned static weights, on functions and on your own run file:",
         "",
         "```sh",
-        f"gradhomog compare --set 'homogenizers=[\"none\", \"{info.name}\"]'",
-        f"gradhomog compare run.toml --set 'homogenizers=[\"none\", \"{info.name}\"]'",
+        f'gradhomog compare --set \'homogenizers=["none", "{info.name}"]\'',
+        f'gradhomog compare run.toml --set \'homogenizers=["none", "{info.name}"]\'',
         "```",
         "",
         "## Options",
@@ -115,12 +114,16 @@ def _page(
         lines += ["## Source", "", _without_label(by_kind["Source:"]), ""]
     if "Deviations:" in by_kind:
         lines += ["## Deviations from the paper and other implementations", ""]
-        lines += [f"1. {item[:1].upper()}{item[1:]}" for item in docstrings.numbered(_without_label(by_kind["Deviations:"]))]
+        lines += [
+            f"1. {item[:1].upper()}{item[1:]}" for item in docstrings.numbered(_without_label(by_kind["Deviations:"]))
+        ]
         lines += [""]
     lines += ["## Properties", "", *table_head("", "")]
     lines += [table_row(f"`{trait}`", TRAITS[trait]) for trait in sorted(spec.traits)]
     lines += [
-        table_row("stages", code(plugin_tables.stages(spec)) if plugin_tables.stages(spec) else "depend on its options"),
+        table_row(
+            "stages", code(plugin_tables.stages(spec)) if plugin_tables.stages(spec) else "depend on its options"
+        ),
         table_row("reads", code(sorted(spec.needs))),
         *([table_row("place", "the last of its pipeline")] if spec.last else []),
         *([table_row("limit", f"{spec.max_tasks} tasks")] if spec.max_tasks else []),

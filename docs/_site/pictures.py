@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 
-import gradhomog
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+
+import gradhomog
 
 PLANE = "Directions of `{name}` for two tasks with the same gradients in {steps} steps, while the losses fall."
 
@@ -85,7 +86,9 @@ def masked(name: str) -> Figure:
     return figure
 
 
-ROTATED = "Gradients that two tasks send to the encoder, for constant gradients of the heads, over 60 steps of `{name}`: "
+ROTATED = (
+    "Gradients that two tasks send to the encoder, for constant gradients of the heads, over 60 steps of `{name}`: "
+)
 ROTATED += "darker is later."
 MASKED = "Glyphs before a texture; beside each, the probability with which activations are dropped: brighter is higher."
 SPECIAL: Mapping[str, tuple[Callable[[str], Figure], str]] = {

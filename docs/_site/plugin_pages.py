@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import inspect
 
-from gradhomog.registry import Kind
-from gradhomog.specs import DomainSpec, LearnerSpec
-
 from _site import docstrings, plugin_tables
 from _site.plugin_tables import code
+from gradhomog.registry import Kind
+from gradhomog.specs import DomainSpec, LearnerSpec
 
 HEADS: dict[Kind, str] = {
     "learners": "The [guide](../guide/learners.md) describes what learners have in common.",
@@ -27,7 +26,9 @@ def _page(kind: Kind, head: str) -> str:
     for info, spec in plugin_tables.built_in(kind):
         title = plugin_tables.title(info)
         lines += [f"({kind[:-1]}-{info.name})=", f"## `{info.name}`", ""]
-        lines += [f"{title}: {spec.summary}." if kind == "learners" else f"{spec.summary[:1].upper()}{spec.summary[1:]}."]
+        lines += [
+            f"{title}: {spec.summary}." if kind == "learners" else f"{spec.summary[:1].upper()}{spec.summary[1:]}."
+        ]
         lines += ["", f"Source: {spec.reference}.", ""] if spec.reference else [""]
         if isinstance(spec, LearnerSpec) and spec.traits:
             lines += [f"Traits: {code(sorted(spec.traits))}.", ""]

@@ -5,10 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 
+from _site import docstrings
 from gradhomog.registry import Kind, PluginInfo, Registry, options
 from gradhomog.specs import HomogenizerSpec, Spec
-
-from _site import docstrings
 
 STAGES = ("attach", "begin", "transform", "mix", "rows", "update")
 SCALE = '`"mean"`: N identical rows give that row; `"paper"`: the scale of the paper.'  # an option of the host

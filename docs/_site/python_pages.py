@@ -6,7 +6,6 @@ import inspect
 from typing import Any
 
 import gradhomog
-
 from _site.plugin_tables import table_head, table_row
 
 HEAD = """\

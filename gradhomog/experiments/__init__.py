@@ -1,6 +1,6 @@
-"""Comparisons of methods: configured by a run file, made run by run on any machine, reported in one page.
+"""Comparisons of methods: configured by a run file, computed run by run on any machine, reported on one page.
 
-Public names are imported at their first use.
+Public names are imported lazily, at their first use.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from gradhomog.experiments.execution.comparison import Comparison, compare
     from gradhomog.experiments.results.tables import Results, load
 
-_HOMES = {
+_MODULES = {
     "Comparison": "execution.comparison",
     "compare": "execution.comparison",
     "Results": "results.tables",
@@ -23,6 +23,6 @@ __all__ = ["Comparison", "Results", "compare", "load"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,1 +1,1 @@
-"""Observers that come with gradhomog: what runs measure, where other tools look for it."""
+"""Observers that are included in gradhomog: they export the metrics of runs to other tools."""

@@ -1,4 +1,4 @@
-"""Named numbers of a record, for tools that draw one curve per name."""
+"""Scalar metrics of a record by name, for tools that draw one curve per name."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any
 
 
 def scalars(event: str, record: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a record by name; NaN for what is not finite.
+    """Return the numbers of a record by name; NaN for non-finite numbers.
 
-    Of a step: `loss/mean` over tasks and `cosine/mean` over pairs of different rows; then `loss/<domain>`,
-    `accuracy/<domain>`, `norm/<domain>` and `weight/<domain>`, means over the domain's tasks of this step, or the task
-    of a multi-task problem; and `<homogenizer>/<name>` for what homogenizers measure. Of a validation
-    `validation/score`, of a result `test/score` and `test/loss`. Other events have none.
+    * step: `loss/mean` (over tasks) and `cosine/mean` (over pairs of different rows); `loss/<domain>`,
+      `accuracy/<domain>`, `norm/<domain>` and `weight/<domain>` (means over the tasks of the domain in this step; the
+      domains of a multi-task problem are its tasks); `<homogenizer>/<name>` (measurements of homogenizers)
+    * validation: `validation/score`
+    * result: `test/score` and `test/loss`
+    * other events: none
     """
     if event == "step":
         return _step(record)
@@ -25,24 +27,24 @@ def scalars(event: str, record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _step(record: Mapping[str, Any]) -> dict[str, float]:
-    every = record["domains"]
-    took_part = [every[task] for task in record["tasks"]]
-    found = {"loss/mean": _mean(record["losses"])}
-    if len(took_part) > 1:
+    all_domains = record["domains"]
+    present_domains = [all_domains[task] for task in record["tasks"]]  # absent tasks have no row
+    numbers = {"loss/mean": _mean(record["losses"])}
+    if len(present_domains) > 1:
         cosines = record["cosines"]
-        found["cosine/mean"] = _mean(value for i, row in enumerate(cosines) for value in row[:i])
+        numbers["cosine/mean"] = _mean(value for i, row in enumerate(cosines) for value in row[:i])
     for name, values, domains in (
-        ("loss", record["losses"], every),
-        ("accuracy", record["accuracies"], every),
-        ("norm", record["norms"], took_part),
-        ("weight", record["weights"], took_part),
+        ("loss", record["losses"], all_domains),
+        ("accuracy", record["accuracies"], all_domains),
+        ("norm", record["norms"], present_domains),
+        ("weight", record["weights"], present_domains),
     ):
         for domain in dict.fromkeys(domains if values else ()):
-            found[f"{name}/{domain}"] = _mean(v for v, own in zip(values, domains, strict=True) if own == domain)
+            numbers[f"{name}/{domain}"] = _mean(v for v, other in zip(values, domains, strict=True) if other == domain)
     for homogenizer, measured in record["measured"].items():
         for name, value in measured.items():
-            found[f"{homogenizer}/{name}"] = _mean(value) if isinstance(value, list) else _number(value)
-    return found
+            numbers[f"{homogenizer}/{name}"] = _mean(value) if isinstance(value, list) else _number(value)
+    return numbers
 
 
 def _number(value: float | None) -> float:

@@ -1,4 +1,4 @@
-"""The observer `csv`: what a run measures as a table, one number per line."""
+"""The observer `csv`: the metrics of a run as a table, one number per line."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from gradhomog_observers._scalars import scalars
 
 
 class CSV:
-    """Writes `metrics.csv` in the folder of the run, with the columns `step`, `name` and `value`.
+    """Write `metrics.csv` into the folder of the run, with the columns `step`, `name` and `value`.
 
     Names: `loss/mean`, `cosine/mean`, `loss/<domain>`, `accuracy/<domain>`, `norm/<domain>`, `weight/<domain>`,
     `<homogenizer>/<name>`, `validation/score`, `test/score`, `test/loss`. In pandas:
     `read_csv("metrics.csv").pivot(index="step", columns="name", values="value")`.
 
-    A run that goes on keeps the lines up to the step from which it goes on.
+    A resumed run keeps the lines up to the step of its checkpoint.
     """
 
     def __init__(self, config: Mapping[str, Any], folder: Path) -> None:
@@ -26,12 +26,12 @@ class CSV:
 
     def __call__(self, event: str, record: Mapping[str, Any]) -> None:
         if event == "start":
-            self._begin(record["step"])
+            self._start_file(record["step"])
         step = record["steps"] if event == "result" else record["step"]
         with self.path.open("a", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows((step, name, value) for name, value in scalars(event, record).items())
 
-    def _begin(self, step: int) -> None:
+    def _start_file(self, step: int) -> None:
         kept: list[list[str]] = []
         if self.path.exists():
             with self.path.open(newline="", encoding="utf-8") as file:

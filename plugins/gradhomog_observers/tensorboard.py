@@ -1,4 +1,4 @@
-"""The observer `tensorboard`: what a run measures as curves in TensorBoard."""
+"""The observer `tensorboard`: the metrics of a run as curves in TensorBoard."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ except ImportError as cause:
 
 
 class TensorBoard:
-    """Writes an event file in the folder of the run; look at all runs with `tensorboard --logdir FOLDER/runs`.
+    """Write an event file into the folder of the run. View all runs with `tensorboard --logdir FOLDER/runs`.
 
     Names of curves: `loss/mean`, `cosine/mean`, `loss/<domain>`, `accuracy/<domain>`, `norm/<domain>`,
     `weight/<domain>`, `<homogenizer>/<name>`, `validation/score`, `test/score`, `test/loss`.
 
-    A run that goes on writes a further file; TensorBoard hides what was written after the step from which it goes on.
+    A resumed run writes another file; TensorBoard hides the points of earlier files after the resumed checkpoint.
     """
 
     def __init__(self, config: Mapping[str, Any], folder: Path) -> None:
@@ -36,7 +36,7 @@ class TensorBoard:
         step = record["steps"] if event == "result" else record["step"]
         for name, value in scalars(event, record).items():
             self.writer.add_scalar(name, value, step)
-        self.writer.flush()  # a process that is killed writes nothing more
+        self.writer.flush()  # a killed process would lose buffered points
         if event in ("result", "failed"):
             self.writer.close()
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gradhomog.cli._progress import Progress
-from tests.experiments.synthetic import result
+from tests.experiments.synthetic_records import result
 
 PLAN = {"event": "plan", "runs": 4, "steps": 5, "finished": 0, "seconds": None, "jobs": 2}
 

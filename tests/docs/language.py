@@ -93,7 +93,9 @@ if __name__ == "__main__":  # `python -m tests.docs.language gradhomog/cli`: the
         for file in sorted(chosen.rglob("*")) if chosen.is_dir() else [chosen]:
             if file == Path(__file__).resolve() or any(part.startswith(".") for part in file.relative_to(ROOT).parts):
                 continue
-            found = of_python(file) if file.suffix == ".py" else of_page(file) if file.suffix in {".md", ".html"} else ()
+            found = (
+                of_python(file) if file.suffix == ".py" else of_page(file) if file.suffix in {".md", ".html"} else ()
+            )
             for finding in found:
                 total += 1
                 print(finding)

@@ -1,4 +1,4 @@
-"""A comparison that takes a second: function families, a small network, a few steps."""
+"""Configuration of a comparison that takes a second: function families, a small network, a few steps."""
 
 from __future__ import annotations
 

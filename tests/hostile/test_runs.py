@@ -18,7 +18,7 @@ from gradhomog.experiments.report.page import write_report
 from gradhomog.experiments.report.tables import render_table
 from gradhomog.experiments.results.records import records as read
 from tests.experiments.conftest import SMALL
-from tests.experiments.running import interrupted_after
+from tests.experiments.run_helpers import interrupted_after
 from tests.hostile.plugins import HERE, assert_blamed, install
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -158,7 +158,7 @@ def test_observers_that_fail_are_each_reported_once_and_change_nothing(gradhomog
         distribution = name.replace("_", "-")
         [line] = [line for line in told if f"observer '{name}' of {distribution} 0.7 ({name})" in line]
         assert words in line
-        assert "The run goes on without" in line
+        assert "The run continues without" in line
         assert line.endswith(f"Report it to the authors of {distribution}, or leave '{name}' out.")
 
 

@@ -1,4 +1,4 @@
-"""CSV, TensorBoard and MLflow read back the numbers that are in the events of the run."""
+"""The observers csv, tensorboard and mlflow write the numbers of the run's events."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradhomog.experiments.execution.comparison import compare
 from gradhomog.experiments.results import events
 from gradhomog.registry import installed
 from tests.experiments.conftest import SMALL
-from tests.experiments.running import interrupted_after
+from tests.experiments.run_helpers import interrupted_after
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -22,23 +22,23 @@ OBSERVERS = """observers=["csv", "tensorboard", 'mlflow(experiment="ours")']"""
 
 
 def expected(folder, name):
-    """(step, value) of some of the numbers, computed from the events of a run."""
-    found = []
+    """Return `(step, value)` pairs of a metric, computed from the events of a run."""
+    pairs = []
     for event in events.read(folder / "events.jsonl"):
         if event["event"] == "step" and name == "loss/mean":
-            found.append((event["step"], np.mean(event["losses"])))
+            pairs.append((event["step"], np.mean(event["losses"])))
         if event["event"] == "step" and name == "cosine/mean":
             cosines = np.array(event["cosines"])
-            found.append((event["step"], cosines[np.triu_indices(len(cosines), 1)].mean()))
+            pairs.append((event["step"], cosines[np.triu_indices(len(cosines), 1)].mean()))
         if event["event"] == "step" and name == "norm/functions:line":
-            own = [n for task, n in zip(event["tasks"], event["norms"], strict=True) if _of_a_line(event, task)]
-            found += [(event["step"], np.mean(own))] if own else []
+            norms = [n for task, n in zip(event["tasks"], event["norms"], strict=True) if _is_line(event, task)]
+            pairs += [(event["step"], np.mean(norms))] if norms else []
         if event["event"] == "validation" and name == "validation/score":
-            found.append((event["step"], event["score"]))
-    return found
+            pairs.append((event["step"], event["score"]))
+    return pairs
 
 
-def _of_a_line(event, task):
+def _is_line(event, task):
     return event["domains"][task] == "functions:line"
 
 
@@ -47,7 +47,7 @@ NAMES = ("loss/mean", "cosine/mean", "norm/functions:line", "validation/score")
 
 @pytest.fixture(scope="module")
 def observed(tmp_path_factory):
-    """The folder of a run that was interrupted after a checkpoint and resumed, and MLflow's."""
+    """Yield the folder of a run that was interrupted after a checkpoint and resumed, and the store of MLflow."""
     pytest.importorskip("tensorboard")
     pytest.importorskip("mlflow")
     folder, store = tmp_path_factory.mktemp("observed") / "out", tmp_path_factory.mktemp("mlflow")
@@ -63,7 +63,7 @@ def observed(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_csv_table_holds_every_number_once(observed, name):
+def test_the_csv_table_contains_every_number_once(observed, name):
     run, _ = observed
     with (run / "metrics.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -71,7 +71,7 @@ def test_the_csv_table_holds_every_number_once(observed, name):
     assert np.allclose(found, expected(run, name))
 
 
-def test_the_csv_table_holds_the_test_scores(observed):
+def test_the_csv_table_contains_the_test_scores(observed):
     run, _ = observed
     with (run / "metrics.csv").open(newline="") as file:
         [row] = [row for row in csv.DictReader(file) if row["name"] == "test/score"]
@@ -80,7 +80,7 @@ def test_the_csv_table_holds_the_test_scores(observed):
     assert int(row["step"]) == 12
 
 
-def test_steps_that_a_killed_process_made_after_its_checkpoint_are_written_once(tmp_path):
+def test_steps_after_the_checkpoint_of_a_killed_process_are_written_once(tmp_path):
     _, _, killed = installed().make("observers", "csv", {}, {}, tmp_path)
     killed("start", {"step": 0})
     for step in (2, 4, 6):
@@ -112,6 +112,6 @@ def test_mlflow_has_one_finished_run_with_every_number(observed, name):
     assert run.info.run_name == folder.name
     assert run.data.params["homogenizers"] == "['pcgrad']"
     assert run.data.params["train.steps"] == "12"
-    # Steps after the checkpoint from which the run went on are there twice, with equal values.
+    # Steps after the checkpoint of the resumed run are stored twice, with equal values.
     found = {point.step: point.value for point in client.get_metric_history(run.info.run_id, name)}
     assert np.allclose(sorted(found.items()), expected(folder, name))

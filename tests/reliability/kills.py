@@ -1,11 +1,11 @@
-"""Kill a comparison again and again, at any moment: its table must come out as if nobody had.
+"""Kill a comparison repeatedly at random times, resume it, and check that its table equals that of an undisturbed one.
 
     python -m tests.reliability.kills --kills 500 --minutes 30
 
-A small problem with an event and a checkpoint at every step, so that kills fall into training, checkpoints, events and
-results alike. Most kills are of a comparison in one process, forked from this one, which has imported everything; every
-tenth is of the command with two worker processes: of the parent, of a worker, or of both. Exit code 1 if a table
-differs, or a worker outlives its parent by more than `--grace` seconds.
+The problem is small and writes an event and a checkpoint at every step: kills therefore hit training, checkpoints,
+events and results. Most kills are of a comparison in one process, forked from this one, which has imported all modules.
+Every tenth kill is of the command with two worker processes: of the parent, of a worker, or of both. Exits with code 1
+if a table differs, or if a worker outlives its parent by more than `--grace` seconds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OVERRIDES = [
 
 
 def results(folder: Path) -> dict[tuple[str, str, int, str], list[float]]:
-    """The scores of every run, by method, pipeline, seed and role."""
+    """Return the scores of every run, by method, pipeline, seed and role."""
     return {
         (r["label"], r["homogenizers"], r["seed"], r["role"]): r["scores"]
         for r in records(folder)
@@ -44,18 +44,18 @@ def results(folder: Path) -> dict[tuple[str, str, int, str], list[float]]:
     }
 
 
-def make(folder: Path) -> None:
-    """The comparison in this process, without figures, which take longer than the rest."""
+def compute(folder: Path) -> None:
+    """Compute the comparison in this process, without the report, which takes longer than the runs."""
     with mock.patch("gradhomog.experiments.execution.comparison.write_report"):
         compare(load(None, OVERRIDES), folder, resume=(folder / PLAN).exists())
 
 
-def forked(folder: Path, delay: float) -> bool:
-    """Make the comparison in a fork that is killed after a delay; returns whether it was done before."""
+def kill_fork(folder: Path, delay: float) -> bool:
+    """Compute the comparison in a fork that is killed after a delay; return True if it finished before."""
     child = os.fork()
     if child == 0:
         try:
-            make(folder)
+            compute(folder)
             os._exit(0)
         except BaseException as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
@@ -64,26 +64,26 @@ def forked(folder: Path, delay: float) -> bool:
     os.kill(child, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status == 3:
-        raise SystemExit("a comparison that was killed before cannot go on")
+        raise SystemExit("a comparison that was killed before cannot be resumed")
     return status == 0
 
 
 def children(parent: int) -> list[int]:
-    """Processes whose parent is this one."""
+    """Return the ids of the child processes of a process."""
     listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(parent)], capture_output=True, text=True, check=False)
     return [int(text) for text in listed.stdout.split()]
 
 
-def alive(process: int) -> bool:
-    """Whether a process runs: neither gone nor a zombie."""
+def is_alive(process: int) -> bool:
+    """True if a process runs: it has not ended and is not a zombie."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
 
 
-def command(folder: Path, delay: float, whom: str, grace: float) -> bool:
-    """Kill the command with two workers; returns whether it was done before.
+def kill_command(folder: Path, delay: float, target: str, grace: float) -> bool:
+    """Start the command with two workers and kill it after a delay; return True if it finished before.
 
     Raises:
         SystemExit: a worker outlives its parent.
@@ -96,51 +96,51 @@ def command(folder: Path, delay: float, whom: str, grace: float) -> bool:
     )  # fmt: skip
     time.sleep(delay)
     workers = children(process.pid)
-    if whom != "parent" and workers:
+    if target != "parent" and workers:
         os.kill(random.choice(workers), signal.SIGKILL)
-    if whom == "worker":
-        return process.wait() == 0  # it goes on by itself
+    if target == "worker":
+        return process.wait() == 0  # the command replaces the worker and continues
     done = process.poll() == 0
     process.kill()
     process.wait()
     time.sleep(grace)
-    if left := [worker for worker in workers if alive(worker)]:
-        raise SystemExit(f"processes {left} outlive their parent, which was killed {grace} s ago")
+    if surviving := [worker for worker in workers if is_alive(worker)]:
+        raise SystemExit(f"processes {surviving} outlive their parent, which was killed {grace} s ago")
     return done
 
 
-def main(given: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=500)
-    parser.add_argument("--minutes", type=float, default=30.0, help="end when they are over")
+    parser.add_argument("--minutes", type=float, default=30.0, help="time limit")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--grace", type=float, default=1.0, help="seconds that a worker may outlive its parent")
-    parser.add_argument("--commands", type=int, default=10, help="every so many kills one of the command; 0: none")
-    options = parser.parse_args(given)
+    parser.add_argument("--commands", type=int, default=10, help="kill the command at every n-th kill; 0: never")
+    options = parser.parse_args(arguments)
     random.seed(options.seed)
     end, kinds, tables = time.monotonic() + 60 * options.minutes, Counter[str](), 0
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as root:
         start = time.monotonic()
-        make(Path(place) / "whole")
-        length, right, number = time.monotonic() - start, results(Path(place) / "whole"), 0
-        folder = Path(place) / "0"
+        compute(Path(root) / "undisturbed")
+        duration, expected, number = time.monotonic() - start, results(Path(root) / "undisturbed"), 0
+        folder = Path(root) / "0"
         while kinds.total() < options.kills and time.monotonic() < end:
             if options.commands and kinds.total() % options.commands == options.commands - 1:
                 kind = random.choice(["parent", "worker", "both"])
-                done = command(folder, random.uniform(2.0, 8.0), kind, options.grace)
+                done = kill_command(folder, random.uniform(2.0, 8.0), kind, options.grace)
             else:
-                # Short and long lives, so that a folder is killed some five times before it is complete.
-                kind, done = "one process", forked(folder, length * random.uniform(0.0, 0.5))
+                # Various delays: a folder is killed about five times before its comparison is complete.
+                kind, done = "one process", kill_fork(folder, duration * random.uniform(0.0, 0.5))
             kinds[kind] += 1
             if done or kinds.total() == options.kills:
-                make(folder)
+                compute(folder)
                 tables += 1
                 damaged = [error for _, error in verify(folder) if error]
-                if results(folder) != right or damaged:
+                if results(folder) != expected or damaged:
                     print(f"the table of {folder.name} differs, or files are damaged: {damaged}")
                     return 1
                 number += 1
-                folder = Path(place) / str(number)
+                folder = Path(root) / str(number)
     killed = ", ".join(f"{count} of {kind}" for kind, count in kinds.most_common())
     print(f"{kinds.total()} kills ({killed}); {tables} tables, all those of the undisturbed comparison")
     return 0

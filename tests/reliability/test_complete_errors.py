@@ -1,4 +1,4 @@
-"""An error names everything that is wrong with an input, in one message, with exit code 2."""
+"""Complete errors: one message names all errors of an input, with exit code 2."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_one_domain_that_cannot_be_opened_keeps_its_type() -> None:
         streams(load(None, [FUNCTIONS[0], 'domains.test=["functions:stp"]', "network.name=mlp"]), 0)
 
 
-def test_all_domains_that_cannot_serve_are_named(tmp_path: Path) -> None:
+def test_all_unusable_domains_are_named(tmp_path: Path) -> None:
     for name in ("one", "two"):
         names = np.array([f"class {index}" for index in range(8)])
         np.savez(tmp_path / name, images=np.zeros((8, 16, 16), dtype=np.uint8), labels=np.arange(8), class_names=names)
@@ -85,7 +85,7 @@ def test_domains_of_different_kinds_are_named() -> None:
         streams(config, 0)
 
 
-def test_check_looks_up_all_plugins_before_the_first_check(capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_finds_all_plugins_before_the_first_check(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "static", "pcgard", "mmal", "--only", "documented"]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -94,7 +94,7 @@ def test_check_looks_up_all_plugins_before_the_first_check(capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("count", [1001, 10_000_000, 2**32])
-def test_a_seed_given_as_the_number_of_seeds_is_refused_at_once(count: int) -> None:
+def test_too_many_seeds_are_rejected_without_allocating_them(count: int) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(ConfigError, match=rf"`seeds` must be at most 1000.* got {count}\. .*seeds=\[{count}\]"):
@@ -120,7 +120,7 @@ def test_a_seed_given_as_the_number_of_seeds_is_refused_at_once(count: int) -> N
     ],
     ids=range(9),
 )
-def test_input_that_would_exhaust_the_parser_is_one_message(
+def test_input_that_would_exhaust_the_parser_is_rejected_with_one_message(
     text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "run.toml"
@@ -140,7 +140,7 @@ def test_input_that_would_exhaust_the_parser_is_one_message(
     ("name", "message"),
     [("none.toml", "none.toml: there is no such file."), (".", ".: is a folder; a run file in TOML is needed.")],
 )
-def test_a_run_file_that_cannot_be_opened_is_named_without_numbers_of_errors(
+def test_the_error_of_an_unreadable_run_file_has_no_error_number(
     name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Any bytes and any structure give a value or an error of gradhomog, never another exception."""
+"""Fuzzing of all inputs: any bytes and any structure give a value or an error of gradhomog, no other exception."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def picture_bytes(kind: str, mode: str = "RGB") -> bytes:
 
 
 def mutated(originals: list[bytes]) -> st.SearchStrategy[bytes]:
-    """Some bytes replaced, and the end cut off or followed by others."""
+    """Return a strategy that replaces some bytes and truncates or extends the end."""
 
     @st.composite
     def build(draw: st.DrawFn) -> bytes:
@@ -79,7 +79,7 @@ tokens = st.lists(
 @example("a(b=" + "9" * 5000 + ")")
 @example("a(b=[" + "1," * 50_000 + "])")
 @example("a+" * 20_000 + "a")
-def test_any_text_is_a_pipeline_or_refused_in_a_short_message(text: str) -> None:
+def test_any_text_is_a_pipeline_or_rejected_with_a_short_message(text: str) -> None:
     for parse in (expression.parse, expression.parse_alternatives, expression.parse_one):
         try:
             parse(text)
@@ -89,7 +89,7 @@ def test_any_text_is_a_pipeline_or_refused_in_a_short_message(text: str) -> None
             assert len(message) < 1000
 
 
-def test_the_greatest_depth_and_length_are_read_and_one_more_is_refused() -> None:
+def test_the_maximal_depth_and_length_are_accepted_and_one_more_is_rejected() -> None:
     assert expression.parse(f"a(b={'[' * 50}{']' * 50})")
     with pytest.raises(ExpressionError, match="lists and tables may be nested 50 deep"):
         expression.parse(f"a(b={'[' * 51}{']' * 51})")
@@ -120,7 +120,7 @@ def tables(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
 values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | tables(inner), max_leaves=8)
 
 
-def loaded(text: bytes) -> None:
+def load_run_file(text: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.toml"
         path.write_bytes(text)
@@ -129,8 +129,8 @@ def loaded(text: bytes) -> None:
 
 
 @given(tables(values))
-def test_any_structure_is_a_run_file_or_refused(content: dict[str, Any]) -> None:
-    loaded(tomli_w.dumps(content).encode())
+def test_any_structure_is_a_run_file_or_rejected(content: dict[str, Any]) -> None:
+    load_run_file(tomli_w.dumps(content).encode())
 
 
 @given(st.binary(max_size=64) | mutated([Config().to_toml().encode()]))
@@ -142,8 +142,8 @@ def test_any_structure_is_a_run_file_or_refused(content: dict[str, Any]) -> None
 @example(b"a." * 1000 + b"a=1")
 @example(b"[[a.b]]\n" * 2000)
 @example(b"#" * 2**20)
-def test_any_bytes_are_a_run_file_or_refused(text: bytes) -> None:
-    loaded(text)
+def test_any_bytes_are_a_run_file_or_rejected(text: bytes) -> None:
+    load_run_file(text)
 
 
 @given(st.text(max_size=20), values)
@@ -151,7 +151,7 @@ def test_any_bytes_are_a_run_file_or_refused(text: bytes) -> None:
 @example("train.steps." * 5000 + "a", 1)
 @example("train.steps" + ".a" * 5000, 1)
 @example("a", "[" * 3000)
-def test_any_override_is_applied_or_refused(key: str, value: Any) -> None:
+def test_any_override_is_applied_or_rejected(key: str, value: Any) -> None:
     for text in (f"{key}={value}", f"{key}={json.dumps(value, default=str)}", key):
         with contextlib.suppress(GradhomogError):
             load(None, [text])
@@ -174,12 +174,12 @@ arrays = st.builds(lambda dtype, shape: np.zeros(shape, dtype=dtype), dtypes, sh
         {}, optional={name: arrays | st.just(array) for name, array in GOOD.items()} | {"class_split": arrays}
     )
 )
-def test_any_arrays_are_images_or_refused(content: dict[str, Any]) -> None:
+def test_any_arrays_are_images_or_rejected(content: dict[str, Any]) -> None:
     read_images("a.npz", npz_bytes(**content))
 
 
 @given(st.binary(max_size=64) | mutated([npz_bytes(**GOOD), npz_bytes()]))
-def test_any_bytes_are_an_npz_file_or_refused(content: bytes) -> None:
+def test_any_bytes_are_an_npz_file_or_rejected(content: bytes) -> None:
     read_images("a.npz", content)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.npz"
@@ -192,8 +192,8 @@ def test_any_bytes_are_an_npz_file_or_refused(content: bytes) -> None:
     st.binary(max_size=200)
     | mutated([b"\x93NUMPY\x01\x00v\x00{'descr': '|u1', 'fortran_order': False, 'shape': (2, 3)}"])
 )
-def test_any_bytes_are_an_array_or_refused(content: bytes) -> None:
-    """The member is intact in the archive, so that its own header is what is read."""
+def test_any_bytes_are_an_array_or_rejected(content: bytes) -> None:
+    """The archive is valid: the reader reaches the header of the array."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.npz"
         with zipfile.ZipFile(path, "w") as archive:
@@ -218,12 +218,12 @@ GOOD_LIST = b'{"label_names": ["a", "b"], "image_names": ["x.png", "y.png"], "im
         "label_names": texts | lists, "image_names": texts | lists, "image_labels": st.lists(st.integers(-1, 4)) | lists
     })
 )  # fmt: skip
-def test_any_structure_is_a_file_list_or_refused(content: Any) -> None:
+def test_any_structure_is_a_file_list_or_rejected(content: Any) -> None:
     read_images("list.json", json.dumps(content).encode())
 
 
 @given(st.binary(max_size=64) | mutated([GOOD_LIST]))
-def test_any_bytes_are_a_file_list_or_refused(content: bytes) -> None:
+def test_any_bytes_are_a_file_list_or_rejected(content: bytes) -> None:
     read_images("list.json", content)
 
 
@@ -232,5 +232,5 @@ PICTURES = [picture_bytes(kind) for kind in KINDS] + [picture_bytes("PNG", "P"),
 
 
 @given(st.binary(max_size=64) | mutated(PICTURES))
-def test_any_bytes_are_a_picture_or_refused(content: bytes) -> None:
+def test_any_bytes_are_a_picture_or_rejected(content: bytes) -> None:
     read_images("a/0.png", content)

@@ -1,4 +1,4 @@
-"""The command line as a process: signals at any time, and outputs that are not Unicode."""
+"""The command line as a process: signals at any time, and output encodings other than Unicode."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ sys.exit(main(["report", "folder"]))
     assert (process.returncode, error) == (130, "gradhomog: interrupted.\n")
 
 
-def test_an_interrupt_within_the_making_of_a_class_has_the_same_exit_code(tmp_path: Path) -> None:
-    """Dataclasses and named tuples run texts while modules are imported; CPython would end the process by SIGINT."""
+def test_an_interrupt_during_the_creation_of_a_class_has_the_same_exit_code(tmp_path: Path) -> None:
+    """Dataclasses and named tuples call `exec` during imports, where CPython would end the process by SIGINT."""
     code = """
 import sys
 import gradhomog.cli.list_ as command
@@ -84,15 +84,15 @@ sys.exit(main(["list"]))
     assert (done.returncode, done.stderr) == (130, "gradhomog: interrupted.\n")
 
 
-def test_a_handler_of_the_calling_program_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_handler_of_the_calling_program_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     from gradhomog.cli import main
 
-    def own(number: int, frame: object) -> None: ...
+    def handler(number: int, frame: object) -> None: ...
 
-    before = signal.signal(signal.SIGTERM, own)
+    before = signal.signal(signal.SIGTERM, handler)
     try:
         main(["list"])
-        assert signal.getsignal(signal.SIGTERM) is own
+        assert signal.getsignal(signal.SIGTERM) is handler
     finally:
         signal.signal(signal.SIGTERM, before)
     main(["list"])
@@ -112,7 +112,7 @@ def test_output_that_is_not_unicode_shows_question_marks(encoding: str) -> None:
     assert b"alpha=1.5 (a number ? 0)" in done.stdout
 
 
-def test_data_are_complete_in_an_output_that_is_not_unicode() -> None:
+def test_json_output_is_complete_if_the_output_is_not_unicode() -> None:
     done, expected = (output("show", "gradnorm", "--json", encoding=name) for name in ("ascii", "utf-8"))
     assert json.loads(done.stdout) == json.loads(expected.stdout)
     assert "alpha=1.5 (a number ≥ 0)" in json.loads(done.stdout)["options"]
@@ -126,7 +126,7 @@ def test_an_error_that_is_not_unicode_is_one_message() -> None:
 
 
 @pytest.mark.slow
-def test_a_table_is_printed_after_training_where_the_output_is_not_unicode(tmp_path: Path) -> None:
+def test_a_table_is_printed_after_training_if_the_output_is_not_unicode(tmp_path: Path) -> None:
     small = [
         "episodes.shots=1", "episodes.ways=2", "episodes.tasks=2", "train.steps=2", "train.inner_steps=1",
         "train.validate_every=2", "train.validation_episodes=2", "test.episodes=2", "seeds=1",

@@ -13,7 +13,7 @@ from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.analysis.rows import Row, best_baselines, make_rows
 from gradhomog.experiments.analysis.slow_homogenizers import Slow, slow
 from gradhomog.experiments.analysis.tuning import Candidate, candidates
-from gradhomog.experiments.results.events import Record, plain
+from gradhomog.experiments.results.events import Record, json_compatible
 from gradhomog.experiments.results.records import row_order
 
 
@@ -112,7 +112,7 @@ def summarize(records: Iterable[Record], expected_runs: int | None = None) -> Su
 
 def to_json(summary: Summary) -> dict[str, Any]:
     """The summary as plain dicts and lists; None for what is unknown or not finite."""
-    content: dict[str, Any] = plain(dataclasses.asdict(summary))
+    content: dict[str, Any] = json_compatible(dataclasses.asdict(summary))
     return content
 
 

@@ -1,4 +1,4 @@
-"""A comparison from configuration to table: plans runs, starts those that have no result, and reads their folders."""
+"""Comparisons, from configuration to table: plan the runs, compute those without a result, write the report."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from gradhomog.experiments.execution.worker import Job
 from gradhomog.experiments.report.page import write_report
 from gradhomog.experiments.results import comparison_dir
 from gradhomog.experiments.results.comparison_dir import Plan, run_dir
-from gradhomog.experiments.results.plan import Method, Run, runs
+from gradhomog.experiments.results.plan import Method, Run, decided_runs
 from gradhomog.experiments.training import trainer
 from gradhomog.experiments.training.dry_run import dry_run
 
 
 @dataclass
 class Comparison:
-    """What a comparison came to.
+    """The outcome of a comparison.
 
     Attributes:
-        folder: where everything was written.
+        folder: the output folder.
         summary: the table.
-        failures: by run, the message of what failed; empty if all went well.
+        failures: error messages by `Run.id`; empty if no run failed.
     """
 
     folder: Path
@@ -51,22 +51,23 @@ def compare(
 ) -> Comparison:
     """Train and test every method with every seed; see `Config`.
 
-    Everything is checked before anything is trained, and two steps of each method are tried. Every run has a folder of
-    its own under `out/runs`, see `RunDir`. Several processes, also on several machines, may resume one comparison at
-    the same time: no run is made by two of them.
+    The configuration is validated, and a dry run takes two steps of each method, before the first training starts.
+    Every run has a separate folder under `out/runs`, see `RunDir`. Several processes, also on several machines, may
+    resume one comparison at the same time: each run is computed by one of them.
 
     Args:
         out: the output folder; by default a new one under `runs/`.
-        resume: go on where a killed or interrupted comparison of this configuration stopped, or is going on elsewhere.
-        progress: called with records `dry_run`, `plan`, `progress`, `result` and `failed`; for a progress bar.
-        jobs: how many runs are made at a time; 1: in this process, 0: one per core.
-        executor: where runs are made, see `executors`. Results do not depend on it.
+        resume: continue a comparison of this configuration that was killed or interrupted, or that is still running
+            in another process.
+        progress: called with the records `dry_run`, `plan`, `progress`, `result` and `failed`; for a progress bar.
+        jobs: number of runs at the same time; 1: in this process, 0: one per core.
+        executor: where runs are computed, see `executors`. Results do not depend on it.
 
     Raises:
-        GradhomogError: bad names, options, data or folder, or methods that cannot work with these. KeyboardInterrupt:
-            after all runs have written checkpoints.
+        GradhomogError: names, options, data or folder are invalid, or the dry run of a method fails.
+        KeyboardInterrupt: after all runs have written checkpoints.
     """
-    folder = comparison_dir.choose(config, out, resume, stem)
+    folder = comparison_dir.choose_folder(config, out, resume, stem)
     with pins.using(comparison_dir.with_pins(config, folder)) as pinned:
         return _compare(pinned, folder, resume, progress, jobs, executor)
 
@@ -75,19 +76,19 @@ def _compare(config: Config, out: Path, resume: bool, progress: Progress, jobs: 
     rows = plan.methods(config)
     observers.check(config)
     comparison_dir.check_writable(out)
-    made_by = find_executor(executor, jobs, out)
+    run_executor = find_executor(executor, jobs, out)
     about: dict[str, Any] = {}
     for learner in config.learners:
-        about = trainer.trainable(config, Run(learner, "none", config.seed_list[0])).about()
+        about = trainer.make_trainable(config, Run(learner, "none", config.seed_list[0])).about()
     seconds = None
-    if not resume:  # what has begun was tried then, and without one of its methods would be another comparison
+    if not resume:  # the dry run was done at the first start; a comparison with fewer methods would be another one
         seconds = dry_run(config, rows, progress).seconds
-    path = comparison_dir.prepare(config, out)
-    made = Plan(config.to_dict(), config.digest, tuple(rows), tuple(config.seed_list), about)
-    made.write(path)
+    path = comparison_dir.create_folder(config, out)
+    written_plan = Plan(config.to_dict(), config.digest, tuple(rows), tuple(config.seed_list), about)
+    written_plan.write(path)
     runner = _Runner(config, rows, path, progress)
-    with made_by:
-        runner.make_all(made_by, seconds)
+    with run_executor:
+        runner.compute_all(run_executor, seconds)
     return Comparison(path, write_report(path), runner.failures)
 
 
@@ -99,11 +100,11 @@ class _Runner:
         self.stop = StopFile(path)
         self.monitor = Monitor(path, progress)
 
-    def make_all(self, executor: Executor, seconds: float | None) -> None:
-        """Make every run that has no result, until there is none left."""
+    def compute_all(self, executor: Executor, seconds: float | None) -> None:
+        """Compute the runs that have no result until all runs have finished or failed."""
         seeds = self.config.seed_list
         for run in {Run(row.learner, text, seed) for row in self.rows for text in row.candidates for seed in seeds}:
-            self._look(run)
+            self._load_result(run)
         tuned = [row for row in self.rows if row.tuned]
         count = len(self.rows) * len(seeds) + sum(len(row.candidates) - 1 for row in tuned)
         self.progress(
@@ -115,22 +116,22 @@ class _Runner:
         with self.monitor.watching(), self.stop.on_interrupt():
             while pending := self._pending():
                 self.monitor.runs = pending
-                free = [run for run in pending if not run_dir(self.path, run).is_held()]
+                free = [run for run in pending if not run_dir(self.path, run).is_locked()]
                 if free:
-                    self._make(executor, free)
-                else:  # all that is left is being made by others
+                    self._compute(executor, free)
+                else:  # other processes compute all remaining runs
                     time.sleep(1.0)
-                if self.stop.asked:
+                if self.stop.requested:
                     raise KeyboardInterrupt
                 for run in pending:
-                    self._look(run)
+                    self._load_result(run)
 
     def _pending(self) -> list[Run]:
         done = {**self.results, **self.failures}
-        decided = runs(self.rows, self.config.seed_list, self.results, self.failures)
+        decided = decided_runs(self.rows, self.config.seed_list, self.results, self.failures)
         return [run for run in decided if run.id not in done]
 
-    def _look(self, run: Run) -> None:
+    def _load_result(self, run: Run) -> None:
         result = run_dir(self.path, run).result()
         if result is None:
             return
@@ -138,20 +139,20 @@ class _Runner:
             raise ConfigError(f"{self.path} holds a result of another configuration: {run.id}. Choose another --out.")
         self.results[run.id] = result
 
-    def _make(self, executor: Executor, pending: list[Run]) -> None:
-        folder, stop = self.path.resolve(), self.stop.path.resolve()  # workers may be elsewhere
+    def _compute(self, executor: Executor, pending: list[Run]) -> None:
+        folder, stop = self.path.resolve(), self.stop.path.resolve()  # workers may have another working directory
         for outcome in executor([Job(self.config, run, folder, stop) for run in pending]):
             if outcome.status == "failed":
                 self._record_failure(outcome.run, outcome.error)
             elif outcome.status == "finished":
-                self._look(outcome.run)
-                if result := self.results.get(outcome.run.id):  # a network file system may show it later
+                self._load_result(outcome.run)
+                if result := self.results.get(outcome.run.id):  # a network file system may be delayed
                     self.progress(result)
 
     def _record_failure(self, run: Run, error: str) -> None:
-        if not (self.path / comparison_dir.PLAN).exists():  # other runs would make the folder again, without it
+        if not (self.path / comparison_dir.PLAN).exists():  # other runs would create the folder again, without the plan
             raise ConfigError(f"{self.path} was removed while runs trained. Run the command again, without --resume.")
         with suppress(OSError):  # a full disk
-            run_dir(self.path, run).record_failure(error)  # a process that was killed could not
+            run_dir(self.path, run).record_failure(error)  # a killed process has not recorded it
         self.failures[run.id] = error
         self.progress({"event": "failed", **run.identity, "error": error})

@@ -1,4 +1,4 @@
-"""What a result depends on besides its configuration: versions and machine, without importing what is asked about."""
+"""Package versions and machine, which results depend on besides their configuration. Imports none of the packages."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ PACKAGES = ("torch", "torchopt", "pluggy", "numpy", "matplotlib", "pillow", "tor
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python, gradhomog and the packages that decide results; those that are not installed are left out."""
-    found = {"python": platform.python_version(), "gradhomog": gradhomog.__version__}
+    """Return the versions of Python, gradhomog and the packages that affect results, if installed."""
+    installed = {"python": platform.python_version(), "gradhomog": gradhomog.__version__}
     for name in PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def machine() -> dict[str, str | int]:
-    """Operating system, processor and number of cores."""
+    """Return operating system, processor and number of cores."""
     return {"system": platform.platform(), "processor": platform.machine(), "cores": os.cpu_count() or 1}
 
 
 def report() -> dict[str, object]:
-    """All of it, with the interpreter: what to paste into an issue."""
+    """Return versions, machine and interpreter, for bug reports."""
     return {"versions": versions(), "machine": machine(), "interpreter": sys.executable}

@@ -1,4 +1,4 @@
-"""What a record says of a run that failed for another reason than a plugin's pipeline or the input."""
+"""Error messages of failed runs, which name the plugin that raised."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from gradhomog.registry import installed
 from gradhomog.registry.plugininfo import PluginInfo
 
 
-def reason(config: Config, run: Run, error: Exception) -> str:
-    """The error in a line, with the learner or the domain whose code it came through; then its traceback.
+def describe_failure(config: Config, run: Run, error: Exception) -> str:
+    """Return the error as one line, with the learner or domain plugin that raised it, followed by the traceback.
 
-    An error of gradhomog says all of this itself, and is no defect: its traceback tells nothing.
+    An error of gradhomog already names the plugin and is not a defect: it is returned without traceback.
     """
     if isinstance(error, GradhomogError):
         return str(error)
     if isinstance(error, OSError):
-        return f"{error}. What was done before is kept: go on with --resume when this is mended."
-    strangers = [info for info in _plugins(config, run) if info.distribution != "gradhomog"]
-    author = next((info for info in strangers if raised_in_package(error, info.module)), None)
+        return f"{error}. Completed runs and checkpoints are kept: fix the cause, then continue with --resume."
+    third_party = [info for info in _plugins(config, run) if info.distribution != "gradhomog"]
+    author = next((info for info in third_party if raised_in_package(error, info.module)), None)
     line = f"{author} raised {describe_error(error)} {author.advice}" if author else describe_error(error)
     return f"{line}\n\n{''.join(traceback.format_exception(error))}"
 
 
 def _plugins(config: Config, run: Run) -> list[PluginInfo]:
-    if config.problem is not None:  # its code is ours
+    if config.problem is not None:  # problems are part of gradhomog
         return []
     domains = dict.fromkeys(domain_plugin(text) for text in (*config.domains.train, *config.domains.test))
     return [

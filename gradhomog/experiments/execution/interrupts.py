@@ -1,4 +1,4 @@
-"""Interrupts that stop a comparison with checkpoints written."""
+"""Interrupts that stop a comparison after its runs have written checkpoints."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from uuid import uuid4
 
 
 class StopFile:
-    """A file whose appearance asks all runs of an invocation to stop, on every machine that shares the folder."""
+    """A file whose existence makes all runs of one invocation stop, on every machine that shares the folder."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / f".stop-{uuid4().hex}"
 
     @property
-    def asked(self) -> bool:
+    def requested(self) -> bool:
+        """True if the file exists."""
         return self.path.exists()
 
     @contextmanager
     def on_interrupt(self) -> Iterator[None]:
-        """Within the context SIGINT and SIGTERM make the file; it is removed at the end."""
+        """Create the file on SIGINT and SIGTERM within the context; remove it at the end."""
 
-        def ask(*_: Any) -> None:
+        def request_stop(*_: Any) -> None:
             self.path.touch()
 
         names = (signal.SIGINT, signal.SIGTERM)
         before: list[Any] = []
         try:
             try:
-                before = [signal.signal(name, ask) for name in names]
-            except ValueError:  # not the main thread, which has interrupts to itself
+                before = [signal.signal(name, request_stop) for name in names]
+            except ValueError:  # only the main thread can set signal handlers
                 before = []
             yield
         finally:
-            for name, was in zip(names, before, strict=False):
-                signal.signal(name, was)
+            for name, previous in zip(names, before, strict=False):
+                signal.signal(name, previous)
             self.path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What goes on in the folders of runs, wherever they are made: read again and again, and told as it appears."""
+"""Progress of running runs, polled from their folders, independent of the executor."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ INTERVAL = 0.5
 
 
 class Monitor:
-    """Tells the last event of each run that is in progress, with what identifies the run.
+    """Report the last event of each run in progress.
 
     Args:
         folder: of the comparison.
-        progress: called with the last event `step` of a run (or `start`) as often as there is a new one, as the event
-            `progress` with `Run.identity`.
+        progress: called for each new last event `step` (or `start`) of a run, with the content of that event and
+            `Run.identity`, as the event `progress`.
     """
 
     def __init__(self, folder: Path, progress: Progress) -> None:
@@ -33,7 +33,7 @@ class Monitor:
         self._sizes: dict[str, int] = {}
 
     def poll(self) -> None:
-        """Look once."""
+        """Read the new events once."""
         for run in self.runs:
             path = run_dir(self.folder, run).events
             try:
@@ -41,19 +41,19 @@ class Monitor:
                 if size == self._sizes.get(run.id):
                     continue
                 self._sizes[run.id] = size
-                steps = [event for event in events.last(path) if event["event"] in ("step", "start")]
-            except (OSError, ConfigError):  # not there yet, or damaged: its process, or the report, says so
+                steps = [event for event in events.read_tail(path) if event["event"] in ("step", "start")]
+            except (OSError, ConfigError):  # missing as yet, or damaged: its process, or the report, raises the error
                 continue
             if steps:
                 self.progress({**steps[-1], **run.identity, "event": "progress"})
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Look every half second within the context."""
-        over = threading.Event()
+        """Poll every half second within the context."""
+        ended = threading.Event()
 
         def watch() -> None:
-            while not over.wait(INTERVAL):
+            while not ended.wait(INTERVAL):
                 self.poll()
 
         thread = threading.Thread(target=watch, name="gradhomog-monitor", daemon=True)
@@ -61,5 +61,5 @@ class Monitor:
         try:
             yield
         finally:
-            over.set()
+            ended.set()
             thread.join()

@@ -1,4 +1,4 @@
-"""The observers of a run, by the names in its configuration: one that fails is reported once and dropped."""
+"""The observers of a run, created from its configuration. An observer that raises is reported once and removed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from gradhomog.registry.options import bind
 from gradhomog.specs import Observer
 
 Warn = Callable[[str], None]
-"""Called with one message for each observer that is dropped."""
+"""Called with one message for each observer that is removed."""
 
 
 def check(config: Config) -> None:
-    """Load the observers of a configuration and check their options; makes none.
+    """Load the observers of a configuration and validate their options, without creating them.
 
     Raises:
-        ConfigError: names or options are wrong, or a package is missing; it names all.
+        ConfigError: names or options are invalid, or a package is missing; lists all of them.
     """
     faults = []
     for text in config.observers:
@@ -39,38 +39,42 @@ def check(config: Config) -> None:
 
 
 def make(config: Config, folder: Path, warn: Warn) -> Observers:
-    """The observers of a run, whose configuration this is, in the folder of the run.
+    """Return the observers of a run.
 
-    A plugin that raises, or that makes what cannot be called, has none.
+    A plugin that raises, or that does not return a callable, is reported by `warn` and skipped.
+
+    Args:
+        config: of the run.
+        folder: of the run.
     """
-    found: list[tuple[PluginInfo, Observer]] = []
+    observers: list[tuple[PluginInfo, Observer]] = []
     for text in config.observers:
         selector, options = expression.parse_one(text)
         try:
             info, _, observer = installed().make("observers", selector, options, config.to_dict(), folder)
         except GradhomogError as cause:
-            warn(f"The run goes on without the observer {text}: {cause}")
+            warn(f"The run continues without the observer {text}: {cause}")
             continue
         if callable(observer):
-            found.append((info, observer))
+            observers.append((info, observer))
         else:
             warn(
-                f"The run goes on without the observer {text}: the factory of {info} must return a function; got "
+                f"The run continues without the observer {text}: the factory of {info} must return a function; got "
                 f"{type(observer).__name__}. {info.advice}"
             )
-    return Observers(found, warn)
+    return Observers(observers, warn)
 
 
 class Observers:
-    """Called as `observers(event, record)`: calls each observer with a copy of the record, and never raises.
+    """Call each observer with a copy of the record: `observers(event, record)`. Never raises.
 
     Args:
-        found: the observers, each after its plugin.
-        warn: called with a message for each observer that is dropped.
+        observers: pairs of plugin and observer.
+        warn: called with a message for each observer that is removed.
     """
 
-    def __init__(self, found: Iterable[tuple[PluginInfo, Observer]], warn: Warn) -> None:
-        self._observers = list(found)
+    def __init__(self, observers: Iterable[tuple[PluginInfo, Observer]], warn: Warn) -> None:
+        self._observers = list(observers)
         self._warn = warn
 
     def __call__(self, event: str, record: Mapping[str, Any]) -> None:
@@ -81,6 +85,6 @@ class Observers:
             except (Exception, SystemExit) as cause:
                 self._observers.remove(entry)
                 self._warn(
-                    f"The run goes on without an observer: {info} raised at `{event}`: {describe_error(cause)}. "
+                    f"The run continues without an observer: {info} raised at `{event}`: {describe_error(cause)}. "
                     f"{info.advice}"
                 )

@@ -1,4 +1,4 @@
-"""A worker process ends with its parent. Imports nothing large: a worker runs it before it imports PyTorch."""
+"""End worker processes with their parent. Imports no large module: a worker calls it before it imports PyTorch."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ NAME = "gradhomog-watches-parent"
 
 
 def end_with_parent(parent: int) -> None:
-    """End this process at once when its parent is gone; leave interrupts to the parent, which says what to do."""
+    """End this process when its parent has ended. Ignore SIGINT and SIGTERM: the parent handles them."""
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_IGN)
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(0.1)
-        os._exit(1)  # what was done since the last checkpoint is lost, nothing else
+        os._exit(1)  # only the steps since the last checkpoint are lost
 
     threading.Thread(target=watch, name=NAME, daemon=True).start()

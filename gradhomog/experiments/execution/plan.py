@@ -1,4 +1,4 @@
-"""The methods of a comparison: the pipelines of its configuration, checked and labelled."""
+"""The methods of a comparison: the pipelines of its configuration, validated and labelled."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from gradhomog.pipelines import pipeline
 
 
 def methods(config: Config) -> list[Method]:
-    """The rows of the comparison, in the configuration's order.
+    """Return the rows of the comparison's table, in the configuration's order.
 
-    Makes every pipeline once, so that wrong names and options are an error before anything is trained.
+    Constructs every pipeline once: invalid names and options raise before the first training starts.
 
     Raises:
-        ConfigError: names are unknown, options wrong, texts do not parse, or two rows are the same; it names all.
+        ConfigError: names are unknown, options invalid, texts do not parse, or two rows are equal; lists all errors.
     """
-    found: list[Method] = []
+    rows: list[Method] = []
     faults: list[str] = []
     for learner in config.learners:
         for text in config.homogenizers:
             if config.problem is not None and text.strip() == SINGLE:
                 if not problems.find(config.problem.name).single:
-                    faults.append(f"{SINGLE!r} means nothing on {learner}; leave it out.")
-                found.append(Method(learner, SINGLE, (SINGLE,)))
+                    faults.append(f"{SINGLE!r} does not apply to {learner}; remove it.")
+                rows.append(Method(learner, SINGLE, (SINGLE,)))
                 continue
             try:
                 alternatives = expression.parse_alternatives(text)
@@ -40,18 +40,18 @@ def methods(config: Config) -> list[Method]:
             names = dict.fromkeys(" + ".join(name for name, _ in members) or "none" for members in alternatives)
             label = f"{' | '.join(names)} (tuned)" if len(candidates) > 1 else candidates[0]
             if len(set(candidates)) < len(candidates):
-                faults.append(f"{text!r} names a candidate twice.")
-            found.append(Method(learner, "plain" if label == "none" else label, candidates))
-    for (learner, label), count in Counter((method.learner, method.label) for method in found).items():
+                faults.append(f"{text!r} contains a candidate twice.")
+            rows.append(Method(learner, "plain" if label == "none" else label, candidates))
+    for (learner, label), count in Counter((method.learner, method.label) for method in rows).items():
         if count > 1:
-            faults.append(f"{label!r} is named twice for {learner}; the table could not tell them apart.")
+            faults.append(f"{label!r} occurs twice for {learner}; labels of table rows must be unique.")
     if faults:
         raise ConfigError(f"`homogenizers`: {join_faults(faults)}")
-    return found
+    return rows
 
 
 def _member_faults(text: str) -> list[str]:
-    """What is wrong with each member of a text by itself: a pipeline's own error names the first only."""
+    """Return the errors of all homogenizers in a text; the error of the whole pipeline names only the first."""
     try:
         alternatives = expression.parse_alternatives(text)
     except GradhomogError as cause:

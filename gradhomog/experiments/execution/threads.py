@@ -1,4 +1,4 @@
-"""How many threads PyTorch computes with, for a while."""
+"""Context manager for the number of threads of PyTorch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Within the context PyTorch computes with this many threads; afterwards with as many as before."""
+    """Set the number of threads of PyTorch within the context; restore it afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

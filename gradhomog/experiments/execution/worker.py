@@ -1,4 +1,4 @@
-"""What a worker process does: one run, to its end or as far as it may."""
+"""Jobs of worker processes: each computes one run until it finishes, fails or is stopped."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from typing import Any, Literal
 from gradhomog.experiments.config import pins
 from gradhomog.experiments.config.schema import Config
 from gradhomog.experiments.execution import observers
-from gradhomog.experiments.execution.failures import reason
+from gradhomog.experiments.execution.failures import describe_failure
 from gradhomog.experiments.execution.threads import threads
 from gradhomog.experiments.results.comparison_dir import run_dir
 from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.training.trainer import Trainer
 
-# Global generators, the number of threads and the processor's clock are those of the process: where a cluster gives a
-# worker several threads, its runs take turns.
+# Global generators, the number of threads and the processor time belong to the process. If a cluster gives a worker
+# several threads, its runs therefore take turns.
 _one_at_a_time = threading.Lock()
 
-Status = Literal["finished", "stopped", "failed", "held"]
+Status = Literal["finished", "stopped", "failed", "locked"]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run: `"stopped"` on request, `"held"` by another process, or `"failed"` with an error."""
+    """The outcome of a job: `"finished"`, `"stopped"` on request, `"locked"` by another process, or `"failed"` with an
+    error."""
 
     run: Run
     status: Status
@@ -36,10 +37,13 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Job:
-    """One run, as it is sent to a worker, perhaps on another machine that shares the folder.
+    """One run to compute, sent to a worker, possibly on another machine that shares the folder.
 
     Attributes:
-        stop: a file; when it appears, the run writes a checkpoint and stops.
+        config: of the comparison.
+        folder: of the comparison.
+        stop: path of the stop file; once it exists, the run writes a checkpoint and stops.
+        jobs: number of runs that are computed at the same time; recorded only.
     """
 
     config: Config
@@ -49,43 +53,45 @@ class Job:
     jobs: int = 1
 
     def __call__(self) -> Outcome:
-        """Make the run. Never raises but for interrupts: an error is told by the outcome, and in the run's events."""
+        """Compute the run. Raises nothing but interrupts: an error is in the outcome and in the events of the run."""
         with _one_at_a_time:
-            return Outcome(self.run, "stopped") if self.stop.exists() else self._make()
+            return Outcome(self.run, "stopped") if self.stop.exists() else self._compute()
 
-    def _make(self) -> Outcome:
-        where = run_dir(self.folder, self.run)
+    def _compute(self) -> Outcome:
+        folder = run_dir(self.folder, self.run)
         trainer: Trainer | None = None
         try:
             if not self.folder.exists():
-                raise FileNotFoundError(f"{self.folder} is not there; all machines must share it")
-            with where.lock() as held:
-                if not held:
-                    return Outcome(self.run, "held")
-                if where.result() is not None:
+                raise FileNotFoundError(f"{self.folder} does not exist; all machines must share it")
+            with folder.lock() as acquired:
+                if not acquired:
+                    return Outcome(self.run, "locked")
+                if folder.result() is not None:
                     return Outcome(self.run, "finished")
-                with threads(self.config.threads), pins.using(self.own) as own:
+                with threads(self.config.threads), pins.using(self.run_config) as config:
                     try:
-                        trainer = Trainer(own, self.run, where, observers.make(own, where.path, _warn), self.jobs)
+                        trainer = Trainer(
+                            config, self.run, folder, observers.make(config, folder.path, _warn), self.jobs
+                        )
                         return Outcome(self.run, "finished" if trainer.finish(self.stop.exists) else "stopped")
                     except Exception as error:
-                        why = reason(self.config, self.run, error)
+                        message = describe_failure(self.config, self.run, error)
                         if trainer is not None:
                             with suppress(OSError):  # a full disk
-                                trainer.fail(why)
-                        return Outcome(self.run, "failed", why)
-        except Exception as error:  # nothing can be written: a full disk, a folder that is gone
-            return Outcome(self.run, "failed", reason(self.config, self.run, error))
+                                trainer.fail(message)
+                        return Outcome(self.run, "failed", message)
+        except Exception as error:  # the folder cannot be written: the disk is full, or the folder was deleted
+            return Outcome(self.run, "failed", describe_failure(self.config, self.run, error))
 
     def checkpoint(self) -> Any:
-        """For submitit, when the time of a Slurm job is over: the job again, which goes on from its checkpoint."""
+        """Resubmit the job: submitit calls this at the time limit of Slurm. The run continues from its checkpoint."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
 
     @property
-    def own(self) -> Config:
-        """The configuration of this run alone."""
+    def run_config(self) -> Config:
+        """The configuration of this run only."""
         return self.config.of_run(self.run.learner, self.run.homogenizers, self.run.seed)
 
 

@@ -16,7 +16,7 @@ from gradhomog.experiments.problems import pairs
 from gradhomog.experiments.problems.data import Data
 from gradhomog.experiments.problems.optional_import import import_optional
 from gradhomog.experiments.problems.spec import ProblemSpec
-from gradhomog.experiments.training.multi_task import trained_on
+from gradhomog.experiments.training.multi_task import multi_task_trainable
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,6 @@ def _resize(pictures: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
 PROBLEM = ProblemSpec(
     name="digit_pairs",
     options=DigitPairOptions,
-    trainable=trained_on(data),
+    trainable=multi_task_trainable(data),
     defaults={**pairs.DEFAULTS, "homogenizers": members("multitask")},
 )

@@ -14,7 +14,7 @@ from gradhomog.experiments.data.domains import glyphs
 from gradhomog.experiments.problems import pairs
 from gradhomog.experiments.problems.data import Data
 from gradhomog.experiments.problems.spec import ProblemSpec
-from gradhomog.experiments.training.multi_task import trained_on
+from gradhomog.experiments.training.multi_task import multi_task_trainable
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,6 @@ def data(options: GlyphPairOptions, size: int) -> Data:
 PROBLEM = ProblemSpec(
     name="glyph_pairs",
     options=GlyphPairOptions,
-    trainable=trained_on(data),
+    trainable=multi_task_trainable(data),
     defaults={**pairs.DEFAULTS, "homogenizers": members("multitask")},
 )

@@ -47,8 +47,8 @@ class LandscapeOptions:
 class Landscape:
     """One point per start, each with separate homogenizers; Adam updates each coordinate independently."""
 
-    sampled = False
-    keeps = "last"
+    samples_tasks = False
+    state_selection = "last"
 
     def __init__(self, config: Config, run: Run) -> None:
         options = config.problem
@@ -71,7 +71,7 @@ class Landscape:
     def parameters(self) -> list[nn.Parameter]:
         return [self.points]
 
-    def step(self, index: int, outer: torch.optim.Optimizer, inspect: bool) -> StepReport:
+    def step(self, index: int, optimizer: torch.optim.Optimizer, inspect: bool) -> StepReport:
         """Take one step with every point; the report contains means over the points."""
         losses = toy.losses(self.points)
         # Points are independent, so that one backward pass per loss gives the rows of all points.
@@ -81,9 +81,9 @@ class Landscape:
             pipe.homogenize(jacobian, values, domains=TASKS, inspect=inspect)
             for pipe, jacobian, values in zip(self.pipelines, rows, losses.detach(), strict=True)
         ]
-        outer.zero_grad()
+        optimizer.zero_grad()
         self.points.grad = torch.stack([step.direction[""] for step in steps])
-        outer.step()
+        optimizer.step()
         if (index + 1) % self.keep_every == 0:
             self.path = torch.cat([self.path, self._positions()[None]])
         reports = [StepReport.of(values, step, TASKS) for values, step in zip(losses.detach(), steps, strict=True)]
@@ -111,7 +111,7 @@ class Landscape:
     def test(self, states: Sequence[Mapping[str, Any]]) -> Evaluation:
         return self.validate()
 
-    def leave(self, folder: Path) -> dict[str, Any]:
+    def write_artifacts(self, folder: Path) -> dict[str, Any]:
         front = toy.pareto_front()
         reach = max(MIN_REACH, 1.05 * float(self.path.abs().max()))
         axis = torch.linspace(-reach, reach, GRID, dtype=torch.float64)

@@ -16,7 +16,7 @@ from gradhomog.experiments.data.seeding import generator
 from gradhomog.experiments.problems import table
 from gradhomog.experiments.problems.data import R2, Data, Part
 from gradhomog.experiments.problems.spec import EPISODIC, ProblemSpec
-from gradhomog.experiments.training.multi_task import trained_on
+from gradhomog.experiments.training.multi_task import multi_task_trainable
 
 MIN_ROWS = 2
 """Minimum number of rows of a part, because R² needs two."""
@@ -118,7 +118,7 @@ def _standardize(values: NDArray[np.float64], train: NDArray[np.int64]) -> NDArr
 PROBLEM = ProblemSpec(
     name="regression",
     options=RegressionOptions,
-    trainable=trained_on(lambda options, size: data(options)),
+    trainable=multi_task_trainable(lambda options, size: data(options)),
     defaults={
         "homogenizers": members("multitask"),
         "network": {"name": "mlp", "width": 32},

@@ -1,4 +1,4 @@
-"""What runs keep in their folders for figures: one file of each method, of the first seed that has one."""
+"""Files in run folders from which figures are drawn: one per method, of the first seed that has one."""
 
 from __future__ import annotations
 
@@ -10,26 +10,30 @@ from typing import TypeVar
 from gradhomog.experiments.results.events import Record
 from gradhomog.experiments.results.records import row_order
 
-Kept = TypeVar("Kept")
+Artifact = TypeVar("Artifact")
 
 
-def of_methods(
-    folder: Path, records: Iterable[Record], file: str, read: Callable[[Path], Kept | None]
-) -> dict[tuple[str, str], Kept]:
-    """By learner and label, in the table's order, what `read` makes of a run's folder, unless that is None.
+def collect_by_method(
+    folder: Path, records: Iterable[Record], file: str, read: Callable[[Path], Artifact | None]
+) -> dict[tuple[str, str], Artifact]:
+    """Return the first artifact of each method, by learner and label, in the order of the table.
 
-    A file that cannot be read is told on stderr and passed over: it is a picture, not a result.
+    A file that cannot be read is reported on stderr and skipped: results do not depend on it.
+
+    Args:
+        file: name of the artifact's file, for messages.
+        read: returns the artifact of a run's folder; None if there is none.
     """
     records = list(records)
     results = [record for record in records if record["event"] == "result" and record["role"] == "compare"]
-    found: dict[tuple[str, str], Kept] = {}
+    artifacts: dict[tuple[str, str], Artifact] = {}
     for record in sorted(results, key=lambda record: record["seed"]):
         pair = (record["learner"], record["label"])
         try:
-            kept = read(folder / "runs" / record["run"])
-        except Exception as error:  # a damaged archive raises what zipfile, zlib or NumPy raise
-            print(f"{folder / 'runs' / record['run'] / file}: left out, it cannot be read: {error}", file=sys.stderr)
+            artifact = read(folder / "runs" / record["run"])
+        except Exception as error:  # a damaged archive raises various errors of zipfile, zlib and NumPy
+            print(f"{folder / 'runs' / record['run'] / file}: skipped, it cannot be read: {error}", file=sys.stderr)
             continue
-        if kept is not None:
-            found.setdefault(pair, kept)
-    return {pair: found[pair] for pair in row_order(records) if pair in found}
+        if artifact is not None:
+            artifacts.setdefault(pair, artifact)
+    return {pair: artifacts[pair] for pair in row_order(records) if pair in artifacts}

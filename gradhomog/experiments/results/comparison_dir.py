@@ -1,4 +1,4 @@
-"""The folder of a comparison: `run.toml`, `plan.json`, `runs/` with a folder for each run, and the report."""
+"""The folder of a comparison: `run.toml`, `plan.json`, `runs/` with one folder per run, and the report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.config.schema import Config, load
-from gradhomog.experiments.results import atomic, events, sealed
+from gradhomog.experiments.results import atomic_files, checksums, events
 from gradhomog.experiments.results.plan import Method, Run
 from gradhomog.experiments.results.run_dir import RunDir
 
@@ -23,12 +23,14 @@ RUN_FILE, PLAN = "run.toml", "plan.json"
 
 @dataclass(frozen=True)
 class Plan:
-    """What a folder holds runs of, for who reads it.
+    """The content of `plan.json`: configuration, methods and seeds of a comparison.
 
     Attributes:
+        config: the resolved configuration.
+        digest: hash of the configuration.
         methods: the rows of the table, in its order.
-        about: of a multi-task problem `tasks`, their names, `notes`, sentences about its data, and `fingerprint`, a
-            hash of it; and `held_out`, false where what is tuned is tuned on the very scores of the results.
+        about: for a multi-task problem: `tasks` (names), `notes` (sentences about the data) and `fingerprint` (hash of
+            the data). `held_out` is False if candidates are selected by the same scores that the table reports.
     """
 
     config: dict[str, Any]
@@ -38,97 +40,98 @@ class Plan:
     about: dict[str, Any]
 
     def write(self, folder: Path) -> None:
-        """Write `plan.json`; leave the one that is there.
+        """Write `plan.json`; an existing one is not changed.
 
         Raises:
-            ConfigError: that is of another configuration, or of other data.
+            ConfigError: the existing plan has another configuration, other data or other plugins.
         """
         if (folder / PLAN).exists():
-            before = Plan.read(folder)
+            existing = Plan.read(folder)
             different = {
-                "configuration": (before.digest, self.digest),  # the run file may have been edited
-                "data (the file has changed)": (before.about.get("fingerprint"), self.about.get("fingerprint")),
+                "configuration": (existing.digest, self.digest),  # the run file may have been edited
+                "data (the file has changed)": (existing.about.get("fingerprint"), self.about.get("fingerprint")),
             }
             for what, (theirs, ours) in different.items():
                 if theirs != ours:
                     raise ConfigError(
-                        f"{folder} holds results of another {what}, which one table must not mix with these. Choose "
-                        "another --out."
+                        f"{folder} holds results of another {what}; one table must not mix the two. Choose another "
+                        "--out."
                     )
-            if (theirs := before.config["plugins"]) != self.config["plugins"]:
+            if (theirs := existing.config["plugins"]) != self.config["plugins"]:
                 changed = sorted({*theirs} ^ {*self.config["plugins"]})
                 raise ConfigError(
-                    f"{folder} holds results of other plugins, which one table must not mix with these: of "
-                    f"{', '.join(changed)} one is there and not here. Choose another --out."
+                    f"{folder} holds results of other plugins; one table must not mix the two. Only one of them uses "
+                    f"{', '.join(changed)}. Choose another --out."
                 )
             return
-        content = {"version": events.VERSION, **events.plain(asdict(self))}
-        content["sha256"] = sealed.content_digest(content)
-        atomic.write(folder / PLAN, (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode())
+        content = {"version": events.VERSION, **events.json_compatible(asdict(self))}
+        content["sha256"] = checksums.content_digest(content)
+        atomic_files.write_bytes(folder / PLAN, (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode())
 
     @classmethod
     def read(cls, folder: Path) -> Plan:
-        """What `write` wrote.
+        """Return the plan of a folder.
 
         Raises:
-            ConfigError: there is none, or it is damaged or of another version.
+            ConfigError: the file is missing, damaged or of another version.
         """
         path = folder / PLAN
         try:
             content = json.loads(path.read_bytes())
             digest = content.pop("sha256")
             if content["version"] != events.VERSION:
-                raise ConfigError(f"{path}: is of format version {content['version']!r}, not {events.VERSION}.")
-            if digest != sealed.content_digest(content):
-                raise ValueError("its content is not that of its `sha256`")
+                raise ConfigError(f"{path}: has format version {content['version']!r}; expected {events.VERSION}.")
+            if digest != checksums.content_digest(content):
+                raise ValueError("its content does not match its `sha256`")
             methods = tuple(
                 Method(row["learner"], row["label"], tuple(row["candidates"])) for row in content["methods"]
             )
             return cls(content["config"], content["digest"], methods, tuple(content["seeds"]), content["about"])
         except OSError as cause:
             raise ConfigError(
-                f"{folder}: no {PLAN} can be read there: {cause.strerror}. Pass a folder that `gradhomog compare` or "
-                "`train` wrote."
+                f"{folder}: cannot read {PLAN}: {cause.strerror}. Pass an output folder of `gradhomog compare` or "
+                "`train`."
             ) from cause
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as cause:
             if isinstance(cause, ConfigError):
                 raise
             raise ConfigError(
-                f"{path}: is damaged ({cause}). Remove it, and add --resume to the command that made it."
+                f"{path}: is damaged ({cause}). Remove it, then run the command that wrote it with --resume."
             ) from cause
 
 
 def run_dir(folder: Path, run: Run) -> RunDir:
-    """The folder of a run within that of a comparison."""
+    """Return the folder of a run within the folder of its comparison."""
     return RunDir(folder / "runs" / run.id)
 
 
-def choose(config: Config, out: Path | None, resume: bool, stem: str) -> Path:
-    """The folder to write into, which need not exist yet.
+def choose_folder(config: Config, out: Path | None, resume: bool, stem: str) -> Path:
+    """Return the output folder; it may not exist yet.
 
-    Without `out` it is `runs/<stem>`, `runs/<stem>-2`, …: a new one, or with `resume` the latest of this configuration.
+    Without `out`, this is a new folder `runs/<stem>`, `runs/<stem>-2`, …; with `resume`, the latest of these with this
+    configuration.
 
     Raises:
-        ConfigError: it holds results and `resume` was not asked; it is of another configuration; there is none to
-            resume.
+        ConfigError: the folder holds results and `resume` is False, or it has another configuration, or there is no
+            folder to resume.
     """
     if out is None:
-        out = _latest(config, stem) if resume else _new(stem)
+        out = _latest_folder(config, stem) if resume else _new_folder(stem)
     existing = out / RUN_FILE
     if resume and not existing.exists():
-        raise ConfigError(f"{out} holds nothing to resume: no {RUN_FILE}. Leave out --resume to start there.")
+        raise ConfigError(f"{out} holds nothing to resume: no {RUN_FILE}. Remove --resume to start there.")
     if existing.exists():
-        _same(config, load(existing), out)
+        _check_same_configuration(config, load(existing), out)
         if (out / PLAN).exists() and not resume:
-            raise ConfigError(f"{out} already holds results. Add --resume to go on with them, or choose another --out.")
+            raise ConfigError(f"{out} already holds results. Add --resume to continue, or choose another --out.")
     return out
 
 
 def check_writable(folder: Path) -> None:
-    """Before anything takes time.
+    """Check that the folder can be created or written.
 
     Raises:
-        ConfigError: the folder cannot be written, or made.
+        ConfigError: it cannot.
     """
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not existing.is_dir():
@@ -140,7 +143,7 @@ def check_writable(folder: Path) -> None:
 
 
 def with_pins(config: Config, folder: Path) -> Config:
-    """The configuration with the plugins that a folder holds results of, where it holds any and names none itself.
+    """Return the configuration; if it pins no plugins, with the pinned plugins of the folder's existing results.
 
     Raises:
         ConfigError: the folder's plan is damaged.
@@ -150,65 +153,65 @@ def with_pins(config: Config, folder: Path) -> Config:
     return dataclasses.replace(config, plugins=Plan.read(folder).config["plugins"])
 
 
-def prepare(config: Config, out: Path) -> Path:
-    """The folder of a comparison, with the resolved configuration in it.
+def create_folder(config: Config, out: Path) -> Path:
+    """Create the folder of a comparison and write the resolved configuration into it; return the folder.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: the folder cannot be written.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
-        if not (out / RUN_FILE).exists():  # it may be the user's own file, with comments
-            atomic.write(out / RUN_FILE, config.to_toml().encode())
-        atomic.remove_leftovers(out)
+        if not (out / RUN_FILE).exists():  # an existing file may be the user's, with comments
+            atomic_files.write_bytes(out / RUN_FILE, config.to_toml().encode())
+        atomic_files.remove_leftovers(out)
     except OSError as cause:
         raise ConfigError(f"{out}: the output folder cannot be written: {cause}. Choose another --out.") from cause
     return out
 
 
-def _numbered(stem: str) -> dict[int, Path]:
-    """The folders of a stem that exist, by number."""
-    found = {}
+def _numbered_folders(stem: str) -> dict[int, Path]:
+    """Return the existing folders of a stem, by number."""
+    folders = {}
     for path in ROOT.glob(f"{stem}*"):
         name = re.fullmatch(rf"{re.escape(stem)}(?:-(\d+))?", path.name)
         if name:
-            found[int(name[1] or 1)] = path
-    return found
+            folders[int(name[1] or 1)] = path
+    return folders
 
 
-def _new(stem: str) -> Path:
-    number = max(_numbered(stem), default=0) + 1
+def _new_folder(stem: str) -> Path:
+    number = max(_numbered_folders(stem), default=0) + 1
     return ROOT / (stem if number == 1 else f"{stem}-{number}")
 
 
-def _latest(config: Config, stem: str) -> Path:
-    for _, path in sorted(_numbered(stem).items(), reverse=True):
+def _latest_folder(config: Config, stem: str) -> Path:
+    for _, path in sorted(_numbered_folders(stem).items(), reverse=True):
         try:
             same = load(path / RUN_FILE).digest == config.digest
-        except ConfigError:  # no run file, or one of another version: not ours to resume
+        except ConfigError:  # the run file is missing or of another version: cannot be resumed
             continue
         if same:
             return path
-    raise ConfigError(f"no folder {ROOT / stem}* holds a run of this configuration to resume. Name it with --out.")
+    raise ConfigError(f"no folder {ROOT / stem}* has this configuration to resume. Pass the folder by --out.")
 
 
-def _same(config: Config, other: Config, out: Path) -> None:
+def _check_same_configuration(config: Config, other: Config, out: Path) -> None:
     if config.with_baselines() == config:
-        other = other.with_baselines()  # a user's own file in the folder may leave to us what every table has
+        other = other.with_baselines()  # a user's run file in the folder may omit the baselines
     if config.digest == other.digest:
         return
-    ours, theirs = _flat(config.decisive()), _flat(other.decisive())
-    different = [key for key in ours if ours[key] != theirs.get(key)]
-    first = different[0]
+    ours, theirs = _flatten(config.decisive()), _flatten(other.decisive())
+    differing = [key for key in ours if ours[key] != theirs.get(key)]
+    first = differing[0]
     raise ConfigError(
-        f"{out} is of another configuration: `{first}` is {theirs.get(first)!r} there and {ours[first]!r} here"
-        f"{f' (and {len(different) - 1} more keys differ)' if len(different) > 1 else ''}. "
+        f"{out} has another configuration: `{first}` is {theirs.get(first)!r} there and {ours[first]!r} here"
+        f"{f' (and {len(differing) - 1} more keys differ)' if len(differing) > 1 else ''}. "
         f"Choose another --out, or run that configuration: {out / RUN_FILE}."
     )
 
 
-def _flat(content: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+def _flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in content.items():
-        flat |= _flat(value, f"{where}{key}.") if isinstance(value, Mapping) else {f"{where}{key}": value}
+        flat |= _flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat

@@ -1,6 +1,6 @@
-"""The events of a run, `events.jsonl`: one JSON object per line, appended while it trains, readable at any time.
+"""The event log of a run, `events.jsonl`: one JSON object per line, appended during training, readable at any time.
 
-JSON has no NaN and no infinity: a number that is not finite is written as null, and `numbers` reads null as NaN.
+JSON has no NaN and no infinity: non-finite numbers are written as null, and `numbers` reads null as NaN.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from gradhomog.errors import ConfigError
 from gradhomog.registry.options import fits, words
 
 VERSION = 1
-"""Of the format of events and results. Files of another version are refused."""
+"""Format version of events and results. Files of another version are rejected."""
 
 Number = float | None
-"""Null for what is not finite."""
+"""None for non-finite numbers."""
 
 Record = dict[str, Any]
-"""An event with the run that it is of, as reports and figures take them; see `records`."""
+"""An event with its run and method, for reports and figures; see `records`."""
 
 
 class Start(TypedDict):
-    """A process begins to train the run, or goes on with it after `step` steps; the first line of the file."""
+    """A process starts the run, or continues it after `step` steps. The first line of the file."""
 
     event: Literal["start"]
     version: int
@@ -38,7 +38,7 @@ class Start(TypedDict):
     versions: dict[str, str]
     machine: dict[str, Any]
     jobs: int
-    """How many runs the comparison made at a time."""
+    """Number of runs that the comparison computed at the same time."""
 
 
 class Stage(TypedDict):
@@ -50,12 +50,12 @@ class Stage(TypedDict):
 
 
 class Step(TypedDict):
-    """A training step, every `train.log_every` steps: the fields of `StepReport`."""
+    """A training step, written every `train.log_every` steps: the fields of `StepReport`."""
 
     event: Literal["step"]
     step: int
     seconds: float
-    """Of all training steps so far."""
+    """Wall-clock time of all training steps so far."""
     losses: list[Number]
     accuracies: list[Number] | None
     norms: list[Number]
@@ -68,8 +68,8 @@ class Step(TypedDict):
 
 
 class Probe(TypedDict):
-    """The encoder's rows of one batch without homogenizers, with the first, with the first two, and so on, at the same
-    parameters; where a homogenizer acts before rows exist."""
+    """The encoder's rows of one batch without homogenizers, with the first one, with the first two, and so on, at the
+    same parameters. Only written if a homogenizer acts before the rows exist."""
 
     event: Literal["probe"]
     step: int
@@ -77,7 +77,7 @@ class Probe(TypedDict):
 
 
 class Validation(TypedDict):
-    """A validation score, every `train.validate_every` steps; `half_width` of its 95 % interval over tasks."""
+    """A validation score, every `train.validate_every` steps, with the `half_width` of its 95 % interval over tasks."""
 
     event: Literal["validation"]
     step: int
@@ -94,7 +94,7 @@ class Failed(TypedDict):
 
 
 class Finished(TypedDict):
-    """What a finished run came to. `sha256` is of the other entries."""
+    """The result of a finished run. `sha256` is the digest of the other entries."""
 
     event: Literal["result"]
     version: int
@@ -104,32 +104,32 @@ class Finished(TypedDict):
     seed: int
     metric: str
     scores: list[Number]
-    """One per test task; of a multi-task problem one per task."""
+    """One per test task; for a multi-task problem, one per task."""
     losses: list[Number]
     domains: list[str]
     validation: Number
     best_step: int
     steps: int
     seconds: Number
-    """By the clock."""
+    """Wall-clock time of training."""
     step_seconds: Number
-    """Processor time of a step."""
+    """Processor time per step."""
     homogenizer_seconds: list[dict[str, Any]]
     digest: str
-    """Of the run's configuration."""
+    """Hash of the run's configuration."""
     files: dict[str, str]
-    """SHA-256 of files beside it, such as `best.pt`."""
+    """SHA-256 of the other files of the run, such as `best.pt`."""
     sha256: str
 
 
 class Result(Finished, total=False):
-    """`result.json`: with what only some runs have."""
+    """The content of `result.json`, with the entries that only some runs have."""
 
     ensemble: list[int]
-    """Steps of the states that were tested together."""
+    """Steps of the states of the tested ensemble."""
     problem: str
     also: dict[str, Number]
-    """Further numbers of a problem."""
+    """Additional scores of a problem."""
 
 
 Event = Start | Step | Probe | Validation | Failed
@@ -137,48 +137,48 @@ KINDS: dict[str, Any] = {"start": Start, "step": Step, "probe": Probe, "validati
 
 
 class EventLog:
-    """The events of a run, for the one process that trains it.
+    """Append events to the log of a run; only the process that trains the run may use it.
 
-    Each event has reached the operating system when `append` returns: a killed process loses at most the line that it
-    was writing.
+    When `append` returns, the operating system has the event: a killed process loses at most an unfinished line.
 
     Args:
-        path: of the file; made if missing.
-        size: go on after so many bytes, and cut off what follows: events after the last checkpoint, which come again.
+        path: of the file; created if missing.
+        size: keep this many bytes and truncate the rest: events after the last checkpoint, which are written again.
     """
 
     def __init__(self, path: Path, size: int = 0) -> None:
         self.path = path
         with path.open("ab") as file:
-            if file.tell() < size:  # a machine that crashed had not written all to its disk
+            if file.tell() < size:  # the machine crashed before all data reached the disk
                 raise ConfigError(
-                    f"{path} ends before what its checkpoint knows of. Remove the folder of this run to train it again."
+                    f"{path} is shorter than at its checkpoint. Remove the folder of this run to train it again."
                 )
             file.truncate(size)
 
     @property
     def size(self) -> int:
-        """Bytes so far: what a checkpoint keeps."""
+        """Bytes so far; stored in checkpoints."""
         return self.path.stat().st_size
 
     def sync(self) -> None:
-        """Bring what was written to the disk, as a checkpoint relies on it."""
+        """Sync the file to disk; called before a checkpoint stores its size."""
         with self.path.open("rb+") as file:
             os.fsync(file.fileno())
 
     def append(self, event: Mapping[str, Any]) -> None:
         """Write an event as one line."""
-        line = json.dumps(plain(event), ensure_ascii=False, allow_nan=False) + "\n"
+        line = json.dumps(json_compatible(event), ensure_ascii=False, allow_nan=False) + "\n"
         with self.path.open("ab") as file:
             file.write(line.encode())
 
 
 def read(path: Path) -> list[Any]:
-    """All events of a file, in order; none if there is no file. Half a line at its end is left out: it may be being
-    written, or be what a killed process left.
+    """Return all events of a file, in order; an empty list if there is no file.
+
+    An unfinished last line is skipped: a process is still writing it, or was killed while writing it.
 
     Raises:
-        ConfigError: a line is no event of this version; names it and says what is wrong.
+        ConfigError: a line is not an event of this version; names the line and the error.
     """
     try:
         content = path.read_bytes()
@@ -189,8 +189,8 @@ def read(path: Path) -> list[Any]:
     return [parse(line, f"{path}, line {number}") for number, line in enumerate(content.split(b"\n")[:-1], start=1)]
 
 
-def last(path: Path, limit: int = 1 << 20) -> list[Any]:
-    """The events in the last bytes of a file, for who reads it again and again.
+def read_tail(path: Path, limit: int = 1 << 20) -> list[Any]:
+    """Return the events in the last `limit` bytes of a file; cheap enough for polling.
 
     Raises:
         ConfigError: as `read`. OSError: there is no file.
@@ -203,57 +203,64 @@ def last(path: Path, limit: int = 1 << 20) -> list[Any]:
 
 
 def parse(line: bytes, where: str) -> Any:
-    """An event from its line.
+    """Return the event of a line.
+
+    Args:
+        where: file and line, for error messages.
 
     Raises:
-        ConfigError: it is no event of this version; `where` names it.
+        ConfigError: the line is not an event of this version.
     """
     try:
-        found = json.loads(line)
+        event = json.loads(line)
     except (ValueError, RecursionError) as cause:
         raise ConfigError(
-            f"{where}: expected an event as a JSON object; found {line[:60]!r}. Something else has changed the file: "
+            f"{where}: expected an event as a JSON object; found {line[:60]!r}. Another program has changed the file: "
             "remove the folder of this run to train it again, or restore the file."
         ) from cause
-    kind = KINDS.get(str(found.get("event"))) if isinstance(found, dict) else None
+    kind = KINDS.get(str(event.get("event"))) if isinstance(event, dict) else None
     if kind is None:
         raise ConfigError(f"{where}: expected an `event` among {', '.join(KINDS)}; found {line[:60]!r}.")
-    check(found, kind, where)
-    return found
+    validate(event, kind, where)
+    return event
 
 
-def check(found: Mapping[str, Any], kind: Any, where: str) -> None:
-    """Refuse an object that is none of its kind.
+def validate(content: Mapping[str, Any], kind: Any, where: str) -> None:
+    """Check the keys and value types of an event or a result.
+
+    Args:
+        kind: the `TypedDict` that describes it.
+        where: file and line, for error messages.
 
     Raises:
-        ConfigError: a key is missing or of the wrong type, or the version is another.
+        ConfigError: a key is missing or has a value of the wrong type, or the format version differs.
     """
-    if found.get("version", VERSION) != VERSION:
+    if content.get("version", VERSION) != VERSION:
         raise ConfigError(
-            f"{where}: is of format version {found['version']!r}; this gradhomog reads {VERSION}. Use the version of "
+            f"{where}: has format version {content['version']!r}; this gradhomog reads {VERSION}. Use the version of "
             "gradhomog that wrote it."
         )
     hints = typing.get_type_hints(kind)
-    for key in sorted(kind.__required_keys__ | (kind.__optional_keys__ & set(found))):
-        if key not in found:
-            raise ConfigError(f"{where}: `{key}` is missing from {found.get('event')!r}.")
-        if not fits(found[key], hints[key]):
-            raise ConfigError(f"{where}: `{key}` must be {words(hints[key])}; got {str(found[key])[:60]}.")
+    for key in sorted(kind.__required_keys__ | (kind.__optional_keys__ & set(content))):
+        if key not in content:
+            raise ConfigError(f"{where}: `{key}` is missing from {content.get('event')!r}.")
+        if not fits(content[key], hints[key]):
+            raise ConfigError(f"{where}: `{key}` must be {words(hints[key])}; got {str(content[key])[:60]}.")
 
 
 def numbers(values: Iterable[float | None] | None) -> list[float]:
-    """Numbers of an event as floats; null becomes NaN."""
+    """Return the numbers of an event as floats, with NaN for None."""
     return [math.nan if value is None else float(value) for value in values or ()]
 
 
-def plain(value: Any) -> Any:
-    """The value as JSON has it: numbers that are not finite become None, NumPy values plain ones, tuples lists."""
+def json_compatible(value: Any) -> Any:
+    """Convert to types that JSON supports: NumPy values to Python's, tuples to lists, non-finite numbers to None."""
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): json_compatible(item) for key, item in value.items()}
     if isinstance(value, np.generic | np.ndarray):
-        return plain(value.tolist())
+        return json_compatible(value.tolist())
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [json_compatible(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -1,10 +1,10 @@
-"""All runs of a comparison as one list of records, in the order of its table: what reports and figures are made of.
+"""All events and results of a comparison as one list of records, in the order of its table, for reports and figures.
 
-A record is an event, or a result, of a run, with the method that it belongs to: `run`, `learner`, `label`,
-`homogenizers`, `seed`. A result also has a `role`, "candidate" for one that was tried for a tuned method, else
-"compare", and where the method was tuned `tuned_from`, the candidates, and `chosen`. The list begins with one record
-`start`: the `config` of the comparison, `rows` (learner and label of each method), `time`, `versions`, `machine` and
-`jobs` of the last run that began, and `Plan.about`.
+A record is an event or a result of a run, with the entries of its method: `run`, `learner`, `label`, `homogenizers`,
+`seed` and `role`. The role is "candidate" for runs of a tuned method's candidates, else "compare". Results of tuned
+methods also have `tuned_from` (the candidates) and `chosen`. The first record is `start`: the `config` of the
+comparison, `rows` (learner and label of each method), `time`, `versions` and `machine` of the run that started last,
+the largest number of `jobs`, and `Plan.about`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from gradhomog.experiments.config.pins import versions as pin_versions
 from gradhomog.experiments.results import events
 from gradhomog.experiments.results.comparison_dir import Plan, run_dir
 from gradhomog.experiments.results.events import Record
-from gradhomog.experiments.results.plan import PLAIN, Method, Run, choice
+from gradhomog.experiments.results.plan import PLAIN, Method, Run, chosen_candidate
 
 
 def records(folder: Path) -> list[Record]:
-    """Read the folder of a comparison, finished or not.
+    """Return the records of a comparison's folder, finished or not.
 
     Raises:
-        ConfigError: a file is missing, damaged or of another version; names it.
+        ConfigError: a file is missing, damaged or of another version; names the file.
     """
     plan = Plan.read(folder)
     return _Reader(folder, plan).all()
@@ -43,20 +43,19 @@ class _Reader:
     def _read(self, run: Run) -> None:
         if run.id in self.events:
             return
-        where = run_dir(self.folder, run)
-        self.events[run.id] = events.read(where.events)
-        if (result := where.result()) is not None:
+        run_folder = run_dir(self.folder, run)
+        self.events[run.id] = events.read(run_folder.events)
+        if (result := run_folder.result()) is not None:
             self.results[run.id] = result
 
     def all(self) -> list[Record]:
-        found = [record for method in self.plan.methods for record in self._of_method(method)]
-        return [self._start(), *found]
+        return [self._start(), *(record for method in self.plan.methods for record in self._method_records(method))]
 
     def _start(self) -> Record:
         plan = self.plan
         starts = [event for run in self.events.values() for event in run if event["event"] == "start"]
-        none: Record = {"time": "", "versions": {}, "machine": {}, "jobs": 1}
-        last: Record = max(starts, key=lambda event: event["time"], default=none)
+        default: Record = {"time": "", "versions": {}, "machine": {}, "jobs": 1}
+        last: Record = max(starts, key=lambda event: event["time"], default=default)
         versions: Record = {**last["versions"], **pin_versions(plan.config.get("plugins", ()))}
         return {
             **plan.about, "event": "start", "config": plan.config, "digest": plan.digest,
@@ -65,48 +64,50 @@ class _Reader:
             "jobs": max((event["jobs"] for event in starts), default=1),
         }  # fmt: skip
 
-    def _of_method(self, method: Method) -> Iterator[Record]:
+    def _method_records(self, method: Method) -> Iterator[Record]:
         first = self.plan.seeds[0]
-        failed = {id for id, found in self.events.items() if found and found[-1]["event"] == "failed"}
-        taken = choice(method, first, self.results, failed)
+        failed = {id for id, log in self.events.items() if log and log[-1]["event"] == "failed"}
+        chosen = chosen_candidate(method, first, self.results, failed)
         if method.tuned:
             for text in method.candidates:
                 run = Run(method.learner, text, first)
-                yield from self._of_run(method, run, "candidate", {}, told=text != taken)
-        if taken is None:
+                yield from self._run_records(method, run, "candidate", {}, with_events=text != chosen)
+        if chosen is None:
             return
-        more = {"tuned_from": list(method.candidates), "chosen": taken} if method.tuned else {}
+        tuning = {"tuned_from": list(method.candidates), "chosen": chosen} if method.tuned else {}
         for seed in self.plan.seeds:
-            yield from self._of_run(method, Run(method.learner, taken, seed), "compare", more)
+            yield from self._run_records(method, Run(method.learner, chosen, seed), "compare", tuning)
 
-    def _of_run(self, method: Method, run: Run, role: str, more: Record, told: bool = True) -> Iterator[Record]:
+    def _run_records(
+        self, method: Method, run: Run, role: str, extra: Record, with_events: bool = True
+    ) -> Iterator[Record]:
         identity = {**run.identity, "label": method.label, "role": role}
-        if told:  # else the same events follow, as those of the method
+        if with_events:  # the events of the chosen candidate are listed once, with the role "compare"
             for event in self.events.get(run.id, ()):
                 if event["event"] != "start":
                     yield {**event, **identity}
         if run.id in self.results:
-            yield {**self.results[run.id], **identity, **more}
+            yield {**self.results[run.id], **identity, **extra}
 
 
-def row_order(found: Iterable[Record]) -> list[tuple[str, str]]:
-    """Learner and label of every method with a result, in the configuration's order, plain first within a learner."""
-    named: list[tuple[str, str]] = []
-    there: list[tuple[str, str]] = []
-    for record in found:
+def row_order(records: Iterable[Record]) -> list[tuple[str, str]]:
+    """Return learner and label of each method with a result, in the configuration's order, plain first per learner."""
+    configured: list[tuple[str, str]] = []
+    finished: list[tuple[str, str]] = []
+    for record in records:
         if record["event"] == "start":
-            named = [(row["learner"], row["label"]) for row in record.get("rows") or ()]
+            configured = [(row["learner"], row["label"]) for row in record.get("rows") or ()]
         elif record["event"] == "result" and record["role"] == "compare":
-            there.append((record["learner"], record["label"]))
-    pairs = [pair for pair in dict.fromkeys([*named, *there]) if pair in set(there)]
+            finished.append((record["learner"], record["label"]))
+    pairs = [pair for pair in dict.fromkeys([*configured, *finished]) if pair in set(finished)]
     learners = list(dict.fromkeys(learner for learner, _ in pairs))
     return sorted(pairs, key=lambda pair: (learners.index(pair[0]), pair[1] != PLAIN))
 
 
 def by_run_and_label(records: Iterable[Record], event: str) -> dict[tuple[str, str], list[Record]]:
-    """Records of an event by run and method, by step. Methods that share a run have each a copy of its records."""
-    found: dict[tuple[str, str], list[Record]] = {}
+    """Return the records of an event by run and label, sorted by step. Methods that share a run share its records."""
+    groups: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         if record["event"] == event:
-            found.setdefault((record["run"], record["label"]), []).append(record)
-    return {of: sorted(group, key=lambda record: record["step"]) for of, group in found.items()}
+            groups.setdefault((record["run"], record["label"]), []).append(record)
+    return {key: sorted(group, key=lambda record: record["step"]) for key, group in groups.items()}

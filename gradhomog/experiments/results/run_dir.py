@@ -1,4 +1,4 @@
-"""The folder of one run, written by the one process that trains it."""
+"""The folder of a run, written by the process that trains the run."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from gradhomog.experiments.results import atomic, events, sealed
+from gradhomog.experiments.results import atomic_files, checksums, events
 from gradhomog.experiments.results.events import Record
 
 CONFIG, EVENTS, CHECKPOINT, RESULT, BEST = "config.toml", "events.jsonl", "checkpoint.pt", "result.json", "best.pt"
 
 
 class RunDir:
-    """`config.toml`, `events.jsonl`, `checkpoint.pt` while it trains, `result.json` and `best.pt` when it is done.
+    """Paths and content of a run's folder: `config.toml`, `events.jsonl`, `checkpoint.pt` (only during training),
+    `result.json` and `best.pt`.
 
-    `config.toml` is a run file of this run alone. The result is written last: where it is, everything is. Killing the
-    process loses the steps since the last checkpoint.
+    `config.toml` is a run file of this run only. The result is written last: if it exists, all files are complete.
+    Killing the process loses the steps since the last checkpoint.
     """
 
     def __init__(self, path: Path) -> None:
@@ -29,9 +30,9 @@ class RunDir:
 
     @contextmanager
     def lock(self) -> Iterator[bool]:
-        """Hold the folder within the context, on all machines that share it; gives whether that was possible.
+        """Lock the folder within the context, on all machines that share it. Yield True if the lock was acquired.
 
-        It is free when its process ends, however that ends.
+        The lock is released when its process ends, even if it is killed.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.path / ".lock", timeout=0)
@@ -45,49 +46,49 @@ class RunDir:
         finally:
             lock.release()
 
-    def is_held(self) -> bool:
-        """Return True if another process holds this run, here or on another machine."""
+    def is_locked(self) -> bool:
+        """True if another process, on this or another machine, holds the lock of this run."""
         if not self.path.exists():
             return False
-        with self.lock() as free:
-            return not free
+        with self.lock() as acquired:
+            return not acquired
 
     def result(self) -> Any:
-        """The `events.Result`; None if the run is not finished.
+        """Return the `events.Result`; None if the run is not finished.
 
         Raises:
-            ConfigError: it is damaged.
+            ConfigError: the file is damaged.
         """
-        return sealed.read_result(self.path / RESULT)
+        return checksums.read_result(self.path / RESULT)
 
     def finish(self, result: Record) -> None:
-        """Write the result, and remove the checkpoint."""
+        """Write the result and remove the checkpoint."""
         files = {
-            path.name: sealed.file_digest(path)
+            path.name: checksums.file_digest(path)
             for path in sorted(self.path.iterdir())
             if path.suffix in (".pt", ".npz")
         }
         files.pop(CHECKPOINT, None)
-        sealed.write_result(self.path / RESULT, {**result, "version": events.VERSION, "files": files})
+        checksums.write_result(self.path / RESULT, {**result, "version": events.VERSION, "files": files})
         self.checkpoint.unlink(missing_ok=True)
 
     def record_failure(self, error: str) -> None:
-        """Write the event of an error with which the run ended, unless it ended with such an event."""
-        with self.lock() as free:
-            if free and self.failure() is None:
-                # Half a line, which a killed process leaves, would spoil this one.
-                whole = self.events.read_bytes().rfind(b"\n") + 1 if self.events.exists() else 0
-                log = events.EventLog(self.events, whole)
+        """Write the event `failed` with the error that ended the run, unless the log already ends with this event."""
+        with self.lock() as acquired:
+            if acquired and self.failure() is None:
+                # Cut off an unfinished line of a killed process: it would join this event's line.
+                complete = self.events.read_bytes().rfind(b"\n") + 1 if self.events.exists() else 0
+                log = events.EventLog(self.events, complete)
                 log.append({"event": "failed", "step": 0, "error": error})
 
     def failure(self) -> str | None:
-        """The error with which the run ended; None if it did not."""
+        """Return the error that ended the run; None if the run did not fail."""
         last = events.read(self.events)[-1:]
         return str(last[0]["error"]) if last and last[0]["event"] == "failed" else None
 
-    def begin(self, config: str) -> None:
-        """Make the folder with the run file in it."""
+    def create(self, config: str) -> None:
+        """Create the folder and write the run file, if they do not exist."""
         self.path.mkdir(parents=True, exist_ok=True)
-        atomic.remove_leftovers(self.path)
+        atomic_files.remove_leftovers(self.path)
         if not self.config.exists():
-            atomic.write(self.config, config.encode())
+            atomic_files.write_bytes(self.config, config.encode())

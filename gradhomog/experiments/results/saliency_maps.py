@@ -1,4 +1,4 @@
-"""What a trained network looks at: a few test images with saliency and a homogenizer's maps, kept as `looks.npz`."""
+"""Saliency maps and homogenizer maps of a few test images, stored as `saliency_maps.npz`."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from numpy.typing import NDArray
 
 from gradhomog.experiments.data.npz import open_npz
 from gradhomog.experiments.results import artifacts
-from gradhomog.experiments.results.atomic import replacing
+from gradhomog.experiments.results.atomic_files import atomic_write
 from gradhomog.experiments.results.events import Record
 
-FILE = "looks.npz"
+FILE = "saliency_maps.npz"
 
 MAX_BYTES = 2**28
-"""Bound on what is read of a file: a few images with their maps; eight of 1024 pixels in colour have 100 MB."""
+"""Limit on the bytes that are read from a file: eight color images of 1024 pixels with their maps have 100 MB."""
 
 Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
-class Looks:
-    """A few query images of the test, the same for every run, and what one run's network makes of them.
+class SaliencyMaps:
+    """A few test query images, the same for all runs, with the probabilities, saliency and maps of one run's network.
 
     Attributes:
         images: `[n, channels, height, width]` in [-1, 1].
-        domains: where each comes from.
-        probabilities: `[n]`, that the adapted network gives to the true class.
-        saliency: derivative of the true class's output by the image, averaged over noise, of the images' shape; None
-            where the learner's outputs cannot be differentiated by their inputs.
-        maps: by homogenizer and place, `[n, rows, columns]`: see `Homogenizer.maps`.
-        attached: whether a homogenizer changes what the encoder computes while training.
+        domains: of the images' tasks.
+        probabilities: `[n]`, of the true class, by the adapted network.
+        saliency: derivative of the true class's output w.r.t. the image, averaged over noise, with the images' shape;
+            None if the learner's outputs are not differentiable w.r.t. the inputs.
+        maps: `[n, rows, columns]` by homogenizer and map name, see `Homogenizer.maps`.
+        attached: True if a homogenizer changes the encoder's computation during training.
     """
 
     images: Array
@@ -45,20 +45,20 @@ class Looks:
     attached: bool = False
 
     def write(self, folder: Path) -> None:
-        """Replace the file of a run's folder in one step."""
+        """Write the file into a run's folder, atomically."""
         names = list(self.maps)
         arrays: dict[str, Any] = {f"map{index}": self.maps[name] for index, name in enumerate(names)}
         if self.saliency is not None:
             arrays["saliency"] = self.saliency
-        with replacing(folder / FILE) as temporary, temporary.open("wb") as file:
+        with atomic_write(folder / FILE) as temporary, temporary.open("wb") as file:
             np.savez_compressed(
                 file, images=self.images, domains=np.array(self.domains, dtype=np.str_), attached=self.attached,
                 probabilities=self.probabilities, map_names=np.array(names, dtype=np.str_), **arrays,
             )  # fmt: skip
 
     @classmethod
-    def read(cls, folder: Path) -> Looks | None:
-        """What `write` wrote; None if there is nothing, as in folders of older versions."""
+    def read(cls, folder: Path) -> SaliencyMaps | None:
+        """Return the content of the file; None if there is none."""
         if not (folder / FILE).exists():
             return None
         with open_npz(folder / FILE, max_bytes=MAX_BYTES) as stored:
@@ -72,6 +72,6 @@ class Looks:
             )
 
 
-def collect(folder: Path, records: Iterable[Record]) -> dict[tuple[str, str], Looks]:
-    """By learner and label, in the table's order, the looks of the first seed that has some."""
-    return artifacts.of_methods(folder, records, FILE, Looks.read)
+def collect(folder: Path, records: Iterable[Record]) -> dict[tuple[str, str], SaliencyMaps]:
+    """Return the maps of each method by learner and label, in the order of the table, of the first seed with maps."""
+    return artifacts.collect_by_method(folder, records, FILE, SaliencyMaps.read)

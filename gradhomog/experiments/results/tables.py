@@ -1,4 +1,4 @@
-"""The results and curves of a comparison as columns, for plots and tables of one's own."""
+"""Results and learning curves of a comparison as columns, for custom plots and tables."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from gradhomog.experiments.results.events import Record
 from gradhomog.experiments.results.records import records
 
 Table = dict[str, NDArray[Any]]
-"""Columns of one length by name. A number that is unknown or was not finite is NaN."""
+"""Columns of equal length, by name. Unknown and non-finite numbers are NaN."""
 
-METHOD = ("learner", "label", "seed", "run")
+KEY_COLUMNS = ("learner", "label", "seed", "run")
 
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """A comparison as four tables. The first columns of each are `learner`, `label` (the method, as in the printed
-    table), `seed` and `run` (its folder within `runs/`).
+    """A comparison as four tables. Their first columns are `learner`, `label` (of the method, as in the printed
+    table), `seed` and `run` (the folder within `runs/`).
 
     Attributes:
-        runs: one entry for each run of the table: `homogenizers`, `score` (mean over test tasks), `validation`,
+        runs: one entry per run of the table: `homogenizers`, `score` (mean over test tasks), `validation`,
             `best_step`, `steps`, `seconds`, `step_seconds`.
-        scores: one for each test task of each run: `task`, `domain`, `score`, `loss`.
-        validation: one for each validation of each run: `step`, `score`, `half_width`.
-        steps: one for each task of each training step that was logged: `step`, `task`, `domain`, `loss`, `norm` (of its
-            gradient), `weight` (its share in the step), `cosine` (mean over the other tasks, of the gradients).
+        scores: one entry per test task of each run: `task`, `domain`, `score`, `loss`.
+        validation: one entry per validation of each run: `step`, `score`, `half_width`.
+        steps: one entry per task of each logged training step: `step`, `task`, `domain`, `loss`, `norm` (of the task's
+            row), `weight` (of the row), `cosine` (mean cosine with the rows of the other tasks).
     """
 
     runs: Table
@@ -40,7 +40,7 @@ class Results:
     steps: Table
 
     def to_pandas(self) -> dict[str, Any]:
-        """The tables as `pandas.DataFrame`s, by name.
+        """Return the tables as `pandas.DataFrame`s, by name.
 
         Raises:
             ConfigError: pandas is not installed.
@@ -53,46 +53,48 @@ class Results:
 
 
 def load(folder: str | Path) -> Results:
-    """Read the folder of a comparison, finished or not; runs code of no file.
+    """Return the results of a comparison's folder, finished or not, without executing code from its files.
 
     Raises:
-        ConfigError: it is no such folder, or a file is damaged.
+        ConfigError: it is not the folder of a comparison, or a file is damaged.
     """
-    found = [record for record in records(Path(folder)) if record.get("role") == "compare"]
-    results = [record for record in found if record["event"] == "result"]
+    compared = [record for record in records(Path(folder)) if record.get("role") == "compare"]
+    results = _select_event(compared, "result")
     return Results(
         _table(
-            results, _of_run, ("homogenizers", "score", "validation", "best_step", "steps", "seconds", "step_seconds")
+            results, _run_rows, ("homogenizers", "score", "validation", "best_step", "steps", "seconds", "step_seconds")
         ),
-        _table(results, _of_test, ("task", "domain", "score", "loss")),
-        _table(_of(found, "validation"), lambda record: [record], ("step", "score", "half_width")),
-        _table(_of(found, "step"), _of_step, ("step", "task", "domain", "loss", "norm", "weight", "cosine")),
+        _table(results, _score_rows, ("task", "domain", "score", "loss")),
+        _table(_select_event(compared, "validation"), lambda record: [record], ("step", "score", "half_width")),
+        _table(
+            _select_event(compared, "step"), _step_rows, ("step", "task", "domain", "loss", "norm", "weight", "cosine")
+        ),
     )
 
 
-def _of(found: Iterable[Record], event: str) -> list[Record]:
-    return [record for record in found if record["event"] == event]
+def _select_event(records: Iterable[Record], event: str) -> list[Record]:
+    return [record for record in records if record["event"] == event]
 
 
-def _of_run(record: Record) -> Iterator[Mapping[str, Any]]:
+def _run_rows(record: Record) -> Iterator[Mapping[str, Any]]:
     yield {**record, "score": _mean(record["scores"])}
 
 
-def _of_test(record: Record) -> Iterator[Mapping[str, Any]]:
+def _score_rows(record: Record) -> Iterator[Mapping[str, Any]]:
     for task, values in enumerate(zip(record["domains"], record["scores"], record["losses"], strict=True)):
         yield {"task": task, **dict(zip(("domain", "score", "loss"), values, strict=True))}
 
 
-def _of_step(record: Record) -> Iterator[Mapping[str, Any]]:
-    """Tasks that did not take part in the step have a loss and nothing else."""
-    places = {task: place for place, task in enumerate(record["tasks"])}
+def _step_rows(record: Record) -> Iterator[Mapping[str, Any]]:
+    """Yield one row per task. Tasks that are absent from the step have only a loss."""
+    positions = {task: position for position, task in enumerate(record["tasks"])}
     for task, (domain, loss) in enumerate(zip(record["domains"], record["losses"], strict=True)):
-        one: dict[str, Any] = {"step": record["step"], "task": task, "domain": domain, "loss": loss}
-        if (place := places.get(task)) is not None:
-            others = [cosine for other, cosine in enumerate(record["cosines"][place]) if other != place]
-            one["norm"], one["cosine"] = record["norms"][place], _mean(others)
-            one["weight"] = None if record["weights"] is None else record["weights"][place]
-        yield one
+        row: dict[str, Any] = {"step": record["step"], "task": task, "domain": domain, "loss": loss}
+        if (position := positions.get(task)) is not None:
+            others = [cosine for other, cosine in enumerate(record["cosines"][position]) if other != position]
+            row["norm"], row["cosine"] = record["norms"][position], _mean(others)
+            row["weight"] = None if record["weights"] is None else record["weights"][position]
+        yield row
 
 
 def _mean(values: Iterable[float | None]) -> float:
@@ -100,11 +102,11 @@ def _mean(values: Iterable[float | None]) -> float:
     return float(numbers.mean()) if numbers.size else float("nan")
 
 
-def _table(found: Iterable[Record], rows: Any, names: tuple[str, ...]) -> Table:
-    columns: dict[str, list[Any]] = {name: [] for name in (*METHOD, *names)}
-    for record in found:
+def _table(records: Iterable[Record], rows: Any, names: tuple[str, ...]) -> Table:
+    columns: dict[str, list[Any]] = {name: [] for name in (*KEY_COLUMNS, *names)}
+    for record in records:
         for row in rows(record):
-            for name in METHOD:
+            for name in KEY_COLUMNS:
                 columns[name].append(record[name])
             for name in names:
                 columns[name].append(row.get(name))
@@ -112,8 +114,8 @@ def _table(found: Iterable[Record], rows: Any, names: tuple[str, ...]) -> Table:
 
 
 def _column(values: Iterable[Any]) -> NDArray[Any]:
-    """Text, integers, or floats with NaN for None."""
-    listed = list(values)
-    if any(value is None for value in listed):
-        listed = [np.nan if value is None else value for value in listed]
-    return np.array(listed) if listed else np.zeros(0)
+    """Return an array of text or integers, or of floats with NaN for None."""
+    entries = list(values)
+    if any(value is None for value in entries):
+        entries = [np.nan if value is None else value for value in entries]
+    return np.array(entries) if entries else np.zeros(0)

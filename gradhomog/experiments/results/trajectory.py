@@ -1,4 +1,4 @@
-"""The path of a point over a landscape of losses: what its figure needs, kept as `trajectory.npz`."""
+"""Optimization trajectories over a two-dimensional loss landscape, stored as `trajectory.npz` for its figure."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from numpy.typing import NDArray
 
 from gradhomog.experiments.data.npz import open_npz
 from gradhomog.experiments.results import artifacts
-from gradhomog.experiments.results.atomic import replacing
+from gradhomog.experiments.results.atomic_files import atomic_write
 from gradhomog.experiments.results.events import Record
 
 FILE = "trajectory.npz"
 
 MAX_BYTES = 2**26
-"""Bound on what is read of a file: what `write` writes has less than 2 MB."""
+"""Limit on the bytes that are read from a file; `write` writes less than 2 MB."""
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
 class Trajectory:
-    """Paths of one method from several starts, and what they lead over.
+    """Trajectories of one method from several starting points, with the loss surface and the Pareto front.
 
     Attributes:
-        path: `[points, starts, 2]`, the first point being the start.
-        axis: coordinates of the grid, `[n]`, the same for both dimensions.
-        surface: mean of the losses on the grid, `[n, n]`; rows are the second dimension.
-        front: the Pareto optimal points, `[count, 2]`.
+        path: `[points, starts, 2]`; the first point is the start.
+        axis: `[n]`, coordinates of the grid, the same for both dimensions.
+        surface: `[n, n]`, mean of the losses on the grid; rows are the second dimension.
+        front: `[count, 2]`, Pareto optimal points.
     """
 
     path: Array
@@ -40,14 +40,14 @@ class Trajectory:
     front: Array
 
     def write(self, folder: Path) -> None:
-        """Replace the file of a run's folder in one step."""
+        """Write the file into a run's folder, atomically."""
         arrays: dict[str, Any] = dict(vars(self))
-        with replacing(folder / FILE) as temporary, temporary.open("wb") as file:
+        with atomic_write(folder / FILE) as temporary, temporary.open("wb") as file:
             np.savez_compressed(file, **arrays)
 
     @classmethod
     def read(cls, folder: Path) -> Trajectory | None:
-        """What `write` wrote; None if there is nothing, as of any problem but the landscape."""
+        """Return the content of the file; None if there is none: only the problem `landscape` writes it."""
         if not (folder / FILE).exists():
             return None
         with open_npz(folder / FILE, max_bytes=MAX_BYTES) as stored:
@@ -55,5 +55,5 @@ class Trajectory:
 
 
 def collect(folder: Path, records: Iterable[Record]) -> dict[tuple[str, str], Trajectory]:
-    """By learner and label, in the table's order, the trajectory of each method."""
-    return artifacts.of_methods(folder, records, FILE, Trajectory.read)
+    """Return the trajectory of each method by learner and label, in the order of the table."""
+    return artifacts.collect_by_method(folder, records, FILE, Trajectory.read)

@@ -1,4 +1,4 @@
-"""Whether the files of a comparison are what was written: digests of results, networks and checkpoints."""
+"""Integrity check of a comparison's files, by the digests of results, networks and checkpoints."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from pathlib import Path
 from typing import Any
 
 from gradhomog.errors import ConfigError
-from gradhomog.experiments.results import events, sealed
+from gradhomog.experiments.results import checksums, events
 from gradhomog.experiments.results.comparison_dir import PLAN, Plan
 from gradhomog.experiments.results.run_dir import RESULT, RunDir
 
 
 def verify(folder: Path) -> Iterator[tuple[Path, str | None]]:
-    """The path of every file of a comparison that has a digest or a schema, and what is wrong; None if nothing is."""
+    """Yield each file of a comparison that has a digest or a schema, with its error; None if the file is intact."""
     yield folder / PLAN, _error(Plan.read, folder)
     for path in sorted((folder / "runs").glob("*/")):
         run = RunDir(path)
-        for file, read in ((run.events, events.read), (run.checkpoint, sealed.state_content)):
+        for file, read in ((run.events, events.read), (run.checkpoint, checksums.checkpoint_content)):
             if file.exists():
                 yield file, _error(read, file)
-        yield from _of_result(run)
+        yield from _verify_result(run)
 
 
-def _of_result(run: RunDir) -> Iterator[tuple[Path, str | None]]:
+def _verify_result(run: RunDir) -> Iterator[tuple[Path, str | None]]:
     error = _error(lambda _: run.result(), run.path)
     if error is not None:
         yield run.path / RESULT, error
@@ -34,8 +34,8 @@ def _of_result(run: RunDir) -> Iterator[tuple[Path, str | None]]:
             if not path.is_file():
                 yield path, f"{path} is missing."
             else:
-                damaged = sealed.file_digest(path) != digest
-                yield path, f"{path} is damaged: its content is not what was written." if damaged else None
+                damaged = checksums.file_digest(path) != digest
+                yield path, f"{path} is damaged: its content does not match its SHA-256." if damaged else None
 
 
 def _error(read: Callable[[Path], Any], path: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""The best states of a training by validation, as many as are tested together."""
+"""The states with the best validation scores of a training: those that are tested, alone or as an ensemble."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A learner's state, the step after which it was, and its validation score."""
+class SavedState:
+    """The state of a learner, with its validation score and its number of training steps."""
 
     score: float
     step: int
     state: Mapping[str, Any]
 
 
-class Best:
-    """The states of the best scores, the best first; of equal scores the earlier.
+class BestStates:
+    """The states with the best scores, best first. Of equal scores, the earlier state comes first.
 
     Args:
-        count: how many, >= 1.
-        better: whether a score, its first argument, is better than another.
+        count: maximum number of states, >= 1.
+        better: called as `better(new, old)`; returns True if the score `new` is better than `old`.
     """
 
     def __init__(self, count: int, better: Callable[[float, float], bool]) -> None:
         self.count, self.better = count, better
-        self.kept: list[Kept] = []
+        self.states: list[SavedState] = []
 
     @property
-    def first(self) -> Kept:
-        return self.kept[0]
+    def first(self) -> SavedState:
+        return self.states[0]
 
-    def offer(self, score: float, step: int, state: Mapping[str, Any]) -> None:
-        """Keep a copy of a state, if its score is among the best."""
-        place = next((i for i, known in enumerate(self.kept) if self.better(score, known.score)), len(self.kept))
-        if place < self.count:
-            self.kept.insert(place, Kept(score, step, copy.deepcopy(state)))
-            del self.kept[self.count :]
+    def add(self, score: float, step: int, state: Mapping[str, Any]) -> None:
+        """Store a copy of the state if its score is among the best."""
+        rank = next((i for i, saved in enumerate(self.states) if self.better(score, saved.score)), len(self.states))
+        if rank < self.count:
+            self.states.insert(rank, SavedState(score, step, copy.deepcopy(state)))
+            del self.states[self.count :]
 
     def state_dict(self) -> list[dict[str, Any]]:
-        return [dict(vars(kept)) for kept in self.kept]
+        return [dict(vars(saved)) for saved in self.states]
 
     def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
-        self.kept = [Kept(**kept) for kept in state]
+        self.states = [SavedState(**saved) for saved in state]

@@ -1,4 +1,4 @@
-"""Two steps of every method before any run starts: refuses what cannot work together, and estimates the time."""
+"""Dry run: two steps of every method before any run starts, to reject invalid combinations and estimate the time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gradhomog.experiments.training.trainable import Trainable
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds of processor time that a comparison takes, from the times of second steps and of one validation."""
+    """Estimated processor time of a comparison in seconds, from the times of second steps and of one validation."""
 
     seconds: float
 
@@ -28,34 +28,34 @@ class Estimate:
 def dry_run(
     config: Config, rows: Sequence[Method], progress: Callable[[Mapping[str, Any]], None] = lambda record: None
 ) -> Estimate:
-    """Take the first two steps of every pipeline of a comparison on a trainable of its own, which is thrown away.
+    """Take the first two steps of every pipeline of a comparison, each on a new trainable that is then discarded.
 
-    What a homogenizer needs of a network, its features or its losses is known only to the homogenizer, and asked for
-    only in a step. Writes no file; `progress` is called after each with the record `dry_run`.
+    A homogenizer checks its requirements on the network, its features and its losses only within a step. Writes no
+    file. Calls `progress` after each pipeline with the record `dry_run`.
 
     Raises:
-        ConfigError: a first step is refused; names every pipeline of which it is, with the reason.
+        ConfigError: a step raises an error of gradhomog; lists all such pipelines, with the reasons.
     """
-    failed: dict[str, list[str]] = {}  # pipelines by the reason, which may be that of all
+    failures: dict[str, list[str]] = {}  # reason -> pipelines: several pipelines may fail for the same reason
     seed, seeds = config.seed_list[0], len(config.seed_list)
-    # Of a tuned method every candidate runs with the first seed, and one of them with the others.
+    # Every candidate of a tuned method runs with the first seed; one of them runs with the other seeds.
     counts = {
         Run(row.learner, text, seed): 1 + (seeds - 1) / len(row.candidates) for row in rows for text in row.candidates
     }
     steps, evaluation = 0.0, 0.0
     with threads(config.threads):
         for run, count in counts.items():
-            # Any other exception is no refusal but a defect, which the run tells with its author and traceback.
+            # Any other exception is a defect in a plugin. The run itself reports it, with plugin and traceback.
             with suppress(Exception):
                 try:
-                    trained = trainer.trainable(config, run)
-                    steps += count * _step_seconds(config, trained)
-                    evaluation = evaluation or _timed(trained.validate)
+                    trainable = trainer.make_trainable(config, run)
+                    steps += count * _step_seconds(config, trainable)
+                    evaluation = evaluation or _processor_seconds(trainable.validate)
                 except GradhomogError as error:
-                    failed.setdefault(str(error), []).append(_named(config, run))
+                    failures.setdefault(str(error), []).append(_describe_run(config, run))
             progress({"event": "dry_run", "run": run.id, "of": len(counts)})
-    if failed:
-        raise ConfigError(_message(config, failed))
+    if failures:
+        raise ConfigError(_message(config, failures))
     train = config.train
     evaluations = float(math.ceil(train.steps / train.validate_every))
     if config.problem is None:
@@ -63,28 +63,28 @@ def dry_run(
     return Estimate(steps * train.steps + sum(counts.values()) * evaluations * evaluation)
 
 
-def _step_seconds(config: Config, trained: Trainable) -> float:
-    """Of the second step: the first one also sets things up."""
-    outer = trainer.optimizer(config, trained)
-    trained.step(0, outer, inspect=True)
-    return _timed(lambda: trained.step(1, outer, inspect=False))
+def _step_seconds(config: Config, trainable: Trainable) -> float:
+    """Return the processor time of the second step. The first step is not measured: it includes one-time setup."""
+    optimizer = trainer.make_optimizer(config, trainable)
+    trainable.step(0, optimizer, inspect=True)
+    return _processor_seconds(lambda: trainable.step(1, optimizer, inspect=False))
 
 
-def _timed(work: Callable[[], object]) -> float:
+def _processor_seconds(function: Callable[[], object]) -> float:
     start = time.process_time()
-    work()
+    function()
     return time.process_time() - start
 
 
-def _named(config: Config, run: Run) -> str:
+def _describe_run(config: Config, run: Run) -> str:
     return f"{run.learner} with {run.homogenizers}" if len(config.learners) > 1 else run.homogenizers
 
 
-def _message(config: Config, failed: Mapping[str, Sequence[str]]) -> str:
-    what, instead = ", ".join(config.learners), "another learner, network or domains"
+def _message(config: Config, failures: Mapping[str, Sequence[str]]) -> str:
+    subject, alternative = ", ".join(config.learners), "another learner, network or domains"
     if config.problem is not None:
-        what, instead = f"the problem {config.problem.name}", "another `problem.name`"
-    lines = [f"`homogenizers`: these cannot take a first step with {what}, so nothing was started."]
-    for why, names in failed.items():
-        lines += [f"  {', '.join(names)}", textwrap.indent(why, "    ")]
-    return "\n".join([*lines, f"Do as each says, leave them out of `homogenizers`, or choose {instead}."])
+        subject, alternative = f"the problem {config.problem.name}", "another `problem.name`"
+    lines = [f"`homogenizers`: the dry run of these with {subject} failed, and nothing was started."]
+    for reason, names in failures.items():
+        lines += [f"  {', '.join(names)}", textwrap.indent(reason, "    ")]
+    return "\n".join([*lines, f"Follow each message, remove these from `homogenizers`, or choose {alternative}."])

@@ -1,4 +1,4 @@
-"""The time that each homogenizer takes of the training steps of a run."""
+"""Time spent in each homogenizer during the training steps of a run."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from gradhomog.host.member import Member
 
 
 class HomogenizerTimer:
-    """The seconds that each homogenizer of a learner spends in training steps, not in probes.
+    """Wall-clock seconds spent in each homogenizer during training steps; probes are excluded.
 
-    `seconds` is one number for each, by the clock; it may be set, to go on where a run was stopped.
+    `seconds` has one entry per homogenizer. Set it to continue from a checkpoint.
     """
 
     def __init__(self, members: Sequence[Member]) -> None:
@@ -20,14 +20,15 @@ class HomogenizerTimer:
         self.seconds = [0.0] * len(self._members)
 
     @contextmanager
-    def counting(self) -> Iterator[None]:
+    def measure(self) -> Iterator[None]:
+        """Add the time spent within the context."""
         before = [member.seconds for member in self._members]
         yield
         pairs = zip(self._members, self.seconds, before, strict=True)
         self.seconds = [total + member.seconds - start for member, total, start in pairs]
 
     def record(self) -> list[Record]:
-        """One entry for each, for the record of a result."""
+        """Return one entry per homogenizer, for the record of a result."""
         return [
             {"homogenizer": member.selector, "plugin": str(member), "seconds": seconds}
             for member, seconds in zip(self._members, self.seconds, strict=True)

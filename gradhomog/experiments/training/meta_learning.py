@@ -1,4 +1,4 @@
-"""A learner with its streams of episodes, as a run trains and tests it."""
+"""The trainable of meta-learning runs: a learner with its streams of episodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gradhomog.experiments.data.sampler import EpisodeStream
 from gradhomog.experiments.data.splits import Streams, streams
 from gradhomog.experiments.data.target_variance import normalize_scores
 from gradhomog.experiments.results.plan import Run
-from gradhomog.experiments.training.saliency import write_looks
+from gradhomog.experiments.training.saliency import write_saliency_maps
 from gradhomog.experiments.training.trainable import device
 from gradhomog.host.member import Member
 from gradhomog.learners import Learner
@@ -28,48 +28,48 @@ from gradhomog.reports import Evaluation, StageReport, StepReport
 
 
 def make_learner(config: Config, run: Run, source: Streams) -> Learner:
-    """The learner of a run, initialised from its seed; the same initialisation for every method."""
-    selector, own = expression.parse_one(run.learner)
+    """Return the learner of a run, initialized from the run's seed. All methods get the same initialization."""
+    selector, explicit = expression.parse_one(run.learner)
     _, spec = installed().load("learners", selector)
-    chosen = {**_offered(config, source, set(options.accepted(spec)), run.learner), **own}
+    chosen = {**_default_options(config, source, set(options.accepted(spec)), run.learner), **explicit}
     torch.manual_seed(run.seed)
     encoder, head = models.build(
         config.network.name, source.input_shape, source.outputs, config.network.width,
         flatten=chosen.get("maps") is not True,
     )  # fmt: skip
-    where = device(config.device)
+    torch_device = device(config.device)
     pipe = pipeline(run.homogenizers, nonfinite=config.train.nonfinite)
-    made: Learner = installed().make(
-        "learners", selector, chosen, encoder.to(where), head.to(where), homogenizers=pipe
+    learner: Learner = installed().make(
+        "learners", selector, chosen, encoder.to(torch_device), head.to(torch_device), homogenizers=pipe
     )[2]
-    return made
+    return learner
 
 
-def _offered(config: Config, source: Streams, accepted: set[str], learner: str) -> dict[str, Any]:
-    """Options that a learner accepts and a run knows the values of."""
+def _default_options(config: Config, source: Streams, accepted: set[str], learner: str) -> dict[str, Any]:
+    """Return values from the configuration and the data for those options that the learner accepts."""
     train = config.train
-    known: dict[str, Any] = {
+    values: dict[str, Any] = {
         "inner": train.inner,
         "inner_steps": train.inner_steps,
         "inner_lr": train.inner_lr,
         "input_shape": list(source.input_shape),
-        "maps": config.network.name != "mlp",  # the encoder's, in place of vectors
-        "classes": source.train.class_count or None,  # that are trained on
+        "maps": config.network.name != "mlp",  # the encoder's outputs are feature maps instead of vectors
+        "classes": source.train.class_count or None,  # number of training classes
     }
-    if "classes" in accepted and source.train.outputs is None and known["classes"] is None:
+    if "classes" in accepted and source.train.outputs is None and values["classes"] is None:
         names = ", ".join(domain.name for domain in source.train.domains)
         raise ConfigError(
-            f"{learner} is trained to tell all training classes apart, but `domains.train` do not tell theirs: "
-            f"{names}. A domain does by `Domain.classes` and `Task.classes`."
+            f"{learner} is trained to classify all training classes, but `domains.train` do not declare their classes: "
+            f"{names}. A domain declares them by `Domain.classes` and `Task.classes`."
         )
-    return {name: value for name, value in known.items() if name in accepted and value is not None}
+    return {name: value for name, value in values.items() if name in accepted and value is not None}
 
 
 class MetaLearning:
-    """A learner that is trained on batches of episodes, and adapts to fixed lists of them in validation and test."""
+    """A learner, trained on batches of episodes; validation and test use fixed lists of episodes."""
 
-    sampled = True
-    keeps = "best"
+    samples_tasks = True
+    state_selection = "best"
 
     def __init__(self, config: Config, run: Run) -> None:
         self.config = config
@@ -84,8 +84,8 @@ class MetaLearning:
     def parameters(self) -> list[torch.nn.Parameter]:
         return self.learner.parameters()
 
-    def step(self, index: int, outer: torch.optim.Optimizer, inspect: bool) -> StepReport:
-        return self.learner.step(self.source.train.batch(index).to(self.config.device), outer)
+    def step(self, index: int, optimizer: torch.optim.Optimizer, inspect: bool) -> StepReport:
+        return self.learner.step(self.source.train.batch(index).to(self.config.device), optimizer)
 
     def probe(self, index: int) -> list[StageReport]:
         if not any(member.before_rows for member in self.members):
@@ -103,8 +103,8 @@ class MetaLearning:
         result = tested.evaluate(stream.task(index).to(self.config.device) for index in range(episodes))
         return normalize_scores(result, stream.domains) if self.metric.name == "nmse" else result
 
-    def leave(self, folder: Path) -> dict[str, Any]:
-        write_looks(self.learner, self.source.test, self.config.device, folder)
+    def write_artifacts(self, folder: Path) -> dict[str, Any]:
+        write_saliency_maps(self.learner, self.source.test, self.config.device, folder)
         return {}
 
     def about(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A network of several supervised tasks, as a run trains and tests it: a shared encoder, and a head for each task."""
+"""The trainable of multi-task runs: a shared encoder and one head per task."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from gradhomog.scoring import accuracy, default_loss
 
 
 class MultiTask:
-    """A shared encoder with a linear head for each task, trained on the mean of the tasks' losses.
+    """A shared encoder with one linear head per task, trained on the mean of the tasks' losses.
 
-    The encoder's gradient is homogenized; a head has the gradient of its own loss. Where the run is that of the method
-    "single-task", every task has an encoder of its own, and nothing is shared or homogenized: what a task reaches
-    alone.
+    The gradient of the encoder is homogenized; each head receives the gradient of its task's loss. For the method
+    "single-task", every task has a separate encoder, and nothing is shared or homogenized: the baseline of training
+    each task alone.
 
-    Every method starts from the same encoder and heads (so does each task alone), and sees the same batches.
+    All methods, including "single-task", start from the same encoder and heads and train on the same batches.
     """
 
-    sampled = False
-    keeps = "best"
+    samples_tasks = False
+    state_selection = "best"
 
     def __init__(self, config: Config, run: Run, data: Data, batch: int) -> None:
         self.data, self.metric, self.batch, self.seed = data, data.metric, batch, run.seed
@@ -41,9 +41,9 @@ class MultiTask:
         self.homogenizers = pipeline(None if self.single else run.homogenizers, nonfinite=config.train.nonfinite)
         shape, network = tuple(data.train.inputs.shape[1:]), config.network
         torch.manual_seed(run.seed)
-        made = [models.build(network.name, shape, outputs, network.width) for outputs in data.outputs]
-        self.encoders = nn.ModuleList(encoder for encoder, _ in (made if self.single else made[:1]))
-        self.heads = nn.ModuleList(head for _, head in made)
+        networks = [models.build(network.name, shape, outputs, network.width) for outputs in data.outputs]
+        self.encoders = nn.ModuleList(encoder for encoder, _ in (networks if self.single else networks[:1]))
+        self.heads = nn.ModuleList(head for _, head in networks)
         self.network = nn.ModuleDict({"encoders": self.encoders, "heads": self.heads}).to(self.device)
 
     @property
@@ -53,68 +53,70 @@ class MultiTask:
     def parameters(self) -> list[nn.Parameter]:
         return list(self.network.parameters())
 
-    def step(self, index: int, outer: torch.optim.Optimizer, inspect: bool) -> StepReport:
+    def step(self, index: int, optimizer: torch.optim.Optimizer, inspect: bool) -> StepReport:
         inputs, targets = self._batch(index)
         self.network.train()
-        outer.zero_grad()
+        optimizer.zero_grad()
         if self.single:
             outputs = self._outputs(inputs)
             losses = self._losses(outputs, targets)
-            report = self._alone(losses)
+            report = self._single_task_report(losses)
         else:
             with self.homogenizers.attached(self.encoders[0]):
                 features = self.encoders[0](inputs)
             views = gradhomog.task_features(features, self.homogenizers, len(targets), self.data.tasks)
             outputs = [head(view) for head, view in zip(self.heads, views, strict=True)]
             losses = self._losses(outputs, targets)
-            report = self._together(losses, views, torch.stack(targets), inspect)
-        outer.step()
-        scores = [accuracy(found, wanted) for found, wanted in zip(outputs, targets, strict=True)]
+            report = self._homogenized_report(losses, views, torch.stack(targets), inspect)
+        optimizer.step()
+        scores = [accuracy(output, target) for output, target in zip(outputs, targets, strict=True)]
         if None not in scores:
             report.accuracies = torch.tensor(scores, dtype=torch.float64)
         return report
 
     def _losses(self, outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor]:
-        return [default_loss(found, wanted) for found, wanted in zip(outputs, targets, strict=True)]
+        return [default_loss(output, target) for output, target in zip(outputs, targets, strict=True)]
 
-    def _together(
+    def _homogenized_report(
         self, losses: Sequence[Tensor], views: gradhomog.TaskFeatures, targets: Tensor, inspect: bool
     ) -> StepReport:
-        found = gradhomog.backward(
+        step = gradhomog.backward(
             losses, self.homogenizers, parameters=self.encoders[0], features=views, domains=self.data.tasks,
             targets=targets, inspect=inspect,
         )  # fmt: skip
-        return StepReport.of(_values(losses), found, self.data.tasks)
+        return StepReport.of(_detached(losses), step, self.data.tasks)
 
-    def _alone(self, losses: Sequence[Tensor]) -> StepReport:
+    def _single_task_report(self, losses: Sequence[Tensor]) -> StepReport:
         torch.autograd.backward(losses)
         norms = [
             torch.stack([p.grad.norm() for p in encoder.parameters() if p.grad is not None]).norm()
             for encoder in self.encoders
         ]
-        cosines = torch.full((len(losses),) * 2, torch.nan, dtype=torch.float64)  # of different parameters
-        everyone = tuple(range(len(losses)))
+        cosines = torch.full(
+            (len(losses),) * 2, torch.nan, dtype=torch.float64
+        )  # rows of different parameters have no cosine
+        all_tasks = tuple(range(len(losses)))
         return StepReport(
-            _values(losses), None, _values(norms), cosines.fill_diagonal_(1.0), None, everyone, self.data.tasks
+            _detached(losses), None, _detached(norms), cosines.fill_diagonal_(1.0), None, all_tasks, self.data.tasks
         )
 
     def _batch(self, index: int) -> Part:
-        chosen = batch_indices(len(self.data.train.inputs), self.batch, self.seed, index)
+        indices = batch_indices(len(self.data.train.inputs), self.batch, self.seed, index)
         return Part(
-            self.data.train.inputs[chosen].to(self.device),
-            tuple(targets[chosen].to(self.device) for targets in self.data.train.targets),
+            self.data.train.inputs[indices].to(self.device),
+            tuple(targets[indices].to(self.device) for targets in self.data.train.targets),
         )
 
     def _outputs(self, inputs: Tensor) -> list[Tensor]:
-        """The outputs of each task's head, every homogenizer removed."""
+        """Return the outputs of each task's head, without homogenizers."""
         features = [encoder(inputs) for encoder in self.encoders]
-        shown = features if self.single else features * len(self.heads)
-        return [head(seen) for head, seen in zip(self.heads, shown, strict=True)]
+        per_task = features if self.single else features * len(self.heads)
+        return [head(task_features) for head, task_features in zip(self.heads, per_task, strict=True)]
 
     def probe(self, index: int) -> list[StageReport]:
         return []
 
-    # -- judging -----------------------------------------------------------------------------------------------------
+    # -- evaluation --------------------------------------------------------------------------------------------------
 
     def validate(self) -> Evaluation:
         return self._evaluate(self.data.validation)
@@ -124,20 +126,20 @@ class MultiTask:
 
     @torch.no_grad()
     def _evaluate(self, part: Part) -> Evaluation:
-        """One score and one loss for each task."""
+        """Return one score and one loss per task."""
         self.network.eval()
-        # In pieces, so that memory does not grow with the data.
-        pieces = [self._outputs(inputs.to(self.device)) for inputs in torch.split(part.inputs, 256)]
-        outputs = [torch.cat(found).cpu() for found in zip(*pieces, strict=True)]
+        # In chunks: memory must not grow with the data set.
+        chunks = [self._outputs(inputs.to(self.device)) for inputs in torch.split(part.inputs, 256)]
+        outputs = [torch.cat(chunk).cpu() for chunk in zip(*chunks, strict=True)]
         result = Evaluation(metric=self.metric.name)
-        for name, found, wanted in zip(self.data.tasks, outputs, part.targets, strict=True):
-            score = accuracy(found, wanted)
-            result.scores.append(r_squared(found, wanted) if score is None else score)
-            result.losses.append(float(default_loss(found, wanted)))
+        for name, output, target in zip(self.data.tasks, outputs, part.targets, strict=True):
+            score = accuracy(output, target)
+            result.scores.append(r_squared(output, target) if score is None else score)
+            result.losses.append(float(default_loss(output, target)))
             result.domains.append(name)
         return result
 
-    def leave(self, folder: Path) -> dict[str, Any]:
+    def write_artifacts(self, folder: Path) -> dict[str, Any]:
         return {}
 
     def about(self) -> dict[str, Any]:
@@ -153,8 +155,12 @@ class MultiTask:
         self.homogenizers.load_state_dict(state["homogenizers"])
 
 
-def trained_on(data: Callable[[Any, int], Data]) -> Callable[[Config, Run], MultiTask]:
-    """What a problem trains whose data are made of its options, which have a `batch`, and of `network.size`."""
+def multi_task_trainable(data: Callable[[Any, int], Data]) -> Callable[[Config, Run], MultiTask]:
+    """Return a trainable factory, called as `(config, run)`, for a problem given by its data.
+
+    Args:
+        data: called with the options of the problem and `network.size`; the options have the batch size `batch`.
+    """
 
     def trainable(config: Config, run: Run) -> MultiTask:
         options: Any = config.problem
@@ -163,5 +169,5 @@ def trained_on(data: Callable[[Any, int], Data]) -> Callable[[Config, Run], Mult
     return trainable
 
 
-def _values(scalars: Sequence[Tensor]) -> Tensor:
+def _detached(scalars: Sequence[Tensor]) -> Tensor:
     return torch.stack([scalar.detach().double() for scalar in scalars])

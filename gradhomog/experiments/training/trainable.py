@@ -1,4 +1,4 @@
-"""What a run trains and scores, as `training` sees it: a learner with its episodes, or a network of several tasks."""
+"""Protocol of the object that a run trains and tests: a learner with its episodes, or a multi-task network."""
 
 from __future__ import annotations
 
@@ -15,42 +15,43 @@ from gradhomog.reports import Evaluation, StageReport, StepReport
 
 
 class Trainable(Protocol):
-    """All that a run changes, and what it is judged by. Every step is a function of its number and of the state.
+    """Training step, evaluation and state of a run. A step is a function of its index and the state only.
 
     Attributes:
-        metric: of the scores that `validate` and `test` give.
-        members: the homogenizers, for their time.
-        sampled: whether tasks are a sample of many, so that scores have an interval over them.
-        keeps: which states are tested: the best by validation, or the last one.
+        metric: of the scores of `validate` and `test`.
+        members: the homogenizers, whose time is measured.
+        samples_tasks: True if the tasks are a sample of a larger population: their scores then have a confidence
+            interval.
+        state_selection: `"best"` tests the states with the best validation scores, `"last"` the last state.
     """
 
     metric: Metric
-    sampled: bool
-    keeps: str
+    samples_tasks: bool
+    state_selection: str
 
     @property
     def members(self) -> Sequence[Member]: ...
 
     def parameters(self) -> list[torch.nn.Parameter]: ...
 
-    def step(self, index: int, outer: torch.optim.Optimizer, inspect: bool) -> StepReport:
-        """Train on batch `index`. Norms and cosines may cost what training does not: NaN will do without `inspect`."""
+    def step(self, index: int, optimizer: torch.optim.Optimizer, inspect: bool) -> StepReport:
+        """Train on batch `index`. Without `inspect`, norms and cosines that need extra computation may be NaN."""
 
     def probe(self, index: int) -> list[StageReport]:
-        """What the homogenizers make of the rows of batch `index`; empty where every step tells it anyway."""
+        """Return the rows of batch `index` after each homogenizer; empty if the reports of all steps include them."""
 
     def validate(self) -> Evaluation:
-        """Scores that decide which state, and which candidate of a tuned method, is taken; see `about`."""
+        """Return the scores that select the state and the candidate of a tuned method; see `held_out` in `about`."""
 
     def test(self, states: Sequence[Mapping[str, Any]]) -> Evaluation:
-        """Scores of the best of `states`, which is the first and has been loaded; several are tested together."""
+        """Return the test scores of `states`: the first is the best and already loaded; several form an ensemble."""
 
-    def leave(self, folder: Path) -> dict[str, Any]:
-        """Called last: write what figures need; returns what else belongs into the record of the result."""
+    def write_artifacts(self, folder: Path) -> dict[str, Any]:
+        """Write the files that figures need, and return further entries for the record of the result. Called last."""
 
     def about(self) -> dict[str, Any]:
-        """What a report says of it beside the configuration: `tasks` and `notes`, of a multi-task problem; and
-        `held_out`, false if `validate` and `test` look at the same."""
+        """Return metadata for the report: `tasks` and `notes` of a multi-task problem, and `held_out`, False if
+        `validate` and `test` use the same data."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -58,17 +59,17 @@ class Trainable(Protocol):
 
 
 def device(name: str) -> torch.device:
-    """A device by name.
+    """Return the device of this name.
 
     Raises:
-        ConfigError: PyTorch cannot use it here.
+        ConfigError: PyTorch cannot use this device on this machine.
     """
     try:
-        found = torch.zeros(1, device=name)
-        found.item()  # a device without values, such as meta, cannot train
-        return found.device
+        tensor = torch.zeros(1, device=name)
+        tensor.item()  # raises on devices without data, such as meta, which cannot train
+        return tensor.device
     except (RuntimeError, AssertionError, NotImplementedError) as cause:
-        # An unknown name, or a device that this machine or this build of PyTorch lacks.
+        # The name is unknown, or this machine or this build of PyTorch has no such device.
         reason = str(cause).splitlines()[0]
         raise ConfigError(
             f"`device` must be one that PyTorch can use here, such as cpu; got {name!r}: {reason}"

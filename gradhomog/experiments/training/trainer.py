@@ -1,4 +1,4 @@
-"""One run: train with validation, keep the best, test; resumable at any step, bit for bit."""
+"""Trainer of one run: training with validation, selection of the best states, and test; resumes bit for bit."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from gradhomog.experiments import problems
 from gradhomog.experiments.config import pins
 from gradhomog.experiments.config.schema import Config
 from gradhomog.experiments.execution.environment import machine, versions
-from gradhomog.experiments.results import sealed
-from gradhomog.experiments.results.events import VERSION, EventLog, plain
+from gradhomog.experiments.results import checksums
+from gradhomog.experiments.results.events import VERSION, EventLog, json_compatible
 from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.results.run_dir import BEST, RunDir
-from gradhomog.experiments.training.best_states import Best
+from gradhomog.experiments.training.best_states import BestStates
 from gradhomog.experiments.training.homogenizer_timer import HomogenizerTimer
 from gradhomog.experiments.training.meta_learning import MetaLearning
 from gradhomog.experiments.training.trainable import Trainable
@@ -26,33 +26,35 @@ from gradhomog.experiments.training.trainable import Trainable
 Observe = Callable[[str, Mapping[str, Any]], None]
 
 
-def trainable(config: Config, run: Run) -> Trainable:
-    """What a run trains, as its seed initialises it: a learner on episodes, or the network of a multi-task problem.
+def make_trainable(config: Config, run: Run) -> Trainable:
+    """Return the trainable of a run, initialized from its seed: a learner on episodes, or a multi-task network.
 
     Raises:
-        GradhomogError: names, options, data or device are not usable.
+        GradhomogError: names, options, data or device are invalid.
     """
     if config.problem is None:
         return MetaLearning(config, run)
-    made: Trainable = problems.find(config.problem.name).trainable(config, run)
-    return made
+    trainable: Trainable = problems.find(config.problem.name).trainable(config, run)
+    return trainable
 
 
-def optimizer(config: Config, trained: Trainable) -> torch.optim.Optimizer:
-    """What takes the steps of a run."""
-    return torch.optim.Adam(trained.parameters(), lr=config.train.outer_lr)
+def make_optimizer(config: Config, trainable: Trainable) -> torch.optim.Optimizer:
+    """Return the optimizer of the outer loop."""
+    return torch.optim.Adam(trainable.parameters(), lr=config.train.outer_lr)
 
 
 class Trainer:
-    """One run in its folder: events as they come, a checkpoint now and then, and at the end networks, what figures
-    need, and the result.
+    """Train and test one run, and write its folder: events, checkpoints, and finally networks, figure data and result.
 
     Args:
-        config: of this run alone, `Config.of_run`.
-        run: what to train.
-        folder: of the run; held by this process.
-        observe: called with every event that is written, and the result.
-        jobs: how many runs are made at a time, for the record.
+        config: of this run only, see `Config.of_run`.
+        run: learner, homogenizers and seed.
+        folder: of the run; this process holds its lock.
+        observe: called with every event that is written, and with the result.
+        jobs: number of runs that are computed at the same time; recorded only.
+
+    Attributes:
+        done: number of training steps so far.
     """
 
     def __init__(
@@ -64,19 +66,19 @@ class Trainer:
         jobs: int = 1,
     ) -> None:
         self.config, self.run, self.folder, self.observe, self.jobs = config, run, folder, observe, jobs
-        folder.begin(config.to_toml())
-        self.trained = trainable(config, run)
-        self.outer = optimizer(config, self.trained)
-        self.timer = HomogenizerTimer(self.trained.members)
+        folder.create(config.to_toml())
+        self.trainable = make_trainable(config, run)
+        self.optimizer = make_optimizer(config, self.trainable)
+        self.timer = HomogenizerTimer(self.trainable.members)
         self.done = 0
-        self.seconds = 0.0  # by the clock, as a user waits
-        self.processor_seconds = 0.0  # of the processor: what other runs take does not count
-        self.best = Best(config.train.ensemble, self._better)
+        self.seconds = 0.0  # wall-clock time of training
+        self.processor_seconds = 0.0  # processor time of training: other runs on the machine do not count
+        self.best = BestStates(config.train.ensemble, self._better)
         size = self._load() if folder.checkpoint.exists() else 0
         self.events = EventLog(folder.events, size)
 
     def finish(self, stop: Callable[[], bool] = lambda: False) -> bool:
-        """Train to the end and test; returns False if `stop()` said so on the way, with a checkpoint written."""
+        """Train to the end and test. If `stop()` returns True before a step, write a checkpoint and return False."""
         train = self.config.train
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self._emit(
@@ -99,56 +101,56 @@ class Trainer:
         return True
 
     def fail(self, error: str) -> None:
-        """Write the event of an error with which the run ends."""
+        """Write the event `failed` with an error that ends the run."""
         self._emit("failed", step=self.done, error=error)
 
     def _emit(self, event: str, **content: Any) -> None:
         record = {"event": event, **content}
         self.events.append(record)
-        self._tell(record)
+        self._notify(record)
 
-    def _tell(self, record: Mapping[str, Any]) -> None:
-        self.observe(record["event"], plain({**record, **self.run.identity}))
+    def _notify(self, record: Mapping[str, Any]) -> None:
+        self.observe(record["event"], json_compatible({**record, **self.run.identity}))
 
     def _step(self) -> None:
         train, index, start, processor = self.config.train, self.done, time.perf_counter(), time.process_time()
-        with self.timer.counting():
-            told = index == 0 or (index + 1) % train.log_every == 0
-            report = self.trained.step(index, self.outer, inspect=told)
+        with self.timer.measure():
+            logged = index == 0 or (index + 1) % train.log_every == 0
+            report = self.trainable.step(index, self.optimizer, inspect=logged)
         self.done += 1
         self.seconds += time.perf_counter() - start
         self.processor_seconds += time.process_time() - processor
-        if told:
+        if logged:
             self._emit("step", step=self.done, seconds=self.seconds, **report.record())
         if self.done % train.validate_every == 0 or self.done == train.steps:
-            if stages := self.trained.probe(index):
+            if stages := self.trainable.probe(index):
                 self._emit("probe", step=self.done, stages=[stage.record() for stage in stages])
-            result = self.trained.validate()
-            spread = result.half_width if self.trained.sampled else None
-            self._emit("validation", step=self.done, score=result.mean, half_width=spread)
-            self.best.offer(result.mean, self.done, self.trained.state_dict())
+            result = self.trainable.validate()
+            half_width = result.half_width if self.trainable.samples_tasks else None
+            self._emit("validation", step=self.done, score=result.mean, half_width=half_width)
+            self.best.add(result.mean, self.done, self.trainable.state_dict())
 
     def _better(self, new: float, old: float) -> bool:
-        return self.trained.keeps == "last" or self.trained.metric.better(new, old)
+        return self.trainable.state_selection == "last" or self.trainable.metric.better(new, old)
 
     def _test(self) -> None:
         best = self.best.first
-        more: dict[str, Any] = {} if self.config.problem is None else {"problem": self.config.problem.name}
-        sealed.write_network(self.folder.path / BEST, best.state)
+        extra: dict[str, Any] = {} if self.config.problem is None else {"problem": self.config.problem.name}
+        checksums.write_network(self.folder.path / BEST, best.state)
         if self.config.train.ensemble > 1:
-            sealed.write_network(self.folder.path / "ensemble.pt", {"states": self.best.state_dict()})
-            more["ensemble"] = [kept.step for kept in self.best.kept]
-        self.trained.load_state_dict(best.state)
-        result = self.trained.test([kept.state for kept in self.best.kept])
-        more |= self.trained.leave(self.folder.path)
-        found = {
-            "event": "result", **self.run.identity, "metric": self.trained.metric.name, "scores": result.scores,
+            checksums.write_network(self.folder.path / "ensemble.pt", {"states": self.best.state_dict()})
+            extra["ensemble"] = [saved.step for saved in self.best.states]
+        self.trainable.load_state_dict(best.state)
+        result = self.trainable.test([saved.state for saved in self.best.states])
+        extra |= self.trainable.write_artifacts(self.folder.path)
+        record = {
+            "event": "result", **self.run.identity, "metric": self.trainable.metric.name, "scores": result.scores,
             "losses": result.losses, "domains": result.domains, "validation": best.score, "best_step": best.step,
             "steps": self.done, "seconds": self.seconds, "step_seconds": self.processor_seconds / self.done,
-            "homogenizer_seconds": self.timer.record(), "digest": self.config.digest, **more,
+            "homogenizer_seconds": self.timer.record(), "digest": self.config.digest, **extra,
         }  # fmt: skip
-        self.folder.finish(found)
-        self._tell(found)
+        self.folder.finish(record)
+        self._notify(record)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -163,21 +165,23 @@ class Trainer:
             "processor_seconds": self.processor_seconds,
             "homogenizer_seconds": self.timer.seconds,
             "best": self.best.state_dict(),
-            "trained": self.trained.state_dict(),
-            "outer": self.outer.state_dict(),
-            # Dropout and the like draw from the global generators.
+            "trained": self.trainable.state_dict(),
+            "outer": self.optimizer.state_dict(),
+            # Dropout, for example, draws from the global generators.
             "random": torch.get_rng_state(),
             "random_cuda": torch.cuda.get_rng_state(self.config.device) if on_cuda else None,
         }
-        sealed.write_state(self.folder.checkpoint, state)
+        checksums.write_checkpoint(self.folder.checkpoint, state)
 
     def _load(self) -> int:
-        """Take up the state of the checkpoint; returns the bytes of `events.jsonl` that belong to it."""
-        state = sealed.read_state(self.folder.checkpoint)
+        """Load the checkpoint; return the number of bytes of `events.jsonl` that belong to it."""
+        state = checksums.read_checkpoint(self.folder.checkpoint)
         if state["digest"] != self.config.digest:
-            raise ConfigError(f"{self.folder.checkpoint} is of another configuration; remove it or use another --out.")
-        self.trained.load_state_dict(state["trained"])
-        self.outer.load_state_dict(state["outer"])
+            raise ConfigError(
+                f"{self.folder.checkpoint} is of another configuration. Remove it, or choose another --out."
+            )
+        self.trainable.load_state_dict(state["trained"])
+        self.optimizer.load_state_dict(state["outer"])
         self.done, self.seconds = state["done"], state["seconds"]
         self.processor_seconds, self.timer.seconds = state["processor_seconds"], state["homogenizer_seconds"]
         self.best.load_state_dict(state["best"])

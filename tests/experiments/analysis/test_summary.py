@@ -16,7 +16,7 @@ from gradhomog.experiments.analysis.summary import summarize, to_json
 from gradhomog.experiments.report.csv_table import write_csv
 from gradhomog.experiments.report.narrative import answers
 from gradhomog.experiments.report.tables import render_table
-from tests.experiments.synthetic import METHODS, comparison, result, start
+from tests.experiments.synthetic_records import METHODS, comparison, result, start
 
 # Multiples of 1/1024 below 1: their sums and differences are exact, so that "exactly" can be asked for.
 grid = st.integers(0, 1023).map(lambda number: number / 1024)

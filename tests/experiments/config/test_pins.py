@@ -13,7 +13,7 @@ from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.execution.comparison import compare
 from gradhomog.experiments.results.records import records
 from tests.experiments.conftest import SMALL
-from tests.experiments.running import interrupted_after
+from tests.experiments.run_helpers import interrupted_after
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

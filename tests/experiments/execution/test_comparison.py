@@ -1,4 +1,4 @@
-"""A comparison: one table however it was run, stopped, killed or resumed; failures are reported and kept apart."""
+"""Comparisons: interruptions, kills and resuming do not change the table, and failures are reported separately."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from gradhomog.experiments.results.comparison_dir import run_dir
 from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.results.records import records
 from tests.experiments.conftest import SMALL
-from tests.experiments.running import interrupted_after
+from tests.experiments.run_helpers import interrupted_after
 
 slow = pytest.mark.slow
-pytestmark = pytest.mark.usefixtures("undrawn")  # but for `whole`
+pytestmark = pytest.mark.usefixtures("undrawn")  # except for the fixture `uninterrupted`
 
 
 def results(path):
@@ -42,32 +42,32 @@ def command(folder, overrides, *more):
     return [sys.executable, "-m", "gradhomog", "compare", "--out", str(folder), *more, *arguments]
 
 
-def a_step_is_on_disk(folder):
+def has_step_on_disk(folder):
     return any(b'"step"' in path.read_bytes() for path in folder.glob("runs/*/events.jsonl"))
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """An uninterrupted comparison in one process."""
+def uninterrupted(tmp_path_factory):
+    """The outcome of an uninterrupted comparison in one process."""
     return compare(load(None, SMALL), tmp_path_factory.mktemp("whole"))
 
 
 @slow
-def test_everything_that_a_user_expects_is_written(whole):
-    names = {path.name for path in whole.folder.iterdir()}
+def test_all_expected_files_are_written(uninterrupted):
+    names = {path.name for path in uninterrupted.folder.iterdir()}
     assert {"run.toml", "plan.json", "summary.csv", "report.html", "figures", "runs"} <= names
-    figures = {path.name for path in (whole.folder / "figures").iterdir()}
+    figures = {path.name for path in (uninterrupted.folder / "figures").iterdir()}
     assert {f"{stem}.{kind}" for stem in ("scores", "conflict", "weights") for kind in ("svg", "png")} <= figures
-    for run in (whole.folder / "runs").iterdir():
+    for run in (uninterrupted.folder / "runs").iterdir():
         assert {"config.toml", "events.jsonl", "result.json", "best.pt"} <= {path.name for path in run.iterdir()}
         assert not (run / "checkpoint.pt").exists()
-    assert not whole.failures
+    assert not uninterrupted.failures
 
 
 @slow
-def test_every_method_has_every_seed_and_the_tuned_one_is_the_candidate_that_validated_best(whole):
-    found = results(whole.folder)
-    assert [row.label for row in whole.summary.rows] == ["plain", "pcgrad", "static (tuned)"]
+def test_every_method_has_every_seed_and_the_tuned_one_uses_the_best_candidate(uninterrupted):
+    found = results(uninterrupted.folder)
+    assert [row.label for row in uninterrupted.summary.rows] == ["plain", "pcgrad", "static (tuned)"]
     candidates = {key[1]: value for key, value in found.items() if key[3] == "candidate"}
     assert set(candidates) == {"static", 'static(weights="random")'}
     best = min(candidates, key=lambda text: candidates[text][1])  # mean squared error: smaller is better
@@ -78,15 +78,15 @@ def test_every_method_has_every_seed_and_the_tuned_one_is_the_candidate_that_val
 
 
 @slow
-def test_static_weights_of_one_are_the_plain_learner(whole):
-    found = results(whole.folder)
+def test_static_weights_of_one_equal_the_plain_learner(uninterrupted):
+    found = results(uninterrupted.folder)
     plain, static = found["plain", "none", 0, "compare"], found["static (tuned)", "static", 0, "candidate"]
     assert static[0] == pytest.approx(plain[0], rel=1e-3)
 
 
 @slow
-def test_the_records_hold_configuration_versions_and_steps(whole):
-    found = records(whole.folder)
+def test_the_records_contain_configuration_versions_and_steps(uninterrupted):
+    found = records(uninterrupted.folder)
     start = found[0]
     assert {**start["config"], "plugins": []} == load(None, SMALL).to_dict()
     assert {"python", "torch", "torchopt", "gradhomog"} <= set(start["versions"])
@@ -96,41 +96,41 @@ def test_the_records_hold_configuration_versions_and_steps(whole):
 
 
 @slow
-def test_resuming_a_finished_comparison_makes_nothing_and_gives_the_same_table(whole):
-    files = {path: path.stat().st_mtime_ns for path in (whole.folder / "runs").rglob("*.json*")}
-    again = compare(load(None, SMALL), whole.folder, resume=True)
+def test_resuming_a_finished_comparison_computes_nothing_and_gives_the_same_table(uninterrupted):
+    files = {path: path.stat().st_mtime_ns for path in (uninterrupted.folder / "runs").rglob("*.json*")}
+    resumed = compare(load(None, SMALL), uninterrupted.folder, resume=True)
     assert {path: path.stat().st_mtime_ns for path in files} == files
-    assert table(again) == table(whole)
+    assert table(resumed) == table(uninterrupted)
 
 
 @slow
 @pytest.mark.parametrize("count", [1, 37, 70])
-def test_interrupted_after_any_step_it_resumes_to_the_same_table(whole, tmp_path, count):
+def test_a_comparison_interrupted_after_any_step_resumes_to_the_same_table(uninterrupted, tmp_path, count):
     config = load(None, SMALL)
     with interrupted_after(count), pytest.raises(KeyboardInterrupt):
         compare(config, tmp_path / "out")
     with interrupted_after(10**9) as steps:
         outcome = compare(config, tmp_path / "out", resume=True)
-    assert results(outcome.folder) == results(whole.folder)
-    assert table(outcome) == table(whole)
-    # Nothing is done twice: 2 methods × 2 seeds, 2 candidates and 1 further seed of the chosen, 12 steps each.
+    assert results(outcome.folder) == results(uninterrupted.folder)
+    assert table(outcome) == table(uninterrupted)
+    # No step is repeated: 2 methods × 2 seeds, 2 candidates and 1 further seed of the chosen candidate, 12 steps each.
     assert count + len(steps) == 7 * 12
     assert not list((tmp_path / "out").glob(".stop*"))
 
 
 @slow
 @pytest.mark.parametrize(("jobs", "seconds"), [(1, 0.05), (2, 0.0)])
-def test_killed_at_any_moment_it_resumes_to_the_same_table(whole, tmp_path, jobs, seconds):
-    """SIGKILL after the first step is on disk, with a half-written line left behind for good measure.
+def test_a_comparison_killed_at_any_moment_resumes_to_the_same_table(uninterrupted, tmp_path, jobs, seconds):
+    """SIGKILL after the first step is on disk; additionally, each event log ends with an unfinished line.
 
-    At the first step nearly all is left to the resumed comparison: two worker processes give the results of one.
+    After one step, the resumed comparison computes nearly everything: two worker processes give the results of one.
     """
     out = tmp_path / "out"
     process = subprocess.Popen(
         command(out, SMALL, f"--jobs={jobs}"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         start_new_session=True,
     )  # fmt: skip
-    while process.poll() is None and not a_step_is_on_disk(out):
+    while process.poll() is None and not has_step_on_disk(out):
         time.sleep(0.01)
     time.sleep(seconds)
     os.killpg(process.pid, signal.SIGKILL)
@@ -139,20 +139,20 @@ def test_killed_at_any_moment_it_resumes_to_the_same_table(whole, tmp_path, jobs
         with log.open("ab") as file:
             file.write(b'{"event": "ste')
     outcome = compare(load(None, SMALL), out, resume=True, jobs=jobs)
-    assert results(outcome.folder) == results(whole.folder)
-    assert table(outcome) == table(whole)
+    assert results(outcome.folder) == results(uninterrupted.folder)
+    assert table(outcome) == table(uninterrupted)
 
 
 @slow
-def test_a_run_that_another_process_makes_is_waited_for_and_made_once(whole, tmp_path):
-    """Two commands on one folder at the same time, as on two machines that share it."""
+def test_a_run_of_another_process_is_awaited_and_computed_once(uninterrupted, tmp_path):
+    """Two commands use one folder at the same time, as on two machines that share it."""
     out = tmp_path / "out"
     first = subprocess.Popen(command(out, SMALL, "--jobs=1"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while first.poll() is None and not a_step_is_on_disk(out):
+    while first.poll() is None and not has_step_on_disk(out):
         time.sleep(0.01)
     outcome = compare(load(None, SMALL), out, resume=True)
     assert first.wait(timeout=120) == 0
-    assert table(outcome) == table(whole)
+    assert table(outcome) == table(uninterrupted)
     for log in out.glob("runs/*/events.jsonl"):
         assert log.read_bytes().count(b'"event": "start"') == 1
 
@@ -183,27 +183,27 @@ def test_a_method_that_fails_is_reported_and_the_others_finish(gradhomog_install
     assert b'"step": 4' in folder.events.read_bytes()
 
 
-SEEING = """
+RECORDING = """
 import gradhomog
-SEEN = []
-def seeing(config, folder):
+CALLS = []
+def recording(config, folder):
     assert (config["learner"], folder.name[:4]) == ("maml", "maml")
-    return lambda event, record: SEEN.append((event, record))
+    return lambda event, record: CALLS.append((event, record))
 @gradhomog.hookimpl
 def gradhomog_observer():
-    return gradhomog.ObserverSpec(factory=seeing, summary="keeps what it is called with")
+    return gradhomog.ObserverSpec(factory=recording, summary="stores its calls")
 """
 
 
-def test_an_observer_sees_every_event_of_its_run_and_the_result(gradhomog_install, tmp_path):
-    gradhomog_install("seeing-dist", SEEING, plugin="seeing", kind="observers")
-    overrides = [*SMALL, 'homogenizers=["none"]', "seeds=1", 'observers=["seeing"]']
+def test_an_observer_receives_every_event_of_its_run_and_the_result(gradhomog_install, tmp_path):
+    gradhomog_install("recording-dist", RECORDING, plugin="recording", kind="observers")
+    overrides = [*SMALL, 'homogenizers=["none"]', "seeds=1", 'observers=["recording"]']
     outcome = compare(load(None, overrides), tmp_path / "out")
-    seen = [(event, record["run"]) for event, record in sys.modules["seeing_dist"].SEEN]
+    received = [(event, record["run"]) for event, record in sys.modules["recording_dist"].CALLS]
     [folder] = (outcome.folder / "runs").iterdir()
-    told = [record["event"] for record in records(outcome.folder)[1:]]
-    assert seen == [(event, folder.name) for event in ["start", *told]]
-    assert (told.count("result"), told.count("step")) == (1, 7)
+    expected = [record["event"] for record in records(outcome.folder)[1:]]
+    assert received == [(event, folder.name) for event in ["start", *expected]]
+    assert (expected.count("result"), expected.count("step")) == (1, 7)
 
 
 TWO = 'homogenizers=["none", "pcgrad"]'
@@ -226,49 +226,49 @@ def test_a_script_without_a_main_guard_works(tmp_path):
 
 
 @slow
-def test_a_candidate_that_fails_leaves_the_choice_to_the_others(gradhomog_install, tmp_path):
+def test_a_tuned_method_uses_another_candidate_if_one_fails(gradhomog_install, tmp_path):
     gradhomog_install("faulty-dist", FAULTY, plugin="faulty")
     config = load(None, [*SMALL, 'homogenizers=["none", "faulty | pcgrad"]'])
     outcome = compare(config, tmp_path / "out")
-    again = compare(config, tmp_path / "out", resume=True)
-    for one in (outcome, again):
-        row = one.summary.rows[1]
+    resumed = compare(config, tmp_path / "out", resume=True)
+    for comparison in (outcome, resumed):
+        row = comparison.summary.rows[1]
         assert (row.label, row.chosen, len(row.seeds)) == ("faulty | pcgrad (tuned)", "pcgrad", 2)
-        assert len(one.failures) == 1
+        assert len(comparison.failures) == 1
 
 
 KILLING = FAULTY.replace('raise RuntimeError("out of ideas")', "__import__('os').kill(__import__('os').getpid(), 9)")
 
 
 @slow
-def test_a_run_whose_process_is_killed_again_and_again_fails_and_the_others_finish(gradhomog_install, tmp_path):
+def test_a_run_whose_process_is_killed_repeatedly_fails_and_the_others_finish(gradhomog_install, tmp_path):
     gradhomog_install("faulty-dist", KILLING, plugin="faulty")
     config = load(None, [*SMALL, 'homogenizers=["none", "faulty", "pcgrad"]', "seeds=1"])
     outcome = compare(config, tmp_path / "out", jobs=2)
     assert set(outcome.failures) == {Run("maml", "faulty", 0).id}
-    assert all("ended: SIGKILL(-9), perhaps for memory" in error for error in outcome.failures.values())
+    assert all("ended: SIGKILL(-9), possibly out of memory" in error for error in outcome.failures.values())
     assert [(row.label, row.seeds) for row in outcome.summary.rows] == [("plain", (0,)), ("pcgrad", (0,))]
 
 
-def stopped(folder, how, *more):
-    """A comparison in two worker processes that is sent a signal once a step is on disk: exit code and errors."""
+def run_and_stop(folder, stop, *options):
+    """Signal a comparison with two worker processes once a step is on disk; return exit code and stderr."""
     process = subprocess.Popen(
-        command(folder, [*SMALL, "train.steps=400"], "--jobs=2", *more), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        start_new_session=True, text=True,
+        command(folder, [*SMALL, "train.steps=400"], "--jobs=2", *options), stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, start_new_session=True, text=True,
     )  # fmt: skip
-    while process.poll() is None and not a_step_is_on_disk(folder):
+    while process.poll() is None and not has_step_on_disk(folder):
         time.sleep(0.01)
-    how(process)
+    stop(process)
     _, errors = process.communicate(timeout=120)
     return process.returncode, errors
 
 
 @slow
 @pytest.mark.parametrize("name", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_all_processes_stops_with_checkpoints_and_no_traceback(tmp_path, name):
-    """As a terminal, `timeout` and schedulers send it."""
+def test_a_signal_to_all_processes_stops_after_checkpoints_without_traceback(tmp_path, name):
+    """Terminals, `timeout` and schedulers send such signals."""
     out = tmp_path / "out"
-    code, errors = stopped(out, lambda process: os.killpg(process.pid, name))
+    code, errors = run_and_stop(out, lambda process: os.killpg(process.pid, name))
     assert code == 130, errors
     assert "Traceback" not in errors
     assert "--resume" in errors
@@ -279,22 +279,22 @@ def test_a_signal_to_all_processes_stops_with_checkpoints_and_no_traceback(tmp_p
 @slow
 def test_no_process_outlives_its_parent_by_more_than_a_second(tmp_path):
     out = tmp_path / "out"
-    found = []
+    workers = []
 
     def kill(process):
         listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True)
-        found.extend(map(int, listed.stdout.split()))
+        workers.extend(map(int, listed.stdout.split()))
         process.kill()
 
-    stopped(out, kill)
-    assert found
-    end = time.monotonic() + 20.0  # a second on a machine with nothing else to do
-    while any(map(running, found)) and time.monotonic() < end:
+    run_and_stop(out, kill)
+    assert workers
+    end = time.monotonic() + 20.0  # takes a second on an idle machine
+    while any(map(is_running, workers)) and time.monotonic() < end:
         time.sleep(0.1)
-    assert not any(map(running, found))
+    assert not any(map(is_running, workers))
 
 
-def running(pid):
+def is_running(pid):
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
             return file.read().rpartition(")")[2].split()[0] != "Z"
@@ -307,8 +307,8 @@ FAULTY_WITH_SEED_1 = FAULTY.replace("step.number == 4", "step.number == 4 and __
 
 @slow
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_a_tuned_method_that_fails_with_a_later_seed_is_tried_once(gradhomog_install, tmp_path, jobs):
-    """Its failure must not be taken for a candidate's: that would decide the tuning again, and run it again."""
+def test_a_tuned_method_that_fails_with_a_later_seed_runs_once(gradhomog_install, tmp_path, jobs):
+    """The failure must not count as a failure of the candidate: the tuning would be decided again, with new runs."""
     gradhomog_install("faulty-dist", FAULTY_WITH_SEED_1, plugin="faulty")
     failures = []
     overrides = [*SMALL, 'homogenizers=["none", "faulty | faulty + static"]', "seeds=3"]
@@ -321,30 +321,30 @@ def test_a_tuned_method_that_fails_with_a_later_seed_is_tried_once(gradhomog_ins
     assert outcome.summary.rows[1].seeds == (0, 2)
 
 
-def test_a_candidate_whose_process_was_killed_leaves_the_row_to_the_others(tmp_path):
-    """A killed process writes no event of its failure; the table must not lose the method for it."""
+def test_a_tuned_method_uses_another_candidate_if_a_process_was_killed(tmp_path):
+    """A killed process writes no event `failed`; the method must still be in the table."""
     config = load(None, [*SMALL, 'homogenizers=["none", "static | pcgrad"]', "seeds=1"])
-    original = Job._make
+    original = Job._compute
 
-    def make(self):
+    def compute(self):
         if self.run.homogenizers == "pcgrad":
             return Outcome(self.run, "failed", "the process of the run ended: SIGKILL(-9)")
         return original(self)
 
-    with mock.patch.object(Job, "_make", make):
+    with mock.patch.object(Job, "_compute", compute):
         outcome = compare(config, tmp_path / "out")
     assert [row.label for row in outcome.summary.rows] == ["plain", "static | pcgrad (tuned)"]
     assert [(c.homogenizers, c.chosen) for c in outcome.summary.candidates] == [("static", True)]
 
 
-def test_runs_that_wait_when_a_stop_is_asked_do_not_begin(tmp_path):
+def test_waiting_runs_do_not_start_after_a_stop_request(tmp_path):
     config = load(None, [*SMALL, "seeds=1"])
     with interrupted_after(3), pytest.raises(KeyboardInterrupt):
         compare(config, tmp_path / "out")
     assert len(list((tmp_path / "out" / "runs").glob("*/config.toml"))) == 1
 
 
-def test_a_result_of_another_configuration_is_refused_though_the_plan_is_gone(tmp_path):
+def test_a_result_of_another_configuration_is_rejected_without_a_plan(tmp_path):
     config = load(None, [*SMALL, 'homogenizers=["none"]', "seeds=1"])
     compare(config, tmp_path / "out")
     for name in ("plan.json", "run.toml"):
@@ -354,15 +354,15 @@ def test_a_result_of_another_configuration_is_refused_though_the_plan_is_gone(tm
         compare(other, tmp_path / "out")
 
 
-def test_a_users_temporary_files_in_the_output_folder_stay(tmp_path):
+def test_temporary_files_of_users_are_not_removed(tmp_path):
     (tmp_path / "notes.tmp").write_text("mine")
     (tmp_path / "run.toml.host-12.tmp").write_text("of a process that was killed")
     compare(load(None, [*SMALL, 'homogenizers=["none"]', "seeds=1"]), tmp_path)
     assert [path.name for path in tmp_path.glob("*.tmp")] == ["notes.tmp"]
 
 
-def test_a_wrong_executor_is_refused_before_anything_is_tried(tmp_path):
-    tried = []
+def test_an_unknown_executor_is_rejected_before_the_dry_run(tmp_path):
+    records = []
     with pytest.raises(ConfigError, match="--executor must be one of"):
-        compare(load(None, SMALL), tmp_path / "out", executor="loky", progress=tried.append)
-    assert (tried, (tmp_path / "out").exists()) == ([], False)
+        compare(load(None, SMALL), tmp_path / "out", executor="loky", progress=records.append)
+    assert (records, (tmp_path / "out").exists()) == ([], False)

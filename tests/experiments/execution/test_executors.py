@@ -1,4 +1,4 @@
-"""Results do not depend on where runs are made: processes of this machine, a Dask cluster, or jobs of submitit."""
+"""Results do not depend on the executor: processes on this machine, a Dask cluster, or jobs of submitit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def serial(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("text", ["local", "dask", 'slurm(cluster="local", timeout_min=5)'])
-def test_results_are_those_of_one_process(serial, tmp_path, text):
+def test_results_of_every_executor_equal_those_of_one_process(serial, tmp_path, text):
     for module in {"dask": ["distributed"], "slur": ["submitit"]}.get(text[:4], []):
         pytest.importorskip(module)
     if text == "dask":
@@ -34,11 +34,11 @@ def test_results_are_those_of_one_process(serial, tmp_path, text):
 
         with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster:
             text = f'dask(address="{cluster.scheduler_address}")'
-            found = compare(load(None, OVERRIDES), tmp_path / "out", jobs=2, executor=text)
+            outcome = compare(load(None, OVERRIDES), tmp_path / "out", jobs=2, executor=text)
     else:
-        found = compare(load(None, OVERRIDES), tmp_path / "out", jobs=2, executor=text)
-    assert not found.failures
-    assert scores(found) == scores(serial)
+        outcome = compare(load(None, OVERRIDES), tmp_path / "out", jobs=2, executor=text)
+    assert not outcome.failures
+    assert scores(outcome) == scores(serial)
 
 
 @pytest.mark.parametrize(
@@ -49,12 +49,12 @@ def test_results_are_those_of_one_process(serial, tmp_path, text):
         ('dask(adress="tcp://x")', r"--executor dask has no option 'adress'; it has: address"),
     ],
 )
-def test_an_executor_that_there_is_not_is_refused(tmp_path, text, words):
+def test_unknown_executors_and_options_are_rejected(tmp_path, text, words):
     with pytest.raises(ConfigError, match=words):
         executor(text, 1, tmp_path)
 
 
-def test_a_package_that_is_missing_is_told_with_its_extra(tmp_path, monkeypatch):
+def test_the_error_of_a_missing_package_names_its_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     with pytest.raises(ConfigError, match=r"needs the package 'ray'\. Install it with: pip install 'gradhomog\[ray\]'"):
         executor("ray", 1, tmp_path)

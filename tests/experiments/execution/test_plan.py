@@ -1,11 +1,11 @@
-"""The plan: which runs, under which names, and what is refused before anything is trained."""
+"""The plan of a comparison: its runs, their names, and errors that are raised before training."""
 
 import pytest
 
 from gradhomog import ConfigError
 from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.execution import plan
-from gradhomog.experiments.results.plan import Method, Run, choice, runs
+from gradhomog.experiments.results.plan import Method, Run, chosen_candidate, decided_runs
 
 TUNED = 'homogenizers=["none", "pcgrad", "static | static(weights=[1, 2])"]'
 
@@ -18,12 +18,14 @@ def test_every_method_runs_with_every_seed_and_candidates_with_the_first():
     config = load(None, [TUNED, "seeds=[4, 7]"])
     rows = plan.methods(config)
     assert [row.label for row in rows] == ["plain", "pcgrad", "static (tuned)"]
-    first = runs(rows, config.seed_list, {}, ())
+    first = decided_runs(rows, config.seed_list, {}, ())
     assert [(run.homogenizers, run.seed) for run in first] == [
         ("static", 4), ("static(weights=[1, 2])", 4), ("none", 4), ("pcgrad", 4), ("none", 7), ("pcgrad", 7)
     ]  # fmt: skip
     done = finished(first[0], 2.0) | finished(first[1], 1.0)
-    assert set(runs(rows, config.seed_list, done, ())) - set(first) == {Run("maml", "static(weights=[1, 2])", 7)}
+    assert set(decided_runs(rows, config.seed_list, done, ())) - set(first) == {
+        Run("maml", "static(weights=[1, 2])", 7)
+    }
 
 
 @pytest.mark.parametrize(
@@ -32,41 +34,41 @@ def test_every_method_runs_with_every_seed_and_candidates_with_the_first():
         ((2.0, 1.0), "mse", "pcgrad"),
         ((2.0, 1.0), "accuracy", "static"),
         ((1.0, 1.0), "mse", "static"),  # the first of equal ones
-        ((None, 1.0), "accuracy", "pcgrad"),  # null in a file: not finite
+        ((None, 1.0), "accuracy", "pcgrad"),  # null in a file: a non-finite score
         ((None, None), "mse", "static"),
     ],
 )
-def test_the_candidate_with_the_best_validation_score_is_taken(scores, metric, chosen):
+def test_the_candidate_with_the_best_validation_score_is_chosen(scores, metric, chosen):
     method = Method("maml", "tuned", ("static", "pcgrad"))
     results = {}
     for text, score in zip(method.candidates, scores, strict=True):
-        assert choice(method, 3, results) is None
+        assert chosen_candidate(method, 3, results) is None
         results |= finished(Run("maml", text, 3), score, metric)
-    assert choice(method, 3, results) == chosen
+    assert chosen_candidate(method, 3, results) == chosen
 
 
-def test_a_candidate_that_failed_leaves_the_choice_to_the_others():
+def test_a_failed_candidate_is_excluded_from_the_choice():
     method = Method("maml", "tuned", ("static", "pcgrad"))
     one, two = (Run("maml", text, 0) for text in method.candidates)
-    assert choice(method, 0, {}, {one.id}) is None
-    assert choice(method, 0, finished(two, 9.0), {one.id}) == "pcgrad"
-    assert choice(method, 0, {}, {one.id, two.id}) is None
+    assert chosen_candidate(method, 0, {}, {one.id}) is None
+    assert chosen_candidate(method, 0, finished(two, 9.0), {one.id}) == "pcgrad"
+    assert chosen_candidate(method, 0, {}, {one.id, two.id}) is None
 
 
-def test_the_label_of_a_tuned_row_names_what_it_was_chosen_from():
+def test_the_label_of_a_tuned_row_names_its_candidates():
     config = load(None, ['homogenizers=["none | pcgrad", "static | pcgrad", "static | static(weights=[1, 2])"]'])
     labels = [row.label for row in plan.methods(config)]
     assert labels == ["none | pcgrad (tuned)", "static | pcgrad (tuned)", "static (tuned)"]
 
 
-def test_different_runs_have_different_folders_and_methods_share_the_runs_they_have_in_common():
+def test_different_runs_have_different_folders_and_methods_share_equal_runs():
     config = load(None, ['homogenizers=["none", "static", "static | pcgrad"]', 'learner=["maml", "fomaml"]', "seeds=3"])
     rows = plan.methods(config)
     results = {}
-    for run in runs(rows, config.seed_list, {}, ()):
+    for run in decided_runs(rows, config.seed_list, {}, ()):
         results |= finished(run, 0.0 if run.homogenizers == "static" else 1.0)
-    every = runs(rows, config.seed_list, results, ())
-    assert len({run.id for run in every}) == len(every) == 2 * (3 + 3 + 1)  # pcgrad is tried with the first seed only
+    all_runs = decided_runs(rows, config.seed_list, results, ())
+    assert len({run.id for run in all_runs}) == len(all_runs) == 2 * (3 + 3 + 1)  # pcgrad runs with the first seed only
 
 
 @pytest.mark.parametrize(
@@ -75,15 +77,15 @@ def test_different_runs_have_different_folders_and_methods_share_the_runs_they_h
         ('["pcgard"]', r"`homogenizers`: no homogenizer is called 'pcgard'. Did you mean 'pcgrad'\?"),
         ('["pcgrad(order=3)"]', r'`order` must be one of "random", "fixed"; got 3'),
         ('["pcgrad("]', r"`homogenizers`: expected an option's name"),
-        ('["pcgrad", "pcgrad "]', r"'pcgrad' is named twice for maml"),
-        ('["static | pcgrad", "static | pcgrad(seed=1)"]', r"'static \| pcgrad \(tuned\)' is named twice"),
-        ('["static | static"]', r"names a candidate twice"),
+        ('["pcgrad", "pcgrad "]', r"'pcgrad' occurs twice for maml"),
+        ('["static | pcgrad", "static | pcgrad(seed=1)"]', r"'static \| pcgrad \(tuned\)' occurs twice"),
+        ('["static | static"]', r"contains a candidate twice"),
         ('["pcgrad |"]', r"expected a pipeline: write 'none'"),
         ('["| pcgrad"]', r"expected a pipeline: write 'none'"),
         ('["maml"]', r"no homogenizer is called 'maml'. A learner is called so"),
         ('["PCGrad"]', r"Did you mean 'pcgrad'\?"),
     ],
 )
-def test_what_cannot_be_made_is_refused_before_anything_is_trained(homogenizers, message):
+def test_invalid_pipelines_are_rejected_before_training(homogenizers, message):
     with pytest.raises(ConfigError, match=message):
         plan.methods(load(None, [f"homogenizers={homogenizers}"]))

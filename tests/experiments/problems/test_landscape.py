@@ -15,8 +15,8 @@ from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.problems import toy
 from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.results.trajectory import Trajectory
-from gradhomog.experiments.training.trainer import trainable
-from tests.experiments.running import trainer
+from gradhomog.experiments.training.trainer import make_trainable
+from tests.experiments.run_helpers import trainer
 
 SHORT = ["problem.name=landscape", "train.steps=30", "train.validate_every=10", "train.checkpoint_every=7"]
 
@@ -108,7 +108,7 @@ def test_an_interrupted_run_resumes_to_the_same_path_with_the_homogenizers_of_ea
 
 
 def test_a_few_hundred_points_of_a_long_run_are_kept():
-    one = trainable(load(None, ["problem.name=landscape", "train.steps=100000"]), Run("landscape", "none", 0))
+    one = make_trainable(load(None, ["problem.name=landscape", "train.steps=100000"]), Run("landscape", "none", 0))
     assert one.keep_every == 200
 
 
@@ -124,4 +124,4 @@ def test_a_few_hundred_points_of_a_long_run_are_kept():
 )
 def test_options_without_a_meaning_on_the_landscape_raise(override, message):
     with pytest.raises(ConfigError, match=message):
-        trainable(load(None, [*SHORT, override]), Run("landscape", "none", 0))
+        make_trainable(load(None, [*SHORT, override]), Run("landscape", "none", 0))

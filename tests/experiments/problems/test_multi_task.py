@@ -13,9 +13,9 @@ from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.problems.data import batch_indices
 from gradhomog.experiments.problems.glyph_pairs import data
 from gradhomog.experiments.results.plan import Run
-from gradhomog.experiments.training.trainer import trainable
+from gradhomog.experiments.training.trainer import make_trainable
 from tests.experiments.problems.conftest import GLYPHS
-from tests.experiments.running import trainer
+from tests.experiments.run_helpers import trainer
 
 
 def run(text, label=""):

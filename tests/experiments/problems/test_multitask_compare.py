@@ -18,7 +18,7 @@ from gradhomog.experiments.results import comparison_dir as folders
 from gradhomog.experiments.results.plan import SINGLE
 from gradhomog.experiments.results.records import records
 from tests.experiments.problems.conftest import GLYPHS
-from tests.experiments.running import interrupted_after
+from tests.experiments.run_helpers import interrupted_after
 
 pytestmark = pytest.mark.slow
 

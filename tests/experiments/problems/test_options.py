@@ -121,10 +121,12 @@ def test_a_run_file_in_the_output_folder_may_omit_the_baselines(tmp_path):
     path.write_text('homogenizers = ["pcgrad"]\n[problem]\nname = "glyph_pairs"\n')
     before = path.read_text()
     own = load(path).with_baselines()
-    assert comparison_dir.choose(own, tmp_path, resume=False, stem="compare") == comparison_dir.prepare(own, tmp_path)
+    assert comparison_dir.choose_folder(own, tmp_path, resume=False, stem="compare") == comparison_dir.create_folder(
+        own, tmp_path
+    )
     assert path.read_text() == before
-    with pytest.raises(ConfigError, match=r"is of another configuration: `problem.classes` is 10 there and 7 here"):
-        comparison_dir.choose(
+    with pytest.raises(ConfigError, match=r"has another configuration: `problem.classes` is 10 there and 7 here"):
+        comparison_dir.choose_folder(
             load(path, ["problem.classes=7"]).with_baselines(), tmp_path, resume=False, stem="compare"
         )
 
@@ -133,7 +135,7 @@ def test_single_task_is_a_method_of_problems_with_networks_only():
     overrides = [f'homogenizers=["{SINGLE}"]']
     (row,) = plan.methods(load(None, ["problem.name=glyph_pairs", *overrides]))
     assert (row.label, row.candidates) == (SINGLE, (SINGLE,))
-    with pytest.raises(ConfigError, match=r"'single-task' means nothing on landscape"):
+    with pytest.raises(ConfigError, match=r"'single-task' does not apply to landscape"):
         plan.methods(load(None, ["problem.name=landscape", *overrides]))
     with pytest.raises(ConfigError, match=r"no homogenizer is called 'single-task'"):
         plan.methods(load(None, overrides))

@@ -16,7 +16,7 @@ from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.problems import regression, table
 from gradhomog.experiments.problems.regression import RegressionOptions
 from gradhomog.experiments.results.plan import Run
-from gradhomog.experiments.training.trainer import trainable
+from gradhomog.experiments.training.trainer import make_trainable
 
 ROWS = 50
 
@@ -172,7 +172,7 @@ def test_a_network_for_images_raises_for_a_table(csv):
         None, ["problem.name=regression", f"problem.data={csv}", 'problem.targets=["sum"]', "network.name=conv4"]
     )
     with pytest.raises(ConfigError, match=r"`network.name` conv4 takes square images"):
-        trainable(config, Run("regression", "none", 0))
+        make_trainable(config, Run("regression", "none", 0))
 
 
 def test_a_relative_path_starts_at_the_working_directory(csv, monkeypatch):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.experiments.report.test_page import report
-from tests.experiments.synthetic import METHODS, comparison
+from tests.experiments.synthetic_records import METHODS, comparison
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 

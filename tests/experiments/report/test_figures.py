@@ -17,8 +17,8 @@ from gradhomog.experiments.report.figures import style
 from gradhomog.experiments.report.figures.agreement import mean_cosine, norm_ratio
 from gradhomog.experiments.report.figures.curves import average, running_mean, with_interval
 from gradhomog.experiments.report.page import write_report
-from tests.experiments.running import write
-from tests.experiments.synthetic import METHODS, comparison, result, start
+from tests.experiments.run_helpers import write_comparison
+from tests.experiments.synthetic_records import METHODS, comparison, result, start
 
 
 def draw(records):
@@ -136,7 +136,7 @@ def test_without_matplotlib_the_error_says_what_to_install(monkeypatch):
 
 
 def test_without_matplotlib_the_report_has_its_table_and_says_what_is_missing(tmp_path, monkeypatch, capsys):
-    write(tmp_path, comparison(METHODS[:2]))
+    write_comparison(tmp_path, comparison(METHODS[:2]))
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert len(write_report(tmp_path).rows) == 2
     assert "<table" in (tmp_path / "report.html").read_text(encoding="utf-8")

@@ -20,8 +20,8 @@ from gradhomog.experiments.report.html import render_page
 from gradhomog.experiments.report.page import write_report
 from gradhomog.experiments.report.tables import render_table
 from gradhomog.experiments.results.records import records as read_records
-from tests.experiments.running import write
-from tests.experiments.synthetic import METHODS, comparison, result, start
+from tests.experiments.run_helpers import write_comparison
+from tests.experiments.synthetic_records import METHODS, comparison, result, start
 
 pytestmark = pytest.mark.slow
 
@@ -82,7 +82,7 @@ class Page(HTMLParser):
 
 
 def report(folder, records, **options):
-    write(folder, records)
+    write_comparison(folder, records)
     summary = write_report(folder, **options)
     return summary, Page((folder / "report.html").read_text(encoding="utf-8"))
 

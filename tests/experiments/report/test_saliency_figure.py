@@ -11,9 +11,9 @@ from gradhomog.experiments.report import figures
 from gradhomog.experiments.report.figures.saliency import METHODS, grey, over, strength
 from gradhomog.experiments.results.comparison_dir import run_dir
 from gradhomog.experiments.results.plan import Run
-from gradhomog.experiments.results.saliency_maps import Looks
+from gradhomog.experiments.results.saliency_maps import SaliencyMaps
 from tests.experiments.report.test_page import report
-from tests.experiments.synthetic import comparison
+from tests.experiments.synthetic_records import comparison
 
 
 def look(seed=0, channels=1, maps=(), attached=False, **more):
@@ -27,7 +27,7 @@ def look(seed=0, channels=1, maps=(), attached=False, **more):
         "maps": {name: own.uniform(size=(3, 4, 4)).astype(np.float32) for name in maps},
         "attached": attached,
     }
-    return Looks(**(found | more))
+    return SaliencyMaps(**(found | more))
 
 
 def labels(figure):

@@ -12,7 +12,7 @@ pytest.importorskip("matplotlib")
 from gradhomog.experiments.report import figures
 from gradhomog.experiments.report.figures.agreement import relative_distance
 from gradhomog.experiments.report.figures.stages import chains_of
-from tests.experiments.synthetic import METHODS, comparison, stage
+from tests.experiments.synthetic_records import METHODS, comparison, stage
 
 PIPELINE = "isi + rotate + reweight(beta=1.5)"
 

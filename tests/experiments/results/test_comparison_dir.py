@@ -1,4 +1,4 @@
-"""The output folder: new ones are numbered, foreign ones refused, the right one found again."""
+"""The output folder: new folders are numbered, those of other configurations rejected, the latest one resumed."""
 
 import os
 
@@ -6,85 +6,85 @@ import pytest
 
 from gradhomog import ConfigError
 from gradhomog.experiments.config.schema import load
-from gradhomog.experiments.results.comparison_dir import Plan, choose, prepare
+from gradhomog.experiments.results.comparison_dir import Plan, choose_folder, create_folder
 from gradhomog.experiments.results.plan import Method
 
 
-def begun(config, out=None, resume=False, stem="compare"):
-    """The folder of a comparison that has begun."""
-    return prepare(config, choose(config, out, resume, stem))
+def start(config, out=None, resume=False, stem="compare"):
+    """Create the output folder of a comparison and return it."""
+    return create_folder(config, choose_folder(config, out, resume, stem))
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+def _working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
 def test_new_folders_are_numbered_and_the_latest_of_a_configuration_is_resumed():
     one, two = load(None, ["seeds=1"]), load(None, ["seeds=2"])
-    folders = [begun(config) for config in (one, two, one)]
+    folders = [start(config) for config in (one, two, one)]
     assert [str(path) for path in folders] == ["runs/compare", "runs/compare-2", "runs/compare-3"]
-    assert begun(one, resume=True) == folders[2]
-    assert begun(two, resume=True) == folders[1]
-    with pytest.raises(ConfigError, match=r"no folder runs/compare.* of this configuration to resume"):
-        begun(load(None, ["seeds=3"]), resume=True)
+    assert start(one, resume=True) == folders[2]
+    assert start(two, resume=True) == folders[1]
+    with pytest.raises(ConfigError, match=r"no folder runs/compare.* has this configuration to resume"):
+        start(load(None, ["seeds=3"]), resume=True)
 
 
-def test_the_resolved_configuration_is_written_and_reads_back(tmp_path):
+def test_the_resolved_configuration_is_written_and_can_be_loaded(tmp_path):
     config = load(None, ["seeds=1"])
-    assert load(begun(config, tmp_path / "out") / "run.toml") == config
+    assert load(start(config, tmp_path / "out") / "run.toml") == config
 
 
 def test_results_are_not_mixed_with_those_of_another_configuration(tmp_path):
-    out = begun(load(None, ["train.steps=5"]), tmp_path / "out")
+    out = start(load(None, ["train.steps=5"]), tmp_path / "out")
     with pytest.raises(ConfigError, match=r"another configuration: `train.steps` is 5 there and 6 here"):
-        begun(load(None, ["train.steps=6"]), out, resume=True)
+        start(load(None, ["train.steps=6"]), out, resume=True)
 
 
 def test_existing_results_need_resume(tmp_path):
     config = load()
-    out = begun(config, tmp_path / "out")
+    out = start(config, tmp_path / "out")
     Plan(config.to_dict(), config.digest, (), (0,), {}).write(out)
     with pytest.raises(ConfigError, match=r"already holds results\. Add --resume"):
-        begun(config, out)
-    assert begun(config, out, resume=True) == out
+        start(config, out)
+    assert start(config, out, resume=True) == out
 
 
 @pytest.mark.skipif(os.name != "posix", reason="permissions of /proc are those of Linux")
-def test_a_folder_that_cannot_be_written_is_told():
+def test_a_folder_that_cannot_be_written_is_reported():
     from pathlib import Path
 
     with pytest.raises(ConfigError, match=r"cannot be written: .* Choose another --out"):
-        begun(load(), Path("/proc/nowhere/out"))
+        start(load(), Path("/proc/nowhere/out"))
     Path("file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
-        begun(load(), Path("file/out"))
+        start(load(), Path("file/out"))
 
 
-def test_the_users_own_run_file_is_not_written_over(tmp_path):
+def test_the_users_run_file_is_not_overwritten(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text("# mine\nseeds = 1\n", encoding="utf-8")
-    begun(load(path), tmp_path)
+    start(load(path), tmp_path)
     assert path.read_text(encoding="utf-8").startswith("# mine")
 
 
-def test_a_mistyped_folder_is_not_resumed_from_nothing(tmp_path):
+def test_resuming_a_missing_folder_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match="holds nothing to resume"):
-        begun(load(), tmp_path / "typo", resume=True)
+        start(load(), tmp_path / "typo", resume=True)
     assert not (tmp_path / "typo").exists()
 
 
-def test_a_gap_or_a_foreign_folder_does_not_hide_the_one_to_resume():
+def test_missing_and_unreadable_folders_are_skipped_when_resuming():
     config = load(None, ["seeds=1"])
-    folders = [begun(config, stem="train") for _ in range(3)]
+    folders = [start(config, stem="train") for _ in range(3)]
     (folders[0] / "run.toml").unlink()
     folders[0].rmdir()
     (folders[2] / "run.toml").write_text("future_key = 1\n", encoding="utf-8")
-    assert begun(config, resume=True, stem="train") == folders[1]
-    assert begun(config, stem="train").name == "train-4"
+    assert start(config, resume=True, stem="train") == folders[1]
+    assert start(config, stem="train").name == "train-4"
 
 
-def test_a_plan_reads_back_and_is_of_one_data_set(tmp_path):
+def test_a_plan_round_trips_and_rejects_other_data(tmp_path):
     methods = (Method("maml", "plain", ("none",)), Method("maml", "static (tuned)", ("static", "static(seed=1)")))
     plan = Plan({"seeds": 2}, "abc", methods, (0, 1), {"fingerprint": "one"})
     plan.write(tmp_path)
@@ -97,16 +97,16 @@ def test_a_plan_reads_back_and_is_of_one_data_set(tmp_path):
 @pytest.mark.parametrize(
     "content", [b"", b"[]", b"{}", b'{"version": 1}', b'{"version": 1, "methods": 3}', b"[" * 5000]
 )
-def test_a_plan_that_is_damaged_is_told_by_name(tmp_path, content):
+def test_the_error_of_a_damaged_plan_names_the_file(tmp_path, content):
     (tmp_path / "plan.json").write_bytes(content)
     with pytest.raises(ConfigError, match=r"plan\.json"):
         Plan.read(tmp_path)
 
 
-def test_a_plan_whose_seeds_were_changed_is_refused(tmp_path):
+def test_a_plan_with_edited_seeds_is_rejected(tmp_path):
     config = load()
     Plan(config.to_dict(), config.digest, (), (0, 1, 2), {}).write(tmp_path)
     path = tmp_path / "plan.json"
     path.write_text(path.read_text().replace("  2\n ]", "  3\n ]"))
-    with pytest.raises(ConfigError, match=r"is damaged .*Remove it, and add --resume"):
+    with pytest.raises(ConfigError, match=r"is damaged .*Remove it, then run .* with --resume"):
         Plan.read(tmp_path)

@@ -1,4 +1,4 @@
-"""Events: what is written is read back, half a line is none, anything else is refused by line."""
+"""Event logs: events round-trip, an unfinished line is skipped, and errors name the invalid line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gradhomog.experiments.results.events import EventLog
 VALIDATION = {"event": "validation", "step": 5, "score": 0.5, "half_width": 0.1}
 
 
-def test_events_come_back_in_order_and_half_a_line_is_left_out(tmp_path):
+def test_events_are_read_in_order_without_an_unfinished_line(tmp_path):
     log = EventLog(tmp_path / "events.jsonl")
     for step in range(4):
         log.append({**VALIDATION, "step": step})
@@ -27,7 +27,7 @@ def test_events_come_back_in_order_and_half_a_line_is_left_out(tmp_path):
     assert events.read(tmp_path / "nothing.jsonl") == []
 
 
-def test_going_on_cuts_off_what_came_after_the_checkpoint(tmp_path):
+def test_resuming_truncates_the_log_at_the_checkpoint(tmp_path):
     log = EventLog(tmp_path / "events.jsonl")
     log.append({**VALIDATION, "step": 1})
     size = log.size
@@ -38,7 +38,7 @@ def test_going_on_cuts_off_what_came_after_the_checkpoint(tmp_path):
     assert [event["step"] for event in events.read(log.path)] == [1, 3]
 
 
-def test_what_is_not_finite_is_null_in_the_file_and_nan_when_it_is_read(tmp_path):
+def test_non_finite_numbers_are_null_in_the_file_and_nan_when_read(tmp_path):
     log = EventLog(tmp_path / "events.jsonl")
     log.append({**VALIDATION, "score": np.float32("nan"), "half_width": math.inf})
     assert json.loads(log.path.read_text())["score"] is None
@@ -58,7 +58,7 @@ def test_what_is_not_finite_is_null_in_the_file_and_nan_when_it_is_read(tmp_path
         (b"[" * 100_000, "expected an event as a JSON object"),
     ],
 )
-def test_a_line_that_is_no_event_is_refused_with_its_place(tmp_path, line, words):
+def test_the_error_of_an_invalid_line_names_file_and_line(tmp_path, line, words):
     path = tmp_path / "events.jsonl"
     path.write_bytes(json.dumps(VALIDATION).encode() + b"\n" + line + b"\n")
     with pytest.raises(ConfigError) as error:
@@ -68,11 +68,11 @@ def test_a_line_that_is_no_event_is_refused_with_its_place(tmp_path, line, words
 
 
 @given(content=st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
-def test_any_bytes_are_events_or_one_error(tmp_path_factory, content):
+def test_any_bytes_are_events_or_an_error_that_names_the_file(tmp_path_factory, content):
     path = tmp_path_factory.mktemp("events") / "events.jsonl"
     path.write_bytes(content)
     try:
-        told = str(path) if isinstance(events.read(path), list) else "something else"
+        message = str(path) if isinstance(events.read(path), list) else "not a list"
     except GradhomogError as error:
-        told = str(error)
-    assert str(path) in told
+        message = str(error)
+    assert str(path) in message

@@ -1,4 +1,4 @@
-"""The folder of a run: held by one process, finished by its result."""
+"""The folder of a run: the lock of one process, the result, and recorded failures."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ RESULT = {
 
 
 @pytest.mark.skipif(os.name != "posix", reason="locks are those of POSIX")
-def test_one_process_holds_it_at_a_time_and_its_end_frees_it(tmp_path):
+def test_one_process_at_a_time_holds_the_lock_and_its_end_releases_it(tmp_path):
     code = (
         "import pathlib, sys\nfrom gradhomog.experiments.results.run_dir import RunDir\n"
-        f"with RunDir(pathlib.Path({str(tmp_path)!r})).lock() as held: print(held, flush=True); sys.stdin.read()"
+        f"with RunDir(pathlib.Path({str(tmp_path)!r})).lock() as lock: print(lock, flush=True); sys.stdin.read()"
     )
     other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert other.stdout.readline() == "True\n"
-    with RunDir(tmp_path).lock() as held:
-        assert not held
+    with RunDir(tmp_path).lock() as acquired:
+        assert not acquired
     other.kill()
     other.communicate()
-    with RunDir(tmp_path).lock() as held:
-        assert held
+    with RunDir(tmp_path).lock() as acquired:
+        assert acquired
 
 
-def test_a_result_is_of_the_files_beside_it_and_ends_the_checkpoint(tmp_path):
+def test_a_result_has_digests_of_its_files_and_the_checkpoint_is_removed(tmp_path):
     folder = RunDir(tmp_path)
-    folder.begin("seeds = 1\n")
+    folder.create("seeds = 1\n")
     folder.best.write_bytes(b"network")
     folder.checkpoint.write_bytes(b"state")
     assert folder.result() is None
@@ -46,11 +46,11 @@ def test_a_result_is_of_the_files_beside_it_and_ends_the_checkpoint(tmp_path):
     assert not folder.checkpoint.exists()
 
 
-def test_what_a_killed_process_left_is_removed_and_its_run_file_kept(tmp_path):
+def test_temporary_files_of_a_killed_process_are_removed_and_its_run_file_is_kept(tmp_path):
     folder = RunDir(tmp_path)
-    folder.begin("seeds = 1\n")
+    folder.create("seeds = 1\n")
     (tmp_path / "checkpoint.pt.elsewhere-17.tmp").write_bytes(b"half")
-    folder.begin("seeds = 2\n")
+    folder.create("seeds = 2\n")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.toml"]
     assert folder.config.read_text() == "seeds = 1\n"
 
@@ -65,7 +65,7 @@ def test_a_failure_is_the_last_event(tmp_path):
     assert folder.failure() == "out of ideas"
 
 
-def test_a_failure_is_recorded_after_half_a_line_of_a_killed_process(tmp_path):
+def test_a_failure_replaces_the_unfinished_line_of_a_killed_process(tmp_path):
     folder = RunDir(tmp_path)
     validation = b'{"event": "validation", "step": 5, "score": 0.5, "half_width": null}\n'
     folder.events.write_bytes(validation + b'{"event": "ste')

@@ -1,4 +1,4 @@
-"""The best states by validation: which are kept, and that the mean of their outputs is what is tested."""
+"""The best states by validation: which states are kept, and that the mean of their outputs is tested."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gradhomog.ensemble import Ensemble
 from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.data.splits import streams
 from gradhomog.experiments.results.plan import Run
-from gradhomog.experiments.training.best_states import Best
+from gradhomog.experiments.training.best_states import BestStates
 from gradhomog.experiments.training.meta_learning import make_learner
 from gradhomog_adapters.maml import MAML
 from tests.experiments.conftest import SMALL
-from tests.experiments.running import trainer
+from tests.experiments.run_helpers import trainer
 
 RUN = Run("maml", "gradnorm", 0)
 
@@ -35,9 +35,9 @@ def tasks():
 
 def test_the_outputs_are_the_mean_of_those_at_each_state():
     members = [learner(seed) for seed in range(3)]
-    whole, batch = learner(9), tasks()
-    before = {name: p.clone() for name, p in whole.named_parameters().items()}
-    ensemble = Ensemble(whole, [member.state_dict() for member in members])
+    base, batch = learner(9), tasks()
+    before = {name: p.clone() for name, p in base.named_parameters().items()}
+    ensemble = Ensemble(base, [member.state_dict() for member in members])
     result = ensemble.evaluate(batch)
     for slot, task in enumerate(batch):
         arguments = task.support_x, task.support_y, task.query_x
@@ -46,19 +46,19 @@ def test_the_outputs_are_the_mean_of_those_at_each_state():
         assert result.scores[slot] == float((expected.argmax(1) == task.query_y).double().mean())
         assert result.losses[slot] == pytest.approx(float(nn.functional.cross_entropy(expected, task.query_y)))
     assert result.domains == ["one", "two"]
-    assert all(torch.equal(p, before[name]) for name, p in whole.named_parameters().items())
+    assert all(torch.equal(p, before[name]) for name, p in base.named_parameters().items())
 
 
 def test_an_ensemble_of_one_is_the_learner_and_regression_is_scored_by_squared_error():
-    alone, batch = learner(), tasks()
-    assert Ensemble(alone, [alone.state_dict()]).evaluate(batch) == alone.evaluate(batch)
-    numbers = TaskBatch(
+    single, batch = learner(), tasks()
+    assert Ensemble(single, [single.state_dict()]).evaluate(batch) == single.evaluate(batch)
+    regression = TaskBatch(
         batch.support_x, batch.support_x.repeat(1, 1, 2)[..., :3], batch.query_x, batch.query_x @ torch.ones(2, 3)
     )
-    assert Ensemble(alone, [alone.state_dict()]).evaluate(numbers) == alone.evaluate(numbers)
+    assert Ensemble(single, [single.state_dict()]).evaluate(regression) == single.evaluate(regression)
 
 
-def test_what_cannot_be_an_ensemble_is_refused():
+def test_an_ensemble_without_valid_states_or_tasks_is_rejected():
     with pytest.raises(OptionError, match="`states` must hold at least one state"):
         Ensemble(learner(), [])
     with pytest.raises(ConfigError, match="the state of MAML must hold"):
@@ -67,14 +67,14 @@ def test_what_cannot_be_an_ensemble_is_refused():
         Ensemble(learner(), [learner().state_dict()]).evaluate([])
 
 
-def test_the_best_are_kept_in_order_and_of_equals_the_earlier():
-    best = Best(3, lambda new, old: not math.isnan(new) and (math.isnan(old) or new > old))
+def test_best_states_are_sorted_and_of_equal_scores_the_earlier_is_first():
+    best = BestStates(3, lambda new, old: not math.isnan(new) and (math.isnan(old) or new > old))
     for step, score in enumerate([math.nan, 0.5, 0.7, 0.5, 0.6, 0.7, math.nan]):
-        best.offer(score, step, {"step": step})
-    assert [(kept.score, kept.step) for kept in best.kept] == [(0.7, 2), (0.7, 5), (0.6, 4)]
-    again = Best(3, best.better)
-    again.load_state_dict(best.state_dict())
-    assert again.kept == best.kept
+        best.add(score, step, {"step": step})
+    assert [(saved.score, saved.step) for saved in best.states] == [(0.7, 2), (0.7, 5), (0.6, 4)]
+    restored = BestStates(3, best.better)
+    restored.load_state_dict(best.state_dict())
+    assert restored.states == best.states
     assert best.first.state == {"step": 2}
 
 
@@ -84,7 +84,7 @@ def config():
 
 
 @pytest.mark.parametrize("stops", [(), (4, 8)])
-def test_a_run_tests_the_mean_of_its_best_states_wherever_it_was_interrupted(config, tmp_path, stops):
+def test_a_run_tests_the_mean_of_its_best_states_after_any_interruption(config, tmp_path, stops):
     records = []
     for limit in (*stops, None):
         training = trainer(config, RUN, tmp_path, records)
@@ -97,16 +97,16 @@ def test_a_run_tests_the_mean_of_its_best_states_wherever_it_was_interrupted(con
     source = streams(config, 0)
     saved = torch.load(tmp_path / "ensemble.pt", weights_only=True)["states"]
     members = []
-    for kept in saved:
+    for entry in saved:
         member = make_learner(config, RUN, source)
-        member.load_state_dict(kept["state"])
+        member.load_state_dict(entry["state"])
         members.append(member)
     variances = {domain.name: domain.target_variance for domain in source.test.domains}
-    for index, found in enumerate(result["scores"]):
+    for index, score in enumerate(result["scores"]):
         task = source.test.task(index)
         mean = sum(m.predict(task.support_x, task.support_y, task.query_x) for m in members) / 2
         error = float((mean - task.query_y).square().mean())
-        assert found == pytest.approx(error / variances[task.domain], rel=1e-5)
+        assert score == pytest.approx(error / variances[task.domain], rel=1e-5)
 
 
 def test_by_default_one_state_is_tested_alone(small, tmp_path):
@@ -116,6 +116,6 @@ def test_by_default_one_state_is_tested_alone(small, tmp_path):
     assert not (tmp_path / "ensemble.pt").exists()
 
 
-def test_an_ensemble_of_none_is_refused():
+def test_an_ensemble_of_zero_states_is_rejected():
     with pytest.raises(ConfigError, match=r"`train.ensemble` must be at least 1; got 0"):
         load(None, ["train.ensemble=0"])

@@ -1,4 +1,4 @@
-"""SmoothGrad against closed forms, and looking at a trained learner, which changes nothing of it."""
+"""SmoothGrad against closed forms, and saliency maps of learners, which do not change the learner."""
 
 from __future__ import annotations
 
@@ -13,16 +13,21 @@ from gradhomog import Homogenizer, Learner, Task, TaskRow
 from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.data.sampler import EpisodeStream
 from gradhomog.experiments.results.plan import Run
-from gradhomog.experiments.results.saliency_maps import FILE, Looks
-from gradhomog.experiments.training.saliency import look_at, smooth_grad, true_output, write_looks
+from gradhomog.experiments.results.saliency_maps import FILE, SaliencyMaps
+from gradhomog.experiments.training.saliency import (
+    compute_saliency_maps,
+    smooth_grad,
+    true_class_output,
+    write_saliency_maps,
+)
 from gradhomog_adapters.maml import MAML
-from tests.experiments.running import trainer
+from tests.experiments.run_helpers import trainer
 
 
 @pytest.fixture(autouse=True)
 def one_thread():
     before = torch.get_num_threads()
-    torch.set_num_threads(1)  # of small networks, more threads only wait for each other
+    torch.set_num_threads(1)  # for small networks, more threads are slower
     yield
     torch.set_num_threads(before)
 
@@ -42,11 +47,11 @@ def network(size=6, dtype=torch.float32):
     return encoder.to(dtype), nn.Linear(4 * size * size, 3).to(dtype)
 
 
-class Mapped(Homogenizer):
-    """Draws in training, and has a map of each input, and one that has no place."""
+class HomogenizerWithMaps(Homogenizer):
+    """Draws random numbers in training; has a spatial map of each input, and one that is not spatial."""
 
     def __init__(self, shift=0.0):
-        self.generator, self.seen, self.shift = generator(), 0, shift
+        self.generator, self.draws, self.shift = generator(), 0, shift
 
     def begin(self, key, part, generator):
         self.generator = generator
@@ -58,15 +63,15 @@ class Mapped(Homogenizer):
         return {"layer 1": inputs.mean(1)[:, ::2, ::2] + self.shift, "head": inputs.flatten(1).mean(1)}
 
     def _draw(self):
-        self.seen += 1
+        self.draws += 1
         return torch.rand(1, generator=self.generator)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.1, 3.0])
 def test_the_saliency_of_a_linear_network_is_its_row_of_weights(noise):
     layer, x = nn.Linear(12, 3).double(), torch.randn(3, 2, 2, generator=generator(), dtype=torch.float64)
-    found = smooth_grad(lambda x: layer(x.flatten())[1], x, generator(), noise=noise)
-    torch.testing.assert_close(found, layer.weight[1].detach().view(3, 2, 2), rtol=1e-14, atol=0)
+    saliency = smooth_grad(lambda x: layer(x.flatten())[1], x, generator(), noise=noise)
+    torch.testing.assert_close(saliency, layer.weight[1].detach().view(3, 2, 2), rtol=1e-14, atol=0)
 
 
 @pytest.mark.slow
@@ -75,19 +80,19 @@ def test_the_saliency_of_a_quadratic_form_is_its_gradient_up_to_the_mean_of_the_
     matrix = matrix + matrix.T
     x = torch.randn(5, generator=generator(2), dtype=torch.float64)
     samples, sigma = 4000, 0.1 * (x.max() - x.min())
-    found = smooth_grad(lambda x: x @ matrix @ x / 2, x, generator(), samples, 0.1)
+    saliency = smooth_grad(lambda x: x @ matrix @ x / 2, x, generator(), samples, 0.1)
     # S = A(x + mean δ), and the mean of n δ ~ N(0, σ²) is N(0, σ²/n).
     spread = sigma / samples**0.5 * torch.linalg.vector_norm(matrix, dim=1)
-    assert ((found - matrix @ x).abs() < 4 * spread).all()
-    assert not torch.equal(found, matrix @ x)
+    assert ((saliency - matrix @ x).abs() < 4 * spread).all()
+    assert not torch.equal(saliency, matrix @ x)
 
 
-def test_noise_smooths_a_kink_as_the_closed_form_says():
+def test_smoothgrad_of_a_kink_matches_the_closed_form():
     # f = |x|: E f'(x + δ) = 2 Φ(x/σ) − 1, where the gradient itself is 1.
     x = torch.tensor([0.1, -0.9], dtype=torch.float64)  # a range of 1: σ = 0.1
-    found = smooth_grad(lambda x: x.abs().sum(), x, generator(), 4000, 0.1)
-    assert found[0] == pytest.approx(0.6827, abs=0.05)
-    assert found[1] == pytest.approx(-1)
+    saliency = smooth_grad(lambda x: x.abs().sum(), x, generator(), 4000, 0.1)
+    assert saliency[0] == pytest.approx(0.6827, abs=0.05)
+    assert saliency[1] == pytest.approx(-1)
 
 
 def test_a_score_that_does_not_depend_on_its_input_has_no_saliency():
@@ -97,7 +102,7 @@ def test_a_score_that_does_not_depend_on_its_input_has_no_saliency():
     assert smooth_grad(lambda x: (x.detach() * weight).sum(), x, generator()) is None
 
 
-def test_saliency_works_within_no_grad_and_leaves_its_input_and_global_numbers_alone():
+def test_saliency_works_within_no_grad_and_changes_neither_input_nor_global_generator():
     x = torch.arange(3.0)
     before = torch.get_rng_state()
     with torch.no_grad():
@@ -109,72 +114,72 @@ def test_saliency_works_within_no_grad_and_leaves_its_input_and_global_numbers_a
 
 @pytest.mark.parametrize("norm", ["batch", "support", "frozen"])
 @pytest.mark.parametrize("name", ["maml", "fomaml"])
-def test_the_derivative_by_a_query_is_that_of_the_adapted_networks_predictions(name, norm):
+def test_the_gradient_wrt_a_query_matches_finite_differences_of_the_adapted_network(name, norm):
     learner = gradhomog.learner(name, *network(dtype=torch.float64), inner_lr=0.1, inner_steps=2, norm=norm)
-    given = task(dtype=torch.float64)
+    example = task(dtype=torch.float64)
     with learner.mode(training=False):
-        found = smooth_grad(true_output(learner, given), given.query_x[0], generator(), 1, 0.0)
+        saliency = smooth_grad(true_class_output(learner, example), example.query_x[0], generator(), 1, 0.0)
 
     def predicted(image):
-        queries = torch.cat([image[None], given.query_x[1:]])
-        return float(learner.predict(given.support_x, given.support_y, queries)[0, given.query_y[0]])
+        queries = torch.cat([image[None], example.query_x[1:]])
+        return float(learner.predict(example.support_x, example.support_y, queries)[0, example.query_y[0]])
 
     for row, column in [(0, 0), (2, 3), (5, 5)]:
-        step = torch.zeros_like(given.query_x[0])
+        step = torch.zeros_like(example.query_x[0])
         step[0, row, column] = 1e-5
-        slope = (predicted(given.query_x[0] + step) - predicted(given.query_x[0] - step)) / 2e-5
-        assert float(found[0, row, column]) == pytest.approx(slope, rel=1e-6, abs=1e-9)
+        difference = (predicted(example.query_x[0] + step) - predicted(example.query_x[0] - step)) / 2e-5
+        assert float(saliency[0, row, column]) == pytest.approx(difference, rel=1e-6, abs=1e-9)
 
 
-def test_predictions_stay_outside_the_graph_unless_the_inputs_ask():
-    learner, given = MAML(*network()), task()
-    assert not learner.adapted_outputs(given.support_x, given.support_y, given.query_x).requires_grad
-    asking = given.query_x.clone().requires_grad_()
-    assert learner.adapted_outputs(given.support_x, given.support_y, asking).requires_grad
+def test_predictions_are_detached_unless_the_inputs_require_grad():
+    learner, example = MAML(*network()), task()
+    assert not learner.adapted_outputs(example.support_x, example.support_y, example.query_x).requires_grad
+    queries = example.query_x.clone().requires_grad_()
+    assert learner.adapted_outputs(example.support_x, example.support_y, queries).requires_grad
     with torch.no_grad():
-        assert not learner.adapted_outputs(given.support_x, given.support_y, asking).requires_grad
-    assert not learner.predict(given.support_x, given.support_y, asking).requires_grad
+        assert not learner.adapted_outputs(example.support_x, example.support_y, queries).requires_grad
+    assert not learner.predict(example.support_x, example.support_y, queries).requires_grad
 
 
-def test_looking_changes_nothing_of_the_learner_its_homogenizers_or_the_global_generator():
-    mapped = Mapped()
-    learner = MAML(*network(), [mapped], inner_steps=2)
-    learner.rows([task(), task(1)])  # the homogenizer has drawn
-    drawn = mapped.seen, mapped.generator.get_state().tolist()
+def test_computing_saliency_does_not_change_learner_homogenizers_or_global_generator():
+    homogenizer = HomogenizerWithMaps()
+    learner = MAML(*network(), [homogenizer], inner_steps=2)
+    learner.rows([task(), task(1)])  # the homogenizer draws random numbers
+    drawn = homogenizer.draws, homogenizer.generator.get_state().tolist()
     before, random = copy.deepcopy(learner.state_dict()), torch.get_rng_state()
     modes = [module.training for module in learner.encoder.modules()]
-    one, two = (look_at(learner, [task(), task(1)]) for _ in range(2))
+    first, second = (compute_saliency_maps(learner, [task(), task(1)]) for _ in range(2))
     assert str(learner.state_dict()) == str(before)
-    assert (mapped.seen, mapped.generator.get_state().tolist()) == drawn
+    assert (homogenizer.draws, homogenizer.generator.get_state().tolist()) == drawn
     assert torch.equal(torch.get_rng_state(), random)
     assert [module.training for module in learner.encoder.modules()] == modes
     assert all(parameter.grad is None for parameter in learner.parameters())
-    assert (one.saliency == two.saliency).all()
+    assert (first.saliency == second.saliency).all()
 
 
-def test_what_is_looked_at_is_the_first_query_of_each_task():
+def test_saliency_is_of_the_first_query_of_each_task():
     tasks = [task(), task(1, domain="b")]
-    looks = look_at(MAML(*network(), [Mapped(), Mapped(1.0)]), tasks)
-    assert looks.domains == ("a", "b")
-    assert (looks.images == torch.stack([each.query_x[0] for each in tasks]).numpy()).all()
-    assert looks.saliency.shape == looks.images.shape
-    assert looks.attached
-    first, second = looks.maps.items()  # what has no place in the image is left out
-    assert first[0] == "Mapped: layer 1"
-    assert second[0] == "Mapped#2: layer 1"
-    assert (first[1] == looks.images[:, 0, ::2, ::2]).all()
-    assert (second[1] == looks.images[:, 0, ::2, ::2] + 1).all()
+    result = compute_saliency_maps(MAML(*network(), [HomogenizerWithMaps(), HomogenizerWithMaps(1.0)]), tasks)
+    assert result.domains == ("a", "b")
+    assert (result.images == torch.stack([each.query_x[0] for each in tasks]).numpy()).all()
+    assert result.saliency.shape == result.images.shape
+    assert result.attached
+    first, second = result.maps.items()  # maps that are not spatial are omitted
+    assert first[0] == "HomogenizerWithMaps: layer 1"
+    assert second[0] == "HomogenizerWithMaps#2: layer 1"
+    assert (first[1] == result.images[:, 0, ::2, ::2]).all()
+    assert (second[1] == result.images[:, 0, ::2, ::2] + 1).all()
 
 
 def test_the_probability_is_that_of_the_true_class():
-    learner, given = MAML(*network()), task()
-    outputs = learner.predict(given.support_x, given.support_y, given.query_x)
-    expected = outputs[0].softmax(0)[given.query_y[0]]
-    assert look_at(learner, [given]).probabilities[0] == pytest.approx(float(expected))
+    learner, example = MAML(*network()), task()
+    outputs = learner.predict(example.support_x, example.support_y, example.query_x)
+    expected = outputs[0].softmax(0)[example.query_y[0]]
+    assert compute_saliency_maps(learner, [example]).probabilities[0] == pytest.approx(float(expected))
 
 
-class Closed(Learner):
-    """A learner of somebody else's, whose outputs are outside the graph."""
+class WithoutInputGradients(Learner):
+    """A third-party learner whose outputs are detached from the autograd graph."""
 
     def task_row(self, task, key):
         return TaskRow(torch.tensor(0.0), {}, torch.zeros(6, 3))
@@ -184,10 +189,10 @@ class Closed(Learner):
             return self.head(self.encoder(query_x))
 
 
-def test_of_a_learner_that_cannot_be_differentiated_only_maps_are_kept():
-    looks = look_at(Closed(*network(), [Mapped()]), [task()])
-    assert looks.saliency is None
-    assert list(looks.maps) == ["Mapped: layer 1"]
+def test_a_learner_without_input_gradients_has_maps_but_no_saliency():
+    result = compute_saliency_maps(WithoutInputGradients(*network(), [HomogenizerWithMaps()]), [task()])
+    assert result.saliency is None
+    assert list(result.maps) == ["HomogenizerWithMaps: layer 1"]
 
 
 def glyphs(**options):
@@ -195,34 +200,34 @@ def glyphs(**options):
     return EpisodeStream([gradhomog.domain("glyphs:arrows", size=16)], **shape, **options)
 
 
-def test_a_learner_that_fails_is_told_and_stops_nothing(tmp_path, capsys):
-    class Broken(Closed):
+def test_an_error_of_the_learner_is_printed_and_not_raised(tmp_path, capsys):
+    class Broken(WithoutInputGradients):
         def adapted_outputs(self, support_x, support_y, query_x):
             raise RuntimeError("cannot adapt")
 
-    write_looks(Broken(*network(16)), glyphs(), "cpu", tmp_path)
-    assert "no saliency is drawn: RuntimeError: cannot adapt" in capsys.readouterr().err
+    write_saliency_maps(Broken(*network(16)), glyphs(), "cpu", tmp_path)
+    assert "no saliency maps: RuntimeError: cannot adapt" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_maps_of_other_inputs_are_refused_by_name(tmp_path, capsys):
+def test_maps_of_the_wrong_number_of_inputs_are_rejected_by_name(tmp_path, capsys):
     class Short(Homogenizer):
         def maps(self, encoder, inputs):
             return {"m": torch.zeros(1, 2, 2)}
 
-    write_looks(MAML(*network(16), [Short()]), glyphs(), "cpu", tmp_path)
+    write_saliency_maps(MAML(*network(16), [Short()]), glyphs(), "cpu", tmp_path)
     errors = capsys.readouterr().err
     assert "homogenizer Short must return from `maps` one map for each of 6 inputs, as tensors by name" in errors
     assert "got a dict of {'m': a tensor (1, 2, 2) torch.float32 on cpu}" in errors
 
 
-def test_there_is_nothing_to_look_at_in_vectors(small, tmp_path):
+def test_vector_inputs_have_no_saliency_maps(small, tmp_path):
     trainer(small, Run("maml", "none", 0), tmp_path).finish()
     assert not (tmp_path / FILE).exists()
 
 
 @pytest.mark.slow
-def test_a_run_on_images_leaves_looks_that_stopping_and_going_on_does_not_change(tmp_path):
+def test_saliency_maps_of_a_resumed_run_equal_those_of_an_uninterrupted_run(tmp_path):
     config = load(
         None,
         [
@@ -235,7 +240,7 @@ def test_a_run_on_images_leaves_looks_that_stopping_and_going_on_does_not_change
         for limit in (*stops, None):
             training = trainer(config, Run("maml", "pcgrad", 0), tmp_path / folder)
             training.finish(lambda t=training, n=limit: t.done == n)
-    whole, parts = (Looks.read(tmp_path / folder) for folder in ("whole", "parts"))
+    whole, parts = (SaliencyMaps.read(tmp_path / folder) for folder in ("whole", "parts"))
     assert whole.images.shape == (6, 1, 16, 16)
     assert set(whole.domains) == {"glyphs:arrows"}
     assert (whole.saliency == parts.saliency).all()

@@ -1,4 +1,4 @@
-"""One run: what it emits, the best it keeps, and that stopping anywhere changes nothing."""
+"""The trainer of a run: its records, its best state, and that interruptions do not change them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.results.run_dir import RunDir
 from gradhomog.experiments.training.meta_learning import make_learner
 from tests.experiments.conftest import SMALL
-from tests.experiments.running import trainer
+from tests.experiments.run_helpers import trainer
 
 
 def train(config, folder, stop_at=(), text="pcgrad + gradnorm"):
-    """Train to the end, stopping at the given steps and going on in a fresh object each time; returns all records."""
+    """Train to the end, interrupted at the given steps and resumed by a new trainer each time; return all records."""
     records = []
     run = Run("maml", text, 0)
     for limit in (*stop_at, None):
@@ -30,17 +30,17 @@ def train(config, folder, stop_at=(), text="pcgrad + gradnorm"):
     return [record for record in records if record["event"] != "start"]
 
 
-def timeless(records):
+def without_times(records):
     varying = ("seconds", "sha256", "files")
     return [json.dumps({k: v for k, v in r.items() if not k.endswith(varying)}, sort_keys=True) for r in records]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stops", [(1,), (4,), (5, 6), (3, 11)])
-def test_stopping_and_going_on_gives_the_records_of_an_uninterrupted_run(small, tmp_path, stops):
+def test_a_resumed_run_has_the_records_of_an_uninterrupted_run(small, tmp_path, stops):
     whole = train(small, tmp_path / "whole")
     parts = train(small, tmp_path / "parts", stops)
-    assert timeless(parts) == timeless(whole)
+    assert without_times(parts) == without_times(whole)
     one, two = (torch.load(tmp_path / name / "best.pt", weights_only=True) for name in ("whole", "parts"))
     assert str(one) == str(two)
 
@@ -52,22 +52,22 @@ def test_a_run_killed_between_checkpoints_repeats_its_steps_with_the_same_result
     whole = train(small, tmp_path / "whole")
     training = trainer(small, Run("maml", "pcgrad + gradnorm", 0), tmp_path / "killed")
 
-    def die():
+    def raise_at_step_7():
         if training.done == 7:  # checkpoints are written at 4 and 8
             raise Killed
         return False
 
     with pytest.raises(Killed):
-        training.finish(die)
-    again = train(small, tmp_path / "killed")
-    assert next(r["step"] for r in again if r["event"] == "step") == 6
-    assert again[-1]["scores"] == whole[-1]["scores"]
+        training.finish(raise_at_step_7)
+    resumed = train(small, tmp_path / "killed")
+    assert next(r["step"] for r in resumed if r["event"] == "step") == 6
+    assert resumed[-1]["scores"] == whole[-1]["scores"]
     logs = [events.read(tmp_path / name / "events.jsonl") for name in ("whole", "killed")]
-    one, two = (timeless(event for event in log if event["event"] != "start") for log in logs)
-    assert one == two  # what came after the checkpoint was cut off, and came again
+    one, two = (without_times(event for event in log if event["event"] != "start") for log in logs)
+    assert one == two  # events after the checkpoint are truncated and written again
 
 
-def test_the_best_by_validation_is_what_is_tested(small, tmp_path):
+def test_the_state_with_the_best_validation_score_is_tested(small, tmp_path):
     records = train(small, tmp_path)
     scores = {r["step"]: r["score"] for r in records if r["event"] == "validation"}
     result = records[-1]
@@ -95,16 +95,16 @@ def test_training_improves_the_validation_score(tmp_path):
     assert min(scores) < 0.8 * scores[0]
 
 
-def test_a_checkpoint_of_another_configuration_is_refused(small, tmp_path):
+def test_a_checkpoint_of_another_configuration_is_rejected(small, tmp_path):
     trainer(small, Run("maml", "none", 0), tmp_path).finish(lambda: True)
     other = load(None, [*SMALL, "train.steps=13"])
     with pytest.raises(ConfigError, match=r"checkpoint.pt is of another configuration"):
         trainer(other, Run("maml", "none", 0), tmp_path)
 
 
-def test_a_broken_checkpoint_is_told_by_name(small, tmp_path):
+def test_the_error_of_a_broken_checkpoint_names_the_file(small, tmp_path):
     (tmp_path / "checkpoint.pt").write_bytes(b"half a file")
-    with pytest.raises(ConfigError, match=r"checkpoint.pt is damaged or no checkpoint. Remove it"):
+    with pytest.raises(ConfigError, match=r"checkpoint.pt is damaged or not a checkpoint. Remove it"):
         trainer(small, Run("maml", "none", 0), tmp_path)
 
 
@@ -127,12 +127,12 @@ def test_the_learners_own_options_win_over_the_run_file(small):
         (['domains.train=["nowhere.npz"]'], DataError, "nowhere.npz"),
     ],
 )
-def test_domains_that_cannot_serve_are_refused_by_name(overrides, error, message):
+def test_the_error_of_unusable_domains_names_them(overrides, error, message):
     with pytest.raises(error, match=message):
         streams(load(None, [*SMALL, *overrides]), 0)
 
 
-def test_a_domain_that_is_trained_on_is_tested_on_its_test_split_and_another_on_everything():
+def test_training_domains_are_tested_on_their_test_split_and_others_on_all_classes():
     both = streams(load(None, [*SMALL, 'domains.test=["functions:line"]']), 0)
     unseen = streams(load(None, [*SMALL]), 0)
     assert both.test.split == "test"
@@ -141,29 +141,29 @@ def test_a_domain_that_is_trained_on_is_tested_on_its_test_split_and_another_on_
 
 def test_the_checkpoint_stays_until_the_result_is_on_disk(small, tmp_path, monkeypatch):
     training = trainer(small, Run("maml", "none", 0), tmp_path)
-    monkeypatch.setattr(sealed, "write_result", lambda *given: (_ for _ in ()).throw(OSError("no space")))
+    monkeypatch.setattr(checksums, "write_result", lambda *args: (_ for _ in ()).throw(OSError("no space")))
     with pytest.raises(OSError, match="no space"):
         training.finish()
     assert (tmp_path / "checkpoint.pt").exists()
     monkeypatch.undo()
-    again = trainer(small, Run("maml", "none", 0), tmp_path)
-    assert again.done == small.train.steps  # nothing is trained twice
-    assert again.finish()
+    resumed = trainer(small, Run("maml", "none", 0), tmp_path)
+    assert resumed.done == small.train.steps  # no step is repeated
+    assert resumed.finish()
     assert not (tmp_path / "checkpoint.pt").exists()
     assert RunDir(tmp_path).result()["steps"] == small.train.steps
 
 
-def test_the_run_file_of_a_run_is_that_run_alone(small, tmp_path):
+def test_the_run_file_of_a_run_contains_only_that_run(small, tmp_path):
     trainer(small, Run("maml", "pcgrad", 1), tmp_path)
-    alone = load(tmp_path / "config.toml")
-    assert (alone.learners, alone.homogenizers, alone.seed_list) == (["maml"], ["pcgrad"], [1])
-    assert alone.train == small.train
+    run_config = load(tmp_path / "config.toml")
+    assert (run_config.learners, run_config.homogenizers, run_config.seed_list) == (["maml"], ["pcgrad"], [1])
+    assert run_config.train == small.train
 
 
-def test_a_score_that_is_not_finite_is_never_the_better_one(small, tmp_path):
-    trained = trainer(small, Run("maml", "none", 0), tmp_path).trained
-    assert trained.metric.better(0.5, math.nan)
-    assert not trained.metric.better(math.nan, 0.5)
+def test_a_non_finite_score_is_never_better(small, tmp_path):
+    trainable = trainer(small, Run("maml", "none", 0), tmp_path).trainable
+    assert trainable.metric.better(0.5, math.nan)
+    assert not trainable.metric.better(math.nan, 0.5)
 
 
 def test_files_of_one_stem_in_two_folders_are_two_domains(tmp_path):

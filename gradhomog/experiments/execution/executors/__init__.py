@@ -1,7 +1,7 @@
-"""Where runs are made: on this machine, on a cluster of Dask or Ray, or as jobs of Slurm.
+"""Executors, which compute runs: on this machine, on a cluster of Dask or Ray, or as jobs of Slurm.
 
-An executor is called with jobs and gives an outcome for each of them, in any order. What a run comes to does not depend
-on it: every run is a function of its configuration, and its folder is all that it writes.
+An executor is called with jobs and yields one outcome per job, in any order. Results do not depend on the executor:
+a run is a function of its configuration and writes only its own folder.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ KINDS: dict[str, Callable[..., Executor]] = {"local": Local, "dask": Dask, "ray"
 
 
 def executor(text: str, jobs: int, folder: Path) -> Executor:
-    """An executor from its text, such as `"local"`, `'dask(address="tcp://head:8786")'` or
+    """Return an executor from its text, such as `"local"`, `'dask(address="tcp://head:8786")'` or
     `'slurm(slurm_partition="cpu", timeout_min=60)'`.
 
     Args:
-        jobs: how many runs at a time; 0: one per core, or as many as the cluster takes.
-        folder: of the comparison, which all machines share.
+        jobs: number of runs at the same time; 0: one per core, or as many as the cluster accepts.
+        folder: of the comparison; all machines share it.
 
     Raises:
-        ConfigError: there is none of this name, or it does not take an option.
+        ConfigError: the name or an option is unknown.
         ExpressionError: the text does not parse.
     """
-    name, given = expression.parse_one(text)
+    name, options = expression.parse_one(text)
     if name not in KINDS:
         raise ConfigError(f"--executor must be one of {', '.join(KINDS)}; got {name!r}.{did_you_mean(name, KINDS)}")
     kind = KINDS[name]
     parameters = inspect.signature(kind).parameters
-    own = [option for option in parameters if option not in ("jobs", "folder")]
-    if "options" not in parameters and (unknown := sorted(set(given) - set(own))):
-        raise ConfigError(f"--executor {name} has no option {unknown[0]!r}; it has: {', '.join(own) or 'none'}.")
-    return kind(jobs=jobs, folder=folder, **given)
+    accepted = [option for option in parameters if option not in ("jobs", "folder")]
+    if "options" not in parameters and (unknown := sorted(set(options) - set(accepted))):
+        raise ConfigError(f"--executor {name} has no option {unknown[0]!r}; it has: {', '.join(accepted) or 'none'}.")
+    return kind(jobs=jobs, folder=folder, **options)

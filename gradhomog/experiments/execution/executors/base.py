@@ -1,4 +1,4 @@
-"""The base class of executors: called with jobs, gives their outcomes, and ends what it holds."""
+"""The base class of executors."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from gradhomog.experiments.execution.worker import Job, Outcome
 
 
 class Executor(ABC):
-    """Called with jobs as often as there are some; gives an outcome for each of them, in any order.
+    """Compute jobs: called with a list of jobs, yields one outcome per job, in any order. Can be called repeatedly.
 
-    A context manager: what it holds between calls, such as processes, ends with the context.
+    A context manager: resources that are kept between calls, such as processes, are released at its end.
 
     Attributes:
-        jobs: how many runs at a time; 0: as many as there is room for.
+        jobs: number of runs at the same time; 0: as many as possible.
     """
 
     jobs: int
@@ -23,8 +23,8 @@ class Executor(ABC):
     @abstractmethod
     def __call__(self, jobs: Sequence[Job]) -> Iterable[Outcome]: ...
 
-    def close(self) -> None:  # noqa: B027  Slurm's holds nothing
-        """End what it holds."""
+    def close(self) -> None:  # noqa: B027  Slurm's executor has nothing to release
+        """Release processes and connections."""
 
     def __enter__(self) -> Self:
         return self

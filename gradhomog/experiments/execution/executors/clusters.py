@@ -1,4 +1,4 @@
-"""Runs on a cluster: by Dask's futures, or by joblib's backend for Ray. All machines share the comparison's folder."""
+"""Executors for clusters of Dask and Ray. All machines share the folder of the comparison."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from gradhomog.experiments.execution.worker import Job, Outcome
 
 
 class Dask(Executor):
-    """The workers of a Dask cluster. A worker makes one run at a time, however many threads it has.
+    """Workers of a Dask cluster. A worker computes one run at a time, regardless of its number of threads.
 
     Args:
-        jobs: how many runs at a time; 0: as many as there is room for.
+        jobs: number of runs at the same time; 0: as many as the cluster has workers.
         folder: of the comparison.
-        address: of the scheduler, `"tcp://head:8786"`; without it workers of one thread are started on this machine.
+        address: of the scheduler, `"tcp://head:8786"`; None starts workers with one thread each on this machine.
     """
 
     def __init__(self, *, jobs: int, folder: Path, address: str | None = None) -> None:
         self.jobs, self.address = jobs, address
-        self.distributed = _needed("distributed", "dask")
+        self.distributed = _import_package("distributed", "dask")
         self.cluster: Any = None
         self.client: Any = None
 
@@ -34,18 +34,18 @@ class Dask(Executor):
         first = waiting[: self.jobs or None]
         del waiting[: len(first)]
         run_of = dict(zip(self._submit(first), first, strict=True))
-        done = self.distributed.as_completed(list(run_of))
-        for future in done:
+        completed = self.distributed.as_completed(list(run_of))
+        for future in completed:
             try:
                 yield future.result()
-            except Exception as error:  # of the cluster, such as a worker that died: a job itself never raises
+            except Exception as error:  # an error of the cluster, such as a killed worker: a job itself never raises
                 job = run_of[future]
-                yield Outcome(job.run, "failed", f"run {job.run.id}: Dask gave it up: {type(error).__name__}: {error}")
+                yield Outcome(job.run, "failed", f"run {job.run.id}: Dask failed: {type(error).__name__}: {error}")
             if waiting:
                 job = waiting.pop(0)
                 (added,) = self._submit([job])
                 run_of[added] = job
-                done.add(added)
+                completed.add(added)
 
     def _connect(self) -> None:
         if self.client is None:
@@ -56,28 +56,28 @@ class Dask(Executor):
             self.client = self.distributed.Client(self.address or self.cluster, set_as_default=True)
 
     def _submit(self, jobs: Sequence[Job]) -> list[Any]:
-        # Not pure: the same job again, after an interrupt, is no answer that is known.
-        return [self.client.submit(_make, job, pure=False) for job in jobs]
+        # Not pure: the same job after an interrupt must run again, not return a cached result.
+        return [self.client.submit(_run_job, job, pure=False) for job in jobs]
 
     def close(self) -> None:
-        """Leave the cluster; one that was started here ends."""
-        for held in (self.client, self.cluster):
-            if held is not None:
-                held.close()
+        """Disconnect from the cluster; shut it down if it was started here."""
+        for resource in (self.client, self.cluster):
+            if resource is not None:
+                resource.close()
 
 
 class Ray(Executor):
-    """The workers of a Ray cluster.
+    """Workers of a Ray cluster, by joblib's backend for Ray.
 
     Args:
-        jobs: how many runs at a time; 0: as many as the cluster has processors.
+        jobs: number of runs at the same time; 0: one per processor of the cluster.
         folder: of the comparison.
-        address: of the head, or `"auto"`; without it Ray is started on this machine.
+        address: of the head node, or `"auto"`; None starts Ray on this machine.
     """
 
     def __init__(self, *, jobs: int, folder: Path, address: str | None = None) -> None:
         self.jobs, self.address = jobs, address
-        self.ray = _needed("ray", "ray")
+        self.ray = _import_package("ray", "ray")
 
     def __call__(self, jobs: Sequence[Job]) -> Iterable[Outcome]:
         from ray.util.joblib import register_ray
@@ -85,18 +85,18 @@ class Ray(Executor):
         self.ray.init(address=self.address, ignore_reinit_error=True)
         register_ray()
         with parallel_config(backend="ray", n_jobs=self.jobs or -1):
-            yield from Parallel(batch_size=1, return_as="generator_unordered")(delayed(_make)(job) for job in jobs)
+            yield from Parallel(batch_size=1, return_as="generator_unordered")(delayed(_run_job)(job) for job in jobs)
 
     def close(self) -> None:
-        """Leave the cluster."""
+        """Disconnect from the cluster."""
         self.ray.shutdown()
 
 
-def _make(job: Job) -> Outcome:
+def _run_job(job: Job) -> Outcome:
     return job()
 
 
-def _needed(module: str, extra: str) -> Any:
+def _import_package(module: str, extra: str) -> Any:
     import importlib
 
     try:

@@ -1,4 +1,4 @@
-"""Runs on this machine: one after the other in this process, or in several worker processes."""
+"""Executor for this machine: runs in this process, or in several worker processes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from gradhomog.experiments.results.comparison_dir import run_dir
 
 
 class Local(Executor):
-    """Processes of this machine by joblib's loky.
+    """Worker processes on this machine, by joblib's loky.
 
     Args:
-        jobs: how many runs at a time; 1: one after the other in this process, 0: one per core.
+        jobs: number of runs at the same time; 1: in this process, 0: one per core.
         folder: of the comparison.
     """
 
@@ -40,54 +40,56 @@ class Local(Executor):
         return self._in_processes([replace(job, jobs=at_a_time) for job in jobs], at_a_time)
 
     def _in_processes(self, jobs: Sequence[Job], at_a_time: int) -> Iterator[Outcome]:
-        """As the processes give them. Where one dies (for memory, say), loky ends all: those that had begun then go on
-        one at a time, so that it is known which of them it is, and the others as before."""
-        left = {job.run.id: job for job in jobs}
-        while left:
+        """Yield outcomes as runs end. If one process is killed, for example out of memory, loky ends all of them. The
+        runs that had started are then repeated one at a time, to identify the one that is killed; the others run as
+        before."""
+        remaining = {job.run.id: job for job in jobs}
+        while remaining:
             try:
-                for outcome in self._parallel(list(left.values()), at_a_time):
-                    del left[outcome.run.id]
+                for outcome in self._parallel(list(remaining.values()), at_a_time):
+                    del remaining[outcome.run.id]
                     yield outcome
             except TerminatedWorkerError:
-                for job in [job for job in left.values() if _has_begun(job)] or list(left.values()):
-                    yield self._alone(left.pop(job.run.id))
+                for job in [job for job in remaining.values() if _has_started(job)] or list(remaining.values()):
+                    yield self._run_alone(remaining.pop(job.run.id))
 
     def _parallel(self, jobs: Sequence[Job], at_a_time: int) -> Iterator[Outcome]:
-        with _interrupts_kept_from_children():
+        with _signals_blocked_in_children():
             self.pool = get_reusable_executor(
                 max_workers=at_a_time, initializer=end_with_parent, initargs=(os.getpid(),)
             )
             pending = {self.pool.submit(job) for job in jobs}
             while pending:
-                # With a timeout: a thread that waits without one is not woken by signals that another thread receives.
+                # With a timeout: otherwise a signal that another thread receives does not wake this one.
                 done, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
                 yield from (future.result() for future in done)
 
-    def _alone(self, job: Job) -> Outcome:
+    def _run_alone(self, job: Job) -> Outcome:
         try:
             (outcome,) = self._parallel([job], 1)
         except TerminatedWorkerError as error:
             code = str(error).rpartition("{")[2].rpartition("}")[0]
-            hint = ", perhaps for memory" if "KILL" in code else ""
+            hint = ", possibly out of memory" if "KILL" in code else ""
             return Outcome(job.run, "failed", f"the process of run {job.run.id} ended: {code}{hint}.")
         return outcome
 
     def close(self) -> None:
-        """End the processes, also in the middle of a run."""
+        """Kill the worker processes, even if they compute a run."""
         if self.pool is not None:
             self.pool.shutdown(wait=True, kill_workers=True)
 
 
-def _has_begun(job: Job) -> bool:
-    where = run_dir(job.folder, job.run)
-    return where.config.exists() and where.result() is None
+def _has_started(job: Job) -> bool:
+    folder = run_dir(job.folder, job.run)
+    return folder.config.exists() and folder.result() is None
 
 
 @contextmanager
-def _interrupts_kept_from_children() -> Iterator[None]:
-    """Within the context processes that start have SIGINT and SIGTERM blocked; this one has them in its other threads.
+def _signals_blocked_in_children() -> Iterator[None]:
+    """Block SIGINT and SIGTERM in this thread: processes started within the context inherit the mask. Other threads of
+    this process still receive the signals.
 
-    A child that is interrupted while it starts would print a traceback; once it works it leaves interrupts to us.
+    A child that is interrupted while it starts would print a traceback. Later it ignores both, see `end_with_parent`.
     """
     if not hasattr(signal, "pthread_sigmask"):
         yield

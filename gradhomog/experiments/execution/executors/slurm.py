@@ -1,4 +1,4 @@
-"""Runs as jobs of Slurm, by submitit. All nodes share the folder of the comparison."""
+"""Executor for Slurm, by submitit. All nodes share the folder of the comparison."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gradhomog.experiments.execution.worker import Job, Outcome
 
 
 class Slurm(Executor):
-    """One job of Slurm for each run.
+    """One Slurm job per run.
 
     Args:
-        jobs: how many runs at a time; 0: as many as Slurm lets run.
-        folder: of the comparison; logs of the jobs go to its folder `slurm`.
-        cluster: `"slurm"`, or `"local"` to try it without a cluster: processes of this machine.
+        jobs: number of runs at the same time; 0: as many as Slurm allows.
+        folder: of the comparison; job logs are written to its subfolder `slurm`.
+        cluster: `"slurm"`, or `"local"` for processes on this machine, to test without a cluster.
         options: of submitit's `AutoExecutor.update_parameters`, such as `slurm_partition`, `timeout_min`, `mem_gb`.
     """
 
@@ -41,7 +41,7 @@ class Slurm(Executor):
         with self.submit.batch():
             pending = [(job, self.submit.submit(job)) for job in jobs]
         while pending:
-            left = []
+            remaining = []
             for job, submitted in pending:
                 if job.stop.exists() and submitted.state == "PENDING":
                     submitted.cancel()
@@ -49,14 +49,14 @@ class Slurm(Executor):
                 elif submitted.done():
                     yield _outcome(job, submitted)
                 else:
-                    left.append((job, submitted))
-            pending = left
+                    remaining.append((job, submitted))
+            pending = remaining
             time.sleep(0.2)
 
 
 def _outcome(job: Job, submitted: Any) -> Outcome:
     error = submitted.exception()
     if error is None:
-        found: Outcome = submitted.result()
-        return found
+        outcome: Outcome = submitted.result()
+        return outcome
     return Outcome(job.run, "failed", f"the job {submitted.job_id} of run {job.run.id} ended: {error}")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gradhomog.experiments.report.figures import style
 from gradhomog.experiments.results.plan import PLAIN
-from gradhomog.experiments.results.saliency_maps import Looks
+from gradhomog.experiments.results.saliency_maps import SaliencyMaps
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,7 +37,7 @@ class Row:
     opacity: float
 
 
-def saliency(found: Mapping[tuple[str, str], Looks]) -> Figure | None:
+def saliency(found: Mapping[tuple[str, str], SaliencyMaps]) -> Figure | None:
     """A column per image; the images, then saliency over them by method, then the maps of homogenizers over them.
 
     Saliency: the largest magnitude over the channels, scaled per image to its 99th percentile. Maps: scaled per row;
@@ -64,7 +64,7 @@ def saliency(found: Mapping[tuple[str, str], Looks]) -> Figure | None:
     return figure
 
 
-def saliency_omissions(found: Mapping[tuple[str, str], Looks], methods: Sequence[tuple[str, str]]) -> list[str]:
+def saliency_omissions(found: Mapping[tuple[str, str], SaliencyMaps], methods: Sequence[tuple[str, str]]) -> list[str]:
     """Sentences that name the methods of the table whose saliency or maps the figure leaves out, with the reason."""
     same = _comparable(found)
     drawn = _drawn(same)
@@ -89,13 +89,13 @@ def saliency_omissions(found: Mapping[tuple[str, str], Looks], methods: Sequence
     return [" ".join(line.split()) for line in lines]
 
 
-def _comparable(found: Mapping[tuple[str, str], Looks]) -> dict[tuple[str, str], Looks]:
+def _comparable(found: Mapping[tuple[str, str], SaliencyMaps]) -> dict[tuple[str, str], SaliencyMaps]:
     """Those with the images of the first one: a column of the figure is one image."""
     first = next(iter(found.values()), None)
     return {pair: own for pair, own in found.items() if first is not None and np.array_equal(own.images, first.images)}
 
 
-def _drawn(found: Mapping[tuple[str, str], Looks]) -> list[tuple[str, str]]:
+def _drawn(found: Mapping[tuple[str, str], SaliencyMaps]) -> list[tuple[str, str]]:
     """The methods with a row of saliency, in the order of the table: plain first if room is short, then those that act
     on the encoder, whose saliency may differ most."""
     shown = [pair for pair, own in found.items() if own.saliency is not None]
@@ -136,7 +136,7 @@ def over(picture: Picture, heat: Picture, opacity: float) -> Picture:
     return blended
 
 
-def _saliency_rows(found: Mapping[tuple[str, str], Looks]) -> list[Row]:
+def _saliency_rows(found: Mapping[tuple[str, str], SaliencyMaps]) -> list[Row]:
     rows: list[Row] = []
     for pair in _drawn(found):
         own = found[pair]
@@ -146,7 +146,7 @@ def _saliency_rows(found: Mapping[tuple[str, str], Looks]) -> list[Row]:
     return rows
 
 
-def _map_rows(found: Mapping[tuple[str, str], Looks]) -> list[Row]:
+def _map_rows(found: Mapping[tuple[str, str], SaliencyMaps]) -> list[Row]:
     having = [pair for pair, own in found.items() if own.maps]
     rows: list[Row] = []
     # Many methods share a homogenizer; the last one often has most of them.

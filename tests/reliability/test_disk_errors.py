@@ -1,4 +1,4 @@
-"""A disk that is full or read-only, a folder that is gone: an error says so, and nothing that was done is lost."""
+"""Full or read-only disks and deleted folders: an error reports them, and completed work is kept."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def scores(folder: Path) -> list[tuple[str, list[float]]]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, list[float]]]:
+def reference_scores(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, list[float]]]:
     folder = tmp_path_factory.mktemp("undisturbed") / "out"
     subprocess.run(command(folder), check=True, capture_output=True, timeout=300)
     return scores(folder)
@@ -37,7 +37,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, lis
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 96 KiB."""
+    """A mounted file system of 96 KiB."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96k", "tmpfs", str(disk)], capture_output=True)
@@ -47,33 +47,33 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(disk)], check=True)
 
 
-def said(done: subprocess.CompletedProcess[str]) -> str:
-    """The error, which has no traceback."""
+def error_output(done: subprocess.CompletedProcess[str]) -> str:
+    """Return stderr of a failed command; it must have no traceback."""
     assert done.returncode in (1, 2), done.stderr
     assert "Traceback" not in done.stderr
     return done.stderr
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_told_and_the_comparison_goes_on_when_there_is_room(small_disk, undisturbed):
+def test_a_full_disk_is_reported_and_the_comparison_resumes_once_there_is_space(small_disk, reference_scores):
     done = subprocess.run(command(small_disk / "out"), capture_output=True, text=True, timeout=300)
-    assert "No space left on device" in said(done)
+    assert "No space left on device" in error_output(done)
     subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
     subprocess.run(command(small_disk / "out", "--resume"), check=True, capture_output=True, timeout=300)
-    assert scores(small_disk / "out") == undisturbed
+    assert scores(small_disk / "out") == reference_scores
 
 
 @pytest.mark.slow
-def test_a_folder_that_is_read_only_is_told(small_disk):
+def test_a_read_only_folder_is_reported(small_disk):
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     done = subprocess.run(command(small_disk / "out"), capture_output=True, text=True, timeout=300)
-    assert "cannot be written" in said(done)
-    assert len(done.stderr.splitlines()) == 1  # before anything is tried
+    assert "cannot be written" in error_output(done)
+    assert len(done.stderr.splitlines()) == 1  # raised before the dry run
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_a_folder_that_is_deleted_while_runs_train_ends_the_comparison(tmp_path, jobs):
+def test_deleting_the_folder_during_training_ends_the_comparison(tmp_path, jobs):
     out = tmp_path / "out"
     endless = command(out, "--set", "train.steps=1000000", "--jobs", str(jobs))
     with subprocess.Popen(endless, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -82,6 +82,6 @@ def test_a_folder_that_is_deleted_while_runs_train_ends_the_comparison(tmp_path,
         shutil.rmtree(out, ignore_errors=True)  # a run may be writing into it
         shutil.rmtree(out, ignore_errors=True)
         output, error = process.communicate(timeout=120)
-    assert f"{out} was removed while runs trained" in said(
+    assert f"{out} was removed while runs trained" in error_output(
         subprocess.CompletedProcess(endless, process.returncode, output, error)
     )

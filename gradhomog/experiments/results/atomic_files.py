@@ -1,4 +1,4 @@
-"""Files that are replaced in one step: a process that is killed while writing leaves the previous file."""
+"""Atomic replacement of files: a process that is killed while writing leaves the previous file unchanged."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ _TEMPORARY = re.compile(r".+\.(csv|html|json|npz|pt|toml)\..+-\d+\.tmp")
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Within the context write to the path that it gives; at its end that file is on disk and takes the place of
-    `path`. If the context raises, `path` is as it was, and the temporary file is removed."""
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Yield a temporary path to write to; at the end of the context, sync that file to disk and rename it to `path`.
+
+    If the context raises, `path` is unchanged and the temporary file is removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Two machines may write the same file of a shared folder at the same time.
+    # The name is unique: two machines may write the same file of a shared folder at the same time.
     temporary = path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}.tmp")
     try:
         yield temporary
@@ -29,14 +30,14 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
 
 
-def write(path: Path, content: bytes) -> None:
-    """Replace a file by these bytes."""
-    with replacing(path) as temporary:
+def write_bytes(path: Path, content: bytes) -> None:
+    """Atomically replace the content of a file."""
+    with atomic_write(path) as temporary:
         temporary.write_bytes(content)
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what processes that were killed in `replacing` left behind."""
+    """Remove the temporary files of processes that were killed within `atomic_write`."""
     for path in folder.glob("*.tmp"):
         if _TEMPORARY.fullmatch(path.name):
             path.unlink(missing_ok=True)

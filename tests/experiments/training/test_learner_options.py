@@ -1,4 +1,4 @@
-"""What a run tells a learner that asks for it: the shape of inputs, maps in place of vectors, how many classes."""
+"""Options that a run passes to learners: input shape, feature maps instead of vectors, number of classes."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ GLYPHS = [
 ]  # fmt: skip
 
 
-def made(learner, overrides=GLYPHS):
+def build(learner, overrides=GLYPHS):
     config = load(None, overrides)
     source = streams(config, 0)
     return make_learner(config, Run(learner, "none", 0), source), source
 
 
-def test_a_relation_network_is_given_maps_and_a_vector_form_on_request():
-    maps, source = made("relationnet")
+def test_a_relation_network_receives_feature_maps_unless_vectors_are_requested():
+    maps, source = build("relationnet")
     assert not any(isinstance(part, nn.Flatten) for part in maps.encoder.modules())
     assert maps.shape == (4, 1, 1)
-    vectors, _ = made("relationnet(maps=false)")
+    vectors, _ = build("relationnet(maps=false)")
     assert isinstance(list(vectors.encoder)[-1], nn.Flatten)
     assert vectors.shape == (4,)
     assert torch.equal(maps.encoder[0].weight, vectors.encoder[0].weight)
@@ -40,8 +40,8 @@ def test_a_relation_network_is_given_maps_and_a_vector_form_on_request():
 
 
 @pytest.mark.parametrize("name", ["baseline", "baseline_pp"])
-def test_a_baseline_is_given_the_number_of_training_classes(name):
-    learner, source = made(name)
+def test_a_baseline_receives_the_number_of_training_classes(name):
+    learner, source = build(name)
     expected = sum(len(domain.classes("train")) for domain in source.train.domains)
     sizes = {len(p) for p in learner.own["classifier"].parameters()}
     assert sizes == {expected}
@@ -49,8 +49,8 @@ def test_a_baseline_is_given_the_number_of_training_classes(name):
         assert learner.rows(source.train.batch(index)).losses.isfinite().all()
 
 
-class HandedOn(Domain):
-    """Another domain's tasks, and nothing about its classes."""
+class WithoutClasses(Domain):
+    """The tasks of another domain, without its classes."""
 
     def __init__(self, other):
         self.name, self.input_shape, self.outputs, self.other = other.name, other.input_shape, other.outputs, other
@@ -62,18 +62,18 @@ class HandedOn(Domain):
         return self.other.sample(split, random, **numbers)
 
 
-def test_a_baseline_is_refused_where_domains_tell_no_classes():
+def test_a_baseline_is_rejected_if_domains_declare_no_classes():
     config = load(None, GLYPHS)
     source = streams(config, 0)
     train = EpisodeStream(
-        [HandedOn(domain) for domain in source.train.domains],
+        [WithoutClasses(domain) for domain in source.train.domains],
         split="train", ways=3, shots=1, queries=1, tasks=2, setting="weak", seed=0,
     )  # fmt: skip
     assert train.batch(0).classes is None
-    with pytest.raises(ConfigError, match=r"baseline is trained to tell all training classes apart.*glyphs:arrows"):
+    with pytest.raises(ConfigError, match=r"baseline is trained to classify all training classes.*glyphs:arrows"):
         make_learner(config, Run("baseline", "none", 0), dataclasses.replace(source, train=train))
 
 
-def test_a_learner_without_such_options_is_made_as_before():
-    assert made("protonet")[0].encoder[0].weight.shape == (4, 1, 3, 3)
-    assert made("maml(inner_steps=0)", SMALL)[0].inner_steps == 0
+def test_learners_without_these_options_are_unaffected():
+    assert build("protonet")[0].encoder[0].weight.shape == (4, 1, 3, 3)
+    assert build("maml(inner_steps=0)", SMALL)[0].inner_steps == 0

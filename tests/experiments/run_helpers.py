@@ -1,4 +1,4 @@
-"""Runs and comparisons in this process, observed, interrupted and written as if they had run."""
+"""Helpers that train runs in this process, interrupt them, or write the folder of a comparison from records."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unittest import mock
 
 from gradhomog.experiments.config.schema import Config
 from gradhomog.experiments.results.comparison_dir import Plan, run_dir
-from gradhomog.experiments.results.events import VERSION, EventLog, plain
+from gradhomog.experiments.results.events import VERSION, EventLog, json_compatible
 from gradhomog.experiments.results.plan import Method, Run
 from gradhomog.experiments.results.run_dir import RunDir
 from gradhomog.experiments.training.trainer import Trainer
@@ -20,14 +20,16 @@ Record = dict[str, Any]
 
 
 def trainer(config: Config, run: Run, folder: Path, records: list[Record] | None = None) -> Trainer:
-    """A run in a folder; what it tells is appended to `records`."""
-    own = config.of_run(run.learner, run.homogenizers, run.seed)
-    return Trainer(own, run, RunDir(folder), lambda event, record: records is None or records.append(dict(record)))
+    """Return the trainer of a run in a folder; its events are appended to `records`."""
+    run_config = config.of_run(run.learner, run.homogenizers, run.seed)
+    return Trainer(
+        run_config, run, RunDir(folder), lambda event, record: records is None or records.append(dict(record))
+    )
 
 
 @contextmanager
 def interrupted_after(steps: int, homogenizers: str | None = None) -> Iterator[list[int]]:
-    """Within the context SIGINT comes after so many steps (of runs with these homogenizers); gives the steps made."""
+    """Raise SIGINT after this many steps (of runs with these homogenizers); yield the list of steps done."""
     done: list[int] = []
     original = Trainer._step
 
@@ -42,8 +44,8 @@ def interrupted_after(steps: int, homogenizers: str | None = None) -> Iterator[l
         yield done
 
 
-def write(folder: Path, records: Sequence[Record]) -> None:
-    """The folder of a comparison that has these records."""
+def write_comparison(folder: Path, records: Sequence[Record]) -> None:
+    """Write the folder of a comparison that has these records."""
     start = next((record for record in records if record["event"] == "start"), {})
     config = start.get("config", {})
     results = [record for record in records if record["event"] == "result"]
@@ -51,25 +53,25 @@ def write(folder: Path, records: Sequence[Record]) -> None:
     rows += [(record["learner"], record["label"]) for record in results]
     methods = []
     for pair in dict.fromkeys(rows):
-        mine = [record for record in results if (record["learner"], record["label"]) == pair]
-        tuned = next((tuple(record["tuned_from"]) for record in mine if record.get("tuned_from")), ())
-        methods.append(Method(*pair, tuned or (mine[0]["homogenizers"] if mine else pair[1],)))
+        matching = [record for record in results if (record["learner"], record["label"]) == pair]
+        tuned = next((tuple(record["tuned_from"]) for record in matching if record.get("tuned_from")), ())
+        methods.append(Method(*pair, tuned or (matching[0]["homogenizers"] if matching else pair[1],)))
     seeds = tuple(dict.fromkeys(record["seed"] for record in results)) or (0,)
     count = config.get("seeds")
     seeds = tuple(range(count)) if isinstance(count, int) and count > len(seeds) else seeds
     about = {key: start[key] for key in ("tasks", "notes", "fingerprint", "held_out") if key in start}
     Plan(config, start.get("digest", ""), tuple(methods), seeds, about).write(folder)
-    names = {}
+    runs_by_name = {}
     for record in results:
         run = Run(record["learner"], record["homogenizers"], record["seed"])
-        names.setdefault(record["run"], run)
+        runs_by_name.setdefault(record["run"], run)
     for record in records:
         if record["event"] == "failed":
-            names.setdefault(record["run"], Run(record["learner"], record["label"], record["seed"]))
-    for name, run in names.items():
-        where = run_dir(folder, run)
-        where.begin("")
-        log = EventLog(where.events)
+            runs_by_name.setdefault(record["run"], Run(record["learner"], record["label"], record["seed"]))
+    for name, run in runs_by_name.items():
+        run_folder = run_dir(folder, run)
+        run_folder.create("")
+        log = EventLog(run_folder.events)
         log.append(
             {
                 "event": "start", "version": VERSION, "time": start.get("time", ""), "step": 0,
@@ -82,12 +84,12 @@ def write(folder: Path, records: Sequence[Record]) -> None:
                 log.append({"seconds": 1.0, **record})
         result = next((record for record in results if record["run"] == name), None)
         if result is not None:
-            more = {
+            extra = {
                 "run": run.id,
                 "digest": "of the configuration",
                 "homogenizer_seconds": result.get("homogenizer_seconds") or [],
             }
-            known = {
+            written = {
                 key: value for key, value in result.items() if key not in ("tuned_from", "chosen", "role", "label")
             }
-            where.finish({**plain(known), **more})
+            run_folder.finish({**json_compatible(written), **extra})

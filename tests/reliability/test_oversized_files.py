@@ -1,4 +1,4 @@
-"""Small files that declare much: refused before anything large is decompressed, decoded or looked up."""
+"""Small files that declare large content: they are rejected before anything large is decompressed or decoded."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ GOOD = {
 }
 
 
-def member(dtype: str, shape: tuple[int, ...], values: bytes = b"") -> bytes:
-    """The bytes of an array, whose values need not be as many as declared."""
+def array_bytes(dtype: str, shape: tuple[int, ...], values: bytes = b"") -> bytes:
+    """Return the bytes of an array file; the number of values may differ from the declared shape."""
     file = io.BytesIO()
     np.lib.format.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
     return file.getvalue() + values
 
 
-def stored(array: np.ndarray[Any, Any]) -> bytes:
+def npy_bytes(array: np.ndarray[Any, Any]) -> bytes:
     file = io.BytesIO()
     np.lib.format.write_array(file, array, allow_pickle=True)
     return file.getvalue()
@@ -45,12 +45,12 @@ def stored(array: np.ndarray[Any, Any]) -> bytes:
 def write(path: Path, method: int = zipfile.ZIP_DEFLATED, **members: bytes | np.ndarray[Any, Any]) -> Path:
     with zipfile.ZipFile(path, "w", method) as archive:
         for name, content in {**GOOD, **members}.items():
-            archive.writestr(f"{name}.npy", content if isinstance(content, bytes) else stored(content))
+            archive.writestr(f"{name}.npy", content if isinstance(content, bytes) else npy_bytes(content))
     return path
 
 
-def zeros(path: Path, name: str, header: bytes, count: int) -> Path:
-    """A file with a member of `count` compressed zeros after a header, written in blocks."""
+def write_zeros(path: Path, name: str, header: bytes, count: int) -> Path:
+    """Write an archive with a member of `count` compressed zeros after a header, in blocks."""
     write(path)
     with zipfile.ZipFile(path) as archive:
         others = {info.filename: archive.read(info) for info in archive.infolist()}
@@ -65,14 +65,14 @@ def zeros(path: Path, name: str, header: bytes, count: int) -> Path:
     return path
 
 
-def refused(path: Path, message: str, **options: Any) -> None:
+def assert_rejected(path: Path, message: str, **options: Any) -> None:
     with pytest.raises(DataError, match=message) as caught:
         images.images(str(path), **{"size": 8, **options})
     assert str(path) in str(caught.value)
 
 
 def peak_growth(path: Path) -> tuple[str, int]:
-    """The error of reading a file in a process of its own, and the bytes by which its peak memory grew."""
+    """Read a file in a separate process; return the error and the growth of peak memory in bytes."""
     code = """
         import resource, sys
         from gradhomog.experiments.data.domains import images
@@ -89,49 +89,51 @@ def peak_growth(path: Path) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize("name", ["images", "extra"])
-def test_zeros_that_nobody_uses_are_never_decompressed(tmp_path: Path, name: str) -> None:
+def test_unused_arrays_are_never_decompressed(tmp_path: Path, name: str) -> None:
     """256 MiB of zeros in 256 KB: as images for four labels, and as an array of another name."""
-    path = zeros(tmp_path / "bomb.npz", name, member("|u1", (2**22, 8, 8)), 2**28)
+    path = write_zeros(tmp_path / "bomb.npz", name, array_bytes("|u1", (2**22, 8, 8)), 2**28)
     assert path.stat().st_size < 2**20
     error, growth = peak_growth(path)
     assert growth < 2**26
     assert ("`labels` must have one entry per image; got 4" in error) == (name == "images")
 
 
-def test_arrays_that_agree_are_read_up_to_the_bound_only(tmp_path: Path) -> None:
+def test_consistent_arrays_are_read_only_up_to_the_limit(tmp_path: Path) -> None:
     many = {"images": np.zeros((1000, 8, 8), dtype=np.uint8), "labels": np.arange(1000) % 2}
     path = write(tmp_path / "many.npz", **many)
     assert images.images(str(path), size=8, max_bytes=80_000).input_shape == (1, 8, 8)
-    refused(
+    assert_rejected(
         path, r"array 'images', uint8 \(1000, 8, 8\), declares 64,000 bytes, after 8,008 bytes of other arrays; at "
         r"most 70,000 bytes are read into memory\. .*`max_bytes`", max_bytes=70_000,
     )  # fmt: skip
 
 
-def test_small_images_are_not_enlarged_beyond_the_bound(tmp_path: Path) -> None:
+def test_small_images_are_not_enlarged_beyond_the_limit(tmp_path: Path) -> None:
     many = {"images": np.zeros((1000, 1, 1), dtype=np.uint8), "labels": np.arange(1000) % 2}
     path = write(tmp_path / "many.npz", **many)
-    refused(path, r"1,000 images of 100 x 100 pixels with 1 channels take 10,000,000 bytes", size=100, max_bytes=10**6)
+    assert_rejected(
+        path, r"1,000 images of 100 x 100 pixels with 1 channels take 10,000,000 bytes", size=100, max_bytes=10**6
+    )
 
 
-def test_an_image_array_of_too_many_pixels_is_refused(tmp_path: Path) -> None:
-    one = {"labels": np.array([0]), "class_names": np.array(["a"])}
+def test_an_image_array_of_too_many_pixels_is_rejected(tmp_path: Path) -> None:
+    arrays = {"labels": np.array([0]), "class_names": np.array(["a"])}
     with zipfile.ZipFile(tmp_path / "one.npz", "w") as archive:
-        for name, array in one.items():
-            archive.writestr(f"{name}.npy", stored(array))
-        archive.writestr("images.npy", member("|u1", (1, 10_000, 9_000), bytes(90_000_000)))
-    refused(tmp_path / "one.npz", r"a picture of 9000 x 10000 pixels; at most 89,478,485 pixels are decoded")
+        for name, array in arrays.items():
+            archive.writestr(f"{name}.npy", npy_bytes(array))
+        archive.writestr("images.npy", array_bytes("|u1", (1, 10_000, 9_000), bytes(90_000_000)))
+    assert_rejected(tmp_path / "one.npz", r"a picture of 9000 x 10000 pixels; at most 89,478,485 pixels are decoded")
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (member("|u1", (2**40, 8, 8)), "declares .* bytes, .* and holds 0"),
-        (member("|u1", (4, 8, 8), bytes(255)), "declares 256 bytes, .* and holds 255"),
-        (member("|u1", (4, 8, 8), bytes(257)), "declares 256 bytes, .* and holds 257"),
-        (member("|u1", (-4, 8, -8), bytes(256)), "must hold numbers or text"),
-        (member("<U0", (2**40,)), "must hold numbers or text"),
-        (member("|O", (4,), bytes(32)), "holds pickled objects, which are never loaded"),
+        (array_bytes("|u1", (2**40, 8, 8)), "declares .* bytes, .* and holds 0"),
+        (array_bytes("|u1", (4, 8, 8), bytes(255)), "declares 256 bytes, .* and holds 255"),
+        (array_bytes("|u1", (4, 8, 8), bytes(257)), "declares 256 bytes, .* and holds 257"),
+        (array_bytes("|u1", (-4, 8, -8), bytes(256)), "must hold numbers or text"),
+        (array_bytes("<U0", (2**40,)), "must hold numbers or text"),
+        (array_bytes("|O", (4,), bytes(32)), "holds pickled objects, which are never loaded"),
         (b"\x93NUMPY\x01\x00\xff\xff" + b"(" * 65535, "its header cannot be read"),
         (b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + b" " * 2**20, "its header cannot be read"),
         (b"\x93NUMPY\x01\x00\x10\x00" + b"{'descr': '|u1'}", "its header cannot be read"),
@@ -139,23 +141,25 @@ def test_an_image_array_of_too_many_pixels_is_refused(tmp_path: Path) -> None:
         (b"", "its header cannot be read"),
     ],
 )  # fmt: skip
-def test_a_header_that_does_not_fit_the_values_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
-    refused(write(tmp_path / "odd.npz", images=content), f"array 'images'.*{message}")
+def test_a_header_that_does_not_fit_the_values_is_rejected(tmp_path: Path, content: bytes, message: str) -> None:
+    assert_rejected(write(tmp_path / "odd.npz", images=content), f"array 'images'.*{message}")
 
 
 def test_text_that_is_no_unicode_is_refused(tmp_path: Path) -> None:
-    refused(write(tmp_path / "odd.npz", class_names=member("<U1", (2,), b"\xff" * 8)), "text that is not valid Unicode")
+    assert_rejected(
+        write(tmp_path / "odd.npz", class_names=array_bytes("<U1", (2,), b"\xff" * 8)), "text that is not valid Unicode"
+    )
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_other_compressions_than_those_of_numpy_are_refused(tmp_path: Path, method: int) -> None:
-    refused(write(tmp_path / "odd.npz", method), "must be stored or deflated")
+def test_compressions_that_numpy_does_not_write_are_rejected(tmp_path: Path, method: int) -> None:
+    assert_rejected(write(tmp_path / "odd.npz", method), "must be stored or deflated")
 
 
-def test_more_names_than_images_are_refused_before_they_are_read(tmp_path: Path) -> None:
+def test_more_names_than_images_are_rejected_before_they_are_read(tmp_path: Path) -> None:
     names = np.array([f"class {index}" for index in range(9)])
-    refused(write(tmp_path / "odd.npz", class_names=names), "`class_names` has 9 entries for 4 images")
-    refused(write(tmp_path / "odd.npz", class_split=names), "`class_split` has 9 entries for 4 images")
+    assert_rejected(write(tmp_path / "odd.npz", class_names=names), "`class_names` has 9 entries for 4 images")
+    assert_rejected(write(tmp_path / "odd.npz", class_split=names), "`class_split` has 9 entries for 4 images")
 
 
 def test_labels_of_every_integer_type_are_read(tmp_path: Path) -> None:
@@ -189,10 +193,10 @@ def header_only_png(width: int, height: int) -> bytes:
 
 @pytest.mark.parametrize("limit", ["Pillow's own", "none"])
 @pytest.mark.parametrize("size", [(10_000, 10_000), (2**31 - 1, 2**31 - 1)])
-def test_a_picture_of_too_many_pixels_is_refused_by_its_header(
+def test_a_picture_of_too_many_pixels_is_rejected_by_its_header(
     tmp_path: Path, size: tuple[int, int], limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if limit == "none":  # programs often lift Pillow's limit for all
+    if limit == "none":  # programs often disable Pillow's limit globally
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
     (tmp_path / "set" / "a").mkdir(parents=True)
     (tmp_path / "set" / "a" / "0.png").write_bytes(header_only_png(*size))
@@ -200,7 +204,7 @@ def test_a_picture_of_too_many_pixels_is_refused_by_its_header(
         images.images(str(tmp_path / "set"), size=8)
 
 
-def test_postscript_under_the_name_of_a_picture_is_not_run(tmp_path: Path) -> None:
+def test_postscript_with_the_name_of_a_picture_is_not_executed(tmp_path: Path) -> None:
     (tmp_path / "set" / "a").mkdir(parents=True)
     (tmp_path / "set" / "a" / "0.png").write_text(
         f"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n({tmp_path / 'mark'}) (w) file closefile\n"
@@ -210,11 +214,11 @@ def test_postscript_under_the_name_of_a_picture_is_not_run(tmp_path: Path) -> No
     assert not (tmp_path / "mark").exists()
 
 
-def test_pictures_that_do_not_fit_together_are_refused_before_any_is_opened(tmp_path: Path) -> None:
+def test_too_many_pictures_are_rejected_before_any_is_opened(tmp_path: Path) -> None:
     (tmp_path / "set" / "a").mkdir(parents=True)
     for index in range(3):
         (tmp_path / "set" / "a" / f"{index}.png").write_bytes(b"no picture")
-    refused(tmp_path / "set", "3 images of 8 x 8 pixels with 3 channels take 576 bytes", max_bytes=500)
+    assert_rejected(tmp_path / "set", "3 images of 8 x 8 pixels with 3 channels take 576 bytes", max_bytes=500)
 
 
 # file lists
@@ -235,19 +239,19 @@ def test_a_million_absent_files_are_counted_by_folders(tmp_path: Path, monkeypat
     )
     isfile = os.path.isfile
 
-    def counted(name: str) -> bool:
+    def count_lookups(name: str) -> bool:
         nonlocal looked_up
         looked_up += 1
         return isfile(name)
 
-    monkeypatch.setattr(os.path, "isfile", counted)
-    refused(path, r"1000000 of the 1000000 listed images do not exist, the first is .*gone/0\.png")
+    monkeypatch.setattr(os.path, "isfile", count_lookups)
+    assert_rejected(path, r"1000000 of the 1000000 listed images do not exist, the first is .*gone/0\.png")
     assert looked_up == 1
 
 
 def test_labels_are_checked_before_files_are_looked_up(tmp_path: Path) -> None:
     path = write_list(tmp_path / "list.json", image_labels=[0, 7])
-    refused(path, r"`image_labels` must be in 0\.\.1; got 7 at position 1")
+    assert_rejected(path, r"`image_labels` must be in 0\.\.1; got 7 at position 1")
 
 
 @pytest.mark.parametrize(
@@ -259,8 +263,8 @@ def test_labels_are_checked_before_files_are_looked_up(tmp_path: Path) -> None:
         ({"label_names": [[[[]]] * 10_000]}, r"must be a list of text; got \[\[\[\]\], \[\[\]\]"),
     ],
 )
-def test_odd_entries_of_a_list_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    refused(write_list(tmp_path / "list.json", **change), message)
+def test_invalid_entries_of_a_list_are_rejected(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    assert_rejected(write_list(tmp_path / "list.json", **change), message)
 
 
 @pytest.mark.parametrize(
@@ -272,22 +276,24 @@ def test_odd_entries_of_a_list_are_refused(tmp_path: Path, change: dict[str, Any
         ("\ufeff{}", "is not valid JSON"),
     ],
 )
-def test_json_that_exhausts_the_parser_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_json_that_exhausts_the_parser_is_rejected(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "list.json").write_text(text, encoding="utf-8")
-    refused(tmp_path / "list.json", message)
+    assert_rejected(tmp_path / "list.json", message)
 
 
-def test_a_list_is_read_up_to_its_part_of_the_bound(tmp_path: Path) -> None:
+def test_a_file_list_is_read_up_to_its_share_of_the_limit(tmp_path: Path) -> None:
     path = write_list(tmp_path / "list.json")
     size = path.stat().st_size
-    refused(path, f"has {size} bytes; at most {size - 1} bytes of a file list are read", max_bytes=64 * (size - 1))
-    refused(path, "2 of the 2 listed images do not exist", max_bytes=64 * size)
+    assert_rejected(
+        path, f"has {size} bytes; at most {size - 1} bytes of a file list are read", max_bytes=64 * (size - 1)
+    )
+    assert_rejected(path, "2 of the 2 listed images do not exist", max_bytes=64 * size)
 
 
 # paths
 
 
-def test_paths_that_cannot_exist_are_refused(tmp_path: Path) -> None:
+def test_invalid_paths_are_rejected(tmp_path: Path) -> None:
     for variant in ("a\0b.npz", "~nobody-of-this-name/a.npz"):
         with pytest.raises(OptionError, match="`images`"):
             images.images(variant, size=8)
@@ -296,7 +302,7 @@ def test_paths_that_cannot_exist_are_refused(tmp_path: Path) -> None:
             images.images(variant, size=8)
 
 
-def test_a_folder_called_like_a_list_is_a_folder(tmp_path: Path) -> None:
+def test_a_folder_named_like_a_file_list_is_read_as_a_folder(tmp_path: Path) -> None:
     (tmp_path / "set.json" / "a").mkdir(parents=True)
     Image.new("RGB", (8, 8)).save(tmp_path / "set.json" / "a" / "0.png")
     assert images.images(str(tmp_path / "set.json"), size=8).class_names == ("a",)

@@ -1,4 +1,4 @@
-"""Records of comparisons that never ran: small, seeded, of the shape that training writes."""
+"""Synthetic records of comparisons: small, seeded, in the format that training writes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def result(
     learner: str = "maml",
     **more: Any,
 ) -> Record:
-    """A run of the table."""
+    """Return the result of a run."""
     return {
         "event": "result",
         "run": f"{learner}-{label}-s{seed}",
@@ -46,7 +46,7 @@ def result(
 
 
 def start(methods: Sequence[str] = METHODS, seeds: int = 3, learners: Sequence[str] = ("maml",)) -> Record:
-    """What an invocation writes first."""
+    """Return the first record of a comparison."""
     return {
         "event": "start",
         "time": "2025-01-01T00:00:00+00:00",
@@ -62,12 +62,12 @@ def start(methods: Sequence[str] = METHODS, seeds: int = 3, learners: Sequence[s
 
 
 def modules(label: str) -> list[str]:
-    """The homogenizers of a method, by name."""
+    """Return the names of a method's homogenizers."""
     return [] if label == "plain" else [text.split("(")[0].strip() for text in label.split(" + ")]
 
 
 def stage(name: str, rows: np.ndarray) -> Record:
-    """A stage's rows `[tasks, params]`, as a record tells of them."""
+    """Return the record of a stage with these rows, `[tasks, params]`."""
     norms = np.linalg.norm(rows, axis=1)
     cosines = np.divide(
         rows @ rows.T, np.outer(norms, norms), where=np.outer(norms, norms) > 0, out=np.full((4, 4), np.nan)
@@ -76,7 +76,7 @@ def stage(name: str, rows: np.ndarray) -> Record:
 
 
 def probe(run: str, number: int, label: str) -> Record:
-    """The encoder's rows before and after each module, of four tasks."""
+    """Return a probe of four tasks: the encoder's rows before and after each homogenizer."""
     random = np.random.default_rng(number)
     rows = [random.normal(size=(4, 6)) + 0.2 * index for index in range(len(modules(label)) + 1)]
     names = ["plain", *modules(label)]
@@ -84,14 +84,14 @@ def probe(run: str, number: int, label: str) -> Record:
 
 
 def measured(number: int, label: str) -> Record:
-    """What the modules of the paper measure."""
-    found: Record = {}
+    """Return the measurements of the paper's homogenizers."""
+    values: Record = {}
     if "isi" in modules(label):
-        found["isi"] = {"drop_rate": 0.2 + 0.001 * number, "drop_rate.0": 0.1, "drop_rate.4": 0.3}
+        values["isi"] = {"drop_rate": 0.2 + 0.001 * number, "drop_rate.0": 0.1, "drop_rate.4": 0.3}
     if "rotate" in modules(label):
         angles = [0.01 * number * (1 + slot) for slot in range(4)]
-        found["rotate"] = {"angle": angles, "feature_cosine_before": 0.1, "feature_cosine_after": 0.01 * number}
-    return found
+        values["rotate"] = {"angle": angles, "feature_cosine_before": 0.1, "feature_cosine_after": 0.01 * number}
+    return values
 
 
 def step(
@@ -102,11 +102,11 @@ def step(
     train: Sequence[str] = TRAIN,
     label: str = "plain",
 ) -> Record:
-    """What one training step showed, of four tasks."""
+    """Return a training step of four tasks."""
     tasks = 4
     rows = random.normal(size=(tasks, 6)) + 0.4
     norms = np.linalg.norm(rows, axis=1)
-    shares = random.dirichlet(np.full(tasks, 9.0)) * tasks if weights else np.ones(tasks)
+    factors = random.dirichlet(np.full(tasks, 9.0)) * tasks if weights else np.ones(tasks)
     return {
         "event": "step",
         "run": run,
@@ -116,10 +116,10 @@ def step(
         "accuracies": random.uniform(0, 1, tasks).tolist(),
         "norms": norms.tolist(),
         "cosines": (rows @ rows.T / np.outer(norms, norms)).tolist(),
-        "weights": shares.tolist(),
+        "weights": factors.tolist(),
         "tasks": list(range(tasks)),
         "domains": [str(name) for name in random.choice(train, tasks)],
-        "stages": [stage(name, shares[:, None] * rows) for name in modules(label) if name not in ("isi", "rotate")],
+        "stages": [stage(name, factors[:, None] * rows) for name in modules(label) if name not in ("isi", "rotate")],
         "measured": measured(number, label),
     }
 
@@ -133,32 +133,32 @@ def comparison(
     steps: int = 12,
     tasks: int = 20,
 ) -> list[Record]:
-    """A whole log: start, steps, validations, results, and the candidates of tuned methods."""
+    """Return all records: start, steps, validations, results, and the candidates of tuned methods."""
     random = np.random.default_rng(0)
     records = [start(methods, seeds, learners)]
-    easy = random.uniform(0.3, 0.6, tasks)
+    task_means = random.uniform(0.3, 0.6, tasks)
     for learner in learners:
         for label in methods:
             for seed in range(seeds):
-                scores = np.clip(easy + random.normal(0, 0.03) + random.normal(0, 0.05, tasks), 0, 1).tolist()
-                found = result(
+                scores = np.clip(task_means + random.normal(0, 0.03) + random.normal(0, 0.05, tasks), 0, 1).tolist()
+                record = result(
                     label, seed, scores, domains=[test[i % len(test)] for i in range(tasks)], learner=learner
                 )
                 if label.endswith("(tuned)"):
                     options = ["static(seed=1)", "static(seed=2)"]
-                    found |= {"homogenizers": options[0], "tuned_from": options, "chosen": options[0]}
+                    record |= {"homogenizers": options[0], "tuned_from": options, "chosen": options[0]}
                     if seed == 0:
                         for option in options:
-                            more = {"role": "candidate", "homogenizers": option, "run": f"{learner}-{option}-s0"}
-                            records.append({**found, **more, "tuned_from": None, "chosen": None})
-                run = found["run"]
+                            changes = {"role": "candidate", "homogenizers": option, "run": f"{learner}-{option}-s0"}
+                            records.append({**record, **changes, "tuned_from": None, "chosen": None})
+                run = record["run"]
                 for number in [1, *range(5, 5 * steps, 5)]:
                     records.append(step(run, number, random, label != "plain", train, label))
                 for number in (20, 40, 60):
                     score = float(0.3 + number / 500 + random.normal(0, 0.01))
-                    shown = {"step": number, "score": score, "half_width": 0.02}
-                    records.append({"event": "validation", "run": run, "label": label, **shown})
+                    values = {"step": number, "score": score, "half_width": 0.02}
+                    records.append({"event": "validation", "run": run, "label": label, **values})
                     if "isi" in modules(label):
                         records.append(probe(run, number, label))
-                records.append(found)
+                records.append(record)
     return records
