@@ -9,8 +9,8 @@ from gradhomog.testing.kits import MODULES
 HEAD = """\
 # Checks of the conformance kit
 
-`gradhomog check NAME` runs these checks. The [guide](../guide/check.md) describes the command, the results, and the use in
-your own tests.
+`gradhomog check NAME` runs these checks. The [guide](../guide/check.md) describes the command, the results, and the
+use in your own tests.
 """
 
 

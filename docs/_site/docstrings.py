@@ -26,8 +26,8 @@ class Paragraph:
 def paragraphs(docstring: str) -> Iterator[Paragraph]:
     """The blocks of a docstring in order.
 
-    >>> [each.kind for each in paragraphs("Sum.\\n\\n    a + b\\n\\nArgs:\\n    a: one.\\n\\nCost: none.\\n\\n>>> 1\\n1")]
-    ['text', 'formula', 'Args:', 'Cost:', 'example']
+    >>> [each.kind for each in paragraphs("Sum.\\n\\n    a + b\\n\\nArgs:\\n    a: one.\\n\\nCost: none.")]
+    ['text', 'formula', 'Args:', 'Cost:']
     """
     for block in re.split(r"\n[ ]*\n", docstring.strip()):
         kind = next((label for label in (*SECTIONS, *LABELS) if block.startswith(label)), "")
@@ -80,7 +80,7 @@ def to_rst(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[s
 
 
 def _is_formula(lines: list[str], index: int) -> bool:
-    """True if an indented line belongs to no section: the line before its block is not indented and ends a paragraph."""
+    """True if an indented line belongs to no section: the text before its block does not end with a colon."""
     while index and lines[index].startswith("    "):
         index -= 1
         while index and not lines[index].strip():

@@ -14,6 +14,10 @@ from _site.plugin_tables import FAMILIES, code, table_head, table_row
 from gradhomog.registry import PluginInfo
 from gradhomog.specs import HomogenizerSpec
 
+LETTERS = (
+    "$g_i$ is the gradient of task $i$, $L_i$ its loss, $N$ the number of tasks, "
+    "$G_{ij} = \\langle g_i, g_j\\rangle$, $d$ the direction of the step. N identical gradients give that gradient."
+)
 TRAITS = {
     "differentiable": "The direction is differentiable in rows and losses.",
     "stateful": "It keeps state between steps; save it with `pipe.state_dict()`.",
@@ -38,7 +42,11 @@ def pages(folder: Path) -> dict[str, str]:
     formulas = tomllib.loads((folder / "formulas.toml").read_text(encoding="utf-8"))
     found = {info: spec for info, spec in plugin_tables.built_in("homogenizers") if isinstance(spec, HomogenizerSpec)}
     results = {name: _measured(folder.parent / "results" / "methods" / f"{name}.csv") for name in MEASURED}
-    written = {"methods/_list.md": _list(found), "methods/_traits.md": _traits(found)}
+    written = {
+        "methods/_list.md": _list(found),
+        "methods/_traits.md": _traits(found),
+        "methods/_gallery.md": _gallery(found),
+    }
     for info, spec in found.items():
         picture = pictures.draw(info.name, folder / "pictures")
         written[f"methods/{info.name}.md"] = _page(info, spec, formulas[info.name], picture, results)
@@ -78,8 +86,7 @@ def _page(
         "$$",
         "",
         *([formula["symbols"].strip(), ""] if "symbols" in formula else []),
-        "$g_i$ is the gradient of task $i$, $L_i$ its loss, $N$ the number of tasks, $G_{ij} = \\langle g_i, g_j\\rangle$,"
-        " $d$ the direction of the step. N identical gradients give that gradient.",
+        LETTERS,
         "",
         "## When to use it",
         "",
@@ -114,16 +121,14 @@ def _page(
         lines += ["## Source", "", _without_label(by_kind["Source:"]), ""]
     if "Deviations:" in by_kind:
         lines += ["## Deviations from the paper and other implementations", ""]
-        lines += [
-            f"1. {item[:1].upper()}{item[1:]}" for item in docstrings.numbered(_without_label(by_kind["Deviations:"]))
-        ]
+        items = docstrings.numbered(_without_label(by_kind["Deviations:"]))
+        lines += [f"1. {item[:1].upper()}{item[1:]}" for item in items]
         lines += [""]
     lines += ["## Properties", "", *table_head("", "")]
     lines += [table_row(f"`{trait}`", TRAITS[trait]) for trait in sorted(spec.traits)]
+    stages = plugin_tables.stages(spec)
     lines += [
-        table_row(
-            "stages", code(plugin_tables.stages(spec)) if plugin_tables.stages(spec) else "depend on its options"
-        ),
+        table_row("stages", code(stages) if stages else "depend on its options"),
         table_row("reads", code(sorted(spec.needs))),
         *([table_row("place", "the last of its pipeline")] if spec.last else []),
         *([table_row("limit", f"{spec.max_tasks} tasks")] if spec.max_tasks else []),
@@ -152,6 +157,15 @@ def _list(found: Mapping[PluginInfo, HomogenizerSpec]) -> str:
             for info, spec in members
         ]
     return "\n".join([*lines, ""])
+
+
+def _gallery(found: Mapping[PluginInfo, HomogenizerSpec]) -> str:
+    """The pictures of all methods, each with a link to its page."""
+    lines = ["::::{grid} 1 1 2 2", ":gutter: 2", ""]
+    for info, spec in found.items():
+        lines += [f":::{{grid-item-card}} {info.name}", f":link: ../methods/{info.name}", ":link-type: doc", ""]
+        lines += [f"![Directions of {info.name}](../methods/pictures/{info.name}.svg)", "", spec.summary, ":::", ""]
+    return "\n".join([*lines, "::::", ""])
 
 
 def _traits(found: Mapping[PluginInfo, HomogenizerSpec]) -> str:

@@ -11,8 +11,8 @@ from _site.plugin_tables import table_head, table_row
 HEAD = """\
 # Python names
 
-The public names of `gradhomog`; `help(gradhomog.NAME)` prints the same. Other names are internal and may change. Exceptions are on
-the page of [errors](errors.md).
+The public names of `gradhomog`; `help(gradhomog.NAME)` prints the same. Other names are internal and may change.
+Exceptions are on the page of [errors](errors.md).
 """
 GROUPS = {
     "Functions": lambda found: inspect.isfunction(found),
