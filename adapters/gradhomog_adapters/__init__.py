@@ -1,4 +1,4 @@
-"""Learners: one module each, driven by TorchOpt's functional transformations; and the base class for your own."""
+"""Built-in learners, one module each, with TorchOpt's functional optimizers; and the base class of custom learners."""
 
 from gradhomog_adapters.execution import Execution, ExecutionOptions
 from gradhomog_adapters.few_shot import FewShotLearner, Query, Support

@@ -1,4 +1,4 @@
-"""The shape of an encoder's features, for the modules of a learner's own."""
+"""The shape of an encoder's features, for learners with additional modules."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from gradhomog_adapters.few_shot import FewShotLearner
 
 
 def feature_shape(learner: FewShotLearner, input_shape: Sequence[int] | None) -> tuple[int, ...]:
-    """Of one input's features: `(features,)` or `(C, h, w)`.
+    """Feature shape of one input: `(features,)` or `(C, h, w)`.
 
     Args:
-        input_shape: of one input; the encoder is called on two of zeros, and left as it was. None: as many as the first
-            linear layer of the head takes.
+        input_shape: shape of one input; the encoder runs on two zero inputs and is not changed. None: return the number
+            of inputs of the head's first linear layer.
 
     Raises:
-        OptionError: the head has no linear layer, or the encoder does not take such inputs.
+        OptionError: the head has no linear layer, or the encoder does not accept such inputs.
     """
     if input_shape is None:
         linear = next((part for part in learner.head.modules() if isinstance(part, nn.Linear)), None)
         if linear is None:
             raise OptionError(
-                "`input_shape` must be given, as in input_shape=[3, 84, 84]: the head has no torch.nn.Linear that "
-                "would tell the number of features."
+                "`input_shape` must be given, as in input_shape=[3, 84, 84]: the head has no torch.nn.Linear "
+                "with a number of features."
             )
         return (linear.in_features,)
     if not input_shape or any(length < 1 for length in input_shape):
-        raise OptionError(f"`input_shape` must hold positive integers; got {list(input_shape)}.")
+        raise OptionError(f"`input_shape` must contain positive integers; got {list(input_shape)}.")
     parameters = learner.named_parameters()
     zeros = next(iter(parameters.values())).new_zeros(2, *input_shape)
     try:
@@ -38,7 +38,7 @@ def feature_shape(learner: FewShotLearner, input_shape: Sequence[int] | None) ->
             features = learner.network.call("encoder.", parameters, learner.network.buffers(), zeros)
     except (RuntimeError, ValueError, IndexError) as cause:
         raise OptionError(
-            f"`input_shape` must be the shape of one input of the encoder, which does not take {list(input_shape)}: "
+            f"`input_shape` must be the shape of one input of the encoder, which does not accept {list(input_shape)}: "
             f"{str(cause).strip().partition(chr(10))[0]}"
         ) from cause
     return tuple(features.shape[1:])

@@ -10,16 +10,16 @@ import torchopt
 from torchopt.base import GradientTransformation
 
 from gradhomog import OptionError, Pipeline
-from gradhomog_adapters._rows.gradients import Order, constants
+from gradhomog_adapters._rows.gradients import Order, detach_all
 
 Inner = Literal["sgd", "momentum", "adam", "adamw"] | GradientTransformation | Callable[[], GradientTransformation]
-"""An inner optimizer: a name, a TorchOpt transformation, or a function that makes one."""
+"""An inner optimizer: a name, a TorchOpt transformation, or a function that returns one."""
 
-# Inside the root, so that the square root of a zero gradient (a dead ReLU) has a derivative: TorchOpt's default of 0
-# gives NaN meta-gradients. 1e-8 is eps of Adam, and far below the squares of gradients that matter.
+# Added inside the square root, which then has a derivative at a zero gradient (a dead ReLU). TorchOpt's default of 0
+# gives NaN meta-gradients. 1e-8 is Adam's eps, and small compared with the squares of typical gradients.
 EPS_ROOT = 1e-8
 
-# Partial functions, not lambdas: a learner can be pickled.
+# Partial functions, not lambdas, so that a learner can be pickled.
 _BY_NAME: dict[str, Callable[[float], GradientTransformation]] = {
     "sgd": torchopt.sgd,
     "momentum": partial(torchopt.sgd, momentum=0.9),
@@ -29,46 +29,53 @@ _BY_NAME: dict[str, Callable[[float], GradientTransformation]] = {
 
 
 class InnerOptimizer:
-    """Gives a transformation for each task.
+    """Returns a transformation for each task.
 
-    Transformations are functions without a memory, their state is what `init` returns: all tasks share one, made before
-    the first step (compiled code cannot make one). Only with momentum and dampening TorchOpt keeps "first call" in a
-    closure: of such each task is given one of its own.
+    Transformations are pure functions, with their state in the result of `init`. All tasks therefore share one, created
+    before the first step (compiled code cannot create one). An exception is momentum with dampening: TorchOpt stores
+    "first call" in a closure, so each task receives a new transformation.
     """
 
     def __init__(self, make: Callable[[], GradientTransformation]) -> None:
         self._make = make
         self._shared: GradientTransformation | None = None
-        self.share()
+        self.make_shared()
 
-    def share(self) -> None:
-        made = self._make()
-        self.remembers = bool(captured(made.update, "dampening"))
-        self._shared = None if self.remembers else made
+    def make_shared(self) -> None:
+        transformation = self._make()
+        self.has_hidden_state = bool(closure_variable(transformation.update, "dampening"))
+        self._shared = None if self.has_hidden_state else transformation
 
     def __call__(self, order: Order = "second") -> GradientTransformation:
-        """The transformation for one task. Of order "first" its updates do not depend on the parameters (weight decay
-        would): then the derivative of K steps by the parameters before them is the identity."""
-        made = self._shared or self._make()
-        return GradientTransformation(made.init, partial(_at_constants, made.update)) if order == "first" else made
+        """Return the transformation for one task.
 
-    def __getstate__(self) -> dict[str, Any]:  # closures can neither be copied nor saved
+        For order "first" the updates treat the parameters as constants (weight decay reads them): the derivative of K
+        steps w.r.t. the initial parameters is then the identity.
+        """
+        transformation = self._shared or self._make()
+        return (
+            GradientTransformation(transformation.init, partial(_update_at_constants, transformation.update))
+            if order == "first"
+            else transformation
+        )
+
+    def __getstate__(self) -> dict[str, Any]:  # closures cannot be copied or pickled
         return {"_make": self._make}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._make = state["_make"]
-        self.share()
+        self.make_shared()
 
 
-def _at_constants(update: Callable[..., Any], gradients: Any, state: Any, *, params: Any, inplace: bool) -> Any:
-    return update(gradients, state, params=constants(params), inplace=inplace)
+def _update_at_constants(update: Callable[..., Any], gradients: Any, state: Any, *, params: Any, inplace: bool) -> Any:
+    return update(gradients, state, params=detach_all(params), inplace=inplace)
 
 
 def check_steps(inner_steps: int, test_steps: int | None) -> tuple[int, int]:
-    """The numbers of inner steps while training and at meta-test; by default the latter is the former.
+    """Return the numbers of inner steps in training and at meta-test, equal by default.
 
     Raises:
-        OptionError: one is no integer, or negative.
+        OptionError: a number is not an integer, or is negative.
     """
     for name, steps in (("inner_steps", inner_steps), ("test_steps", test_steps)):
         if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 0):
@@ -76,12 +83,13 @@ def check_steps(inner_steps: int, test_steps: int | None) -> tuple[int, int]:
     return inner_steps, inner_steps if test_steps is None else test_steps
 
 
-def resolve(inner: Inner, lr: float) -> InnerOptimizer:
-    """What gives each task its transformation.
+def make_inner_optimizer(inner: Inner, lr: float) -> InnerOptimizer:
+    """Create the `InnerOptimizer` of a learner from its options.
 
     Raises:
-        OptionError: an unknown name, something else than a transformation, or one with momentum and dampening: TorchOpt
-            keeps "first call" of such a one in a closure, so a second task would be adapted otherwise than the first.
+        OptionError: `inner` is an unknown name, is not a transformation, or is one with momentum and dampening.
+            TorchOpt stores "first call" of the latter in a closure, which would make the second task differ from the
+            first.
     """
     if isinstance(inner, str):
         if inner not in _BY_NAME:
@@ -92,7 +100,7 @@ def resolve(inner: Inner, lr: float) -> InnerOptimizer:
             raise OptionError(f"`inner_lr` must be positive; got {lr!r}.")
         return InnerOptimizer(partial(_BY_NAME[inner], lr))
     if isinstance(inner, GradientTransformation):
-        if captured(inner.update, "dampening"):
+        if closure_variable(inner.update, "dampening"):
             raise OptionError(
                 "`inner` with momentum and dampening must be given as a function, lambda: torchopt.sgd(...), "
                 "so that each task starts with a fresh one."
@@ -100,31 +108,33 @@ def resolve(inner: Inner, lr: float) -> InnerOptimizer:
         return InnerOptimizer(lambda: inner)
     if callable(inner) and not isinstance(inner, type) and isinstance(inner(), GradientTransformation):
         return InnerOptimizer(inner)
-    raise OptionError(f"`inner` must be a name, a TorchOpt transformation or a function that makes one; got {inner!r}.")
+    raise OptionError(
+        f"`inner` must be a name, a TorchOpt transformation or a function that returns one; got {inner!r}."
+    )
 
 
 def check_recomputable(pipe: Pipeline, inner: InnerOptimizer) -> None:
-    """Raise OptionError for what does not do the same when an inner step is run again."""
+    """Raise OptionError if an inner step could give a different result when it is run again."""
     if any(member.homogenizer.overrides("attach") for member in pipe.members):
         raise OptionError(
-            "`recompute` runs the encoder again on the way back, but a homogenizer that is attached to it may act "
-            "otherwise then. Leave one of them out."
+            "`recompute` runs the encoder again in the backward pass, but a homogenizer that is attached to it may act "
+            "differently then. Remove one of them."
         )
-    if inner.remembers:
+    if inner.has_hidden_state:
         raise OptionError(
-            "`recompute` runs inner steps again, but TorchOpt's momentum with dampening remembers which was the first. "
-            "Leave one of them out."
+            "`recompute` runs inner steps again, but TorchOpt's momentum with dampening stores which step was the "
+            "first. Remove one of them."
         )
 
 
-def captured(function: Any, name: str) -> Any:
-    """The value of a variable that a function, or one that it captured, holds in its closure; None if nobody does."""
+def closure_variable(function: Any, name: str) -> Any:
+    """Value of a variable in the closure of a function or, recursively, of the functions in it; None if absent."""
     code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None) or ()
     for variable, cell in zip(code.co_freevars if code else (), cells, strict=True):
         value = cell.cell_contents
         if variable == name:
             return value
         for part in value if isinstance(value, (tuple, list)) else (value,):
-            if callable(part) and (found := captured(part, name)) is not None:
+            if callable(part) and (found := closure_variable(part, name)) is not None:
                 return found
     return None

@@ -1,4 +1,4 @@
-"""Learners without an inner loop: queries are compared with the features of their task's support set."""
+"""Base class of metric learners: they compare queries with support features and have no inner loop."""
 
 from __future__ import annotations
 
@@ -6,74 +6,74 @@ import torch
 from torch import Tensor
 
 from gradhomog import DataError
+from gradhomog_adapters._network.batch_norm import Statistics
 from gradhomog_adapters._network.functional import Parameters
-from gradhomog_adapters._network.norm import Statistics
 from gradhomog_adapters.few_shot import FewShotLearner, Query, Support
 
-ABSENT = -torch.inf
+ABSENT_OUTPUT = -torch.inf
 
 
-class Metric(FewShotLearner):
-    """A learner which adapts nothing: `adapt` describes the classes of a task by tensors `task.*`, with which `outputs`
-    compares the query features.
+class MetricLearner(FewShotLearner):
+    """A learner that adapts no parameters: `adapt` returns tensors `task.*` that describe the classes of a task, and
+    `outputs` compares the query features with them.
 
-    The head is not used except for the number of its outputs, the most classes that a task can have; its rows are zero.
-    A class without a support example gets the output −∞, probability zero: it takes no part in loss and scores. A
-    query of such a class makes the loss infinite, which is reported as a task that is not finite.
+    The head is not trained and its rows are zero; only its number of outputs is used, the maximum number of classes of
+    a task. A class without a support example has output −∞, probability zero: it does not affect loss and accuracy. A
+    query of such a class makes the loss infinite; the task is then reported as not finite.
 
-    Only the query features go through the homogenizers' `transform`, as in MAML, where the head was adapted to support
-    features that were not transformed. A rotation of both would change neither distances nor inner products. Maps
-    `[n, C, h, w]` are transformed as vectors of C·h·w numbers.
+    The homogenizers' `transform` is applied to the query features only, as in MAML, where the head is adapted to
+    support features that are not transformed. Rotating both would change neither distances nor inner products. Feature
+    maps `[n, C, h, w]` are transformed as vectors of length C·h·w.
     """
 
-    absent: float = ABSENT
-    """The output of a class without a support example."""
+    absent_output: float = ABSENT_OUTPUT
+    """Output of a class without a support example."""
 
-    def described_classes(self, parameters: Parameters, support: Support) -> dict[str, Tensor]:
-        """Support features as `task.features` `[support, *]`, and `task.members` `[support, ways]`: 1 where an example
-        is of a class, else 0."""
-        self.refuse_regression(support.y)
+    def class_tensors(self, parameters: Parameters, support: Support) -> dict[str, Tensor]:
+        """Return `task.features`, the support features `[support, *]`, and `task.members`, the one-hot labels
+        `[support, ways]`."""
+        self.check_classification(support.y)
         features = self.support_features(parameters, support)
         with torch.no_grad():
             ways = self.network.call("head.", parameters, support.buffers, features.detach()).shape[-1]
         return {"task.features": features, "task.members": one_hot(support.y, ways).to(features)}
 
     def support_features(self, parameters: Parameters, support: Support) -> Tensor:
-        """Features of the support set; their statistics are those that `norm="support"` normalizes queries with."""
+        """Features of the support set. Their statistics are recorded, for the queries under `norm="support"`."""
         with self.normalizations.record() as support.statistics:
-            return wide(support.features(parameters))
+            return at_least_float32(support.features(parameters))
 
     def query(self, point: Parameters, support: Support, x: Tensor, y: Tensor | None, statistics: Statistics) -> Query:
-        """The query set, with features as vectors `[queries, features]`."""
-        found = super().query(point, support, x, y, statistics)
-        found.features = wide(found.features).flatten(1)
-        return found
+        """Query set, with features flattened to `[queries, features]`."""
+        query_set = super().query(point, support, x, y, statistics)
+        query_set.features = at_least_float32(query_set.features).flatten(1)
+        return query_set
 
-    def without_absent(self, parameters: Parameters, outputs: Tensor) -> Tensor:
-        """Outputs `[queries, ways]`, with `absent` for classes without a support example."""
-        return torch.where(parameters["task.members"].sum(0) > 0, outputs, self.absent)
+    def mask_absent_classes(self, parameters: Parameters, outputs: Tensor) -> Tensor:
+        """Outputs `[queries, ways]`, with `absent_output` for classes without a support example."""
+        return torch.where(parameters["task.members"].sum(0) > 0, outputs, self.absent_output)
 
-    def refuse_regression(self, targets: Tensor) -> None:
-        """Raises DataError."""
+    def check_classification(self, targets: Tensor) -> None:
+        """Raise DataError if the targets are those of a regression."""
         if targets.is_floating_point():
             raise DataError(
-                f"{type(self).__name__} serves classification only; the targets are {targets.dtype}, of a regression. "
-                "Use another learner, such as maml, or int64 classes."
+                f"{type(self).__name__} supports classification only; the targets are {targets.dtype}. "
+                "Use int64 class labels, or another learner for regression, such as maml."
             )
 
 
-def wide(features: Tensor) -> Tensor:
-    """In float32 at least: under autocast differences of distances would drown in eight bits."""
+def at_least_float32(features: Tensor) -> Tensor:
+    """Convert to float32 or wider: bfloat16 has eight bits, too few for differences of distances."""
     return features.to(torch.promote_types(features.dtype, torch.float32))
 
 
 def one_hot(targets: Tensor, ways: int) -> Tensor:
-    """Of classes `[n]`: bool `[n, ways]`, without reading their values."""
+    """One-hot labels, bool `[n, ways]`, of classes `[n]`; does not synchronize with the device."""
     return targets[:, None] == torch.arange(ways, device=targets.device)
 
 
 def class_means(support: Tensor, members: Tensor) -> Tensor:
-    """The mean of each class's features, `[ways, *]`; zero of a class without any."""
+    """Mean features of each class, `[ways, *]`; zero for a class without examples."""
     with torch.autocast(support.device.type, enabled=False):
         means: Tensor = (members.T @ support.flatten(1)) / members.sum(0).clamp_min(1)[:, None]
     return means.reshape(-1, *support.shape[1:])

@@ -1,4 +1,4 @@
-"""Presets: learners under their own name, which are others with some options given."""
+"""Presets: learners that are another learner with some options fixed, under a new name."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TypeVar
 Factory = TypeVar("Factory", bound=Callable[..., object])
 
 
-def without(learner: Callable[..., object], *options: str) -> Callable[[Factory], Factory]:
-    """A decorator of a function that calls a learner with some options given: it shows the others as its own."""
-    whole = inspect.signature(learner)
-    parameters = [parameter for name, parameter in whole.parameters.items() if name not in options]
+def hide_options(learner: Callable[..., object], *options: str) -> Callable[[Factory], Factory]:
+    """Decorate a preset of `learner`: its signature is that of the learner without the fixed options."""
+    signature = inspect.signature(learner)
+    parameters = [parameter for name, parameter in signature.parameters.items() if name not in options]
 
     def decorate(factory: Factory) -> Factory:
-        vars(factory).update(__wrapped__=learner, __signature__=whole.replace(parameters=parameters))
+        vars(factory).update(__wrapped__=learner, __signature__=signature.replace(parameters=parameters))
         return factory
 
     return decorate

@@ -1,4 +1,4 @@
-"""ALFA: a small network generates the rate and the weight decay of every inner step from gradients and weights."""
+"""ALFA: MAML with inner rates and weight decays that a small network generates from gradients and weights."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog import LearnerSpec, OptionError, hookimpl
-from gradhomog_adapters._mamlpp.by_step import last_known, rates
-from gradhomog_adapters._network.functional import Parameters, call_own, learned
+from gradhomog_adapters._mamlpp.step_parameters import clamp_step, rates
+from gradhomog_adapters._network.functional import Parameters, call_learner_module, learner_parameter
 from gradhomog_adapters.execution import Execution, ExecutionOptions
 from gradhomog_adapters.maml import MAML
 
 
 class ALFA(MAML):
-    """MAML whose inner steps have rates α and weight decays β that a network generates for each task.
+    """MAML with inner rates α and weight decays β that a network generates for each task and step.
 
     θ_l^{k+1} = (1 − β_{l,k}) θ_l^k − α_{l,k} ∇_l L_S(θ^k)
     α_{l,k} = a_{l,k} g_φ(τ^k)_l,  β_{l,k} = b_{l,k} g_φ(τ^k)_{N+l},  τ^k = (mean θ_1^k, …, mean ∇_1 L_S(θ^k), …)
-    row_i = ∇ L_Q(θ_i^K) by θ, φ, a and b
+    row_i = ∇ L_Q(θ_i^K) w.r.t. θ, φ, a and b
 
     for the N adapted tensors l; g_φ is a network with one hidden layer of 2N ReLUs.
 
     Args:
         encoder, head, homogenizers, loss: see `Learner`.
-        inner_lr: what all a_{l,k} start at, > 0.
-        inner_weight_decay: ≥ 0; all b_{l,k} start at this times `inner_lr`.
-        inner_steps: K ≥ 0 while training.
-        test_steps: at meta-test; K by default. Steps beyond K have the a and b of the last.
-        first_order: leave the Hessian out; g_φ, a and b still receive their gradients.
+        inner_lr: > 0, initial value of all a_{l,k}.
+        inner_weight_decay: ≥ 0; the initial value of all b_{l,k} is this times `inner_lr`.
+        inner_steps: K ≥ 0 in training.
+        test_steps: number of steps at meta-test; default: K. Steps beyond K use the a and b of the last.
+        first_order: omit the Hessian; g_φ, a and b still receive their gradients.
         adapt: glob pattern, or several, over the parameters that the inner loop changes.
-        seed: of the first weights of g_φ, which are drawn as by `torch.nn.Linear`.
+        seed: seed of the initial weights of g_φ, with the initialization of `torch.nn.Linear`.
         execution, engine, compile, autocast, norm, recompute: see `Execution`.
 
-    Learnt beside the network: `learner.generator.*` (φ), `learner.rates.<name>` and `learner.decays.<name>` `[K]`
-    (a and b). As published, rates begin small and of both signs, since g_φ begins near zero, and the gradients in τ are
-    constants: rows are exact but for these. Cost: as MAML; g_φ has 8N² + 4N weights.
+    Trained besides the network: `learner.generator.*` (φ), `learner.rates.<name>` and `learner.decays.<name>` `[K]`
+    (a and b). As published, initial rates are small and of both signs, because g_φ is near zero, and the gradients in τ
+    are constants: rows are exact except for these. Cost: as MAML; g_φ has 8N² + 4N weights.
 
     Source: Baik et al. 2020, arXiv 2011.00209, equations 3 and 4 and algorithm 1; a and b as in the authors' code.
 
-    Deviations from the authors' code: (1) K values of a and b, theirs has K + 1, of which the last is not used; (2) the
-    batch normalization's own weights are adapted unless `adapt` excludes them.
+    Deviations from the authors' code: (1) K values of a and b; theirs has K + 1, of which the last is not used; (2) the
+    weights of batch normalization are adapted unless `adapt` excludes them.
 
     >>> import torch
     >>> from gradhomog import TaskBatch
@@ -79,7 +79,7 @@ class ALFA(MAML):
         if not 0 < inner_lr < math.inf:
             raise OptionError(f"`inner_lr` must be positive; got {inner_lr!r}.")
         if not 0 <= inner_weight_decay < math.inf:
-            raise OptionError(f"`inner_weight_decay` must be not negative; got {inner_weight_decay!r}.")
+            raise OptionError(f"`inner_weight_decay` must not be negative; got {inner_weight_decay!r}.")
         width = 2 * len(self.adapted)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -87,19 +87,24 @@ class ALFA(MAML):
         self.learn("rates", rates(self.adapted, inner_steps, inner_lr))
         self.learn("decays", rates(self.adapted, inner_steps, inner_lr * inner_weight_decay))
 
-    def scaled(self, updates: dict[str, Tensor], theta: Parameters, held: Parameters, k: int) -> dict[str, Tensor]:
+    def scale_updates(
+        self, updates: dict[str, Tensor], theta: Parameters, fixed: Parameters, k: int
+    ) -> dict[str, Tensor]:
         """−α ∇L_S − β θ, from the updates −∇L_S of gradient descent at rate 1."""
         if len(theta) < len(self.adapted):
             missing = next(name for name in self.adapted if name not in theta)
             raise OptionError(
-                f"the generator reads all adapted parameters, but `{missing}` was frozen since. Freeze what is not to "
-                "be learnt before the learner is made."
+                f"the generator reads all adapted parameters, but `{missing}` was frozen later. Freeze parameters "
+                "before the learner is created."
             )
         means = [tensor.mean() for tensor in theta.values()] + [-updates[name].detach().mean() for name in theta]
-        alpha, beta = call_own(self.own, held, "generator", torch.stack(means)).chunk(2)
-        moved, k = {}, last_known(k, self.inner_steps)
+        alpha, beta = call_learner_module(self.own, fixed, "generator", torch.stack(means)).chunk(2)
+        moved, k = {}, clamp_step(k, self.inner_steps)
         for place, (name, tensor) in enumerate(theta.items()):
-            a, b = learned(self.own, held, "rates", name)[k], learned(self.own, held, "decays", name)[k]
+            a, b = (
+                learner_parameter(self.own, fixed, "rates", name)[k],
+                learner_parameter(self.own, fixed, "decays", name)[k],
+            )
             moved[name] = alpha[place] * a * updates[name] - beta[place] * b * tensor
         return moved
 

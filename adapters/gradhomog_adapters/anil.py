@@ -1,4 +1,4 @@
-"""ANIL: almost no inner loop, only the head is adapted."""
+"""ANIL (almost no inner loop): MAML that adapts only the head."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ from gradhomog import LearnerSpec, hookimpl
 from gradhomog_adapters.maml import MAML
 
 anil = partial(MAML, adapt="head.*")
-anil.__doc__ = """`MAML(..., adapt="head.*")`: row_i = ∇_{θ,φ} L_Q(θ, φ_i^K(θ, φ)), φ the head; while training and at
+anil.__doc__ = """`MAML(..., adapt="head.*")`: row_i = ∇_{θ,φ} L_Q(θ, φ_i^K(θ, φ)), φ the head; in training and at
 meta-test.
 
 Args:
     encoder, head, homogenizers, loss: see `Learner`.
     adapt: glob pattern, or several, over the parameters that the inner loop changes: more than the head, or part of
         it.
-    inner, inner_lr, inner_steps, test_steps, first_order: as of `MAML`.
+    inner, inner_lr, inner_steps, test_steps, first_order: see `MAML`.
     execution, engine, compile, autocast, norm, recompute: see `Execution`. With `recompute` the support set is
         encoded in every step.
 
-The encoder learns from the query loss and, through the head's inner steps, from the support features; the latter is
-what `first_order` leaves out. Where the inner loop changes nothing of the encoder, the support set is encoded once
-for all steps: cost per task, about that of one MAML step whatever K is. A network with dropout then draws one mask
-for all steps.
+The encoder is trained by the query loss and, through the head's inner steps, by the support features; `first_order`
+omits the latter. If no parameter of the encoder is adapted, the support set is encoded once for all steps: the cost per
+task is about that of one MAML step for any K, and dropout draws one mask for all steps.
 
 Source: Raghu et al. 2020, arXiv 1909.09157, section 4. Deviation: none; NIL, classification at meta-test by the
-cosine to support features, is not built.
+cosine to support features, is not implemented.
 
 >>> import torch
 >>> from gradhomog import TaskBatch
@@ -35,7 +34,7 @@ cosine to support features, is not built.
 >>> sorted(learner.rows(TaskBatch(x, y, x, y)).jacobian)
 ['encoder.bias', 'encoder.weight', 'head.bias', 'head.weight']
 """
-__test__ = {"anil": anil.__doc__}  # for doctest, which looks for functions and classes
+__test__ = {"anil": anil.__doc__}  # for doctest, which collects functions and classes only
 
 
 @hookimpl

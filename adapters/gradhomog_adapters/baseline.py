@@ -1,4 +1,4 @@
-"""Baseline ("Linear"): one linear classifier of all training classes, and a new one for each task at meta-test."""
+"""Baseline ("Linear"): one linear classifier for all training classes, and a new one for each task at meta-test."""
 
 from __future__ import annotations
 
@@ -8,41 +8,40 @@ from typing import Any, Unpack
 from torch import nn
 
 from gradhomog import LearnerSpec, hookimpl
-from gradhomog_adapters._base_classes import BaseClasses
-from gradhomog_adapters._classifiers import linear
+from gradhomog_adapters._classifier_baseline import ClassifierBaseline
+from gradhomog_adapters._classifiers import make_linear
 from gradhomog_adapters.execution import Execution, ExecutionOptions
 
 
-class Baseline(BaseClasses):
-    """Trains an encoder by plain classification of all training classes; at meta-test fits a linear layer to its
-    features.
+class Baseline(ClassifierBaseline):
+    """Trains an encoder by classification of all training classes; at meta-test fits a linear layer to its features.
 
-    row_i = ∇ mean over support and query images of task i of −log softmax(A f(x) + b)_class(x), by f, A and b
+    row_i = ∇ mean over support and query images of task i of −log softmax(A f(x) + b)_class(x), w.r.t. f, A and b
     meta-test: a new (A, b) of `ways` classes by stochastic gradient descent on f(support set), f fixed
 
     Args:
-        encoder, head, homogenizers, loss: see `Learner`. Of the head only the number of outputs counts, the classes of
-            a task; it is not trained, its rows are zero.
-        classes: ≥ 1, how many classes the tasks are drawn from: A has so many rows. Each task then says by its
-            `classes` which of them its own 0, 1, … are, as an `EpisodeStream` does. By default the labels of tasks are
-            taken as they are: they must then mean the same in all tasks.
-        input_shape: of one input; by default the head's first linear layer tells the number of features.
-        test_lr: > 0; `test_epochs` ≥ 0; `test_batch` ≥ 1, images of a batch: of the descent at meta-test, with momentum
-            and dampening 0.9 and weight decay 1e-3.
-        seed: ≥ 0, of the new layer and the order of batches at meta-test, the same for each task.
+        encoder, head, homogenizers, loss: see `Learner`. Only the number of outputs of the head is used, the number of
+            classes of a task; the head is not trained and its rows are zero.
+        classes: ≥ 1, number of classes that tasks are drawn from, and of rows of A. `classes` of each task must then
+            contain the indices of its classes 0, 1, … among them, as set by an `EpisodeStream`. Default: the labels of
+            tasks are used directly and must have the same meaning in all tasks.
+        input_shape: shape of one input; default: the number of features is that of the head's first linear layer.
+        test_lr: > 0; `test_epochs` ≥ 0; `test_batch` ≥ 1, images per batch: SGD at meta-test, with momentum and
+            dampening 0.9 and weight decay 1e-3.
+        seed: ≥ 0, for the new layer and the order of batches at meta-test, the same for each task.
         execution, engine, compile, autocast, norm, recompute: see `Execution`. Support set and queries are separate
-            batches of batch normalization.
+            batches for batch normalization.
 
-    The classifier is the module `learner.classifier`. Outputs while training are those of the task's own classes.
-    Rows are exact. Regression is refused (DataError). A `transform` acts on the features of the queries only. A class
-    without a support example is fitted as one that never occurs. Nothing of the learner changes at meta-test. Cost per
-    task: one forward and backward pass; at meta-test `test_epochs` · support / `test_batch` steps on the new layer.
+    The classifier is the module `learner.classifier`. Outputs in training are those of the task's own classes. Rows
+    are exact. Regression raises DataError. A `transform` acts on the query features only. A class without a support
+    example is fitted as a class that never occurs. The learner does not change at meta-test. Cost per task: one forward
+    and backward pass; at meta-test `test_epochs` · support / `test_batch` steps on the new layer.
 
-    Source: Chen et al. 2019, arXiv 1904.04232, section 3.2 and their code, whose constants these are.
+    Source: Chen et al. 2019, arXiv 1904.04232, section 3.2, and their code, which has the same constants.
 
-    Deviations: (1) batches are tasks, so that homogenizers see rows; theirs are 16 images of any classes; (2) running
-    statistics of batch normalization are not kept, see `norm`; (3) classes are those of the training split only, where
-    their code makes 200 outputs whatever there are.
+    Deviations: (1) batches are tasks, because homogenizers need rows; theirs are 16 images of any classes; (2) running
+    statistics of batch normalization are not kept, see `norm`; (3) the classifier has the classes of the training split
+    only; theirs always has 200 outputs.
 
     >>> import torch
     >>> from gradhomog import Task, TaskBatch
@@ -70,7 +69,7 @@ class Baseline(BaseClasses):
         **keywords: Unpack[ExecutionOptions],
     ) -> None:
         super().__init__(
-            encoder, head, homogenizers, linear, classes, input_shape, test_lr, test_epochs, test_batch,
+            encoder, head, homogenizers, make_linear, classes, input_shape, test_lr, test_epochs, test_batch,
             seed, loss=loss, execution=execution, **keywords,
         )  # fmt: skip
 

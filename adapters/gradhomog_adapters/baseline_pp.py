@@ -1,4 +1,4 @@
-"""Baseline++: as Baseline, with classifiers by cosine."""
+"""Baseline++: Baseline with cosine classifiers."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import Any, Unpack
 from torch import nn
 
 from gradhomog import LearnerSpec, hookimpl
-from gradhomog_adapters._base_classes import BaseClasses
+from gradhomog_adapters._classifier_baseline import ClassifierBaseline
 from gradhomog_adapters._classifiers import MakeCosine
 from gradhomog_adapters.execution import Execution, ExecutionOptions
 
 
-class BaselinePP(BaseClasses):
-    """As `Baseline`, with outputs s · l_w · cos(d_w, f(x)): classes are compared by direction.
+class BaselinePP(ClassifierBaseline):
+    """`Baseline` with the outputs s · l_w · cos(d_w, f(x)).
 
     Args:
-        encoder, head, homogenizers, loss, classes, input_shape: as of `Baseline`.
-        seed: as of `Baseline`.
+        encoder, head, homogenizers, loss, classes, input_shape: see `Baseline`.
+        seed: see `Baseline`.
         execution, engine, compile, autocast, norm, recompute: see `Execution`.
-        test_lr, test_epochs, test_batch: as of `Baseline`: of the descent at meta-test.
-        scale: s > 0; by default 2 for up to 200 classes and 10 for more, each classifier by its own number.
+        test_lr, test_epochs, test_batch: training at meta-test, see `Baseline`.
+        scale: s > 0; default, by the number of classes of each classifier: 2 for up to 200 and 10 for more.
 
-    Directions d `[classes, features]` and lengths l `[classes, 1]` are learnt: weight normalization, as in the
-    authors' code. Features of zero (dead ReLUs) have outputs of zero and no derivative.
+    Directions d `[classes, features]` and lengths l `[classes, 1]` are trained: weight normalization, as in the
+    authors' code. For zero features (dead ReLUs) outputs and derivatives are zero.
 
     Source: Chen et al. 2019, arXiv 1904.04232, section 3.3 and their code.
 
-    Deviations: those of `Baseline`, and (4) the norm of features is not enlarged by 1e-5, so outputs do not depend on
-    their scale; (5) s = 10 for any number of classes in later code (Tseng et al. 2020): give `scale`.
+    Deviations: those of `Baseline`, and (4) 1e-5 is not added to the norm of features, so outputs do not depend on
+    their scale; (5) later code (Tseng et al. 2020) has s = 10 for any number of classes: set `scale`.
 
     >>> import torch
     >>> learner = BaselinePP(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2), classes=6)
@@ -64,7 +64,7 @@ class BaselinePP(BaseClasses):
 def gradhomog_learner() -> LearnerSpec:
     return LearnerSpec(
         factory=BaselinePP,
-        summary="as baseline, with classifiers by cosine, under weight normalization",
+        summary="baseline with cosine classifiers and weight normalization",
         reference="Chen et al. 2019, arXiv 1904.04232, section 3.3",
         traits={"exact_rows"},
     )

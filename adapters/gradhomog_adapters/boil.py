@@ -1,4 +1,4 @@
-"""BOIL: body only in the inner loop, the head is learnt in the outer loop alone."""
+"""BOIL (body only update in inner loop): MAML that adapts only the encoder."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ boil.__doc__ = """`MAML(..., adapt="encoder.*")`: row_i = ∇_{θ,φ} L_Q(θ_i^K
 
 Args:
     encoder, head, homogenizers, loss: see `Learner`.
-    inner_lr, inner_steps: 0.5 and one step, as published; longer loops want smaller rates.
-    adapt: glob pattern, or several, over the parameters that the inner loop changes: part of the encoder, say.
-    inner, test_steps, first_order: as of `MAML`.
+    inner_lr, inner_steps: 0.5 and one step, as published; longer loops need smaller rates.
+    adapt: glob pattern, or several, over the parameters that the inner loop changes, for example part of the encoder.
+    inner, test_steps, first_order: see `MAML`.
     execution, engine, compile, autocast, norm, recompute: see `Execution`.
 
 Cost: as MAML.
@@ -29,7 +29,7 @@ Source: Oh et al. 2021, arXiv 2008.08882, section 3, equation 3. Deviation: none
 >>> learner.rows(TaskBatch(x, y, x, y)).losses.shape
 torch.Size([3])
 """
-__test__ = {"boil": boil.__doc__}  # for doctest, which looks for functions and classes
+__test__ = {"boil": boil.__doc__}  # for doctest, which collects functions and classes only
 
 
 @hookimpl

@@ -1,4 +1,4 @@
-"""CAVIA: the inner loop changes a few context parameters, which modulate the network."""
+"""CAVIA: MAML whose inner loop adapts a few context parameters, which modulate the network."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from gradhomog import LearnerSpec, OptionError, hookimpl
 from gradhomog_adapters._inner_optimizer import Inner
-from gradhomog_adapters._network.functional import Parameters, learned
-from gradhomog_adapters._network.norm import Statistics
+from gradhomog_adapters._network.batch_norm import Statistics
+from gradhomog_adapters._network.functional import Parameters, learner_parameter
 from gradhomog_adapters.execution import Execution, ExecutionOptions
 from gradhomog_adapters.few_shot import Query, Support
 from gradhomog_adapters.maml import MAML
@@ -20,32 +20,32 @@ CONTEXT = "task.context"
 
 
 class CAVIA(MAML):
-    """Learns parameters θ that all tasks share, such that few inner steps on a context φ alone fit a task.
+    """Learns shared parameters θ and adapts only a context φ to each task, in a few inner steps.
 
     φ_i⁰ = 0,  φ_i^{k+1} = φ_i^k − α ∇_φ L_S(φ_i^k, θ);  row_i = ∇_θ L_Q(φ_i^K(θ), θ)
-    on features:  z ↦ (1 + γ) ∘ z + β with (γ, β) = W φ, W learnt;  on inputs:  x ↦ (x, φ)
+    on features:  z ↦ (1 + γ) ∘ z + β with (γ, β) = W φ, W trainable;  on inputs:  x ↦ (x, φ)
 
     Args:
-        encoder, head, homogenizers, loss: see `Learner`. With `on="inputs"` the encoder receives the context appended
-            along dimension 1: `[n, input + context]` for vectors, `[n, channels + context, h, w]` for images, whose
-            context is constant over the pixels; its first layer needs that many inputs.
+        encoder, head, homogenizers, loss: see `Learner`. With `on="inputs"` the context is appended to the encoder's
+            inputs along dimension 1: `[n, input + context]` for vectors, `[n, channels + context, h, w]` for images,
+            constant over the pixels; the first layer must have this number of inputs.
         context: the number of context parameters, ≥ 1: 4 or 5 for sinusoids, 100 for miniImageNet in the paper.
         on: `"features"`: the context scales and shifts the features by a layer of the learner, `learner.film.weight`
-            `[2 · features, context]`; the head must begin with a `torch.nn.Linear`. `"inputs"`, as in the paper for
-            regression.
-        inner, inner_lr, inner_steps, test_steps, first_order: as of `MAML`; the paper takes a rate of 1 and few steps.
-        seed: of the first weights W.
+            `[2 · features, context]`; the first layer of the head must be a `torch.nn.Linear`. `"inputs"`: as in the
+            paper for regression.
+        inner, inner_lr, inner_steps, test_steps, first_order: see `MAML`; published: rate 1 and few steps.
+        seed: seed of the initial weights W.
         execution, engine, compile, autocast, norm, recompute: see `Execution`.
 
-    The context starts at zero in every task and is not learnt. θ does not change at meta-test, so that a task is stored
-    in `context` numbers. Cost on features: the support set is encoded once, and inner steps run the head alone; on
-    inputs as MAML.
+    The context is zero at the start of every task and is not trained. θ does not change at meta-test, so a task is
+    stored in `context` numbers. Cost on features: the support set is encoded once, and inner steps run only the head;
+    on inputs: as MAML.
 
     Source: Zintgraf et al. 2019, arXiv 1810.03642, equations 4 to 6 and algorithm 1.
 
-    Deviations: (1) for images the paper scales and shifts the maps of the third convolution; here, as any encoder
-    serves, the features that it returns; (2) γ is added to 1 and there is no bias: φ = 0 is the network itself; (3) no
-    clipping of meta-gradients at ±10, which the paper does for miniImageNet.
+    Deviations: (1) for images the paper scales and shifts the maps of the third convolution; here it is the features,
+    so that any encoder can be used; (2) γ is added to 1 and there is no bias, so that φ = 0 gives the unmodified
+    network; (3) meta-gradients are not clipped at ±10, as the paper does for miniImageNet.
 
     >>> import torch
     >>> from gradhomog import TaskBatch
@@ -97,44 +97,44 @@ class CAVIA(MAML):
         if self.on == "inputs":
             return with_context(support, parameters).loss(parameters)
         features = support.features(parameters) if features is None else features
-        return support.loss(parameters, self.modulated(parameters, features))
+        return support.loss(parameters, self.modulate(parameters, features))
 
     def outputs(self, parameters: Parameters, query: Query) -> Tensor:
         if self.on == "features":
-            query = replace(query, features=self.modulated(parameters, query.features))
+            query = replace(query, features=self.modulate(parameters, query.features))
         return query.outputs(parameters)
 
-    def modulated(self, parameters: Parameters, features: Tensor) -> Tensor:
+    def modulate(self, parameters: Parameters, features: Tensor) -> Tensor:
         """(1 + γ) ∘ z + β"""
-        gamma, beta = (learned(self.own, parameters, "film", "weight") @ parameters[CONTEXT]).chunk(2)
+        gamma, beta = (learner_parameter(self.own, parameters, "film", "weight") @ parameters[CONTEXT]).chunk(2)
         return (1 + gamma) * features + beta
 
-    # -- on inputs ---------------------------------------------------------------------------------------------------
+    # -- context on inputs -------------------------------------------------------------------------------------------
 
     def support_statistics(self, point: Parameters, support: Support) -> Statistics:
         return super().support_statistics(point, with_context(support, point) if self.on == "inputs" else support)
 
     def query(self, point: Parameters, support: Support, x: Tensor, y: Tensor | None, statistics: Statistics) -> Query:
-        x = appended(x, point[CONTEXT]) if self.on == "inputs" else x
+        x = append_context(x, point[CONTEXT]) if self.on == "inputs" else x
         return super().query(point, support, x, y, statistics)
 
 
 def _features(head: nn.Module) -> int:
     first = next((part for part in head.modules() if isinstance(part, nn.Linear)), None)
     if first is None:
-        raise OptionError("`head` must begin with a torch.nn.Linear, whose inputs are modulated; or use on='inputs'.")
+        raise OptionError("`head` must start with a torch.nn.Linear, whose inputs are modulated; or use on='inputs'.")
     return first.in_features
 
 
 def with_context(support: Support, parameters: Parameters) -> Support:
-    """The support set, its inputs with the context that the parameters hold."""
-    return replace(support, x=appended(support.x, parameters[CONTEXT]))
+    """Append the context in `parameters` to the inputs of the support set."""
+    return replace(support, x=append_context(support.x, parameters[CONTEXT]))
 
 
-def appended(x: Tensor, context: Tensor) -> Tensor:
-    """Inputs `[n, channels, *size]` and the context `[context]`, as `[n, channels + context, *size]`.
+def append_context(x: Tensor, context: Tensor) -> Tensor:
+    """Append the context `[context]` to inputs `[n, channels, *size]`: `[n, channels + context, *size]`.
 
-    >>> appended(torch.ones(2, 1), torch.tensor([0.5, 0.25])).tolist()
+    >>> append_context(torch.ones(2, 1), torch.tensor([0.5, 0.25])).tolist()
     [[1.0, 0.5, 0.25], [1.0, 0.5, 0.25]]
     """
     size = x.shape[2:]
@@ -146,7 +146,7 @@ def appended(x: Tensor, context: Tensor) -> Tensor:
 def gradhomog_learner() -> LearnerSpec:
     return LearnerSpec(
         factory=CAVIA,
-        summary="MAML whose inner loop changes a few context parameters, which modulate the network",
+        summary="MAML whose inner loop adapts a few context parameters, which modulate the network",
         reference="Zintgraf et al. 2019, arXiv 1810.03642",
         traits={"exact_rows"},
     )

@@ -1,4 +1,4 @@
-"""How a learner is run: engine, compilation, precision, batch normalization, recomputation."""
+"""`Execution`: the engine, compilation, precision, batch normalization and recomputation of a learner."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from gradhomog import OptionError
-from gradhomog_adapters._network.norm import Norm, SupportStatistics, policy
-from gradhomog_adapters._network.twice import differentiable_twice
+from gradhomog_adapters._network.batch_norm import Norm, SupportStatistics, norm_policy
+from gradhomog_adapters._network.second_derivatives import enable_second_derivatives
 
 Engine = Literal["auto", "loop", "vmap"]
 Compile = bool | str
@@ -30,7 +30,7 @@ class ExecutionOptions(TypedDict, total=False):
 
 
 class ExecutionOptionsExceptNorm(TypedDict, total=False):
-    """The same for a learner that has an option `norm` of its own."""
+    """The fields of `Execution` except `norm`, for learners with a different option `norm`."""
 
     engine: Engine
     compile: Compile
@@ -40,35 +40,35 @@ class ExecutionOptionsExceptNorm(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Execution:
-    """How a learner forms its rows. All learners accept one, `execution=Execution(...)`, or its fields as keywords.
+    """Settings for the computation of rows. Learners accept `execution=Execution(...)` or its fields as keywords.
 
-    `engine`, `compile` and `recompute` do not change the rows, up to rounding; `autocast` changes their precision, and
-    `norm` is a choice of model.
+    `engine`, `compile` and `recompute` change the rows only by rounding errors. `autocast` changes their precision, and
+    `norm` changes the model.
 
     Args:
-        engine: `"loop"`: one task after the other; the graph of a task is freed before the next is built. `"vmap"`: all
-            tasks at once, `vmap(grad(task))`; up to tens of times faster for small networks, slower and with more
-            memory for convolutions. `"auto"` chooses by the network; it uses the loop where a homogenizer acts before
-            rows exist (`isi`, `rotate`) and where PyTorch cannot vectorize the network, the loss or the inner
-            optimizer. Under `"vmap"` dropout draws other numbers.
-        compile: compile the vectorized engine with `torch.compile`: true, or the name of a backend. The first step of
-            each shape takes half a minute, longer where many inner steps are unrolled.
-        autocast: `"bfloat16"`: forward passes run in that dtype where PyTorch considers it safe. Rows of second order
-            lose accuracy (`docs/results/engines.md`). The vectorized engine cannot run batch normalization in it
-            (PyTorch 2.13): use the loop.
-        norm: the statistics of batch normalization. `"batch"`: those of each batch, at meta-test too: MAML's published
-            results; transductive, as queries depend on each other. `"support"`: for queries those of the support set
-            under the adapted parameters, with their gradient; inductive. `"frozen"`: the running statistics that the
-            network came with. Running statistics are never written, and buffers are copied for each task.
-        recompute: keep the arguments of each inner step, not its graph, and run the step again in the backward pass, so
-            that memory does not grow with the number of inner steps. Takes 1.1 times as long for four convolutional
-            blocks of 32 filters, up to 1.8 times as long for small networks, and forms one row after the other. A
-            learner of your own decorates its inner step by `support.recomputed`. Where inner steps leave the encoder
-            alone (ANIL), it then runs in each of them, and dropout draws a mask for each. Without effect on learners
-            that do not differentiate through inner steps.
+        engine: `"loop"`: one task after the other; the graph of a task is freed before the next one is built. `"vmap"`:
+            all tasks at once, `vmap(grad(task))`; up to tens of times faster for small networks, slower and with more
+            memory for convolutions. `"auto"`: selected by the network; it uses the loop if a homogenizer acts before
+            rows exist (`isi`, `rotate`) or if PyTorch cannot vectorize the network, the loss or the inner optimizer.
+            Dropout draws different masks under `"vmap"`.
+        compile: compile the vectorized engine with `torch.compile`: true, or the name of a backend. The first step for
+            each shape takes half a minute, and longer if many inner steps are unrolled.
+        autocast: `"bfloat16"`: run forward passes in that dtype where PyTorch considers it safe. Second-order rows
+            lose accuracy (`docs/results/engines.md`). The vectorized engine does not support batch normalization in
+            bfloat16 (PyTorch 2.13): use the loop.
+        norm: the statistics of batch normalization. `"batch"`: those of each batch, also at meta-test, as in MAML's
+            published results; transductive, because queries depend on each other. `"support"`: queries use those of
+            the support set under the adapted parameters, with their gradient; inductive. `"frozen"`: the running
+            statistics of the given network. Running statistics are never updated; buffers are copied for each task.
+        recompute: keep the arguments of each inner step instead of its graph, and run the step again in the backward
+            pass, so that memory does not grow with the number of inner steps. Takes 1.1 times as long for four
+            convolutional blocks of 32 filters, up to 1.8 times as long for small networks; rows are computed one after
+            the other. A custom learner decorates its inner step with `support.recomputed`. If inner steps do not adapt
+            the encoder (ANIL), the encoder then runs in each of them, and dropout draws a mask for each. No effect on
+            learners that do not differentiate through inner steps.
 
     Raises:
-        OptionError: an unknown value, or two that exclude each other.
+        OptionError: a value is unknown, or two options exclude each other.
 
     >>> Execution(engine="vmap", norm="support")
     Execution(engine='vmap', compile=False, autocast=None, norm='support', recompute=False)
@@ -93,7 +93,7 @@ class Execution:
             )
         if self.compile and self.engine == "loop":
             raise OptionError(
-                f"`compile` is of the vectorized engine; got compile={self.compile!r} with engine='loop'. Use 'vmap'."
+                f"`compile` requires engine='vmap' or 'auto'; got compile={self.compile!r} with engine='loop'."
             )
         if self.autocast not in (None, "bfloat16"):
             raise OptionError(
@@ -102,15 +102,15 @@ class Execution:
         if self.norm not in ("batch", "support", "frozen"):
             raise OptionError(f"`norm` must be 'batch', 'support' or 'frozen'; got {self.norm!r}.")
         if self.recompute:
-            self.check_one_after_the_other("`recompute` works on")
+            self.check_sequential("`recompute` processes")
 
     @classmethod
     def of(cls, execution: Execution | None, keywords: Mapping[str, Any]) -> Execution:
-        """The object that a learner was given, or one made of its keywords.
+        """Return the given object, or one constructed from the keywords.
 
         Raises:
-            OptionError: both were given, or `execution` is something else.
-            TypeError: a keyword that is no field.
+            OptionError: both were given, or `execution` is not an `Execution`.
+            TypeError: a keyword is not a field.
         """
         if unknown := sorted(set(keywords) - set(cls.__dataclass_fields__)):
             raise TypeError(f"got an unexpected keyword argument {unknown[0]!r}")
@@ -119,21 +119,23 @@ class Execution:
         if not isinstance(execution, cls):
             raise OptionError(f"`execution` must be an Execution; got {execution!r}.")
         if keywords:
-            raise OptionError(f"`{next(iter(keywords))}` is a field of `execution`, which was given too. Give one.")
+            raise OptionError(
+                f"`{next(iter(keywords))}` is a field of `execution`, which is also given. Pass one of them."
+            )
         return execution
 
-    def check_one_after_the_other(self, requirement: str) -> None:
-        """Raise OptionError if the vectorized engine is chosen; `requirement` names what excludes it, and its verb."""
+    def check_sequential(self, requirement: str) -> None:
+        """Raise OptionError for the vectorized engine; `requirement` starts the message: the option and a verb."""
         if self.engine == "vmap" or self.compile:
             raise OptionError(f"{requirement} one task after the other. Use engine='loop', not compiled.")
 
     @contextmanager
     def mode(self, modules: Iterable[nn.Module], device: torch.device) -> Iterator[SupportStatistics]:
-        """Within the context a network runs with this normalization and precision, twice differentiable."""
+        """Context in which a network uses this normalization and precision and is twice differentiable."""
         modules = list(modules)
         with ExitStack() as stack:
-            statistics = stack.enter_context(policy(modules, self.norm))
-            stack.enter_context(differentiable_twice(modules))
+            statistics = stack.enter_context(norm_policy(modules, self.norm))
+            stack.enter_context(enable_second_derivatives(modules))
             if self.autocast is not None:
                 stack.enter_context(torch.autocast(device.type, getattr(torch, self.autocast)))
             yield statistics

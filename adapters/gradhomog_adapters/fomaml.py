@@ -1,22 +1,22 @@
-"""First-order MAML, under its own name."""
+"""FOMAML: first-order MAML as a preset."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from gradhomog import LearnerSpec, hookimpl
-from gradhomog_adapters._preset import without
+from gradhomog_adapters._preset import hide_options
 from gradhomog_adapters.maml import MAML
 
 
-@without(MAML, "first_order")
+@hide_options(MAML, "first_order")
 def fomaml(*network: Any, **options: Any) -> MAML:
     """`MAML(..., first_order=True)`: row_i = ∇L_Q at the adapted point, so no Hessian is formed.
 
     Args:
         encoder, head, homogenizers, loss: see `Learner`.
-        inner, inner_lr, inner_steps, test_steps, adapt: as of `MAML`: the inner optimizer, its rate, its steps while
-            training and at meta-test, and the parameters it changes.
+        inner, inner_lr, inner_steps, test_steps, adapt: the inner optimizer, its rate, its steps in training and at
+            meta-test, and the parameters that it changes; see `MAML`.
         execution, engine, compile, autocast, norm, recompute: see `Execution`. There is no graph to recompute.
 
     Source: Finn et al. 2017, arXiv 1703.03400, section 5.2.

@@ -1,4 +1,4 @@
-"""iMAML: the derivative of a proximal inner problem's solution, whatever path led there."""
+"""iMAML: learn an initialization by the implicit gradient of a proximal inner problem."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from gradhomog import LearnerSpec, OptionError, TaskRow, hookimpl
 from gradhomog_adapters import _conjugate_gradients as conjugate_gradients
 from gradhomog_adapters._inner_optimizer import Inner
 from gradhomog_adapters._network.functional import Parameters
-from gradhomog_adapters._rows.gradients import Operator, constants, zeros_for_missing
-from gradhomog_adapters._rows.sets import QueryRow
+from gradhomog_adapters._rows.gradients import Operator, detach_all, zeros_for_missing
+from gradhomog_adapters._rows.task_sets import QueryRow
 from gradhomog_adapters.execution import Execution, ExecutionOptions
 from gradhomog_adapters.few_shot import Support
 from gradhomog_adapters.maml import MAML, Tensors
@@ -22,52 +22,56 @@ START = "start."
 
 
 class IMAML(MAML):
-    """Learns an initialisation θ near which each task's regularised solution does well on the task's query set.
+    """Learns an initialization θ for which the regularized solution of each task has a low query loss.
 
     θ_i* = argmin L_S(θ') + λ/2 ‖θ' − θ‖²
     row_i = (I + H/λ)⁻¹ ∇L_Q(θ_i*),  H = ∇²L_S(θ_i*);
-    by a parameter ω that is not adapted:  ∂_ω L_Q(θ_i*) − 1/λ ∂_ω∂_θ' L_S(θ_i*) · row_i
+    w.r.t. a parameter ω that is not adapted:  ∂_ω L_Q(θ_i*) − 1/λ ∂_ω∂_θ' L_S(θ_i*) · row_i
 
-    The second line is ∂_ω L_Q + (dθ*/dω)ᵀ ∇L_Q: differentiating the condition ∇L_S(θ*, ω) + λ(θ* − θ) = 0 by ω gives
+    The last line is ∂_ω L_Q + (dθ*/dω)ᵀ ∇L_Q: differentiating the condition ∇L_S(θ*, ω) + λ(θ* − θ) = 0 w.r.t. ω gives
     dθ*/dω = −(H + λI)⁻¹ ∂_θ'∂_ω L_S.
 
     Args:
         encoder, head, homogenizers, loss: see `Learner`.
-        inner: as of `MAML`: an optimizer by name, a TorchOpt transformation or a function that makes one. The row
-            depends on where it arrives and not on how.
-        inner_lr: > 0, used when `inner` is a name. Gradient descent needs it below 2/(λ + largest eigenvalue of H).
-        inner_steps: K ≥ 0 steps on the proximal objective while training. The row is the derivative of the loss as
-            far as they arrive at its minimum.
-        test_steps: K at meta-test, on the same objective; as `inner_steps` by default.
-        proximal: λ > 0: how strongly the adapted parameters are held to θ.
+        inner: inner optimizer, see `MAML`: a name, a TorchOpt transformation or a function that returns one. The row
+            depends only on the result of the inner loop, not on its steps.
+        inner_lr: > 0, used if `inner` is a name. Gradient descent needs a rate below 2/(λ + largest eigenvalue of H).
+        inner_steps: K ≥ 0 steps on the proximal objective in training. The row is the derivative of the query loss only
+            if they reach the minimum of this objective.
+        test_steps: K at meta-test, on the same objective; default: `inner_steps`.
+        proximal: λ > 0, the weight of the distance to θ in the inner objective.
         cg_steps: iterations of conjugate gradients, ≥ 1.
-        damping: δ ≥ 0: solves with (1 + δ)I + H/λ.
-        longest: ≥ 1: a step of conjugate gradients to a row longer than this times ‖∇L_Q‖ is not taken. It is never
-            reached while no eigenvalue of H lies below −λ/2 (for 2).
-        adapt: glob pattern, or several, over the parameter names that the inner problem is about.
-        execution, engine, compile, autocast, norm, recompute: see `Execution`. Compiled, K and `cg_steps` are unrolled,
-            which takes minutes; under `autocast` products with H have its accuracy; there is no graph to recompute.
+        damping: δ ≥ 0: the system is (1 + δ)I + H/λ.
+        longest: ≥ 1: conjugate gradients stop before the row is longer than this times ‖∇L_Q‖. The value 2 has no
+            effect if all eigenvalues of H are ≥ −λ/2.
+        adapt: glob pattern, or several, over the names of the parameters of the inner problem.
+        execution, engine, compile, autocast, norm, recompute: see `Execution`. If compiled, K and `cg_steps` are
+            unrolled, which takes minutes; under `autocast` products with H have its accuracy; there is no graph to
+            recompute.
 
-    Where I + H/λ is not positive definite, θ_i* is no strict minimum, and no row is right. Conjugate gradients then
-    give the last iterate before a direction without positive curvature, and ∇L_Q (first order) if the first one is
-    such; with batch normalization this is the rule at the published λ (`docs/decisions/0012-implicit-gradients.md`).
+    If I + H/λ is not positive definite, θ_i* is not a strict minimum, and no row is correct. Conjugate gradients then
+    return the last iterate before a direction without positive curvature, or ∇L_Q (first order) if the first direction
+    has none. With batch normalization this is the usual case at the published λ
+    (`docs/decisions/0012-implicit-gradients.md`).
 
-    No graph of an inner step outlives it: memory does not grow with K. Cost per task: K steps, one graph of ∇L_S,
-    `cg_steps` products with H (about two backward passes each); where a parameter is not adapted, one more of both.
+    Graphs do not outlive an inner step: memory does not grow with K. Cost per task: K steps, one graph of ∇L_S, and
+    `cg_steps` products with H (about two backward passes each); if some parameters are not adapted, one more graph and
+    one more product.
 
     Source: Rajeswaran et al. 2019, arXiv 1909.04630, the proximal problem of section 2.2, the implicit Jacobian of
-    Lemma 1, algorithms 1 and 2. The derivative by ω is ours.
+    Lemma 1, algorithms 1 and 2. The derivative w.r.t. ω is ours.
 
-    Deviations from the authors' code: (1) every inner step descends on the proximal objective; theirs takes K plain
-    steps and then a single one along the proximal term, so that it does not arrive at θ*. (2) The system is the
-    paper's; their call passes the damping in the place of a regularisation, and by their defaults solves with
-    2I + H/(λ + 10). (3) No damping by default (theirs: 1), as it is not in the paper's formula. (4) Iterations are
-    fixed in number and stop at indefinite directions; theirs stop at an absolute residual and divide by any curvature.
+    Deviations from the authors' code: (1) every inner step minimizes the proximal objective; theirs takes K plain
+    steps and then a single step along the proximal term, which does not reach θ*. (2) The system is that of the paper;
+    their call passes the damping as a regularization argument, and with their defaults the system is
+    2I + H/(λ + 10). (3) No damping by default (theirs: 1), because the paper's formula has none. (4) The number of
+    iterations is fixed, and they stop at indefinite directions; theirs stop at an absolute residual and divide by any
+    curvature.
 
     TorchOpt's `custom_root` with `solve_cg` gives the same rows on well-conditioned problems, up to rounding
-    (`docs/examples/imaml_custom_root.py`). It is not used here: an indefinite system gets any answer, every iteration
-    waits for the device, it calls deprecated functions, and by default it takes no iteration for a parameter without
-    dimensions.
+    (`docs/examples/imaml_custom_root.py`). It is not used here: its result for an indefinite system is arbitrary, every
+    iteration synchronizes with the device, it calls deprecated functions, and by default it takes no iteration for a
+    0-d parameter.
 
     >>> import torch
     >>> from gradhomog import TaskBatch
@@ -104,11 +108,11 @@ class IMAML(MAML):
         )  # fmt: skip
         _check(proximal, cg_steps, damping, longest)
         self.proximal, self.cg_steps, self.damping, self.longest = proximal, cg_steps, damping, longest
-        self.order = "none"  # inner steps are not differentiated: the row depends on where they arrive
+        self.order = "none"  # inner steps are not differentiated: the row depends only on their result
 
     def adapt(self, parameters: Parameters, support: Support) -> Parameters:
-        """θ*, a constant."""
-        theta = constants(parameters)
+        """Return θ*, detached."""
+        theta = detach_all(parameters)
         found = super().adapt({**theta, **{START + name: tensor for name, tensor in theta.items()}}, support)
         return {name: found[name] for name in parameters}
 
@@ -121,24 +125,24 @@ class IMAML(MAML):
         solution = self.adapt(parameters, support)
         theta = {name: solution[name] for name in self.adapted if name in solution}
         omega = {name: tensor for name, tensor in solution.items() if name not in theta}
-        # Products with ∂∇L_S before the encoder runs on the queries: what homogenizers have attached to it is then
-        # still that of the support set.
+        # Computed before the encoder runs on the queries: hooks that homogenizers have attached to it still have the
+        # state of the support set.
         features = self.shared_features(theta, omega, support)
         hessian = support.hessian(lambda at: support.loss({**omega, **at}, features), theta) if theta else None
         mixed = support.hessian(support.loss, solution) if theta and omega else None
         found = query_row(lambda at, _: [at], solution)
         by = [found.gradients.get(name) for name in solution]
         g = dict(zip(solution, zeros_for_missing(by, list(solution.values())), strict=True))
-        x = self._solved(hessian, {name: g[name] for name in theta}) if hessian else {}
+        x = self._solve(hessian, {name: g[name] for name in theta}) if hessian else {}
         rows = {**g, **x}
         if mixed:
-            crossed = mixed({**rows, **{name: torch.zeros_like(tensor) for name, tensor in omega.items()}})
-            rows |= {name: g[name] - crossed[name] / self.proximal for name in omega}
+            mixed_product = mixed({**rows, **{name: torch.zeros_like(tensor) for name, tensor in omega.items()}})
+            rows |= {name: g[name] - mixed_product[name] / self.proximal for name in omega}
         found.gradients = rows
         return found
 
-    def _solved(self, hessian: Operator, g: Tensors) -> Tensors:
-        """x of (I + H/λ) x = g, with damping δ of ((1 + δ) I + H/λ) x = g."""
+    def _solve(self, hessian: Operator, g: Tensors) -> Tensors:
+        """Solve ((1 + δ) I + H/λ) x = g for x."""
 
         def operator(v: Mapping[str, Tensor]) -> Tensors:
             curved = hessian(v)
@@ -148,7 +152,7 @@ class IMAML(MAML):
 
 
 def _check(proximal: float, cg_steps: int, damping: float, longest: float) -> None:
-    """Raises OptionError."""
+    """Raise OptionError for values out of range."""
     if not 0 < proximal < float("inf"):
         raise OptionError(f"`proximal` must be positive and finite; got {proximal!r}.")
     if not isinstance(cg_steps, int) or isinstance(cg_steps, bool) or cg_steps < 1:
@@ -163,6 +167,6 @@ def _check(proximal: float, cg_steps: int, damping: float, longest: float) -> No
 def gradhomog_learner() -> LearnerSpec:
     return LearnerSpec(
         factory=IMAML,
-        summary="learns an initialisation by the implicit gradient of a proximal inner problem",
+        summary="learns an initialization by the implicit gradient of a proximal inner problem",
         reference="Rajeswaran et al. 2019, arXiv 1909.04630",
     )

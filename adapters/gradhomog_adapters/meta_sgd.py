@@ -1,4 +1,4 @@
-"""Meta-SGD: the inner rates are learnt too, one for each weight."""
+"""Meta-SGD: MAML with a learned inner rate for each weight."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog import LearnerSpec, OptionError, hookimpl
-from gradhomog_adapters._network.functional import Parameters, learned
-from gradhomog_adapters._network.mirror import mirror
+from gradhomog_adapters._network.functional import Parameters, learner_parameter
+from gradhomog_adapters._network.named_module import parameter_module
 from gradhomog_adapters.execution import Execution, ExecutionOptions
 from gradhomog_adapters.maml import MAML
 
 
 class MetaSGD(MAML):
-    """MAML whose inner steps are θ_i^{k+1} = θ_i^k − α∘∇L_S(θ_i^k), α a parameter of the meta-problem like θ.
+    """MAML with inner steps θ_i^{k+1} = θ_i^k − α∘∇L_S(θ_i^k), in which the rates α are trained like θ.
 
-    row_i = ∇_{θ,α} L_Q(θ_i^K(θ, α)); for one step: by θ, (I − H·diag α)∇L_Q, and by α, −∇L_Q∘∇L_S.
+    row_i = ∇_{θ,α} L_Q(θ_i^K(θ, α)); for one step: w.r.t. θ, (I − H·diag α)∇L_Q; w.r.t. α, −∇L_Q∘∇L_S.
 
     Args:
         encoder, head, homogenizers, loss: see `Learner`.
-        rates: what α begins with: a number for all weights, or two, between which each is drawn uniformly (from a
-            generator of its own, with `seed`).
-        inner_steps: K ≥ 0 while training: one, as published.
-        test_steps: at meta-test; as `inner_steps` by default.
-        first_order: leave the Hessian out: by θ, ∇L_Q at the adapted point; by α still −Σ_k ∇L_Q∘∇L_S(θ^k), which is
-            what it has to learn from.
+        rates: initial value of α: a number for all weights, or two, the bounds of a uniform distribution (drawn from a
+            separate generator, with `seed`).
+        inner_steps: K ≥ 0 in training; published: 1.
+        test_steps: K at meta-test; default: `inner_steps`.
+        first_order: omit the Hessian: the row w.r.t. θ is ∇L_Q at the adapted point; w.r.t. α it is still
+            −Σ_k ∇L_Q∘∇L_S(θ^k), which α needs for training.
         adapt: glob pattern, or several, over the parameters that the inner loop changes; only these have rates.
-        seed: of the first rates.
+        seed: seed of the initial rates.
         execution, engine, compile, autocast, norm, recompute: see `Execution`.
 
-    Rates are called `learner.rates.<parameter>` and may become negative, as in the paper. Homogenizers receive their
-    rows beside those of the weights. Cost: as MAML, and twice the parameters.
+    Rates are named `learner.rates.<parameter>` and can become negative, as in the paper. Homogenizers receive their
+    rows together with those of the weights. Cost: as MAML, with twice the parameters.
 
-    Source: Li et al. 2017, arXiv 1707.09835, equation 3 and algorithm 1. Deviation: none. Other implementations drop
-    α's gradient with the Hessian in their first-order form; then α is never learnt.
+    Source: Li et al. 2017, arXiv 1707.09835, equation 3 and algorithm 1. Deviation: none. The first-order form of other
+    implementations drops the gradient of α with the Hessian; α is then not trained.
 
     >>> import torch
     >>> from gradhomog import TaskBatch
@@ -69,7 +69,7 @@ class MetaSGD(MAML):
         )  # fmt: skip
         bounds = [rates, rates] if isinstance(rates, (int, float)) else list(rates)
         if len(bounds) != 2 or not 0 <= bounds[0] <= bounds[1] < float("inf"):
-            raise OptionError(f"`rates` must be a number, or two in order, and not negative; got {rates!r}.")
+            raise OptionError(f"`rates` must be a number, or two in increasing order, not negative; got {rates!r}.")
         low, high = bounds
         generator = torch.Generator().manual_seed(seed)
         weights = self.network.parameters()
@@ -77,11 +77,13 @@ class MetaSGD(MAML):
         for name in self.adapted:
             share = torch.rand(weights[name].shape, generator=generator, dtype=torch.float64)
             drawn[name] = (low + (high - low) * share).to(weights[name])
-        self.learn("rates", mirror(drawn))
+        self.learn("rates", parameter_module(drawn))
 
-    def scaled(self, updates: dict[str, Tensor], theta: Parameters, held: Parameters, k: int) -> dict[str, Tensor]:
-        """−α∘∇L_S: the updates of gradient descent at rate 1, times α."""
-        return {name: learned(self.own, held, "rates", name) * update for name, update in updates.items()}
+    def scale_updates(
+        self, updates: dict[str, Tensor], theta: Parameters, fixed: Parameters, k: int
+    ) -> dict[str, Tensor]:
+        """−α∘∇L_S, from the updates of gradient descent at rate 1."""
+        return {name: learner_parameter(self.own, fixed, "rates", name) * update for name, update in updates.items()}
 
 
 @hookimpl

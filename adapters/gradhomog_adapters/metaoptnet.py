@@ -1,4 +1,4 @@
-"""MetaOptNet with ridge regression: queries are classified by a linear model that fits the support set exactly."""
+"""MetaOptNet with ridge regression: classify queries by a linear model fitted to the support set in closed form."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog import LearnerSpec, OptionError, hookimpl
-from gradhomog_adapters._metric import Metric
+from gradhomog_adapters._metric import MetricLearner
 from gradhomog_adapters._network.functional import Parameters
 from gradhomog_adapters.execution import Execution, ExecutionOptions
 from gradhomog_adapters.few_shot import Query, Support
 
 
-class MetaOptNet(Metric):
-    """Learns features on which ridge regression of the classes, in closed form, does well on the queries.
+class MetaOptNet(MetricLearner):
+    """Learns features for which ridge regression of the support labels, in closed form, classifies the queries.
 
     X = f(S) `[support, features]`, Y one-hot `[support, ways]`
     W = argmin ‖XW − Y‖² + λ‖W‖² = Xᵀ(XXᵀ + λI)⁻¹Y,  outputs = s · f(x)ᵀW
-    row_i = ∇ L_Q through the queries and through W, by the encoder and by s
+    row_i = ∇ L_Q through the queries and through W, w.r.t. the encoder and s
 
     Args:
-        encoder, head, homogenizers, loss: see `Learner`. Of the head only the number of outputs counts, the most
-            classes that a task can have; it is not trained, its rows are zero.
+        encoder, head, homogenizers, loss: see `Learner`. Only the number of outputs of the head is used, the maximum
+            number of classes of a task; the head is not trained and its rows are zero.
         regularization: λ > 0.
-        scale: what s, the parameter `learner.logits.scale` `[1]`, starts at; any finite number but 0.
+        scale: initial value of s, the parameter `learner.logits.scale` `[1]`; any finite number except 0.
         execution, engine, compile, autocast, norm, recompute: see `Execution`. Support set and queries are separate
-            batches of batch normalization.
+            batches for batch normalization.
 
-    The system is solved in float64, and never fails for λ > 0: supports may be repeated, fewer or more than features,
-    of one class only. Differentiable in every parameter of the encoder and in s; rows are exact. A class without a
-    support example has output −∞. Regression is refused (DataError). A `transform` acts on the features of the queries
-    only, as in MAML; with W rotated alike it would do nothing. Cost per task: one forward and backward pass, and
+    The system is solved in float64 and has a solution for every λ > 0: support examples can be repeated, fewer or more
+    than features, or of one class only. Differentiable in every parameter of the encoder and in s; rows are exact. A
+    class without a support example has output −∞. Regression raises DataError. A `transform` acts on the query features
+    only, as in MAML; rotating W too would have no effect. Cost per task: one forward and backward pass, and
     O(support² · (features + support)).
 
     Source: Lee et al. 2019, arXiv 1904.03758, section 3.3; s is γ of its meta-learning loss.
 
-    Deviations from the authors' code: (1) it hands the regression to a solver of quadratic programs, by a side
-    condition that holds always, and −2Y in place of −Y: its outputs are twice ours, which s takes up; (2) the closed
-    form, so the solution is exact, and so is its derivative; (3) cross entropy without label smoothing, which is 0.1
-    in their best runs: give `loss`; (4) the support vector machine of the paper's other half is not here.
+    Deviations from the authors' code: (1) it passes the regression to a solver of quadratic programs, with a constraint
+    that always holds and −2Y instead of −Y: its outputs are twice ours, which s compensates; (2) the closed form
+    is used, so the solution and its derivative are exact; (3) cross entropy has no label smoothing, which is 0.1 in
+    their best runs: set `loss`; (4) the paper's support vector machine is not implemented.
 
     >>> import torch
     >>> learner = MetaOptNet(torch.nn.Identity(), torch.nn.Linear(1, 2), regularization=4.0)
@@ -70,11 +70,11 @@ class MetaOptNet(Metric):
         self.learn("logits", nn.ParameterDict({"scale": torch.tensor([float(scale)])}))
 
     def adapt(self, parameters: Parameters, support: Support) -> Parameters:
-        task = self.described_classes(parameters, support)
+        task = self.class_tensors(parameters, support)
         with torch.autocast(support.x.device.type, enabled=False):
             x, y = task["task.features"].flatten(1).double(), task["task.members"].double()
             gram = x @ x.T + self.regularization * torch.eye(len(x), dtype=x.dtype, device=x.device)
-            # Without a check of the result, which would wait for the device: the matrix is positive definite.
+            # No check of the result, which would synchronize with the device: the matrix is positive definite.
             dual = torch.linalg.solve_ex(gram, y)[0]
         return {**parameters, **task, "task.weights": x.T @ dual}
 
@@ -82,7 +82,7 @@ class MetaOptNet(Metric):
         scale = parameters.get("learner.logits.scale", self.own["logits"].get_parameter("scale"))
         with torch.autocast(query.features.device.type, enabled=False):
             outputs: Tensor = (query.features.double() @ parameters["task.weights"]).to(query.features) * scale
-        return self.without_absent(parameters, outputs)
+        return self.mask_absent_classes(parameters, outputs)
 
 
 @hookimpl

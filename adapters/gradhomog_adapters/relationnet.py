@@ -1,4 +1,4 @@
-"""RelationNet: a small network that is learnt says how far a query is related to a class."""
+"""RelationNet: classify queries by a learned relation to the class means."""
 
 from __future__ import annotations
 
@@ -11,49 +11,48 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog import DataError, LearnerSpec, OptionError, hookimpl
-from gradhomog_adapters import _relation
+from gradhomog_adapters import _relation_module
 from gradhomog_adapters._feature_shape import feature_shape
-from gradhomog_adapters._metric import ABSENT, Metric, class_means, one_hot
-from gradhomog_adapters._network.functional import Parameters, call_own
-from gradhomog_adapters._network.norm import Norm, SupportStatistics, policy
+from gradhomog_adapters._metric import ABSENT_OUTPUT, MetricLearner, class_means, one_hot
+from gradhomog_adapters._network.batch_norm import Norm, SupportStatistics, norm_policy
+from gradhomog_adapters._network.functional import Parameters, call_learner_module
 from gradhomog_adapters.execution import Execution, ExecutionOptions
 from gradhomog_adapters.few_shot import Query, Support
 
 
-class RelationNet(Metric):
-    """Learns features, and a relation module g, which decides from a class's mean and a query whether they belong
-    together.
+class RelationNet(MetricLearner):
+    """Learns features and a relation module g, which scores the pair of a class mean and a query.
 
     c_w = mean of f(x) over the support examples of class w,  r_w(x) = σ(g([c_w; f(x)]))
-    row_i = ∇ mean over queries and classes of (r_w(x) − 1[y = w])², by encoder and relation module
+    row_i = ∇ mean over queries and classes of (r_w(x) − 1[y = w])², w.r.t. encoder and relation module
 
     Args:
-        encoder, head, homogenizers: see `Learner`. Of the head only the number of outputs counts, the most classes that
-            a task can have; it is not trained, its rows are zero.
-        loss: as of `Learner`, called with the relations; by default what `objective` says.
-        maps: whether the encoder gives maps `[n, C, h, w]`, as published, and g is two blocks of 3×3 convolution, batch
-            normalization, ReLU and 2×2 max-pooling on `[c; f(x)]`, and two linear layers. Needs `input_shape`.
-            Otherwise features are vectors, and g is two linear layers with a ReLU between, the form in which the
-            authors relate pictures to vectors of attributes.
-        input_shape: of one input, `[channels, height, width]` for images; by default the head's first linear layer
-            tells the number of features, which are then vectors.
-        hidden: ≥ 1, units between g's linear layers; by default 8 for maps, and as many as features for vectors.
+        encoder, head, homogenizers: see `Learner`. Only the number of outputs of the head is used, the maximum number
+            of classes of a task; the head is not trained and its rows are zero.
+        loss: see `Learner`, called with the relations; default: `objective`.
+        maps: true: the encoder returns maps `[n, C, h, w]`, as published, and g is two blocks of 3×3 convolution, batch
+            normalization, ReLU and 2×2 max-pooling on `[c; f(x)]`, then two linear layers. Requires `input_shape`.
+            False: features are vectors, and g is two linear layers with a ReLU between them, which the authors use for
+            images and attribute vectors.
+        input_shape: shape of one input, `[channels, height, width]` for images; default: features are vectors, with the
+            number of inputs of the head's first linear layer.
+        hidden: ≥ 1, units between g's linear layers; default: 8 for maps, the number of features for vectors.
         objective: `"mse"`, above; `"softmax"`, cross entropy of g without σ.
-        execution, engine, compile, autocast, norm, recompute: see `Execution`. Normalization in g is over all pairs
-            of a batch; with `norm="support"`, over those of the support set with the means.
+        execution, engine, compile, autocast, norm, recompute: see `Execution`. Batch normalization in g is over all
+            pairs of a batch; with `norm="support"`, over the pairs of support examples and class means.
 
-    g is the module `learner.relation`. Outputs are relations in [0, 1], a class without a support example has 0; with
-    `"softmax"` any numbers, and −∞. Rows are exact. Regression is refused (DataError). A `transform` acts on the
-    features of the queries only, on maps as vectors of C·h·w numbers. Cost per task: one forward and backward pass, and
-    one of g over queries · ways pairs.
+    g is the module `learner.relation`. Outputs are relations in [0, 1], and 0 for a class without a support example;
+    with `"softmax"` they are unbounded, and −∞ for such a class. Rows are exact. Regression raises DataError. A
+    `transform` acts on the query features only; maps are transformed as vectors of length C·h·w. Cost per task: one
+    forward and backward pass, and one of g over queries · ways pairs.
 
     Source: Sung et al. 2018, arXiv 1711.06025, equations 1 and 2, figure 2; sections 3.3 and 3.4 for vectors.
 
-    Deviations: (1) means of classes, as in Chen et al. 2019, where the authors add up the supports of a class; (2)
-    convolutions in g are not padded from 10 pixels on, as in Chen et al., and a map of one line is not pooled; (3)
-    normalization in g is with the batch's statistics at meta-test too, where their code, with momentum 1, is left with
-    those of the last batch it saw; pairs with a class that is absent count among them; (4) σ, the squares and the mean
-    in one scale: theirs sums squares in the text and takes their mean in code, as here.
+    Deviations: (1) class means, as in Chen et al. 2019; the authors sum the support features of a class; (2)
+    convolutions in g are not padded for maps of 10 or more pixels, as in Chen et al., and maps of height or width 1 are
+    not pooled; (3) batch normalization in g uses the batch's statistics also at meta-test, including pairs with absent
+    classes; with momentum 1, the authors' code uses those of the last batch; (4) the loss is the mean of the
+    squares, as in the authors' code; their text has the sum.
 
     >>> import torch
     >>> _ = torch.manual_seed(0)
@@ -80,61 +79,67 @@ class RelationNet(Metric):
     ) -> None:
         if objective not in ("mse", "softmax"):
             raise OptionError(f"`objective` must be 'mse' or 'softmax'; got {objective!r}.")
-        loss = loss or (squares if objective == "mse" else None)
+        loss = loss or (relation_mse if objective == "mse" else None)
         super().__init__(encoder, head, homogenizers, loss=loss, execution=execution, **keywords)
         if hidden is not None and hidden < 1:
             raise OptionError(f"`hidden` must be at least 1; got {hidden!r}.")
         self.objective = objective
-        self.absent = 0.0 if objective == "mse" else ABSENT
-        self._relating = SupportStatistics(())
+        self.absent_output = 0.0 if objective == "mse" else ABSENT_OUTPUT
+        self._relation_statistics = SupportStatistics(())
         self.shape = feature_shape(self, input_shape)
         if not maps:
             self.shape = (math.prod(self.shape),)
-            self.learn("relation", _relation.of_vectors(self.shape[0], hidden or self.shape[0]))
+            self.learn("relation", _relation_module.make_vector_module(self.shape[0], hidden or self.shape[0]))
         elif len(self.shape) == 3:
-            self.learn("relation", _relation.of_maps(self.shape, hidden or _relation.HIDDEN))
+            self.learn(
+                "relation", _relation_module.make_map_module(self.shape, hidden or _relation_module.DEFAULT_HIDDEN)
+            )
         else:
             raise OptionError(
-                "`maps` needs an encoder that ends with maps [n, C, h, w], and `input_shape`; one input's features "
-                f"have the shape {list(self.shape)}{' by the head' if input_shape is None else ''}. Leave "
+                "`maps` requires an encoder that returns maps [n, C, h, w], and `input_shape`; features of one input "
+                f"have shape {list(self.shape)}{' according to the head' if input_shape is None else ''}. Move "
                 "torch.nn.Flatten() to the head, or use maps=False."
             )
 
     @contextmanager
     def mode(self, training: bool) -> Iterator[None]:
         own: Norm = "support" if self.execution.norm == "support" else "batch"
-        with super().mode(training), policy([self.own], own) as self._relating:
+        with super().mode(training), norm_policy([self.own], own) as self._relation_statistics:
             yield
 
     def adapt(self, parameters: Parameters, support: Support) -> Parameters:
-        task = self.described_classes(parameters, support)
+        task = self.class_tensors(parameters, support)
         features = task["task.features"]
         if features[0].numel() != math.prod(self.shape):
             raise DataError(
-                f"the relation module is for features of the shape {list(self.shape)}; the encoder gives "
-                f"{list(features.shape[1:])}. Give `input_shape`."
+                f"the relation module requires features of shape {list(self.shape)}; the encoder returned "
+                f"{list(features.shape[1:])}. Set `input_shape`."
             )
         task["task.features"] = features.reshape(-1, *self.shape)
         return {**parameters, **task, "task.means": class_means(task["task.features"], task["task.members"])}
 
     def outputs(self, parameters: Parameters, query: Query) -> Tensor:
         means = parameters["task.means"]
-        with self._relating.record() as statistics:
-            if self.execution.norm == "support" and self._relating.layers:
-                self._relate(parameters, means, parameters["task.features"])
-        with self._relating.replay(statistics):
-            relations = self._relate(parameters, means, query.features.reshape(-1, *self.shape))
-        return self.without_absent(parameters, relations.sigmoid() if self.objective == "mse" else relations)
+        with self._relation_statistics.record() as statistics:
+            if self.execution.norm == "support" and self._relation_statistics.layers:
+                self._relation_scores(parameters, means, parameters["task.features"])
+        with self._relation_statistics.replay(statistics):
+            relations = self._relation_scores(parameters, means, query.features.reshape(-1, *self.shape))
+        return self.mask_absent_classes(parameters, relations.sigmoid() if self.objective == "mse" else relations)
 
-    def _relate(self, parameters: Parameters, means: Tensor, features: Tensor) -> Tensor:
-        """g of all pairs, `[n, ways]`."""
-        both = (len(features), *means.shape)
-        pairs = torch.cat([means.expand(both), features[:, None].expand(both)], dim=2)
-        return call_own(self.own, parameters, "relation", pairs.flatten(0, 1)).to(features).reshape(both[:2])
+    def _relation_scores(self, parameters: Parameters, means: Tensor, features: Tensor) -> Tensor:
+        """Return g of all pairs, `[n, ways]`."""
+        pair_shape = (len(features), *means.shape)
+        pairs = torch.cat([means.expand(pair_shape), features[:, None].expand(pair_shape)], dim=2)
+        return (
+            call_learner_module(self.own, parameters, "relation", pairs.flatten(0, 1))
+            .to(features)
+            .reshape(pair_shape[:2])
+        )
 
 
-def squares(relations: Tensor, targets: Tensor) -> Tensor:
-    """The mean over queries and classes of (relation − 1 or 0)²."""
+def relation_mse(relations: Tensor, targets: Tensor) -> Tensor:
+    """Mean over queries and classes of (relation − one-hot label)²."""
     return (relations - one_hot(targets, relations.shape[-1]).to(relations)).square().mean()
 
 
@@ -142,7 +147,7 @@ def squares(relations: Tensor, targets: Tensor) -> Tensor:
 def gradhomog_learner() -> LearnerSpec:
     return LearnerSpec(
         factory=RelationNet,
-        summary="classifies queries by a learnt relation of their features to the means of the classes",
+        summary="classifies queries by a learned relation of their features to the class means",
         reference="Sung et al. 2018, arXiv 1711.06025",
         traits={"exact_rows"},
     )

@@ -1,4 +1,4 @@
-"""Reptile: move the initialisation towards where the inner loop of each task ends."""
+"""Reptile: move the initialization towards the adapted parameters of each task."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torchopt
 from torch import Tensor, nn
 
 from gradhomog import LearnerSpec, OptionError, Task, TaskBatch, TaskKey, TaskRow, hookimpl
-from gradhomog_adapters._inner_optimizer import Inner, check_steps, resolve
-from gradhomog_adapters._network.functional import Parameters, choose
-from gradhomog_adapters._network.norm import Statistics
-from gradhomog_adapters._reptile.kept_state import KeptState
+from gradhomog_adapters._inner_optimizer import Inner, check_steps, make_inner_optimizer
+from gradhomog_adapters._network.batch_norm import Statistics
+from gradhomog_adapters._network.functional import Parameters, match_names
+from gradhomog_adapters._reptile.inner_state import InnerOptimizerState
 from gradhomog_adapters._reptile.minibatches import Minibatches
-from gradhomog_adapters._rows.gradients import constants
-from gradhomog_adapters._rows.sets import QueryRow
+from gradhomog_adapters._rows.gradients import detach_all
+from gradhomog_adapters._rows.task_sets import QueryRow
 from gradhomog_adapters.execution import Execution, ExecutionOptions
 from gradhomog_adapters.few_shot import FewShotLearner, Support
 
@@ -27,50 +27,52 @@ Tasks = TypeVar("Tasks", Task, TaskBatch)
 
 
 class Reptile(FewShotLearner):
-    """Learns an initialisation θ that is near each task's adapted parameters.
+    """Learns an initialization θ that is close to the adapted parameters of each task.
 
     θ_i⁰ = θ,  θ_i^{k+1} = θ_i^k − α ∇L(θ_i^k; minibatch k)  (or any other TorchOpt transformation)
     row_i = (θ − θ_i^K) / (α K), the mean of the K gradients for gradient descent; 0 for K = 0
 
     Args:
         encoder, head, homogenizers, loss: see `Learner`.
-        inner: as of `MAML`: an optimizer by name, a TorchOpt transformation or a function that makes one. As published:
+        inner: inner optimizer, see `MAML`: a name, a TorchOpt transformation or a function that returns one. Published:
             `torchopt.adam(lr=1e-3, betas=(0.0, 0.999))` with `keep_state`.
-        inner_lr: α > 0, used when `inner` is a name.
-        inner_steps: K ≥ 0 while training.
-        test_steps: K at meta-test; as `inner_steps` by default (published: 50).
-        scale: what takes the place of α in the row, > 0; `inner_lr` by default. It must be given where `inner` is an
-            object, whose rate is not known. Under Adam and its kin a row is in units of the nominal rate, and its
-            entries lie about within ±1. `scale=1/inner_steps` gives plain displacements: an outer SGD of rate ε is then
-            the published θ + ε · mean(θ_i^K − θ).
-        adapt: glob pattern, or several, over the parameter names that the inner loop changes. The rows of others are
-            zero: nothing moves them.
-        on: what inner steps run on: `"support"`, or `"all"`, the support and query set together, as published
-            (training tasks need no query set there). The reported loss is then one of training. At meta-test always
-            the support set.
-        inner_batch: examples in a minibatch, ≥ 1 (published: 10); all by default. Shuffled, cut and shuffled again; the
-            same positions for all tasks of a meta-step, so both engines do the same. At meta-test too.
-        seed: ≥ 0, of a generator of minibatches of the learner's own.
-        keep_state: the inner optimizer goes on from task to task, as published, in place of a fresh state for each.
-            Rows then depend on the order of tasks and on the steps before. One task after the other; saved with the
-            learner; advanced by `step`, not by `rows`. A task at meta-test begins with the state that training has
-            reached, and leaves it as it is.
-        execution, engine, compile, autocast, norm, recompute: see `Execution`. Inner steps normalize with each
-            minibatch's own statistics, under `norm="support"` too. There is no graph to recompute.
+        inner_lr: α > 0, used if `inner` is a name.
+        inner_steps: K ≥ 0 in training.
+        test_steps: K at meta-test; default: `inner_steps` (published: 50).
+        scale: > 0, replaces α in the row; default: `inner_lr`. Required if `inner` is an object, because its rate is
+            not readable. With Adam and its variants, rows are in units of the nominal rate, with entries in about ±1.
+            `scale=1/inner_steps` gives displacements: an outer SGD of rate ε is then the published
+            θ + ε · mean(θ_i^K − θ).
+        adapt: glob pattern, or several, over the names of the parameters that the inner loop changes. The rows of the
+            others are zero, so they are not trained.
+        on: examples of inner steps: `"support"`, or `"all"`, support and query set together, as published (training
+            tasks need no query set there). With `"all"` the reported loss is a training loss. At meta-test always the
+            support set.
+        inner_batch: examples in a minibatch, ≥ 1 (published: 10); default: all. Examples are shuffled, split, and
+            shuffled again, with the same positions for all tasks of a meta-step and for both engines. Also at
+            meta-test.
+        seed: ≥ 0, seed of the separate generator of minibatches.
+        keep_state: the state of the inner optimizer continues from task to task, as published, instead of a new state
+            for each. Rows then depend on the order of tasks and on earlier steps. Tasks run one after the other. The
+            state is saved with the learner and updated by `step`, not by `rows`. At meta-test, a task starts with the
+            state after training and does not change it.
+        execution, engine, compile, autocast, norm, recompute: see `Execution`. Inner steps normalize with the
+            statistics of each minibatch, also under `norm="support"`. There is no graph to recompute.
 
-    The row is no derivative of the query loss. Query loss, outputs, features and their gradients, which some
+    The row is not a derivative of the query loss. Query loss, outputs, features and their gradients, which some
     homogenizers need, come from one more forward pass at θ_i^K, whose backward pass ends at the features: a `transform`
-    learns, but changes no row of this learner. In low precision, a row loses the digits that θ and θ_i^K share.
+    is updated, but does not change the rows of this learner. In low precision, a row loses the digits that θ and θ_i^K
+    share.
 
-    Cost per task: K + 1 forward and K backward passes, and no graph of more than one step.
+    Cost per task: K + 1 forward and K backward passes, and the graph of one step.
 
     Source: Nichol et al. 2018, arXiv 1803.02999, algorithm 2 (batched), and the gradient (θ − θ_i^K)/α of section 3,
-    which is given to any outer optimizer.
+    for any outer optimizer.
 
-    Deviations: (1) rows are divided by K too, so that they have a gradient's size, whatever K is; (2) no linear decay
-    of the outer rate, which is the outer optimizer's; (3) the authors' code draws other minibatches for each task, and
-    smaller ones at meta-test; (4) there, a task that ends in NaN spoils the kept state; here one of which
-    anything is not finite leaves no trace.
+    Deviations: (1) rows are also divided by K, so that they have the size of a gradient for any K; (2) no linear decay
+    of the outer rate, which belongs to the outer optimizer; (3) the authors' code draws different minibatches for each
+    task, and smaller ones at meta-test; (4) there, a task that ends in NaN corrupts the kept state; here, a task with
+    any nonfinite result does not change it.
 
     >>> import torch
     >>> from gradhomog import TaskBatch
@@ -104,106 +106,105 @@ class Reptile(FewShotLearner):
     ) -> None:
         super().__init__(encoder, head, homogenizers, loss=loss, execution=execution, **keywords)
         self.inner_steps, self.test_steps = check_steps(inner_steps, test_steps)
-        self.inner = resolve(inner, inner_lr)
-        self.scale = _scale(scale, inner, inner_lr)
-        self.adapted = choose(list(self.network.parameters()), adapt, "adapt")
+        self.inner = make_inner_optimizer(inner, inner_lr)
+        self.scale = _check_scale(scale, inner, inner_lr)
+        self.adapted = match_names(list(self.network.parameters()), adapt, "adapt")
         if on not in ("support", "all"):
             raise OptionError(f"`on` must be 'support' or 'all'; got {on!r}.")
         self.on = on
         self._minibatches = None if inner_batch is None else Minibatches(inner_batch, seed)
         if self._minibatches is not None:
             self.learn("minibatches", self._minibatches)
-        self._kept: KeptState | None = None
+        self._inner_state: InnerOptimizerState | None = None
         if keep_state:
-            self.execution.check_one_after_the_other("`keep_state` takes")
+            self.execution.check_sequential("`keep_state` processes")
             self.execution = replace(self.execution, engine="loop")
             start = {name: self.network.parameters()[name] for name in self.adapted}
-            self._kept = KeptState(self.inner, start)
-            self.learn("inner_state", self._kept)
+            self._inner_state = InnerOptimizerState(self.inner, start)
+            self.learn("inner_state", self._inner_state)
         self._positions: Tensor | None = None
-        self._support = 0
+        self._support_size = 0
 
     def adapt(self, parameters: Parameters, support: Support) -> Parameters:
-        return self.descend(parameters, support)[0]
+        return self.run_inner_loop(parameters, support)[0]
 
-    def descend(self, parameters: Parameters, support: Support) -> tuple[dict[str, Tensor], Any]:
-        """All parameters after the inner loop, constants, and the state of the inner optimizer."""
+    def run_inner_loop(self, parameters: Parameters, support: Support) -> tuple[dict[str, Tensor], Any]:
+        """Return all parameters after the inner loop, detached, and the state of the inner optimizer."""
         training = support.order != "none"
         support, inner = replace(support, order="none"), self.inner()
-        held = constants(parameters)
-        theta = {name: held[name] for name in self.adapted if name in held}
+        fixed = detach_all(parameters)
+        theta = {name: fixed[name] for name in self.adapted if name in fixed}
         state = inner.init(theta)
-        if self._kept is not None:
-            state = self._kept.running(theta) if training else self._kept.committed(theta)
-        for k, examples in enumerate(self._examples(support, training) if theta else ()):
-            if k and examples is not support:  # other inputs: what homogenizers draw for them is drawn anew
+        if self._inner_state is not None:
+            state = self._inner_state.current(theta) if training else self._inner_state.committed(theta)
+        for k, examples in enumerate(self._step_examples(support, training) if theta else ()):
+            if k and examples is not support:  # new inputs: homogenizers draw new random numbers
                 support.begin("support")
-            gradients = support.gradient(lambda at, on=examples: on.loss({**held, **at}), theta)  # type: ignore[misc]
+            gradients = support.gradient(lambda at, on=examples: on.loss({**fixed, **at}), theta)  # type: ignore[misc]
             updates, state = inner.update(gradients, state, params=theta, inplace=False)
             theta = torchopt.apply_updates(theta, updates, inplace=False)
-        return {**held, **theta}, state
+        return {**fixed, **theta}, state
 
     def row(self, parameters: Parameters, support: Support, query_row: QueryRow) -> TaskRow:
-        moved, state = self.descend(parameters, support)
-        # By no parameter: the row is no derivative, so the backward pass ends at the query features.
+        moved, state = self.run_inner_loop(parameters, support)
+        # No parameters: the row is not a derivative, so the backward pass ends at the query features.
         found = query_row(lambda at, _: [moved], {})
         length = self.scale * max(self.inner_steps, 1)
         displacement = {n: (parameters[n].detach() - moved[n]) / length for n in self.adapted if n in parameters}
-        if self._kept is not None:
-            self._kept.after_task(state, [found.loss, *displacement.values()])
+        if self._inner_state is not None:
+            self._inner_state.record_task(state, [found.loss, *displacement.values()])
         found.gradients = displacement
         return found
 
     # -- the examples of inner steps ---------------------------------------------------------------------------------
 
     def batch_row(self, batch: TaskBatch) -> TaskRow | None:
-        if self._kept is not None:
-            self._kept.restart()
-        return super().batch_row(self._drawn(batch, 1))
+        if self._inner_state is not None:
+            self._inner_state.restart()
+        return super().batch_row(self._with_inner_examples(batch, 1))
 
     def task_row(self, task: Task, key: TaskKey) -> TaskRow:
-        return super().task_row(self._drawn(task, 0), key)
+        return super().task_row(self._with_inner_examples(task, 0), key)
 
     def on_step_end(self) -> None:
         if self._minibatches is not None:
             self._minibatches.on_step_end()
-        if self._kept is not None:
-            self._kept.after_step()
+        if self._inner_state is not None:
+            self._inner_state.commit()
 
     def support_statistics(self, point: Parameters, support: Support) -> Statistics:
-        if support.order != "none":  # while training `on="all"` puts the query set behind the support set
-            support = replace(support, x=support.x[: self._support])
+        if support.order != "none":  # in training `on="all"` appends the query set to the support set
+            support = replace(support, x=support.x[: self._support_size])
         return super().support_statistics(point, support)
 
-    def _drawn(self, tasks: Tasks, dim: int) -> Tasks:
-        """Tasks with all examples of inner steps as their support set; draws the step's minibatches, as nothing can be
-        drawn within `vmap`."""
-        self._support = tasks.support_x.shape[dim]
+    def _with_inner_examples(self, tasks: Tasks, dim: int) -> Tasks:
+        """Put all examples of inner steps into the support set, and draw the minibatches outside `vmap`."""
+        self._support_size = tasks.support_x.shape[dim]
         if self.on == "all":
             tasks = replace(
                 tasks, support_x=torch.cat([tasks.support_x, tasks.query_x], dim),
                 support_y=torch.cat([tasks.support_y, tasks.query_y], dim),
             )  # fmt: skip
         if self._minibatches is not None:
-            drawn = self._minibatches.while_training(tasks.support_x.shape[dim], self.inner_steps)
+            drawn = self._minibatches.training_positions(tasks.support_x.shape[dim], self.inner_steps)
             self._positions = None if drawn is None else drawn.to(tasks.support_x.device)
         return tasks
 
-    def _examples(self, support: Support, training: bool) -> Iterable[Support]:
-        """The examples of each inner step."""
+    def _step_examples(self, support: Support, training: bool) -> Iterable[Support]:
+        """Return the examples of each inner step."""
         positions = self._positions if training else None
         if self._minibatches is not None and not training:
-            positions = self._minibatches.at_meta_test(len(support.x), support.steps)
+            positions = self._minibatches.test_positions(len(support.x), support.steps)
         if positions is None:
             return [support] * support.steps
         return (replace(support, x=support.x[chosen], y=support.y[chosen]) for chosen in positions)
 
 
-def _scale(scale: float | None, inner: Inner, inner_lr: float) -> float:
+def _check_scale(scale: float | None, inner: Inner, inner_lr: float) -> float:
     if scale is None and not isinstance(inner, str):
         raise OptionError(
-            "`scale` must be given where `inner` is an object: rows are displacements divided by the inner rate, which "
-            "it does not tell. Give the rate that it was made with."
+            "`scale` must be given if `inner` is an object: rows are displacements divided by the inner rate, which "
+            "cannot be read from it. Set `scale` to its rate."
         )
     found = inner_lr if scale is None else scale
     if not 0 < found < math.inf:
@@ -215,6 +216,6 @@ def _scale(scale: float | None, inner: Inner, inner_lr: float) -> float:
 def gradhomog_learner() -> LearnerSpec:
     return LearnerSpec(
         factory=Reptile,
-        summary="moves the initialisation towards the parameters that each task is adapted to",
+        summary="moves the initialization towards the adapted parameters of each task",
         reference="Nichol et al. 2018, arXiv 1803.02999",
     )

@@ -1,4 +1,4 @@
-"""Sharp-MAML: gradients are taken at the worst nearby point, in the outer loop, the inner loop, or both."""
+"""Sharp-MAML: MAML with sharpness-aware minimization in the outer loop, the inner loop, or both."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from gradhomog_adapters.maml import MAML
 
 
 class SharpMAML(MAML):
-    """MAML that seeks flat minima: rows are gradients at θ + ε, where ε leads uphill from θ.
+    """MAML that searches for flat minima: rows are gradients at θ + ε, where ε is an ascent step from θ.
 
     outer:  ε = ρ m/‖m‖,  m = 1/N Σ_i ∇_θ L_Q(θ_i^K(θ));  row_i = ∇_θ L_Q(θ_i^K(θ)) at θ + ε
     inner:  ε_i = ρ' ∇L_S(θ_i^k)/‖∇L_S(θ_i^k)‖;  θ_i^{k+1} = θ_i^k − α ∇L_S(θ_i^k + ε_i)
 
     Args:
         encoder, head, homogenizers, loss: see `Learner`.
-        outer_radius: ρ ≥ 0 of the outer loop; 0 is off.
-        inner_radius: ρ' ≥ 0 of the inner loop; 0 is off. Used while training only.
-        inner, inner_lr, inner_steps, test_steps, first_order, adapt: as of `MAML`.
+        outer_radius: ρ ≥ 0 of the outer loop; 0 disables it.
+        inner_radius: ρ' ≥ 0 of the inner loop; 0 disables it. Used in training only.
+        inner, inner_lr, inner_steps, test_steps, first_order, adapt: see `MAML`.
         execution, engine, compile, autocast, norm, recompute: see `Execution`.
 
     ε and ε_i are constants in derivatives, as in sharpness-aware minimization. m is the mean of the rows before
-    homogenization, over all parameters that are learnt and all tasks with a finite row. Losses, outputs and features
-    are those at θ + ε. Meta-test is MAML's. With both radii 0 it is MAML. Cost: the outer loop twice the rows, the
-    inner loop twice the gradients.
+    homogenization, over all trained parameters and all tasks with a finite row. Losses, outputs and features are those
+    at θ + ε. Meta-test is that of MAML. With both radii 0 it equals MAML. Cost: `outer_radius` doubles the rows,
+    `inner_radius` doubles the inner gradients.
 
     Source: Abbas et al. 2022, arXiv 2206.03996, algorithm 1 (Sharp-MAML, of which one radius alone is Sharp-MAML_up and
     Sharp-MAML_low); Foret et al. 2021, arXiv 2010.01412.
 
-    Deviation: no constant is added to a norm; where it is zero, so is ε.
+    Deviation: no constant is added to a norm; if the norm is zero, ε is zero.
 
     >>> import torch
     >>> from gradhomog import TaskBatch
@@ -83,12 +83,12 @@ class SharpMAML(MAML):
         found = super().rows(batch)
         if not self.outer_radius:
             return found
-        # A task that is not finite has no part in ε: the policy for such tasks then meets it alone.
+        # A task that is not finite is excluded from ε, so that the nonfinite policy applies to this task alone.
         finite = torch.stack([rows.flatten(1).isfinite().all(1) for rows in found.jacobian.values()]).all(0)
         if not bool(finite.any()):
             return found
         mean = {name: rows[finite].mean(0) for name, rows in found.jacobian.items()}
-        self._epsilon = uphill(mean, self.outer_radius)
+        self._epsilon = ascent_step(mean, self.outer_radius)
         try:
             return super().rows(batch)
         finally:
@@ -110,17 +110,17 @@ class SharpMAML(MAML):
         def loss(at: Mapping[str, Tensor]) -> Tensor:
             return support.loss({**parameters, **at}, features)
 
-        epsilon = uphill(support.differentiate(loss, adapted, False), self.inner_radius)
+        epsilon = ascent_step(support.differentiate(loss, adapted, False), self.inner_radius)
         return loss({name: tensor + epsilon[name] for name, tensor in adapted.items()})
 
 
-def uphill(gradient: Mapping[str, Tensor], radius: float) -> dict[str, Tensor]:
-    """ρ g/‖g‖; zero where g is.
+def ascent_step(gradient: Mapping[str, Tensor], radius: float) -> dict[str, Tensor]:
+    """Return ρ g/‖g‖, or zero if g is zero.
 
-    >>> uphill({"a": torch.tensor([3.0, 4.0])}, radius=1.0)
+    >>> ascent_step({"a": torch.tensor([3.0, 4.0])}, radius=1.0)
     {'a': tensor([0.6000, 0.8000])}
     """
-    # Divided by the largest entry first: squares of small gradients underflow.
+    # Divide by the largest entry first, because squares of small gradients underflow.
     largest = torch.stack([tensor.abs().max() for tensor in gradient.values()]).max()
     largest = torch.where(largest == 0, torch.ones_like(largest), largest)
     unit = {name: tensor / largest for name, tensor in gradient.items()}

@@ -1,4 +1,4 @@
-"""A smooth float64 network and its tasks, for tests of learners; finite differences are then exact to many digits."""
+"""A smooth float64 network and its tasks, for which finite differences are accurate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def tasks(count=3, seed=1):
 
 
 def assert_rows_are_derivatives(learner, task: Task, names, step=1e-5):
-    """The row of each parameter named, along a random direction, against central differences of the loss."""
+    """Compare the row of each named parameter with central differences of the loss, along a random direction."""
     batch, generator = TaskBatch.stack([task]), torch.Generator().manual_seed(7)
     rows, parameters = learner.rows(batch).jacobian, learner.named_parameters()
     for name in names:

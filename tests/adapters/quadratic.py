@@ -1,4 +1,4 @@
-"""A network whose output is a quadratic form of its parameters, so that its inner steps have closed forms."""
+"""A network whose output is a quadratic form of its parameters, for closed forms of inner steps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import nn
 
 
 class Point(nn.Module):
-    """½ w·X w of an input matrix X `[params, params]`, `[1, 1]`; w `[params]` is drawn from the generator."""
+    """Return ½ w·X w, shape `[1, 1]`, for an input matrix X `[params, params]`; w `[params]` is random."""
 
     def __init__(self, params: int, generator: torch.Generator) -> None:
         super().__init__()

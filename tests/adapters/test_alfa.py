@@ -1,4 +1,4 @@
-"""ALFA: rows against finite differences, an inner loop by hand, and MAML where the generator is constant."""
+"""ALFA: rows against finite differences, a hand-written inner loop, and MAML for a constant generator."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from gradhomog_adapters.maml import MAML
 from tests.adapters.few_shot import assert_rows_are_derivatives, networks, tasks
 
 
-def constant(learner, rate, decay):
-    """Make the generator return the rate for all tensors, and the decay."""
+def make_generator_constant(learner, rate, decay):
+    """Set the generator to return one rate and one decay for all tensors."""
     last, count = learner.own["generator"][2], len(learner.adapted)
     with torch.no_grad():
         last.weight.zero_()
@@ -23,8 +23,8 @@ def constant(learner, rate, decay):
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_rows_are_derivatives_by_all_that_is_learnt_but_for_the_gradients_that_the_generator_reads(recompute):
-    # τ holds the gradients as constants, so the exact derivative is that of a generator that does not read them.
+def test_rows_are_derivatives_if_the_generator_ignores_gradients(recompute):
+    # The gradients in τ are constants, so rows are exact derivatives if the generator ignores them.
     learner = ALFA(*networks(), inner_lr=0.3, inner_weight_decay=0.1, inner_steps=2, recompute=recompute)
     with torch.no_grad():
         learner.own["generator"][0].weight[:, len(learner.adapted) :] = 0
@@ -37,14 +37,14 @@ def test_rows_are_derivatives_by_all_that_is_learnt_but_for_the_gradients_that_t
 
 
 @pytest.mark.parametrize("first_order", [False, True])
-def test_a_generator_that_returns_ones_and_no_decay_is_maml(first_order):
+def test_a_generator_of_ones_and_no_decay_gives_maml(first_order):
     options = {"inner_steps": 3, "first_order": first_order, "engine": "loop"}
-    ours = constant(ALFA(*networks(), inner_lr=0.1, **options), 1.0, 0.0).rows(tasks()).jacobian
+    ours = make_generator_constant(ALFA(*networks(), inner_lr=0.1, **options), 1.0, 0.0).rows(tasks()).jacobian
     for name, rows in MAML(*networks(), inner_lr=0.1, **options).rows(tasks()).jacobian.items():
         torch.testing.assert_close(ours[name], rows, rtol=1e-12, atol=1e-15)
 
 
-def test_it_adapts_as_by_hand():
+def test_predictions_equal_a_hand_written_inner_loop():
     encoder, head = networks()
     learner, task = ALFA(encoder, head, inner_lr=0.5, inner_weight_decay=0.2, inner_steps=2, seed=3), tasks()[1]
     network = torch.nn.ModuleDict({"encoder": encoder, "head": head})
@@ -56,24 +56,24 @@ def test_it_adapts_as_by_hand():
 
     for _ in range(2):
         at = {name: tensor.requires_grad_() for name, tensor in theta.items()}
-        slopes = torch.autograd.grad(cross_entropy(outputs(task.support_x, at), task.support_y), [*at.values()])
-        tau = torch.stack([t.detach().mean() for t in at.values()] + [s.mean() for s in slopes])
+        gradients = torch.autograd.grad(cross_entropy(outputs(task.support_x, at), task.support_y), [*at.values()])
+        tau = torch.stack([t.detach().mean() for t in at.values()] + [s.mean() for s in gradients])
         alpha, beta = learner.own["generator"](tau).detach().chunk(2)
         theta = {
-            name: ((1 - 0.5 * 0.2 * beta[i]) * at[name] - 0.5 * alpha[i] * slopes[i]).detach()
+            name: ((1 - 0.5 * 0.2 * beta[i]) * at[name] - 0.5 * alpha[i] * gradients[i]).detach()
             for i, name in enumerate(at)
         }
     expected = outputs(task.query_x, theta)
     torch.testing.assert_close(learner.predict(task.support_x, task.support_y, task.query_x), expected)
 
 
-def test_steps_beyond_those_of_training_use_the_last_rates():
+def test_further_steps_than_in_training_use_the_last_rates():
     learner = ALFA(*networks(), inner_steps=2, test_steps=5)
     task = tasks()[0]
     assert bool(learner.predict(task.support_x, task.support_y, task.query_x).isfinite().all())
 
 
-def test_first_weights_of_the_generator_are_drawn_by_a_seed_of_their_own():
+def test_initial_weights_of_the_generator_have_a_separate_seed():
     encoder, head = networks()
     state = torch.get_rng_state()
     first, same, other = (ALFA(encoder, head, seed=seed).own["generator"][0].weight for seed in (0, 0, 1))
@@ -86,9 +86,9 @@ def test_first_weights_of_the_generator_are_drawn_by_a_seed_of_their_own():
     ("options", "message"),
     [
         ({"inner_lr": 0.0}, "`inner_lr` must be positive; got 0.0"),
-        ({"inner_weight_decay": -1.0}, "`inner_weight_decay` must be not negative; got -1.0"),
+        ({"inner_weight_decay": -1.0}, "`inner_weight_decay` must not be negative; got -1.0"),
     ],
 )
-def test_a_bad_option_raises(options, message):
+def test_an_invalid_option_raises(options, message):
     with pytest.raises(OptionError, match=message):
         ALFA(*networks(), **options)

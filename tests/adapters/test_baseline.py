@@ -10,16 +10,16 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from gradhomog import DataError, Task, TaskBatch
-from gradhomog_adapters._classifiers import Cosine, MakeCosine, fit, linear
+from gradhomog_adapters._classifiers import CosineClassifier, MakeCosine, fit, make_linear
 from gradhomog_adapters.baseline import Baseline
 from gradhomog_adapters.baseline_pp import BaselinePP
-from tests.adapters import direct
+from tests.adapters import checks
 
 CLASSES = 7
 
 
-def outputs_by_hand(learner, z):
-    """Of the classifier of all training classes, from its formula."""
+def reference_outputs(learner, z):
+    """Outputs of the training classifier, from its formula."""
     own = dict(learner.own["classifier"].named_parameters())
     if "weight" in own:
         return z @ own["weight"].T + own["bias"]
@@ -29,64 +29,64 @@ def outputs_by_hand(learner, z):
 
 @pytest.mark.parametrize("kind", [Baseline, BaselinePP])
 def test_rows_are_the_cross_entropy_over_all_training_classes(kind):
-    encoder, head = direct.networks()
+    encoder, head = checks.networks()
     learner = kind(encoder, head, classes=CLASSES)
 
     def loss(task):
         x = torch.cat([task.support_x, task.query_x])
         y = task.classes[torch.cat([task.support_y, task.query_y])]
-        return nn.functional.cross_entropy(outputs_by_hand(learner, encoder(x)), y)
+        return nn.functional.cross_entropy(reference_outputs(learner, encoder(x)), y)
 
-    direct.judge_by_autograd(learner, direct.tasks(classes=CLASSES), loss)
+    checks.assert_rows_match_autograd(learner, checks.tasks(classes=CLASSES), loss)
 
 
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
-def test_training_accuracies_are_among_the_tasks_own_classes(engine):
-    encoder, head = direct.networks()
+def test_training_accuracies_are_over_the_classes_of_each_task(engine):
+    encoder, head = checks.networks()
     learner = Baseline(encoder, head, classes=CLASSES, engine=engine)
-    batch = direct.tasks(classes=CLASSES)
+    batch = checks.tasks(classes=CLASSES)
     expected = []
     for task in batch:
-        outputs = outputs_by_hand(learner, encoder(task.query_x))[:, task.classes]
+        outputs = reference_outputs(learner, encoder(task.query_x))[:, task.classes]
         expected.append(float((outputs.argmax(1) == task.query_y).double().mean()))
     assert learner.rows(batch).accuracies.tolist() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("kind", [Baseline, BaselinePP])
-def test_without_classes_labels_are_taken_as_they_are(kind):
+def test_without_classes_labels_are_used_directly(kind):
     torch.manual_seed(0)
-    encoder, head = direct.networks()
+    encoder, head = checks.networks()
     plain = kind(encoder, head)
-    numbered = kind(encoder, head, classes=direct.WAYS)
+    numbered = kind(encoder, head, classes=checks.WAYS)
     numbered.own.load_state_dict(plain.own.state_dict())
-    batch = direct.tasks()
-    same = torch.arange(direct.WAYS).expand(len(batch), -1)
+    batch = checks.tasks()
+    same = torch.arange(checks.WAYS).expand(len(batch), -1)
     named = TaskBatch(batch.support_x, batch.support_y, batch.query_x, batch.query_y, batch.domains, same)
-    direct.rows_equal(numbered.rows(named), plain.rows(batch))
+    checks.assert_rows_equal(numbered.rows(named), plain.rows(batch))
 
 
 @pytest.mark.parametrize(
     ("classes", "ids", "message"),
     [
-        (None, [0, 1, 2], "the tasks have `classes`.*made without the option `classes`"),
-        (5, None, "the tasks have no `classes`, and Baseline was made classes=5"),
-        (5, [0, 1, 5], r"`classes` of tasks must lie in 0\.\.4; got 0\.\.5"),
-        (5, [-1, 1, 2], r"`classes` of tasks must lie in 0\.\.4; got -1\.\.2"),
+        (None, [0, 1, 2], "the tasks have `classes`.*has no option `classes`"),
+        (5, None, "the tasks have no `classes`, and Baseline has classes=5"),
+        (5, [0, 1, 5], r"`classes` of tasks must be in 0\.\.4; got 0\.\.5"),
+        (5, [-1, 1, 2], r"`classes` of tasks must be in 0\.\.4; got -1\.\.2"),
     ],
 )
-def test_tasks_that_do_not_say_which_classes_they_are_of_are_refused(classes, ids, message):
-    task = direct.tasks()[0]
+def test_missing_and_invalid_class_indices_raise(classes, ids, message):
+    task = checks.tasks()[0]
     task = Task(task.support_x, task.support_y, task.query_x, task.query_y, "", ids and torch.tensor(ids))
     with pytest.raises(DataError, match=message):
-        Baseline(*direct.networks(), classes=classes).rows([task])
+        Baseline(*checks.networks(), classes=classes).rows([task])
 
 
 # -- the classifiers -------------------------------------------------------------------------------------------------
 
 
 def test_the_cosine_classifier_is_weight_normalization_of_normalized_features():
-    # As Chen et al. 2019 build it: WeightNorm of a layer without bias, on features divided by their norm.
-    ours = Cosine(5, 4, 2.0, torch.Generator().manual_seed(0)).double()
+    # As in Chen et al. 2019: WeightNorm of a layer without bias, on features divided by their norm.
+    ours = CosineClassifier(5, 4, 2.0, torch.Generator().manual_seed(0)).double()
     theirs = weight_norm(nn.Linear(5, 4, bias=False).double())
     theirs.load_state_dict(
         {"parametrizations.weight.original0": ours.length, "parametrizations.weight.original1": ours.direction}
@@ -99,7 +99,7 @@ def test_dead_features_have_outputs_and_derivatives_of_zero_in_baseline_pp():
     encoder = nn.Sequential(nn.Linear(4, 5), nn.ReLU()).double()
     nn.init.constant_(encoder[0].bias, -100.0)
     learner = BaselinePP(encoder, nn.Linear(5, 3).double(), classes=CLASSES)
-    rows = learner.rows(direct.tasks(classes=CLASSES))
+    rows = learner.rows(checks.tasks(classes=CLASSES))
     assert not any(block.any() for block in rows.jacobian.values())
     torch.testing.assert_close(rows.losses, torch.full((3,), math.log(CLASSES), dtype=torch.float64))
 
@@ -110,7 +110,7 @@ def test_the_scale_is_2_for_up_to_200_classes_and_10_for_more(outputs, scale):
     assert MakeCosine(4.0)(3, outputs).scale == 4.0
 
 
-@pytest.mark.parametrize("make", [linear, MakeCosine(None)])
+@pytest.mark.parametrize("make", [make_linear, MakeCosine(None)])
 def test_the_fit_is_that_of_torch_optim_with_the_published_constants(make):
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(10, 5, dtype=torch.float64), torch.arange(10) % 3
@@ -134,12 +134,12 @@ def test_the_fit_is_that_of_torch_optim_with_the_published_constants(make):
 
 @pytest.mark.slow
 def test_a_long_fit_approaches_the_regularized_minimum():
-    # Weight decay 1e-3 on all parameters: ∇ of cross entropy + 5e-4 ‖·‖² vanishes there.
-    encoder, head = direct.networks()
-    task = direct.tasks(shots=4)[0]
+    # With weight decay 1e-3 on all parameters, the gradient of cross entropy + 5e-4 ‖·‖² is zero at the minimum.
+    encoder, head = checks.networks()
+    task = checks.tasks(shots=4)[0]
     learner = Baseline(encoder, head, test_epochs=4000, test_batch=12, test_lr=5.0)
     outputs = learner.predict(task.support_x, task.support_y, torch.cat([task.support_x, task.query_x]))
-    z, y = encoder(task.support_x).detach(), nn.functional.one_hot(task.support_y, direct.WAYS).double()
+    z, y = encoder(task.support_x).detach(), nn.functional.one_hot(task.support_y, checks.WAYS).double()
     # At the minimum the weights are (y − p)ᵀz / (n · 1e-3), the biases the same without z.
     residuals = (y - outputs[: len(z)].softmax(1)) / (len(z) * 1e-3)
     both = encoder(torch.cat([task.support_x, task.query_x])).detach()
@@ -147,9 +147,9 @@ def test_a_long_fit_approaches_the_regularized_minimum():
 
 
 @pytest.mark.parametrize("kind", [Baseline, BaselinePP])
-def test_the_classifier_of_training_plays_no_part_at_meta_test(kind):
-    encoder, head = direct.networks()
-    task = direct.tasks()[0]
+def test_predictions_do_not_depend_on_the_training_classifier(kind):
+    encoder, head = checks.networks()
+    task = checks.tasks()[0]
     found = []
     for classes in (CLASSES, 2):
         learner = kind(encoder, head, classes=classes, test_epochs=5)
@@ -157,9 +157,9 @@ def test_the_classifier_of_training_plays_no_part_at_meta_test(kind):
     assert torch.equal(*found)
 
 
-def test_the_seed_decides_the_fit_and_each_task_begins_anew():
-    task = direct.tasks()[0]
-    one, again, other = (Baseline(*direct.networks(), test_epochs=5, seed=seed) for seed in (0, 0, 1))
+def test_the_fit_depends_on_the_seed_and_not_on_earlier_tasks():
+    task = checks.tasks()[0]
+    one, again, other = (Baseline(*checks.networks(), test_epochs=5, seed=seed) for seed in (0, 0, 1))
     first = one.predict(task.support_x, task.support_y, task.query_x)
     assert torch.equal(one.predict(task.support_x, task.support_y, task.query_x), first)
     assert torch.equal(again.predict(task.support_x, task.support_y, task.query_x), first)

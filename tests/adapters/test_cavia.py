@@ -1,4 +1,4 @@
-"""CAVIA: rows against finite differences, a closed form and an inner loop by hand; what the context modulates."""
+"""CAVIA: rows against finite differences, a closed form and hand-written inner loops; both kinds of context."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from gradhomog_adapters.cavia import CAVIA
 from tests.adapters.few_shot import assert_rows_are_derivatives, networks, tasks
 
 
-def with_room(context):
-    """The network whose first layer takes the context beside the inputs."""
+def networks_with_context_input(context):
+    """Return networks whose first layer accepts inputs with the context appended."""
     encoder, head = networks()
     torch.manual_seed(1)
     return nn.Sequential(nn.Linear(3 + context, 6).double(), *encoder[1:]), head
@@ -22,13 +22,13 @@ def with_room(context):
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 @pytest.mark.parametrize("on", ["features", "inputs"])
 def test_rows_are_derivatives(on, engine):
-    pair = networks(norm=True) if on == "features" else with_room(2)
+    pair = networks(norm=True) if on == "features" else networks_with_context_input(2)
     learner = CAVIA(*pair, context=2, on=on, inner_lr=0.5, inner_steps=3, engine=engine)
     names = ["encoder.0.weight", "head.weight", *(["learner.film.weight"] if on == "features" else [])]
     assert_rows_are_derivatives(learner, tasks()[0], names)
 
 
-def test_a_context_beside_the_input_of_a_line_has_the_closed_form():
+def test_a_context_appended_to_a_scalar_input_has_the_closed_form():
     # f(x) = w x + v φ, L_S = ½ (w + v φ)² at x = 1, target 0; one step from φ = 0: φ' = −α v w.
     # L_Q = ½ (w + v φ' − 2)²; e = w (1 − α v²) − 2; by w: e (1 − α v²); by v: −2 α v w e.
     head, alpha = nn.Linear(2, 1, bias=False).double(), 0.3
@@ -42,7 +42,7 @@ def test_a_context_beside_the_input_of_a_line_has_the_closed_form():
     torch.testing.assert_close(row, torch.stack([e * (1 - alpha * v**2), -2 * alpha * v * w * e]))
 
 
-def test_features_are_scaled_and_shifted_as_by_hand():
+def test_predictions_equal_hand_written_scales_and_shifts():
     encoder, head = networks()
     learner = CAVIA(encoder, head, context=2, inner_lr=0.5, inner_steps=2)
     film, task = learner.own["film"].weight.detach(), tasks()[1]
@@ -54,14 +54,14 @@ def test_features_are_scaled_and_shifted_as_by_hand():
     phi = torch.zeros(2, dtype=torch.float64)
     for _ in range(2):
         phi.requires_grad_()
-        (slope,) = torch.autograd.grad(cross_entropy(outputs(task.support_x, phi), task.support_y), phi)
-        phi = (phi - 0.5 * slope).detach()
+        (gradient,) = torch.autograd.grad(cross_entropy(outputs(task.support_x, phi), task.support_y), phi)
+        phi = (phi - 0.5 * gradient).detach()
     torch.testing.assert_close(
         learner.predict(task.support_x, task.support_y, task.query_x), outputs(task.query_x, phi).detach()
     )
 
 
-def test_without_inner_steps_it_is_the_network_itself():
+def test_without_inner_steps_outputs_are_those_of_the_network():
     encoder, head = networks()
     learner, task = CAVIA(encoder, head, inner_steps=0), tasks()[0]
     found = learner.predict(task.support_x, task.support_y, task.query_x)
@@ -88,13 +88,13 @@ def test_images_receive_the_context_as_constant_channels():
         ({"on": "head"}, "`on` must be 'features'"),
     ],
 )
-def test_a_bad_option_raises(options, message):
+def test_an_invalid_option_raises(options, message):
     with pytest.raises(OptionError, match=message):
         CAVIA(*networks(), **options)
 
 
 def test_a_head_without_a_linear_layer_cannot_be_modulated():
-    with pytest.raises(OptionError, match="`head` must begin with a torch"):
+    with pytest.raises(OptionError, match="`head` must start with a torch"):
         CAVIA(nn.Linear(3, 2), nn.Identity())
 
 
@@ -115,8 +115,8 @@ def test_support_statistics_of_a_head_are_those_of_modulated_features():
     for _ in range(2):
         phi.requires_grad_()
         support = hidden(task.support_x, phi)
-        (slope,) = torch.autograd.grad(cross_entropy(outputs(support, support), task.support_y), phi)
-        phi = (phi - 0.5 * slope).detach()
+        (gradient,) = torch.autograd.grad(cross_entropy(outputs(support, support), task.support_y), phi)
+        phi = (phi - 0.5 * gradient).detach()
     expected = outputs(hidden(task.query_x, phi), hidden(task.support_x, phi)).detach()
     torch.testing.assert_close(learner.predict(task.support_x, task.support_y, task.query_x), expected)
 

@@ -1,4 +1,4 @@
-"""Conjugate gradients: against direct solutions and SciPy's iterates; every early end; no wait for the device."""
+"""Conjugate gradients against direct solutions and SciPy's iterates; early stops; no device synchronization."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from gradhomog import OptionError
 from gradhomog_adapters._conjugate_gradients import solve
 
-# A matrix, a vector and a parameter without dimensions: 7 numbers, as a network's parameters are.
+# A matrix, a vector and a 0-d parameter, as in a network: 7 numbers.
 SHAPES = {"layer.weight": (2, 2), "layer.bias": (2,), "temperature": ()}
 SIZE = 7
 
@@ -31,12 +31,12 @@ def flat(tensors):
     return torch.cat([tensors[name].reshape(-1) for name in SHAPES])
 
 
-def times(matrix):
+def matrix_operator(matrix):
     return lambda v: named(matrix @ flat(v))
 
 
 def system(seed, eigenvalues=None, dtype=torch.float64):
-    """A symmetric matrix with given eigenvalues, or some between 1 and 10, and a right-hand side."""
+    """Return a symmetric matrix with the given eigenvalues, by default between 1 and 10, and a right-hand side."""
     generator = torch.Generator().manual_seed(seed)
     basis = torch.linalg.qr(torch.randn(SIZE, SIZE, generator=generator, dtype=torch.float64)).Q
     if eigenvalues is None:
@@ -46,16 +46,16 @@ def system(seed, eigenvalues=None, dtype=torch.float64):
     return ((matrix + matrix.T) / 2).to(dtype), b.to(dtype)
 
 
-def equal(x, y, tolerance):
+def assert_relative_error(x, y, tolerance):
     assert (x - y).norm() <= tolerance * y.norm()
 
 
 @pytest.mark.slow
 @given(seeds)
-def test_as_many_iterations_as_unknowns_give_the_direct_solution(seed):
+def test_as_many_iterations_as_unknowns_give_the_exact_solution(seed):
     matrix, b = system(seed)
-    solution = solve(times(matrix), named(b), iterations=SIZE)
-    equal(flat(solution.tensors), torch.linalg.solve(matrix, b), 1e-9)
+    solution = solve(matrix_operator(matrix), named(b), iterations=SIZE)
+    assert_relative_error(flat(solution.tensors), torch.linalg.solve(matrix, b), 1e-9)
     assert solution.relative_residual <= 1e-9
     assert not solution.indefinite
 
@@ -66,19 +66,19 @@ def test_each_iterate_is_that_of_scipy(seed, iterations):
     calls = []
     operator = LinearOperator((SIZE, SIZE), matvec=lambda v: calls.append(None) or matrix.numpy() @ v, dtype=float)
     expected, _ = cg(operator, b.numpy(), rtol=0, atol=0, maxiter=iterations)
-    solution = solve(times(matrix), named(b), iterations=iterations)
-    equal(flat(solution.tensors), torch.as_tensor(expected), 1e-9)
+    solution = solve(matrix_operator(matrix), named(b), iterations=iterations)
+    assert_relative_error(flat(solution.tensors), torch.as_tensor(expected), 1e-9)
     assert solution.iterations == iterations == len(calls)
     actual = (b - matrix @ flat(solution.tensors)).norm() / b.norm()
     assert abs(solution.relative_residual - actual) <= 1e-12
 
 
 @given(seeds)
-def test_the_error_in_the_norm_of_the_matrix_falls_with_every_iteration(seed):
+def test_the_error_in_the_norm_of_the_matrix_decreases_with_every_iteration(seed):
     matrix, b = system(seed)
     exact = torch.linalg.solve(matrix, b)
     wrong = [exact]
-    wrong += [flat(solve(times(matrix), named(b), iterations=k).tensors) - exact for k in range(1, SIZE + 1)]
+    wrong += [flat(solve(matrix_operator(matrix), named(b), iterations=k).tensors) - exact for k in range(1, SIZE + 1)]
     energies = [float(error @ matrix @ error) for error in wrong]
     assert all(after <= before + 1e-14 * energies[0] for before, after in itertools.pairwise(energies))
 
@@ -87,13 +87,13 @@ def test_the_error_in_the_norm_of_the_matrix_falls_with_every_iteration(seed):
 def test_iterations_beyond_the_number_of_eigenvalues_change_nothing(seed, distinct):
     eigenvalues = torch.linspace(1, 3, distinct, dtype=torch.float64).repeat(SIZE)[:SIZE]
     matrix, b = system(seed, eigenvalues)
-    solution = solve(times(matrix), named(b), iterations=50)
-    equal(flat(solution.tensors), torch.linalg.solve(matrix, b), 1e-13)
+    solution = solve(matrix_operator(matrix), named(b), iterations=50)
+    assert_relative_error(flat(solution.tensors), torch.linalg.solve(matrix, b), 1e-13)
     assert solution.iterations < 20
     assert not solution.indefinite
 
 
-def test_the_identity_is_solved_by_one_iteration_and_the_rest_divide_nothing_by_nothing():
+def test_the_identity_takes_one_iteration_and_the_rest_change_nothing():
     b = named(torch.arange(1.0, 8.0))
     solution = solve(dict, b, iterations=9)
     assert all(torch.equal(solution.tensors[name], b[name]) for name in b)
@@ -101,14 +101,14 @@ def test_the_identity_is_solved_by_one_iteration_and_the_rest_divide_nothing_by_
 
 
 @given(seeds, st.integers(1, SIZE - 1), st.integers(1, 12))
-def test_an_indefinite_system_is_answered_with_the_last_iterate_of_positive_curvature(seed, negative, iterations):
+def test_the_solution_of_an_indefinite_system_is_the_last_iterate_of_positive_curvature(seed, negative, iterations):
     generator = torch.Generator().manual_seed(seed)
     eigenvalues = 0.2 + torch.rand(SIZE, generator=generator, dtype=torch.float64)
     eigenvalues[:negative] *= -0.5
     matrix, b = system(seed, eigenvalues)
-    solution = solve(times(matrix), named(b), iterations=iterations)
+    solution = solve(matrix_operator(matrix), named(b), iterations=iterations)
     answer, used = flat(solution.tensors), int(solution.iterations)
-    # The oracle: minimum over the Krylov space of each dimension, as long as the matrix is positive on it.
+    # Oracle: minimum over the Krylov space of each dimension, while the matrix is positive definite on it.
     krylov, expected, dimension = b[:, None], b, 0
     while dimension < min(iterations, SIZE):
         basis = torch.linalg.qr(krylov).Q
@@ -119,15 +119,15 @@ def test_an_indefinite_system_is_answered_with_the_last_iterate_of_positive_curv
         krylov = torch.cat([basis, matrix @ basis[:, -1:]], 1)
     assert bool(solution.indefinite) == (dimension < iterations)
     assert used == dimension
-    equal(answer, expected, 1e-6)
+    assert_relative_error(answer, expected, 1e-6)
     assert b @ answer > 0
-    equal(solution.relative_residual, (b - matrix @ answer).norm() / b.norm(), 1e-6)
+    assert_relative_error(solution.relative_residual, (b - matrix @ answer).norm() / b.norm(), 1e-6)
 
 
 @given(seeds, st.integers(1, 5), st.sampled_from([-1.0, 0.0]))
-def test_without_any_positive_curvature_the_answer_is_b(seed, iterations, curvature):
+def test_without_positive_curvature_the_solution_is_b(seed, iterations, curvature):
     _, b = system(seed)
-    solution = solve(times(curvature * torch.eye(SIZE, dtype=b.dtype)), named(b), iterations=iterations)
+    solution = solve(matrix_operator(curvature * torch.eye(SIZE, dtype=b.dtype)), named(b), iterations=iterations)
     assert torch.equal(flat(solution.tensors), b)
     assert solution.indefinite
     assert solution.iterations == 0
@@ -135,21 +135,24 @@ def test_without_any_positive_curvature_the_answer_is_b(seed, iterations, curvat
 
 
 @given(seeds, st.floats(1, 4), st.integers(1, 12))
-def test_no_iterate_is_longer_than_longest_and_the_last_one_within_is_the_answer(seed, longest, iterations):
+def test_the_solution_is_the_last_iterate_not_longer_than_longest(seed, longest, iterations):
     matrix, b = system(seed, (0.05, 0.2, 1, 2, 1.5, 3, 0.8))
-    lengths = [flat(solve(times(matrix), named(b), iterations=k).tensors).norm() / b.norm() for k in range(1, SIZE + 1)]
+    lengths = [
+        flat(solve(matrix_operator(matrix), named(b), iterations=k).tensors).norm() / b.norm()
+        for k in range(1, SIZE + 1)
+    ]
     allowed = sum(bool(length <= longest) for length in lengths[:iterations])
-    solution = solve(times(matrix), named(b), iterations=iterations, longest=longest)
-    expected = flat(solve(times(matrix), named(b), iterations=allowed).tensors) if allowed else b
-    equal(flat(solution.tensors), expected, 1e-6)
+    solution = solve(matrix_operator(matrix), named(b), iterations=iterations, longest=longest)
+    expected = flat(solve(matrix_operator(matrix), named(b), iterations=allowed).tensors) if allowed else b
+    assert_relative_error(flat(solution.tensors), expected, 1e-6)
     assert bool(solution.indefinite) == (allowed < min(iterations, SIZE))
 
 
 @given(seeds)
-def test_where_the_hessian_is_positive_longest_changes_nothing(seed):
+def test_longest_has_no_effect_if_the_hessian_is_positive(seed):
     matrix, b = system(seed, torch.arange(SIZE) / 2 + 1)
-    free = solve(times(matrix), named(b), iterations=SIZE)
-    bounded = solve(times(matrix), named(b), iterations=SIZE, longest=1)
+    free = solve(matrix_operator(matrix), named(b), iterations=SIZE)
+    bounded = solve(matrix_operator(matrix), named(b), iterations=SIZE, longest=1)
     assert torch.equal(flat(free.tensors), flat(bounded.tensors))
     assert not bounded.indefinite
 
@@ -166,7 +169,7 @@ def test_a_curvature_below_rounding_counts_as_none_however_large_the_vectors():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_zero_gives_zero(dtype):
     matrix, b = system(0, dtype=dtype)
-    solution = solve(times(matrix), named(0 * b), iterations=4)
+    solution = solve(matrix_operator(matrix), named(0 * b), iterations=4)
     assert torch.equal(flat(solution.tensors), torch.zeros(SIZE, dtype=dtype))
     assert (float(solution.relative_residual), int(solution.iterations), bool(solution.indefinite)) == (0, 0, False)
 
@@ -175,9 +178,9 @@ def test_zero_gives_zero(dtype):
 def test_a_factor_of_b_is_a_factor_of_the_solution_and_of_nothing_else(seed, exponent, eigenvalues):
     matrix, b = system(seed, eigenvalues, torch.float32)
     factor = 10**exponent
-    one = solve(times(matrix), named(b), iterations=4)
-    other = solve(times(matrix), named((b.double() * factor).float()), iterations=4)
-    equal(flat(other.tensors).double() / factor, flat(one.tensors).double(), 2e-4)
+    one = solve(matrix_operator(matrix), named(b), iterations=4)
+    other = solve(matrix_operator(matrix), named((b.double() * factor).float()), iterations=4)
+    assert_relative_error(flat(other.tensors).double() / factor, flat(one.tensors).double(), 2e-4)
     assert other.indefinite == one.indefinite
     assert other.iterations == one.iterations
 
@@ -186,25 +189,25 @@ def test_a_factor_of_b_is_a_factor_of_the_solution_and_of_nothing_else(seed, exp
 def test_a_factor_of_the_operator_divides_the_solution(factor):
     matrix, b = system(3, dtype=torch.float32)
     expected = torch.linalg.solve(matrix.double(), b.double())
-    solution = solve(times(matrix * factor), named(b), iterations=4 * SIZE)  # float32 needs more than SIZE
-    equal(flat(solution.tensors).double() * factor, expected, 1e-4)
+    solution = solve(matrix_operator(matrix * factor), named(b), iterations=4 * SIZE)  # float32 needs more than SIZE
+    assert_relative_error(flat(solution.tensors).double() * factor, expected, 1e-4)
     assert not solution.indefinite
 
 
 @given(seeds)
-def test_systems_solved_together_end_each_on_its_own(seed):
+def test_batched_systems_stop_independently(seed):
     kinds = [None, (-1,) * 7, (-0.5, 2, 1, 1, 3, 2, 1.5), (2,) * 7]
     pairs = [system(seed + i, kind) for i, kind in enumerate(kinds)]
     matrices = torch.stack([matrix for matrix, _ in pairs])
     vectors = torch.stack([*(b for _, b in pairs[:3]), 0 * pairs[3][1]])
 
     def task(matrix, b):
-        solution = solve(times(matrix), named(b), iterations=5)
+        solution = solve(matrix_operator(matrix), named(b), iterations=5)
         return solution.tensors, solution.relative_residual, solution.iterations, solution.indefinite
 
     tensors, residuals, iterations, indefinite = torch.func.vmap(task)(matrices, vectors)
     for i in range(len(kinds)):
-        alone = solve(times(matrices[i]), named(vectors[i]), iterations=5)
+        alone = solve(matrix_operator(matrices[i]), named(vectors[i]), iterations=5)
         for name, expected in alone.tensors.items():
             torch.testing.assert_close(tensors[name][i], expected, rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(residuals[i], alone.relative_residual, rtol=1e-6, atol=1e-12)
@@ -212,7 +215,7 @@ def test_systems_solved_together_end_each_on_its_own(seed):
         assert indefinite[i] == alone.indefinite
 
 
-def test_shapes_and_dtypes_are_those_of_b_also_without_dimensions_in_half_precision_and_when_batched():
+def test_shapes_and_dtypes_are_those_of_b_for_scalars_half_precision_and_batches():
     b = {"scalar": torch.tensor(2.0), "none": torch.zeros(0, 3), "half": torch.ones(3, dtype=torch.bfloat16)}
     solution = solve(lambda v: {name: 4 * tensor for name, tensor in v.items()}, b, iterations=3)
     assert {name: (t.dtype, t.shape) for name, t in solution.tensors.items()} == {
@@ -228,30 +231,32 @@ def test_shapes_and_dtypes_are_those_of_b_also_without_dimensions_in_half_precis
 @pytest.mark.parametrize("where", ["b", "operator"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("iterations", [1, 3])
-def test_what_is_not_finite_makes_the_solution_nan(where, value, iterations):
+def test_nonfinite_inputs_make_the_solution_nan(where, value, iterations):
     matrix, b = system(0)
     (matrix[2] if where == "operator" else b)[2] = value
-    assert flat(solve(times(matrix), named(b), iterations=iterations).tensors).isnan().all()
+    assert flat(solve(matrix_operator(matrix), named(b), iterations=iterations).tensors).isnan().all()
 
 
-def test_nothing_waits_for_the_device():
-    """Fake tensors have no values to ask for: the `.item()` at the end shows that asking raises."""
+def test_solve_does_not_synchronize_with_the_device():
+    """Fake tensors have no values: the `.item()` call confirms that reading one raises."""
     with FakeTensorMode():
         matrix, b = torch.empty(SIZE, SIZE), torch.empty(SIZE)
-        solution = solve(times(matrix), named(b), iterations=3, longest=2)
+        solution = solve(matrix_operator(matrix), named(b), iterations=3, longest=2)
         assert solution.tensors["layer.weight"].shape == (2, 2)
         with pytest.raises(DataDependentOutputException):
             solution.relative_residual.item()
-    meta = solve(times(torch.empty(SIZE, SIZE, device="meta")), named(torch.empty(SIZE, device="meta")), iterations=3)
+    meta = solve(
+        matrix_operator(torch.empty(SIZE, SIZE, device="meta")), named(torch.empty(SIZE, device="meta")), iterations=3
+    )
     assert all(t.is_meta for t in (meta.relative_residual, meta.iterations, meta.indefinite, *meta.tensors.values()))
 
 
 @pytest.mark.slow
-def test_it_compiles_into_one_graph():
+def test_solve_compiles_into_one_graph():
     matrix, b = system(5)
 
     def task(matrix, b):
-        solution = solve(times(matrix), named(b), iterations=3, longest=2)
+        solution = solve(matrix_operator(matrix), named(b), iterations=3, longest=2)
         return flat(solution.tensors), solution.relative_residual, solution.iterations, solution.indefinite
 
     compiled = torch.compile(task, fullgraph=True, backend="eager")(matrix, b)
@@ -260,29 +265,29 @@ def test_it_compiles_into_one_graph():
 
 def test_no_graph_outlives_the_call():
     matrix, b = system(6)
-    solution = solve(times(matrix.requires_grad_()), named(b.requires_grad_()), iterations=3)
+    solution = solve(matrix_operator(matrix.requires_grad_()), named(b.requires_grad_()), iterations=3)
     assert not any(tensor.requires_grad for tensor in (*solution.tensors.values(), solution.relative_residual))
 
 
-def test_b_is_not_written_to():
+def test_b_is_not_modified():
     matrix, b = system(7)
     before = b.clone()
-    solve(times(matrix), named(b), iterations=3)
+    solve(matrix_operator(matrix), named(b), iterations=3)
     assert torch.equal(b, before)
 
 
 @pytest.mark.parametrize("iterations", [0, -1, 2.5, True])
-def test_a_number_of_iterations_that_is_none_is_refused(iterations):
+def test_an_invalid_number_of_iterations_raises(iterations):
     with pytest.raises(OptionError, match="`iterations` of conjugate gradients must be an integer of at least 1"):
         solve(dict, {"x": torch.ones(1)}, iterations=iterations)
 
 
 @pytest.mark.parametrize("longest", [0.5, -1, float("nan")])
-def test_a_bound_below_the_length_of_b_is_refused(longest):
+def test_a_bound_below_the_length_of_b_raises(longest):
     with pytest.raises(OptionError, match="`longest` of conjugate gradients must be at least 1"):
         solve(dict, {"x": torch.ones(1)}, iterations=1, longest=longest)
 
 
-def test_nothing_to_solve_is_refused():
+def test_an_empty_right_hand_side_raises():
     with pytest.raises(OptionError, match="at least one tensor"):
         solve(dict, {}, iterations=1)

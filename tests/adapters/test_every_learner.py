@@ -1,4 +1,4 @@
-"""What holds for every learner: both engines, degenerate tasks, one task's NaN, homogenizers at meta-test."""
+"""Properties of every learner: equal engines, degenerate tasks, NaN in one task, meta-test without homogenizers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def make(name, homogenizers=None, nonfinite="raise", pair=None, **options):
     return gradhomog.learner(name, *(pair or networks()), homogenizers=pipe, **shape, **options)
 
 
-def test_these_are_all():
+def test_the_list_contains_all_learners():
     assert set(LEARNERS) == set(gradhomog.available("learners"))
 
 
@@ -68,7 +68,7 @@ def options_of(name):
 
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 @pytest.mark.parametrize("name", LEARNERS)
-def test_nan_in_one_task_is_told_or_dropped_and_reaches_no_other(name, engine):
+def test_nan_in_one_task_raises_or_is_dropped_and_does_not_affect_others(name, engine):
     batch = tasks()
     poisoned = TaskBatch(batch.support_x.clone(), batch.support_y, batch.query_x, batch.query_y, batch.domains)
     poisoned.support_x[1, 0, 0] = float("nan")
@@ -86,8 +86,8 @@ def test_nan_in_one_task_is_told_or_dropped_and_reaches_no_other(name, engine):
     assert all(bool(p.isfinite().all()) for p in dropping.parameters())
 
 
-@pytest.mark.parametrize("name", sorted(set(LEARNERS) - {"relationnet"}))  # which has outputs of its own
-def test_a_head_with_too_few_outputs_is_named_with_its_outputs_and_the_classes(name):
+@pytest.mark.parametrize("name", sorted(set(LEARNERS) - {"relationnet"}))  # its outputs are not those of the head
+def test_a_head_with_too_few_outputs_raises_with_both_numbers(name):
     encoder, _ = networks()
     narrow, batch = nn.Linear(4, 2).double(), tasks()
     message = r"`head` has 2 outputs, but the classes of the tasks go up to 2. Make a head with 3 outputs"
@@ -100,12 +100,12 @@ def test_a_head_with_too_few_outputs_is_named_with_its_outputs_and_the_classes(n
 
 
 @pytest.mark.parametrize("name", LEARNERS)
-def test_homogenizers_are_gone_at_meta_test(name):
+def test_homogenizers_do_not_change_predictions(name):
     batch, answers = tasks(), []
     for homogenizers in ("none", "rotogbml(isi=false) + pcgrad"):
         learner = make(name, homogenizers)
         if homogenizers != "none":
-            learner.rows(batch)  # rotations exist, and are told nothing of what comes
+            learner.rows(batch)  # the rotations now exist, and are not reset for meta-test
         task = batch[0]
         answers.append(learner.predict(task.support_x, task.support_y, task.query_x))
     assert torch.equal(*answers)

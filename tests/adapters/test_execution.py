@@ -1,4 +1,4 @@
-"""`Execution`: an object or keywords; the same for every learner; and how much of our code one step runs."""
+"""`Execution` as object and as keywords, for every learner; `FewShotLearner`; number of function calls per step."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_an_object_and_its_fields_as_keywords_give_the_same_rows(name):
 
 
 @pytest.mark.parametrize("name", LEARNERS)
-def test_by_name_the_fields_are_options_of_their_types_and_an_unknown_one_is_refused(name):
+def test_learners_by_name_validate_the_fields_as_options(name):
     with pytest.raises(OptionError, match=r"`engine` must be one of \"auto\", \"loop\", \"vmap\"; got 'fast'"):
         gradhomog.learner(name, *networks(), engine="fast")
     with pytest.raises(OptionError, match=r"no option 'recomputed'. Did you mean 'recompute'"):
@@ -47,7 +47,7 @@ def test_by_name_the_fields_are_options_of_their_types_and_an_unknown_one_is_ref
 
 
 @pytest.mark.parametrize("make", [MAML, anil, fomaml, MAMLPP])
-def test_an_object_beside_its_fields_is_refused(make):
+def test_an_object_together_with_its_fields_raises(make):
     with pytest.raises(OptionError, match="`norm` is a field of `execution`"):
         make(*networks(), execution=Execution(), norm="support")
     with pytest.raises(OptionError, match="`execution` must be an Execution; got 'vmap'"):
@@ -56,12 +56,12 @@ def test_an_object_beside_its_fields_is_refused(make):
         make(*networks(), engines="vmap")
 
 
-def test_running_statistics_need_training_with_those_of_each_batch():
-    with pytest.raises(OptionError, match="`norm` 'running' trains with that of each batch"):
+def test_running_statistics_require_batch_statistics_in_training():
+    with pytest.raises(OptionError, match="`norm` 'running' requires norm='batch' in `execution`"):
         MAMLPP(*networks(True), norm="running", execution=Execution(norm="support"))
 
 
-def test_fomaml_is_of_first_order_whatever_is_given():
+def test_fomaml_has_no_option_first_order():
     with pytest.raises(OptionError, match="no option 'first_order'"):
         gradhomog.learner("fomaml", *networks(), first_order=False)
     with pytest.raises(TypeError, match="first_order"):
@@ -69,7 +69,7 @@ def test_fomaml_is_of_first_order_whatever_is_given():
 
 
 class OneStep(FewShotLearner):
-    """Gradient descent, as a user would write it."""
+    """Gradient descent as a custom learner."""
 
     def adapt(self, parameters, support):
         gradients = support.gradient(support.loss, parameters)
@@ -77,7 +77,7 @@ class OneStep(FewShotLearner):
 
 
 @pytest.mark.parametrize("execution", [Execution("loop"), Execution("vmap"), Execution("loop", norm="support")])
-def test_a_learner_that_is_adapt_alone_has_the_rows_and_predictions_of_maml(execution):
+def test_a_learner_with_only_adapt_has_the_rows_and_predictions_of_maml(execution):
     own = OneStep(*networks(True), execution=execution)
     maml = MAML(*networks(True), inner_lr=0.1, inner_steps=1, execution=execution)
     rows, expected = own.rows(tasks()).jacobian, maml.rows(tasks()).jacobian
@@ -89,7 +89,7 @@ def test_a_learner_that_is_adapt_alone_has_the_rows_and_predictions_of_maml(exec
 
 
 def test_a_module_that_encoder_and_head_share_is_adapted_in_both():
-    # Found as a head that kept the parameter from before the inner loop.
+    # Regression test: the head kept the parameter from before the inner loop.
     torch.manual_seed(0)
     shared = nn.Linear(3, 3).double()
     learner = MAML(nn.Sequential(shared, nn.Tanh()), nn.Sequential(shared), inner_lr=0.1, inner_steps=1)
@@ -107,8 +107,8 @@ def test_a_module_that_encoder_and_head_share_is_adapted_in_both():
 
 
 @pytest.mark.parametrize(("engine", "most_files", "most_calls"), [("loop", 26, 202), ("vmap", 26, 107)])
-def test_one_step_of_three_tasks_and_two_inner_steps_runs_few_functions_of_ours(engine, most_files, most_calls):
-    """Comprehensions, which Python inlines from 3.12 on, and lambdas are not counted."""
+def test_one_step_calls_few_functions_of_this_repository(engine, most_files, most_calls):
+    """Lambdas and comprehensions are not counted: Python inlines the latter from 3.12 on."""
     torch.manual_seed(0)
     learner = MAML(nn.Linear(1, 8), nn.Linear(8, 1), "none", inner_steps=2, engine=engine)
     x = torch.linspace(-1, 1, 5)[:, None].repeat(3, 1, 1)
@@ -142,22 +142,24 @@ def test_one_step_of_three_tasks_and_two_inner_steps_runs_few_functions_of_ours(
         ("alfa", "inner"),
     ],
 )
-def test_an_option_of_maml_that_a_learner_does_not_have_is_refused_by_its_class_too(name, option):
+def test_options_of_maml_that_a_learner_lacks_raise(name, option):
     _, spec = installed().load("learners", name)
     with pytest.raises(TypeError, match=f"unexpected keyword argument '{option}'"):
         spec.factory(nn.Linear(3, 4), nn.Linear(4, 2), **{option: True})
 
 
-def test_a_network_of_which_nothing_is_learnt_any_more_is_refused():
+def test_a_network_that_was_frozen_completely_raises():
     encoder, head = nn.Linear(1, 4), nn.Linear(4, 1)
     learner, x = MAML(encoder, head), torch.zeros(3, 5, 1)
     encoder.requires_grad_(False)
     head.requires_grad_(False)
-    with pytest.raises(OptionError, match="no parameter of encoder and head requires grad any more"):
+    with pytest.raises(
+        OptionError, match="no parameter of encoder and head requires grad; at least one must be trainable"
+    ):
         learner.rows(TaskBatch(x, x, x, x))
 
 
-def test_at_meta_test_a_learner_takes_as_many_steps_as_in_training_unless_it_says_otherwise():
+def test_the_default_number_of_test_steps_is_that_of_training():
     seen = []
 
     class Counts(FewShotLearner):
@@ -172,7 +174,7 @@ def test_at_meta_test_a_learner_takes_as_many_steps_as_in_training_unless_it_say
     assert seen == [5]
 
 
-def test_a_state_that_does_not_fit_leaves_the_learner_as_it_was():
+def test_an_incompatible_state_does_not_change_the_learner():
     state = MAML(nn.Linear(1, 4), nn.Linear(4, 2)).state_dict()
     learner = MAML(nn.Linear(1, 4), nn.Linear(4, 3))
     before = {name: p.detach().clone() for name, p in learner.named_parameters().items()}

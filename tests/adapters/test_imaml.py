@@ -1,4 +1,4 @@
-"""iMAML: rows against closed forms, dense solutions, and finite differences of solved problems."""
+"""iMAML: rows against closed forms, dense solutions, and finite differences at solved inner problems."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from gradhomog import OptionError, TaskBatch
 from gradhomog_adapters.fomaml import fomaml
 from gradhomog_adapters.imaml import IMAML
 from gradhomog_adapters.reptile import Reptile
-from tests.adapters import direct
+from tests.adapters import checks
 from tests.adapters.few_shot import networks, tasks
 
-# Enough of both for the row to be the derivative of the loss up to rounding, on these networks.
+# Enough inner and CG steps for the row to equal the derivative of the loss up to rounding, on these networks.
 SOLVED = {"proximal": 5.0, "inner_lr": 0.15, "inner_steps": 150, "cg_steps": 40}
 
 
 class Point(nn.Module):
-    """½ zᵀ M z for z = (w, v), with M as input: both derivatives of every order are known."""
+    """½ zᵀ M z for z = (w, v) and the input M: all derivatives have closed forms."""
 
     def __init__(self, size=4, other=3, shape=None):
         super().__init__()
@@ -36,17 +36,17 @@ class Point(nn.Module):
         return (z @ x @ z / 2)[None, None]
 
 
-def definite(size, seed):
+def random_positive_definite(size, seed):
     root = torch.randn(size, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return root @ root.T / size
 
 
-def quadratic(support, query):
+def quadratic_task(support, query):
     y = torch.zeros(1, 1, 1)
     return TaskBatch(support[None], y, query[None], y)
 
 
-def on_point(point, **options):
+def make_point_learner(point, **options):
     return IMAML(point, nn.Identity(), loss=lambda out, y: out.sum(), **options)
 
 
@@ -54,23 +54,23 @@ def on_point(point, **options):
 @pytest.mark.parametrize("damping", [0.0, 0.3])
 def test_on_a_quadratic_the_row_is_the_closed_form(damping, engine):
     # θ* = (I + A/λ)⁻¹ θ, row = ((1 + δ)I + A/λ)⁻¹ B θ*
-    a, b, strength = definite(4, 0), definite(4, 1), 0.7
+    a, b, strength = random_positive_definite(4, 0), random_positive_definite(4, 1), 0.7
     point, eye = Point(other=0), torch.eye(4, dtype=torch.float64)
-    learner = on_point(
+    learner = make_point_learner(
         point, proximal=strength, inner_lr=0.3, inner_steps=300, cg_steps=6, damping=damping, adapt="encoder.w",
         engine=engine,
     )  # fmt: skip
-    row = learner.rows(quadratic(a, b)).jacobian["encoder.w"][0]
+    row = learner.rows(quadratic_task(a, b)).jacobian["encoder.w"][0]
     solution = torch.linalg.solve(eye + a / strength, point.w.detach())
     expected = torch.linalg.solve((1 + damping) * eye + a / strength, b @ solution)
     torch.testing.assert_close(row, expected, rtol=1e-9, atol=1e-12)
 
 
-def test_on_a_quadratic_what_is_not_adapted_has_the_derivative_through_the_solution():
+def test_on_a_quadratic_other_parameters_have_the_derivative_through_the_solution():
     # θ*(θ, ω) = (A + λI)⁻¹(λθ − Cω); autograd differentiates L_Q(θ*(θ, ω), ω) through this.
-    support, query, strength, point = definite(7, 0), definite(7, 1), 0.7, Point()
-    learner = on_point(point, proximal=strength, inner_lr=0.3, inner_steps=300, cg_steps=6, adapt="encoder.w")
-    rows = learner.rows(quadratic(support, query)).jacobian
+    support, query, strength, point = random_positive_definite(7, 0), random_positive_definite(7, 1), 0.7, Point()
+    learner = make_point_learner(point, proximal=strength, inner_lr=0.3, inner_steps=300, cg_steps=6, adapt="encoder.w")
+    rows = learner.rows(quadratic_task(support, query)).jacobian
     matrix = support[:4, :4] + strength * torch.eye(4, dtype=torch.float64)
     end = torch.linalg.solve(matrix, strength * point.w - support[:4, 4:] @ point.v)
     z = torch.cat([end, point.v])
@@ -82,8 +82,8 @@ def test_on_a_quadratic_what_is_not_adapted_has_the_derivative_through_the_solut
 def test_a_parameter_without_dimensions_has_the_row_of_the_closed_form():
     point = Point(size=1, other=0, shape=())
     support, query = torch.full((2, 1, 1), 2.0, dtype=torch.float64)
-    learner = on_point(point, proximal=0.5, inner_lr=0.2, inner_steps=200, adapt="encoder.w")
-    row = learner.rows(quadratic(support, query)).jacobian["encoder.w"][0]
+    learner = make_point_learner(point, proximal=0.5, inner_lr=0.2, inner_steps=200, adapt="encoder.w")
+    row = learner.rows(quadratic_task(support, query)).jacobian["encoder.w"][0]
     torch.testing.assert_close(row, 2 * point.w.detach() / 25, rtol=1e-12, atol=0)  # (1 + 2/0.5)⁻² · 2w
 
 
@@ -93,11 +93,11 @@ def test_a_parameter_without_dimensions_has_the_row_of_the_closed_form():
 def test_rows_are_derivatives_of_the_loss_at_the_solved_problem(adapt, norm):
     held = {"proximal": 40.0, "inner_lr": 0.02, "inner_steps": 60} if adapt != "head.*" else {}
     learner = IMAML(*networks(norm=True), adapt=adapt, norm=norm, **{**SOLVED, **held})
-    direct.judge_by_finite_differences(learner, tasks())
+    checks.assert_rows_match_finite_differences(learner, tasks())
 
 
 def dense_row(encoder, head, task, strength):
-    """(I + H/λ)⁻¹ ∇L_Q with the whole Hessian, where L-BFGS arrives at."""
+    """(I + H/λ)⁻¹ ∇L_Q with the dense Hessian, at the solution of L-BFGS."""
     both = nn.Sequential(encoder, head)
     named = dict(both.named_parameters())
     start = nn.utils.parameters_to_vector(named.values()).detach()
@@ -157,13 +157,13 @@ def test_every_inner_step_descends_on_the_proximal_objective(inner, adapt):
     starts, optimizer = [p.detach().clone() for p in parameters], theirs(parameters)
     for _ in range(4):
         optimizer.zero_grad()
-        away = sum((p - start).square().sum() for p, start in zip(parameters, starts, strict=True))
-        (nn.functional.cross_entropy(head(encoder(task.support_x)), task.support_y) + 1.5 * away).backward()
+        distance = sum((p - start).square().sum() for p, start in zip(parameters, starts, strict=True))
+        (nn.functional.cross_entropy(head(encoder(task.support_x)), task.support_y) + 1.5 * distance).backward()
         optimizer.step()
     torch.testing.assert_close(found, head(encoder(task.query_x)).detach(), rtol=1e-7, atol=1e-9)
 
 
-def test_held_ever_more_strongly_rows_become_those_of_first_order_without_steps():
+def test_for_large_lambda_rows_are_first_order_rows_without_inner_steps():
     first = fomaml(*networks(True), inner_steps=0).rows(tasks()).jacobian
     rows = IMAML(*networks(True), proximal=1e9, inner_lr=1e-10).rows(tasks()).jacobian
     for name, block in first.items():
@@ -171,17 +171,21 @@ def test_held_ever_more_strongly_rows_become_those_of_first_order_without_steps(
 
 
 @pytest.mark.parametrize("longest", [1.0, 2.0])
-def test_where_the_system_is_indefinite_rows_are_bounded_and_of_first_order_at_worst(longest):
+def test_rows_of_indefinite_systems_are_bounded_and_first_order_without_positive_curvature(longest):
     generator, query = torch.Generator().manual_seed(0), torch.eye(4, dtype=torch.float64)
     point = Point(other=0)
     w = point.w.detach()
     options = {"proximal": 1.0, "inner_steps": 0, "adapt": "encoder.w", "longest": longest}
     for _ in range(10):
         support = torch.randn(4, 4, generator=generator, dtype=torch.float64)
-        row = on_point(point, **options).rows(quadratic(3 * (support + support.T), query)).jacobian["encoder.w"][0]
+        row = (
+            make_point_learner(point, **options)
+            .rows(quadratic_task(3 * (support + support.T), query))
+            .jacobian["encoder.w"][0]
+        )
         assert float(row.norm()) <= longest * float(w.norm()) * (1 + 1e-12)
         assert float(row @ w) > 0
-    row = on_point(point, **options).rows(quadratic(-5 * query, query)).jacobian["encoder.w"][0]
+    row = make_point_learner(point, **options).rows(quadratic_task(-5 * query, query)).jacobian["encoder.w"][0]
     assert torch.equal(row, w)
 
 
@@ -193,10 +197,10 @@ def test_both_engines_give_the_same_rows(options, norm):
         IMAML(*networks(True), norm=norm, engine=engine, proximal=10.0, inner_lr=0.05, **options).rows(tasks())
         for engine in ("loop", "vmap")
     )
-    direct.rows_equal(loop, vmap, rtol=1e-9, atol=1e-8 if "inner" in options else 1e-12)
+    checks.assert_rows_equal(loop, vmap, rtol=1e-9, atol=1e-8 if "inner" in options else 1e-12)
 
 
-def test_a_frozen_parameter_is_a_constant_and_one_frozen_since_is_not_adapted():
+def test_a_frozen_parameter_has_no_row_and_is_not_adapted():
     for learner in (IMAML(*networks(), adapt="encoder.*"), IMAML(*networks())):
         learner.encoder.requires_grad_(False)
         rows = learner.rows(tasks()).jacobian
@@ -204,8 +208,8 @@ def test_a_frozen_parameter_is_a_constant_and_one_frozen_since_is_not_adapted():
         assert float(rows["head.weight"].abs().min()) > 0
 
 
-class Alive(nn.Module):
-    """Counts, whenever it is called, how many of its earlier outputs are still there."""
+class LiveOutputCounter(nn.Module):
+    """Counts in each call how many of its earlier outputs are still alive."""
 
     def __init__(self):
         super().__init__()
@@ -219,11 +223,11 @@ class Alive(nn.Module):
 
 
 @pytest.mark.parametrize("make", [IMAML, Reptile])
-def test_graphs_of_inner_steps_are_not_kept(make):
+def test_graphs_of_inner_steps_are_freed(make):
     most = set()
     for steps in (3, 12):
         encoder, head = networks()
-        encoder.append(Alive())
+        encoder.append(LiveOutputCounter())
         make(encoder, head, inner_steps=steps, engine="loop").rows(tasks(1))
         assert len(encoder[-1].outputs) > steps
         most.add(encoder[-1].most)
@@ -232,20 +236,20 @@ def test_graphs_of_inner_steps_are_not_kept(make):
 
 
 @pytest.mark.slow
-def test_homogenizers_attach_and_nothing_else_changes():
+def test_homogenizers_act_in_training_only_and_the_learner_is_unchanged():
     def make(homogenizers):
-        return IMAML(*direct.pictures(norm=True, flatten=True), homogenizers, inner_steps=4)
+        return IMAML(*checks.image_networks(norm=True, flatten=True), homogenizers, inner_steps=4)
 
-    batch = direct.tasks(shape=(1, 6, 6))
-    direct.judge_untouched(make(None), batch)
-    direct.judge_homogenized(make, batch)
+    batch = checks.tasks(shape=(1, 6, 6))
+    checks.assert_learner_unchanged(make(None), batch)
+    checks.assert_homogenizers_act_in_training_only(make, batch)
 
 
 @pytest.mark.slow
 def test_rows_with_a_rotation_are_derivatives_too():
     learner = IMAML(*networks(), "rotate", **SOLVED)
     learner.step(tasks(), torch.optim.SGD(learner.parameters(), lr=0.0))
-    direct.judge_by_finite_differences(learner, tasks())
+    checks.assert_rows_match_finite_differences(learner, tasks())
 
 
 @pytest.mark.parametrize(
@@ -261,6 +265,6 @@ def test_rows_with_a_rotation_are_derivatives_too():
         ({"inner_steps": 1.5}, "`inner_steps` must be an integer"),
     ],
 )
-def test_options_that_cannot_be_used_are_refused(options, message):
+def test_invalid_options_raise(options, message):
     with pytest.raises(OptionError, match=message):
         IMAML(*networks(), **options)

@@ -1,4 +1,4 @@
-"""Meta-SGD: rates that are learnt; rows against finite differences, MAML and a closed form."""
+"""Meta-SGD: trained rates; rows against finite differences, MAML and a closed form."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.adapters.few_shot import assert_rows_are_derivatives, networks, tasks
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("steps", [1, 3])
-def test_rows_are_derivatives_by_weights_and_by_rates(steps, recompute):
+def test_rows_are_derivatives_with_respect_to_weights_and_rates(steps, recompute):
     learner = MetaSGD(*networks(norm=True), inner_steps=steps, recompute=recompute)
     names = ["encoder.0.weight", "head.weight", "learner.rates.encoder.0.weight", "learner.rates.head.bias"]
     assert_rows_are_derivatives(learner, tasks()[0], names)
 
 
 @pytest.mark.parametrize("first_order", [False, True])
-def test_equal_rates_are_maml(first_order):
+def test_equal_rates_give_maml(first_order):
     ours = MetaSGD(*networks(), rates=0.1, inner_steps=3, first_order=first_order, engine="loop").rows(tasks()).jacobian
     maml = MAML(*networks(), inner_lr=0.1, inner_steps=3, first_order=first_order, engine="loop").rows(tasks()).jacobian
     for name, rows in maml.items():
@@ -32,7 +32,7 @@ def test_equal_rates_are_maml(first_order):
 @pytest.mark.parametrize("first_order", [False, True])
 def test_a_quadratic_has_the_closed_form(first_order):
     # L_S = ½ a θ², L_Q = ½ (θ − t)², one step: θ' = (1 − αa)θ.
-    # By θ: (1 − αa)(θ' − t), first order θ' − t; by α: −aθ(θ' − t).
+    # W.r.t. θ: (1 − αa)(θ' − t), first order θ' − t; w.r.t. α: −aθ(θ' − t).
     head, alpha = nn.Linear(1, 1, bias=False).double(), 0.3
     x = torch.full((1, 4, 1), 1.5, dtype=torch.float64)
     ones = torch.ones(1, 4, 1, dtype=torch.float64)
@@ -47,13 +47,13 @@ def test_a_quadratic_has_the_closed_form(first_order):
     torch.testing.assert_close(rows["learner.rates.head.weight"][0], -a * theta * error)
 
 
-def test_first_rates_are_drawn_between_two_numbers_by_a_generator_of_their_own():
+def test_initial_rates_are_uniform_from_a_separate_generator():
     state = torch.get_rng_state()
     encoder, head = networks()
     after = torch.get_rng_state()
     drawn = [MetaSGD(encoder, head, rates=(0.2, 0.3), seed=seed).own.state_dict() for seed in (0, 0, 1)]
     assert torch.equal(torch.get_rng_state(), after)
-    assert not torch.equal(state, after)  # the networks' own initialisation
+    assert not torch.equal(state, after)  # advanced by the initialization of the networks
     values = torch.cat([value.flatten() for value in drawn[0].values()])
     assert 0.2 <= values.min() < 0.22
     assert 0.28 < values.max() <= 0.3
@@ -61,7 +61,7 @@ def test_first_rates_are_drawn_between_two_numbers_by_a_generator_of_their_own()
     assert not torch.equal(drawn[0]["rates.head.weight"], drawn[2]["rates.head.weight"])
 
 
-def test_rates_are_learnt_homogenized_and_saved():
+def test_rates_are_trained_homogenized_and_saved():
     learner = gradhomog.learner("meta_sgd", *networks(), homogenizers="pcgrad", inner_steps=2)
     before = {name: p.detach().clone() for name, p in learner.named_parameters().items()}
     learner.step(tasks(), torch.optim.Adam(learner.parameters(), lr=0.01))
@@ -70,8 +70,8 @@ def test_rates_are_learnt_homogenized_and_saved():
     other = gradhomog.learner("meta_sgd", *networks(), homogenizers="pcgrad", inner_steps=2, seed=5)
     other.load_state_dict(learner.state_dict())
     task = tasks()[1]
-    given = (task.support_x, task.support_y, task.query_x)
-    assert torch.equal(other.predict(*given), learner.predict(*given))
+    inputs = (task.support_x, task.support_y, task.query_x)
+    assert torch.equal(other.predict(*inputs), learner.predict(*inputs))
 
 
 def test_frozen_rates_keep_their_values():
@@ -85,6 +85,6 @@ def test_frozen_rates_keep_their_values():
 
 
 @pytest.mark.parametrize("rates", [-0.1, (0.2, 0.1), float("nan"), [0.1], ()])
-def test_impossible_rates_are_told(rates):
-    with pytest.raises(OptionError, match="`rates` must be a number, or two in order"):
+def test_invalid_rates_raise(rates):
+    with pytest.raises(OptionError, match="`rates` must be a number, or two in increasing order"):
         MetaSGD(*networks(), rates=rates)

@@ -1,4 +1,4 @@
-"""MetaOptNet: ridge regression against least squares of NumPy, the primal form, rows through the solution."""
+"""MetaOptNet: ridge regression against NumPy's least squares, and rows against the primal form."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from torch import nn
 
 from gradhomog import Task
 from gradhomog_adapters.metaoptnet import MetaOptNet
-from tests.adapters import direct
+from tests.adapters import checks
 
 
 def weights(support, y, strength):
     """argmin ‖XW − Y‖² + λ‖W‖², as least squares of X over √λ I."""
     features = support.shape[1]
     above = np.concatenate([support, np.sqrt(strength) * np.eye(features)])
-    below = np.concatenate([np.eye(direct.WAYS)[y], np.zeros((features, direct.WAYS))])
+    below = np.concatenate([np.eye(checks.WAYS)[y], np.zeros((features, checks.WAYS))])
     return np.linalg.lstsq(above, below, rcond=None)[0]
 
 
 @pytest.mark.parametrize("strength", [1e-3, 1.0, 50.0])
 @pytest.mark.parametrize("shots", [1, 4])  # fewer supports than features, and more
 def test_outputs_are_those_of_regularized_least_squares(strength, shots):
-    encoder, head = direct.networks()
-    task = direct.tasks(shots=shots)[0]
+    encoder, head = checks.networks()
+    task = checks.tasks(shots=shots)[0]
     learner = MetaOptNet(encoder, head, regularization=strength, scale=3.0)
     outputs = learner.predict(task.support_x, task.support_y, task.query_x)
     support, queries = (encoder(x).detach().numpy() for x in (task.support_x, task.query_x))
@@ -34,42 +34,42 @@ def test_outputs_are_those_of_regularized_least_squares(strength, shots):
 
 @pytest.mark.parametrize("norm", [False, True])
 def test_rows_are_those_of_the_primal_form(norm):
-    # W = (XᵀX + λI)⁻¹XᵀY, features by features; the code solves supports by supports.
-    encoder, head = direct.networks(norm)
+    # W = (XᵀX + λI)⁻¹XᵀY, a system [features, features]; the code solves one of [support, support].
+    encoder, head = checks.networks(norm)
     learner = MetaOptNet(encoder, head, regularization=2.0, scale=1.5)
     scale = learner.named_parameters()["learner.logits.scale"]
     encoder.train()
 
     def loss(task):
         x, z = encoder(task.support_x), encoder(task.query_x)
-        y = nn.functional.one_hot(task.support_y, direct.WAYS).double()
+        y = nn.functional.one_hot(task.support_y, checks.WAYS).double()
         w = torch.linalg.inv(x.T @ x + 2 * torch.eye(5, dtype=torch.float64)) @ x.T @ y
         return nn.functional.cross_entropy(scale * z @ w, task.query_y)
 
-    direct.judge_by_autograd(learner, direct.tasks(shots=3), loss)
+    checks.assert_rows_match_autograd(learner, checks.tasks(shots=3), loss)
 
 
-def test_the_scale_is_learnt():
-    learner = MetaOptNet(*direct.networks())
-    rows = learner.rows(direct.tasks(shots=5))
+def test_the_scale_is_trained():
+    learner = MetaOptNet(*checks.networks())
+    rows = learner.rows(checks.tasks(shots=5))
     assert rows.jacobian["learner.logits.scale"].shape == (3, 1)
     assert rows.jacobian["learner.logits.scale"].abs().min() > 0
     learner.own.requires_grad_(False)
-    assert "learner.logits.scale" not in learner.rows(direct.tasks(shots=5)).jacobian
+    assert "learner.logits.scale" not in learner.rows(checks.tasks(shots=5)).jacobian
 
 
-def test_a_support_given_n_times_is_a_support_of_weight_n():
-    # n‖xW − y‖² + λ‖W‖²: n copies of all supports are the same as λ/n.
-    encoder, head = direct.networks()
-    task = direct.tasks()[0]
+def test_n_copies_of_the_support_set_have_weight_n():
+    # n‖xW − y‖² + λ‖W‖²: n copies of all supports are equivalent to λ/n.
+    encoder, head = checks.networks()
+    task = checks.tasks()[0]
     many = Task(task.support_x.repeat(4, 1), task.support_y.repeat(4), task.query_x, task.query_y)
     one = MetaOptNet(encoder, head, regularization=1.0).rows([task])
     four = MetaOptNet(encoder, head, regularization=4.0).rows([many])
-    direct.rows_equal(four, one)
+    checks.assert_rows_equal(four, one)
 
 
-def test_features_of_a_size_of_thousands_keep_their_digits_in_float32():
-    # The Gramian's condition is 1e8: a solution in float32 would have no digits left.
+def test_large_features_keep_their_digits_in_float32():
+    # The condition number of the Gramian is 1e8: a float32 solution would have no correct digits.
     torch.manual_seed(0)
     x, z = torch.randn(6, 8) * 1e3, torch.randn(4, 8) * 1e3
     y = torch.arange(3).repeat(2)

@@ -1,4 +1,4 @@
-"""ProtoNet: rows against a loss written down by class, distances against SciPy's, the linear classifier it equals."""
+"""ProtoNet: rows against a reference loss, distances against SciPy's, and the equivalent linear classifier."""
 
 from __future__ import annotations
 
@@ -10,62 +10,64 @@ from torch import nn
 
 from gradhomog import Task
 from gradhomog_adapters.protonet import ProtoNet
-from tests.adapters import direct
+from tests.adapters import checks
 
 
-def by_hand(encoder, task):
-    """−log p of the true class, one query and one class at a time."""
+def reference_loss(encoder, task):
+    """Mean of −log p of the true class, computed for one query and one class at a time."""
     support, queries = encoder(task.support_x).flatten(1), encoder(task.query_x).flatten(1)
     total = 0.0
     for feature, label in zip(queries, task.query_y, strict=True):
-        scores = [-((feature - support[task.support_y == w].mean(0)).norm() ** 2) for w in range(direct.WAYS)]
+        scores = [-((feature - support[task.support_y == w].mean(0)).norm() ** 2) for w in range(checks.WAYS)]
         total = total - scores[int(label)] + torch.stack(scores).logsumexp(0)
     return total / len(queries)
 
 
 @pytest.mark.parametrize("norm", [False, True])
-def test_rows_are_those_of_the_loss_written_down(norm):
-    encoder, head = direct.networks(norm)
+def test_rows_are_those_of_the_reference_loss(norm):
+    encoder, head = checks.networks(norm)
     learner = ProtoNet(encoder, head)
     encoder.train()
-    direct.judge_by_autograd(learner, direct.tasks(), lambda task: by_hand(encoder, task))
+    checks.assert_rows_match_autograd(learner, checks.tasks(), lambda task: reference_loss(encoder, task))
 
 
-def test_rows_on_maps_are_those_of_the_loss_written_down():
-    encoder, head = direct.pictures()
+def test_rows_on_maps_are_those_of_the_reference_loss():
+    encoder, head = checks.image_networks()
     learner = ProtoNet(encoder, head)
-    direct.judge_by_autograd(learner, direct.tasks(shape=(1, 6, 6)), lambda task: by_hand(encoder, task))
+    checks.assert_rows_match_autograd(
+        learner, checks.tasks(shape=(1, 6, 6)), lambda task: reference_loss(encoder, task)
+    )
 
 
 def test_outputs_are_the_squared_distances_of_scipy_to_the_means():
-    encoder, head = direct.networks()
-    task = direct.tasks(shots=4)[0]
+    encoder, head = checks.networks()
+    task = checks.tasks(shots=4)[0]
     outputs = ProtoNet(encoder, head).predict(task.support_x, task.support_y, task.query_x)
     support, queries = (encoder(x).detach().numpy() for x in (task.support_x, task.query_x))
-    means = np.stack([support[task.support_y.numpy() == w].mean(0) for w in range(direct.WAYS)])
+    means = np.stack([support[task.support_y.numpy() == w].mean(0) for w in range(checks.WAYS)])
     np.testing.assert_allclose(outputs.numpy(), -cdist(queries, means, "sqeuclidean"), rtol=1e-12)
 
 
-def test_it_is_the_linear_classifier_of_weights_2c_and_biases_minus_c_squared():
-    # Snell et al. 2017, equation 8: what is left out, ‖f(x)‖², is the same for all classes.
-    encoder, head = direct.networks()
-    task = direct.tasks()[0]
+def test_probabilities_are_those_of_the_linear_classifier_with_weights_2c_and_biases_minus_c_squared():
+    # Snell et al. 2017, equation 8: the omitted term ‖f(x)‖² is the same for all classes.
+    encoder, head = checks.networks()
+    task = checks.tasks()[0]
     outputs = ProtoNet(encoder, head).predict(task.support_x, task.support_y, task.query_x)
     support, queries = encoder(task.support_x).detach(), encoder(task.query_x).detach()
-    means = torch.stack([support[task.support_y == w].mean(0) for w in range(direct.WAYS)])
+    means = torch.stack([support[task.support_y == w].mean(0) for w in range(checks.WAYS)])
     linear = nn.functional.linear(queries, 2 * means, -means.square().sum(1))
     torch.testing.assert_close(outputs.softmax(1), linear.softmax(1))
 
 
 def test_with_one_shot_the_order_of_classes_is_that_of_nearest_neighbours():
-    encoder, head = direct.networks()
-    task = direct.tasks(shots=1)[0]
+    encoder, head = checks.networks()
+    task = checks.tasks(shots=1)[0]
     outputs = ProtoNet(encoder, head).predict(task.support_x, task.support_y, task.query_x)
     distances = torch.cdist(encoder(task.query_x), encoder(task.support_x)).detach()
     assert torch.equal(outputs.argsort(1, descending=True), distances.argsort(1))
 
 
-def test_close_classes_far_from_the_origin_are_told_apart_in_float32():
+def test_close_classes_far_from_the_origin_are_separated_in_float32():
     # ‖z‖² − 2⟨z, c⟩ + ‖c‖² would lose all digits of a distance of 1e-3 at 1e3.
     x = torch.tensor([[1000.0], [1000.001]])
     learner = ProtoNet(nn.Identity(), nn.Linear(1, 2))
@@ -73,8 +75,8 @@ def test_close_classes_far_from_the_origin_are_told_apart_in_float32():
 
 
 def test_the_head_may_have_more_outputs_than_a_task_has_classes():
-    encoder, _ = direct.networks()
-    task = direct.tasks()[0]
+    encoder, _ = checks.networks()
+    task = checks.tasks()[0]
     few = ProtoNet(encoder, nn.Linear(5, 3).double())
     many = ProtoNet(encoder, nn.Linear(5, 20).double())
     outputs = [one.predict(task.support_x, task.support_y, task.query_x) for one in (few, many)]
@@ -86,8 +88,8 @@ def test_the_head_may_have_more_outputs_than_a_task_has_classes():
             torch.testing.assert_close(rows[name], block)
 
 
-def test_supports_given_twice_change_nothing():
-    encoder, head = direct.networks()
-    task, learner = direct.tasks()[0], ProtoNet(encoder, head)
+def test_duplicated_supports_change_nothing():
+    encoder, head = checks.networks()
+    task, learner = checks.tasks()[0], ProtoNet(encoder, head)
     twice = Task(task.support_x.repeat(2, 1), task.support_y.repeat(2), task.query_x, task.query_y)
-    direct.rows_equal(learner.rows([twice]), learner.rows([task]))
+    checks.assert_rows_equal(learner.rows([twice]), learner.rows([task]))

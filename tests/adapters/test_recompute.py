@@ -1,4 +1,4 @@
-"""Inner steps that are run again on the way back: the same rows, and no more memory for more of them."""
+"""Recomputed inner steps: the same rows, and memory that does not grow with their number."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ INNER = {
 @pytest.mark.parametrize("adapt", ["*", "head.*", ["encoder.0.*", "head.weight"]])
 @pytest.mark.parametrize("norm", ["batch", "support"])
 @pytest.mark.parametrize("inner", INNER)
-def test_rows_are_those_of_the_whole_graph(inner, norm, adapt):
+def test_rows_are_those_without_recomputation(inner, norm, adapt):
     options = {"inner": INNER[inner], "inner_steps": 4, "norm": norm, "adapt": adapt}
     whole = MAML(*networks(norm=True), engine="loop", **options).rows(tasks())
-    again = MAML(*networks(norm=True), recompute=True, **options).rows(tasks())
+    recomputed = MAML(*networks(norm=True), recompute=True, **options).rows(tasks())
     for name, rows in whole.jacobian.items():
-        torch.testing.assert_close(again.jacobian[name], rows, rtol=1e-11, atol=1e-15)
-    torch.testing.assert_close(again.feature_grads, whole.feature_grads)
+        torch.testing.assert_close(recomputed.jacobian[name], rows, rtol=1e-11, atol=1e-15)
+    torch.testing.assert_close(recomputed.feature_grads, whole.feature_grads)
 
 
 @pytest.mark.parametrize("steps", [0, 1])
-def test_few_steps_are_no_special_case(steps):
+def test_rows_for_zero_and_one_step_are_those_without_recomputation(steps):
     whole = MAML(*networks(), engine="loop", inner_steps=steps).rows(tasks()).jacobian
-    again = MAML(*networks(), recompute=True, inner_steps=steps).rows(tasks()).jacobian
+    recomputed = MAML(*networks(), recompute=True, inner_steps=steps).rows(tasks()).jacobian
     for name, rows in whole.items():
-        torch.testing.assert_close(again[name], rows, rtol=1e-12, atol=1e-15)
+        torch.testing.assert_close(recomputed[name], rows, rtol=1e-12, atol=1e-15)
 
 
-def test_dropout_draws_the_same_masks_on_the_way_back():
+def test_dropout_draws_the_same_masks_in_the_backward_pass():
     encoder, head = networks()
     encoder.append(nn.Dropout(0.5))
     rows = {}
@@ -59,8 +59,8 @@ def test_dropout_draws_the_same_masks_on_the_way_back():
 @pytest.mark.parametrize(
     "make", [MAML, MetaSGD, partial(MAMLPP, multi_step_steps=0)], ids=["maml", "meta_sgd", "mamlpp"]
 )
-def test_memory_grows_by_the_arguments_of_a_step_and_not_by_its_graph(make):
-    """In bytes: hooks on saved tensors do not count what a step keeps by other means."""
+def test_memory_per_step_is_that_of_its_arguments_and_not_of_its_graph(make):
+    """Measure bytes, because hooks on saved tensors miss tensors that a step keeps otherwise."""
     torch.manual_seed(0)
     encoder, head = nn.Sequential(nn.Linear(20, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh()), nn.Linear(32, 3)
     x, y = torch.randn(1, 400, 20), torch.arange(400)[None] % 3
@@ -83,21 +83,21 @@ def test_memory_grows_by_the_arguments_of_a_step_and_not_by_its_graph(make):
     [
         ({"engine": "vmap"}, "one task after the other"),
         ({"compile": True}, "one task after the other"),
-        ({"inner": lambda: torchopt.sgd(0.1, momentum=0.9, dampening=0.5)}, "remembers which was the first"),
+        ({"inner": lambda: torchopt.sgd(0.1, momentum=0.9, dampening=0.5)}, "stores which step was the first"),
     ],
 )
-def test_what_would_not_do_the_same_again_is_refused(options, message):
+def test_recompute_rejects_options_that_could_change_the_second_run(options, message):
     with pytest.raises(OptionError, match=message):
         MAML(*networks(), recompute=True, **options)
 
 
-def test_what_is_attached_to_the_encoder_is_refused():
+def test_recompute_rejects_homogenizers_that_attach_to_the_encoder():
     encoder = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten())
-    with pytest.raises(OptionError, match="attached to it may act otherwise"):
+    with pytest.raises(OptionError, match="attached to it may act differently"):
         MAML(encoder, nn.Linear(8, 2), "isi", recompute=True)
 
 
-def test_a_loop_that_has_nothing_left_to_change_is_none():
+def test_a_loop_without_trainable_parameters_has_no_effect():
     rows = {}
     for recompute in (False, True):
         encoder, head = networks()
@@ -108,7 +108,7 @@ def test_a_loop_that_has_nothing_left_to_change_is_none():
 
 
 class Counter(nn.Module):
-    """Divides by how often it has run: reads what it has written to a buffer."""
+    """Divides by its number of calls, which is stored in a buffer."""
 
     def __init__(self):
         super().__init__()
@@ -119,12 +119,12 @@ class Counter(nn.Module):
         return x / float(self.runs)
 
 
-def test_a_layer_that_reads_a_buffer_it_has_written_reads_the_same_when_a_step_is_run_again():
+def test_a_recomputed_step_resets_the_buffers_that_a_layer_reads():
     encoder, head = networks()
     encoder.append(Counter())
-    kept, again = (
+    kept, recomputed = (
         MAML(encoder, head, inner_lr=0.1, inner_steps=4, engine="loop", recompute=recompute).rows(tasks()).jacobian
         for recompute in (False, True)
     )
     for name, rows in kept.items():
-        torch.testing.assert_close(again[name], rows, rtol=1e-10, atol=1e-13)
+        torch.testing.assert_close(recomputed[name], rows, rtol=1e-10, atol=1e-13)

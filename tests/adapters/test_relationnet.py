@@ -1,4 +1,4 @@
-"""RelationNet: rows against pairs that were written down one by one; the module as published; the bench's maps."""
+"""RelationNet: rows against reference pairs; sizes of the published module; maps of the benchmark networks."""
 
 from __future__ import annotations
 
@@ -8,41 +8,41 @@ from torch import nn
 
 from gradhomog import DataError, Task
 from gradhomog.experiments import models
-from gradhomog_adapters import _relation
+from gradhomog_adapters import _relation_module
 from gradhomog_adapters.relationnet import RelationNet
-from tests.adapters import direct
+from tests.adapters import checks
 
 MAPS = {"maps": True, "input_shape": [1, 6, 6]}
 
 
 def pairs(encoder, task):
-    """[mean of class; query], for each query all classes, from loops."""
+    """Pairs [class mean; query] of each query with all classes, from loops."""
     support, queries = encoder(task.support_x), encoder(task.query_x)
-    means = [support[task.support_y == w].mean(0) for w in range(direct.WAYS)]
+    means = [support[task.support_y == w].mean(0) for w in range(checks.WAYS)]
     return torch.stack([torch.cat([mean, query]) for query in queries for mean in means])
 
 
 @pytest.mark.parametrize("objective", ["mse", "softmax"])
 @pytest.mark.parametrize("maps", [False, True])
-def test_rows_are_those_of_the_pairs_written_down(objective, maps):
-    encoder, head = direct.pictures() if maps else direct.networks()
+def test_rows_are_those_of_the_reference_pairs(objective, maps):
+    encoder, head = checks.image_networks() if maps else checks.networks()
     learner = RelationNet(encoder, head, objective=objective, **(MAPS if maps else {}))
-    batch = direct.tasks(shape=(1, 6, 6) if maps else (4,))
+    batch = checks.tasks(shape=(1, 6, 6) if maps else (4,))
     relation = learner.own["relation"]
 
     def loss(task):
-        scores = relation(pairs(encoder, task)).reshape(-1, direct.WAYS)
+        scores = relation(pairs(encoder, task)).reshape(-1, checks.WAYS)
         if objective == "softmax":
             return nn.functional.cross_entropy(scores, task.query_y)
-        return nn.functional.mse_loss(torch.sigmoid(scores), nn.functional.one_hot(task.query_y, direct.WAYS).double())
+        return nn.functional.mse_loss(torch.sigmoid(scores), nn.functional.one_hot(task.query_y, checks.WAYS).double())
 
-    direct.judge_by_autograd(learner, batch, loss)
+    checks.assert_rows_match_autograd(learner, batch, loss)
 
 
 @pytest.mark.parametrize(("size", "padding", "numbers"), [(5, 1, 64), (7, 1, 64), (19, 0, 576), (54, 0, 9216)])
 def test_the_module_for_maps_has_the_published_sizes(size, padding, numbers):
     # Chen et al. 2019: after two blocks s ↦ (s − 2 + 2·padding) / 2 rounded down; 64 maps.
-    module = _relation.of_maps((64, size, size), 8)
+    module = _relation_module.make_map_module((64, size, size), 8)
     kinds = [type(part).__name__ for part in module]
     block = ["Conv2d", "BatchNorm2d", "ReLU", "MaxPool2d"]
     assert kinds == [*block, *block, "Flatten", "Linear", "ReLU", "Linear"]
@@ -51,16 +51,16 @@ def test_the_module_for_maps_has_the_published_sizes(size, padding, numbers):
     assert module(torch.rand(2, 128, size, size)).shape == (2, 1)
 
 
-def test_maps_of_one_number_are_not_pooled_away():
-    assert _relation.of_maps((4, 1, 1), 8)(torch.rand(3, 8, 1, 1)).shape == (3, 1)
+def test_maps_of_size_one_are_not_pooled():
+    assert _relation_module.make_map_module((4, 1, 1), 8)(torch.rand(3, 8, 1, 1)).shape == (3, 1)
 
 
 @pytest.mark.parametrize("name", ["conv4", "resnet10"])
-def test_it_takes_the_maps_of_the_bench_networks(name):
-    encoder, head = models.build(name, (1, 28, 28), direct.WAYS, 4, flatten=False)
+def test_the_maps_of_the_benchmark_networks_are_supported(name):
+    encoder, head = models.build(name, (1, 28, 28), checks.WAYS, 4, flatten=False)
     learner = RelationNet(encoder, head, maps=True, input_shape=[1, 28, 28])
     before = {key: value.clone() for key, value in encoder.named_buffers()}
-    batch = direct.tasks(2, shape=(1, 28, 28))
+    batch = checks.tasks(2, shape=(1, 28, 28))
     batch = [Task(t.support_x.float(), t.support_y, t.query_x.float(), t.query_y) for t in batch]
     rows = learner.rows(batch)
     assert all(block.isfinite().all() for block in rows.jacobian.values())
@@ -68,22 +68,22 @@ def test_it_takes_the_maps_of_the_bench_networks(name):
 
 
 def test_outputs_are_relations_between_0_and_1():
-    learner = RelationNet(*direct.networks())
-    task = direct.tasks()[0]
+    learner = RelationNet(*checks.networks())
+    task = checks.tasks()[0]
     outputs = learner.predict(task.support_x, task.support_y, task.query_x)
     assert 0 < outputs.min() < outputs.max() < 1
 
 
-def test_features_of_another_shape_than_the_module_is_for_are_told():
-    encoder, _ = direct.pictures()
-    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, direct.WAYS)).double()
+def test_features_of_a_different_shape_raise():
+    encoder, _ = checks.image_networks()
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, checks.WAYS)).double()
     learner = RelationNet(encoder, head, **MAPS)
-    with pytest.raises(DataError, match=r"features of the shape \[2, 5, 5\]; the encoder gives \[2, 7, 7\]"):
-        learner.rows(direct.tasks(shape=(1, 8, 8)))
+    with pytest.raises(DataError, match=r"features of shape \[2, 5, 5\]; the encoder returned \[2, 7, 7\]"):
+        learner.rows(checks.tasks(shape=(1, 8, 8)))
 
 
 def test_its_loss_can_be_replaced():
-    batch = direct.tasks()
-    learner = RelationNet(*direct.networks(), loss=lambda outputs, y: outputs.sum())
+    batch = checks.tasks()
+    learner = RelationNet(*checks.networks(), loss=lambda outputs, y: outputs.sum())
     torch.testing.assert_close(learner.rows(batch).losses[0], learner.rows([batch[0]]).losses[0])
     assert learner.rows(batch).losses.min() > 1  # a sum of 27 relations, not a mean of squares

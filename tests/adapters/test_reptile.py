@@ -1,4 +1,4 @@
-"""Reptile: displacement rows against loops of `torch.optim` and a closed form; minibatches, kept state, stages."""
+"""Reptile: rows against loops with `torch.optim` and a closed form; minibatches; kept optimizer state."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import nn
 
 from gradhomog import OptionError, TaskBatch
 from gradhomog_adapters.reptile import Reptile
-from tests.adapters import direct
+from tests.adapters import checks
 from tests.adapters.few_shot import networks, tasks
 
 LR = 0.1
-# Powers of which are exact in float32: in this TorchOpt corrects the bias, whatever the parameters' dtype is.
+# Their powers are exact in float32, in which TorchOpt corrects the bias for parameters of any dtype.
 BETAS = (0.5, 0.5)
 INNER = {
     "sgd": (lambda: "sgd", lambda p: torch.optim.SGD(p, lr=LR)),
@@ -25,14 +25,14 @@ INNER = {
 }
 
 
-def made(norm=False, homogenizers=None, **options):
+def make_learner(norm=False, homogenizers=None, **options):
     if not isinstance(options.get("inner", ""), str):
         options = {"scale": LR, **options}
     return Reptile(*networks(norm), homogenizers, inner_lr=LR, **options)
 
 
-def ends(learner, optimizer, task, steps, examples=None):
-    """A copy of the network after some steps of an optimizer of PyTorch, by the learner's names."""
+def train_copy(learner, optimizer, task, steps, examples=None):
+    """Copy the network and train it with an optimizer of PyTorch."""
     encoder, head = copy.deepcopy((learner.encoder, learner.head))
     model = nn.ModuleDict({"encoder": encoder, "head": head})
     outer = optimizer(model.parameters())
@@ -44,7 +44,7 @@ def ends(learner, optimizer, task, steps, examples=None):
     return model
 
 
-def judge(found, learner, model, divisor):
+def assert_rows_are_displacements(found, learner, model, divisor):
     for name, start in learner.named_parameters().items():
         expected = (start - model.get_parameter(name)).detach() / divisor
         torch.testing.assert_close(
@@ -56,14 +56,14 @@ def judge(found, learner, model, divisor):
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("inner", INNER)
 def test_rows_are_displacements_by_an_optimizer_of_pytorch(inner, norm, engine):
-    # A bias before batch normalization has no gradient but rounding, which Adam makes a step of.
+    # The gradient of a bias before batch normalization is a rounding error, which Adam scales to a full step.
     norm = norm and inner != "adam"
     ours, theirs = INNER[inner]
-    learner, batch = made(norm, inner=ours(), inner_steps=3, engine=engine), tasks()
+    learner, batch = make_learner(norm, inner=ours(), inner_steps=3, engine=engine), tasks()
     rows = learner.rows(batch).jacobian
     for slot, task in enumerate(batch):
         found = {name: block[slot] for name, block in rows.items()}
-        judge(found, learner, ends(learner, theirs, task, 3), LR * 3)
+        assert_rows_are_displacements(found, learner, train_copy(learner, theirs, task, 3), LR * 3)
 
 
 class Point(nn.Module):
@@ -94,17 +94,17 @@ def test_on_a_quadratic_the_row_is_the_closed_form(steps):
         torch.testing.assert_close(row, a @ (w - c[0]), rtol=1e-11, atol=1e-12)
 
 
-def test_without_steps_rows_are_zero_and_the_loss_is_the_networks():
-    learner, batch = made(inner_steps=0), tasks()
+def test_without_steps_rows_are_zero_and_the_loss_is_that_of_the_network():
+    learner, batch = make_learner(inner_steps=0), tasks()
     rows = learner.rows(batch)
     assert all(torch.equal(block, torch.zeros_like(block)) for block in rows.jacobian.values())
     expected = nn.functional.cross_entropy(learner.head(learner.encoder(batch[1].query_x)), batch[1].query_y)
     torch.testing.assert_close(rows.losses[1], expected.detach())
 
 
-def test_with_plain_displacements_an_outer_sgd_takes_the_published_step():
-    learner, batch, epsilon = made(inner_steps=3, scale=1 / 3), tasks(), 0.7
-    models = [ends(learner, INNER["sgd"][1], task, 3) for task in batch]
+def test_with_unscaled_displacements_an_outer_sgd_takes_the_published_step():
+    learner, batch, epsilon = make_learner(inner_steps=3, scale=1 / 3), tasks(), 0.7
+    models = [train_copy(learner, INNER["sgd"][1], task, 3) for task in batch]
     before = {name: p.detach().clone() for name, p in learner.named_parameters().items()}
     learner.step(batch, torch.optim.SGD(learner.parameters(), lr=epsilon))
     for name, parameter in learner.named_parameters().items():
@@ -112,11 +112,11 @@ def test_with_plain_displacements_an_outer_sgd_takes_the_published_step():
         torch.testing.assert_close(parameter, before[name] + epsilon * (mean - before[name]))
 
 
-def test_query_loss_outputs_features_and_cotangents_are_those_of_the_adapted_network():
-    learner, batch = made(True, inner_steps=3), tasks()
+def test_query_loss_features_and_feature_grads_are_those_of_the_adapted_network():
+    learner, batch = make_learner(True, inner_steps=3), tasks()
     rows = learner.rows(batch)
     for slot, task in enumerate(batch):
-        model = ends(learner, INNER["sgd"][1], task, 3)
+        model = train_copy(learner, INNER["sgd"][1], task, 3)
         features = model["encoder"](task.query_x).detach().requires_grad_()
         loss = nn.functional.cross_entropy(model["head"](features), task.query_y)
         torch.testing.assert_close(rows.losses[slot], loss.detach())
@@ -128,19 +128,19 @@ def test_query_loss_outputs_features_and_cotangents_are_those_of_the_adapted_net
 @pytest.mark.parametrize("options", [{}, {"inner": "adam"}, {"on": "all"}, {"inner_batch": 4}], ids=str)
 def test_both_engines_give_the_same_rows(options, norm):
     loop, vmap = (Reptile(*networks(True), norm=norm, engine=e, **options).rows(tasks()) for e in ("loop", "vmap"))
-    direct.rows_equal(loop, vmap, rtol=1e-9, atol=1e-9 if "inner" in options else 1e-12)
+    checks.assert_rows_equal(loop, vmap, rtol=1e-9, atol=1e-9 if "inner" in options else 1e-12)
 
 
-def test_on_all_runs_on_both_sets_in_training_and_on_the_support_set_at_meta_test():
+def test_on_all_uses_both_sets_in_training_and_the_support_set_at_meta_test():
     batch = tasks()
     x, y = torch.cat([batch.support_x, batch.query_x], 1), torch.cat([batch.support_y, batch.query_y], 1)
-    both = made(True).rows(TaskBatch(x, y, batch.query_x, batch.query_y))
-    direct.rows_equal(made(True, on="all").rows(batch), both)
-    assert made(True, on="all").evaluate(batch) == made(True).evaluate(batch)
+    both = make_learner(True).rows(TaskBatch(x, y, batch.query_x, batch.query_y))
+    checks.assert_rows_equal(make_learner(True, on="all").rows(batch), both)
+    assert make_learner(True, on="all").evaluate(batch) == make_learner(True).evaluate(batch)
 
 
-def test_what_is_not_adapted_has_a_zero_row():
-    rows = made(adapt="encoder.*").rows(tasks()).jacobian
+def test_parameters_that_are_not_adapted_have_zero_rows():
+    rows = make_learner(adapt="encoder.*").rows(tasks()).jacobian
     assert torch.equal(rows["head.weight"], torch.zeros(3, 3, 4, dtype=torch.float64))
     assert float(rows["encoder.0.weight"].abs().min()) > 0
 
@@ -148,8 +148,8 @@ def test_what_is_not_adapted_has_a_zero_row():
 # -- minibatches -----------------------------------------------------------------------------------------------------
 
 
-class Seen(nn.Module):
-    """Notes the inputs that it is given."""
+class InputRecorder(nn.Module):
+    """Records its inputs."""
 
     def __init__(self):
         super().__init__()
@@ -160,82 +160,82 @@ class Seen(nn.Module):
         return x
 
 
-def watched(**options):
+def make_recording_learner(**options):
     encoder, head = networks()
-    return Reptile(nn.Sequential(Seen(), *encoder), head, inner_lr=LR, engine="loop", **options)
+    return Reptile(nn.Sequential(InputRecorder(), *encoder), head, inner_lr=LR, engine="loop", **options)
 
 
 def labels(task, x):
-    """Of some support inputs."""
+    """Labels of some support inputs."""
     return torch.stack([task.support_y[(task.support_x == one).all(1)][0] for one in x])
 
 
 @pytest.mark.parametrize("on", ["support", "all"])
-def test_minibatches_are_shuffles_of_all_examples_cut_up(on):
-    learner, task = watched(inner_steps=6, inner_batch=2, on=on), tasks(1)[0]
+def test_minibatches_are_split_shuffles_of_all_examples(on):
+    learner, task = make_recording_learner(inner_steps=6, inner_batch=2, on=on), tasks(1)[0]
     learner.rows([task])
     examples = task.support_x if on == "support" else torch.cat([task.support_x, task.query_x])
     *steps, queries = learner.encoder[0].inputs
     assert torch.equal(queries, task.query_x)
     assert [len(one) for one in steps] == [2] * 6
-    met = torch.cat(steps)
-    for epoch in met.split(len(examples)):
+    drawn = torch.cat(steps)
+    for epoch in drawn.split(len(examples)):
         places = [int((examples == one).all(1).nonzero()) for one in epoch]
         assert len(set(places)) == len(epoch)
     if on == "support":
-        assert not torch.equal(met[:6], met[6:])
+        assert not torch.equal(drawn[:6], drawn[6:])
 
 
 def test_rows_of_minibatches_are_displacements_by_an_optimizer_of_pytorch():
-    learner, task = watched(inner_steps=4, inner_batch=4), tasks(1)[0]
+    learner, task = make_recording_learner(inner_steps=4, inner_batch=4), tasks(1)[0]
     rows = learner.rows([task]).jacobian
     examples = [(x, labels(task, x)) for x in learner.encoder[0].inputs[:-1]]
-    model = ends(learner, INNER["sgd"][1], task, 4, examples)
-    judge({name: block[0] for name, block in rows.items()}, learner, model, LR * 4)
+    model = train_copy(learner, INNER["sgd"][1], task, 4, examples)
+    assert_rows_are_displacements({name: block[0] for name, block in rows.items()}, learner, model, LR * 4)
 
 
-def test_minibatches_are_the_steps_and_the_seeds_own_and_go_on_from_a_saved_state():
-    def given(learner):
+def test_minibatches_depend_on_step_and_seed_and_continue_from_a_saved_state():
+    def encoder_inputs(learner):
         learner.encoder[0].inputs.clear()
         learner.rows(batch)
         return torch.cat(learner.encoder[0].inputs)
 
     batch = tasks()
-    learner, other = (watched(inner_batch=2, seed=seed) for seed in (0, 1))
-    state = torch.get_rng_state()  # the networks have been drawn by now
+    learner, other = (make_recording_learner(inner_batch=2, seed=seed) for seed in (0, 1))
+    state = torch.get_rng_state()  # after the initialization of the networks
     outer = torch.optim.SGD(learner.parameters(), lr=LR)
-    first = given(learner)
-    assert torch.equal(given(learner), first)
-    assert not torch.equal(given(other), first)
+    first = encoder_inputs(learner)
+    assert torch.equal(encoder_inputs(learner), first)
+    assert not torch.equal(encoder_inputs(other), first)
     predicted = learner.predict(batch[0].support_x, batch[0].support_y, batch[0].query_x)
     at_test = learner.encoder[0].inputs[-6:]
     learner.step(batch, outer)
-    assert not torch.equal(given(learner), first)
+    assert not torch.equal(encoder_inputs(learner), first)
     assert torch.equal(torch.get_rng_state(), state)
     assert predicted.shape == (9, 3)
     learner.predict(batch[0].support_x, batch[0].support_y, batch[0].query_x)
     assert all(map(torch.equal, learner.encoder[0].inputs[-6:], at_test))
 
-    file, fresh = io.BytesIO(), watched(inner_batch=2)
+    file, fresh = io.BytesIO(), make_recording_learner(inner_batch=2)
     torch.save(learner.state_dict(), file)
     file.seek(0)
     fresh.load_state_dict(torch.load(file, weights_only=True))
-    assert torch.equal(given(fresh), given(learner))
+    assert torch.equal(encoder_inputs(fresh), encoder_inputs(learner))
 
 
-def test_a_minibatch_of_all_examples_is_none():
-    direct.rows_equal(made(inner_batch=6).rows(tasks()), made().rows(tasks()), rtol=0, atol=0)
+def test_a_minibatch_of_all_examples_is_the_whole_set():
+    checks.assert_rows_equal(make_learner(inner_batch=6).rows(tasks()), make_learner().rows(tasks()), rtol=0, atol=0)
 
 
 # -- the inner optimizer's state -------------------------------------------------------------------------------------
 
 
-def keeping(**options):
-    return made(inner=torchopt.adam(lr=LR, betas=BETAS), inner_steps=3, keep_state=True, **options)
+def make_stateful_learner(**options):
+    return make_learner(inner=torchopt.adam(lr=LR, betas=BETAS), inner_steps=3, keep_state=True, **options)
 
 
-def test_a_kept_state_is_that_of_one_optimizer_of_pytorch_for_all_tasks():
-    learner = keeping()
+def test_a_kept_state_equals_one_torch_optimizer_for_all_tasks():
+    learner = make_stateful_learner()
     outer = torch.optim.SGD(learner.parameters(), lr=1.0)
     encoder, head = copy.deepcopy((learner.encoder, learner.head))
     model = nn.ModuleDict({"encoder": encoder, "head": head})
@@ -251,14 +251,14 @@ def test_a_kept_state_is_that_of_one_optimizer_of_pytorch_for_all_tasks():
                 adam.zero_grad()
                 nn.functional.cross_entropy(head(encoder(task.support_x)), task.support_y).backward()
                 adam.step()
-            judge({name: block[slot] for name, block in rows.items()}, learner, model, LR * 3)
+            assert_rows_are_displacements({name: block[slot] for name, block in rows.items()}, learner, model, LR * 3)
         learner.step(batch, outer)
 
 
 def test_a_kept_state_is_saved_starts_meta_test_and_depends_on_the_order_of_tasks():
-    learner, batch = keeping(), tasks()
+    learner, batch = make_stateful_learner(), tasks()
     task = batch[0]
-    fresh = made(inner=torchopt.adam(lr=LR, betas=BETAS), inner_steps=3)
+    fresh = make_learner(inner=torchopt.adam(lr=LR, betas=BETAS), inner_steps=3)
     learner.step(batch, torch.optim.SGD(learner.parameters(), lr=0.0))
     kept, new = (one.predict(task.support_x, task.support_y, task.query_x) for one in (learner, fresh))
     assert not torch.allclose(kept, new)
@@ -266,53 +266,53 @@ def test_a_kept_state_is_saved_starts_meta_test_and_depends_on_the_order_of_task
     turned = learner.rows([batch[2], batch[1], batch[0]]).jacobian["head.weight"]
     assert not torch.allclose(turned.flip(0), learner.rows(batch).jacobian["head.weight"])
 
-    other = keeping()
+    other = make_stateful_learner()
     other.load_state_dict(learner.state_dict())
-    direct.rows_equal(other.rows(batch), learner.rows(batch), rtol=0, atol=0)
+    checks.assert_rows_equal(other.rows(batch), learner.rows(batch), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("part", ["support_x", "query_x"])
-def test_a_task_that_is_dropped_leaves_no_trace_in_a_kept_state(part):
+def test_a_dropped_task_does_not_change_the_kept_state(part):
     batch = tasks()
     broken = copy.deepcopy(batch)
     getattr(broken, part)[1, 0] = torch.nan
-    one, two = keeping(), keeping()
+    one, two = make_stateful_learner(), make_stateful_learner()
     one.homogenizers.nonfinite = "drop"
     one.step(broken, torch.optim.SGD(one.parameters(), lr=LR))
     two.step([batch[0], batch[2]], torch.optim.SGD(two.parameters(), lr=LR))
-    direct.rows_equal(one.rows(batch), two.rows(batch))
+    checks.assert_rows_equal(one.rows(batch), two.rows(batch))
 
 
-def test_a_kept_state_of_parameters_that_were_frozen_since_is_told():
-    learner = keeping()
+def test_a_kept_state_of_later_frozen_parameters_raises():
+    learner = make_stateful_learner()
     learner.encoder[0].bias.requires_grad_(False)
-    with pytest.raises(OptionError, match=r"encoder\.0\.bias was frozen since"):
+    with pytest.raises(OptionError, match=r"encoder\.0\.bias was frozen later"):
         learner.rows(tasks())
 
 
-# -- what is true of every learner -----------------------------------------------------------------------------------
+# -- properties of every learner -------------------------------------------------------------------------------------
 
 
 def test_predictions_are_those_of_the_adapted_network():
-    learner, task = made(True, test_steps=4), tasks()[0]
+    learner, task = make_learner(True, test_steps=4), tasks()[0]
     found = learner.predict(task.support_x, task.support_y, task.query_x)
-    model = ends(learner, INNER["sgd"][1], task, 4)
+    model = train_copy(learner, INNER["sgd"][1], task, 4)
     torch.testing.assert_close(found, model["head"](model["encoder"](task.query_x)).detach())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"inner_batch": 4}, {"keep_state": True, "inner": "adam"}], ids=str)
-def test_homogenizers_attach_and_nothing_else_changes(options):
+def test_homogenizers_act_in_training_only_and_the_learner_is_unchanged(options):
     def make(homogenizers):
-        return Reptile(*direct.pictures(norm=True, flatten=True), homogenizers, **options)
+        return Reptile(*checks.image_networks(norm=True, flatten=True), homogenizers, **options)
 
-    batch = direct.tasks(shape=(1, 6, 6))
-    direct.judge_untouched(make(None), batch)
-    direct.judge_homogenized(make, batch)
+    batch = checks.tasks(shape=(1, 6, 6))
+    checks.assert_learner_unchanged(make(None), batch)
+    checks.assert_homogenizers_act_in_training_only(make, batch)
 
 
-def test_a_transform_learns_and_changes_no_row():
-    plain, rotated = made(inner_steps=2), made(homogenizers="rotate(lr=0.5)", inner_steps=2)
+def test_a_transform_is_updated_and_changes_no_row():
+    plain, rotated = make_learner(inner_steps=2), make_learner(homogenizers="rotate(lr=0.5)", inner_steps=2)
     for name, block in plain.rows(tasks()).jacobian.items():
         torch.testing.assert_close(rotated.rows(tasks()).jacobian[name], block)
     before = copy.deepcopy(rotated.homogenizers.state_dict())
@@ -323,22 +323,22 @@ def test_a_transform_learns_and_changes_no_row():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"inner": torchopt.sgd(lr=0.1)}, "`scale` must be given where `inner` is an object"),
+        ({"inner": torchopt.sgd(lr=0.1)}, "`scale` must be given if `inner` is an object"),
         ({"scale": 0.0}, "`scale` must be positive and finite"),
         ({"scale": float("nan")}, "`scale` must be positive and finite"),
         ({"on": "query"}, "`on` must be 'support' or 'all'; got 'query'"),
         ({"inner_batch": 0}, "`inner_batch` must be an integer of at least 1"),
         ({"inner_batch": 2, "seed": -1}, "`seed` must be an integer of at least 0"),
-        ({"keep_state": True, "engine": "vmap"}, "`keep_state` takes one task after the other"),
-        ({"keep_state": True, "compile": True}, "`keep_state` takes one task after the other"),
+        ({"keep_state": True, "engine": "vmap"}, "`keep_state` processes one task after the other"),
+        ({"keep_state": True, "compile": True}, "`keep_state` processes one task after the other"),
         (
             {"inner": lambda: torchopt.sgd(lr=0.1, momentum=0.9, dampening=0.5), "scale": 0.1, "keep_state": True},
-            "`keep_state` needs an inner optimizer whose state is all that it remembers",
+            "`keep_state` requires an inner optimizer without hidden state",
         ),
         ({"adapt": "body.*"}, "`adapt` must match"),
         ({"inner_steps": -1}, "`inner_steps` must be an integer"),
     ],
 )
-def test_options_that_cannot_be_used_are_refused(options, message):
+def test_invalid_options_raise(options, message):
     with pytest.raises(OptionError, match=message):
         Reptile(*networks(), **options)

@@ -1,4 +1,4 @@
-"""Sharp-MAML: rows at the worst nearby point, against rows of MAML there; the inner loop by hand; policies for NaN."""
+"""Sharp-MAML: rows against those of MAML at the perturbed point; inner steps in closed form; tasks with NaN."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch.nn.functional import mse_loss
 import gradhomog
 from gradhomog import NonfiniteError, OptionError, TaskBatch
 from gradhomog_adapters.maml import MAML
-from gradhomog_adapters.sharp_maml import SharpMAML, uphill
+from gradhomog_adapters.sharp_maml import SharpMAML, ascent_step
 from tests.adapters.few_shot import networks, tasks
 
 OPTIONS = {"inner_lr": 0.1, "inner_steps": 2}
 
 
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
-def test_rows_are_those_of_maml_at_the_point_uphill(engine):
+def test_rows_are_those_of_maml_at_the_perturbed_point(engine):
     found = SharpMAML(*networks(), outer_radius=0.3, engine=engine, **OPTIONS).rows(tasks())
     maml = MAML(*networks(), **OPTIONS)
     mean = {name: rows.mean(0) for name, rows in maml.rows(tasks()).jacobian.items()}
@@ -31,14 +31,14 @@ def test_rows_are_those_of_maml_at_the_point_uphill(engine):
         torch.testing.assert_close(found.jacobian[name], rows, rtol=1e-9, atol=1e-12)
 
 
-def test_both_radii_zero_are_maml():
+def test_zero_radii_give_maml():
     ours = SharpMAML(*networks(), outer_radius=0.0, engine="loop", **OPTIONS).rows(tasks()).jacobian
     for name, rows in MAML(*networks(), engine="loop", **OPTIONS).rows(tasks()).jacobian.items():
         assert torch.equal(ours[name], rows)
 
 
-def test_an_inner_step_descends_by_the_gradient_at_the_point_uphill():
-    # ½ a θ² at θ > 0: the gradient a θ is uphill, so ε = ρ and θ' = θ − α a (θ + ρ); by θ: (1 − α a)(θ' − t).
+def test_an_inner_step_uses_the_gradient_at_the_perturbed_point():
+    # ½ a θ² at θ > 0: the gradient a θ is positive, so ε = ρ and θ' = θ − α a (θ + ρ); w.r.t. θ: (1 − α a)(θ' − t).
     head, alpha, rho = nn.Linear(1, 1, bias=False).double(), 0.3, 0.2
     nn.init.constant_(head.weight, 0.7)
     x, ones = torch.full((1, 4, 1), 1.5, dtype=torch.float64), torch.ones(1, 4, 1, dtype=torch.float64)
@@ -52,19 +52,19 @@ def test_an_inner_step_descends_by_the_gradient_at_the_point_uphill():
     torch.testing.assert_close(row, torch.full((1, 1), expected, dtype=torch.float64))
 
 
-def test_the_network_is_left_as_it_was_and_meta_test_is_mamls():
+def test_the_network_is_unchanged_and_meta_test_is_that_of_maml():
     encoder, head = networks()
     learner = SharpMAML(encoder, head, outer_radius=0.3, inner_radius=0.2, **OPTIONS)
     before = {name: p.detach().clone() for name, p in learner.named_parameters().items()}
     learner.rows(tasks())
     assert all(torch.equal(p, before[name]) for name, p in learner.named_parameters().items())
     task = tasks()[0]
-    given = task.support_x, task.support_y, task.query_x
-    assert torch.equal(learner.predict(*given), MAML(encoder, head, **OPTIONS).predict(*given))
+    inputs = task.support_x, task.support_y, task.query_x
+    assert torch.equal(learner.predict(*inputs), MAML(encoder, head, **OPTIONS).predict(*inputs))
 
 
 @pytest.mark.parametrize("policy", ["raise", "drop"])
-def test_a_task_with_nan_is_named_or_dropped(policy):
+def test_a_task_with_nan_raises_or_is_dropped(policy):
     batch = tasks()
     batch.query_x[1] = torch.nan
     pipe = gradhomog.pipeline("none", nonfinite=policy)
@@ -79,12 +79,12 @@ def test_a_task_with_nan_is_named_or_dropped(policy):
 
 def test_a_gradient_of_any_size_is_scaled_to_the_radius():
     for size in (1e-40, 1.0, 1e30):
-        found = uphill({"a": size * torch.tensor([3.0, 4.0])}, 2.0)["a"]
+        found = ascent_step({"a": size * torch.tensor([3.0, 4.0])}, 2.0)["a"]
         torch.testing.assert_close(found, torch.tensor([1.2, 1.6]), rtol=1e-4, atol=0.0)
-    assert not uphill({"a": torch.zeros(2)}, 2.0)["a"].any()
+    assert not ascent_step({"a": torch.zeros(2)}, 2.0)["a"].any()
 
 
 @pytest.mark.parametrize("option", ["outer_radius", "inner_radius"])
-def test_a_bad_radius_raises(option):
+def test_an_invalid_radius_raises(option):
     with pytest.raises(OptionError, match=f"`{option}` must be finite and not negative; got -1"):
         SharpMAML(*networks(), **{option: -1})

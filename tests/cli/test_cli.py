@@ -145,7 +145,7 @@ def test_a_run_file_is_read_and_the_resolved_one_runs_again_to_the_same_table(tm
         (["compare", "--set", "threads=100000000000"], "`threads` must be at most 1024"),
         (["compare", "--set", 'learner="maml(encoder=1)"'], "maml has no option 'encoder'"),
         (["compare", "--set", 'learner="maml(registry=1)"'], "maml has no option 'registry'"),
-        (["compare", "--set", 'learner="maml(adapt=[])"'], "`adapt` must hold at least one pattern"),
+        (["compare", "--set", 'learner="maml(adapt=[])"'], "`adapt` must contain at least one pattern"),
         (["train", "--set", 'homogenizers=["none | pcgrad"]', "--set", "seeds=1"], "`homogenizers` must name one"),
         (["compare", "--resume"], "of this configuration to resume"),
         (["train", "--set", 'homogenizers=["none"]', "--set", "seeds=2"], "`seeds` must name one to train; got [0, 1]"),

@@ -1,1 +1,1 @@
-"""The parts of MAML++, one to a file; each works without the others."""
+"""The parts of MAML++, one per module, independent of each other."""

@@ -1,4 +1,4 @@
-"""The multi-step loss: the weight of the query loss after each inner step, as a function of the meta-steps done."""
+"""The multi-step loss: weights of the query losses after each inner step, as a function of completed meta-steps."""
 
 from __future__ import annotations
 
@@ -8,43 +8,42 @@ from torch import Tensor
 
 from gradhomog_adapters._rows.gradients import Order
 
-# Of the even share 1/K: what a step that is not the last keeps until the annealing ends (the authors' code).
-LEAST = 0.03
+# Minimum weight of a step before the last, in units of 1/K, until the annealing ends (the authors' code).
+MIN_SHARE = 0.03
 
 
-def shares(inner_steps: int, done: int, until: int) -> list[float]:
-    """v_0 … v_{K−1} of L = Σ_k v_k L_Q(θ^{k+1}) in the meta-step that follows `done` others; they add up to one.
+def loss_weights(inner_steps: int, done: int, until: int) -> list[float]:
+    """Weights v_0 … v_{K−1} of L = Σ_k v_k L_Q(θ^{k+1}) after `done` meta-steps; their sum is one.
 
-    With e = done/until: v_k = max(1 − e, 0.03)/K for k < K − 1, and the last has the rest; from `until` on it has all.
+    With e = done/until: v_k = max(1 − e, 0.03)/K for k < K − 1, and the last weight is the rest; 1 if done ≥ until.
 
-    Source: Antoniou et al. 2019, arXiv 1810.09502, section 4 (multi-step loss); the numbers are those of the authors'
-    code, where e only changes from epoch to epoch.
+    Source: Antoniou et al. 2019, arXiv 1810.09502, section 4 (multi-step loss). The constants are those of the authors'
+    code, in which e changes only between epochs.
     """
     if inner_steps == 0:
         return []
     if done >= until:
         return [0.0] * (inner_steps - 1) + [1.0]
-    each = max(1 - done / until, LEAST) / inner_steps
-    return [each] * (inner_steps - 1) + [1 - (inner_steps - 1) * each]
+    early = max(1 - done / until, MIN_SHARE) / inner_steps
+    return [early] * (inner_steps - 1) + [1 - (inner_steps - 1) * early]
 
 
 @dataclass(frozen=True)
 class Phase:
-    """What the number of meta-steps done decides about the next rows; computed once per step, as it reads a number
-    from the device.
+    """The schedule's settings for the next rows, computed once per step because it synchronizes with the device.
 
     Attributes:
-        order: of the inner steps' derivatives.
-        passes: the numbers of inner steps after which the query loss is taken, rising; the last is that of all.
-        shares: of each pass in the loss, `[passes]`: a tensor, so that compiled code takes new values.
+        order: order of the derivatives of inner steps.
+        passes: the numbers of inner steps after which the query loss is evaluated, increasing; the last one is K.
+        loss_weights: weight of each pass in the loss, `[passes]`; a tensor, so that compiled code reads new values.
     """
 
     order: Order
     passes: tuple[int, ...]
-    shares: Tensor
+    loss_weights: Tensor
 
     @classmethod
     def of(cls, done: int, inner_steps: int, multi_step_steps: int, first_order_steps: int, like: Tensor) -> Phase:
-        counted = {k + 1: v for k, v in enumerate(shares(inner_steps, done, multi_step_steps)) if v} or {0: 1.0}
+        weights = {k + 1: v for k, v in enumerate(loss_weights(inner_steps, done, multi_step_steps)) if v} or {0: 1.0}
         order: Order = "first" if done < first_order_steps else "second"
-        return cls(order, tuple(counted), like.new_tensor(list(counted.values())))
+        return cls(order, tuple(weights), like.new_tensor(list(weights.values())))

@@ -1,4 +1,4 @@
-"""What changes with the number of meta-steps: the count itself, and the cosine of the outer rate."""
+"""The count of meta-steps, and cosine annealing of the outer rate."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from gradhomog import OptionError
 
 
-class Count(nn.Module):
-    """The number of meta-steps done, as a buffer: it is saved, loaded and copied with the learner."""
+class StepCount(nn.Module):
+    """Number of completed meta-steps, as a buffer that is saved, loaded and copied with the learner."""
 
     done: Tensor
 
@@ -24,15 +24,15 @@ class Count(nn.Module):
         self.register_buffer("done", torch.zeros((), dtype=torch.int64))
 
 
-def _rate(initial: float, final: float, steps: int, done: Any) -> float:
+def _cosine_rate(initial: float, final: float, steps: int, done: Any) -> float:
     share = min(float(done) / steps, 1.0)
     return final + (initial - final) * (1 + math.cos(math.pi * share)) / 2
 
 
 def cosine(initial: float, final: float, steps: int) -> Callable[[Any], float]:
-    """The rate after so many steps: final + (initial − final)(1 + cos(π · done/steps))/2, and `final` from then on.
+    """Cosine schedule: final + (initial − final)(1 + cos(π · done/steps))/2 after `done` steps, then `final`.
 
-    Also a schedule for TorchOpt's optimizers, `torchopt.Adam(parameters, lr=cosine(1e-3, 1e-5, 50_000))`.
+    Also for TorchOpt's optimizers: `torchopt.Adam(parameters, lr=cosine(1e-3, 1e-5, 50_000))`.
 
     Raises:
         OptionError: `steps` is not positive.
@@ -43,36 +43,36 @@ def cosine(initial: float, final: float, steps: int) -> Callable[[Any], float]:
     """
     if steps < 1:
         raise OptionError(f"`steps` must be at least 1; got {steps!r}.")
-    return partial(_rate, initial, final, steps)
+    return partial(_cosine_rate, initial, final, steps)
 
 
 @contextmanager
-def annealed(outer: Any, done: int, steps: int, final: float) -> Iterator[None]:
-    """The optimizer's rates on the cosine, for a step within the context; as they were before if that raises.
+def anneal_rate(outer: Any, done: int, steps: int, final: float) -> Iterator[None]:
+    """Context for one step, with the optimizer's rates set by the cosine schedule; restored if the step raises.
 
-    Each group anneals from its `initial_lr`, kept in the group as PyTorch's schedulers do, so that it is saved with it.
+    The initial rate of each group is its `initial_lr`, stored in the group and saved with it, as in PyTorch's
+    schedulers.
 
     Raises:
-        OptionError: not an optimizer of PyTorch: others keep their rate where it cannot be reached; or one whose rate
-            is below `final`.
+        OptionError: `outer` is not an optimizer of PyTorch, whose rate could be set, or its rate is below `final`.
     """
     if not isinstance(outer, torch.optim.Optimizer):
         kind = f"{type(outer).__module__}.{type(outer).__qualname__}"
         raise OptionError(
-            f"`anneal_steps` sets the rate of an optimizer of torch.optim; got a {kind}, whose rate cannot be reached. "
-            "Give it a schedule, lr=gradhomog_adapters.mamlpp.cosine(1e-3, 1e-5, 50_000) for one of TorchOpt, and "
+            f"`anneal_steps` requires an optimizer of torch.optim; got a {kind}, whose rate cannot be set. For one of "
+            "TorchOpt pass a schedule, lr=gradhomog_adapters.mamlpp.cosine(1e-3, 1e-5, 50_000), and "
             "leave `anneal_steps` at 0."
         )
     before = [(group, group["lr"], "initial_lr" in group) for group in outer.param_groups]
     try:
         for group in outer.param_groups:
-            initial = float(group.setdefault("initial_lr", _copied(group["lr"])))
+            initial = float(group.setdefault("initial_lr", _copy_rate(group["lr"])))
             if final > initial:
                 raise OptionError(
                     f"`final_outer_lr` must not exceed the outer optimizer's rate, {initial:g}; got {final:g}."
                 )
             rate = cosine(initial, final, steps)(done)
-            # A new tensor in place of one: what holds the old one can be put back.
+            # A new tensor, so that the old one can be restored.
             group["lr"] = torch.full_like(group["lr"], rate) if isinstance(group["lr"], Tensor) else rate
         yield
     except BaseException:
@@ -83,5 +83,5 @@ def annealed(outer: Any, done: int, steps: int, final: float) -> Iterator[None]:
         raise
 
 
-def _copied(rate: float | Tensor) -> float | Tensor:
+def _copy_rate(rate: float | Tensor) -> float | Tensor:
     return rate.clone() if isinstance(rate, Tensor) else rate

@@ -1,1 +1,1 @@
-"""A network as a function of named tensors, and the modes it is called in."""
+"""The network as a function of named tensors, and the contexts in which it runs."""

@@ -1,4 +1,4 @@
-"""An encoder and a head as functions of their parameters, by name."""
+"""Encoder and head as functions of named parameters."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch.func import functional_call
 from gradhomog import OptionError
 
 Parameters = Mapping[str, Tensor]
-"""Tensors by the names `encoder.*`, `head.*` and, of some learners, `learner.*`; a network ignores other names."""
+"""Tensors named `encoder.*`, `head.*` and, for some learners, `learner.*`; networks ignore other names."""
 
 
 class Network:
-    """Calls encoder and head with parameters and buffers that are passed in; the modules themselves never change.
+    """Calls encoder and head with given parameters and buffers; never modifies the modules.
 
-    A parameter that occurs under several names (tied weights) is held under the first and used under all.
+    A parameter with several names (tied weights) is listed under the first name and used for all.
     """
 
     def __init__(self, encoder: nn.Module, head: nn.Module) -> None:
@@ -33,15 +33,15 @@ class Network:
         }
 
     def parameters(self) -> dict[str, Tensor]:
-        """The parameters that are learnt, each once."""
+        """The parameters that require grad, each once."""
         return {name: p for name, p in self._both.named_parameters() if p.requires_grad}
 
     def modules(self) -> dict[str, nn.Module]:
-        """All submodules, by every name that they have."""
+        """All submodules, under each of their names."""
         return dict(self._both.named_modules(remove_duplicate=False))
 
     def buffers(self) -> dict[str, Tensor]:
-        """Copies of the buffers: what one task writes into them (running statistics) does not reach another."""
+        """Copies of the buffers, so that tasks do not share running statistics."""
         copies: dict[int, Tensor] = {}
         found: dict[str, Tensor] = {}
         for name, buffer in self._both.named_buffers(remove_duplicate=False):
@@ -49,27 +49,29 @@ class Network:
         return found
 
     def call(self, part: str, parameters: Parameters, buffers: Parameters, x: Tensor) -> Tensor:
-        """The output of `"encoder."`, of `"head."`, or of both, `""`."""
-        called = self._parts[part]
+        """Return the output of one part: `"encoder."`, `"head."`, or `""` for both."""
+        selected = self._parts[part]
         tensors: dict[str, Tensor] = {}
-        for local, canonical in called.parameters:
-            if canonical in parameters:  # a frozen one is not
+        for local, canonical in selected.parameters:
+            if canonical in parameters:  # frozen parameters are not
                 tensors[local] = parameters[canonical]
         for name in buffers:
-            if name.rpartition(".")[0] in called.places:
+            if name.rpartition(".")[0] in selected.module_names:
                 tensors[name.removeprefix(part)] = buffers[name]
-        result: Tensor = functional_call(called.module, tensors, (x,), tie_weights=False)
+        result: Tensor = functional_call(selected.module, tensors, (x,), tie_weights=False)
         return result
 
 
 @dataclass(frozen=True)
 class _Part:
-    """What can be called: its parameters, by the name within it and the name under which each is learnt, and the places
-    of its submodules. A module that stands at two places is listed once: no tensor of it must be replaced twice."""
+    """A callable part: its parameters, as pairs of local and canonical name, and the names of its submodules.
+
+    A module with two names is listed once, because `functional_call` must replace each tensor once.
+    """
 
     module: nn.Module
     parameters: list[tuple[str, str]]
-    places: set[str]
+    module_names: set[str]
 
     @classmethod
     def of(cls, prefix: str, module: nn.Module, canonical: Mapping[int, str]) -> _Part:
@@ -81,29 +83,29 @@ class _Part:
         return cls(module, parameters, {(prefix + path).rstrip(".") for path, _ in module.named_modules()})
 
 
-def learned(own: nn.ModuleDict, parameters: Parameters, part: str, name: str) -> Tensor:
-    """The parameter `learner.<part>.<name>` of a learner; its value if it was frozen, and is not among `parameters`."""
+def learner_parameter(own: nn.ModuleDict, parameters: Parameters, part: str, name: str) -> Tensor:
+    """Parameter `learner.<part>.<name>`: from `parameters`, or its stored value if it is frozen."""
     found = parameters.get(f"learner.{part}.{name}")
     return own[part].get_parameter(name).detach() if found is None else found
 
 
-def call_own(own: nn.ModuleDict, parameters: Parameters, part: str, inputs: Tensor) -> Tensor:
-    """The output of a module of a learner under its parameters `learner.<part>.*`; frozen ones keep their values."""
+def call_learner_module(own: nn.ModuleDict, parameters: Parameters, part: str, inputs: Tensor) -> Tensor:
+    """Output of a learner's module with the parameters `learner.<part>.*`; frozen ones keep their stored values."""
     prefix = f"learner.{part}."
     tensors = {n.removeprefix(prefix): tensor for n, tensor in parameters.items() if n.startswith(prefix)}
     result: Tensor = functional_call(own[part], tensors, (inputs,))
     return result
 
 
-def choose(names: Sequence[str], patterns: str | Sequence[str], option: str) -> list[str]:
-    """The names that match a glob pattern, or any of several.
+def match_names(names: Sequence[str], patterns: str | Sequence[str], option: str) -> list[str]:
+    """Names that match at least one of the glob patterns, in order.
 
     Raises:
-        OptionError: a pattern matches nothing.
+        OptionError: there is no pattern, or a pattern matches no name.
     """
     chosen: set[str] = set()
     if not patterns:
-        raise OptionError(f"`{option}` must hold at least one pattern; got {patterns!r}.")
+        raise OptionError(f"`{option}` must contain at least one pattern; got {patterns!r}.")
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         matches = fnmatch.filter(names, pattern)
         if not matches:

@@ -1,1 +1,1 @@
-"""What Reptile needs beside the inner loop: minibatches, and optimizer state that is kept."""
+"""The state of Reptile's inner loop: minibatches, and the state of the inner optimizer."""

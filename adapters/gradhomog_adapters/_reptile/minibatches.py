@@ -1,4 +1,4 @@
-"""Minibatches of the inner loop: drawn before a step, the same positions for all tasks, resumable."""
+"""Minibatches of the inner loop: drawn before each step, with the same positions for all tasks, resumable."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from torch import Tensor, nn
 
 from gradhomog import OptionError
 
-# Odd, and by the golden ratio far from small multiples of 2³²: neighbouring seeds do not share their steps' streams.
-SPREAD = 2654435761
+# Odd, and by the golden ratio far from small multiples of 2³², so that adjacent seeds have different streams.
+SEED_STRIDE = 2654435761
 
 
 class Minibatches(nn.Module):
-    """Which examples each inner step runs on: positions `[steps, size]`, a function of the seed and the step's number.
+    """Positions `[steps, size]` of the examples of each inner step, a function of the seed and the meta-step number.
 
-    Shuffled, cut into minibatches, and shuffled again when used up; a minibatch may span two shuffles. All tasks of a
-    meta-step share the positions, so the engines see the same; the examples at a position are each task's own draw.
+    Examples are shuffled, split into minibatches, and shuffled again when all are used; a minibatch can span two
+    shuffles. All tasks of a meta-step use the same positions, so both engines do; the examples at a position differ.
 
     Args:
         size: examples in a minibatch, the option `inner_batch`.
-        seed: of a generator of its own, the option of this name.
+        seed: seed of a separate generator, the option `seed`.
 
     Raises:
-        OptionError: `size` is no integer ≥ 1, or `seed` none ≥ 0.
+        OptionError: `size` is not an integer ≥ 1, or `seed` not an integer ≥ 0.
     """
 
     def __init__(self, size: int, seed: int) -> None:
@@ -34,12 +34,12 @@ class Minibatches(nn.Module):
                 raise OptionError(f"`{name}` must be an integer of at least {least}; got {value!r}.")
         self.size, self.seed, self.step = size, seed, 0
 
-    def while_training(self, examples: int, steps: int) -> Tensor | None:
-        """Those of the meta-step that comes; None where a minibatch would hold all examples."""
+    def training_positions(self, examples: int, steps: int) -> Tensor | None:
+        """Positions for the next meta-step; None if a minibatch would contain all examples."""
         return self._positions(examples, steps, self.step)
 
-    def at_meta_test(self, examples: int, steps: int) -> Tensor | None:
-        """Always those of the first meta-step: a prediction does not depend on how many steps training has taken."""
+    def test_positions(self, examples: int, steps: int) -> Tensor | None:
+        """Positions of the first meta-step, so that predictions do not depend on the number of training steps."""
         return self._positions(examples, steps, 0)
 
     def on_step_end(self) -> None:
@@ -48,12 +48,12 @@ class Minibatches(nn.Module):
     def _positions(self, examples: int, steps: int, number: int) -> Tensor | None:
         if self.size >= examples or not steps:
             return None
-        generator = torch.Generator().manual_seed((self.seed * SPREAD + number) % 2**32)
+        generator = torch.Generator().manual_seed((self.seed * SEED_STRIDE + number) % 2**32)
         shuffles = -(-steps * self.size // examples)
         drawn = torch.cat([torch.randperm(examples, generator=generator) for _ in range(shuffles)])
         return drawn[: steps * self.size].view(steps, self.size)
 
-    # A number, not a buffer: on an accelerator reading it would wait for the device.
+    # A Python number, because reading a buffer synchronizes with the device.
     def get_extra_state(self) -> dict[str, int]:
         return {"step": self.step}
 

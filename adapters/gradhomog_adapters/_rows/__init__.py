@@ -1,1 +1,1 @@
-"""Rows: gradients of the query losses of tasks, formed in a loop or by vmap."""
+"""Rows: gradients of the tasks' query losses, computed in a loop or with vmap."""

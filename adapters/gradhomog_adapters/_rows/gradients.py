@@ -1,4 +1,4 @@
-"""Gradients and Hessian products of one task: on the graph of its forward pass, or by `torch.func` under `vmap`."""
+"""Gradients and Hessian-vector products of one task, with `torch.autograd` or with `torch.func`."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ import torch
 from torch import Tensor
 
 Order = Literal["second", "first", "none"]
-"""What of an inner step is differentiated: all of it; all but its gradient; nothing."""
+"""Differentiation of inner steps: `"second"`, through all of a step; `"first"`, with constant gradients; `"none"`."""
 
 Loss = Callable[[dict[str, Tensor]], Tensor]
 """A scalar as a function of named tensors."""
 
 Operator = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
-"""A linear map of named tensors onto named tensors of the same shapes."""
+"""A linear map of named tensors to named tensors of the same shapes."""
 
 
-def constants(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same values, outside every graph."""
+def detach_all(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Detached tensors of the same values."""
     return {name: tensor.detach() for name, tensor in tensors.items()}
 
 
 def zeros_for_missing(found: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor]:
-    """Gradients, with zeros where a loss does not depend on a tensor."""
+    """Replace missing gradients, of tensors that a loss does not depend on, by zeros."""
     return [torch.zeros_like(t) if g is None else g for g, t in zip(found, like, strict=True)]
 
 
-def gradient_on_graph(loss: Loss, at: Mapping[str, Tensor], differentiable: bool) -> dict[str, Tensor]:
-    """∇loss by `torch.autograd.grad`; a constant where it need not be differentiable, or grad mode is off."""
+def autograd_gradient(loss: Loss, at: Mapping[str, Tensor], differentiable: bool) -> dict[str, Tensor]:
+    """∇loss with `torch.autograd.grad`; detached if `differentiable` is false or grad mode is off."""
     differentiable = differentiable and torch.is_grad_enabled()
-    # A tensor that starts as a constant, such as the context of CAVIA, is a variable of the step all the same.
+    # A tensor that does not require grad, such as the initial context of CAVIA, is still a variable of the step.
     point = {n: t if differentiable and t.requires_grad else t.detach().requires_grad_() for n, t in at.items()}
     with torch.enable_grad():
         found = torch.autograd.grad(
@@ -40,24 +40,26 @@ def gradient_on_graph(loss: Loss, at: Mapping[str, Tensor], differentiable: bool
     return dict(zip(point, found, strict=True))
 
 
-def gradient_by_transforms(loss: Loss, at: Mapping[str, Tensor], differentiable: bool) -> dict[str, Tensor]:
-    """∇loss by `torch.func.grad`."""
+def func_gradient(loss: Loss, at: Mapping[str, Tensor], differentiable: bool) -> dict[str, Tensor]:
+    """∇loss with `torch.func.grad`."""
     found: dict[str, Tensor] = torch.func.grad(loss)(dict(at))
-    return found if differentiable else constants(found)
+    return found if differentiable else detach_all(found)
 
 
-def hessian_on_graph(loss: Loss, at: Mapping[str, Tensor]) -> Operator:
-    """v ↦ ∇²loss(at) v, by differentiating the gradient once more: exact with normalization layers, where forward mode
-    over reverse mode is not."""
+def autograd_hessian(loss: Loss, at: Mapping[str, Tensor]) -> Operator:
+    """v ↦ ∇²loss(at) v, by reverse mode over reverse mode.
+
+    It is exact with normalization layers; forward mode over reverse mode is not.
+    """
     point = {name: tensor.detach().requires_grad_() for name, tensor in at.items()}
-    gradients = gradient_on_graph(loss, point, True)
-    moving = {name: gradient for name, gradient in gradients.items() if gradient.requires_grad}
+    gradients = autograd_gradient(loss, point, True)
+    dependent = {name: gradient for name, gradient in gradients.items() if gradient.requires_grad}
 
     def product(vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        if not moving:
+        if not dependent:
             return {name: torch.zeros_like(tensor) for name, tensor in point.items()}
         found = torch.autograd.grad(
-            list(moving.values()), list(point.values()), [vector[name] for name in moving],
+            list(dependent.values()), list(point.values()), [vector[name] for name in dependent],
             retain_graph=True, allow_unused=True, materialize_grads=True,
         )  # fmt: skip
         return dict(zip(point, found, strict=True))
@@ -65,7 +67,7 @@ def hessian_on_graph(loss: Loss, at: Mapping[str, Tensor]) -> Operator:
     return product
 
 
-def hessian_by_transforms(loss: Loss, at: Mapping[str, Tensor]) -> Operator:
-    """v ↦ ∇²loss(at) v by `torch.func`."""
-    pulled: Any = torch.func.vjp(torch.func.grad(loss), dict(at))
-    return lambda vector: dict(pulled[1](dict(vector))[0])
+def func_hessian(loss: Loss, at: Mapping[str, Tensor]) -> Operator:
+    """v ↦ ∇²loss(at) v with `torch.func`."""
+    vjp: Any = torch.func.vjp(torch.func.grad(loss), dict(at))
+    return lambda vector: dict(vjp[1](dict(vector))[0])

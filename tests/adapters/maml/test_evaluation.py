@@ -1,4 +1,4 @@
-"""Meta-test of MAML: the bare network whatever the homogenizers, on batches and lists, classes and numbers."""
+"""Meta-test of MAML: independent of homogenizers; batches and lists; classification and regression."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tests.adapters.few_shot import networks, tasks
 
 
 @pytest.mark.slow
-def test_evaluation_equals_the_bare_network_whatever_the_homogenizers():
+def test_evaluation_does_not_depend_on_homogenizers():
     batch = tasks()
     bare = MAML(*networks(norm=True), inner_lr=0.1).evaluate(batch)
-    with torch.no_grad():  # the caller's mode must not matter
+    with torch.no_grad():  # the caller's grad mode must have no effect
         other = MAML(*networks(norm=True), "pcgrad + gradnorm + mgda", inner_lr=0.1).evaluate(batch)
     assert bare == other
     assert bare.metric == "accuracy"
@@ -34,7 +34,7 @@ def test_regression_is_scored_by_mean_squared_error():
     assert learner.step(regression, torch.optim.SGD(learner.parameters(), lr=0.1)).accuracies is None
 
 
-def test_tasks_may_come_as_a_list_and_under_inference_mode():
+def test_tasks_may_be_a_list_and_inference_mode_is_supported():
     learner = MAML(*networks(norm=True), inner_lr=0.1)
     batch = tasks()
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""Statistics of batch normalization under `norm`: whose they are, and that the layers keep their own."""
+"""Statistics of batch normalization under `norm`; the layers keep their running statistics."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_normalization_shared_by_encoder_and_head_keeps_its_running_statistics
     assert torch.equal(shared.running_mean, before)
 
 
-def test_frozen_statistics_that_do_not_exist_are_refused():
+def test_frozen_statistics_require_layers_that_track_them():
     encoder = nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False).double())
     learner = MAML(encoder, nn.Linear(3, 3).double(), norm="frozen")
     with pytest.raises(OptionError, match=r"'frozen' needs running statistics; a BatchNorm1d"):

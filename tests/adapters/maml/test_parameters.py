@@ -1,4 +1,4 @@
-"""Which parameters MAML adapts and which have rows: chosen, frozen, tied and unused ones."""
+"""Adapted parameters and rows of MAML: selected, frozen, tied and unused parameters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gradhomog_adapters.maml import MAML
 from tests.adapters.few_shot import networks, tasks
 
 
-def test_only_the_chosen_parameters_are_adapted_and_all_are_learnt():
+def test_only_the_selected_parameters_are_adapted_and_all_have_rows():
     encoder, head = networks()
     learner = MAML(encoder, head, inner_lr=0.1, inner_steps=2, adapt="head.*")
     batch = tasks(1)
@@ -37,7 +37,7 @@ def test_frozen_parameters_are_constants_with_no_row():
     assert "encoder.0.bias" in rows.jacobian
 
 
-def test_a_parameter_frozen_after_the_learner_was_made_is_a_constant():
+def test_a_parameter_frozen_after_creation_is_a_constant():
     encoder, head = networks()
     learner = MAML(encoder, head, inner_lr=0.1)
     encoder[0].bias.requires_grad_(False)
@@ -45,7 +45,7 @@ def test_a_parameter_frozen_after_the_learner_was_made_is_a_constant():
 
 
 @pytest.mark.parametrize("first_order", [False, True])
-def test_a_frozen_encoder_or_one_without_parameters_lets_the_head_learn(first_order):
+def test_the_head_has_rows_if_the_encoder_is_frozen_or_has_no_parameters(first_order):
     batch = tasks()
     encoder, head = networks()
     for parameter in encoder.parameters():

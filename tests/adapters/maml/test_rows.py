@@ -26,8 +26,8 @@ INNER = {
 }
 
 
-def by_hand(encoder, head, task, inner, steps, first_order):
-    """One row with nothing but `torch.func` and TorchOpt: the loss after the inner loop, differentiated."""
+def reference_row(encoder, head, task, inner, steps, first_order):
+    """One row with `torch.func` and TorchOpt only: the gradient of the loss after the inner loop."""
     both = nn.Sequential(encoder, head)
     start = {name: p.detach().clone().requires_grad_() for name, p in both.named_parameters()}
 
@@ -56,13 +56,13 @@ def by_hand(encoder, head, task, inner, steps, first_order):
 @pytest.mark.parametrize("inner", INNER)
 @pytest.mark.parametrize("norm", [False, True])
 def test_rows_equal_a_hand_written_loop_in_float64(inner, first_order, norm):
-    # A bias before batch normalization has no gradient, which TorchOpt's RMSProp divides by: NaN in the reference too.
+    # TorchOpt's RMSProp divides by the zero gradient of a bias before batch normalization: NaN also in the reference.
     encoder, head = networks(norm and inner != "rmsprop")
     learner = MAML(encoder, head, inner=INNER[inner], inner_steps=3, first_order=first_order)
     batch = tasks()
     rows = learner.rows(batch)
     for slot, task in enumerate(batch):
-        expected = by_hand(copy.deepcopy(encoder), copy.deepcopy(head), task, INNER[inner], 3, first_order)
+        expected = reference_row(copy.deepcopy(encoder), copy.deepcopy(head), task, INNER[inner], 3, first_order)
         assert set(rows.jacobian) == set(expected)
         for name, gradient in expected.items():
             torch.testing.assert_close(rows.jacobian[name][slot], gradient, rtol=1e-10, atol=1e-13)
@@ -70,7 +70,7 @@ def test_rows_equal_a_hand_written_loop_in_float64(inner, first_order, norm):
 
 @pytest.mark.parametrize("inner", ["sgd", "momentum", "adam"])
 def test_rows_equal_finite_differences_of_the_query_loss(inner):
-    # Adam divides by the gradient of a bias before batch normalization, which is zero: too curved for differences.
+    # Adam divides by the zero gradient of a bias before batch normalization: finite differences are inaccurate.
     encoder, head = networks(norm=inner != "adam")
     learner = MAML(encoder, head, inner=INNER[inner], inner_steps=3)
     batch = tasks(2)
@@ -136,7 +136,7 @@ def test_on_a_quadratic_the_row_is_the_closed_form(first_order):
     torch.testing.assert_close(row, (expected if first_order else shrink @ expected).detach(), rtol=1e-11, atol=1e-12)
 
 
-def test_feature_grads_are_the_derivatives_of_each_loss_by_the_query_features():
+def test_feature_grads_are_the_gradients_of_each_loss_with_respect_to_the_query_features():
     encoder, head = networks()
     batch = tasks()
     learner = MAML(encoder, head, inner_steps=0)

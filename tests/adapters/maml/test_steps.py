@@ -1,4 +1,4 @@
-"""A meta-step of MAML: the outer optimizer's step on the homogenized direction, reported, saved and resumed."""
+"""Meta-steps of MAML: the outer optimizer's step, reports, saved and resumed learners."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.adapters.few_shot import networks, tasks
 
 
 @pytest.mark.parametrize("name", ["maml", "fomaml"])
-def test_both_are_found_by_name(name):
+def test_both_are_created_by_name(name):
     learner = gradhomog.learner(name, *networks(), homogenizers="pcgrad", inner_steps=2)
     assert learner.first_order == (name == "fomaml")
     assert str(learner.homogenizers) == "pcgrad"
@@ -40,7 +40,7 @@ def test_a_step_is_the_outer_optimizers_step_on_the_homogenized_direction():
     ("make", "lr"),
     [(torch.optim.Adam, 0.05), (torch.optim.SGD, 1.0), (torchopt.Adam, 0.05), (torchopt.SGD, 1.0)],
 )
-def test_any_outer_optimizer_with_zero_grad_and_step_learns(make, lr):
+def test_any_outer_optimizer_with_zero_grad_and_step_reduces_the_loss(make, lr):
     learner = MAML(*networks(), inner_lr=0.1, inner_steps=2)
     outer = make(learner.parameters(), lr=lr)
     batch = tasks()
@@ -50,18 +50,18 @@ def test_any_outer_optimizer_with_zero_grad_and_step_learns(make, lr):
     assert last < 0.9 * first
 
 
-def test_an_outer_optimizer_of_other_parameters_is_refused():
+def test_an_outer_optimizer_of_other_parameters_raises():
     learner = MAML(*networks(), inner_lr=0.1)
     other = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
     with pytest.raises(OptionError, match="holds none of the learner's parameters"):
         learner.step(tasks(), other)
-    some = torch.optim.SGD(learner.head.parameters(), lr=0.1)  # training a part of them is a choice
+    some = torch.optim.SGD(learner.head.parameters(), lr=0.1)  # training only some of them is allowed
     before = learner.encoder[0].weight.clone()
     learner.step(tasks(), some)
     assert torch.equal(learner.encoder[0].weight, before)
 
 
-def test_the_report_tells_the_rows_and_the_weights():
+def test_the_report_contains_norms_cosines_and_weights():
     batch = tasks()
     learner = MAML(*networks(), "static(weights=[1, 2, 3])", inner_lr=0.1)
     rows = learner.rows(batch)
@@ -76,7 +76,7 @@ def test_the_report_tells_the_rows_and_the_weights():
 
 
 @pytest.mark.parametrize("text", ["none", "pcgrad", "gradnorm"])
-def test_a_learner_saved_and_loaded_goes_on_bit_for_bit(text, tmp_path):
+def test_a_saved_and_loaded_learner_continues_bit_for_bit(text, tmp_path):
     def make():
         learner = MAML(*networks(norm=True), text, inner_lr=0.1)
         return learner, torch.optim.Adam(learner.parameters(), lr=0.01)

@@ -1,4 +1,4 @@
-"""MAML++ as after some training, and with every part off."""
+"""MAML++ learners for the tests, and the options that disable all parts."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tests.adapters.few_shot import networks
 OFF = {"learn_rates": False, "step_norm": False, "multi_step_steps": 0}
 
 
-def learner(homogenizers=None, **options):
-    """With rates, scales and shifts that differ from tensor to tensor and step to step."""
-    made = MAMLPP(*networks(True), homogenizers, **{"inner_lr": 0.1, "inner_steps": 3, **options})
+def make_learner(homogenizers=None, **options):
+    """Return a learner whose rates, scales and shifts differ between tensors and steps."""
+    learner = MAMLPP(*networks(True), homogenizers, **{"inner_lr": 0.1, "inner_steps": 3, **options})
     generator = torch.Generator().manual_seed(7)
-    for name, parameter in made.named_parameters().items():
+    for name, parameter in learner.named_parameters().items():
         if name.startswith("learner."):
             parameter.data *= 1 + torch.rand(parameter.shape, generator=generator, dtype=parameter.dtype)
-    return made
+    return learner

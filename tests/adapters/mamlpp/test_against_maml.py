@@ -1,4 +1,4 @@
-"""With its parts off, or not yet trained, MAML++ is MAML."""
+"""MAML++ equals MAML if its parts are disabled or not yet trained."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_with_every_part_off_rows_and_predictions_are_those_of_maml_bit_for_bit(
 
 @pytest.mark.parametrize("part", [{"learn_rates": True}, {"step_norm": True}])
 def test_a_part_that_has_not_been_trained_yet_changes_no_loss(part):
-    # Rates all start at inner_lr; scales and shifts start alike, but stay in the inner loop.
+    # All rates start at inner_lr. Scales and shifts start equal in all steps, and are not adapted.
     batch, common = tasks(), {"inner_lr": 0.1, "inner_steps": 2}
     ours = MAMLPP(*networks(True), **common, **{**OFF, **part})
     theirs = MAML(*networks(True), **common, adapt=["encoder.[03].*", "head.*"] if "step_norm" in part else "*")
@@ -40,12 +40,12 @@ def test_a_part_that_has_not_been_trained_yet_changes_no_loss(part):
 
 
 def test_first_order_ends_after_its_steps():
-    made, batch = MAMLPP(*networks(True), **OFF, inner_steps=2, inner_lr=0.1, first_order_steps=2), tasks()
-    outer = torch.optim.SGD(made.parameters(), lr=0.0)
+    learner, batch = MAMLPP(*networks(True), **OFF, inner_steps=2, inner_lr=0.1, first_order_steps=2), tasks()
+    outer = torch.optim.SGD(learner.parameters(), lr=0.0)
     expected = {order: MAML(*networks(True), inner_steps=2, inner_lr=0.1, first_order=order).rows(batch).jacobian
                 for order in (True, False)}  # fmt: skip
     for first_order in (True, True, False):
-        found = made.rows(batch).jacobian
+        found = learner.rows(batch).jacobian
         for name, rows in expected[first_order].items():
             torch.testing.assert_close(found[name], rows, rtol=1e-9, atol=1e-12)
-        made.step(batch, outer)
+        learner.step(batch, outer)

@@ -1,4 +1,4 @@
-"""A small network of images, whose queries pass through `step.transform`, its tasks and its loop."""
+"""A small image network that calls `step.transform`, its tasks, and its loop."""
 
 from __future__ import annotations
 

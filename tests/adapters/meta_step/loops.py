@@ -1,4 +1,4 @@
-"""A small float64 network, its tasks, and the loop that a user writes around `meta_step`."""
+"""A small float64 network, its tasks, and a custom loop with `meta_step`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ STEPS = 3
 def network(norm=False):
     torch.manual_seed(0)
     norms = [nn.BatchNorm1d(5)] if norm else []
-    # No bias before a normalization: its gradient is made of rounding errors, and Adam divides by that.
+    # No bias before a normalization: its gradient is a rounding error, which Adam would divide by.
     return nn.Sequential(nn.Linear(3, 5, bias=not norm), *norms, nn.Tanh(), nn.Linear(5, 2)).double()
 
 
 def tasks(count=3, seed=1):
-    """(support_x, support_y, query_x, query_y) each."""
+    """Return tuples (support_x, support_y, query_x, query_y)."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape):
@@ -31,7 +31,7 @@ def tasks(count=3, seed=1):
 
 
 def loop(net, pipe, batch, make=None, **options):
-    """The loop of a user; `make` makes an inner optimizer for each task, unless `inner` is given."""
+    """Run a custom loop; `make` creates an inner optimizer for each task, unless `inner` is given."""
     inner = options.get("inner")
     with meta_step(net, pipe, **options) as step:
         for number, (support_x, support_y, query_x, query_y) in enumerate(batch):
@@ -44,7 +44,7 @@ def loop(net, pipe, batch, make=None, **options):
 
 
 class Recorder(Homogenizer):
-    """Keeps the rows that it receives."""
+    """Stores the rows that it receives."""
 
     def rows(self, step):
         self.seen = {name: value.clone() for name, value in step.jacobian.materialize().items()}

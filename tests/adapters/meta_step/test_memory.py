@@ -14,21 +14,21 @@ from gradhomog_adapters.torchopt import meta_step
 from tests.adapters.meta_step.loops import STEPS, network, tasks
 
 
-class Held:
+class SavedTensor:
     def __init__(self, tensor):
         self.tensor = tensor
 
 
-def test_add_frees_the_graph_of_the_task_and_no_task_adds_to_what_is_held():
+def test_add_frees_the_graph_of_its_task():
     net, batch = network(), tasks(4)
-    inner, held, peaks = torchopt.MetaAdam(net, lr=0.02, eps_root=1e-8), weakref.WeakSet(), []
+    inner, saved, peaks = torchopt.MetaAdam(net, lr=0.02, eps_root=1e-8), weakref.WeakSet(), []
 
     def keep(tensor):
-        box = Held(tensor)
-        held.add(box)
+        box = SavedTensor(tensor)
+        saved.add(box)
         return box
 
-    gc.disable()  # freed at once, not when a collector comes by
+    gc.disable()  # tensors must be freed by reference counts, not by the garbage collector
     try:
         with (
             torch.autograd.graph.saved_tensors_hooks(keep, lambda box: box.tensor),
@@ -39,9 +39,9 @@ def test_add_frees_the_graph_of_the_task_and_no_task_adds_to_what_is_held():
                     for _ in range(STEPS):
                         inner.step(mse_loss(net(support_x), support_y))
                     loss = mse_loss(net(query_x), query_y)
-                    peaks.append(len(held))
-                    step.add(loss)  # though `loss` itself lives on
-                assert len(held) == 0
+                    peaks.append(len(saved))
+                    step.add(loss)  # although `loss` is still referenced
+                assert len(saved) == 0
     finally:
         gc.enable()
     assert peaks[0] > 50

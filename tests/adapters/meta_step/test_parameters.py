@@ -1,4 +1,4 @@
-"""Which parameters have rows in `meta_step`: frozen, unused, tied ones, and those that the inner loop leaves alone."""
+"""Rows of `meta_step` for frozen, unused, tied and unadapted parameters."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from torch.nn.functional import mse_loss
 
 import gradhomog
 from gradhomog import OptionError
-from tests.adapters.meta_step.by_hand import INNER, by_hand, sgd
 from tests.adapters.meta_step.loops import STEPS, loop, network, rows_of, tasks
+from tests.adapters.meta_step.reference import INNER, reference_row, sgd
 
 
 def test_frozen_parameters_have_no_row_and_keep_their_grad():
     net, batch = network(), tasks()
     net[0].requires_grad_(False)
     net[0].weight.grad = torch.ones_like(net[0].weight)
-    rows = rows_of(net, batch, lambda net: torchopt.MetaSGD(net[2], lr=0.1))  # MetaSGD(net) refuses frozen parameters
+    # MetaSGD(net) raises for frozen parameters.
+    rows = rows_of(net, batch, lambda net: torchopt.MetaSGD(net[2], lr=0.1))
     assert list(rows) == ["2.weight", "2.bias"]
     assert torch.equal(net[0].weight.grad, torch.ones_like(net[0].weight))
     assert net[2].weight.grad is not None
@@ -33,14 +34,14 @@ def test_a_parameter_that_no_loss_depends_on_has_a_zero_row_and_no_grad_as_after
     assert net.unused.grad is None
 
 
-def test_only_a_part_may_be_adapted_and_all_is_learnt():
+def test_a_part_of_the_network_can_be_adapted_and_all_parameters_have_rows():
     net, (task, *_) = network(), tasks()
     rows = rows_of(net, [task], lambda net: torchopt.MetaSGD(net[2], lr=0.1))
     weight, bias = net[2].weight, net[2].bias
     for _ in range(STEPS):
         loss = mse_loss(net[:2](task[0]) @ weight.T + bias, task[1])
-        slopes = torch.autograd.grad(loss, (weight, bias), create_graph=True)
-        weight, bias = weight - 0.1 * slopes[0], bias - 0.1 * slopes[1]
+        gradients = torch.autograd.grad(loss, (weight, bias), create_graph=True)
+        weight, bias = weight - 0.1 * gradients[0], bias - 0.1 * gradients[1]
     loss = mse_loss(net[:2](task[2]) @ weight.T + bias, task[3])
     for name, parameter in net.named_parameters():
         torch.testing.assert_close(rows[name][0], torch.autograd.grad(loss, parameter, retain_graph=True)[0])
@@ -58,7 +59,7 @@ class Tied(nn.Module):
         return self.head(self.two(self.one(x)))
 
 
-def test_a_tied_parameter_that_the_inner_loop_takes_apart_is_refused_by_its_names():
+def test_an_inner_loop_that_splits_a_tied_parameter_raises_with_its_names():
     net = Tied()
     with pytest.raises(OptionError, match=r"one\.weight and two\.weight are one parameter, but TorchOpt"):
         loop(net, gradhomog.pipeline("none"), tasks(), INNER["sgd"][1])
@@ -72,15 +73,15 @@ def test_a_tied_parameter_that_is_not_adapted_has_one_row_that_is_the_sum_over_i
     w, weight, bias = net.one.weight, net.head.weight, net.head.bias
     for _ in range(STEPS):
         loss = mse_loss(task[0] @ w.T @ w.T @ weight.T + bias, task[1])
-        slopes = torch.autograd.grad(loss, (weight, bias), create_graph=True)
-        weight, bias = weight - 0.1 * slopes[0], bias - 0.1 * slopes[1]
+        gradients = torch.autograd.grad(loss, (weight, bias), create_graph=True)
+        weight, bias = weight - 0.1 * gradients[0], bias - 0.1 * gradients[1]
     loss = mse_loss(task[2] @ w.T @ w.T @ weight.T + bias, task[3])
     torch.testing.assert_close(rows["one.weight"][0], torch.autograd.grad(loss, w)[0])
 
 
-def test_a_layer_that_is_registered_twice_stays_one():
+def test_a_layer_that_is_registered_twice_has_one_row():
     torch.manual_seed(0)
     layer = nn.Linear(3, 3).double()
     net = nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(3, 2).double())
-    rows, expected = rows_of(net, tasks(), INNER["sgd"][1]), [by_hand(net, task, sgd) for task in tasks()]
+    rows, expected = rows_of(net, tasks(), INNER["sgd"][1]), [reference_row(net, task, sgd) for task in tasks()]
     torch.testing.assert_close(rows["0.weight"], torch.stack([row["0.weight"] for row in expected]))

@@ -1,4 +1,4 @@
-"""The rows of `meta_step` are those of MAML by hand, whatever the inner optimizer; the direction stands in `grad`."""
+"""Rows of `meta_step` against a reference MAML, for every inner optimizer; the direction in `grad`."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from torch.nn.functional import mse_loss
 
 import gradhomog
 from gradhomog_adapters.torchopt import meta_step
-from tests.adapters.meta_step.by_hand import INNER, adam, by_hand, query_loss, sgd
 from tests.adapters.meta_step.loops import STEPS, Recorder, loop, network, rows_of, tasks
+from tests.adapters.meta_step.reference import INNER, adam, query_loss, reference_row, sgd
 
 
 @pytest.mark.parametrize("norm", [False, True])
-@pytest.mark.parametrize("given", [True, False], ids=["one for all tasks", "made in each task"])
+@pytest.mark.parametrize("shared_inner", [True, False], ids=["one for all tasks", "one per task"])
 @pytest.mark.parametrize("name", INNER)
-def test_rows_equal_maml_by_hand_in_float64(name, given, norm):
+def test_rows_equal_a_reference_maml_in_float64(name, shared_inner, norm):
     update, make = INNER[name]
     net, batch = network(norm), tasks()
-    expected = [by_hand(net, task, update) for task in batch]
-    rows = rows_of(net, batch, inner=make(net)) if given else rows_of(net, batch, make)
+    expected = [reference_row(net, task, update) for task in batch]
+    rows = rows_of(net, batch, inner=make(net)) if shared_inner else rows_of(net, batch, make)
     assert list(rows) == [name for name, _ in net.named_parameters()]
     for name, value in rows.items():
         torch.testing.assert_close(value, torch.stack([row[name] for row in expected]), rtol=1e-9, atol=1e-12)
 
 
-def test_rows_are_told_by_name_whatever_the_order_of_the_parameters():
-    # TorchOpt sorts names: a row told by its position would here be that of the other matrix, of the same shape.
+def test_rows_are_matched_by_name_for_any_order_of_the_parameters():
+    # TorchOpt sorts names: matching rows by position would swap the two matrices of the same shape.
     class Product(nn.Module):
         def __init__(self):
             super().__init__()
@@ -42,12 +42,12 @@ def test_rows_are_told_by_name_whatever_the_order_of_the_parameters():
 
     net, batch = Product(), [(x[:, :2], y, q[:, :2], t) for x, y, q, t in tasks()]
     make = INNER["adam"][1]
-    rows, expected = rows_of(net, batch, make), [by_hand(net, task, adam) for task in batch]
+    rows, expected = rows_of(net, batch, make), [reference_row(net, task, adam) for task in batch]
     for name in ("z", "a"):
         torch.testing.assert_close(rows[name], torch.stack([row[name] for row in expected]))
 
 
-def test_the_direction_of_the_pipeline_is_written_over_grad_and_the_report_tells_the_step():
+def test_the_direction_replaces_grad_and_the_report_describes_the_step():
     net, batch, make = network(), tasks(), INNER["sgd"][1]
     net[0].bias.grad = torch.full((5,), 7.0, dtype=torch.float64)
     rows = rows_of(copy.deepcopy(net), batch, make)
@@ -65,7 +65,7 @@ def test_the_direction_of_the_pipeline_is_written_over_grad_and_the_report_tells
     assert [stage.name for stage in report.stages] == ["pcgrad"]
 
 
-def test_losses_of_one_task_add_up():
+def test_losses_of_one_task_are_summed():
     net, (task, *_) = network(), tasks()
     support_x, support_y, query_x, query_y = task
     recorder = Recorder()
@@ -75,12 +75,12 @@ def test_losses_of_one_task_add_up():
             inner.step(mse_loss(net(support_x), support_y))
         step.add(mse_loss(net(query_x), query_y) / 4, retain_graph=True)
         step.add(3 * mse_loss(net(query_x), query_y) / 4)
-    for name, value in by_hand(net, task, sgd).items():
+    for name, value in reference_row(net, task, sgd).items():
         torch.testing.assert_close(recorder.seen[name][0], value)
     torch.testing.assert_close(step.report.losses, query_loss(net, task, sgd).detach()[None])
 
 
-def test_a_learnt_inner_rate_has_rows_and_a_gradient():
+def test_a_trainable_inner_rate_has_rows_and_a_gradient():
     net, batch = network(), tasks()
     rate = torch.tensor(0.1, dtype=torch.float64, requires_grad=True)
     loop(net, gradhomog.pipeline("none"), batch, lambda net: torchopt.MetaSGD(net, lr=rate), extra={"rate": rate})
@@ -97,7 +97,7 @@ def test_a_learnt_inner_rate_has_rows_and_a_gradient():
 
 def test_a_tasks_row_does_not_depend_on_the_other_tasks():
     net, batch = network(norm=True), tasks()
-    net.eval()  # running statistics are then what the query sees
+    net.eval()  # query passes then use running statistics
     inner = torchopt.MetaSGD(net, lr=lambda count: 0.1 / (1 + count), momentum=0.9)
     together = rows_of(net, batch, inner=inner)
     for slot, task in enumerate(batch):

@@ -1,4 +1,4 @@
-"""What the tests of learners without an inner loop share: smooth float64 networks, tasks, properties of any of them."""
+"""Smooth float64 networks, tasks, and assertions that hold for every learner."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ WAYS = 3
 
 
 def networks(norm=False, seed=0):
-    """A smooth encoder of vectors, and a head of which only the outputs count."""
+    """Return a smooth encoder of vectors, and a head of which only the number of outputs is used."""
     torch.manual_seed(seed)
     layers = [nn.Linear(4, 6), *([nn.BatchNorm1d(6)] * norm), nn.Tanh(), nn.Linear(6, 5), nn.Tanh()]
     return nn.Sequential(*layers).double(), nn.Linear(5, WAYS).double()
 
 
-def pictures(norm=False, seed=0, flatten=False):
-    """A smooth encoder of images `[n, 1, 6, 6]` to maps `[n, 2, 5, 5]`, and a head; one of them flattens."""
+def image_networks(norm=False, seed=0, flatten=False):
+    """Return a smooth encoder of images `[n, 1, 6, 6]` to maps `[n, 2, 5, 5]`, and a head; one of them flattens."""
     torch.manual_seed(seed)
     layers = [nn.Conv2d(1, 2, 2), *([nn.BatchNorm2d(2)] * norm), nn.Tanh()]
     parts = [nn.Sequential(*layers), nn.Sequential(nn.Linear(50, WAYS))]
@@ -29,7 +29,7 @@ def pictures(norm=False, seed=0, flatten=False):
 
 
 def tasks(count=3, shape=(4,), shots=2, queries=3, seed=1, classes=None):
-    """Clusters, float64; with `classes`, each task's are drawn from so many."""
+    """Return float64 tasks of Gaussian clusters; `classes` is the number of classes that tasks draw theirs from."""
     generator = torch.Generator().manual_seed(seed)
     found = []
     for slot in range(count):
@@ -44,8 +44,8 @@ def tasks(count=3, shape=(4,), shots=2, queries=3, seed=1, classes=None):
     return TaskBatch.stack(found)
 
 
-def rows_equal(one, two, rtol=1e-9, atol=1e-12):
-    """Rows, losses, features and their gradients of two learners."""
+def assert_rows_equal(one, two, rtol=1e-9, atol=1e-12):
+    """Compare rows, losses, features and feature gradients of two learners."""
     assert list(one.jacobian) == list(two.jacobian)
     for name, block in one.jacobian.items():
         torch.testing.assert_close(block, two.jacobian[name], rtol=rtol, atol=atol, msg=lambda text, n=name: n + text)
@@ -55,8 +55,8 @@ def rows_equal(one, two, rtol=1e-9, atol=1e-12):
         torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol)
 
 
-def judge_by_finite_differences(learner, batch, step=1e-6):
-    """Rows along a random direction of all parameters at once."""
+def assert_rows_match_finite_differences(learner, batch, step=1e-6):
+    """Compare rows with central differences of the losses, along a random direction of all parameters."""
     rows, generator = learner.rows(batch), torch.Generator().manual_seed(7)
     named = learner.named_parameters()
     along = {name: torch.randn(p.shape, generator=generator, dtype=p.dtype) for name, p in named.items()}
@@ -70,8 +70,8 @@ def judge_by_finite_differences(learner, batch, step=1e-6):
     torch.testing.assert_close(found, (losses[0] - losses[1]) / (2 * step), rtol=1e-6, atol=1e-8)
 
 
-def judge_by_autograd(learner, batch, loss):
-    """Rows against the derivatives of a loss of a task that was written down for the test."""
+def assert_rows_match_autograd(learner, batch, loss):
+    """Compare rows with the gradients of `loss(task)`, the reference loss of a task."""
     rows, named = learner.rows(batch), learner.named_parameters()
     for slot, task in enumerate(batch):
         value = loss(task)
@@ -82,8 +82,8 @@ def judge_by_autograd(learner, batch, loss):
             torch.testing.assert_close(rows.jacobian[name][slot], gradient, rtol=1e-9, atol=1e-12, msg=name)
 
 
-def judge_untouched(learner, batch):
-    """Rows, steps' evaluations and predictions change nothing: parameters, buffers, modes, generators."""
+def assert_learner_unchanged(learner, batch):
+    """Check that rows, evaluation and prediction change no parameter, buffer, mode or generator."""
     before, random = copy.deepcopy(learner.state_dict()), torch.get_rng_state()
     modes = [part.training for part in (*learner.encoder.modules(), *learner.own.modules())]
     learner.rows(batch)
@@ -95,15 +95,15 @@ def judge_untouched(learner, batch):
     assert [part.training for part in (*learner.encoder.modules(), *learner.own.modules())] == modes
 
 
-def judge_homogenized(make, batch):
-    """Homogenizers act on rows, features and activations in training; meta-test is that of the bare learner."""
+def assert_homogenizers_act_in_training_only(make, batch):
+    """Check that homogenizers run in training, and that meta-test equals that of the learner without homogenizers."""
     isi = "{'layers': 1}" if batch.support_x.dim() > 3 else "false"
     for text in ("pcgrad", f"rotogbml(isi={isi}, rotate={{'lr': 0.5}})"):
-        made = make(text)
-        outer = torch.optim.SGD(made.parameters(), lr=0.1)
+        learner = make(text)
+        outer = torch.optim.SGD(learner.parameters(), lr=0.1)
         for _ in range(2):
-            report = made.step(batch, outer)
+            report = learner.step(batch, outer)
         assert torch.isfinite(report.losses).all()
         bare = make(None)
-        bare.load_state_dict({**made.state_dict(), "homogenizers": bare.homogenizers.state_dict()})
-        assert made.evaluate(batch) == bare.evaluate(batch)
+        bare.load_state_dict({**learner.state_dict(), "homogenizers": bare.homogenizers.state_dict()})
+        assert learner.evaluate(batch) == bare.evaluate(batch)

@@ -1,4 +1,4 @@
-"""Homogenizers that act within the network do in `meta_step` what they do in a learner."""
+"""Homogenizers that act within the network have the same effect in `meta_step` as in a learner."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ PIPES = [
 
 
 @pytest.mark.parametrize("text", PIPES)
-def test_masks_and_rotations_are_those_of_the_learner_step_after_step(text):
-    # MAML is tested on its own: what a homogenizer sees, draws and learns must be the same here.
+def test_masks_and_rotations_are_those_of_the_learner_in_every_step(text):
+    # MAML is tested separately: inputs, random numbers and updates of homogenizers must be the same here.
     net, twin, batch = Images(), Images(), image_tasks()
     pipe, theirs = gradhomog.pipeline(text), gradhomog.pipeline(text)
     learner = gradhomog.learner("maml", twin.encoder, twin.head, homogenizers=theirs, inner_lr=0.1, inner_steps=2)
@@ -37,7 +37,7 @@ def test_masks_and_rotations_are_those_of_the_learner_step_after_step(text):
         torch.testing.assert_close(parameter, other, rtol=1e-4, atol=1e-5)
 
 
-def test_features_are_changed_in_query_passes_only_and_hooks_are_gone_afterwards():
+def test_features_change_in_query_passes_only_and_hooks_are_removed():
     class Double(Homogenizer):
         def transform(self, features, keys):
             return 2 * features
@@ -59,7 +59,7 @@ def test_features_are_changed_in_query_passes_only_and_hooks_are_gone_afterwards
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
 
 
-def test_features_of_a_frozen_encoder_are_where_derivatives_end():
+def test_features_of_a_frozen_encoder_have_gradients():
     net, batch = Images(), image_tasks()
     net.encoder.requires_grad_(False)
     pipe = gradhomog.pipeline("rotate(lr=0.1)")

@@ -1,4 +1,4 @@
-"""The report of a learner's step: inputs of the encoder, rows after each stage, probes."""
+"""Reports of a learner's step: calls of `begin`, rows after each stage, probes."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def learner(homogenizers, **options):
     return MAML(encoder, nn.Linear(8, 3), homogenizers, inner_steps=2, **options)
 
 
-class Journal(Homogenizer):
-    """Notes each `begin` and how many inputs the encoder then runs on."""
+class CallRecorder(Homogenizer):
+    """Records each `begin` and the number of inputs of each encoder pass."""
 
     def __init__(self):
         self.notes = []
@@ -36,7 +36,7 @@ class Journal(Homogenizer):
         self.notes.append((key.slot, key.domain, part))
 
 
-class Halved(Homogenizer):
+class Halve(Homogenizer):
     def transform(self, features, keys):
         return features / 2
 
@@ -59,10 +59,10 @@ class Noise(Homogenizer):
 
 
 @pytest.mark.parametrize("norm", ["batch", "support"])
-def test_begin_announces_every_change_between_support_and_query_inputs(norm):
-    journal = Journal()
+def test_begin_precedes_every_change_between_support_and_query_inputs(norm):
+    journal = CallRecorder()
     learner([journal], norm=norm).rows(tasks(2))
-    replayed = [6] if norm == "support" else []  # the support set once more, for its statistics
+    replayed = [6] if norm == "support" else []  # one more pass of the support set, for its statistics
     expected = []
     for slot in range(2):
         expected += [(slot, f"domain {slot}", "support"), 6, 6, *replayed, (slot, f"domain {slot}", "query"), 9]
@@ -70,27 +70,27 @@ def test_begin_announces_every_change_between_support_and_query_inputs(norm):
 
 
 def test_no_stage_is_called_at_meta_test():
-    journal = Journal()
+    journal = CallRecorder()
     learner([journal]).evaluate(tasks(1))
     assert journal.notes == []
 
 
-def test_a_report_holds_the_rows_after_each_stage_and_the_measurements_of_homogenizers():
-    model = learner([Halved(), "static(weights=[1, 2, 3])", "pcgrad", Halved()])
+def test_a_report_describes_the_rows_after_each_stage_and_the_measurements():
+    model = learner([Halve(), "static(weights=[1, 2, 3])", "pcgrad", Halve()])
     report = model.step(tasks(), torch.optim.SGD(model.parameters(), lr=0.1))
     assert [stage.name for stage in report.stages] == ["static", "pcgrad"]
     torch.testing.assert_close(report.stages[0].norms, report.norms * torch.tensor([1, 2, 3]).double() / 2)
     torch.testing.assert_close(report.stages[0].cosines, report.cosines)
-    assert dict(report.measured) == {"Halved": {"factor": 0.5}, "Halved#2": {"factor": 0.5}}
+    assert dict(report.measured) == {"Halve": {"factor": 0.5}, "Halve#2": {"factor": 0.5}}
     assert report.record()["stages"][1]["name"] == "pcgrad"
 
 
-def test_a_probe_shows_the_encoders_rows_with_each_prefix_of_the_pipeline():
-    model = learner([Halved(), "static(weights=[1, 2, 3])"])
+def test_a_probe_reports_the_encoders_rows_with_each_prefix_of_the_pipeline():
+    model = learner([Halve(), "static(weights=[1, 2, 3])"])
     batch = tasks()
     plain, halved, weighted = model.probe(batch)
-    assert [plain.name, halved.name, weighted.name] == ["plain", "Halved", "static"]
-    for found, homogenizers in ((plain, None), (halved, [Halved()])):
+    assert [plain.name, halved.name, weighted.name] == ["plain", "Halve", "static"]
+    for found, homogenizers in ((plain, None), (halved, [Halve()])):
         rows = learner(homogenizers).rows(batch).jacobian
         flat = torch.cat([rows[name].flatten(1) for name in rows if name.startswith("encoder.")], dim=1).double()
         torch.testing.assert_close(found.norms, flat.norm(dim=1), rtol=1e-5, atol=1e-7)
@@ -99,7 +99,7 @@ def test_a_probe_shows_the_encoders_rows_with_each_prefix_of_the_pipeline():
 
 def test_a_probe_draws_the_same_numbers_for_every_prefix_and_changes_nothing():
     noise = Noise()
-    model = learner([noise, Halved(), "gradnorm"])
+    model = learner([noise, Halve(), "gradnorm"])
     model.step(tasks(), torch.optim.SGD(model.parameters(), lr=0.1))
     noise.drawn.clear()
     before = model.state_dict()
@@ -111,7 +111,7 @@ def test_a_probe_draws_the_same_numbers_for_every_prefix_and_changes_nothing():
     assert model.homogenizers.steps == 1
     probed = noise.drawn[:3]
     model.step(tasks(), torch.optim.SGD(model.parameters(), lr=0.1))
-    assert noise.drawn[6:] == probed  # and the same as in the step that follows
+    assert noise.drawn[6:] == probed  # the same as in the next step
     for part in ("encoder", "head"):
         assert all(torch.equal(before[part][name], after[part][name]) for name in before[part])
 
@@ -131,8 +131,8 @@ def test_targets_reach_the_homogenizers_that_read_features():
         gradhomog.pipeline([Reader()]).combine(torch.eye(2))
 
 
-def test_a_probe_gives_dropout_the_same_numbers_and_leaves_the_global_generator_alone():
-    # Found as rows that differed between "plain" and an identity.
+def test_a_probe_draws_the_same_dropout_masks_and_restores_the_global_generator():
+    # Regression test: rows of "plain" and of an identity differed.
     class Identity(Homogenizer):
         def transform(self, features, keys):
             return features

@@ -1,4 +1,4 @@
-"""A tree of parameters or buffers with the names of others: one rate for each weight, under the weight's own name."""
+"""Modules with named parameters or buffers, such as one rate per weight under the weight's name."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Callable, Mapping
 from torch import Tensor, nn
 
 
-def mirror(tensors: Mapping[str, Tensor]) -> nn.Module:
-    """A module whose parameters have the names (dots included) and values of some tensors.
+def parameter_module(tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Module whose parameters have the given names, which may contain dots, and copies of the given values.
 
-    A `nn.ParameterDict` takes no names with dots, and these names are what users see and choose by.
+    `nn.ParameterDict` does not allow dots, and users select parameters by these names.
     """
     return _tree(
         tensors, lambda place, name, tensor: place.register_parameter(name, nn.Parameter(tensor.detach().clone()))
     )
 
 
-def mirror_buffers(tensors: Mapping[str, Tensor]) -> nn.Module:
-    """The same with buffers: what is kept and saved, but not learnt."""
+def buffer_module(tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Module whose buffers have the given names and values: saved with the module, not trained."""
     return _tree(tensors, lambda place, name, tensor: place.register_buffer(name, tensor))
 
 

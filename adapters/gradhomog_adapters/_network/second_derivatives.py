@@ -1,4 +1,4 @@
-"""What PyTorch cannot differentiate twice, or does wrongly, computed so that it can; within a context."""
+"""Correct second derivatives of attention and weight normalization."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch.nn.utils.parametrizations import _WeightNorm
 
 
 @contextmanager
-def differentiable_twice(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Within the context attention and weight normalization have second derivatives, and right ones.
+def enable_second_derivatives(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Context in which attention and weight normalization have correct second derivatives.
 
-    Attention: its fast kernels have none; the one that is made of matrix products has. Weight normalization: the second
-    derivative of the fused kernel is wrong without a word (PyTorch 2.13, docs/decisions/0013); w = g v/‖v‖ is computed
-    by elementary operations instead.
+    Attention: the fast kernels have no second derivative; the math kernel has one. Weight normalization: the second
+    derivative of the fused kernel is wrong without an error (PyTorch 2.13, docs/decisions/0013); w = g v/‖v‖ is
+    computed with elementary operations instead.
     """
     layers = {part for module in modules for part in module.modules() if isinstance(part, _WeightNorm)}
     try:

@@ -1,4 +1,4 @@
-"""Inner loops by hand: each update is one function of parameters, gradients and state, on lists of tensors."""
+"""Reference inner loops: each update is a function of parameters, gradients and state, on lists of tensors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def adam(parameters, gradients, state):
     count += 1
     m = [0.9 * a + 0.1 * g for a, g in zip(m, gradients, strict=True)]
     v = [0.999 * a + 0.001 * g * g for a, g in zip(v, gradients, strict=True)]
-    # TorchOpt forms decay**count in float32, also for float64: 1 - 0.999**count then has four digits, and so has Adam.
+    # TorchOpt computes decay**count in float32, also for float64: 1 - 0.999**count then has four correct digits.
     first, second = (1 - torch.pow(decay, torch.tensor(count)).double() for decay in (0.9, 0.999))
     steps = [a / first / ((b / second + 1e-8).sqrt() + 1e-8) for a, b in zip(m, v, strict=True)]
     return [p - 0.02 * s for p, s in zip(parameters, steps, strict=True)], (count, m, v)
@@ -39,7 +39,7 @@ INNER = {
 
 
 def query_loss(net, task, update):
-    """What a task loses after the inner loop, with its graph, by `torch.autograd.grad` on a functional network."""
+    """Query loss after the inner loop, with its graph, by `torch.autograd.grad` on a functional network."""
     names, parameters = zip(*net.named_parameters(), strict=True)
 
     def loss(parameters, x, y):
@@ -52,8 +52,8 @@ def query_loss(net, task, update):
     return loss(parameters, *task[2:])
 
 
-def by_hand(net, task, update):
-    """The row of one task, by name; buffers of `net` are left as they are."""
+def reference_row(net, task, update):
+    """Row of one task, by parameter name; does not change the buffers of `net`."""
     net = copy.deepcopy(net)
     names, leaves = zip(*net.named_parameters(), strict=True)
     return dict(zip(names, torch.autograd.grad(query_loss(net, task, update), leaves), strict=True))

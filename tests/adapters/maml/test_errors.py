@@ -1,4 +1,4 @@
-"""Options and networks that MAML cannot use are refused by name."""
+"""Errors of MAML for invalid options and networks."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from tests.adapters.few_shot import networks
         ({"inner_steps": -1}, "`inner_steps` must be an integer and not negative; got -1"),
         ({"test_steps": -1}, "`test_steps` must be an integer and not negative"),
         ({"adapt": "body.*"}, r"`adapt` must match.*'body.\*' matches none of encoder.0.weight"),
-        ({"adapt": []}, "`adapt` must hold at least one pattern"),
+        ({"adapt": []}, "`adapt` must contain at least one pattern"),
         ({"inner_steps": 1.5}, "`inner_steps` must be an integer"),
         ({"norm": "instance"}, "`norm` must be 'batch', 'support' or 'frozen'"),
     ],
 )
-def test_options_that_cannot_be_used_are_refused(options, message):
+def test_invalid_options_raise(options, message):
     with pytest.raises(OptionError, match=message):
         MAML(*networks(), **options)
 
 
-def test_a_network_without_parameters_is_refused():
+def test_a_network_without_parameters_raises():
     with pytest.raises(OptionError, match=r"`encoder` must be a torch\.nn\.Module; got str"):
         MAML("encoder", nn.Linear(2, 2))
     with pytest.raises(OptionError, match="at least one parameter"):

@@ -1,4 +1,4 @@
-"""What Baseline and Baseline++ share: one classifier of all training classes, and a new one for each task at test."""
+"""Base class of Baseline and Baseline++: one classifier for all training classes, and a new one per test task."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from gradhomog import DataError, OptionError, Task, TaskBatch, TaskRow
 from gradhomog_adapters._classifiers import MakeClassifier, fit
 from gradhomog_adapters._feature_shape import feature_shape
-from gradhomog_adapters._metric import Metric, wide
-from gradhomog_adapters._network.functional import Parameters, call_own
-from gradhomog_adapters._rows.gradients import constants
+from gradhomog_adapters._metric import MetricLearner, at_least_float32
+from gradhomog_adapters._network.functional import Parameters, call_learner_module
+from gradhomog_adapters._rows.gradients import detach_all
 from gradhomog_adapters.few_shot import Query, Support
 
 Tasks = TypeVar("Tasks", Task, TaskBatch)
 
 
-class BaseClasses(Metric):
-    """Trains encoder and classifier on the classes of all tasks; see `Baseline`."""
+class ClassifierBaseline(MetricLearner):
+    """Train encoder and classifier on the classes of all tasks; see `Baseline`."""
 
     def __init__(
         self,
@@ -55,17 +55,19 @@ class BaseClasses(Metric):
     def _outputs_of_head(self, features: int) -> int:
         linear = next((part for part in reversed(list(self.head.modules())) if isinstance(part, nn.Linear)), None)
         if linear is None:
-            raise OptionError("`classes` must be given: the head has no torch.nn.Linear that would tell their number.")
+            raise OptionError(
+                "`classes` must be given: the head has no torch.nn.Linear whose outputs could be counted."
+            )
         return linear.out_features
 
     # -- training ----------------------------------------------------------------------------------------------------
 
     def task_row(self, task: Task, key: Any) -> TaskRow:
-        return _among(super().task_row(self._named(task), key), task.classes)
+        return _keep_own_classes(super().task_row(self._with_class_ids(task), key), task.classes)
 
     def batch_row(self, batch: TaskBatch) -> TaskRow | None:
-        row = super().batch_row(self._named(batch))
-        return row and _among(row, batch.classes)
+        row = super().batch_row(self._with_class_ids(batch))
+        return row and _keep_own_classes(row, batch.classes)
 
     def adapt(self, parameters: Parameters, support: Support) -> Parameters:
         return {**parameters, "task.features": self.support_features(parameters, support).flatten(1)}
@@ -73,29 +75,31 @@ class BaseClasses(Metric):
     def query_loss(self, parameters: Parameters, query: Query) -> tuple[Tensor, Tensor]:
         assert query.y is not None
         support = parameters["task.features"]
-        outputs = wide(call_own(self.own, parameters, "classifier", torch.cat([support, query.features])))
+        outputs = at_least_float32(
+            call_learner_module(self.own, parameters, "classifier", torch.cat([support, query.features]))
+        )
         return self.loss(outputs, torch.cat([query.support.y, query.y])), outputs[len(support) :]
 
-    def _named(self, tasks: Tasks) -> Tasks:
-        """With labels that number the training classes, in place of the tasks' own.
+    def _with_class_ids(self, tasks: Tasks) -> Tasks:
+        """Replace the labels of each task by the indices of its classes among all training classes.
 
         Raises:
-            DataError: the tasks do not say which classes they are of, or more than there are.
+            DataError: only one of `tasks.classes` and the option `classes` is set, or an index is out of range.
         """
-        self.refuse_regression(tasks.support_y)
+        self.check_classification(tasks.support_y)
         ids = tasks.classes
         if ids is None and self.classes is None:
             return tasks
         if ids is None or self.classes is None:
-            given = "no `classes`" if ids is None else "`classes`, numbers of their classes among all"
-            wanted = f"classes={self.classes}" if self.classes else "without the option `classes`, their number"
+            actual = "no `classes`" if ids is None else "`classes`, the indices of their classes"
+            option = f"has classes={self.classes}" if self.classes else "has no option `classes`, the number of classes"
             raise DataError(
-                f"the tasks have {given}, and {type(self).__name__} was made {wanted}. Give both (an EpisodeStream "
-                "fills `classes` of tasks, and has `class_count`) or neither."
+                f"the tasks have {actual}, and {type(self).__name__} {option}. Set both (an EpisodeStream "
+                "sets `classes` of tasks, and has `class_count`) or neither."
             )
         low, high = (int(bound) for bound in ids.aminmax())
         if low < 0 or high >= self.classes:
-            raise DataError(f"`classes` of tasks must lie in 0..{self.classes - 1}; got {low}..{high}.")
+            raise DataError(f"`classes` of tasks must be in 0..{self.classes - 1}; got {low}..{high}.")
         return replace(
             tasks, support_y=ids.gather(-1, tasks.support_y), query_y=ids.gather(-1, tasks.query_y), classes=None
         )
@@ -103,13 +107,13 @@ class BaseClasses(Metric):
     # -- meta-test ---------------------------------------------------------------------------------------------------
 
     def adapted_outputs(self, support_x: Tensor, support_y: Tensor, query_x: Tensor) -> Tensor:
-        self.refuse_regression(support_y)
-        parameters, support = constants(self.live_parameters), self.support_at_meta_test(support_x, support_y)
+        self.check_classification(support_y)
+        parameters, support = detach_all(self.live_parameters), self.support_at_meta_test(support_x, support_y)
         with torch.no_grad():
             features = self.support_features(parameters, support)
             ways = self.network.call("head.", parameters, support.buffers, features).shape[-1]
         features = features.flatten(1)
-        generator = torch.Generator().manual_seed(self.seed)  # anew for each task: none depends on those before
+        generator = torch.Generator().manual_seed(self.seed)  # a new generator per task: tasks are independent
         classifier = self._make(features.shape[1], ways, generator).to(features)
         fit(
             classifier, features, support_y, self.loss, generator,
@@ -121,8 +125,8 @@ class BaseClasses(Metric):
             return outputs
 
 
-def _among(row: TaskRow, classes: Tensor | None) -> TaskRow:
-    """With the outputs of the task's own classes only, in their order: scores are then of `ways` classes."""
+def _keep_own_classes(row: TaskRow, classes: Tensor | None) -> TaskRow:
+    """Keep only the outputs of the task's own classes, in their order: accuracy is then over `ways` classes."""
     if classes is None:
         return row
     chosen = classes[..., None, :].expand(*row.outputs.shape[:-1], classes.shape[-1])

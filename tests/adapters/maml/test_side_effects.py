@@ -1,4 +1,4 @@
-"""Steps and evaluations of MAML, also those that fail, leave networks as they were."""
+"""Steps and evaluations of MAML do not change networks, also if they fail."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.adapters.few_shot import networks, tasks
 
 
 @pytest.mark.parametrize("norm", ["batch", "support", "frozen"])
-def test_steps_and_evaluations_leave_buffers_modes_hooks_and_forwards_as_they_were(norm):
+def test_steps_and_evaluations_restore_buffers_modes_hooks_and_forwards(norm):
     encoder, head = networks(norm=True)
     encoder.eval()
     encoder[1].train()
@@ -31,7 +31,7 @@ def test_steps_and_evaluations_leave_buffers_modes_hooks_and_forwards_as_they_we
 
 
 class Bomb(nn.Module):
-    """Raises at its n-th call."""
+    """Raises in its n-th call."""
 
     def __init__(self, calls):
         super().__init__()
@@ -45,7 +45,7 @@ class Bomb(nn.Module):
 
 
 @pytest.mark.parametrize("calls", [1, 3, 7])
-def test_a_failing_inner_loop_leaves_everything_untouched(calls):
+def test_a_failing_inner_loop_changes_nothing(calls):
     encoder, head = networks(norm=True)
     encoder.append(Bomb(calls))
     learner = MAML(encoder, head, "gradnorm", norm="support", inner_steps=4, engine="loop")

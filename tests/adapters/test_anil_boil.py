@@ -1,4 +1,4 @@
-"""ANIL and BOIL: what the inner loop changes, and what it leaves; rows against finite differences."""
+"""ANIL and BOIL: adapted parameters, and rows against finite differences."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from gradhomog import OptionError, TaskBatch
 from tests.adapters.few_shot import assert_rows_are_derivatives, networks, tasks
 
 
-def adapted(learner, task):
-    """The network's outputs on the query set after the inner loop, and before it."""
+def outputs_after_and_before(learner, task):
+    """Outputs for the query set after and before the inner loop."""
     with torch.no_grad():
         bare = learner.head(learner.encoder(task.query_x))
     return learner.predict(task.support_x, task.support_y, task.query_x), bare
@@ -48,7 +48,7 @@ def test_anil_on_a_linear_head_has_the_closed_form():
     torch.testing.assert_close(rows.jacobian["head.weight"][0], expected, rtol=1e-12, atol=0)
 
 
-class Counted(nn.Module):
+class CallCounter(nn.Module):
     calls = 0
 
     def forward(self, x):
@@ -59,7 +59,7 @@ class Counted(nn.Module):
 @pytest.mark.parametrize(("name", "calls"), [("anil", 2), ("maml", 8)])
 def test_anil_encodes_the_support_set_once(name, calls):
     encoder, head = networks()
-    learner = gradhomog.learner(name, encoder.append(Counted()), head, inner_steps=7, engine="loop")
+    learner = gradhomog.learner(name, encoder.append(CallCounter()), head, inner_steps=7, engine="loop")
     learner.rows(TaskBatch.stack([tasks()[0]]))
     assert encoder[-1].calls == calls
 
@@ -68,10 +68,10 @@ def test_boil_changes_features_and_anil_does_not():
     task = tasks()[0]
     for name, changes in (("anil", False), ("boil", True)):
         encoder, head = networks()
-        nn.init.zeros_(head.weight)  # nothing of the features comes through a head that stays as it is …
+        nn.init.zeros_(head.weight)  # a zero head makes outputs independent of the features, unless it is adapted,
         learner = gradhomog.learner(name, encoder, head, inner_lr=0.5, inner_steps=1)
-        after, before = adapted(learner, task)
-        assert torch.equal(after, before) == changes  # … and no gradient comes back through it
+        after, before = outputs_after_and_before(learner, task)
+        assert torch.equal(after, before) == changes  # and stops their gradients
         assert gradhomog.learner(name, *networks()).rows(tasks()).jacobian["encoder.0.weight"].abs().max() > 0
 
 
@@ -83,12 +83,12 @@ def test_parameters_are_chosen_by_pattern(name, pattern):
     assert all(torch.equal(ours[key], maml[key]) for key in maml)
 
 
-def test_a_pattern_that_matches_nothing_is_told():
+def test_a_pattern_without_a_match_raises():
     with pytest.raises(OptionError, match=r"`adapt` must match.*'body\.\*' matches none of encoder\.0\.weight"):
         gradhomog.learner("boil", *networks(), adapt="body.*")
 
 
-def test_an_inner_loop_that_has_nothing_left_to_change_is_none():
+def test_an_inner_loop_without_trainable_parameters_has_no_effect():
     rows = {}
     for engine in ("loop", "vmap"):
         encoder, head = networks()

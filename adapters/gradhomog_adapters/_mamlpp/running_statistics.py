@@ -1,4 +1,4 @@
-"""Running statistics by inner step: those that batch normalization reads at meta-test, and those it records."""
+"""Running statistics of batch normalization per inner step: recorded in training, used at meta-test."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog import OptionError
-from gradhomog_adapters._mamlpp.by_step import normalizations
+from gradhomog_adapters._mamlpp.step_parameters import batch_norm_layers
 from gradhomog_adapters._network.functional import Network
-from gradhomog_adapters._network.mirror import mirror_buffers
+from gradhomog_adapters._network.named_module import buffer_module
 from gradhomog_adapters.few_shot import Support
 
 
 def statistics(network: Network, slots: int) -> nn.Module:
-    """Buffers `<name>` `[slots, ...]`: the layers' running statistics, so many times.
+    """Buffers `<name>` `[slots, ...]`: `slots` copies of the layers' running statistics.
 
     Raises:
-        OptionError: a layer has none.
+        OptionError: a layer has no running statistics.
     """
     found: dict[str, Tensor] = {}
-    for name, layer in normalizations(network).items():
+    for name, layer in batch_norm_layers(network).items():
         if layer.running_mean is None:
             raise OptionError(
                 f"`norm` 'running' needs layers with running statistics; `{name}`, a {type(layer).__name__}, has none "
@@ -31,46 +31,45 @@ def statistics(network: Network, slots: int) -> nn.Module:
             )
         for part, buffer in layer.named_buffers(recurse=False):
             found[f"{name}.{part}"] = torch.stack([buffer] * slots)
-    return mirror_buffers(found)
+    return buffer_module(found)
 
 
-class Running:
-    """The statistics of a slot in place of the network's own, within `reading` or `recording`."""
+class RunningStatistics:
+    """Replaces the network's running statistics by those of a slot, within `read` or `record`."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
-        self._used: Mapping[str, Tensor] = {}
+        self._active: Mapping[str, Tensor] = {}
 
     def at_step(self, support: Support, slot: int) -> Support:
-        """The same task, with buffers of a slot: views, into which a layer that records writes."""
-        if not self._used:
+        """Support set with the buffers of a slot; they are views, which layers update while recording."""
+        if not self._active:
             return support
-        return replace(support, buffers={**support.buffers, **{n: b[slot] for n, b in self._used.items()}})
+        return replace(support, buffers={**support.buffers, **{n: b[slot] for n, b in self._active.items()}})
 
     @contextmanager
-    def reading(self, statistics: Mapping[str, Tensor]) -> Iterator[None]:
-        """Within the context layers normalize with these."""
-        with self._in_use(statistics, training=False):
+    def read(self, statistics: Mapping[str, Tensor]) -> Iterator[None]:
+        """Context in which layers normalize with these statistics."""
+        with self._activate(statistics, training=False):
             yield
 
     @contextmanager
-    def recording(self, statistics: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-        """Within the context layers normalize with each batch, and average its statistics into a copy of these by their
-        own rule (`momentum`)."""
+    def record(self, statistics: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+        """Context in which layers normalize with each batch and update a copy of `statistics` with their `momentum`."""
         found = {name: buffer.clone() for name, buffer in statistics.items()}
-        with self._in_use(found, training=True):
+        with self._activate(found, training=True):
             yield found
 
     @contextmanager
-    def _in_use(self, statistics: Mapping[str, Tensor], training: bool) -> Iterator[None]:
-        layers = list(dict.fromkeys(normalizations(self.network).values()))
+    def _activate(self, statistics: Mapping[str, Tensor], training: bool) -> Iterator[None]:
+        layers = list(dict.fromkeys(batch_norm_layers(self.network).values()))
         before = [(layer.training, layer.track_running_stats) for layer in layers]
         try:
-            self._used = statistics
+            self._active = statistics
             for layer in layers:
                 layer.training, layer.track_running_stats = training, True
             yield
         finally:
-            self._used = {}
+            self._active = {}
             for layer, (was, tracks) in zip(layers, before, strict=True):
                 layer.training, layer.track_running_stats = was, tracks

@@ -1,4 +1,4 @@
-"""What an inner loop changes of a module and of TorchOpt's meta-optimizers, put back whatever happens."""
+"""Snapshot and restore the state of a module and of TorchOpt's meta-optimizers around an inner loop."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import torchopt
 from torch import Tensor, nn
 
 from gradhomog import OptionError
-from gradhomog_adapters._inner_optimizer import captured
+from gradhomog_adapters._inner_optimizer import closure_variable
 
 Container = dict[str, Tensor | None]
 
 
-class Restored:
-    """Holds on to parameters (the objects and their values), buffers and the states of inner optimizers.
+class Snapshot:
+    """Stores parameters (objects and values), buffers and the states of inner optimizers.
 
-    While it is entered the module works on copies of its buffers: what a task writes into them dies with the task, and
-    the buffers themselves are never written to. A layer that is registered twice is held once.
+    Within `restore_on_exit` the module uses copies of its buffers, which are discarded after each task; the buffers
+    themselves are never modified. A layer that is registered twice is stored once.
     """
 
     def __init__(self, net: nn.Module, inner: Sequence[torchopt.MetaOptimizer]) -> None:
-        # TorchOpt replaces entries of these dicts, so the dicts are what has to be put right.
+        # TorchOpt replaces entries of these dicts, so the entries must be restored.
         self._parameters: list[tuple[Container, Container]] = []
         self._buffers: list[tuple[Container, Container]] = []
         slots: dict[int, list[tuple[str, Container, str]]] = {}
@@ -48,24 +48,24 @@ class Restored:
         self._inner = [(optimizer, optimizer.state_dict()) for optimizer in inner]
 
     @contextmanager
-    def entered(self) -> Iterator[None]:
-        """Within the context `begin` may be called; afterwards everything is as it was, buffers included."""
+    def restore_on_exit(self) -> Iterator[None]:
+        """Context in which `restore` can be called; on exit all state is restored, with the original buffers."""
         try:
-            self.begin()
+            self.restore()
             yield
         finally:
-            self._put_back({})
+            self._write_back({})
 
-    def begin(self) -> None:
-        """Put all back to where a task starts from."""
+    def restore(self) -> None:
+        """Restore the state at the start of a task, with new copies of the buffers."""
         copies: dict[int, Tensor] = {}
         for _, buffers in self._buffers:
             for buffer in buffers.values():
-                if buffer is not None and id(buffer) not in copies:  # one that is registered twice stays one
+                if buffer is not None and id(buffer) not in copies:  # a buffer that is registered twice is copied once
                     copies[id(buffer)] = buffer.detach().clone().requires_grad_(buffer.requires_grad)
-        self._put_back(copies)
+        self._write_back(copies)
 
-    def _put_back(self, copies: Mapping[int, Tensor]) -> None:
+    def _write_back(self, copies: Mapping[int, Tensor]) -> None:
         for container, parameters in self._parameters:
             container.update(parameters)
         for container, buffers in self._buffers:
@@ -78,13 +78,13 @@ class Restored:
                     parameter.copy_(value)
         self._versions = [parameter._version for _, parameter, _ in self._values]
 
-    def written(self) -> list[str]:
-        """Names of the parameters that were written to in place since they were last put back."""
+    def modified_parameters(self) -> list[str]:
+        """Names of the parameters that were modified in place since the last `restore`."""
         pairs = zip(self._values, self._versions, strict=True)
         return [name for (name, parameter, _), version in pairs if parameter._version != version]
 
-    def untied(self) -> list[str]:
-        """Names of a parameter that several modules share and that is now another in each; empty if there is none."""
+    def split_parameters(self) -> list[str]:
+        """Names of a shared parameter that modules now hold as different tensors; empty if there is none."""
         for places in self._tied:
             if len({id(container[key]) for _, container, key in places}) > 1:
                 return [name for name, _, _ in places]
@@ -94,8 +94,8 @@ class Restored:
 def _check_leaf(name: str, parameter: Tensor) -> None:
     if not parameter.is_leaf:
         raise OptionError(
-            f"`net` must have its own parameters when a meta-step begins; `{name}` is the result of an inner loop. "
-            "Put them back first: torchopt.recover_state_dict(net, state), where state was extracted with "
+            f"the parameters of `net` must be leaf tensors when a meta-step starts; `{name}` is the result of an inner "
+            "loop. Restore them first: torchopt.recover_state_dict(net, state), with a state extracted with "
             "by='reference', detach_buffers=True."
         )
 
@@ -106,21 +106,21 @@ def _check_inner(optimizer: object, containers: Sequence[Container]) -> None:
             f"`inner` must be a TorchOpt meta-optimizer such as torchopt.MetaSGD, or several; got "
             f"{type(optimizer).__name__}."
         )
-    held = {id(container) for group in optimizer.param_containers_groups for container in group}
-    if held.isdisjoint(map(id, containers)):
+    adapted = {id(container) for group in optimizer.param_containers_groups for container in group}
+    if adapted.isdisjoint(map(id, containers)):
         raise OptionError(
             f"`inner` must adapt `net` or a part of it; this {type(optimizer).__name__} adapts another module. "
-            "Make it of the module that the meta-step is given."
+            "Create it from the module that is passed to the meta-step."
         )
     state: Any = optimizer.state_dict()
     tensors: list[Any] = torchopt.pytree.tree_leaves(state)
     if any(isinstance(tensor, Tensor) and tensor.grad_fn is not None for tensor in tensors):
         raise OptionError(
-            f"`inner` must be as it is before an inner loop; the state of this {type(optimizer).__name__} comes from "
-            "one. Make a new one, or recover the state that it had."
+            f"`inner` must have its state from before the inner loop; the state of this {type(optimizer).__name__} is "
+            "the result of one. Create a new optimizer, or recover its earlier state."
         )
-    if captured(optimizer.impl.update, "dampening"):
+    if closure_variable(optimizer.impl.update, "dampening"):
         raise OptionError(
-            "`inner` with momentum and dampening cannot be put back: TorchOpt keeps in a closure whether it has "
-            "stepped before. Make it anew in each task, after `with step.task(...):`, and leave `inner` out."
+            "`inner` with momentum and dampening cannot be restored: TorchOpt stores in a closure if it has "
+            "stepped before. Create a new one in each task, after `with step.task(...):`, and omit `inner`."
         )

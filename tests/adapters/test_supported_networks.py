@@ -1,4 +1,4 @@
-"""Which networks can be used: attention and recurrence differentiate twice; what is no function is told at once."""
+"""Supported networks: second derivatives of attention and recurrence; errors for unsupported modules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.adapters.few_shot import assert_rows_are_derivatives, networks, tasks
 
 
 class Attention(nn.Module):
-    """Three numbers as three tokens."""
+    """Attention over three inputs as three tokens."""
 
     def __init__(self, layer):
         super().__init__()
@@ -22,8 +22,8 @@ class Attention(nn.Module):
         return self.layer(self.up(x[..., None])).flatten(1)
 
 
-class Direct(nn.Module):
-    """Calls the kernel itself."""
+class KernelAttention(nn.Module):
+    """Calls the attention kernel directly."""
 
     def forward(self, x):
         return nn.functional.scaled_dot_product_attention(x, x, x)
@@ -44,7 +44,7 @@ def transformer():
 
 ENCODERS = {
     "transformer layer": lambda: Attention(transformer()),
-    "attention": lambda: Attention(Direct()),
+    "attention": lambda: Attention(KernelAttention()),
     "lstm": Recurrent,
     "weight norm": lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 12)), nn.Tanh()),
     "weight norm as a whole": lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 12), dim=-1)),
@@ -59,43 +59,43 @@ def test_rows_of_any_pair_of_modules_are_derivatives(learner, kind):
     torch.manual_seed(0)
     encoder, head = ENCODERS[kind](), nn.Linear(12, 3)
     encoder(torch.zeros(2, 3))
-    made = gradhomog.learner(learner, encoder.double(), head.double(), inner_lr=0.3, inner_steps=2)
-    first = next(iter(made.named_parameters()))
-    assert_rows_are_derivatives(made, tasks()[0], [first, "head.bias"])
+    instance = gradhomog.learner(learner, encoder.double(), head.double(), inner_lr=0.3, inner_steps=2)
+    first = next(iter(instance.named_parameters()))
+    assert_rows_are_derivatives(instance, tasks()[0], [first, "head.bias"])
 
 
 @pytest.mark.parametrize(
     ("encoder", "message"),
     [
-        (lambda: nn.Sequential(nn.LazyLinear(4)), r"`encoder\.0`, a LazyLinear, has parameters without a shape yet"),
+        (lambda: nn.Sequential(nn.LazyLinear(4)), r"`encoder\.0`, a LazyLinear, has uninitialized parameters"),
         (lambda: nn.Sequential(nn.DataParallel(nn.Linear(3, 4))), r"`encoder\.0` is a DataParallel.*that it wraps"),
     ],
 )
-def test_what_cannot_be_a_function_of_its_parameters_is_told_before_the_first_step(encoder, message):
+def test_unsupported_encoders_raise_before_the_first_step(encoder, message):
     with pytest.raises(OptionError, match=message):
         gradhomog.learner("maml", encoder(), nn.Linear(4, 3))
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own imports
-def test_a_compiled_module_is_told():
-    with pytest.raises(OptionError, match=r"`encoder` is compiled.*Give the module itself"):
+def test_a_compiled_module_raises():
+    with pytest.raises(OptionError, match=r"`encoder` is compiled.*Pass the original module"):
         gradhomog.learner("maml", torch.compile(nn.Linear(3, 4), backend="eager"), nn.Linear(4, 3))
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_a_weight_that_a_hook_computes_is_told():
+def test_a_weight_normalized_by_a_hook_raises():
     with pytest.raises(OptionError, match=r"`head`, a Linear, is normalized by a hook.*parametrizations"):
         gradhomog.learner("maml", nn.Linear(3, 4), nn.utils.weight_norm(nn.Linear(4, 3)))
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TorchScript is on its way out
-def test_a_scripted_module_is_told():
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TorchScript is deprecated
+def test_a_scripted_module_raises():
     with pytest.raises(OptionError, match=r"`head` is compiled by TorchScript"):
         gradhomog.learner("maml", nn.Linear(3, 4), torch.jit.script(nn.Linear(4, 3)))
 
 
-def test_the_kernels_of_attention_are_as_before_afterwards():
+def test_the_attention_kernels_are_restored_afterwards():
     encoder, head = networks()
     before = torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.mem_efficient_sdp_enabled()
     learner = gradhomog.learner("maml", encoder, head)
@@ -105,10 +105,10 @@ def test_the_kernels_of_attention_are_as_before_afterwards():
     assert (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.mem_efficient_sdp_enabled()) == before
 
 
-# Seen in PyTorch 2.13, 2026: second derivatives of `torch._weight_norm` are wrong, without an error. Ours are right:
+# PyTorch 2.13, 2026: second derivatives of `torch._weight_norm` are wrong, without an error. Ours are correct:
 # test_rows_of_any_pair_of_modules_are_derivatives has the input "weight norm" (docs/decisions/0013).
 @pytest.mark.parametrize("dim", [0, 1, -1])
-def test_the_weight_norm_that_is_used_instead_is_the_same(dim):
+def test_the_replaced_weight_norm_has_the_same_outputs(dim):
     encoder, head = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 4), dim=dim)), nn.Linear(4, 3)
     task = tasks()[0]
     learner = gradhomog.learner("maml", encoder.double(), head.double(), inner_steps=0)

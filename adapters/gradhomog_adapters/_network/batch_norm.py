@@ -1,4 +1,4 @@
-"""What batch normalization normalizes with, by name, and without any leak from one task to another."""
+"""Statistics of batch normalization under `norm`, kept separate for each task."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Norm = Literal["batch", "support", "frozen"]
 
 
 Statistics = dict[int, list[tuple[Tensor, Tensor]]]
-"""Mean and variance by layer, one entry per call: a layer may be used several times in a forward pass."""
+"""Mean and variance by layer index, one entry per call: a forward pass can use a layer several times."""
 
 
 class SupportStatistics:
-    """For `norm="support"`: the normalizations of a network, which can be made to use given statistics."""
+    """The batch normalization layers of a network under `norm="support"`: record and replay their statistics."""
 
     def __init__(self, layers: Iterable[_BatchNorm]) -> None:
         self.layers = tuple(layers)
@@ -31,7 +31,7 @@ class SupportStatistics:
 
     @contextmanager
     def record(self) -> Iterator[Statistics]:
-        """Within the context the statistics of each batch are written down, with their graph."""
+        """Context that records the statistics of each batch, with their graph."""
         self._recorded = {}
         try:
             yield self._recorded
@@ -40,7 +40,7 @@ class SupportStatistics:
 
     @contextmanager
     def replay(self, statistics: Statistics) -> Iterator[None]:
-        """Within the context these are used; without any, those of each batch."""
+        """Context in which layers use these statistics; if empty, those of each batch."""
         self._replayed, self._calls = statistics or None, {}
         try:
             yield
@@ -70,8 +70,8 @@ class SupportStatistics:
 
 
 @contextmanager
-def policy(modules: Iterable[nn.Module], norm: Norm) -> Iterator[SupportStatistics]:
-    """Within the context batch normalizations follow the policy; afterwards all is as before, whatever happens."""
+def norm_policy(modules: Iterable[nn.Module], norm: Norm) -> Iterator[SupportStatistics]:
+    """Context in which batch normalization layers use the statistics of `norm`; restored afterwards, also on errors."""
     layers = [part for module in modules for part in module.modules() if isinstance(part, _BatchNorm)]
     layers = list(dict.fromkeys(layers))
     for layer in layers:
@@ -85,7 +85,7 @@ def policy(modules: Iterable[nn.Module], norm: Norm) -> Iterator[SupportStatisti
     try:
         for index, layer in enumerate(layers):
             layer.training = norm != "frozen"
-            layer.track_running_stats = norm == "frozen"  # otherwise they are neither read nor written
+            layer.track_running_stats = norm == "frozen"  # other policies neither read nor write running statistics
             if norm == "support":
                 layer.forward = statistics.forward_of(index)  # type: ignore[method-assign, assignment]
         yield statistics

@@ -1,4 +1,4 @@
-"""What a network must be to be used as a function of its parameters, told before the first step."""
+"""Validate that a network can be called as a function of its parameters."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch.nn.utils.weight_norm import WeightNorm
 from gradhomog import OptionError
 
 
-def check(encoder: nn.Module, head: nn.Module) -> None:
-    """Raise for what cannot be called with other tensors in place of its parameters.
+def check_supported(encoder: nn.Module, head: nn.Module) -> None:
+    """Raise if a module cannot be called with other tensors in place of its parameters.
 
     Raises:
-        OptionError: names the part of the network, and what to do.
+        OptionError: with the name of the module and the fix.
     """
     for name, module in (("encoder", encoder), ("head", head)):
         for path, part in module.named_modules():
@@ -23,21 +23,21 @@ def check(encoder: nn.Module, head: nn.Module) -> None:
             kind = type(part).__name__
             if any(isinstance(p, UninitializedParameter) for p in part.parameters(recurse=False)):
                 raise OptionError(
-                    f"{where}, a {kind}, has parameters without a shape yet. Run the network once on an example first."
+                    f"{where}, a {kind}, has uninitialized parameters. Run the network once on an example first."
                 )
             if isinstance(part, torch.jit.ScriptModule):
                 raise OptionError(
-                    f"{where} is compiled by TorchScript, whose parameters cannot be replaced. Give the module itself."
+                    f"{where} is compiled by TorchScript, with fixed parameters. Pass the original module."
                 )
             if isinstance(part, nn.DataParallel | nn.parallel.DistributedDataParallel):
-                raise OptionError(f"{where} is a {kind}, which copies the network. Give the module that it wraps.")
+                raise OptionError(f"{where} is a {kind}, which copies the network. Pass the module that it wraps.")
             if isinstance(part, torch._dynamo.OptimizedModule):
                 raise OptionError(
-                    f"{where} is compiled: the inner loop differentiates twice, which compiled code cannot. Give the "
-                    "module itself, and compile=True to the learner for a small network."
+                    f"{where} is compiled, but the inner loop needs second derivatives, which compiled code lacks. "
+                    "Pass the original module, and for a small network pass compile=True to the learner."
                 )
             if any(isinstance(hook, WeightNorm | SpectralNorm) for hook in part._forward_pre_hooks.values()):
                 raise OptionError(
-                    f"{where}, a {kind}, is normalized by a hook that sets its weight aside. Use weight_norm or "
+                    f"{where}, a {kind}, is normalized by a hook that replaces its weight. Use weight_norm or "
                     "spectral_norm of torch.nn.utils.parametrizations."
                 )

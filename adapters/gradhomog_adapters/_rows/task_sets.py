@@ -1,4 +1,4 @@
-"""The support set and the query set of one task, as a learner receives them."""
+"""The support set and the query set of one task, as passed to a learner."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from gradhomog import Pipeline, TaskRow
+from gradhomog_adapters._network.batch_norm import Statistics, SupportStatistics
 from gradhomog_adapters._network.functional import Network, Parameters
-from gradhomog_adapters._network.norm import Statistics, SupportStatistics
 from gradhomog_adapters._rows.gradients import Loss, Operator, Order
-from gradhomog_adapters._rows.recomputed import Step, recomputed
+from gradhomog_adapters._rows.recompute import Step, recompute_step
 from gradhomog_adapters.execution import Execution
 
 Path = Callable[[Parameters, "Support"], Sequence[Parameters]]
-"""From the tensors that are differentiated by to the parameters at which the query loss is taken."""
+"""Maps the tensors that rows are taken with respect to, to the parameters at which the query loss is evaluated."""
 
 QueryRow = Callable[[Path, Parameters], TaskRow]
-"""`query_row(path, at)`: the row ∇ L_Q(path(at)) by `at`, with loss, outputs, features and their gradients."""
+"""`query_row(path, at)`: the row ∇ L_Q(path(at)) w.r.t. `at`, with loss, outputs, features and feature gradients."""
 
 
-class Rows(Protocol):
-    """What forms rows of a learner, and its sets: `FewShotLearner`."""
+class RowLearner(Protocol):
+    """The part of `FewShotLearner` that the engines use."""
 
     encoder: nn.Module
     head: nn.Module
@@ -50,12 +50,12 @@ class Rows(Protocol):
 
 @dataclass(eq=False)
 class Support:
-    """The support set of one task, as `adapt` receives it.
+    """Support set of one task, the argument of `adapt`.
 
     Attributes:
         x, y: inputs `[support, *input]` and targets `[support]` or `[support, outputs]`.
-        steps: the number of inner steps: `inner_steps` while training, `test_steps` at meta-test.
-        order: which derivatives of inner steps the row needs: `"second"`, `"first"` (gradients are constants), or
+        steps: the number of inner steps: `inner_steps` in training, `test_steps` at meta-test.
+        order: order of the derivatives of inner steps in the row: `"second"`, `"first"` (gradients are constants), or
             `"none"` (at meta-test).
     """
 
@@ -63,30 +63,30 @@ class Support:
     y: Tensor
     steps: int
     order: Order
-    learner: Rows = field(repr=False)
+    learner: RowLearner = field(repr=False)
     buffers: dict[str, Tensor] = field(repr=False)
     begin: Callable[[Any], None] = field(repr=False)
     differentiate: Callable[[Loss, Parameters, bool], dict[str, Tensor]] = field(repr=False)
     differentiate_twice: Callable[[Loss, Parameters], Operator] = field(repr=False)
     encoded: Tensor | None = field(default=None, repr=False)  # features that all inner steps share
-    statistics: Statistics | None = field(default=None, repr=False)  # those that queries are normalized with
+    statistics: Statistics | None = field(default=None, repr=False)  # used to normalize the queries
 
     def features(self, parameters: Parameters) -> Tensor:
-        """Features `[support, features]` of the support set under some parameters."""
+        """Features `[support, features]` of the support set under the given parameters."""
         return self.learner.network.call("encoder.", parameters, self.buffers, self.x)
 
     def outputs(self, parameters: Parameters, features: Tensor | None = None) -> Tensor:
-        """Outputs `[support, ways]` of the network on the support set; of features that are known already, if given."""
+        """Outputs `[support, ways]` of the network for the support set, or of the head for given `features`."""
         if features is None:
             return self.learner.network.call("", parameters, self.buffers, self.x)
         return self.learner.network.call("head.", parameters, self.buffers, features)
 
     def loss(self, parameters: Parameters, features: Tensor | None = None) -> Tensor:
-        """L_S, the learner's loss on the support set; of features that are known already, if given."""
+        """L_S, the learner's loss on the support set; `features` are computed unless given."""
         return self.learner.loss(self.outputs(parameters, features), self.y)
 
     def gradient(self, loss: Loss, at: Parameters) -> dict[str, Tensor]:
-        """∇loss at named tensors: differentiable where `order` is `"second"`, otherwise constants."""
+        """∇loss w.r.t. the named tensors `at`: differentiable if `order` is `"second"`, otherwise constants."""
         return self.differentiate(loss, at, self.order == "second")
 
     def hessian(self, loss: Loss, at: Parameters) -> Operator:
@@ -94,19 +94,19 @@ class Support:
         return self.differentiate_twice(loss, at)
 
     def recomputed(self, step: Step) -> Step:
-        """A decorator of `step(k, adapted, state, held) -> adapted, state`, inner step k as a function of the tensors
+        """Decorator of `step(k, adapted, state, fixed) -> adapted, state`: inner step k, as a function of the tensors
         that it changes, the inner optimizer's state, and the tensors that it only reads.
 
-        With `Execution(recompute=True)` the graph of the step is built in the backward pass, and freed there.
+        With `Execution(recompute=True)` the graph of the step is built and freed in the backward pass.
         """
         if not self.learner.execution.recompute or self.order != "second":
             return step
-        return recomputed(step, self.buffers)
+        return recompute_step(step, self.buffers)
 
 
 @dataclass(eq=False)
 class Query:
-    """The query set of one task, as `query_loss` receives it.
+    """Query set of one task, the argument of `query_loss`.
 
     Attributes:
         features: `[queries, features]`, after the `transform` stages of homogenizers.
@@ -120,7 +120,7 @@ class Query:
     statistics: Statistics = field(repr=False)
 
     def outputs(self, parameters: Parameters) -> Tensor:
-        """The outputs `[queries, ways]` of the head."""
+        """Outputs `[queries, ways]` of the head."""
         learner, buffers = self.support.learner, self.support.buffers
         with learner.normalizations.replay(self.statistics) if self.statistics else nullcontext():
             return learner.network.call("head.", parameters, buffers, self.features)

@@ -1,0 +1,1 @@
+"""The implementation of `meta_step` for custom TorchOpt loops."""

@@ -1,0 +1,82 @@
+"""Inner optimizer state that continues from task to task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torchopt
+from torch import Tensor, nn
+
+from gradhomog import OptionError
+from gradhomog_adapters._inner_optimizer import InnerOptimizer
+from gradhomog_adapters._rows.gradients import detach_all
+
+
+class InnerOptimizerState(nn.Module):
+    """State of the inner optimizer: after the last meta-step (saved buffers), and after the last task of this one.
+
+    Args:
+        inner: the inner optimizer.
+        parameters: the parameters that it adapts, by name.
+
+    Raises:
+        OptionError: the optimizer has further state in a closure.
+    """
+
+    def __init__(self, inner: InnerOptimizer, parameters: dict[str, Tensor]) -> None:
+        super().__init__()
+        if inner.has_hidden_state:
+            raise OptionError(
+                "`keep_state` requires an inner optimizer without hidden state; TorchOpt's momentum with dampening "
+                "stores which call was the first. Use one without dampening."
+            )
+        self.names = list(parameters)
+        leaves, self._structure = torchopt.pytree.tree_flatten(inner().init(detach_all(parameters)))
+        self._count = len(leaves)
+        for index, leaf in enumerate(leaves):
+            self.register_buffer(f"leaf{index}", leaf.clone())
+        self._current: list[Tensor] | None = None
+
+    def restart(self) -> None:
+        """Start a meta-step with the state after the last one."""
+        self._current = None
+
+    def current(self, parameters: dict[str, Tensor]) -> Any:
+        """State for the next task of a meta-step. Raises as `committed`."""
+        return self._tree(parameters, self._leaves() if self._current is None else self._current)
+
+    def committed(self, parameters: dict[str, Tensor]) -> Any:
+        """State after the last meta-step.
+
+        Raises:
+            OptionError: the adapted parameters are not those of the state.
+        """
+        return self._tree(parameters, self._leaves())
+
+    def record_task(self, state: Any, checked: Sequence[Tensor]) -> None:
+        """Store the state after a task, unless it or a tensor in `checked` is not finite."""
+        before = self._leaves() if self._current is None else self._current
+        after = [leaf.detach() for leaf in torchopt.pytree.tree_leaves(state)]
+        finite = torch.stack([torch.isfinite(tensor).all() for tensor in (*after, *checked)]).all()
+        self._current = [torch.where(finite, new, old) for new, old in zip(after, before, strict=True)]
+
+    def commit(self) -> None:
+        """Store the state after a meta-step, for the next one."""
+        if self._current is not None:
+            for index, leaf in enumerate(self._current):
+                setattr(self, f"leaf{index}", leaf)
+        self._current = None
+
+    def _tree(self, parameters: dict[str, Tensor], leaves: list[Tensor]) -> Any:
+        if list(parameters) != self.names:
+            missing = ", ".join(sorted(set(self.names) ^ set(parameters)))
+            raise OptionError(
+                f"`keep_state` stores the state of all adapted parameters, but {missing} was frozen later. Freeze "
+                "parameters before the learner is created."
+            )
+        return torchopt.pytree.tree_unflatten(self._structure, [leaf.clone() for leaf in leaves])
+
+    def _leaves(self) -> list[Tensor]:
+        return [getattr(self, f"leaf{index}") for index in range(self._count)]

@@ -1,0 +1,149 @@
+"""Rows of all tasks of a batch at once: `torch.func.vmap` of the row of one task, optionally compiled."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from gradhomog import OptionError, TaskBatch, TaskRow
+from gradhomog_adapters._network.functional import Parameters
+from gradhomog_adapters._rows.gradients import func_gradient, func_hessian
+from gradhomog_adapters._rows.task_sets import Path, Query, RowLearner
+
+# Multiplications for one support set; above, arithmetic takes longer than calling the operations.
+MAX_SMALL_WORK = 2e6
+
+# Layers that are bound by arithmetic, or whose batching rules copy.
+SLOW_UNDER_VMAP = (nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention)
+
+
+class VectorizedRows:
+    """Computes the rows of a batch with one `vmap`.
+
+    `vmap` is the outermost transform, never the innermost: with affine batch, layer or instance normalization, the
+    derivative of a `vmap` is wrong without an error (PyTorch 2.13; see `tests/adapters/test_engines.py`). Each task
+    receives its own view of the parameters, so that the state of an inner optimizer is batched too.
+    """
+
+    def __init__(self) -> None:
+        self._compiled: Callable[..., Any] | None = None
+        self._vmap_failed = False
+
+    def __getstate__(self) -> dict[str, Any]:  # compiled code cannot be copied or pickled
+        return {"_compiled": None, "_vmap_failed": self._vmap_failed}
+
+    def try_rows(self, learner: RowLearner, batch: TaskBatch) -> TaskRow | None:
+        """Return the rows, or None if the loop must compute them.
+
+        Raises:
+            OptionError: this engine is required, and a homogenizer acts before rows, on one task after the other.
+            RuntimeError: this engine is required, and PyTorch cannot vectorize the network, the loss or the inner
+                optimizer.
+        """
+        execution = learner.execution
+        required = execution.engine == "vmap" or (bool(execution.compile) and execution.engine == "auto")
+        if not required and (execution.engine == "loop" or execution.recompute or self._vmap_failed or len(batch) == 1):
+            return None
+        early = [m.selector for m in learner.homogenizers.members if m.before_rows or m.homogenizer.overrides("begin")]
+        if required:
+            if early:
+                raise OptionError(
+                    f"engine='vmap' runs all tasks at once, but {' and '.join(early)} requires one task after the "
+                    "other. Use engine='loop' or 'auto'."
+                )
+            return self.rows(learner, batch)
+        if early or not is_small(learner, batch):
+            return None
+        try:
+            return self.rows(learner, batch)
+        except RuntimeError:
+            # A value is read, or a batching rule is missing: use the loop, which works or raises the cause.
+            self._vmap_failed = True
+            return None
+
+    def rows(self, learner: RowLearner, batch: TaskBatch) -> TaskRow:
+        """Rows of a batch; see `Learner.batch_row`."""
+        tasks = len(batch)
+        parameters = {n: p.detach().expand(tasks, *p.shape) for n, p in learner.live_parameters.items()}
+        # Copies, so that a task does not modify the buffers of another.
+        buffers = {n: b.expand(tasks, *b.shape).clone() for n, b in learner.network.buffers().items()}
+        arguments = (parameters, buffers, batch.support_x, batch.support_y, batch.query_x, batch.query_y)
+        function = self._function(learner)
+        # Derivatives are taken inside `vmap`; no graph is needed outside.
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="There is a performance drop")  # addcmul_ of TorchOpt's Adam
+            gradients, loss, outputs, features, feature_grads = function(*arguments)
+        return TaskRow(loss, gradients, outputs, [features], [feature_grads])
+
+    def _function(self, learner: RowLearner) -> Callable[..., Any]:
+        if self._compiled is not None:
+            return self._compiled
+
+        def row_of_task(parameters: Parameters, buffers: Parameters, *tensors: Tensor) -> Any:
+            row = func_row(learner, parameters, buffers, *tensors)
+            gradients = {name: g for name, g in row.gradients.items() if g is not None}
+            return gradients, row.loss, row.outputs, row.features[0], row.feature_grads[0]
+
+        function: Callable[..., Any] = torch.func.vmap(row_of_task, randomness="different")
+        if compile := learner.execution.compile:
+            backend = compile if isinstance(compile, str) else "inductor"
+            self._compiled = function = torch.compile(function, backend=backend)
+        return function
+
+
+def func_row(
+    learner: RowLearner, parameters: Parameters, buffers: Parameters, support_x: Tensor, support_y: Tensor,
+    query_x: Tensor, query_y: Tensor,
+) -> TaskRow:  # fmt: skip
+    """Row of one task, equal to that of `autograd_row`, with `torch.func`: `vjp` up to the query features, then `grad`.
+
+    No homogenizer acts in between.
+    """
+    support = learner.support(support_x, support_y, _ignore, func_gradient, func_hessian, buffers)
+
+    def query_row(path: Path, at: Parameters) -> TaskRow:
+        def features_from(at: dict[str, Tensor]) -> Any:
+            points = path(at, support)
+            statistics = [learner.support_statistics(point, support) for point in points]
+            pairs = zip(points, statistics, strict=True)
+            queries = [learner.query(point, support, query_x, query_y, record) for point, record in pairs]
+            return points, statistics, [query.features for query in queries]
+
+        def loss_from_features(points: Any, statistics: Any, features: Any) -> tuple[Tensor, Any]:
+            losses = []
+            for point, record, query_features in zip(points, statistics, features, strict=True):
+                loss, outputs = learner.query_loss(point, Query(query_features, query_y, support, record))
+                losses.append(loss)
+            return losses[0] if len(losses) == 1 else learner.total(losses), outputs
+
+        vjp: Any = torch.func.vjp(features_from, dict(at)) if at else (features_from({}), lambda gradients: ({},))
+        inputs, pullback = vjp
+        by = (0, 1, 2) if at else (2,)
+        gradient: Any = torch.func.grad_and_value(loss_from_features, argnums=by, has_aux=True)
+        gradients, (loss, outputs) = gradient(*inputs)
+        features, by_features = inputs[-1], gradients[-1]
+        return TaskRow(loss, pullback(gradients)[0], outputs, [features[-1]], [sum(by_features[1:], by_features[0])])
+
+    return learner.row(parameters, support, query_row)
+
+
+def _ignore(part: Any) -> None:
+    """Do nothing: no homogenizer acts before rows."""
+
+
+def is_small(learner: RowLearner, batch: TaskBatch) -> bool:
+    """True if calling operations takes longer than their arithmetic, and all layers can be vectorized."""
+    parts = [*learner.encoder.modules(), *learner.head.modules()]
+    if any(isinstance(part, SLOW_UNDER_VMAP) for part in parts):
+        return False
+    if any(isinstance(part, nn.modules.dropout._DropoutNd) and part.p for part in parts):
+        return False  # its masks would depend on the engine, and the engine on the homogenizers that are compared
+    if any(part._buffers and not isinstance(part, _BatchNorm) for part in parts):
+        return False  # writes into buffers within a derivative cannot be separated by task
+    weights = sum(p.numel() for p in learner.live_parameters.values())
+    return weights * batch.support_x.shape[1] <= MAX_SMALL_WORK
