@@ -27,7 +27,7 @@ SINGLE_TASK = run("none", "single-task")
 
 def run_steps(config, of, steps=4):
     """The network of a run after some steps, and the reports of the steps."""
-    network = trainable(config, of)
+    network = make_trainable(config, of)
     outer = torch.optim.SGD(network.parameters(), lr=0.1)  # Adam would step on the rounding of gradients that are zero
     reports = [network.step(index, outer, inspect=True) for index in range(steps)]
     return network, reports
@@ -76,7 +76,7 @@ def test_every_method_has_the_same_initial_network_and_the_same_batches(pairs):
 
 
 def test_norms_and_cosines_are_reported_on_request_only(pairs):
-    network = trainable(pairs, run("none"))
+    network = make_trainable(pairs, run("none"))
     outer = torch.optim.Adam(network.parameters())
     brief, full = network.step(0, outer, inspect=False), network.step(1, outer, inspect=True)
     assert brief.cosines.isnan().all()

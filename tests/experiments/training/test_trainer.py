@@ -12,7 +12,7 @@ from gradhomog import ConfigError, DataError
 from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.data.splits import streams
 from gradhomog.experiments.data.target_variance import normalize_scores
-from gradhomog.experiments.results import events, sealed
+from gradhomog.experiments.results import checksums, events
 from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.results.run_dir import RunDir
 from gradhomog.experiments.training.meta_learning import make_learner
