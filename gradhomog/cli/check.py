@@ -89,13 +89,13 @@ def _look_up(names: Sequence[str], kind: Kind | None) -> list[Kind]:
     Raises:
         GradhomogError: one cannot be made. OptionError: several cannot, and it names them all.
     """
-    from gradhomog.testing.kits import subject
+    from gradhomog.testing.kits import make_subject
 
     kinds = [kind or _kind(name) for name in names]
     errors: list[GradhomogError] = []
     for name, own in zip(names, kinds, strict=True):
         try:
-            subject(own, name)
+            make_subject(own, name)
         except GradhomogError as error:
             errors.append(error)
     if len(errors) == 1:

@@ -1,7 +1,7 @@
-"""The conformance kit: checks that prove a homogenizer, a learner or a domain, for its author's tests.
+"""The conformance kit: checks that a homogenizer, a learner or a domain has the required and claimed properties.
 
-Needs the extra `check` (hypothesis, pytest). Names below are imported when first used: pytest imports this package in
-every run of an environment in which gradhomog is installed.
+Needs the extra `check` (hypothesis, pytest). The names below are imported lazily, because pytest imports this package
+in every run of an environment in which gradhomog is installed.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any
 from gradhomog.errors import ConfigError
 
 if TYPE_CHECKING:
-    from gradhomog.testing.checking import Check, CheckFailure, CheckResult, Outcome
+    from gradhomog.testing.check import Check, CheckFailure, CheckResult, Outcome
     from gradhomog.testing.kits import check_domain, check_homogenizer, check_learner, checks
-    from gradhomog.testing.parametrizing import parametrize_with_checks
+    from gradhomog.testing.parametrization import parametrize_with_checks
     from gradhomog.testing.report import CheckReport
     from gradhomog.testing.strategies import gramians, jacobians, task_batches
 
-_HOMES = {
-    "checking": ("Check", "CheckFailure", "CheckResult", "Outcome"),
+_MODULES = {
+    "check": ("Check", "CheckFailure", "CheckResult", "Outcome"),
     "kits": ("check_domain", "check_homogenizer", "check_learner", "checks"),
-    "parametrizing": ("parametrize_with_checks",),
+    "parametrization": ("parametrize_with_checks",),
     "report": ("CheckReport",),
     "strategies": ("gramians", "jacobians", "task_batches"),
 }
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "Check",
@@ -45,10 +45,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'gradhomog.testing' has no attribute {name!r}")
     try:
-        return getattr(importlib.import_module(f"gradhomog.testing.{_HOME_OF[name]}"), name)
+        return getattr(importlib.import_module(f"gradhomog.testing.{_MODULE_OF[name]}"), name)
     except ModuleNotFoundError as cause:
         if cause.name not in ("hypothesis", "pytest"):
             raise

@@ -1,21 +1,21 @@
-"""A program that imports the plugins of one distribution in a fresh interpreter and reports side effects."""
+"""Source of a program that imports the plugins of one distribution in a fresh interpreter and reports side effects."""
 
 PROBE = '''
 import contextlib, importlib.metadata, io, json, random, re, sys
-given = json.loads(sys.argv[1])
-sys.path[:] = given["path"]
+arguments = json.loads(sys.argv[1])
+sys.path[:] = arguments["path"]
 import gradhomog
 from gradhomog.registry import Registry
 registry = Registry()
-info = registry.find(given["kind"], given["selector"])
-infos = [one for one in registry.list(given["kind"]) if one.distribution == info.distribution]
+info = registry.find(arguments["kind"], arguments["selector"])
+infos = [one for one in registry.list(arguments["kind"]) if one.distribution == info.distribution]
 modules = {one.selector: one.module.partition(":")[0] for one in (info, *infos)}
 early = {"torch", *modules.values()} & set(sys.modules)
 
 import torch, numpy
 
-class Refuse:
-    """Makes optional packages of the distribution impossible to import."""
+class ImportBlocker:
+    """Makes imports of the distribution's optional packages fail."""
     def __init__(self, names):
         self.names = names
     def find_spec(self, name, path=None, target=None):
@@ -23,14 +23,14 @@ class Refuse:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 def requirements(distribution):
-    """Names of required distributions, and of those that only extras require."""
+    """Names of the required distributions, and of those that only extras require."""
     needed, optional = set(), set()
     for text in importlib.metadata.requires(distribution) or []:
         name = re.match(r"[A-Za-z0-9._-]+", text).group().lower().replace("_", "-")
         (optional if "extra ==" in text else needed).add(name)
     return needed, optional - needed
 
-def closure(names):
+def required_recursively(names):
     seen = set()
     while names:
         name = names.pop()
@@ -45,14 +45,14 @@ try:
     needed, optional = requirements(info.distribution)
 except importlib.metadata.PackageNotFoundError:
     needed, optional = set(), set()
-kept = closure(needed | {"gradhomog", info.distribution.lower()})
+required = required_recursively(needed | {"gradhomog", info.distribution.lower()})
 blocked = {
     package for package, owners in packages.items()
-    if {owner.lower().replace("_", "-") for owner in owners} & optional - kept
+    if {owner.lower().replace("_", "-") for owner in owners} & optional - required
 }
 for name in [name for name in sys.modules if name.partition(".")[0] in blocked]:
     del sys.modules[name]
-sys.meta_path.insert(0, Refuse(blocked))
+sys.meta_path.insert(0, ImportBlocker(blocked))
 
 def state():
     return {
@@ -63,17 +63,17 @@ def state():
         "numpy's generator": str(numpy.random.get_state()), "Python's generator": random.getstate(),
     }
 
-def complaint(selector, module):
+def import_fault(selector, module):
     if found := {"torch", module} & early:
         return f"listing the plugins imports {', '.join(sorted(found))}"
     for name in [name for name in sys.modules if name not in base and name.partition(".")[0] in own]:
-        del sys.modules[name]  # what another plugin of the distribution imported is imported again
+        del sys.modules[name]  # modules that another plugin of the distribution imported must be imported again
     before, printed = state(), io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         try:
-            registry.load(given["kind"], selector)
+            registry.load(arguments["kind"], selector)
         except BaseException as error:
-            return f"without {', '.join(sorted(blocked)) or 'anything optional'}: {error}"
+            return f"its import fails without {', '.join(sorted(blocked)) or 'optional packages'}: {error}"
     after = state()
     if changed := [name for name in before if before[name] != after[name]]:
         return "its import changes " + ", ".join(changed)
@@ -81,5 +81,5 @@ def complaint(selector, module):
 
 own = {module.partition(".")[0] for module in modules.values()} - {"gradhomog"}
 base = set(sys.modules)
-json.dump({selector: complaint(selector, module) for selector, module in modules.items()}, sys.stdout)
+json.dump({selector: import_fault(selector, module) for selector, module in modules.items()}, sys.stdout)
 '''

@@ -1,4 +1,4 @@
-"""The conformance kit: all checks of a kind, run on one plugin."""
+"""Run the conformance kit: all checks of a kind on one plugin."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import hypothesis  # noqa: F401  # the checks need it: `gradhomog.testing` reports how to install it
+import hypothesis  # noqa: F401  # fails early if missing: `gradhomog.testing` then reports how to install it
 
 from gradhomog.errors import OptionError
 from gradhomog.registry import Kind, Registry
 from gradhomog.specs import HomogenizerSpec
-from gradhomog.testing.checking import KIT, Check, run
+from gradhomog.testing.check import KIT, Check, run
 from gradhomog.testing.plugin_subject import PluginSubject
 from gradhomog.testing.report import CheckReport
 
-# In the order in which the checks are run and shown.
+# The checks run and are printed in this order.
 MODULES: dict[Kind, tuple[str, ...]] = {
     "homogenizers": (
         "declarations", "homogenizers.directions", "homogenizers.side_effects", "homogenizers.encoder",
@@ -32,25 +32,25 @@ MODULES: dict[Kind, tuple[str, ...]] = {
 
 
 def checks(kind: Kind = "homogenizers") -> tuple[Check, ...]:
-    """All checks of a kind of plugin, in order."""
+    """Return all checks of a kind of plugin, in the order in which they run."""
     if kind not in MODULES:
         raise OptionError(f"`kind` must be one of {', '.join(map(repr, MODULES))}; got {kind!r}.")
     modules = [f"gradhomog.testing.{module}" for module in MODULES[kind]]
     for module in modules:
         importlib.import_module(module)
-    place = {module: index for index, module in enumerate(modules)}
-    return tuple(sorted(KIT[kind].values(), key=lambda check: place.get(check.function.__module__, len(place))))
+    position = {module: index for index, module in enumerate(modules)}
+    return tuple(sorted(KIT[kind].values(), key=lambda check: position.get(check.function.__module__, len(position))))
 
 
-def subject(kind: Kind, what: Any, registry: Registry | None = None) -> PluginSubject[Any]:
-    """The plugin as the checks of its kind receive it."""
+def make_subject(kind: Kind, plugin: Any, registry: Registry | None = None) -> PluginSubject[Any]:
+    """Return the subject that the checks of a kind receive, for one plugin."""
     module = importlib.import_module(f"gradhomog.testing.{kind}.subject")
-    made: PluginSubject[Any] = getattr(module, f"{kind[:-1].capitalize()}Subject")(what, registry)
-    return made
+    subject: PluginSubject[Any] = getattr(module, f"{kind[:-1].capitalize()}Subject")(plugin, registry)
+    return subject
 
 
 def check_homogenizer(
-    what: str | tuple[str, Mapping[str, Any]] | HomogenizerSpec,
+    plugin: str | tuple[str, Mapping[str, Any]] | HomogenizerSpec,
     *,
     expected_failures: Mapping[str, str] | None = None,
     registry: Registry | None = None,
@@ -60,17 +60,17 @@ def check_homogenizer(
     """Run the conformance kit on a homogenizer.
 
     Args:
-        what: a name, with options as in a pipeline's text (`"static(weights=[1, 2])"`) or beside it (`("static",
+        plugin: a name, with options as in a pipeline's text (`"static(weights=[1, 2])"`) or as a pair (`("static",
             {"weights": [1, 2]})`); or a `HomogenizerSpec` without a distribution.
-        expected_failures: check names and the reasons why they fail. A check listed here must fail.
-        registry: where the name is looked up; by default the installed distributions.
-        only: a glob pattern over the checks' names, or several.
-        fast: fewer examples, steps and learners, for the development loop.
+        expected_failures: reasons by check name. Each check listed here must fail.
+        registry: the registry that contains the plugin; by default that of the installed distributions.
+        only: a glob pattern or several; only checks with matching names run.
+        fast: run fewer examples, steps and learners, for the development loop.
 
     Raises:
-        UnknownPluginError, PluginLoadError, OptionError: the plugin cannot be made, or no check has a given name.
+        UnknownPluginError, PluginLoadError, OptionError: the plugin cannot be made, or a check does not exist.
 
-    Cost: some seconds.
+    Cost: a few seconds.
 
     >>> report = check_homogenizer("static", only="*equivariant")
     >>> [(result.check, result.outcome) for result in report][1:]
@@ -78,44 +78,49 @@ def check_homogenizer(
     >>> report.passed
     True
     """
-    return _check("homogenizers", what, expected_failures, registry, only, fast)
+    return _check("homogenizers", plugin, expected_failures, registry, only, fast)
 
 
 def check_learner(
-    what: Any,
+    plugin: Any,
     *,
     expected_failures: Mapping[str, str] | None = None,
     registry: Registry | None = None,
     only: str | Sequence[str] | None = None,
     fast: bool = False,
 ) -> CheckReport:
-    """Run the conformance kit on a learner, by name or `LearnerSpec`; otherwise as `check_homogenizer`."""
-    return _check("learners", what, expected_failures, registry, only, fast)
+    """Run the conformance kit on a learner: a name or a `LearnerSpec`. Other arguments as for `check_homogenizer`."""
+    return _check("learners", plugin, expected_failures, registry, only, fast)
 
 
 def check_domain(
-    what: Any,
+    plugin: Any,
     *,
     expected_failures: Mapping[str, str] | None = None,
     registry: Registry | None = None,
     only: str | Sequence[str] | None = None,
     fast: bool = False,
 ) -> CheckReport:
-    """Run the conformance kit on a domain, by text (`"glyphs:greek"`) or `DomainSpec`; else as `check_homogenizer`."""
-    return _check("domains", what, expected_failures, registry, only, fast)
+    """Run the conformance kit on a domain: a name such as `"glyphs:greek"`, or a `DomainSpec`.
+
+    Other arguments as for `check_homogenizer`.
+    """
+    return _check("domains", plugin, expected_failures, registry, only, fast)
 
 
 def _check(
-    kind: Kind, what: Any, expected: Mapping[str, str] | None, registry: Registry | None,
+    kind: Kind, plugin: Any, expected: Mapping[str, str] | None, registry: Registry | None,
     only: str | Sequence[str] | None, fast: bool,
 ) -> CheckReport:  # fmt: skip
-    chosen, expected = selected(kind, only), valid_expectations(kind, expected)
-    made = subject(kind, what, registry)
-    return CheckReport(str(made), tuple(run(check, made, expected.get(check.name), fast=fast) for check in chosen))
+    chosen, expected = select_checks(kind, only), validate_expected_failures(kind, expected)
+    subject = make_subject(kind, plugin, registry)
+    return CheckReport(
+        str(subject), tuple(run(check, subject, expected.get(check.name), fast=fast) for check in chosen)
+    )
 
 
-def selected(kind: Kind, only: str | Sequence[str] | None) -> tuple[Check, ...]:
-    """The checks whose names match one of some glob patterns; all, without patterns."""
+def select_checks(kind: Kind, only: str | Sequence[str] | None) -> tuple[Check, ...]:
+    """Return the checks whose names match at least one glob pattern; all checks if `only` is None."""
     patterns = ["*"] if only is None else [only] if isinstance(only, str) else list(only)
     found = tuple(check for check in checks(kind) if any(fnmatch.fnmatchcase(check.name, p) for p in patterns))
     if not found:
@@ -123,16 +128,18 @@ def selected(kind: Kind, only: str | Sequence[str] | None) -> tuple[Check, ...]:
     return found
 
 
-def valid_expectations(kind: Kind, expected: Mapping[str, str] | None) -> Mapping[str, str]:
-    """Expected failures, each of a check that exists, with a reason."""
-    known = {check.name for check in checks(kind)}
+def validate_expected_failures(kind: Kind, expected: Mapping[str, str] | None) -> Mapping[str, str]:
+    """Return the expected failures; raise if a check does not exist or has no reason."""
+    names = {check.name for check in checks(kind)}
     for name, reason in (expected or {}).items():
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f" Did you mean '{near[0]}'?" if near else f" The checks: {_names(kind)}."
+        if name not in names:
+            suggestions = difflib.get_close_matches(name, names, n=1)
+            hint = f" Did you mean '{suggestions[0]}'?" if suggestions else f" The checks: {_names(kind)}."
             raise OptionError(f"`expected_failures` names the check {name!r}, which does not exist.{hint}")
         if not isinstance(reason, str) or not reason.strip():
-            raise OptionError(f"`expected_failures` must give the reason why {name} fails, in a text; got {reason!r}.")
+            raise OptionError(
+                f"`expected_failures` must give the reason why {name} fails, as a string; got {reason!r}."
+            )
     return expected or {}
 
 

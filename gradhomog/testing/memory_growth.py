@@ -1,4 +1,4 @@
-"""Detection of memory that grows with every step."""
+"""Detect memory that grows with every step."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import gc
 import itertools
 from collections.abc import Callable
 
-from gradhomog.testing.checking import CheckFailure
+from gradhomog.testing.check import CheckFailure
 from gradhomog.testing.snapshots import tensor_bytes
 
 
-def require_constant(step: Callable[[], None], object_bytes: Callable[[], int], first: int, noise: float) -> None:
-    """Raise if the process's tensors or the object grow by more than `noise` bytes per step, in both halves of a run.
+def require_constant_memory(
+    step: Callable[[], None], object_bytes: Callable[[], int], first: int, noise: float
+) -> None:
+    """Raise if the process's tensors or the object grow by more than `noise` bytes per step in both halves of a run.
 
     Sizes are read after `first`, 3 · `first` and 5 · `first` steps.
     """
     sizes = []
-    gc.freeze()  # the objects that exist now are left out of what follows: a count takes 0.05 s instead of 0.5
+    gc.freeze()  # excludes the objects that exist now: a count takes 0.05 s instead of 0.5
     try:
         for count in (first, 2 * first, 2 * first):
             for _ in range(count):

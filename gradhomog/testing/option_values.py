@@ -1,4 +1,4 @@
-"""Hypothesis strategies for the values of options, from their annotations."""
+"""Hypothesis strategies that draw values of options from their annotations."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from gradhomog.registry.options import accepted, fits, type_hints
 from gradhomog.specs import Spec
 
-LARGEST_INTEGER = 20  # numbers of iterations take time
-SMALLEST, LARGEST = 1e-3, 1e3  # of numbers that are not 0: outside, exponentials and quotients leave float64
+LARGEST_INTEGER = 20  # an integer may be a number of iterations, which take time
+SMALLEST, LARGEST = 1e-3, 1e3  # bounds of nonzero numbers: beyond them exponentials and quotients may overflow
 
 
 def option_types(spec: Spec) -> Iterator[tuple[str, Any]]:
-    """Names of the options and their annotations, `Parameter.empty` for one that has none."""
+    """Yield name and annotation of each option; without an annotation, `Parameter.empty`."""
     hints = type_hints(spec.factory)
     for name, parameter in accepted(spec).items():
         unresolved = isinstance(parameter.annotation, str)
@@ -25,11 +25,11 @@ def option_types(spec: Spec) -> Iterator[tuple[str, Any]]:
 
 
 def values_of(annotation: Any) -> st.SearchStrategy[Any] | None:
-    """Values that fit an annotation of a number, a truth value, a choice, or one of these or None; else None."""
+    """Return a strategy for an annotation of numbers, booleans, `Literal`s, or a union of these and None; else None."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
         strategies = [values_of(argument) for argument in arguments]
-        return None if None in strategies else st.one_of(*[one for one in strategies if one is not None])
+        return None if None in strategies else st.one_of(*[strategy for strategy in strategies if strategy is not None])
     base = arguments[0] if origin is Annotated else annotation
     if annotation in (bool, type(None)) or origin is Literal:
         return st.from_type(annotation)

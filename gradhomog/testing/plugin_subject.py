@@ -1,4 +1,4 @@
-"""The plugin under check: its name, options, spec and distribution, read alike for every kind."""
+"""The plugin under check: its name, options, spec and distribution; base class for every kind."""
 
 from __future__ import annotations
 
@@ -14,43 +14,45 @@ Spec = TypeVar("Spec", DomainSpec, HomogenizerSpec, LearnerSpec)
 
 
 class PluginSubject(Generic[Spec]):
-    """A plugin by its text (`"static(weights=[1, 2])"`), by name and options, or by a spec without a distribution.
+    """The plugin under check, given as text (`"static(weights=[1, 2])"`), as name and options, or as a spec.
+
+    A spec needs no distribution.
 
     Raises:
-        UnknownPluginError, PluginLoadError, OptionError, …: there is no such plugin, or it has no such option.
+        UnknownPluginError, PluginLoadError, OptionError, …: the plugin or one of its options does not exist.
     """
 
     kind: Kind
     spec_type: type[Spec]
 
-    def __init__(self, what: Any, registry: Registry | None = None) -> None:
+    def __init__(self, plugin: Any, registry: Registry | None = None) -> None:
         self.registry = registry or installed()
         self.info: PluginInfo | None = None
         self.options: dict[str, Any] = {}
         self.spec: Spec
-        if isinstance(what, self.spec_type):
-            self.spec, self.name = what, getattr(what.factory, "__name__", self.kind[:-1])
+        if isinstance(plugin, self.spec_type):
+            self.spec, self.name = plugin, getattr(plugin.factory, "__name__", self.kind[:-1])
             return
-        if isinstance(what, str):
-            self.name, self.options = self.parse(what)
-        elif isinstance(what, tuple) and len(what) == 2 and isinstance(what[0], str) and isinstance(what[1], Mapping):
-            self.name, written = self.parse(what[0])
-            self.options = {**written, **what[1]}
+        if isinstance(plugin, str):
+            self.name, self.options = self.parse(plugin)
+        elif _is_name_with_options(plugin):
+            self.name, options = self.parse(plugin[0])
+            self.options = {**options, **plugin[1]}
         else:
             raise OptionError(
-                f"a plugin to check is a name, a pair (name, options) or a {self.spec_type.__name__}; got {what!r}."
+                f"a plugin must be a name, a pair (name, options) or a {self.spec_type.__name__}; got {plugin!r}."
             )
         self.info, spec = self.registry.load(self.kind, self.name)
         assert isinstance(spec, self.spec_type)
         self.spec = spec
 
     def parse(self, text: str) -> tuple[str, dict[str, Any]]:
-        """Name and options of a text."""
+        """Return name and options of a plugin's text."""
         return expression.parse_one(text)
 
     @property
     def title(self) -> str:
-        """The name in reports and messages."""
+        """The plugin's name in reports and messages."""
         return self.name
 
     def __str__(self) -> str:
@@ -64,5 +66,11 @@ class PluginSubject(Generic[Spec]):
         return getattr(self.spec, "traits", frozenset())
 
     def make_with(self, **options: Any) -> Any:
-        """A fresh plugin with the options it is checked with and others."""
+        """Make a fresh plugin with the options under check, updated by `options`."""
         raise NotImplementedError
+
+
+def _is_name_with_options(plugin: Any) -> bool:
+    if not isinstance(plugin, tuple) or len(plugin) != 2:
+        return False
+    return isinstance(plugin[0], str) and isinstance(plugin[1], Mapping)

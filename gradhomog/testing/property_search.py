@@ -1,4 +1,4 @@
-"""Search for an input that breaks a property, and the simplest one: hypothesis, run from within a check."""
+"""Search for the simplest input that violates a property, by hypothesis, from within a check."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import hypothesis
 from hypothesis.strategies import SearchStrategy
 
 from gradhomog.errors import GradhomogError
-from gradhomog.testing.checking import SHRINKING, CheckFailure, full_or_fast, plain
+from gradhomog.testing.check import SHRINKING, CheckFailure, full_or_fast, to_plain_data
 
-# The same verdict everywhere: independent of a database of earlier failures and of the profile of the suite that runs
-# the kit. Checks call this within tests of other suites, whose health checks do not apply here.
+# The result must not depend on a database of earlier failures nor on the hypothesis profile of the test suite that runs
+# the kit. Checks run inside the tests of that suite, so hypothesis's health checks do not apply.
 _SETTINGS = hypothesis.settings(
     deadline=None,
     derandomize=True,
@@ -22,37 +22,37 @@ _SETTINGS = hypothesis.settings(
     verbosity=hypothesis.Verbosity.quiet,
     suppress_health_check=list(hypothesis.HealthCheck),
 )
-# Without `reuse` (no database) and `explain` (by far the most expensive phase; its output is not shown).
+# Without the phases `reuse` (there is no database) and `explain` (by far the slowest; its output is not printed).
 _PHASES = (hypothesis.Phase.generate, hypothesis.Phase.shrink)
-SIMPLIFYING = 300  # runs after the first failure: a usable example now is better than the simplest one later
+SHRINK_LIMIT = 300  # runs after the first failure; limits the time of shrinking, at the price of a larger example
 
 
-class _Enough(BaseException):
-    """Ends a search at once: hypothesis does not catch it."""
+class _SearchLimitReached(BaseException):
+    """Stops a search immediately: hypothesis does not catch a BaseException."""
 
 
 def for_all(*, examples: int = 40, **inputs: SearchStrategy[Any]) -> Callable[[Callable[..., None]], None]:
-    """Call the decorated function at once with many drawn inputs; in the fast mode with a quarter as many.
+    """Call the decorated function immediately with `examples` drawn inputs, a quarter as many in the fast mode.
 
     Raises:
-        CheckFailure: it raised with some; the failure holds the simplest inputs that were found.
+        CheckFailure: the function raised; the failure holds the simplest failing inputs that were found.
     """
 
     def search(function: Callable[..., None]) -> None:
-        found: list[tuple[Exception, dict[str, Any]]] = []  # the last failure: simpler than those before
+        last_failure: list[tuple[Exception, dict[str, Any]]] = []  # each failure is simpler than the one before
         runs = 0
 
         def attempt(**drawn: Any) -> None:
             nonlocal runs
-            runs += bool(found)
-            if runs > SIMPLIFYING:
-                raise _Enough
+            runs += bool(last_failure)
+            if runs > SHRINK_LIMIT:
+                raise _SearchLimitReached
             try:
                 function(**drawn)
             except hypothesis.errors.HypothesisException:
                 raise
             except Exception as error:
-                found[:] = [(error, {name: plain(value) for name, value in drawn.items()})]
+                last_failure[:] = [(error, {name: to_plain_data(value) for name, value in drawn.items()})]
                 raise
 
         attempt.__name__ = attempt.__qualname__ = function.__name__
@@ -61,20 +61,22 @@ def for_all(*, examples: int = 40, **inputs: SearchStrategy[Any]) -> Callable[[C
         try:
             hypothesis.settings(_SETTINGS, max_examples=count, phases=phases)(hypothesis.given(**inputs)(attempt))()
         except hypothesis.errors.Flaky:
-            error, example = found[0]
+            error, example = last_failure[0]
             raise CheckFailure(
-                f"{_describe(error)}; with the same input it did not fail the next time", **example
+                f"{_describe(error)}; a second run with the same input did not fail", **example
             ) from error
         except hypothesis.errors.HypothesisException:
             raise
-        except (Exception, _Enough) as end:
-            if not found:
+        except (Exception, _SearchLimitReached) as end:
+            if not last_failure:
                 raise
-            error, example = found[0]
+            error, example = last_failure[0]
             if isinstance(error, CheckFailure):
                 error.example = {**example, **error.example}
                 raise error from None
-            raise CheckFailure(_describe(error), **example) from (error if isinstance(end, _Enough) else end)
+            raise CheckFailure(_describe(error), **example) from (
+                error if isinstance(end, _SearchLimitReached) else end
+            )
 
     return search
 

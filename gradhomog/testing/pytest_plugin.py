@@ -1,4 +1,7 @@
-"""Fixtures for plugin authors, loaded in every pytest run with gradhomog installed, without importing torch."""
+"""Pytest fixtures for plugin authors.
+
+Pytest loads this module in every run with gradhomog installed, so it must not import torch.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ if TYPE_CHECKING:
     from gradhomog.registry import Kind, Registry
 
 
-class Install(Protocol):
-    """The value of the fixture `gradhomog_install`."""
+class InstallDistribution(Protocol):
+    """Type of the value of the fixture `gradhomog_install`."""
 
     def __call__(
         self,
@@ -37,9 +40,9 @@ class Install(Protocol):
 
 @pytest.fixture
 def gradhomog_registry() -> Iterator[Registry]:
-    """An empty `Registry`, which is the whole process's until the test ends; nothing that is installed is looked at.
+    """An empty `Registry`, used by the whole process until the test ends. Installed plugins are hidden.
 
-    Every name is unknown, a built-in one too, until `gradhomog_install` brings it:
+    Built-in plugins are hidden too, until `gradhomog_install` adds one:
     `gradhomog_install("mine", "", plugin="pcgrad", target="gradhomog_plugins.pcgrad")`.
     """
     from gradhomog.registry import Registry, using
@@ -49,29 +52,32 @@ def gradhomog_registry() -> Iterator[Registry]:
 
 
 @pytest.fixture
-def gradhomog_install(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Install]:
-    """Install a distribution of one module and one plugin, as pip would leave it, in milliseconds; undone at the end.
+def gradhomog_install(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[InstallDistribution]:
+    """Install a distribution of one module and one plugin as pip would, in milliseconds, until the test ends.
 
-    `gradhomog_install("fake-one", source)` writes the module `fake_one` and offers its homogenizer `fake_one` to the
-    process (to `gradhomog_registry` if the test uses it, else beside what is installed) and to every `Registry()` made
-    afterwards; it returns the name to use. Called again with a name, it replaces the module, as a new release would.
+    `gradhomog_install("fake-one", source)` writes the module `fake_one`, registers its homogenizer `fake_one` and
+    returns the plugin's name. The plugin is added to `gradhomog_registry` if the test uses that fixture, else to the
+    installed plugins, and to every `Registry()` made afterwards. A second call with the same name replaces the module,
+    like a new release.
 
     Args:
-        name: of the distribution.
-        source: of its module, indented or not.
-        plugin: name of the plugin; by default that of the module.
+        name: name of the distribution.
+        source: source code of its module, indented or not.
+        plugin: name of the plugin; by default the module's name.
         kind: `"homogenizers"`, `"learners"`, `"domains"` or `"observers"`.
-        target: what the entry point names; by default the module.
-        version: of the distribution.
-        requires: what its metadata requires, such as `"gradhomog>=0.1,<0.2"`.
-        folder: in `tmp_path`, put first on `sys.path`: a second one shows a distribution that is installed twice.
+        target: object reference of the entry point; by default the module.
+        version: version of the distribution.
+        requires: requirements in its metadata, such as `"gradhomog>=0.1,<0.2"`.
+        folder: folder in `tmp_path` that is put first on `sys.path`. A second folder can hold a second installation of
+            the same distribution.
     """
     from gradhomog.registry import Registry, using
 
     modules: set[str] = set()
-    undone = ExitStack()
-    patch = undone.enter_context(pytest.MonkeyPatch.context())  # the test may undo its own in the middle
-    patch.setattr(sys, "dont_write_bytecode", True)  # a cached module would outlive its replacement
+    cleanup = ExitStack()
+    # A separate MonkeyPatch, because the test may undo that of the fixture `monkeypatch`.
+    patch = cleanup.enter_context(pytest.MonkeyPatch.context())
+    patch.setattr(sys, "dont_write_bytecode", True)  # cached bytecode would be imported instead of a replaced module
 
     def install(
         name: str,
@@ -87,8 +93,8 @@ def gradhomog_install(request: pytest.FixtureRequest, tmp_path: Path) -> Iterato
         module = name.replace("-", "_").replace(".", "_")
         site = tmp_path / folder
         info = site / f"{module}-{version}.dist-info"
-        for former in site.glob(f"{module}-*.dist-info"):
-            shutil.rmtree(former)
+        for previous in site.glob(f"{module}-*.dist-info"):
+            shutil.rmtree(previous)
         info.mkdir(parents=True)
         (site / f"{module}.py").write_text(textwrap.dedent(source), encoding="utf-8")
         metadata = [f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {text}" for text in requires)]
@@ -99,17 +105,17 @@ def gradhomog_install(request: pytest.FixtureRequest, tmp_path: Path) -> Iterato
         if str(site) not in sys.path:
             patch.syspath_prepend(str(site))
         if module not in modules:
-            patch.delitem(sys.modules, module, raising=False)  # comes back if it was there
+            patch.delitem(sys.modules, module, raising=False)  # restored at the end if it existed
         sys.modules.pop(module, None)
         modules.add(module)
         importlib.invalidate_caches()
         if "gradhomog_registry" in request.fixturenames:
             request.getfixturevalue("gradhomog_registry").add(importlib.metadata.Distribution.at(info))
         else:
-            undone.enter_context(using(Registry()))
+            cleanup.enter_context(using(Registry()))
         return plugin or module
 
-    with undone:
+    with cleanup:
         yield install
         for module in modules:
             sys.modules.pop(module, None)

@@ -1,4 +1,4 @@
-"""The results of a subject's checks, and the table that is printed of them."""
+"""Report of all check results of one plugin: as data and as a printed table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from gradhomog.testing.checking import CheckResult
+from gradhomog.testing.check import CheckResult
 
 MARKS = {"passed": "✓", "failed": "✗", "expected": "x", "held": "+", "not held": "·", "reported": "i"}
 WIDTH = 120
@@ -20,7 +20,7 @@ class CheckReport:
     """Results of all checks of one plugin.
 
     Attributes:
-        subject: the plugin, its distribution and version, with the options it was checked with.
+        subject: the plugin with its options, distribution and version.
         results: one per check, in order.
     """
 
@@ -46,7 +46,7 @@ class CheckReport:
         raise KeyError(check)
 
     def record(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """JSON values."""
         return {
             "subject": self.subject,
             "passed": self.passed,
@@ -65,5 +65,5 @@ class CheckReport:
                 )
             lines += [f"      {name} = {json.dumps(value)}" for name, value in result.example.items()]
         total = sum(result.seconds for result in self.results)
-        found = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
-        return "\n".join([*lines, "", f"{found}; {total:.1f} s"])
+        summary = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+        return "\n".join([*lines, "", f"{summary}; {total:.1f} s"])

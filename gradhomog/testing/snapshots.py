@@ -1,4 +1,4 @@
-"""Snapshots of objects, modules and global generators, to compare before and after; bytes of all live tensors."""
+"""Snapshots of objects, modules and global generators for comparison before and after; bytes of all live tensors."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 def find_objects(owner: object, kind: type[Object]) -> Iterator[tuple[str, Object]]:
-    """All objects of a type in the attributes of `owner`, in containers and in other objects' attributes.
+    """Yield all objects of a type in the attributes of `owner`, in containers and in other objects' attributes.
 
-    Each comes once, with its path from the owner, such as `window[2]`. Closures are not searched.
+    Each object is yielded once, with its path from the owner, such as `window[2]`. Closures are not searched.
     """
     return _find(owner, "", kind, set())
 
@@ -50,7 +50,7 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
 
 
 def snapshot(value: Any, _seen: tuple[int, ...] = ()) -> object:
-    """Nested tuples to compare values by `==`, tensors bit for bit; later writes to the value do not change them."""
+    """Return nested tuples that compare by `==`, tensors bit for bit. Later writes to the value do not change them."""
     if isinstance(value, Tensor):
         return _bits(value)
     if isinstance(value, torch.Generator):
@@ -67,9 +67,10 @@ def snapshot(value: Any, _seen: tuple[int, ...] = ()) -> object:
 
 
 def changed_names(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
-    """Names of two mappings of snapshots whose values differ, or that only one of them has."""
-    gone = object()  # equal to nothing else
-    return [name for name in dict.fromkeys([*before, *after]) if before.get(name, gone) != after.get(name, gone)]
+    """Return the names whose snapshots differ, or that only one of two mappings has."""
+    missing = object()  # not equal to any snapshot
+    names = dict.fromkeys([*before, *after])
+    return [name for name in names if before.get(name, missing) != after.get(name, missing)]
 
 
 def _bits(tensor: Tensor) -> tuple[object, ...]:
@@ -81,20 +82,20 @@ def _bits(tensor: Tensor) -> tuple[object, ...]:
 
 
 def module_structure(module: nn.Module) -> list[object]:
-    """Everything except values that affects a module's computation: hooks, forwards, types, attributes, modes."""
-    found: list[object] = [len(getattr(nn.modules.module, f"_global{hooks}")) for hooks in _HOOKS]
+    """Everything that affects a module's computation except values: hooks, forwards, types, attributes, modes."""
+    structure: list[object] = [len(getattr(nn.modules.module, f"_global{hooks}")) for hooks in _HOOKS]
     for name, part in module.named_modules():
         hooks = [len(getattr(part, hooks)) for hooks in _HOOKS]
-        found.append((name, type(part), type(part).forward, part.training, hooks, sorted(vars(part))))
-        found += [
+        structure.append((name, type(part), type(part).forward, part.training, hooks, sorted(vars(part))))
+        structure += [
             (key, tuple(value.shape), value.requires_grad, len(value._backward_hooks or ()))
             for key, value in (*part._parameters.items(), *part._buffers.items()) if value is not None
         ]  # fmt: skip
-    return found
+    return structure
 
 
 def module_values(module: nn.Module) -> dict[str, Tensor]:
-    """Copies of parameters and buffers by name."""
+    """Return copies of parameters and buffers by name."""
     return {name: value.detach().clone() for name, value in (*module.named_parameters(), *module.named_buffers())}
 
 
@@ -102,7 +103,7 @@ def module_values(module: nn.Module) -> dict[str, Tensor]:
 
 
 def global_generators() -> dict[str, Any]:
-    """The states of the global generators of torch, numpy and Python, comparable by `==`."""
+    """Return the states of the global generators of torch, numpy and Python, comparable by `==`."""
     key: Any
     name, key, *rest = np.random.get_state()
     return {
@@ -113,8 +114,8 @@ def global_generators() -> dict[str, Any]:
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Within the context the global generators start at a seed; afterwards they are restored."""
+def seeded_global_generators(seed: int) -> Iterator[None]:
+    """Seed the global generators of torch, numpy and Python within the context; restore them afterwards."""
     before = torch.get_rng_state(), np.random.get_state(), random.getstate()
     torch.manual_seed(seed)
     np.random.seed(seed)
@@ -128,16 +129,16 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def tensor_bytes() -> int:
-    """Bytes of the storages of all strided tensors that Python tracks, each storage once, after garbage collection."""
+    """Return the bytes of all strided tensors that Python tracks after garbage collection; each storage counts once."""
     gc.collect()
     storages = {}
-    for found in gc.get_objects():
+    for candidate in gc.get_objects():
         # isinstance() would call the properties of lazy proxies
-        if issubclass(type(found), Tensor) and found.layout == torch.strided:
+        if issubclass(type(candidate), Tensor) and candidate.layout == torch.strided:
             try:
-                storage = found.untyped_storage()
-            except NotImplementedError:  # the wrapper of a function transform, kept by a traceback
+                storage = candidate.untyped_storage()
+            except NotImplementedError:  # the wrapper of a function transform, kept alive by a traceback
                 continue
-            if storage.device.type != "meta":  # a compiler's stand-ins, whose sizes may be symbols, take none
+            if storage.device.type != "meta":  # fake tensors of a compiler use no memory; their sizes may be symbols
                 storages[storage._cdata] = storage.nbytes()
     return sum(storages.values())

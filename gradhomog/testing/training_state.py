@@ -1,4 +1,4 @@
-"""Checks that training continues bit for bit the same from a saved, pickled or copied homogenizer or learner."""
+"""Checks that training continues identically from a saved, pickled or copied homogenizer or learner."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gradhomog.testing.checking import CheckFailure, check
-from gradhomog.testing.comparing import same
-from gradhomog.testing.snapshots import seeded
+from gradhomog.testing.check import CheckFailure, check
+from gradhomog.testing.comparisons import require_equal
+from gradhomog.testing.snapshots import seeded_global_generators
 
-STEPS = 4  # of one call of `train`; later steps are numbered from there
+STEPS = 4  # steps of one call of `train`; a continued run starts at this number
 
 
 class Trainable(Protocol):
     """A subject whose training can be saved and continued."""
 
     def begin(self, seed: int = 0) -> Any:
-        """A fresh run, initialized by a seed."""
+        """Return a fresh run, initialized from a seed."""
 
     def train(self, run: Any, start: int = 0) -> dict[str, Tensor]:
-        """Some steps on data that depend on their number, from `start` on; all results by name."""
+        """Run `STEPS` steps from number `start` and return all results by name. The number determines a step's data."""
 
     def save(self, run: Any) -> Any: ...
     def load(self, run: Any, state: Any) -> None: ...
@@ -33,35 +33,36 @@ class Trainable(Protocol):
 
 def _require_same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], when: str) -> None:
     for name, value in expected.items():
-        same(found[name], value, f"{name} {when}")
+        require_equal(found[name], value, f"{name} {when}")
 
 
-def _require_continued(subject: Trainable, again: Callable[[Any], Any], how: str) -> None:
+def _require_continued(subject: Trainable, duplicate: Callable[[Any], Any], how: str) -> None:
     first = subject.begin()
     subject.train(first)
-    second = again(first)
+    second = duplicate(first)
     expected, found = (subject.train(run, start=STEPS) for run in (first, second))
-    _require_same(found, expected, f"after it was {how} in mid-training")
+    _require_same(found, expected, f"after it was {how} during training")
 
 
 @check("homogenizers", "learners")
-def same_seed_same_answer(subject: Trainable) -> None:
-    """Two made alike give the same results, bit for bit, independently of the global generators."""
+def same_seed_same_results(subject: Trainable) -> None:
+    """Two instances with the same options give equal results, bit for bit, for any state of the global generators."""
     found = []
     for seed in (1, 2):
-        with seeded(seed):
+        with seeded_global_generators(seed):
             found.append(subject.train(subject.begin()))
-    _require_same(found[1], found[0], "of two made alike")
+    _require_same(found[1], found[0], "of two instances with the same options")
 
 
 @check("homogenizers", "learners")
 def resumes_from_state_dict(subject: Trainable) -> None:
-    """Its `state_dict`, saved by `torch.save` and read with `weights_only=True`, continues a fresh one bit for bit.
+    """A fresh instance continues bit for bit from a `state_dict` that was saved and read with `weights_only=True`.
 
-    A learner's fresh network is initialized by another seed; the optimizer's state is saved with it.
+    `torch.save` and `torch.load` are used. A learner's fresh network is initialized from another seed, and the
+    optimizer's state is saved with it.
     """
 
-    def again(run: Any) -> Any:
+    def save_and_load(run: Any) -> Any:
         file = io.BytesIO()
         torch.save(subject.save(run), file)
         file.seek(0)
@@ -70,26 +71,26 @@ def resumes_from_state_dict(subject: Trainable) -> None:
             subject.load(fresh, torch.load(file, weights_only=True))
         except pickle.UnpicklingError as cause:
             raise CheckFailure(
-                f"its state holds more than tensors, numbers, texts, lists and dicts: {cause}"
+                f"its state holds other objects than tensors, numbers, strings, lists and dicts: {cause}"
             ) from cause
         return fresh
 
-    _require_continued(subject, again, "saved and loaded")
+    _require_continued(subject, save_and_load, "saved and loaded")
 
 
 @check("homogenizers", "learners")
 def resumes_from_pickle(subject: Trainable) -> None:
-    """Pickled in mid-training, as for a worker process, it continues bit for bit the same."""
+    """An instance that is pickled during training, as for a worker process, continues bit for bit."""
     _require_continued(subject, lambda run: pickle.loads(pickle.dumps(run)), "pickled")
 
 
 @check("homogenizers", "learners")
 def resumes_from_copy(subject: Trainable) -> None:
-    """A `copy.deepcopy` in mid-training continues bit for bit the same, and shares no state with the original."""
+    """A `copy.deepcopy` taken during training continues bit for bit and shares no state with the original."""
     _require_continued(subject, copy.deepcopy, "copied")
     original, alone = subject.begin(), subject.begin()
     for run in (original, alone):
         subject.train(run)
     subject.train(copy.deepcopy(original), start=100)
     found, expected = subject.train(original, start=STEPS), subject.train(alone, start=STEPS)
-    _require_same(found, expected, "after a copy was trained: they share state")
+    _require_same(found, expected, "after a copy was trained: the copy and the original share state")

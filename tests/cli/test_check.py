@@ -121,15 +121,14 @@ def test_what_is_not_a_number_is_null_in_data(gradhomog_install, capsys):
 
 
 def test_numbers_of_an_example_that_json_does_not_know_are_null(monkeypatch, capsys):
-    from gradhomog.testing import checking, checks
+    from gradhomog.testing import checks
+    from gradhomog.testing.check import KIT, Check, CheckFailure
 
     def breaks(_):
-        raise checking.CheckFailure("not finite", direction=[float("nan"), float("-inf"), 1.0])
+        raise CheckFailure("not finite", direction=[float("nan"), float("-inf"), 1.0])
 
     checks("homogenizers")
-    monkeypatch.setitem(
-        checking.KIT["homogenizers"], "documented", checking.Check("documented", "homogenizers", None, breaks)
-    )
+    monkeypatch.setitem(KIT["homogenizers"], "documented", Check("documented", "homogenizers", None, breaks))
     assert main(["check", "static", "--only", "documented", "--json"]) == 1
     assert strictly(capsys.readouterr().out)[0]["results"][0]["example"] == {"direction": [None, None, 1.0]}
 
@@ -206,7 +205,7 @@ for name in ("check_homogenizer", "check_learner", "check_domain", "checks", "ja
 print(main(["check", "static"]))
 del sys.modules["hypothesis"]
 sys.modules["pytest"] = None
-sys.modules.pop("gradhomog.testing.parametrizing", None)
+sys.modules.pop("gradhomog.testing.parametrization", None)
 try:
     gradhomog.testing.parametrize_with_checks
 except gradhomog.ConfigError as error:

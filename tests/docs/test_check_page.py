@@ -9,7 +9,7 @@ import pytest
 
 from gradhomog import cli, testing
 from gradhomog.testing import pytest_plugin
-from gradhomog.testing.checking import Outcome
+from gradhomog.testing.check import Outcome
 from gradhomog.testing.report import MARKS
 from tests.docs import command_help, pages
 

@@ -1,4 +1,4 @@
-"""A faulty plugin: one error, the check that has to find it, and the words of the failure."""
+"""A faulty plugin for tests: one error, the check that must find it, and the expected message."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ Spec = TypeVar("Spec", DomainSpec, HomogenizerSpec, LearnerSpec)
 
 @dataclass(frozen=True)
 class Fault(Generic[Spec]):
-    """A faulty plugin.
+    """A faulty plugin and the failure that its check must report.
 
     Attributes:
-        check: the check that must fail.
-        spec: of the faulty plugin.
-        good: the spec of the one without the error: with the same claims it passes that check.
-        message: a regular expression that the failure's message matches.
-        shows: given the example of the failure, whether it is small and shows the error.
+        check: name of the check that must fail.
+        spec: spec of the faulty plugin.
+        good: spec of the plugin without the error; with the same claims it passes the check.
+        message: regular expression that the message of the failure must match.
+        example_is_valid: called with the example of the failure; True if it is small and a counterexample.
     """
 
     check: str
     spec: Spec
     good: Spec
     message: str
-    shows: Callable[..., bool] | None = None
+    example_is_valid: Callable[..., bool] | None = None
 
     def __str__(self) -> str:
         return f"{self.check}-{self.spec.factory.__name__}"

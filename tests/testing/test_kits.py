@@ -1,4 +1,4 @@
-"""Which checks of which plugin are run: names, kinds, patterns, expected failures, and what is refused."""
+"""Selection of checks and plugins: names, kinds, patterns, expected failures, and errors."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ DRAWS = HomogenizerSpec(factory=Mean, summary="the mean", reference="new", trait
 
 
 @pytest.mark.parametrize("kind", ["homogenizers", "learners", "domains"])
-def test_every_check_has_a_name_of_its_own_and_says_what_it_asks(kind):
+def test_every_check_has_a_unique_name_and_a_summary(kind):
     found = checks(kind)
     assert len({check.name for check in found}) == len(found) > 10
     assert all(check.kind == kind and check.summary.endswith(".") for check in found)
     assert found == checks(kind)
 
 
-def test_checks_are_of_homogenizers_unless_asked_otherwise():
+def test_homogenizers_are_the_default_kind():
     assert checks() == checks("homogenizers")
 
 
-def test_another_kind_is_refused_with_those_that_there_are():
+def test_the_error_for_an_unknown_kind_lists_the_kinds():
     with pytest.raises(
         OptionError, match="`kind` must be one of 'homogenizers', 'learners', 'domains'; got 'adapters'"
     ):
         checks("adapters")
 
 
-# -- which are run ---------------------------------------------------------------------------------------------------
+# -- selection of checks ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -53,12 +53,12 @@ def test_another_kind_is_refused_with_those_that_there_are():
         ("*_rows", ["finite_for_finite_rows", "dict_rows", "identical_rows"]),
     ],
 )
-def test_each_check_that_some_pattern_matches_is_run_once_in_the_order_of_the_kit(only, expected):
+def test_every_check_that_matches_a_pattern_runs_once_in_the_order_of_the_kit(only, expected):
     assert [result.check for result in check_homogenizer(FINE, only=only)] == expected
 
 
 @pytest.mark.parametrize("only", ["documentd", ["x*", "y"], [], "", "DOCUMENTED"])
-def test_patterns_that_match_no_check_are_refused_with_the_names_of_all(only):
+def test_the_error_for_patterns_without_match_lists_all_checks(only):
     with pytest.raises(OptionError) as raised:
         check_homogenizer(FINE, only=only)
     assert f"{only!r} matches none of: documented, options_validated, " in str(raised.value)
@@ -67,41 +67,41 @@ def test_patterns_that_match_no_check_are_refused_with_the_names_of_all(only):
 # -- expected failures -----------------------------------------------------------------------------------------------
 
 
-def expecting(spec, **reasons):
-    """What each check that is expected to fail came to."""
+def report_with_expected_failures(spec, **reasons):
+    """Return the report of checks that are expected to fail, and their outcomes."""
     report = check_homogenizer(spec, only=list(reasons), expected_failures=reasons)
     return report, [report[name].outcome for name in reasons]
 
 
-def test_an_expected_failure_is_no_failure_and_told_with_its_reason():
-    report, outcomes = expecting(DRAFT, documented="not yet written")
+def test_an_expected_failure_is_reported_with_its_reason_and_is_no_failure():
+    report, outcomes = report_with_expected_failures(DRAFT, documented="not yet written")
     assert (report.passed, outcomes) == (True, ["expected"])
     assert report["documented"].message.startswith("not yet written (`summary` must be one line")
     assert not check_homogenizer(DRAFT, only="documented").passed
 
 
 def test_an_expected_failure_that_passes_fails():
-    report, outcomes = expecting(FINE, documented="not yet written")
+    report, outcomes = report_with_expected_failures(FINE, documented="not yet written")
     assert (report.passed, outcomes) == (False, ["failed"])
     assert "expected to fail (not yet written), but does not" in report["documented"].message
 
 
-def test_no_failure_is_to_be_expected_of_what_is_not_claimed():
+def test_an_expected_failure_of_a_trait_that_is_not_claimed_fails():
     assert check_homogenizer(FINE, only="stochastic")["stochastic"].outcome == "not held"
-    report, outcomes = expecting(FINE, stochastic="draws in secret")
+    report, outcomes = report_with_expected_failures(FINE, stochastic="draws in secret")
     assert (report.passed, outcomes) == (False, ["failed"])
     assert "'stochastic' is not claimed" in report["stochastic"].message
-    assert expecting(DRAWS, stochastic="draws in secret")[1] == ["expected"]
+    assert report_with_expected_failures(DRAWS, stochastic="draws in secret")[1] == ["expected"]
 
 
-def test_where_there_is_nothing_to_check_an_expected_failure_is_none():
-    report, outcomes = expecting(FINE, imports_cleanly="slow")
+def test_an_expected_failure_of_a_check_that_is_not_applicable_is_not_applicable():
+    report, outcomes = report_with_expected_failures(FINE, imports_cleanly="slow")
     assert (report.passed, outcomes) == (True, ["not applicable"])
 
 
 @pytest.mark.parametrize("reason", ["", "  \n", None, True])
 def test_an_expected_failure_needs_a_reason(reason):
-    with pytest.raises(OptionError, match="must give the reason why documented fails, in a text; got "):
+    with pytest.raises(OptionError, match="must give the reason why documented fails, as a string; got "):
         check_homogenizer(FINE, only="documented", expected_failures={"documented": reason})
 
 
@@ -109,43 +109,43 @@ def test_an_expected_failure_needs_a_reason(reason):
     ("name", "hint"),
     [("identical_row", r"Did you mean 'identical_rows'\?"), ("§", r"The checks: documented, options_validated, ")],
 )
-def test_an_expected_failure_of_a_check_that_does_not_exist_is_refused_with_one_that_does(name, hint):
+def test_the_error_for_an_expected_failure_of_an_unknown_check_suggests_a_check(name, hint):
     with pytest.raises(OptionError, match=f"names the check '{name}', which does not exist. {hint}"):
         check_homogenizer(FINE, only="documented", expected_failures={name: "of course"})
 
 
-# -- of what ---------------------------------------------------------------------------------------------------------
+# -- plugins ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("what", ["static(weights=[1, 2])", ("static", {"weights": [1, 2]})])
-def test_options_stand_in_the_text_or_beside_it(what):
-    report = check_homogenizer(what, only="documented")
+@pytest.mark.parametrize("plugin", ["static(weights=[1, 2])", ("static", {"weights": [1, 2]})])
+def test_options_are_part_of_the_text_or_given_as_a_pair(plugin):
+    report = check_homogenizer(plugin, only="documented")
     assert report.subject.startswith("homogenizer static(weights=[1, 2]) of gradhomog ")
     assert report.passed
 
 
-def test_a_spec_is_called_by_its_factory():
+def test_a_spec_is_named_by_its_factory():
     assert check_homogenizer(FINE, only="documented").subject == "homogenizer Mean"
 
 
 @pytest.mark.parametrize(
-    ("what", "error", "says"),
+    ("plugin", "error", "message"),
     [
         ("statik", UnknownPluginError, "Did you mean 'static'"),
         ("static(", ExpressionError, r"static\("),
         ("static(weight=1)", OptionError, "has no option 'weight'. Did you mean 'weights'"),
     ],
 )
-def test_a_homogenizer_that_cannot_be_made_is_told_before_any_check(what, error, says):
-    with pytest.raises(error, match=says):
-        check_homogenizer(what, only="documented")
+def test_an_unknown_name_or_option_raises_before_any_check(plugin, error, message):
+    with pytest.raises(error, match=message):
+        check_homogenizer(plugin, only="documented")
 
 
 @pytest.mark.parametrize("check", [check_homogenizer, check_learner, check_domain])
-@pytest.mark.parametrize("what", [3, None, ("static", 3), ("static",), (3, {}), ["static"]])
-def test_what_is_neither_name_nor_pair_nor_spec_is_refused(check, what):
-    with pytest.raises(OptionError, match=r"is a name, a pair \(name, options\) or a [HLD]\w+Spec; got "):
-        check(what, only="documented")
+@pytest.mark.parametrize("plugin", [3, None, ("static", 3), ("static",), (3, {}), ["static"]])
+def test_other_objects_than_a_name_a_pair_or_a_spec_raise(check, plugin):
+    with pytest.raises(OptionError, match=r"must be a name, a pair \(name, options\) or a [HLD]\w+Spec; got "):
+        check(plugin, only="documented")
 
 
 SOURCE = """
@@ -162,7 +162,7 @@ SOURCE = """
 """
 
 
-def test_a_name_is_looked_up_in_the_registry_given(gradhomog_registry, gradhomog_install):
+def test_the_argument_registry_provides_the_plugin(gradhomog_registry, gradhomog_install):
     from gradhomog.registry import Registry, using
 
     gradhomog_install("fake-one", SOURCE)
@@ -174,7 +174,7 @@ def test_a_name_is_looked_up_in_the_registry_given(gradhomog_registry, gradhomog
     assert report.passed
 
 
-def test_a_plugin_that_does_not_load_is_told_and_not_checked(gradhomog_install):
+def test_a_plugin_that_does_not_load_raises(gradhomog_install):
     gradhomog_install("fake-one", "import no_such_module")
     with pytest.raises(PluginLoadError, match=r"of fake-one 1\.2 .*no_such_module"):
         check_homogenizer("fake_one")

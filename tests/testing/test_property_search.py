@@ -1,4 +1,4 @@
-"""The search for an input that breaks a property: what it reports, how far it simplifies, what it leaves to others."""
+"""The search for an input that violates a property: reports, simplification, and errors that stop it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from gradhomog import OptionError
 from gradhomog.testing import CheckFailure, jacobians, property_search
-from gradhomog.testing.checking import FAST, SHRINKING
+from gradhomog.testing.check import FAST, SHRINKING
 from gradhomog.testing.property_search import for_all
 
 NUMBERS = st.integers(0, 10**9)
 
 
-def broken(function, *, shrinking=True, **inputs):
-    """The failure of a property that some input breaks."""
+def failure_of(function, *, shrinking=True, **inputs):
+    """Return the failure of a property that some inputs violate."""
     token = SHRINKING.set(shrinking)
     try:
         with pytest.raises(CheckFailure) as raised:
@@ -26,69 +26,69 @@ def broken(function, *, shrinking=True, **inputs):
     return raised.value
 
 
-def at_most_a_thousand(seen):
+def at_most_a_thousand(drawn_numbers):
     def property_of(number):
-        seen.append(number)
+        drawn_numbers.append(number)
         if number > 1000:
             raise CheckFailure(f"{number} is more than 1000", half=number / 2)
 
     return property_of
 
 
-def test_the_simplest_input_that_fails_is_reported_with_what_the_failure_shows():
-    failure = broken(at_most_a_thousand([]), number=NUMBERS)
+def test_the_simplest_failing_input_is_reported_with_the_example_of_the_failure():
+    failure = failure_of(at_most_a_thousand([]), number=NUMBERS)
     assert str(failure) == "1001 is more than 1000"
     assert failure.example == {"number": 1001, "half": 500.5}
 
 
-def test_where_it_is_no_fault_the_first_input_that_fails_is_reported_and_not_simplified():
-    seen = []
-    failure = broken(at_most_a_thousand(seen), shrinking=False, number=NUMBERS)
-    first = next(number for number in seen if number > 1000)
+def test_without_shrinking_the_first_failing_input_is_reported():
+    drawn_numbers = []
+    failure = failure_of(at_most_a_thousand(drawn_numbers), shrinking=False, number=NUMBERS)
+    first = next(number for number in drawn_numbers if number > 1000)
     assert failure.example["number"] == first > 1001
-    assert set(seen[seen.index(first) :]) == {first}
+    assert set(drawn_numbers[drawn_numbers.index(first) :]) == {first}
 
 
 @pytest.mark.parametrize("profile", ["ci", "explore", "default"])
-def test_a_property_that_holds_is_tried_on_the_same_inputs_at_every_run_whatever_the_profile(profile):
-    def drawn():
-        seen = []
-        for_all(examples=25, number=NUMBERS)(lambda number: seen.append(number))
-        return seen
+def test_every_run_draws_the_same_inputs_under_every_hypothesis_profile(profile):
+    def draw_numbers():
+        drawn_numbers = []
+        for_all(examples=25, number=NUMBERS)(lambda number: drawn_numbers.append(number))
+        return drawn_numbers
 
-    expected, former = drawn(), hypothesis.settings.get_current_profile_name()
+    expected, former = draw_numbers(), hypothesis.settings.get_current_profile_name()
     hypothesis.settings.load_profile(profile)
     try:
-        assert drawn() == expected
+        assert draw_numbers() == expected
     finally:
         hypothesis.settings.load_profile(former)
     assert len(expected) == 25
     assert len(set(expected)) > 15
 
 
-def test_the_fast_mode_tries_a_quarter_as_many_inputs():
-    seen = []
+def test_the_fast_mode_draws_a_quarter_of_the_inputs():
+    drawn_numbers = []
     token = FAST.set(True)
     try:
-        for_all(examples=40, number=NUMBERS)(lambda number: seen.append(number))
+        for_all(examples=40, number=NUMBERS)(lambda number: drawn_numbers.append(number))
     finally:
         FAST.reset(token)
-    assert len(seen) == 10
+    assert len(drawn_numbers) == 10
 
 
-def test_several_inputs_are_reported_by_name_as_plain_data():
+def test_several_inputs_are_reported_by_name_as_json_values():
     def property_of(jacobian, dtype):
         assert len(jacobian) < 2 or dtype is torch.float64
 
-    failure = broken(property_of, jacobian=jacobians(), dtype=st.sampled_from([torch.float64, torch.float32]))
+    failure = failure_of(property_of, jacobian=jacobians(), dtype=st.sampled_from([torch.float64, torch.float32]))
     assert failure.example == {"jacobian": [[0.0], [0.0]], "dtype": "torch.float32"}
 
 
-def test_what_the_failure_shows_by_the_name_of_an_input_is_shown_in_its_place():
+def test_the_example_of_the_failure_replaces_an_input_of_the_same_name():
     def property_of(number):
-        raise CheckFailure("no", number="none will do")
+        raise CheckFailure("no", number="every number fails")
 
-    assert broken(property_of, number=NUMBERS).example == {"number": "none will do"}
+    assert failure_of(property_of, number=NUMBERS).example == {"number": "every number fails"}
 
 
 @pytest.mark.parametrize(
@@ -98,17 +98,17 @@ def test_what_the_failure_shows_by_the_name_of_an_input_is_shown_in_its_place():
         (OptionError("`rate` must be positive."), "OptionError: `rate` must be positive."),
     ],
 )
-def test_any_error_is_told_with_its_input_and_kept_as_the_cause(error, message):
+def test_any_error_is_reported_with_its_input_and_is_the_cause(error, message):
     def property_of(number):
         if number > 7:
             raise error
 
-    failure = broken(property_of, number=NUMBERS)
+    failure = failure_of(property_of, number=NUMBERS)
     assert (str(failure), failure.example) == (message, {"number": 8})
     assert failure.__cause__ is error
 
 
-def test_one_that_fails_only_once_is_told_as_such():
+def test_a_failure_that_does_not_repeat_is_reported_as_such():
     failed = []
 
     def property_of(number):
@@ -116,34 +116,34 @@ def test_one_that_fails_only_once_is_told_as_such():
             failed.append(number)
             raise CheckFailure("by chance")
 
-    failure = broken(property_of, number=NUMBERS)
-    assert str(failure) == "by chance; with the same input it did not fail the next time"
+    failure = failure_of(property_of, number=NUMBERS)
+    assert str(failure) == "by chance; a second run with the same input did not fail"
     assert failure.example == {"number": failed[0]}
 
 
-def test_an_input_that_is_assumed_away_is_no_failure():
+def test_an_input_rejected_by_assume_is_no_failure():
     def property_of(number):
         hypothesis.assume(number <= 1000)
         if number > 500:
             raise CheckFailure("no")
 
-    assert broken(property_of, number=NUMBERS).example == {"number": 501}
+    assert failure_of(property_of, number=NUMBERS).example == {"number": 501}
 
 
-def test_simplifying_ends_in_time_with_the_simplest_input_so_far(monkeypatch):
-    monkeypatch.setattr(property_search, "SIMPLIFYING", 5)
-    seen = []
-    failure = broken(at_most_a_thousand(seen), number=NUMBERS)
-    tried = seen[next(place for place, number in enumerate(seen) if number > 1000) :]
+def test_shrinking_stops_at_its_limit_with_the_simplest_input_so_far(monkeypatch):
+    monkeypatch.setattr(property_search, "SHRINK_LIMIT", 5)
+    drawn_numbers = []
+    failure = failure_of(at_most_a_thousand(drawn_numbers), number=NUMBERS)
+    tried = drawn_numbers[next(index for index, number in enumerate(drawn_numbers) if number > 1000) :]
     assert len(tried) == 6  # the first failure, and five more runs
     assert failure.example["number"] == [number for number in tried if number > 1000][-1]
     assert str(failure) == f"{failure.example['number']} is more than 1000"
 
 
-@pytest.mark.parametrize("end", [KeyboardInterrupt, pytest.fail.Exception])
-def test_what_ends_the_whole_run_ends_the_search(end):
+@pytest.mark.parametrize("exception", [KeyboardInterrupt, pytest.fail.Exception])
+def test_exceptions_that_stop_the_process_stop_the_search(exception):
     def property_of(number):
-        raise end("enough")
+        raise exception("enough")
 
-    with pytest.raises(end, match="enough"):
+    with pytest.raises(exception, match="enough"):
         for_all(number=NUMBERS)(property_of)

@@ -1,4 +1,4 @@
-"""The fixtures that pytest has wherever gradhomog is installed: an empty registry, distributions in milliseconds."""
+"""The pytest fixtures of gradhomog: an empty registry and installed distributions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-import torch  # now: it looks for plugins of its own when it is imported
+import torch  # before the tests: importing torch reads entry points
 
 import gradhomog
 from gradhomog import PluginLoadError, Registry, UnknownPluginError
@@ -26,7 +26,7 @@ SOURCE = """
         return gradhomog.HomogenizerSpec(factory=Even, summary="first release")
 """
 
-STRANGER = f'''
+AUTHOR_SUITE = f'''
 import importlib.metadata, sys
 import pytest
 import gradhomog
@@ -34,7 +34,7 @@ import gradhomog
 SOURCE = """{SOURCE}"""
 PATH = list(sys.path)
 
-def test_nothing_heavy_is_there_because_gradhomog_is_installed():
+def test_no_large_package_is_imported_by_the_pytest_plugin():
     assert not {{"torch", "numpy", "hypothesis", "torchopt"}} & set(sys.modules)
 
 def test_the_registry_is_empty(gradhomog_registry):
@@ -42,23 +42,23 @@ def test_the_registry_is_empty(gradhomog_registry):
     with pytest.raises(gradhomog.UnknownPluginError, match="Installed: none"):
         gradhomog.pipeline("pcgrad")
 
-def test_both(gradhomog_install, gradhomog_registry):
+def test_both_fixtures(gradhomog_install, gradhomog_registry):
     assert gradhomog_install("fake-one", SOURCE) == "fake_one"
     assert gradhomog.available() == ("fake_one",)
     assert len(gradhomog.pipeline("fake_one")) == 1
 
-def test_beside_what_is_installed(gradhomog_install):
+def test_together_with_installed_plugins(gradhomog_install):
     gradhomog_install("fake-one", SOURCE)
     assert {{"fake_one", "pcgrad"}} <= set(gradhomog.available())
     assert len(gradhomog.pipeline("fake_one + pcgrad")) == 2
 
-def test_a_module_of_that_name_is_hidden_for_the_time(gradhomog_install):
-    import colorsys  # stands for any
+def test_a_module_of_the_same_name_is_hidden_temporarily(gradhomog_install):
+    import colorsys  # an example
     gradhomog.pipeline(gradhomog_install("colorsys", SOURCE))
     assert hasattr(sys.modules["colorsys"], "Even")
     sys.modules["hidden"] = colorsys
 
-def test_all_is_undone():
+def test_everything_is_restored():
     assert sys.modules["colorsys"] is sys.modules.pop("hidden")
     assert sys.path == PATH
     assert "fake_one" not in sys.modules
@@ -72,19 +72,19 @@ def test_all_is_undone():
 
 
 @pytest.mark.slow
-def test_a_strangers_tests_can_use_both_fixtures_and_find_all_undone(tmp_path):
-    (tmp_path / "test_stranger.py").write_text(STRANGER, encoding="utf-8")
-    command = [sys.executable, "-P", "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "test_stranger.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1].startswith("6 passed")
+def test_the_suite_of_a_plugin_author_can_use_both_fixtures(tmp_path):
+    (tmp_path / "test_author.py").write_text(AUTHOR_SUITE, encoding="utf-8")
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "test_author.py"]
+    completed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert completed.stdout.splitlines()[-1].startswith("6 passed")
 
 
-def test_importing_the_plugin_imports_nothing_heavy():
+def test_importing_the_plugin_imports_no_large_package():
     code = (
         "import sys, gradhomog.testing.pytest_plugin\n"
-        "heavy = {'torch', 'numpy', 'hypothesis', 'torchopt', 'gradhomog.registry'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
+        "large = {'torch', 'numpy', 'hypothesis', 'torchopt', 'gradhomog.registry'} & set(sys.modules)\n"
+        "assert not large, large\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -92,8 +92,8 @@ def test_importing_the_plugin_imports_nothing_heavy():
 # -- the registry ----------------------------------------------------------------------------------------------------
 
 
-def test_nothing_of_the_environment_is_looked_at(monkeypatch, request):
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: pytest.fail("looked"))
+def test_entry_points_of_the_environment_are_not_read(monkeypatch, request):
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: pytest.fail("entry points were read"))
     registry = request.getfixturevalue("gradhomog_registry")
     assert installed() is registry
     assert [registry.list(kind) for kind in ("homogenizers", "learners", "domains")] == [()] * 3
@@ -102,14 +102,14 @@ def test_nothing_of_the_environment_is_looked_at(monkeypatch, request):
         gradhomog.learner("maml", torch.nn.Identity(), torch.nn.Linear(1, 1))
 
 
-def test_what_the_environment_disables_is_not_disabled_there(monkeypatch, request):
+def test_gradhomog_disable_does_not_affect_the_fixture_registry(monkeypatch, request):
     monkeypatch.setenv("GRADHOMOG_DISABLE", "fake_one")
     request.getfixturevalue("gradhomog_registry")
     request.getfixturevalue("gradhomog_install")("fake-one", SOURCE)
     assert gradhomog.available() == ("fake_one",)
 
 
-def test_a_built_in_is_there_if_it_is_installed_on_purpose(gradhomog_registry, gradhomog_install):
+def test_a_built_in_plugin_can_be_installed(gradhomog_registry, gradhomog_install):
     gradhomog_install("mine", "", plugin="pcgrad", target="gradhomog_plugins.pcgrad")
     gradhomog_install("my-learner", "", plugin="maml", target="gradhomog_adapters.maml", kind="learners")
     assert (gradhomog.available(), gradhomog.available("learners")) == (("pcgrad",), ("maml",))
@@ -127,7 +127,7 @@ def test_the_order_of_the_fixtures_does_not_matter(request, first):
 # -- installing ------------------------------------------------------------------------------------------------------
 
 
-def test_an_installed_distribution_is_as_one_by_an_installer(gradhomog_install):
+def test_an_installed_distribution_has_metadata_and_entry_points(gradhomog_install):
     gradhomog_install("Fake.One-b", SOURCE, plugin="even", version="3.1", requires=["gradhomog>=0.0.1", "torch"])
     found = importlib.metadata.distribution("Fake.One-b")
     assert (found.version, found.requires) == ("3.1", ["gradhomog>=0.0.1", "torch"])
@@ -138,7 +138,7 @@ def test_an_installed_distribution_is_as_one_by_an_installer(gradhomog_install):
 
 
 @pytest.mark.parametrize("alone", [True, False])
-def test_installed_again_it_is_the_new_release_even_if_the_old_one_was_used(request, gradhomog_install, alone):
+def test_a_second_installation_replaces_the_first_even_if_it_was_used(request, gradhomog_install, alone):
     if alone:
         request.getfixturevalue("gradhomog_registry")
     for version, summary in (("1.0", "first release"), ("1.0", "same number"), ("2.0", "second release")):
@@ -150,13 +150,13 @@ def test_installed_again_it_is_the_new_release_even_if_the_old_one_was_used(requ
         gradhomog.pipeline("fake_one")
 
 
-def test_several_are_there_together(gradhomog_install):
+def test_several_distributions_can_be_installed(gradhomog_install):
     gradhomog_install("fake-one", SOURCE)
     gradhomog_install("fake-two", SOURCE, folder="elsewhere")
     assert len(gradhomog.pipeline("fake_one + fake_two + pcgrad")) == 3
 
 
-def test_it_takes_milliseconds(gradhomog_install):
+def test_an_installation_takes_milliseconds(gradhomog_install):
     seconds = []
     for number in range(5):
         start = time.perf_counter()

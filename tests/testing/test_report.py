@@ -1,4 +1,4 @@
-"""What a report shows, as a table, as data, and as a collection of results."""
+"""A `CheckReport` as a table, as JSON values, and as a collection of results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_table_has_a_line_for_each_result_in_order_with_its_mark():
     ]
 
 
-def test_message_and_example_stand_below_their_result():
+def test_message_and_example_are_below_their_result():
     lines = str(REPORT).splitlines()
     below = lines[lines.index("  ✗ dict_rows       failed") + 1 :][:3]
     assert below == ["      off by 2", "      jacobian = [[1.0, 0.0]]", '      dtype = "torch.float16"']
@@ -54,12 +54,12 @@ def test_the_last_line_counts_outcomes_and_seconds():
     ]
 
 
-def test_only_a_failure_makes_it_fail():
+def test_a_report_passes_unless_a_result_failed():
     assert not REPORT.passed
     assert CheckReport("x", tuple(result for result in RESULTS if result.outcome != "failed")).passed
 
 
-def test_it_is_a_collection_of_results_by_name():
+def test_a_report_is_a_collection_of_results_by_name():
     assert len(REPORT) == 7
     assert tuple(REPORT) == RESULTS
     assert REPORT["dict_rows"] is RESULTS[1]
@@ -67,7 +67,7 @@ def test_it_is_a_collection_of_results_by_name():
         REPORT["dict_row"]
 
 
-def test_its_record_survives_json():
+def test_the_record_of_a_report_consists_of_json_values():
     record = json.loads(json.dumps(REPORT.record(), allow_nan=False))
     assert record == REPORT.record()
     assert (record["subject"], record["passed"]) == (REPORT.subject, False)

@@ -1,4 +1,4 @@
-"""The kit's inputs have the properties that they are asked for, can have those that are allowed, and become simple."""
+"""Hypothesis strategies of the kit: requested and allowed properties of inputs, and shrinking."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ ORDINARY = {"zero": False, "duplicate": False, "opposite": False}
 
 
 def simplest(strategy, condition):
-    """The simplest input of that property that hypothesis finds, the same at every run."""
+    """Return the simplest input with a property that hypothesis finds; the same in every run."""
     search = settings(
         max_examples=300, derandomize=True, database=None, deadline=None, phases=(Phase.generate, Phase.shrink)
     )
     return find(strategy, condition, settings=search)
 
 
-def some(strategy, condition):
-    """Whether any input of a few hundred has that property."""
+def exists(strategy, condition):
+    """True if one of a few hundred inputs has a property; else raise."""
     search = settings(max_examples=500, derandomize=True, database=None, deadline=None, phases=(Phase.generate,))
     find(strategy, condition, settings=search)  # raises if there is none
     return True
@@ -51,8 +51,8 @@ def cosines(rows):
     return torch.stack([one @ other for one, other in pairs(units)])
 
 
-def orders(norms):
-    """By how many orders of magnitude sizes that are not zero lie apart."""
+def orders_of_magnitude(norms):
+    """Return the decimal logarithm of the ratio of the largest to the smallest nonzero norm."""
     norms = norms[norms > 0]
     return float((norms.max() / norms.min()).log10()) if len(norms) else 0.0
 
@@ -66,11 +66,11 @@ def test_rows_are_finite_float64_of_one_to_six_tasks_and_one_to_twelve_params(ja
     assert 1 <= len(jacobian) <= 6
     assert 1 <= jacobian.shape[1] <= 12
     assert jacobian.isfinite().all()
-    assert not (jacobian.signbit() & (jacobian == 0)).any()  # -0.0 would be another input with the same text
+    assert not (jacobian.signbit() & (jacobian == 0)).any()  # -0.0 would be another input with the same repr
 
 
 @given(st.data(), st.integers(1, 5), st.integers(1, 5), st.integers(0, 3))
-def test_numbers_of_tasks_and_params_are_as_given(data, tasks, params, more):
+def test_numbers_of_tasks_and_params_are_as_requested(data, tasks, params, more):
     exact = data.draw(jacobians(tasks, params))
     within = data.draw(jacobians((tasks, tasks + more), (params, params + more)))
     assert exact.shape == (tasks, params)
@@ -79,65 +79,67 @@ def test_numbers_of_tasks_and_params_are_as_given(data, tasks, params, more):
 
 
 @given(st.data(), st.integers(1, 4))
-def test_rows_span_at_most_the_rank_given(data, rank):
+def test_rows_have_at_most_the_requested_rank(data, rank):
     jacobian = data.draw(jacobians(tasks=5, params=6, rank=rank))
     values = torch.linalg.svdvals(jacobian)
     assert (values[rank:] <= 1e-12 * values[0]).all()
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
-def test_the_rank_given_is_reached(rank):
-    assert some(jacobians(tasks=4, params=6, rank=rank, spread=1), lambda rows: torch.linalg.matrix_rank(rows) == rank)
+def test_the_requested_rank_is_reached(rank):
+    assert exists(
+        jacobians(tasks=4, params=6, rank=rank, spread=1), lambda rows: torch.linalg.matrix_rank(rows) == rank
+    )
 
 
 @given(st.data(), st.sampled_from([0, 0.5, 2, 6]), st.sampled_from([None, 2]))
-def test_norms_lie_within_the_spread_given(data, spread, rank):
-    assert orders(data.draw(jacobians(rank=rank, spread=spread)).norm(dim=1)) <= spread + 1e-9
+def test_norms_are_within_the_requested_spread(data, spread, rank):
+    assert orders_of_magnitude(data.draw(jacobians(rank=rank, spread=spread)).norm(dim=1)) <= spread + 1e-9
 
 
 @pytest.mark.parametrize("spread", [1, 6])
-def test_the_spread_given_is_used(spread):
-    assert some(jacobians(spread=spread), lambda rows: orders(rows.norm(dim=1)) > 0.9 * spread)
+def test_the_requested_spread_is_reached(spread):
+    assert exists(jacobians(spread=spread), lambda rows: orders_of_magnitude(rows.norm(dim=1)) > 0.9 * spread)
 
 
 @given(st.data(), st.integers(2, 5), st.integers(0, 4))
-def test_every_two_rows_have_the_conflict_given(data, tasks, step):
-    conflict = -1 + step * (1 + 1 / (tasks - 1)) / 4  # from equal rows to a simplex, whose rows add up to nothing
+def test_every_two_rows_have_the_requested_conflict(data, tasks, step):
+    conflict = -1 + step * (1 + 1 / (tasks - 1)) / 4  # from equal rows to a simplex, whose rows have sum zero
     jacobian = data.draw(
         jacobians(tasks, (tasks, 8), conflict=conflict, zero=False, duplicate=step == 0, opposite=False)
     )
     found = cosines(jacobian)
-    assert ((found + conflict).abs() < 1e-7).logical_or(found > 1 - 1e-7).all()  # a row may have become another
+    assert ((found + conflict).abs() < 1e-7).logical_or(found > 1 - 1e-7).all()  # a row may equal another one
     if 0 < step < 4:
         assert torch.linalg.matrix_rank(jacobian / jacobian.norm(dim=1, keepdim=True), rtol=1e-6) == tasks
 
 
 @given(jacobians(tasks=2, params=(2, 6), conflict=0.25, duplicate=False))
-def test_a_zero_or_an_opposite_row_is_the_only_exception_to_the_conflict_given(jacobian):
+def test_only_zero_and_opposite_rows_may_violate_the_requested_conflict(jacobian):
     if not has_zero(jacobian) and not has_opposite(jacobian):
         assert cosines(jacobian).allclose(torch.tensor([-0.25], dtype=torch.float64))
 
 
 @pytest.mark.parametrize(
-    "given", [{"conflict": 0.6, "params": 6}, {"conflict": -1.1, "params": 6}, {"conflict": 0.5, "params": 2}]
+    "arguments", [{"conflict": 0.6, "params": 6}, {"conflict": -1.1, "params": 6}, {"conflict": 0.5, "params": 2}]
 )
-def test_a_conflict_that_three_rows_cannot_have_is_refused(given):
+def test_an_impossible_conflict_of_three_rows_raises(arguments):
     with pytest.raises(OptionError, match=r"`conflict` must be in \[-1, 1/\(tasks - 1\)\] with params ≥ tasks; got "):
-        simplest(jacobians(tasks=3, **given), lambda _: True)
+        simplest(jacobians(tasks=3, **arguments), lambda _: True)
 
 
 @pytest.mark.parametrize(
     ("name", "has"), [("zero", has_zero), ("duplicate", has_duplicate), ("opposite", has_opposite)]
 )
-def test_degenerate_rows_are_there_if_allowed_and_only_then(name, has):
-    # Numbers of one size: two of them are equal or opposite, unless something prevents it.
+def test_degenerate_rows_are_drawn_only_if_allowed(name, has):
+    # Single numbers of equal size: two of them are equal or opposite unless the strategy prevents it.
     @given(jacobians((1, 2), 1, spread=0, **{name: False}))
     def never(jacobian):
         assert not has(jacobian)
 
     never()
-    # Of eight entries each, such rows do not come by chance.
-    assert some(jacobians(tasks=(2, 6), params=8, **{**ORDINARY, name: True}), has)
+    # Rows of eight entries are not degenerate by chance.
+    assert exists(jacobians(tasks=(2, 6), params=8, **{**ORDINARY, name: True}), has)
 
 
 @pytest.mark.slow
@@ -152,17 +154,17 @@ def test_degenerate_rows_are_there_if_allowed_and_only_then(name, has):
         (lambda rows: (rows @ rows.T < 0).any(), (2, 1)),
         (lambda rows: has_zero(rows) and rows.any(), (2, 1)),
     ],
-    ids=["anything", "three tasks", "not zero", "more than two", "no whole number", "conflict", "a zero row"],
+    ids=["anything", "three tasks", "not zero", "more than two", "not a whole number", "conflict", "a zero row"],
 )
-def test_the_simplest_rows_are_few_and_short_and_of_small_round_numbers(condition, simple):
+def test_simplest_rows_are_few_short_and_consist_of_small_round_numbers(condition, simple):
     tasks, largest = simple
     jacobian = simplest(jacobians(), condition)
     assert jacobian.shape == (tasks, 1)
     assert float(jacobian.abs().max()) <= largest
-    assert torch.equal(2 * jacobian, (2 * jacobian).round())  # a search may end at 2.5 where 3 would do
+    assert torch.equal(2 * jacobian, (2 * jacobian).round())  # a search may end at 2.5 although 3 is simpler
 
 
-def test_simplest_rows_keep_what_was_asked_for():
+def test_simplest_rows_have_the_requested_properties():
     jacobian = simplest(jacobians(tasks=2, params=(2, 5), conflict=0.5, **ORDINARY), lambda _: True)
     assert jacobian.shape == (2, 2)
     assert cosines(jacobian).allclose(torch.tensor([-0.5], dtype=torch.float64))
@@ -181,21 +183,21 @@ def test_a_gramian_is_symmetric_and_positive_semidefinite(gramian):
 
 
 @given(gramians(tasks=3, params=(3, 5), conflict=0.25, spread=2, **ORDINARY))
-def test_a_gramian_has_the_cosines_and_the_spread_asked_for(gramian):
+def test_a_gramian_has_the_requested_cosines_and_spread(gramian):
     norms = gramian.diagonal().sqrt()
-    wanted = 1.25 * torch.eye(3, dtype=torch.float64) - 0.25
-    assert (gramian / norms / norms[:, None]).allclose(wanted, atol=1e-9)
-    assert orders(norms) <= 2 + 1e-9
+    expected = 1.25 * torch.eye(3, dtype=torch.float64) - 0.25
+    assert (gramian / norms / norms[:, None]).allclose(expected, atol=1e-9)
+    assert orders_of_magnitude(norms) <= 2 + 1e-9
 
 
 @given(gramians(tasks=4, params=6, rank=2, spread=1))
-def test_a_gramian_has_at_most_the_rank_asked_for(gramian):
+def test_a_gramian_has_at_most_the_requested_rank(gramian):
     values = torch.linalg.eigvalsh(gramian)
     assert values[:2].abs().max() <= 1e-12 * values[-1]
 
 
 @pytest.mark.slow
-def test_the_simplest_gramian_of_two_tasks_in_conflict_is_of_ones():
+def test_the_simplest_gramian_of_two_conflicting_tasks_has_entries_of_size_one():
     assert simplest(gramians(), lambda gramian: (gramian < 0).any()).tolist() == [[1.0, -1.0], [-1.0, 1.0]]
 
 
@@ -203,7 +205,7 @@ def test_the_simplest_gramian_of_two_tasks_in_conflict_is_of_ones():
 
 
 @given(st.data(), st.integers(1, 3), st.integers(2, 3), st.integers(1, 2), st.integers(1, 2))
-def test_a_batch_has_the_shapes_asked_for_and_every_class_as_often(data, tasks, ways, shots, queries):
+def test_a_batch_has_the_requested_shapes_and_balanced_classes(data, tasks, ways, shots, queries):
     batch = data.draw(task_batches(tasks, ways=ways, shots=shots, queries=queries, input_shape=(1, 2, 2)))
     assert batch.support_x.shape == (tasks, ways * shots, 1, 2, 2)
     assert batch.query_x.shape == (tasks, ways * queries, 1, 2, 2)
@@ -213,7 +215,7 @@ def test_a_batch_has_the_shapes_asked_for_and_every_class_as_often(data, tasks, 
 
 
 @given(task_batches((2, 3), shots=4, queries=5, outputs=2, dtype=torch.float32))
-def test_a_batch_of_regression_has_targets_in_place_of_classes(batch):
+def test_a_regression_batch_has_targets_instead_of_classes(batch):
     tasks = len(batch.domains)
     assert tasks in (2, 3)
     assert (batch.support_x.shape, batch.support_y.shape) == ((tasks, 4, 6), (tasks, 4, 2))
@@ -222,48 +224,48 @@ def test_a_batch_of_regression_has_targets_in_place_of_classes(batch):
 
 
 @given(task_batches(2, ways=3, shots=2, input_shape=(400,)))
-def test_queries_lie_nearest_to_the_support_of_their_class(batch):
-    # Noise 0.5 around centres of size 1, in 400 dimensions: to one's own class √150, to another √950, give or take 1.
+def test_queries_are_nearest_to_the_support_mean_of_their_class(batch):
+    # Noise 0.5 around centres of size 1 in 400 dimensions: distances of √150 to the same class and √950 to others, ± 1.
     for task in batch:
         means = torch.stack([task.support_x[task.support_y == label].mean(dim=0) for label in range(3)])
         assert torch.equal(torch.cdist(task.query_x, means).argmin(dim=1), task.query_y)
 
 
 @given(task_batches(3, input_shape=(400,), spread=2), task_batches(3, input_shape=(400,), spread=0))
-def test_sizes_of_inputs_lie_within_the_spread_given_and_are_never_zero(wide, even):
+def test_scales_of_inputs_are_within_the_requested_spread_and_not_zero(wide, even):
     sizes = [batch.support_x.square().mean(dim=(1, 2)).sqrt() for batch in (wide, even)]
-    assert orders(sizes[0]) <= 2.1  # of random numbers, which are not of exactly one size
-    assert orders(sizes[1]) <= 0.1
+    assert orders_of_magnitude(sizes[0]) <= 2.1  # more than 2, because the scale of random numbers varies
+    assert orders_of_magnitude(sizes[1]) <= 0.1
     assert min(float(size.min()) for size in sizes) > 0
 
 
-def first_again(batch):
+def repeats_the_first_task(batch):
     return any(torch.equal(batch.query_x[0], x) for x in batch.query_x[1:])
 
 
-def nothing_seen(batch):
+def last_task_is_zero(batch):
     return not batch.support_x[-1].any() and not batch.query_x[-1].any()
 
 
-@pytest.mark.parametrize(("name", "has"), [("zero", nothing_seen), ("duplicate", first_again)])
-def test_degenerate_tasks_are_there_if_allowed_and_only_then(name, has):
+@pytest.mark.parametrize(("name", "has"), [("zero", last_task_is_zero), ("duplicate", repeats_the_first_task)])
+def test_degenerate_tasks_are_drawn_only_if_allowed(name, has):
     @given(task_batches((1, 4)))
     def never(batch):
         assert not has(batch)
 
     never()
-    assert some(task_batches((2, 4), **{name: True}), has)
+    assert exists(task_batches((2, 4), **{name: True}), has)
 
 
-def test_a_task_that_is_the_first_once_more_is_so_in_all_parts():
-    batch = simplest(task_batches(2, outputs=1, duplicate=True), first_again)
+def test_a_duplicate_task_equals_the_first_in_all_parts():
+    batch = simplest(task_batches(2, outputs=1, duplicate=True), repeats_the_first_task)
     assert all(
         torch.equal(part[0], part[1]) for part in (batch.support_x, batch.support_y, batch.query_x, batch.query_y)
     )
     assert batch.domains == ("domain 0", "domain 1")
 
 
-def test_the_simplest_batch_is_of_the_fewest_tasks_and_of_full_size():
+def test_the_simplest_batch_has_the_fewest_tasks_and_full_scale():
     batch = simplest(task_batches((1, 4), spread=3, zero=True), lambda _: True)
     assert batch.domains == ("domain 0",)
     assert 0.3 < float(batch.support_x.std()) < 3

@@ -1,4 +1,4 @@
-"""Checks of randomness: the generator decides a task, nothing else does, and worker processes draw the same."""
+"""Checks of randomness: the generator alone determines a task, also in worker processes."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from collections.abc import Sequence
 
 from gradhomog.domains import Domain, Split
 from gradhomog.tasks import Task
-from gradhomog.testing.checking import CheckFailure, check
-from gradhomog.testing.domains.subject import DomainSubject, draw, generator
+from gradhomog.testing.check import CheckFailure, check
+from gradhomog.testing.domains.subject import DomainSubject, draw_task, seeded_generator
 from gradhomog.testing.domains.tasks import same_task
-from gradhomog.testing.snapshots import changed_names, global_generators, seeded
+from gradhomog.testing.snapshots import changed_names, global_generators, seeded_global_generators
 
 SEEDS = range(10)
 Tasks = dict[tuple[Split, int], Task]
-"""By split and seed."""
+"""Tasks by split and seed."""
 
 
-def _tasks(subject: DomainSubject, domain: Domain, seeds: Sequence[int] = range(3)) -> Tasks:
-    """A task of each seed from each split that is served, drawn in this order."""
+def _draw_tasks(subject: DomainSubject, domain: Domain, seeds: Sequence[int] = range(3)) -> Tasks:
+    """Draw one task per seed and supported split, in this order."""
     return {
-        (split, seed): draw(domain, split, seed, numbers) for seed in seeds for split, numbers in subject.served.items()
+        (split, seed): draw_task(domain, split, seed, numbers)
+        for seed in seeds
+        for split, numbers in subject.supported.items()
     }
 
 
@@ -32,44 +34,44 @@ def _require_same(found: Tasks, expected: Tasks, how: str) -> None:
 
 @check("domains")
 def global_generators_unchanged(subject: DomainSubject) -> None:
-    """Making it and drawing from it leave the global generators of torch, numpy and Python unchanged."""
+    """Making the domain and drawing tasks do not change the global generators of torch, numpy and Python."""
     for seed in (11, 12):  # seeding a global generator changes at least one of them
-        with seeded(seed):
+        with seeded_global_generators(seed):
             before = global_generators()
-            _tasks(subject, subject.another())
-            moved = changed_names(before, global_generators())
-        if moved:
+            _draw_tasks(subject, subject.make_fresh())
+            changed = changed_names(before, global_generators())
+        if changed:
             raise CheckFailure(
-                f"it uses the global generator of {', '.join(moved)}: draw from the `random` that `sample` receives"
+                f"the domain uses the global generator of {', '.join(changed)}: use the `random` passed to `sample`"
             )
 
 
 @check("domains")
-def generator_decides(subject: DomainSubject) -> None:
-    """The generator's seed alone decides a task, bit for bit.
+def determined_by_generator(subject: DomainSubject) -> None:
+    """The generator's seed alone determines a task, bit for bit.
 
-    Two made alike agree, independently of the global generators and of earlier draws.
+    Two domains made with the same options draw equal tasks, independently of the global generators and earlier draws.
     """
-    found = []
+    tasks = []
     for seed in (1, 2):
-        with seeded(seed):
-            found.append(_tasks(subject, subject.another()))
-    _require_same(found[1], found[0], "of two made alike, with other global generators")
-    domain = subject.another()
-    split, numbers = next(iter(subject.served.items()))
-    for seed in range(7):  # an odd number: a cycle of draws must not be closed
-        draw(domain, split, seed, numbers)
-    _require_same(_tasks(subject, domain, [2, 1, 0]), found[0], "after others were drawn")
+        with seeded_global_generators(seed):
+            tasks.append(_draw_tasks(subject, subject.make_fresh()))
+    _require_same(tasks[1], tasks[0], "between two domains with the same options and other global generators")
+    domain = subject.make_fresh()
+    split, numbers = next(iter(subject.supported.items()))
+    for seed in range(7):  # an odd number, so that a cycle of draws does not end where it began
+        draw_task(domain, split, seed, numbers)
+    _require_same(_draw_tasks(subject, domain, [2, 1, 0]), tasks[0], "after other tasks were drawn")
 
 
 @check("domains")
 def seeds_differ(subject: DomainSubject) -> None:
     """Different seeds give different tasks, and so do consecutive draws from one generator."""
     domain = subject.domain
-    for split, numbers in subject.served.items():
-        random = generator(0)
+    for split, numbers in subject.supported.items():
+        random = seeded_generator(0)
         for how, tasks in (
-            ("different seeds", [draw(domain, split, seed, numbers) for seed in SEEDS]),
+            ("different seeds", [draw_task(domain, split, seed, numbers) for seed in SEEDS]),
             ("consecutive draws", [domain.sample(split, random, **numbers) for _ in SEEDS]),
         ):
             if all(same_task(tasks[0], other) for other in tasks[1:]):
@@ -77,10 +79,10 @@ def seeds_differ(subject: DomainSubject) -> None:
 
 
 @check("domains")
-def pickled(subject: DomainSubject) -> None:
-    """Pickled, as for a worker process, it draws the same tasks, also after earlier draws."""
-    domain, expected = subject.another(), _tasks(subject, subject.domain)
-    for when in ("as it was made", "after it was drawn from"):
-        again = pickle.loads(pickle.dumps(domain))
-        _require_same(_tasks(subject, again), expected, f"of a copy, pickled {when}")
-        _tasks(subject, domain, SEEDS)
+def pickle_draws_same_tasks(subject: DomainSubject) -> None:
+    """A pickled domain, as in a worker process, draws the same tasks, also if it is pickled after earlier draws."""
+    domain, expected = subject.make_fresh(), _draw_tasks(subject, subject.domain)
+    for when in ("before any draw", "after other draws"):
+        copy = pickle.loads(pickle.dumps(domain))
+        _require_same(_draw_tasks(subject, copy), expected, f"for a copy that was pickled {when}")
+        _draw_tasks(subject, domain, SEEDS)

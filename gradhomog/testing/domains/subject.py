@@ -1,4 +1,4 @@
-"""The domain under check: made when first needed, with numbers of ways, shots and queries that it serves."""
+"""The domain under check, made lazily, and numbers of ways, shots and queries that it supports."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from gradhomog.registry import Registry
 from gradhomog.registry.options import bind
 from gradhomog.specs import DomainSpec
 from gradhomog.tasks import Task
-from gradhomog.testing.checking import NotApplicable, describe_error
+from gradhomog.testing.check import NotApplicable, describe_error
 from gradhomog.testing.plugin_subject import PluginSubject
 
 Numbers = dict[str, int]
 """Ways, shots and queries."""
 
 SPLITS: tuple[Split, ...] = get_args(Split)
-SIZE = 28  # pixels, as by default in a run
+SIZE = 28  # pixels; the default of runs
 TOO_MANY = 10**6  # ways, shots or queries: more than any data set has
-TRIED: tuple[Numbers, ...] = tuple(
+CANDIDATES: tuple[Numbers, ...] = tuple(
     {"ways": ways, "shots": shots, "queries": queries} for ways, shots, queries in ((5, 2, 3), (3, 1, 2), (2, 1, 1))
 )
-SMALLEST = TRIED[-1]
+SMALLEST = CANDIDATES[-1]
 
 
 class DomainSubject(PluginSubject[DomainSpec]):
-    """A domain, by its text (`"glyphs:greek"`) or by its spec; without a variant, the first of those listed."""
+    """The domain under check, given as text (`"glyphs:greek"`) or spec. The default variant is the first listed one."""
 
     kind = "domains"
     spec_type = DomainSpec
     variant = ""
 
-    def __init__(self, what: Any, registry: Registry | None = None) -> None:
-        super().__init__(what, registry)
-        known = self.spec.variants
-        self.variant = self.variant or (known[0] if known else "")
-        if known and self.variant not in known:
-            near = difflib.get_close_matches(self.variant, known, n=1)
-            hint = f" Did you mean '{self.name}:{near[0]}'?" if near else ""
-            raise OptionError(f"{self.name} has no variant {self.variant!r}.{hint} Its variants: {', '.join(known)}.")
+    def __init__(self, plugin: Any, registry: Registry | None = None) -> None:
+        super().__init__(plugin, registry)
+        listed = self.spec.variants
+        self.variant = self.variant or (listed[0] if listed else "")
+        if listed and self.variant not in listed:
+            suggestions = difflib.get_close_matches(self.variant, listed, n=1)
+            hint = f" Did you mean '{self.name}:{suggestions[0]}'?" if suggestions else ""
+            raise OptionError(f"{self.name} has no variant {self.variant!r}.{hint} Its variants: {', '.join(listed)}.")
         bind(self.spec, self.name, self.options)
 
     def parse(self, text: str) -> tuple[str, dict[str, Any]]:
@@ -57,60 +57,60 @@ class DomainSubject(PluginSubject[DomainSpec]):
     # -- making ------------------------------------------------------------------------------------------------------
 
     def make(self, variant: str | None = None, size: int = SIZE, /, **options: Any) -> Domain:
-        """A fresh one, with the options it is checked with and others."""
-        given, variant = {**self.options, **options}, self.variant if variant is None else variant
+        """Make a fresh domain with the options under check, updated by `options`."""
+        merged, variant = {**self.options, **options}, self.variant if variant is None else variant
         if self.info is not None:
-            made = self.registry.make("domains", self.name, given, variant, size=size)[2]
+            domain = self.registry.make("domains", self.name, merged, variant, size=size)[2]
         else:
-            made = self.spec.factory(variant, size=size, **bind(self.spec, self.name, given))
-        if not isinstance(made, Domain):
-            raise PluginRunError(f"{self} must make a gradhomog.Domain; it made a {type(made).__name__}.")
-        return made
+            domain = self.spec.factory(variant, size=size, **bind(self.spec, self.name, merged))
+        if not isinstance(domain, Domain):
+            raise PluginRunError(f"{self} must make a gradhomog.Domain; got {type(domain).__name__}.")
+        return domain
 
     def make_with(self, **options: Any) -> Domain:
         return self.make(None, options.pop("size", SIZE), **options)
 
     @property
     def invalid_options(self) -> list[tuple[str, int]]:
-        """Values that a domain of images must refuse; without images `size` has no meaning."""
+        """Option values that a domain of images must reject. Other domains ignore `size`."""
         return [("size", 0), ("size", -1)] if self.has_images else []
 
     @functools.cached_property
-    def _made(self) -> tuple[Domain, dict[Split, Numbers]]:
+    def _domain_and_supported(self) -> tuple[Domain, dict[Split, Numbers]]:
         domain = self.make()
-        served = {split: served_numbers(domain, split) for split in SPLITS}
-        return domain, {split: numbers for split, numbers in served.items() if numbers is not None}
+        supported = {split: supported_numbers(domain, split) for split in SPLITS}
+        return domain, {split: numbers for split, numbers in supported.items() if numbers is not None}
 
     @functools.cached_property
     def error(self) -> str:
-        """Why it draws no task at all; empty if it does."""
+        """The error of making the domain or drawing a task; empty without an error."""
         try:
-            domain, served = self._made
-            if not served:
+            domain, supported = self._domain_and_supported
+            if not supported:
                 domain.check("all", **SMALLEST)
-            for split, numbers in served.items():
-                draw(domain, split, 0, numbers)
+            for split, numbers in supported.items():
+                draw_task(domain, split, 0, numbers)
         except Exception as error:  # reported once, by the check `draws_tasks`
             return describe_error(error)
         return ""
 
     @property
     def domain(self) -> Domain:
-        """One for all checks: a domain has no state, and a large data set is read once."""
+        """The domain, shared by all checks: it has no state, and a large data set is read only once."""
         if self.error:
-            raise NotApplicable("it draws no tasks: see the check `draws_tasks`")
-        return self._made[0]
+            raise NotApplicable("the domain draws no tasks: see the check `draws_tasks`")
+        return self._domain_and_supported[0]
 
-    def another(self) -> Domain:
-        """One more, made alike."""
+    def make_fresh(self) -> Domain:
+        """Make another domain with the same options."""
         _ = self.domain
         return self.make()
 
     @property
-    def served(self) -> dict[Split, Numbers]:
-        """The splits that serve tasks, and numbers that they serve."""
+    def supported(self) -> dict[Split, Numbers]:
+        """Ways, shots and queries that each split supports; splits without tasks are left out."""
         _ = self.domain
-        return self._made[1]
+        return self._domain_and_supported[1]
 
     @property
     def classifies(self) -> bool:
@@ -121,13 +121,13 @@ class DomainSubject(PluginSubject[DomainSpec]):
         return len(self.domain.input_shape) == 3
 
 
-def served_numbers(domain: Domain, split: Split) -> Numbers | None:
-    """The first of a few numbers of ways, shots and queries that a split serves; None if it serves none."""
-    return next((numbers for numbers in TRIED if serves(domain, split, numbers)), None)
+def supported_numbers(domain: Domain, split: Split) -> Numbers | None:
+    """Return the first of the `CANDIDATES` that a split supports; None if it supports none."""
+    return next((numbers for numbers in CANDIDATES if supports(domain, split, numbers)), None)
 
 
-def serves(domain: Domain, split: Split, numbers: Numbers) -> bool:
-    """Whether `check` accepts such tasks."""
+def supports(domain: Domain, split: Split, numbers: Numbers) -> bool:
+    """True if the domain's `check` accepts these numbers."""
     try:
         domain.check(split, **numbers)
     except GradhomogError:
@@ -135,11 +135,14 @@ def serves(domain: Domain, split: Split, numbers: Numbers) -> bool:
     return True
 
 
-def largest(domain: Domain, split: Split, number: str, most: int) -> int:
-    """The largest number of ways (shots, queries) that `check` accepts, the others being small; at most `most`."""
+def largest_accepted(domain: Domain, split: Split, number: str, most: int) -> int:
+    """Return the largest number of ways (or shots, queries) that `check` accepts, at most `most`.
+
+    The other two numbers are the smallest ones.
+    """
 
     def accepted(value: int) -> bool:
-        return serves(domain, split, {**SMALLEST, number: value})
+        return supports(domain, split, {**SMALLEST, number: value})
 
     if accepted(most):
         return most
@@ -153,11 +156,11 @@ def largest(domain: Domain, split: Split, number: str, most: int) -> int:
     return low
 
 
-def generator(seed: int) -> np.random.Generator:
-    """As a run makes one for each task."""
+def seeded_generator(seed: int) -> np.random.Generator:
+    """Return a generator like the one that a run makes for each task."""
     return np.random.Generator(np.random.PCG64(seed))
 
 
-def draw(domain: Domain, split: Split, seed: int, numbers: Numbers) -> Task:
-    """The task of a seed."""
-    return domain.sample(split, generator(seed), **numbers)
+def draw_task(domain: Domain, split: Split, seed: int, numbers: Numbers) -> Task:
+    """Draw the task of a seed."""
+    return domain.sample(split, seeded_generator(seed), **numbers)

@@ -1,4 +1,4 @@
-"""Checks of a domain's attributes and of its tasks: tensors, labels, names, memory, and the time to draw one."""
+"""Checks of a domain's attributes and tasks: tensors, labels, names, memory, and the time to draw a task."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch import Tensor
 from gradhomog.domains import Domain, Split
 from gradhomog.errors import DataError, OptionError
 from gradhomog.tasks import Task
-from gradhomog.testing.checking import CheckFailure, NotApplicable, check
-from gradhomog.testing.domains.subject import SIZE, DomainSubject, Numbers, draw, serves
+from gradhomog.testing.check import CheckFailure, NotApplicable, check
+from gradhomog.testing.domains.subject import SIZE, DomainSubject, Numbers, draw_task, supports
 from gradhomog.testing.property_search import for_all
 
 OTHER_SIZE = 20  # pixels
-DRAWS = 40  # to measure the time
+DRAWS = 40  # tasks drawn to measure the time
 TENSORS = ("support_x", "support_y", "query_x", "query_y")
 _NUMBERS = st.fixed_dictionaries({"ways": st.integers(1, 6), "shots": st.integers(1, 5), "queries": st.integers(1, 5)})
 
@@ -31,8 +31,8 @@ _NUMBERS = st.fixed_dictionaries({"ways": st.integers(1, 6), "shots": st.integer
 def draws_tasks(subject: DomainSubject) -> None:
     """The domain can be made with 28-pixel images, and every split whose `check` accepts some numbers draws a task.
 
-    At least one split serves two ways, one shot and one query. If this check fails, checks that need tasks do
-    not apply.
+    At least one split must support two ways, one shot and one query. If this check fails, checks that need tasks are
+    not applicable.
     """
     if subject.error:
         raise CheckFailure(subject.error)
@@ -40,36 +40,37 @@ def draws_tasks(subject: DomainSubject) -> None:
 
 @check("domains")
 def attributes(subject: DomainSubject) -> None:
-    """`name` is a text, `input_shape` a tuple of positive integers, `outputs` None or a positive integer.
+    """`name` is a string, `input_shape` a tuple of positive integers, `outputs` None or a positive integer.
 
-    Two domains made with the same options agree: networks and reports depend on these attributes.
+    Two domains made with the same options have equal attributes: networks and reports depend on them.
     """
-    domain, other = subject.domain, subject.another()
+    domain, other = subject.domain, subject.make_fresh()
     if not isinstance(domain.name, str) or not domain.name.strip():
-        raise CheckFailure(f"`name` must be a text that is not empty; it is {domain.name!r}")
+        raise CheckFailure(f"`name` must be a nonempty string; got {domain.name!r}")
     shape, outputs = domain.input_shape, domain.outputs
     if not isinstance(shape, tuple) or not shape or not all(_positive(length) for length in shape):
-        raise CheckFailure(f"`input_shape` must be a tuple of positive integers; it is {shape!r}")
+        raise CheckFailure(f"`input_shape` must be a tuple of positive integers; got {shape!r}")
     if outputs is not None and not _positive(outputs):
-        raise CheckFailure(f"`outputs` must be None (classification) or a positive integer; it is {outputs!r}")
+        raise CheckFailure(f"`outputs` must be None (classification) or a positive integer; got {outputs!r}")
     for name in ("name", "input_shape", "outputs"):
         if getattr(domain, name) != getattr(other, name):
-            found = f"{getattr(domain, name)!r} and {getattr(other, name)!r}"
-            raise CheckFailure(f"`{name}` differs between two made alike: {found}")
+            values = f"{getattr(domain, name)!r} and {getattr(other, name)!r}"
+            raise CheckFailure(f"`{name}` differs between two domains made with the same options: {values}")
 
 
 def _positive(value: object) -> bool:
-    return type(value) is int and value > 0  # neither True nor an integer of numpy
+    return type(value) is int and value > 0  # excludes True and numpy integers
 
 
 @check("domains")
 def image_size(subject: DomainSubject) -> None:
-    """Images have the requested side, or a size is refused by an error that names it.
+    """Images have the requested `size`, or an error that names `size` rejects it.
 
-    Domains are trained on together: `input_shape` is `(channels, size, size)`, independent of the data's own size.
+    Runs train on several domains together, so `input_shape` must be `(channels, size, size)` for stored images of any
+    size.
     """
     if not subject.has_images:
-        raise NotApplicable("its inputs are not images")
+        raise NotApplicable("the domain's inputs are not images")
     for size in (SIZE, OTHER_SIZE):
         try:
             shape = subject.make(None, size).input_shape
@@ -78,33 +79,35 @@ def image_size(subject: DomainSubject) -> None:
                 raise
             continue
         if shape[1:] != (size, size):
-            raise CheckFailure(f"made with size={size}, it has inputs of the shape {shape}")
+            raise CheckFailure(
+                f"with size={size}, inputs have the shape {shape}; expected ({shape[0]}, {size}, {size})"
+            )
 
 
 # -- tasks -----------------------------------------------------------------------------------------------------------
 
 
 def _for_all_tasks(subject: DomainSubject, require: Callable[[Task, Split, Numbers], None]) -> None:
-    """Test tasks of every split, for all numbers of ways, shots and queries that `check` accepts."""
+    """Call `require` for tasks of every split, with drawn ways, shots and queries that `check` accepts."""
     domain, seeds = subject.domain, st.integers(0, 2**32 - 1)
 
-    @for_all(split=st.sampled_from(sorted(subject.served)), numbers=_NUMBERS, seed=seeds)
+    @for_all(split=st.sampled_from(sorted(subject.supported)), numbers=_NUMBERS, seed=seeds)
     def _(split: Split, numbers: Numbers, seed: int) -> None:
-        if serves(domain, split, numbers):
-            require(draw(domain, split, seed, numbers), split, numbers)
+        if supports(domain, split, numbers):
+            require(draw_task(domain, split, seed, numbers), split, numbers)
 
 
 @check("domains")
 def inputs_fit(subject: DomainSubject) -> None:
-    """Inputs are finite float32 `[n, *input_shape]`, as many as requested; those of images lie in [-1, 1].
+    """Inputs are finite float32 `[n, *input_shape]` with the requested n; pixels are in [-1, 1].
 
-    For all numbers of ways, shots and queries that `check` accepts, from every split.
+    Checked for every split and all ways, shots and queries that `check` accepts.
     """
     _for_all_tasks(subject, lambda task, _, numbers: require_inputs(task, subject.domain, numbers))
 
 
 def require_inputs(task: Task, domain: Domain, numbers: Numbers) -> None:
-    """Raise unless the inputs are finite float32 of the domain's shape, as many as requested; images in [−1, 1]."""
+    """Raise unless inputs are finite float32 of the domain's shape and the requested number; pixels in [−1, 1]."""
     if not isinstance(task, Task):
         raise CheckFailure(f"`sample` returns a {type(task).__name__}; expected a gradhomog.Task")
     ways = numbers["ways"] if domain.outputs is None else 1
@@ -119,13 +122,13 @@ def require_inputs(task: Task, domain: Domain, numbers: Numbers) -> None:
 def targets_fit(subject: DomainSubject) -> None:
     """Labels are int64, exactly `shots` (or `queries`) of each of 0..ways-1; regression has float32 `[n, outputs]`.
 
-    For all numbers of ways, shots and queries that `check` accepts, from every split.
+    Checked for every split and all ways, shots and queries that `check` accepts.
     """
     _for_all_tasks(subject, lambda task, _, numbers: require_targets(task, subject.domain, numbers))
 
 
 def require_targets(task: Task, domain: Domain, numbers: Numbers) -> None:
-    """Raise unless there are as many int64 labels of each class as requested, or float32 targets of each point."""
+    """Raise unless each class has the requested number of int64 labels; in regression, each point float32 targets."""
     for part, count in _counts(numbers):
         y, name, ways = getattr(task, f"{part}_y"), f"`{part}_y`", numbers["ways"]
         if domain.outputs is not None:
@@ -153,95 +156,104 @@ def _require_tensor(name: str, value: Tensor, dtype: torch.dtype, shape: tuple[i
 
 @check("domains")
 def classes_consistent(subject: DomainSubject) -> None:
-    """`Task.classes`, if given, are different numbers of `classes(split)`, one per label; both are given or neither.
+    """`Task.classes` are distinct members of `classes(split)`, one per label; both exist or neither.
 
-    Learners that classify all training classes at once depend on them.
+    Learners that classify all training classes jointly need them.
     """
-    listed = {split: frozenset(subject.domain.classes(split)) for split in subject.served}
+    split_classes = {split: frozenset(subject.domain.classes(split)) for split in subject.supported}
 
     def require(task: Task, split: Split, numbers: Numbers) -> None:
-        known = listed[split]
-        if (task.classes is None) != (not known):
-            one, other = ("`classes(split)`", "tasks") if known else ("tasks", "`classes(split)`")
-            raise CheckFailure(f"{one} give classes, {other} do not; learners that classify all of them need both")
+        listed = split_classes[split]
+        if (task.classes is None) != (not listed):
+            present, missing = (
+                ("`classes(split)`", "`Task.classes`") if listed else ("`Task.classes`", "`classes(split)`")
+            )
+            raise CheckFailure(
+                f"{present} is given, but {missing} is not; learners that classify all classes need both"
+            )
         if task.classes is None:
             return
-        _require_tensor("`classes`", task.classes, torch.int64, (numbers["ways"],))
-        found = task.classes.tolist()
-        if len(set(found)) < len(found) or not known >= set(found):
-            few = ", ".join(map(str, sorted(known)[:5])) + (f", … ({len(known)})" if len(known) > 5 else "")
-            raise CheckFailure(f"`classes`: {found}; expected different ones of `classes(split)`, {few}")
+        _require_tensor("`Task.classes`", task.classes, torch.int64, (numbers["ways"],))
+        classes = task.classes.tolist()
+        if len(set(classes)) < len(classes) or not listed >= set(classes):
+            first_listed = ", ".join(map(str, sorted(listed)[:5])) + (f", … ({len(listed)})" if len(listed) > 5 else "")
+            raise CheckFailure(
+                f"`Task.classes`: {classes}; expected distinct members of `classes(split)`: {first_listed}"
+            )
 
     _for_all_tasks(subject, require)
 
 
 @check("domains")
-def support_and_query_apart(subject: DomainSubject) -> None:
-    """No input is in both the support set and the query set: memorization would answer the query.
+def support_and_query_disjoint(subject: DomainSubject) -> None:
+    """No input is in both the support set and the query set, because memorization would classify such a query.
 
-    Compared bit for bit, so data that hold an image twice fail too.
+    Inputs are compared bit for bit, so a data set that contains an image twice fails too.
     """
 
     def require(task: Task, split: Split, numbers: Numbers) -> None:
         if shared := set(input_bits(task.support_x)) & set(input_bits(task.query_x)):
-            raise CheckFailure(f"{len(shared)} of the support inputs are among the queries")
+            raise CheckFailure(f"{len(shared)} inputs are in both the support set and the query set")
 
     _for_all_tasks(subject, require)
 
 
 def input_bits(x: Tensor) -> list[bytes]:
-    """Each input's bits."""
-    return [one.contiguous().numpy().tobytes() for one in x.detach()]
+    """Return the bytes of each input."""
+    return [single.contiguous().numpy().tobytes() for single in x.detach()]
 
 
 def same_task(one: Task, two: Task) -> bool:
-    """Whether two tasks are the same, bit for bit."""
+    """True if two tasks are equal, bit for bit."""
     return all(torch.equal(getattr(one, name), getattr(two, name)) for name in TENSORS)
 
 
 @check("domains")
-def tasks_named(subject: DomainSubject) -> None:
-    """A task carries its domain's name, also after a renaming, as in a run with two domains of one name.
+def tasks_carry_domain_name(subject: DomainSubject) -> None:
+    """`Task.domain` is the domain's name, also after the domain is renamed.
 
-    State and reports are keyed by that name.
+    A run renames two domains of the same name. State and reports are keyed by the name.
     """
     renamed = copy.copy(subject.domain)
     renamed.name = "another name"
     for domain in (subject.domain, renamed):
-        for split, numbers in subject.served.items():
-            task = draw(domain, split, 0, numbers)
+        for split, numbers in subject.supported.items():
+            task = draw_task(domain, split, 0, numbers)
             if task.domain != domain.name:
-                raise CheckFailure(f"a task of the split {split!r} has the domain {task.domain!r}, not {domain.name!r}")
+                raise CheckFailure(
+                    f"a task of the split {split!r} has the domain {task.domain!r}; expected {domain.name!r}"
+                )
 
 
 @check("domains")
 def tasks_own_their_memory(subject: DomainSubject) -> None:
-    """Writing into a task's tensors changes neither the domain nor a task that was drawn before."""
+    """Writing to a task's tensors changes neither the domain nor tasks that were drawn before."""
     domain = subject.domain
-    for split, numbers in subject.served.items():
-        kept, written = (draw(domain, split, 1, numbers) for _ in range(2))
+    for split, numbers in subject.supported.items():
+        kept, written = (draw_task(domain, split, 1, numbers) for _ in range(2))
         expected = copy.deepcopy(kept)
         for name in TENSORS:
             getattr(written, name).zero_()
         if not same_task(kept, expected):
-            raise CheckFailure(f"two tasks of the split {split!r} share memory: writing into one changes the other")
-        if not same_task(draw(domain, split, 1, numbers), expected):
-            raise CheckFailure(f"writing into a task of the split {split!r} changes later draws from the domain")
+            raise CheckFailure(f"two tasks of the split {split!r} share memory: writing to one changes the other")
+        if not same_task(draw_task(domain, split, 1, numbers), expected):
+            raise CheckFailure(f"writing to a task of the split {split!r} changes later draws from the domain")
 
 
 @check("domains")
 def cost(subject: DomainSubject) -> str:
-    """The time to make the domain and to draw a task. Reported."""
+    """Reports the time to make the domain and to draw a task."""
     _ = subject.domain
     start = time.perf_counter()
-    domain = subject.another()
+    domain = subject.make_fresh()
     making = time.perf_counter() - start
-    split, numbers = next(iter(subject.served.items()))
+    split, numbers = next(iter(subject.supported.items()))
     seconds = []
     for seed in range(DRAWS):
         start = time.perf_counter()
-        draw(domain, split, seed, numbers)
+        draw_task(domain, split, seed, numbers)
         seconds.append(time.perf_counter() - start)
     inputs = f"{numbers['shots']} + {numbers['queries']} inputs" + (" of each way" if subject.classifies else "")
     ways = f"{numbers['ways']} ways, " if subject.classifies else ""
-    return f"a task takes {1e3 * statistics.median(seconds):.2g} ms ({ways}{inputs}); the domain took {making:.2g} s"
+    drawing = 1e3 * statistics.median(seconds)
+    return f"a task takes {drawing:.2g} ms ({ways}{inputs}); making the domain took {making:.2g} s"

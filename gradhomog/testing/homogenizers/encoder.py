@@ -1,4 +1,4 @@
-"""Checks of homogenizers that act on the encoder or its features: rotations, hooks, removal at meta-test."""
+"""Checks of homogenizers that act on the encoder or the features: rotations, hooks, removal at meta-test."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from gradhomog.learners import Learner
 from gradhomog.pipelines import Pipeline
 from gradhomog.task_key import TaskKey
 from gradhomog.testing import small_network
-from gradhomog.testing.checking import CheckFailure, NotApplicable, check, full_or_fast
-from gradhomog.testing.comparing import ATOL, RTOL, STEP, same
+from gradhomog.testing.check import CheckFailure, NotApplicable, check, full_or_fast
+from gradhomog.testing.comparisons import ATOL, RTOL, STEP, require_equal
 from gradhomog.testing.homogenizers.subject import HomogenizerSubject
 from gradhomog.testing.small_network import network, task
 from gradhomog.testing.snapshots import module_structure, module_values
 
-SIZE = 5  # an odd number of features: −1 is a rotation of four and none of five
+SIZE = 5  # an odd number of features: −1 is a rotation in even dimensions only
 REGISTRATIONS = (
     "register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook",
     "register_full_backward_pre_hook",
@@ -29,9 +29,9 @@ REGISTRATIONS = (
 
 @check("homogenizers", claim="orthogonal")
 def orthogonal(subject: HomogenizerSubject) -> None:
-    """`transform` is linear, preserves inner products and has determinant one, for every task, after 2000 updates."""
+    """`transform` is linear, preserves inner products and has determinant 1, for every task, after 2000 updates."""
     if not subject.transforms:
-        raise NotApplicable("it has no `transform`")
+        raise NotApplicable("it does not override `transform`")
     pipe, tasks, updates = subject.pipeline(), 3, full_or_fast(2000, 100)
     keys = [TaskKey(slot, f"domain {slot}") for slot in range(tasks)]
     generator = torch.Generator().manual_seed(0)
@@ -59,21 +59,21 @@ def _require_rotation(pipe: Pipeline, keys: list[TaskKey], dtype: torch.dtype, r
     for slot, matrix in enumerate(matrices.double()):
         off = float((matrix @ matrix.T - torch.eye(SIZE, dtype=torch.float64)).abs().max())
         if off > rounding:
-            raise CheckFailure(f"{when}: RᵀR of task {slot} is off the identity by {off:.2g}", matrix=matrix)
+            raise CheckFailure(f"{when}: RᵀR of task {slot} differs from the identity by {off:.2g}", matrix=matrix)
         if float(torch.linalg.det(matrix)) < 0:
-            raise CheckFailure(f"{when}: the determinant of task {slot}'s matrix is −1: a reflection", matrix=matrix)
+            raise CheckFailure(f"{when}: the matrix of task {slot} has determinant −1: a reflection", matrix=matrix)
 
 
 def _require_attach(subject: HomogenizerSubject) -> None:
     if not subject.attaches:
-        raise NotApplicable("it attaches nothing to the encoder")
+        raise NotApplicable("it does not override `attach`")
 
 
 @check("homogenizers")
 def constant_between_begins(subject: HomogenizerSubject) -> None:
-    """While attached, the encoder is one function of its input from one `begin` to the next: draws are kept.
+    """Between two calls of `begin`, the attached encoder gives equal outputs for equal inputs: draws are kept.
 
-    After two steps: learnt state may decide how much is drawn.
+    Checked after two steps, because learned state may determine how much is drawn.
     """
     _require_attach(subject)
     pipe = subject.pipeline()
@@ -85,14 +85,14 @@ def constant_between_begins(subject: HomogenizerSubject) -> None:
             pipe.begin(TaskKey(0, "domain 0"), part)
             first = encoder(inputs)
             for _ in range(4):
-                same(encoder(inputs), first, f"the encoder's output, run again on {part} inputs")
+                require_equal(encoder(inputs), first, f"the encoder's output in a second run on {part} inputs")
 
 
 @check("homogenizers")
 def detached_completely(subject: HomogenizerSubject) -> None:
-    """After training the encoder is as before: no hook, parameter, buffer, forward or value is left changed.
+    """After training the encoder has its original hooks, parameters, buffers, `forward` and values.
 
-    Also where `attach` itself raises while it registers its first, second, … hook.
+    This must also hold if `attach` raises while it registers its first, second, … hook.
     """
     _require_attach(subject)
     encoder, _ = network()
@@ -119,7 +119,7 @@ def _registration_fails(at: int) -> Iterator[list[int]]:
         def call(module: nn.Module, *arguments: Any, **options: Any) -> Any:
             calls[0] += 1
             if calls[0] == at:
-                raise RuntimeError("a hook could not be registered")
+                raise RuntimeError("deliberate error at the registration of a hook")
             return register(module, *arguments, **options)
 
         return call
@@ -132,82 +132,83 @@ def _registration_fails(at: int) -> Iterator[list[int]]:
 
 def _require_unchanged(encoder: nn.Module, before: list[object], values: dict[str, Tensor], when: str) -> None:
     if module_structure(encoder) != before:
-        raise CheckFailure(f"{when}, the encoder is not as before: hooks, parameters or forwards are left")
+        raise CheckFailure(f"{when}, the encoder has changed: hooks, parameters or `forward` are left")
     for name, value in module_values(encoder).items():
-        same(value, values[name], f"the encoder's `{name}` {when}")
+        require_equal(value, values[name], f"the encoder's `{name}` {when}")
 
 
 @check("homogenizers")
 def removed_at_meta_test(subject: HomogenizerSubject) -> None:
-    """After training the adapted prediction is that of the bare network, and nothing is left on the encoder.
+    """After training, predictions are those of a learner without homogenizers, and nothing is left on the encoder.
 
-    For the installed learners: hooks, parameters, buffers and modes as before, also when a task fails in the middle;
-    and the values of parameters and buffers as before, as long as no step is taken.
+    Checked with the installed learners: hooks, parameters, buffers and modes must be the original ones, also after a
+    task that fails. Values of parameters and buffers must not change without a step.
     """
     names = subject.learner_names()
     for name in names[: full_or_fast(len(names), 2)]:
-        made = subject.learners.make(name, subject.pipeline())
-        before, values = module_structure(made.encoder), module_values(made.encoder)
-        made.rows(small_network.batch(seed=2))
-        for path, value in module_values(made.encoder).items():
-            same(value, values[path], f"the encoder's `{path}` after rows of {name}, without a step")
-        outer = torch.optim.SGD(made.parameters(), lr=0.05)
+        learner = subject.learners.make(name, subject.pipeline())
+        before, values = module_structure(learner.encoder), module_values(learner.encoder)
+        learner.rows(small_network.batch(seed=2))
+        for path, value in module_values(learner.encoder).items():
+            require_equal(value, values[path], f"the encoder's `{path}` after rows of {name}, without a step")
+        outer = torch.optim.SGD(learner.parameters(), lr=0.05)
         for step in range(2):
-            made.step(small_network.batch(seed=step), outer)
-        if module_structure(made.encoder) != before:
+            learner.step(small_network.batch(seed=step), outer)
+        if module_structure(learner.encoder) != before:
             raise CheckFailure(
-                f"after a step of {name} the encoder is not as before: hooks, parameters or forwards are left"
+                f"after a step of {name}, the encoder has changed: hooks, parameters or `forward` are left"
             )
         bare = subject.learners.make(name, None)
-        bare.load_state_dict({**made.state_dict(), "homogenizers": bare.homogenizers.state_dict()})
-        given = task(77)
-        arguments = given.support_x, given.support_y, given.query_x
-        same(made.predict(*arguments), bare.predict(*arguments), f"predictions of {name} after meta-training")
-        values = module_values(made.encoder)
-        _fail_in_the_head(made)
-        _require_unchanged(made.encoder, before, values, f"after a task of {name} failed")
+        bare.load_state_dict({**learner.state_dict(), "homogenizers": bare.homogenizers.state_dict()})
+        single_task = task(77)
+        arguments = single_task.support_x, single_task.support_y, single_task.query_x
+        require_equal(
+            learner.predict(*arguments), bare.predict(*arguments), f"predictions of {name} after meta-training"
+        )
+        values = module_values(learner.encoder)
+        _fail_in_the_head(learner)
+        _require_unchanged(learner.encoder, before, values, f"after a task of {name} failed")
 
 
-def _fail_in_the_head(made: Learner) -> None:
+def _fail_in_the_head(learner: Learner) -> None:
     def fail(*_: object) -> None:
-        raise RuntimeError("the head fails")
+        raise RuntimeError("deliberate error in the head")
 
-    handle = made.head.register_forward_hook(fail)
+    handle = learner.head.register_forward_hook(fail)
     with contextlib.suppress(Exception):
-        made.rows(small_network.batch())
+        learner.rows(small_network.batch())
     handle.remove()
 
 
 @check("homogenizers")
 def rows_are_derivatives(subject: HomogenizerSubject) -> None:
-    """Rows are the derivatives of the computed losses, also of a homogenizer that acts before rows exist.
+    """While `attach` and `transform` are active, rows are the derivatives of the losses.
 
-    With its `attach` and `transform` active: rows of learners that claim exact ones, against finite differences of
-    their losses. Draws are constants of the row, and the same in all of its runs: random numbers are a function of seed
-    and step.
+    Rows of learners with the trait `exact_rows` are compared with finite differences of their losses. Random draws are
+    constants in these derivatives. They must be the same in every run of a row: a function of seed and step.
     """
     if not subject.acts_before_rows:
-        raise NotApplicable("it acts on rows only")
+        raise NotApplicable("it overrides neither `attach` nor `transform`")
     exact = [name for name in subject.learners.names if subject.learners.exact(name)]
     if not exact:
-        raise NotApplicable("no learner here claims rows that are exact derivatives")
+        raise NotApplicable("no installed learner claims the trait `exact_rows`")
     for name in exact[: full_or_fast(len(exact), 1)]:
         batch, pipe = small_network.batch(seed=5, tasks=1), subject.pipeline()
-        subject.outputs(pipe, 3)  # a rotation begins at the identity
-        made = subject.learners.make(name, pipe)
-        with made.mode(training=True), pipe.attached(made.encoder):
-            _require_exact(made, name, batch[0])
+        subject.outputs(pipe, 3)  # a rotation starts as the identity
+        learner = subject.learners.make(name, pipe)
+        with learner.mode(training=True), pipe.attached(learner.encoder):
+            _require_exact(learner, name, batch[0])
 
 
-def _require_exact(made: Learner, name: str, given: Any) -> None:
+def _require_exact(learner: Learner, name: str, single_task: Any) -> None:
     key, generator = TaskKey(0, "domain 0"), torch.Generator().manual_seed(2)
-    gradients = made.task_row(given, key).gradients
-    for parameter, value in made.named_parameters().items():
+    gradients = learner.task_row(single_task, key).gradients
+    for parameter, value in learner.named_parameters().items():
         along = torch.randn(value.shape, generator=generator, dtype=value.dtype)
         start, ends = value.detach().clone(), []
         for sign in (1, -1):
             value.data.copy_(start + sign * STEP * along)
-            ends.append(float(made.task_row(given, key).loss))
+            ends.append(float(learner.task_row(single_task, key).loss))
         value.data.copy_(start)
         expected = (ends[0] - ends[1]) / (2 * STEP)
         gradient = gradients[parameter]

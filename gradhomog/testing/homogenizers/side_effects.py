@@ -1,4 +1,4 @@
-"""Checks that a homogenizer changes nothing but what `update` returns: its inputs, itself, graphs, generators."""
+"""Checks that stages do not change their inputs, the homogenizer or global generators, and keep no graphs."""
 
 from __future__ import annotations
 
@@ -15,27 +15,33 @@ from gradhomog.pipelines import Pipeline
 from gradhomog.step import Step
 from gradhomog.task_key import TaskKey
 from gradhomog.testing import small_network
-from gradhomog.testing.checking import CheckFailure, check
-from gradhomog.testing.comparing import same
+from gradhomog.testing.check import CheckFailure, check
+from gradhomog.testing.comparisons import require_equal
 from gradhomog.testing.homogenizers.subject import HomogenizerSubject
-from gradhomog.testing.snapshots import changed_names, find_objects, global_generators, seeded, snapshot
+from gradhomog.testing.snapshots import (
+    changed_names,
+    find_objects,
+    global_generators,
+    seeded_global_generators,
+    snapshot,
+)
 
 Compare = Callable[[Any, str, Callable[..., Any], tuple[Any, ...]], Any]
-"""Called with the homogenizer, the name of the stage, the stage and its arguments; returns what the stage returned."""
+"""Called with the homogenizer, the stage's name, the stage and its arguments; returns the stage's result."""
 
 STAGES = ("transform", "mix", "rows", "update", "measured", "paper_scale")
 
 
-def with_stages_wrapped(pipe: Pipeline, compare: Compare) -> Pipeline:
-    """The pipeline with every stage of its homogenizers called through a function."""
+def wrap_stages(pipe: Pipeline, compare: Compare) -> Pipeline:
+    """Return the pipeline with every stage of its homogenizers called through `compare`."""
     for homogenizer in pipe:
         cls = type(homogenizer)
-        wrapped = {stage: _wrapped(stage, getattr(cls, stage), compare) for stage in STAGES if cls.overrides(stage)}
+        wrapped = {stage: _wrap_stage(stage, getattr(cls, stage), compare) for stage in STAGES if cls.overrides(stage)}
         homogenizer.__class__ = type(cls.__name__, (cls,), wrapped)
     return Pipeline([dataclasses.replace(member) for member in pipe.members], pipe.nonfinite)
 
 
-def _wrapped(stage: str, method: Callable[..., Any], compare: Compare) -> Callable[..., Any]:
+def _wrap_stage(stage: str, method: Callable[..., Any], compare: Compare) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(self: Any, *arguments: Any) -> Any:
         return compare(self, stage, functools.partial(method, self), arguments)
@@ -43,35 +49,35 @@ def _wrapped(stage: str, method: Callable[..., Any], compare: Compare) -> Callab
     return call
 
 
-def _two_steps(subject: HomogenizerSubject, pipe: Pipeline) -> None:
-    """Steps on a matrix, on a dict, and through the encoder, so that every stage is called twice."""
+def _run_all_stages(subject: HomogenizerSubject, pipe: Pipeline) -> None:
+    """Run steps on a matrix, on a dict and through the encoder, so that every stage is called twice."""
     rows = torch.randn(4, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     rows[1] = -2 * rows[0]
     inputs = subject.step_inputs(rows)
-    given = {"jacobian": rows, **{name: value for name, value in inputs.items() if isinstance(value, Tensor)}}
-    before = {name: value.clone() for name, value in given.items()}
+    caller_tensors = {"jacobian": rows, **{name: value for name, value in inputs.items() if isinstance(value, Tensor)}}
+    before = {name: value.clone() for name, value in caller_tensors.items()}
     for _ in range(2):
         pipe.combine(rows, **inputs)
         pipe.combine({"a": rows[:, :5], "b": rows[:, 5:]}, **inputs)
-    for name, value in given.items():
-        same(value, before[name], f"`{name}` after the steps")
-    features = rows[:, None, :].clone()  # as wide as those that it has learnt from
+    for name, value in caller_tensors.items():
+        require_equal(value, before[name], f"`{name}` after the steps")
+    features = rows[:, None, :].clone()  # the same number of features as in the steps above
     pipe.transform(features, [TaskKey(slot, f"domain {slot}") for slot in range(len(rows))])
-    same(features, rows[:, None, :], "the features given to `transform`")
+    require_equal(features, rows[:, None, :], "the features passed to `transform`")
     if subject.acts_before_rows:
         fresh, batch, unused = subject.pipeline(), small_network.batch(), small_network.batch()
         for _ in range(2):
             subject.encoder_step(fresh, batch)
         for name in ("support_x", "query_x"):
-            same(getattr(batch, name), getattr(unused, name), f"`{name}` after the steps")
+            require_equal(getattr(batch, name), getattr(unused, name), f"`{name}` after the steps")
 
 
 @check("homogenizers")
 def inputs_unchanged(subject: HomogenizerSubject) -> None:
-    """No stage writes to its inputs: rows, losses, statistics and features hold the same values before and after it.
+    """No stage writes to its inputs: rows, losses, statistics and features have the same values before and after it.
 
     This includes the caller's tensors over two steps, features passed through `transform`, and the inputs of the
-    encoder that it is attached to. Values are compared, so writes by `.data` or NumPy are found.
+    attached encoder. Values are compared, so writes through `.data` or NumPy are found.
     """
     faults: list[str] = []
 
@@ -81,21 +87,21 @@ def inputs_unchanged(subject: HomogenizerSubject) -> None:
         faults.extend(f"`{stage}` writes to `{name}`" for name in changed_names(before, _inputs(arguments[0])))
         return result
 
-    pipe = with_stages_wrapped(subject.pipeline(), compare)
+    pipe = wrap_stages(subject.pipeline(), compare)
     try:
-        _two_steps(subject, pipe)
+        _run_all_stages(subject, pipe)
     except CheckFailure as failure:
-        raise failure if not faults else _in_place(faults) from failure
+        raise failure if not faults else _in_place_failure(faults) from failure
     if faults:
-        raise _in_place(faults)
+        raise _in_place_failure(faults)
 
 
-def _in_place(faults: list[str]) -> CheckFailure:
-    return CheckFailure(f"{', '.join(dict.fromkeys(faults))}, in place: work on a copy")
+def _in_place_failure(faults: list[str]) -> CheckFailure:
+    return CheckFailure(f"{', '.join(dict.fromkeys(faults))} in place: work on a copy")
 
 
 def _inputs(argument: Any) -> Mapping[str, object]:
-    """Values that a stage receives, by name: those of a step that it may read."""
+    """Values by name that a stage receives; of a step, those that it may read."""
     if not isinstance(argument, Step):
         return {"features": snapshot(argument)}
     readers: dict[str, Callable[[], Any]] = {
@@ -103,21 +109,21 @@ def _inputs(argument: Any) -> Mapping[str, object]:
         "norms": argument.norms, "gramian": argument.gramian, "features": lambda: argument.features,
         "feature_grads": lambda: argument.feature_grads, "targets": lambda: argument.targets,
     }  # fmt: skip
-    found: dict[str, object] = {}
+    values: dict[str, object] = {}
     for name, read in readers.items():
         try:
-            found[name] = snapshot(read())
+            values[name] = snapshot(read())
         except GradhomogError:  # not among its `needs`
             continue
-    return found
+    return values
 
 
 @check("homogenizers")
 def no_stage_writes_to_self(subject: HomogenizerSubject) -> None:
-    """No stage changes the homogenizer: new state is what `update` returns, and the host assigns it.
+    """No stage changes the homogenizer: `update` returns new state, and the pipeline assigns it.
 
-    All attributes are compared before and after `transform`, `mix`, `rows`, `update`, `measured` and `paper_scale`. A
-    step that raises later then leaves no trace. `measured`, called twice, returns the same numbers.
+    So a step that raises later changes nothing. All attributes are compared before and after `transform`, `mix`,
+    `rows`, `update`, `measured` and `paper_scale`. `measured` must return the same numbers if it is called twice.
     """
     faults: list[str] = []
 
@@ -127,10 +133,10 @@ def no_stage_writes_to_self(subject: HomogenizerSubject) -> None:
         after = {name: snapshot(value) for name, value in vars(homogenizer).items()}
         faults.extend(f"`{stage}` changes `self.{name}`" for name in changed_names(before, after))
         if stage == "measured" and snapshot(call(*arguments)) != snapshot(result):
-            faults.append("`measured` returns other numbers when it is called again")
+            faults.append("`measured` returns other numbers in a second call")
         return result
 
-    _two_steps(subject, with_stages_wrapped(subject.pipeline(), compare))
+    _run_all_stages(subject, wrap_stages(subject.pipeline(), compare))
     if faults:
         raise CheckFailure(
             f"{', '.join(dict.fromkeys(faults))}: return new state from `update` under names listed in `state_names`; "
@@ -140,15 +146,15 @@ def no_stage_writes_to_self(subject: HomogenizerSubject) -> None:
 
 @check("homogenizers")
 def no_graph_kept(subject: HomogenizerSubject) -> None:
-    """Without `create_graph` neither the direction nor the homogenizer's attributes hold a graph.
+    """Without `create_graph`, neither the direction nor the homogenizer's attributes have a graph.
 
-    This includes the graphs of inputs, such as features before the rows exist.
+    This includes the graphs of inputs, such as features in `transform`.
     """
     rows = torch.randn(3, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
     losses = torch.tensor([0.5, 1.0, 1.5], dtype=torch.float64, requires_grad=True)
     pipe, before_rows = subject.pipeline(), subject.pipeline()
     if subject.vector(rows, losses=losses, pipe=pipe, steps=2).requires_grad:
-        raise CheckFailure("the direction requires grad, though create_graph is False")
+        raise CheckFailure("the direction requires grad although create_graph is False")
     subject.encoder_step(before_rows, small_network.batch())
     for homogenizer in (*pipe, *before_rows):
         for path, tensor in find_objects(homogenizer, Tensor):
@@ -158,24 +164,24 @@ def no_graph_kept(subject: HomogenizerSubject) -> None:
 
 @check("homogenizers")
 def global_generators_unchanged(subject: HomogenizerSubject) -> None:
-    """The global generators of torch, numpy and Python are unchanged: randomness comes from `step.generator`."""
-    with seeded(271828):  # a seed that no plugin sets
+    """The global generators of torch, numpy and Python do not change: random numbers come from `step.generator`."""
+    with seeded_global_generators(271828):  # a seed that no plugin is likely to use
         before = global_generators()
         subject.outputs(subject.pipeline(), steps=3)
-        moved = changed_names(before, global_generators())
-    if moved:
+        changed = changed_names(before, global_generators())
+    if changed:
         raise CheckFailure(
-            f"it draws from the global generator of {', '.join(moved)}: draw from `step.generator`, or from the "
-            "generator that `begin` receives; an option `seed` makes it reproducible"
+            f"it draws from the global generator of {', '.join(changed)}: draw from `step.generator` or from the "
+            "generator passed to `begin`; an option `seed` makes draws reproducible"
         )
 
 
 @check("homogenizers", claim="stochastic")
 def stochastic(subject: HomogenizerSubject) -> None:
-    """Another seed gives another result, within four steps."""
+    """Another seed gives other results within four steps."""
     first, other = subject.pipeline(), subject.pipeline()
     for homogenizer in other:
         homogenizer.seed += 1
     pairs = zip(subject.outputs(first), subject.outputs(other), strict=True)
     if all(torch.equal(one, two) for one, two in pairs):
-        raise CheckFailure("the results of two seeds are the same: draw from `step.generator`")
+        raise CheckFailure("two seeds give the same results: draw from `step.generator`")

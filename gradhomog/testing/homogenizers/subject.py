@@ -1,4 +1,4 @@
-"""The homogenizer under check: pipelines made of it, and steps of all kinds for them."""
+"""The homogenizer under check: fresh pipelines with it, and steps that run them."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from gradhomog.specs import HomogenizerSpec
 from gradhomog.task_key import TaskKey
 from gradhomog.tasks import TaskBatch
 from gradhomog.testing import small_network
-from gradhomog.testing.checking import NotApplicable
+from gradhomog.testing.check import NotApplicable
 from gradhomog.testing.plugin_subject import PluginSubject
 from gradhomog.testing.small_network import InstalledLearners, network
 
 Rows = Tensor | Mapping[str, Tensor]
 Direction = Tensor | dict[str, Tensor]
-STEPS = 4  # of a run that is saved, or compared with another
+STEPS = 4  # steps of a run that is saved or compared with another run
 
 
 class HomogenizerSubject(PluginSubject[HomogenizerSpec]):
-    """A homogenizer, by name or by its spec, with the options it is checked with."""
+    """The homogenizer under check, given by name or spec, with its options."""
 
     kind = "homogenizers"
     spec_type = HomogenizerSpec
 
-    def __init__(self, what: Any, registry: Registry | None = None) -> None:
-        super().__init__(what, registry)
+    def __init__(self, plugin: Any, registry: Registry | None = None) -> None:
+        super().__init__(plugin, registry)
         self.learners = InstalledLearners(self.registry)
         members = [type(homogenizer) for homogenizer in self.pipeline()]
         self.attaches = any(member.overrides("attach") for member in members)
@@ -50,12 +50,12 @@ class HomogenizerSubject(PluginSubject[HomogenizerSpec]):
     # -- making ------------------------------------------------------------------------------------------------------
 
     def pipeline(self, nonfinite: Any = "raise", assume: str | None = None, **options: Any) -> Pipeline:
-        """A fresh one of this homogenizer alone; with `assume`, as if it claimed that trait."""
-        given = {**self.options, **options}
+        """Make a fresh pipeline of this homogenizer. With `assume`, the homogenizer claims that trait too."""
+        merged = {**self.options, **options}
         if self.info is not None:
-            pipe = pipeline([(self.name, given)], nonfinite=nonfinite, registry=self.registry)
+            pipe = pipeline([(self.name, merged)], nonfinite=nonfinite, registry=self.registry)
         else:
-            pipe = self._of_spec(given, nonfinite)
+            pipe = self._pipeline_from_spec(merged, nonfinite)
         if assume is None:
             return pipe
         return Pipeline([_with_claim(member, assume) for member in pipe.members], nonfinite)
@@ -63,32 +63,32 @@ class HomogenizerSubject(PluginSubject[HomogenizerSpec]):
     def make_with(self, **options: Any) -> Pipeline:
         return self.pipeline(**options)
 
-    def _of_spec(self, options: Mapping[str, Any], nonfinite: Any) -> Pipeline:
+    def _pipeline_from_spec(self, options: Mapping[str, Any], nonfinite: Any) -> Pipeline:
         bound = bind(self.spec, self.name, options)
         scale: Any = bound.pop("scale", "mean") if has_paper_scale(self.spec) else "mean"
         try:
-            made = self.spec.factory(**bound)
+            homogenizer = self.spec.factory(**bound)
         except GradhomogError:
             raise
         except (Exception, SystemExit) as cause:
             raise PluginRunError(f"{self} could not be made: {describe_error(cause)}.") from cause
-        if isinstance(made, Homogenizer):
-            return Pipeline([Member(made, self.name, options, None, self.spec, scale)], nonfinite)
-        if isinstance(made, Sequence):
-            return pipeline(made, nonfinite=nonfinite, registry=self.registry)
-        raise PluginRunError(f"{self} must make a gradhomog.Homogenizer; it made a {type(made).__name__}.")
+        if isinstance(homogenizer, Homogenizer):
+            return Pipeline([Member(homogenizer, self.name, options, None, self.spec, scale)], nonfinite)
+        if isinstance(homogenizer, Sequence):
+            return pipeline(homogenizer, nonfinite=nonfinite, registry=self.registry)
+        raise PluginRunError(f"{self} must make a gradhomog.Homogenizer; got {type(homogenizer).__name__}.")
 
     def has_option(self, name: str) -> bool:
         return name in accepted(self.spec)
 
     def learner_names(self) -> tuple[str, ...]:
-        """The learners to check it with: all if it acts on the encoder or the features, else one.
+        """Return the learners for the check: all if the homogenizer has `attach` or `transform`, else one.
 
-        Rows that do not depend on the homogenizer are a matter of the learners' own kit.
+        Rows that do not depend on the homogenizer are covered by the checks of learners.
         """
         names = self.learners.names
         if not names:
-            raise NotApplicable("no learner here")
+            raise NotApplicable("no installed learner can train on the small network")
         return names if self.acts_before_rows else names[:1]
 
     # -- steps -------------------------------------------------------------------------------------------------------
@@ -97,9 +97,9 @@ class HomogenizerSubject(PluginSubject[HomogenizerSpec]):
         self, rows: Rows, *, pipe: Pipeline | None = None, losses: Tensor | None = None, steps: int = 1,
         order: Tensor | None = None, domains: Sequence[str] | None = None, create_graph: bool = False,
     ) -> Direction:  # fmt: skip
-        """The direction of the last of some steps on the same rows, with losses, domains and features to match.
+        """Run steps on the same rows, with matching losses, domains and features; return the last direction.
 
-        With `order`, everything else of the tasks is permuted by it; the rows given must be permuted already.
+        `order` permutes the other inputs of the tasks; `rows` must be permuted already.
         """
         pipe = pipe or self.pipeline()
         inputs = self.step_inputs(rows, losses, order, domains)
@@ -108,7 +108,7 @@ class HomogenizerSubject(PluginSubject[HomogenizerSpec]):
         return direction
 
     def vector(self, rows: Tensor, **options: Any) -> Tensor:
-        """`combine` of rows in one tensor."""
+        """Return `combine` of rows in one tensor."""
         direction = self.combine(rows, **options)
         assert isinstance(direction, Tensor)
         return direction
@@ -117,14 +117,14 @@ class HomogenizerSubject(PluginSubject[HomogenizerSpec]):
         self, rows: Rows, losses: Tensor | None = None, order: Tensor | None = None,
         domains: Sequence[str] | None = None,
     ) -> dict[str, Any]:  # fmt: skip
-        """All that a homogenizer may need beside the rows: one query per task, whose features are like its row."""
+        """Return all other inputs of a step: one query per task, whose features are the entries of its row."""
         blocks = [rows] if isinstance(rows, Tensor) else list(rows.values())
-        matrix = torch.cat([block.reshape(len(block), -1) for block in blocks], dim=1)  # with the graph of the rows
+        matrix = torch.cat([block.reshape(len(block), -1) for block in blocks], dim=1)  # keeps the graph of the rows
         tasks = len(matrix)
         numbers = torch.arange(tasks) if order is None else order
         if losses is None:
             losses = torch.linspace(0.5, 1.5, tasks, dtype=torch.float64)[numbers]
-        # A network has more than one feature: a method may take that for granted.
+        # At least two features, because a method may rely on that.
         features = (matrix if matrix.shape[1] > 1 else matrix.repeat(1, 2))[:, None, :]
         names = domains or [f"domain {number}" for number in range(tasks)]
         return {
@@ -136,27 +136,27 @@ class HomogenizerSubject(PluginSubject[HomogenizerSpec]):
         }
 
     def at_taps(self, features: Tensor) -> Any:
-        """Features as `combine` takes them: one tensor, or one before and after each of several `transform` stages."""
+        """Return features in the form of `combine`: one tensor, or a list if there are several `transform` stages."""
         return features if self.transforms <= 1 else [features] * (self.transforms + 1)
 
     def outputs(self, pipe: Pipeline, steps: int = STEPS, start: int = 0) -> list[Tensor]:
-        """All results of some steps: the same whenever they are taken from the same state.
+        """Return all results of some steps, which depend only on the state before them.
 
-        Where the homogenizer acts before the rows exist, they are steps of a small network.
+        If the homogenizer has `attach` or `transform`, the steps train a small network.
         """
-        found: list[Tensor] = []
+        results: list[Tensor] = []
         for number in range(start, start + steps):
             if self.acts_before_rows:
-                found += self.encoder_step(pipe, small_network.batch(seed=number))
+                results += self.encoder_step(pipe, small_network.batch(seed=number))
             else:
                 generator = torch.Generator().manual_seed(number)
                 rows = torch.randn(4, 12, generator=generator, dtype=torch.float64)
                 losses = torch.rand(4, generator=generator, dtype=torch.float64) + 0.5
-                found.append(self.vector(rows, pipe=pipe, losses=losses))
-        return found
+                results.append(self.vector(rows, pipe=pipe, losses=losses))
+        return results
 
     def encoder_step(self, pipe: Pipeline, batch: TaskBatch) -> list[Tensor]:
-        """One step through all stages, as a learner without an inner loop takes it: losses, rows and direction."""
+        """Run one step through all stages, like a learner without inner loop; return losses, rows and direction."""
         encoder, head = network()
         names, parameters = zip(*encoder.named_parameters(), strict=True)
         gradients: list[tuple[Tensor, ...]] = []
@@ -180,7 +180,7 @@ class HomogenizerSubject(PluginSubject[HomogenizerSpec]):
         assert isinstance(direction, dict)
         return [*(loss.detach() for loss in losses), *stacked, *direction.values()]
 
-    # -- a run that is saved and continued: `training_state` ---------------------------------------------------------
+    # -- runs that are saved and continued, for `training_state` -----------------------------------------------------
 
     def begin(self, seed: int = 0) -> Pipeline:
         return self.pipeline()

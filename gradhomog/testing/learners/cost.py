@@ -1,4 +1,4 @@
-"""Checks of cost: memory that must not grow from step to step, and the time of a step, reported."""
+"""Checks of cost: memory must not grow from step to step; the time of a step is reported."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from gradhomog.tasks import TaskBatch
-from gradhomog.testing.checking import check, full_or_fast
+from gradhomog.testing.check import check, full_or_fast
 from gradhomog.testing.learners.subject import LearnerSubject
-from gradhomog.testing.memory_growth import require_constant
+from gradhomog.testing.memory_growth import require_constant_memory
 from gradhomog.testing.small_network import WAYS
 
 SIZE, CHANNELS = 14, 16
@@ -23,26 +23,26 @@ SIZE, CHANNELS = 14, 16
 def memory_constant(subject: LearnerSubject) -> None:
     """Over 25 steps neither the tensors of the process nor the learner grow.
 
-    Read after 5, 15 and 25 steps, each followed by an evaluation; growth in both halves is a leak. The learner is
-    measured by its pickle.
+    Each step is followed by an evaluation. Sizes are read after 5, 15 and 25 steps; growth in both halves is a leak.
+    The learner's size is that of its pickle.
     """
-    made, batch = subject.learner(), subject.batch(tasks=1)
-    outer = torch.optim.Adam(made.parameters(), lr=1e-3)
+    learner, batch = subject.learner(), subject.batch(tasks=1)
+    outer = torch.optim.Adam(learner.parameters(), lr=1e-3)
 
     def step() -> None:
-        made.step(batch, outer)
-        made.evaluate(batch)
+        learner.step(batch, outer)
+        learner.evaluate(batch)
 
-    # 8 bytes per step: counters that come to need one byte more in a pickle
-    require_constant(step, lambda: len(pickle.dumps(made)), full_or_fast(5, 2), noise=8)
+    # 8 bytes per step: a growing counter may need more bytes in a pickle
+    require_constant_memory(step, lambda: len(pickle.dumps(learner)), full_or_fast(5, 2), noise=8)
 
 
 @check("learners")
 def cost(subject: LearnerSubject) -> str:
-    """The time of a step, as a ratio to one forward and backward pass over the same inputs, in float32. Reported."""
+    """Reports the time of a step relative to one forward and backward pass over the same inputs, in float32."""
     stacked = subject.batch(tasks=4)
     batch = TaskBatch(
-        _enlarged(stacked.support_x), _targets(stacked.support_y), _enlarged(stacked.query_x),
+        _enlarge(stacked.support_x), _targets(stacked.support_y), _enlarge(stacked.query_x),
         _targets(stacked.query_y), stacked.domains,
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
@@ -52,27 +52,30 @@ def cost(subject: LearnerSubject) -> str:
             nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
         )  # fmt: skip
         head = nn.Linear(CHANNELS * (SIZE // 4) ** 2, subject.targets or WAYS)
-    made = subject.make(encoder.float(), head.float())
-    outer = torch.optim.SGD(made.parameters(), lr=1e-4)
+    learner = subject.make(encoder.float(), head.float())
+    outer = torch.optim.SGD(learner.parameters(), lr=1e-4)
 
-    def plain() -> None:
+    def forward_and_backward() -> None:
         outer.zero_grad()
         for task in batch:
             for x, y in ((task.support_x, task.support_y), (task.query_x, task.query_y)):
-                torch.autograd.backward(made.loss(head(encoder(x)), y))
+                torch.autograd.backward(learner.loss(head(encoder(x)), y))
         outer.step()
 
-    pairs = [(_seconds(plain), _seconds(lambda: made.step(batch, outer))) for _ in range(8)][2:]  # the first warm up
-    ratio = statistics.median(own / passes for passes, own in pairs)
-    own = statistics.median(own for _, own in pairs)
+    def timed_pair() -> tuple[float, float]:
+        return _seconds(forward_and_backward), _seconds(lambda: learner.step(batch, outer))
+
+    pairs = [timed_pair() for _ in range(8)][2:]  # the first two are warm-up
+    ratio = statistics.median(step / passes for passes, step in pairs)
+    own = statistics.median(step for _, step in pairs)
     return (
-        f"a step takes × {ratio:.2g} of a forward and backward pass over its inputs ({1e3 * own:.2g} ms; 4 tasks of "
-        f"{batch.support_x.shape[1]} + {batch.query_x.shape[1]} images of {SIZE} px, {CHANNELS} channels)"
+        f"a step takes {ratio:.2g} × the time of a forward and backward pass over its inputs ({1e3 * own:.2g} ms; "
+        f"4 tasks of {batch.support_x.shape[1]} + {batch.query_x.shape[1]} images of {SIZE} px, {CHANNELS} channels)"
     )
 
 
-def _enlarged(images: torch.Tensor) -> torch.Tensor:
-    """`[tasks, n, 1, 14, 14]`, float32."""
+def _enlarge(images: torch.Tensor) -> torch.Tensor:
+    """Images interpolated to `[tasks, n, 1, 14, 14]`, float32."""
     large = nn.functional.interpolate(images.flatten(0, 1), SIZE, mode="bilinear")
     return large.reshape(*images.shape[:3], SIZE, SIZE).float()
 

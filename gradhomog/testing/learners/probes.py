@@ -1,4 +1,4 @@
-"""Homogenizers that record what a learner passes to them, or that change it visibly."""
+"""Homogenizers for checks of learners: they record the learner's calls or change features, weights and rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gradhomog.task_key import TaskKey
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """One call of a stage, or of the encoder (`"encode"`) while something is attached to it."""
+    """One call of a stage, or of the encoder (`"encode"`) while the recorder is attached."""
 
     stage: str
     keys: Sequence[TaskKey] = ()
@@ -27,13 +27,13 @@ class Call:
 
 
 class Recorder(Homogenizer):
-    """Acts at every stage before the rows, and at `mix` and `update`; changes nothing and records every call."""
+    """Records every call of `attach`, `begin`, `transform`, `mix` and `update`, and changes nothing."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
 
     def on_call(self, call: Call) -> None:
-        """For subclasses that act at a call."""
+        """Called after every recorded call; for subclasses."""
 
     def _record(self, stage: str, keys: Sequence[TaskKey] = (), part: str = "", tensor: Tensor | None = None) -> None:
         self.calls.append(Call(stage, tuple(keys), part, None if tensor is None else tensor.detach()))
@@ -42,12 +42,11 @@ class Recorder(Homogenizer):
     def attach(self, encoder: nn.Module) -> list[Removable]:
         self._record("attach")
 
-        def before(module: nn.Module, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-            self._record(
-                "encode", tensor=next(value for value in (*inputs, *named.values()) if isinstance(value, Tensor))
-            )
+        def record_inputs(module: nn.Module, inputs: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+            tensors = (value for value in (*inputs, *keywords.values()) if isinstance(value, Tensor))
+            self._record("encode", tensor=next(tensors))
 
-        return [encoder.register_forward_pre_hook(before, with_kwargs=True)]
+        return [encoder.register_forward_pre_hook(record_inputs, with_kwargs=True)]
 
     def begin(self, key: TaskKey, part: Part, generator: torch.Generator) -> None:
         self._record("begin", [key], part)
@@ -66,7 +65,7 @@ class Recorder(Homogenizer):
 
 
 class RowRecorder(Homogenizer):
-    """Records the stage `rows`, for `Recorder`s that share their list of calls."""
+    """Records calls of the stage `rows` in the list of another `Recorder`."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
@@ -77,21 +76,21 @@ class RowRecorder(Homogenizer):
 
 
 class ZeroEncoder(Homogenizer):
-    """While attached, the encoder's features are all zero."""
+    """Sets the encoder's features to zero while attached."""
 
     def attach(self, encoder: nn.Module) -> list[Removable]:
         return [encoder.register_forward_hook(lambda module, inputs, features: 0 * features)]
 
 
 class ZeroFeatures(Homogenizer):
-    """Query features become zero on their way to the head."""
+    """Sets the query features to zero before the head."""
 
     def transform(self, features: Tensor, keys: Sequence[TaskKey]) -> Tensor:
         return 0 * features
 
 
 class ShiftedFeatures(Homogenizer):
-    """Query features are doubled, and moved by `size` along a random direction of each slot."""
+    """Doubles the query features and shifts them by `size` along a random direction per slot."""
 
     factor = 2.0
 
@@ -107,7 +106,7 @@ class ShiftedFeatures(Homogenizer):
 
 
 class InputDependentWeights(Homogenizer):
-    """Weights that depend on everything a homogenizer may receive, and on what it received in earlier steps."""
+    """Weights that depend on all inputs of a homogenizer, in this step and in earlier ones."""
 
     state_names = ("memory",)
 

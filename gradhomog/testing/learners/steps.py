@@ -1,4 +1,4 @@
-"""Checks of a training step: the outer optimizer steps along the mean of the rows, or the homogenized direction."""
+"""Checks of a training step: the outer optimizer uses the mean of the rows, or the homogenized direction."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from gradhomog.errors import GradhomogError, NonfiniteError
 from gradhomog.learners import Learner
 from gradhomog.pipelines import Pipeline, pipeline
 from gradhomog.tasks import TaskBatch
-from gradhomog.testing.checking import CheckFailure, check
-from gradhomog.testing.comparing import agree
+from gradhomog.testing.check import CheckFailure, check
+from gradhomog.testing.comparisons import require_close
 from gradhomog.testing.learners.probes import InputDependentWeights
-from gradhomog.testing.learners.side_effects import unchanged
+from gradhomog.testing.learners.side_effects import require_unchanged
 from gradhomog.testing.learners.subject import LearnerSubject
 
 RTOL, ATOL = 1e-9, 1e-12
@@ -24,16 +24,16 @@ def _adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Adam:
     return torch.optim.Adam(parameters, lr=0.05)
 
 
-def _require_steps(subject: LearnerSubject, made: Learner, pipe: Pipeline) -> None:
-    """Three steps, compared with three of copies of the parameters whose `.grad` a second pipeline computes."""
-    copies = {name: nn.Parameter(parameter.detach().clone()) for name, parameter in made.named_parameters().items()}
-    outer, by_hand = _adam(made.parameters()), _adam(copies.values())
+def _require_steps(subject: LearnerSubject, learner: Learner, pipe: Pipeline) -> None:
+    """Compare three steps with those of copied parameters whose `.grad` is computed by a second pipeline."""
+    copies = {name: nn.Parameter(parameter.detach().clone()) for name, parameter in learner.named_parameters().items()}
+    outer, expected_outer = _adam(learner.parameters()), _adam(copies.values())
     for number in range(3):
-        for parameter in made.parameters():
-            parameter.grad = torch.full_like(parameter, 7.0)  # of an earlier step: to be ignored
+        for parameter in learner.parameters():
+            parameter.grad = torch.full_like(parameter, 7.0)  # left from an earlier step; must be ignored
         batch = subject.batch(seed=number)
-        rows, report = made.rows(batch), made.step(batch, outer)
-        agree(report.losses, rows.losses, "the losses in the step's report", rtol=RTOL, atol=ATOL)
+        rows, report = learner.rows(batch), learner.step(batch, outer)
+        require_close(report.losses, rows.losses, "the losses in the step's report", rtol=RTOL, atol=ATOL)
         direction = pipe.homogenize(
             rows.jacobian, rows.losses, domains=batch.domains, features=rows.features,
             feature_grads=rows.feature_grads, targets=batch.query_y,
@@ -41,46 +41,47 @@ def _require_steps(subject: LearnerSubject, made: Learner, pipe: Pipeline) -> No
         assert isinstance(direction, dict)
         for name, parameter in copies.items():
             parameter.grad = direction[name].clone()
-        by_hand.step()
-        for name, parameter in made.named_parameters().items():
+        expected_outer.step()
+        for name, parameter in learner.named_parameters().items():
             what = f"`{name}` after {number + 1} steps of Adam"
-            agree(parameter.detach(), copies[name].detach(), what, rtol=RTOL, atol=ATOL)
+            require_close(parameter.detach(), copies[name].detach(), what, rtol=RTOL, atol=ATOL)
 
 
 @check("learners")
 def steps_on_mean(subject: LearnerSubject) -> None:
-    """The plain step is the outer optimizer's step on the mean of the rows; older values of `.grad` are ignored."""
+    """Without homogenizers, the outer optimizer steps with the mean of the rows and ignores previous `.grad` values."""
     _require_steps(subject, subject.learner(), Pipeline())
 
 
 @check("learners")
 def steps_homogenized(subject: LearnerSubject) -> None:
-    """With a homogenizer, it is the step on `homogenize(rows, …)`, and its state is carried from step to step.
+    """With a homogenizer, the outer optimizer steps with `homogenize(rows, …)`, and its state is kept between steps.
 
-    Losses, domains, features, feature gradients and targets are passed on: the weights depend on all of them.
+    Losses, domains, features, feature gradients and targets must be passed: the weights of the test homogenizer depend
+    on all of them.
     """
     _require_steps(subject, subject.learner([InputDependentWeights()]), pipeline([InputDependentWeights()]))
 
 
 @check("learners")
 def nonfinite_reported(subject: LearnerSubject) -> None:
-    """A task with NaN among its inputs raises a `NonfiniteError`, and nothing has changed.
+    """A task with NaN in its inputs raises a `NonfiniteError`, and nothing changes.
 
-    In its support set, unless the row does not depend on that, or in its query set. With `nonfinite="drop"` the step is
-    that of the other tasks.
+    NaN is put in the support set, unless rows do not depend on it, and in the query set. With `nonfinite="drop"` the
+    step must be that of the other tasks.
     """
     batch = subject.batch()
     for part in ("support_x", "query_x"):
         broken = TaskBatch(**{**vars(batch), part: getattr(batch, part).clone()})
         getattr(broken, part)[1, 0] = torch.nan
-        if part == "support_x" and _ignored(subject, broken, batch):
+        if part == "support_x" and _rows_are_equal(subject, broken, batch):
             continue
-        made = subject.learner()
-        outer = _adam(made.parameters())
-        made.step(batch, outer)
-        with unchanged(made, f"after a task with NaN in `{part}`", outer):
+        learner = subject.learner()
+        outer = _adam(learner.parameters())
+        learner.step(batch, outer)
+        with require_unchanged(learner, f"after a task with NaN in `{part}`", outer):
             try:
-                made.step(broken, outer)
+                learner.step(broken, outer)
             except NonfiniteError:
                 pass
             except GradhomogError as error:
@@ -88,12 +89,12 @@ def nonfinite_reported(subject: LearnerSubject) -> None:
                     f"NaN in `{part}` raises {type(error).__name__}, not NonfiniteError: {error}"
                 ) from error
             else:
-                raise CheckFailure(f"a step on a task with NaN in `{part}` is taken, without an error")
+                raise CheckFailure(f"a step with NaN in `{part}` does not raise")
         _require_drop(subject, batch, broken, part)
 
 
-def _ignored(subject: LearnerSubject, broken: TaskBatch, batch: TaskBatch) -> bool:
-    """Whether the rows of both are the same, as of a learner that takes no inner step."""
+def _rows_are_equal(subject: LearnerSubject, broken: TaskBatch, batch: TaskBatch) -> bool:
+    """True if the rows of both batches are equal, as for a learner without inner steps."""
     try:
         found = subject.learner().rows(broken).jacobian
     except NonfiniteError:
@@ -102,9 +103,9 @@ def _ignored(subject: LearnerSubject, broken: TaskBatch, batch: TaskBatch) -> bo
 
 
 def _require_drop(subject: LearnerSubject, batch: TaskBatch, broken: TaskBatch, part: str) -> None:
-    made, others = subject.learner(nonfinite="drop"), subject.learner()
-    made.step(broken, torch.optim.SGD(made.parameters(), lr=0.1))
+    learner, others = subject.learner(nonfinite="drop"), subject.learner()
+    learner.step(broken, torch.optim.SGD(learner.parameters(), lr=0.1))
     others.step([batch[0], batch[2]], torch.optim.SGD(others.parameters(), lr=0.1))
     for name, parameter in others.named_parameters().items():
         what = f"`{name}` after a step without the task with NaN in `{part}`"
-        agree(made.named_parameters()[name].detach(), parameter.detach(), what, rtol=RTOL, atol=ATOL)
+        require_close(learner.named_parameters()[name].detach(), parameter.detach(), what, rtol=RTOL, atol=ATOL)

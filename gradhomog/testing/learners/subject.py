@@ -1,4 +1,4 @@
-"""The learner under check: fresh ones on a small network, and few-shot tasks for them."""
+"""The learner under check: fresh learners with a small network, and few-shot tasks for them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from gradhomog.registry import Registry
 from gradhomog.registry.options import bind
 from gradhomog.specs import LearnerSpec
 from gradhomog.tasks import Task, TaskBatch
-from gradhomog.testing.checking import NotApplicable
+from gradhomog.testing.check import NotApplicable
 from gradhomog.testing.learners.probes import InputDependentWeights
 from gradhomog.testing.plugin_subject import PluginSubject
 from gradhomog.testing.small_network import WAYS, network, task
-from gradhomog.testing.snapshots import seeded
+from gradhomog.testing.snapshots import seeded_global_generators
 from gradhomog.testing.training_state import STEPS
 
 TaskType = Literal["classification", "regression"]
@@ -29,35 +29,35 @@ Run = tuple[Learner, torch.optim.Optimizer]
 
 
 class LearnerSubject(PluginSubject[LearnerSpec]):
-    """A learner, by name or by its spec, with the options it is checked with."""
+    """The learner under check, given by name or spec, with its options."""
 
     kind = "learners"
     spec_type = LearnerSpec
 
-    def __init__(self, what: Any, registry: Registry | None = None) -> None:
-        super().__init__(what, registry)
+    def __init__(self, plugin: Any, registry: Registry | None = None) -> None:
+        super().__init__(plugin, registry)
         bind(self.spec, self.name, self.options)
 
-    # -- what it can be checked on -----------------------------------------------------------------------------------
+    # -- supported tasks and networks --------------------------------------------------------------------------------
 
     @functools.cached_property
-    def refusals(self) -> dict[TaskType, Exception]:
-        """Why it forms no rows on the small network, by type of task; empty if it does."""
-        found: dict[TaskType, Exception] = {}
+    def row_errors(self) -> dict[TaskType, Exception]:
+        """Errors of computing rows with the small network, by type of task; empty without errors."""
+        errors: dict[TaskType, Exception] = {}
         for task_type in get_args(TaskType):
             try:
                 self.learner(task_type=task_type).rows(self.batch(task_type=task_type))
-            except Exception as error:  # the checks `forms_rows` and `serves_or_refuses` report it
-                found[task_type] = error
-        return found
+            except Exception as error:  # reported by `computes_rows` and `task_types_supported_or_rejected`
+                errors[task_type] = error
+        return errors
 
     @property
     def task_type(self) -> TaskType:
-        """The type of task that it is checked on: classification, if it serves that."""
+        """The type of task for the checks: classification if the learner supports it, else regression."""
         for task_type in get_args(TaskType):
-            if task_type not in self.refusals:
+            if task_type not in self.row_errors:
                 return task_type  # type: ignore[no-any-return]
-        raise NotApplicable("it forms no rows on a small network: see the check `forms_rows`")
+        raise NotApplicable("the learner computes no rows with a small network: see the check `computes_rows`")
 
     @property
     def targets(self) -> int | None:
@@ -66,12 +66,12 @@ class LearnerSubject(PluginSubject[LearnerSpec]):
 
     @functools.cached_property
     def accepts_batch_norm(self) -> bool:
-        """Whether it does not refuse a network with batch normalization."""
+        """True unless the learner rejects a network with batch normalization by a `GradhomogError`."""
         try:
             self.learner(norm=True).rows(self.batch())
         except GradhomogError:
             return False
-        except Exception:  # not a refusal: the check `batch_norm` reports it
+        except Exception:  # any other error is reported by the check `batch_norm`
             return True
         return True
 
@@ -80,19 +80,19 @@ class LearnerSubject(PluginSubject[LearnerSpec]):
     def make(
         self, encoder: nn.Module, head: nn.Module, homogenizers: Any = None, seed: int = 0, /, **options: Any
     ) -> Learner:
-        """A fresh one on a network, with the options it is checked with and others.
+        """Make a fresh learner with a network and the options under check, updated by `options`.
 
-        The global generators are seeded while it is made: its own modules are initialized from them.
+        The global generators are seeded during construction, because they initialize the learner's own modules.
         """
-        given, pipe = {**self.options, **options}, pipeline(homogenizers, registry=self.registry)
-        with seeded(seed):
+        merged, pipe = {**self.options, **options}, pipeline(homogenizers, registry=self.registry)
+        with seeded_global_generators(seed):
             if self.info is not None:
-                made = self.registry.make("learners", self.name, given, encoder, head, homogenizers=pipe)[2]
+                learner = self.registry.make("learners", self.name, merged, encoder, head, homogenizers=pipe)[2]
             else:
-                made = self.spec.factory(encoder, head, homogenizers=pipe, **bind(self.spec, self.name, given))
-        if not isinstance(made, Learner):
-            raise PluginRunError(f"{self} must make a gradhomog.Learner; it made a {type(made).__name__}.")
-        return made
+                learner = self.spec.factory(encoder, head, homogenizers=pipe, **bind(self.spec, self.name, merged))
+        if not isinstance(learner, Learner):
+            raise PluginRunError(f"{self} must make a gradhomog.Learner; got {type(learner).__name__}.")
+        return learner
 
     def make_with(self, **options: Any) -> Learner:
         return self.make(*network(), **options)
@@ -101,34 +101,34 @@ class LearnerSubject(PluginSubject[LearnerSpec]):
         self, homogenizers: Any = None, *, seed: int = 0, norm: bool = False, dtype: torch.dtype = torch.float64,
         task_type: TaskType | None = None, nonfinite: Any = "raise",
     ) -> Learner:  # fmt: skip
-        """A fresh one on a fresh network, initialized by the seed, for the type of task that it is checked on."""
+        """Make a fresh learner with a fresh network, initialized from the seed, for the type of task under check."""
         encoder, head = network(seed, TARGETS[task_type or self.task_type] or WAYS, norm)
         pipe = pipeline(homogenizers, nonfinite=nonfinite, registry=self.registry)
         return self.make(encoder.to(dtype), head.to(dtype), pipe, seed)
 
     def task(self, seed: int, domain: str = "", task_type: TaskType | None = None) -> Task:
-        """A task for it, float64."""
+        """Return a float64 task of the type under check."""
         return task(seed, domain, shots=2, queries=3, targets=TARGETS[task_type or self.task_type])
 
     def batch(self, seed: int = 0, tasks: int = 3, task_type: TaskType | None = None) -> TaskBatch:
-        """Different tasks of different domains, float64."""
+        """Return different float64 tasks, each of another domain."""
         return TaskBatch.stack([self.task(100 * seed + slot, f"domain {slot}", task_type) for slot in range(tasks)])
 
-    # -- a run that is saved and continued: `training_state` ---------------------------------------------------------
+    # -- runs that are saved and continued, for `training_state` -----------------------------------------------------
 
     def begin(self, seed: int = 0) -> Run:
-        made = self.learner([InputDependentWeights()], seed=seed)
-        return made, torch.optim.Adam(made.parameters(), lr=0.05)
+        learner = self.learner([InputDependentWeights()], seed=seed)
+        return learner, torch.optim.Adam(learner.parameters(), lr=0.05)
 
     def train(self, run: Run, start: int = 0) -> dict[str, Tensor]:
-        """Losses of each step, then parameters and a prediction."""
-        made, outer = run
-        found: dict[str, Tensor] = {}
+        """Return the losses of each step, then the parameters and a prediction."""
+        learner, outer = run
+        results: dict[str, Tensor] = {}
         for step in range(start, start + STEPS):
-            found[f"the losses of step {step + 1}"] = made.step(self.batch(seed=step), outer).losses
-        found |= {f"`{name}`": parameter.detach().clone() for name, parameter in made.named_parameters().items()}
-        given = self.task(9)
-        return {**found, "a prediction": made.predict(given.support_x, given.support_y, given.query_x)}
+            results[f"the losses of step {step + 1}"] = learner.step(self.batch(seed=step), outer).losses
+        results |= {f"`{name}`": parameter.detach().clone() for name, parameter in learner.named_parameters().items()}
+        task = self.task(9)
+        return {**results, "a prediction": learner.predict(task.support_x, task.support_y, task.query_x)}
 
     def save(self, run: Run) -> Any:
         return [part.state_dict() for part in run]

@@ -1,4 +1,4 @@
-"""The faulty domains, and the decorator that registers one."""
+"""Registry of faulty domains."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ FAULTS: list[Fault[DomainSpec]] = []
 
 
 def fails(check: str, message: str, **spec: Any) -> Any:
-    """Register a subclass of a good domain as faulty. `spec` replaces fields of its spec."""
+    """Register the decorated subclass of a good domain as faulty. `spec` replaces fields of its spec."""
 
-    def register(made: type) -> type:
-        base = GOOD[next(parent for parent in made.__mro__ if parent in GOOD)]
-        FAULTS.append(Fault(check, dataclasses.replace(base, **{"factory": made, **spec}), base, message))
-        return made
+    def register(factory: type) -> type:
+        base = GOOD[next(parent for parent in factory.__mro__ if parent in GOOD)]
+        FAULTS.append(Fault(check, dataclasses.replace(base, **{"factory": factory, **spec}), base, message))
+        return factory
 
     return register

@@ -1,4 +1,4 @@
-"""Faulty tasks: of other types and numbers, drawn by other chances, from other splits."""
+"""Domains with faulty tasks: dtypes, shapes, numbers of inputs, randomness, memory, splits."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from tests.testing.domains.good import INSTANCES, Blots, Ramps
 
 @fails("inputs_fit", r"`support_x`: torch.float64 \(1, 1, 28, 28\); expected torch.float32")
 class InFloat64(Blots):
-    """As NumPy computes."""
+    """Inputs in NumPy's default dtype."""
 
     def images(self, drawn, rows):
         return super().images(drawn, rows).double()
 
 
 @fails("inputs_fit", r"`support_x`: pixels from 0 to 2\d\d\.?\d*; expected \[-1, 1\]")
-class Bytes(Blots):
-    """Pixels as a file has them."""
+class UnscaledPixels(Blots):
+    """Pixels in [0, 255]."""
 
     def images(self, drawn, rows):
         return (super().images(drawn, rows) + 1) * 127.5
 
 
 @fails("inputs_fit", r"`query_x`: torch.float32 \(1, 1, 28, 28\); expected torch.float32 \(2, 1, 28, 28\)")
-class OneShort(Blots):
-    """All but the last image, where there is more than one."""
+class DropsLastImage(Blots):
+    """Leaves out the last image if there is more than one."""
 
     def images(self, drawn, rows):
         return super().images(drawn, rows[:, : max(1, rows.shape[1] - 1)])
@@ -38,7 +38,7 @@ class OneShort(Blots):
 
 @fails("inputs_fit", "`query_x` is not finite")
 class DividesByRange(Ramps):
-    """Scales inputs by their range, which one point does not have."""
+    """Divides inputs by their range, which is 0 for a single point."""
 
     def sample(self, split, random, **numbers):
         task = super().sample(split, random, **numbers)
@@ -48,7 +48,7 @@ class DividesByRange(Ramps):
 
 @fails("inputs_fit", "`sample` returns a tuple; expected a gradhomog.Task")
 class ReturnsTuple(Blots):
-    """What other libraries return."""
+    """A tuple instead of a `Task`, as in other libraries."""
 
     def sample(self, split, random, **numbers):
         task = super().sample(split, random, **numbers)
@@ -56,16 +56,16 @@ class ReturnsTuple(Blots):
 
 
 @fails("targets_fit", r"`support_y`: torch.int32 \(1,\); expected torch.int64 \(1,\)")
-class SmallIntegers(Blots):
-    """Labels that cross entropy refuses."""
+class Int32Labels(Blots):
+    """Labels in a dtype that cross entropy does not support."""
 
     def labels(self, ways, count):
         return super().labels(ways, count).int()
 
 
 @fails("targets_fit", r"`support_y`: labels \[1\]; expected 1 of each of 0..0")
-class CountsFromOne(Blots):
-    """The first class is 1."""
+class LabelsFromOne(Blots):
+    """Labels start at 1."""
 
     def labels(self, ways, count):
         return super().labels(ways, count) + 1
@@ -73,7 +73,7 @@ class CountsFromOne(Blots):
 
 @fails("targets_fit", r"`\w+_y`: labels \[.*, 0\]; expected [2-5] of each of 0..[1-5]")
 class Unbalanced(Blots):
-    """One image more of the first class than of the last."""
+    """One more label of the first class and one fewer of the last."""
 
     def labels(self, ways, count):
         labels = super().labels(ways, count)
@@ -83,33 +83,33 @@ class Unbalanced(Blots):
 
 
 @fails("targets_fit", r"`support_y`: torch.float32 \(1,\); expected torch.float32 \(1, 2\)")
-class OneNumberOfTwo(Ramps):
-    """Says that it has two targets."""
+class OneTargetOfTwo(Ramps):
+    """One target per point, although `outputs` is 2."""
 
     def sample(self, split, random, **numbers):
         task = super().sample(split, random, **numbers)
         return dataclasses.replace(task, support_y=task.support_y[:, 0], query_y=task.query_y[:, 0])
 
 
-@fails("support_and_query_apart", "of the support inputs are among the queries")
-class DrawsTwice(Blots):
-    """Puts an image back before it draws the next."""
+@fails("support_and_query_disjoint", "inputs are in both the support set and the query set")
+class DrawsWithReplacement(Blots):
+    """Draws images with replacement."""
 
     def instances(self, random, count):
         return random.choice(INSTANCES, size=count)
 
 
-@fails("classes_consistent", r"`classes\(split\)` give classes, tasks do not")
-class TellsInGeneral(Blots):
-    """Numbers for a split, none for a task."""
+@fails("classes_consistent", r"`classes\(split\)` is given, but `Task.classes` is not")
+class ClassesOfSplitOnly(Blots):
+    """Lists the classes of a split, but not those of a task."""
 
-    def told(self, drawn):
+    def class_numbers(self, drawn):
         return None
 
 
-@fails("classes_consistent", r"tasks give classes, `classes\(split\)` do not")
-class TellsInParticular(Ramps):
-    """Numbers for a task, none for a split."""
+@fails("classes_consistent", r"`Task.classes` is given, but `classes\(split\)` is not")
+class ClassesOfTaskOnly(Ramps):
+    """Lists the classes of a task, but not those of a split."""
 
     def sample(self, split, random, **numbers):
         return dataclasses.replace(super().sample(split, random, **numbers), classes=torch.zeros(1).long())
@@ -117,34 +117,34 @@ class TellsInParticular(Ramps):
 
 @fails(
     "classes_consistent",
-    r"`classes`: \[0\]; expected different ones of `classes\(split\)`, \d+, \d+, \d+, \d+, \d+, … \(\d+\)",
+    r"`Task.classes`: \[0\]; expected distinct members of `classes\(split\)`: \d+, \d+, \d+, \d+, \d+, … \(\d+\)",
 )
-class TellsLabels(Blots):
-    """The task's own labels, counted from zero."""
+class LabelsAsClasses(Blots):
+    """The task's labels, counted from zero."""
 
-    def told(self, drawn):
+    def class_numbers(self, drawn):
         return torch.arange(len(drawn))
 
 
-@fails("tasks_named", "a task of the split 'train' has the domain '', not 'blots:one'")
-class Nameless(Blots):
-    """A task of no domain."""
+@fails("tasks_carry_domain_name", "a task of the split 'train' has the domain ''; expected 'blots:one'")
+class EmptyDomainName(Blots):
+    """Tasks with an empty domain name."""
 
     def sample(self, split, random, **numbers):
         return dataclasses.replace(super().sample(split, random, **numbers), domain="")
 
 
-@fails("tasks_named", "has the domain 'ramps', not 'another name'")
+@fails("tasks_carry_domain_name", "has the domain 'ramps'; expected 'another name'")
 class KeepsFirstName(Ramps):
-    """Is called otherwise, and goes on as before."""
+    """Ignores a new name."""
 
     def sample(self, split, random, **numbers):
         return dataclasses.replace(super().sample(split, random, **numbers), domain="ramps")
 
 
-@fails("tasks_own_their_memory", "two tasks of the split 'train' share memory: writing into one changes the other")
-class HandsOutItsOwn(Blots):
-    """The images of one class as they lie, without a copy."""
+@fails("tasks_own_their_memory", "two tasks of the split 'train' share memory: writing to one changes the other")
+class ReturnsViews(Blots):
+    """Returns views of the stored images instead of copies."""
 
     def sample(self, split, random, *, ways, shots, queries):
         task = super().sample(split, random, ways=ways, shots=shots, queries=queries)
@@ -152,9 +152,9 @@ class HandsOutItsOwn(Blots):
         return dataclasses.replace(task, query_x=own[: len(task.query_x)])
 
 
-@fails("tasks_own_their_memory", "writing into a task of the split 'train' changes later draws from the domain")
-class CopiesEverySecond(HandsOutItsOwn):
-    """Hands out a copy and its own in turn."""
+@fails("tasks_own_their_memory", "writing to a task of the split 'train' changes later draws from the domain")
+class CopiesEverySecondTask(ReturnsViews):
+    """Alternately returns a copy and a view."""
 
     drawn = 0
 
@@ -164,9 +164,9 @@ class CopiesEverySecond(HandsOutItsOwn):
         return copy.deepcopy(task) if self.drawn % 2 else task
 
 
-@fails("tasks_own_their_memory", "share memory: writing into one changes the other")
-class OneBufferForAll(Blots):
-    """Always the same tensor for labels, which never change."""
+@fails("tasks_own_their_memory", "share memory: writing to one changes the other")
+class SharedLabelBuffer(Blots):
+    """Returns the same label tensor for every task."""
 
     kept: dict[tuple[int, int], torch.Tensor] = {}  # noqa: RUF012
 
@@ -174,35 +174,37 @@ class OneBufferForAll(Blots):
         return self.kept.setdefault((ways, count), super().labels(ways, count))
 
 
-@fails("global_generators_unchanged", "it uses the global generator of numpy")
+@fails("global_generators_unchanged", "the domain uses the global generator of numpy")
 class DrawsFromNumPy(Blots):
-    """Ignores that it was given a generator."""
+    """Ignores the generator passed to `sample`."""
 
     def instances(self, random, count):
         return np.random.permutation(INSTANCES)[:count]
 
 
-@fails("global_generators_unchanged", "it uses the global generator of torch")
+@fails("global_generators_unchanged", "the domain uses the global generator of torch")
 class SeedsTorch(Ramps):
-    """Makes itself reproducible at the cost of everything else that is drawn."""
+    """Seeds the global generator for reproducibility."""
 
     def sample(self, split, random, **numbers):
         torch.manual_seed(0)
         return super().sample(split, random, **numbers)
 
 
-@fails("generator_decides", "the task of seed 0 and split 'train' differs of two made alike, with other global")
-class AddsNoise(Ramps):
-    """Noise of its own, from the generator that everybody shares."""
+@fails(
+    "determined_by_generator", "the task of seed 0 and split 'train' differs between two domains with the same options"
+)
+class AddsGlobalNoise(Ramps):
+    """Adds noise from the global generator."""
 
     def sample(self, split, random, **numbers):
         task = super().sample(split, random, **numbers)
         return dataclasses.replace(task, query_y=task.query_y + torch.randn_like(task.query_y))
 
 
-@fails("generator_decides", "differs after others were drawn")
-class TakesTurns(Blots):
-    """Goes through the images of a class in turn, so that all are seen equally often."""
+@fails("determined_by_generator", "differs after other tasks were drawn")
+class CyclesThroughImages(Blots):
+    """Cycles through the images of a class, so that all are drawn equally often."""
 
     drawn = 0
 
@@ -212,64 +214,67 @@ class TakesTurns(Blots):
 
 
 @fails("seeds_differ", "10 different seeds give the same task of the split 'train'")
-class OwnGenerator(Blots):
-    """A generator of its own for every task, always with the same seed."""
+class FixedSeed(Blots):
+    """A new generator with the same seed for every task."""
 
     def sample(self, split, random, **numbers):
         return super().sample(split, np.random.default_rng(0), **numbers)
 
 
 @fails("seeds_differ", "10 consecutive draws give the same task of the split 'train'")
-class ReadsSeed(Ramps):
-    """Takes the seed that the generator was made with, wherever it is by now."""
+class RestartsGenerator(Ramps):
+    """Starts again from the seed of the generator and ignores its state."""
 
     def sample(self, split, random, **numbers):
         again = np.random.Generator(np.random.PCG64(random.bit_generator.seed_seq))
         return super().sample(split, again, **numbers)
 
 
-@fails("pickled", "[Cc]an't (get|pickle) local object")
-class HoldsFunction(Blots):
-    """A function made in the constructor cannot go to another process."""
+@fails("pickle_draws_same_tasks", "[Cc]an't (get|pickle) local object")
+class HoldsLambda(Blots):
+    """A lambda made in the constructor cannot be pickled."""
 
     def __init__(self, variant, **options):
         super().__init__(variant, **options)
         self.labels = lambda ways, count: torch.arange(ways).repeat_interleave(count)
 
 
-@fails("pickled", "the task of seed 0 and split 'train' differs of a copy, pickled as it was made")
-class PaintsAgain(Blots):
-    """Keeps its pickle small, and forgets an option on the way."""
+@fails(
+    "pickle_draws_same_tasks",
+    "the task of seed 0 and split 'train' differs for a copy that was pickled before any draw",
+)
+class RegeneratesImages(Blots):
+    """Keeps its pickle small and loses an option."""
 
     def __getstate__(self):
         return {**vars(self), "pictures": None}
 
     def __setstate__(self, state):
         vars(self).update(state)
-        self.pictures = self.paint(1, 0.2)
+        self.pictures = self.render(1, 0.2)
 
 
-@fails("splits_differ", "the splits 'train' and 'val' give the same tasks, seed for seed")
-@fails("splits_share_no_input", r"\d+ inputs are in the split 'train' and in the split 'val'")
-@fails("splits_share_no_class", "up to 48 of train, 48 of val, 48 of test classes, and of all only 48")
+@fails("splits_differ", "the splits 'train' and 'val' give the same tasks for every seed")
+@fails("splits_share_no_input", r"\d+ inputs are in both splits, 'train' and 'val'")
+@fails("splits_share_no_class", "up to 48 for 'train', 48 for 'val', 48 for 'test' ways, but only 48 for 'all'")
 class IgnoresSplit(Blots):
-    """All classes, whatever is asked for."""
+    """Uses all classes for every split."""
 
     def classes(self, split):
         return super().classes("all" if split in ("train", "val", "test") else split)
 
 
-@fails("splits_differ", "the splits 'train' and 'val' give the same tasks, seed for seed")
-class OneFamilyForAll(Ramps):
-    """The same in regression."""
+@fails("splits_differ", "the splits 'train' and 'val' give the same tasks for every seed")
+class IgnoresSplitInRegression(Ramps):
+    """Uses all functions for every split."""
 
     def slopes(self, split, random):
         return super().slopes("all", random)
 
 
-@fails("splits_share_no_input", r"\d+ inputs are in the split 'train' and in the split 'test'")
-class OneClassTwice(Blots):
-    """Boundaries that overlap by one."""
+@fails("splits_share_no_input", r"\d+ inputs are in both splits, 'train' and 'test'")
+class OverlapOfOneClass(Blots):
+    """One class is in two splits."""
 
     def classes(self, split):
         return {
@@ -280,8 +285,8 @@ class OneClassTwice(Blots):
 
 
 @fails("cost", "RuntimeError: no more tasks")
-class RunsDry(Ramps):
-    """A list of tasks that ends."""
+class LimitedNumberOfTasks(Ramps):
+    """Raises after 30 tasks."""
 
     left = 30
 

@@ -1,4 +1,4 @@
-"""Domains with nothing wrong, in small methods: each faulty one differs from one of these by a single error."""
+"""Correct domains in small methods. Each faulty domain differs from one of them by a single error."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ OWNERS = ("train", "val", "train", "test")
 
 
 class Blots(Domain):
-    """Images of one or of two blots; a class is where they lie, an image is one of eight of the class.
+    """Images of one or two blots. Blot positions define a class, which has eight noisy images.
 
     Args:
         variant: `"one"` or `"two"`.
         size: side of the images in pixels, ≥ 4.
-        noise: in [0, 1], of each pixel.
+        noise: in [0, 1], noise of each pixel.
     """
 
     def __init__(self, variant, *, size=28, noise: float = 0.3):
@@ -32,16 +32,16 @@ class Blots(Domain):
         self.name = f"blots:{variant}"
         self.input_shape = (1, size, size)
         self.outputs = None
-        self.pictures = self.paint(1 if variant == "one" else 2, noise)
+        self.pictures = self.render(1 if variant == "one" else 2, noise)
 
-    def paint(self, blots, noise):
+    def render(self, blots, noise):
         """All images, float32 `[classes, instances, 1, size, size]` in [−1, 1]."""
         random = np.random.default_rng(blots)
         size = self.input_shape[1]
         centres = random.uniform(0, size, (CLASSES, 1, blots, 2, 1, 1))
         y, x = np.mgrid[:size, :size]
-        away = (centres[:, :, :, 0] - x) ** 2 + (centres[:, :, :, 1] - y) ** 2
-        ink = np.exp(-away / size).max(axis=2)
+        squared_distances = (centres[:, :, :, 0] - x) ** 2 + (centres[:, :, :, 1] - y) ** 2
+        ink = np.exp(-squared_distances / size).max(axis=2)
         drawn = ink + noise * random.standard_normal((CLASSES, INSTANCES, size, size))
         return np.clip(2 * drawn - 1, -1, 1).astype(np.float32)[:, :, None]
 
@@ -51,11 +51,11 @@ class Blots(Domain):
         return [number for number in range(CLASSES) if split in ("all", OWNERS[number % 4])]
 
     def check(self, split, *, ways, shots, queries):
-        found = len(self.classes(split))
-        if found < ways or shots + queries > INSTANCES:
+        count = len(self.classes(split))
+        if count < ways or shots + queries > INSTANCES:
             raise DataError(
-                f"domain {self.name!r}, split {split!r}: {ways} ways of {shots} + {queries} images asked for; there "
-                f"are {found} classes of {INSTANCES}. Ask for fewer."
+                f"domain {self.name!r}, split {split!r}: {ways} ways of {shots} + {queries} images requested; there "
+                f"are {count} classes of {INSTANCES}. Request fewer."
             )
 
     def sample(self, split, random, *, ways, shots, queries):
@@ -64,10 +64,10 @@ class Blots(Domain):
         rows = np.stack([self.instances(random, shots + queries) for _ in drawn])
         return Task(
             self.images(drawn, rows[:, :shots]), self.labels(ways, shots),
-            self.images(drawn, rows[:, shots:]), self.labels(ways, queries), self.name, self.told(drawn),
+            self.images(drawn, rows[:, shots:]), self.labels(ways, queries), self.name, self.class_numbers(drawn),
         )  # fmt: skip
 
-    def told(self, drawn):
+    def class_numbers(self, drawn):
         return torch.from_numpy(drawn.astype(np.int64))
 
     def instances(self, random, count):
@@ -81,10 +81,10 @@ class Blots(Domain):
 
 
 class Ramps(Domain):
-    """Regression on lines a·x through two numbers each; a belongs to a split.
+    """Regression on two lines a·x, y = a₁x and a₂x. Each slope a belongs to one split.
 
     Args:
-        noise: ≥ 0, of the targets.
+        noise: ≥ 0, noise of the targets.
     """
 
     def __init__(self, variant, *, size=28, noise: float = 0.0):
@@ -112,5 +112,5 @@ class Ramps(Domain):
 
 
 BLOTS = DomainSpec(Blots, summary="images of blots", reference="new", variants=("one", "two"))
-RAMPS = DomainSpec(Ramps, summary="lines, told by two numbers", reference="new")
+RAMPS = DomainSpec(Ramps, summary="two lines through the origin", reference="new")
 GOOD = {Blots: BLOTS, Ramps: RAMPS}

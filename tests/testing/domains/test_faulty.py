@@ -1,4 +1,4 @@
-"""The kit tests itself: every check finds the faults that it is for, and good domains have none."""
+"""Every check of domains finds its faults, and correct domains pass all checks."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tests.testing.domains.faults import FAULTS
 from tests.testing.domains.good import BLOTS, RAMPS
 from tests.testing.fault import Fault
 
-for theme in ("promises", "tasks"):
+for theme in ("declarations", "tasks"):
     importlib.import_module(f"tests.testing.domains.faulty_{theme}")
 
-INSTALLED = "imports_cleanly"  # test_imports.py, with a distribution that can be imported
+INSTALLED = "imports_cleanly"  # tested in test_imports.py with an installed distribution
 
 
 def test_every_check_has_a_faulty_domain():
@@ -24,7 +24,7 @@ def test_every_check_has_a_faulty_domain():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
-def test_a_fault_is_found(fault: Fault):
+def test_the_check_finds_the_fault(fault: Fault):
     report = check_domain(fault.spec, only=fault.check)
     result = report[fault.check]
     assert result.outcome == "failed", result
@@ -33,13 +33,13 @@ def test_a_fault_is_found(fault: Fault):
 
 
 OF_IMAGES_AND_VARIANTS = {
-    "image_size", "splits_share_no_input", "splits_share_no_class", "variants_made", "unknown_variant_refused",
+    "image_size", "splits_share_no_input", "splits_share_no_class", "listed_variants_work", "unknown_variant_rejected",
 }  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("spec", "not_applicable"), [(BLOTS, set()), (RAMPS, OF_IMAGES_AND_VARIANTS)])
-def test_without_a_fault_nothing_is_found(spec, not_applicable):
+def test_correct_domains_pass_all_checks(spec, not_applicable):
     outcomes = {result.check: result.outcome for result in check_domain(spec)}
     assert {name for name, outcome in outcomes.items() if outcome == "not applicable"} == {INSTALLED, *not_applicable}
     assert outcomes.pop("cost") == "reported"

@@ -1,11 +1,11 @@
-"""The check of imports, on a domain that is installed."""
+"""The check `imports_cleanly` on an installed domain."""
 
 from __future__ import annotations
 
 import pytest
 
 from gradhomog.testing import check_domain
-from gradhomog.testing.snapshots import seeded
+from gradhomog.testing.snapshots import seeded_global_generators
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +24,7 @@ def gradhomog_domain():
 
 def test_an_import_that_seeds_a_global_generator_is_found(gradhomog_install):
     name = gradhomog_install("seeding-blots", PLUGIN, kind="domains")
-    with seeded(0):  # the check imports it in another process; naming it imports it here too
+    with seeded_global_generators(0):  # `check_domain` also imports the plugin in this process
         report = check_domain(f"{name}:two", only="imports_cleanly")
     assert report.subject == "domain seeding_blots:two of seeding-blots 1.2 (seeding_blots)"
     assert report["imports_cleanly"].outcome == "failed"

@@ -1,4 +1,4 @@
-"""The faulty homogenizers, and the decorator that registers one."""
+"""Registry of faulty homogenizers."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from tests.testing.homogenizers.good import GOOD
 FAULTS: list[Fault[HomogenizerSpec]] = []
 
 
-def fails(check: str, message: str, shows: Callable[..., bool] | None = None, claims: str = "", **spec: Any) -> Any:
-    """Register a subclass of a good homogenizer as faulty; it claims and needs what the good one does.
+def fails(
+    check: str, message: str, example_is_valid: Callable[..., bool] | None = None, claims: str = "", **spec: Any
+) -> Any:
+    """Register the decorated subclass of a good homogenizer as faulty, with the same claims and needs.
 
-    `claims` is one trait more; `spec` replaces fields of its spec.
+    `claims` are additional traits; `spec` replaces fields of its spec.
     """
 
-    def register(made: type) -> type:
-        base = GOOD[next(parent for parent in made.__mro__ if parent in GOOD)]
+    def register(factory: type) -> type:
+        base = GOOD[next(parent for parent in factory.__mro__ if parent in GOOD)]
         traits = {*base.traits, *claims.split()}
-        faulty = dataclasses.replace(base, **{"factory": made, "traits": traits, **spec})
-        FAULTS.append(Fault(check, faulty, base, message, shows))
-        return made
+        faulty = dataclasses.replace(base, **{"factory": factory, "traits": traits, **spec})
+        FAULTS.append(Fault(check, faulty, base, message, example_is_valid))
+        return factory
 
     return register

@@ -1,14 +1,14 @@
-"""Faulty memory: growth with every step."""
+"""Homogenizers whose memory grows with every step."""
 
 from __future__ import annotations
 
 from tests.testing.homogenizers.faults import fails
-from tests.testing.homogenizers.good import Clip, Drop, Lag, Turn
+from tests.testing.homogenizers.good import Clip, Drop, LossRatio, Rotate
 
 
 @fails("memory_constant", r"the object grows by \d+ bytes with every step")
-class WindowWithoutEnd(Lag):
-    """A window that nothing ever leaves."""
+class UnboundedWindow(LossRatio):
+    """A window of losses that is never shortened."""
 
     def update(self, step):
         losses = zip(step.by("domain"), step.losses.tolist(), strict=True)
@@ -17,7 +17,7 @@ class WindowWithoutEnd(Lag):
 
 @fails("memory_constant", r"the tensors of the process grow by \d+ bytes with every step")
 class KeepsRows(Clip):
-    """Every row there was, for a figure."""
+    """Keeps all rows."""
 
     def __init__(self):
         self.seen = []
@@ -28,8 +28,8 @@ class KeepsRows(Clip):
 
 
 @fails("memory_constant", r"the object grows by \d+ bytes with every step")
-class HistoryOfAll(Lag):
-    """A list of all losses, in the class."""
+class ClassLevelHistory(LossRatio):
+    """Keeps all losses in a class attribute."""
 
     history = []  # noqa: RUF012
 
@@ -39,8 +39,8 @@ class HistoryOfAll(Lag):
 
 
 @fails("memory_constant", r"the tensors of the process grow by \d+ bytes with every step")
-class KeepsFeatures(Turn):
-    """Every feature that it turned."""
+class KeepsFeatures(Rotate):
+    """Keeps all features."""
 
     def transform(self, features, keys):
         self.seen = [*getattr(self, "seen", []), features.detach().clone()]
@@ -49,7 +49,7 @@ class KeepsFeatures(Turn):
 
 @fails("memory_constant", r"the tensors of the process grow by \d+ bytes with every step")
 class KeepsMasks(Drop):
-    """Masks by task, part and step, and none is read again."""
+    """Keeps all masks."""
 
     def begin(self, key, part, generator):
         self.kept = [*getattr(self, "kept", []), *self.masks.values()]

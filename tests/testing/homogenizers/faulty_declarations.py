@@ -1,4 +1,4 @@
-"""Faulty declarations: documentation and options."""
+"""Homogenizers with faulty documentation or options."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tests.testing.homogenizers.faults import fails
 from tests.testing.homogenizers.good import Balance, Clip
 
 
-@fails("documented", "`summary` must be one line of 1 to 100 characters; it is ''", summary="")
+@fails("documented", "`summary` must be one line of 1 to 100 characters; got ''", summary="")
 class NoSummary(Clip):
-    """Nothing to show in a list."""
+    """An empty summary."""
 
 
 @fails("documented", "`summary` must be one line", summary="Clips.\nAnd more.")
 class SummaryOfTwoLines(Clip):
-    """A paragraph where a line is."""
+    """A summary of two lines."""
 
 
 @fails("documented", "`reference` is empty: give the source", reference="")
@@ -33,20 +33,20 @@ class NoDocstring(Clip):
 
 @fails("documented", "does not describe these options: rate$")
 class UndocumentedOption(Balance):
-    """Undocumented: that it generates or is separate describes no option."""
+    """Undocumented: the words generates and separate do not describe the option."""
 
 
 @fails("options_validated", "option `rate` has no type annotation")
 class NoAnnotation(Balance):
-    """Takes whatever it is given."""
+    """An option without annotation, which accepts any value."""
 
     def __init__(self, rate=0.5):
         super().__init__(rate)
 
 
-@fails("options_work", "option `rate`=.* is allowed by its annotation, and raises PluginRunError: .*out of range")
+@fails("options_work", "option `rate`=.* is allowed by its annotation, but raises PluginRunError: .*out of range")
 class RaisesValueError(Balance):
-    """A range that the annotation does not state, reported as a defect with a traceback."""
+    """A ValueError for values outside a range that the annotation does not state."""
 
     def __init__(self, rate: float = 0.5):
         super().__init__(rate)
@@ -54,7 +54,7 @@ class RaisesValueError(Balance):
             raise ValueError("out of range")
 
 
-@fails("options_work", "the error about option `rate`=.* names no option: must be positive")
+@fails("options_work", "the error for option `rate`=.* names no option: must be positive")
 class NamelessError(Balance):
     """An error without the name of the option."""
 
@@ -64,9 +64,9 @@ class NamelessError(Balance):
             raise OptionError("must be positive")
 
 
-@fails("options_work", "option `rate`=.* is allowed by its annotation, and raises PluginRunError: .*NaN or infinity")
+@fails("options_work", "option `rate`=.* is allowed by its annotation, but raises PluginRunError: .*NaN or infinity")
 class DividesByRate(Balance):
-    """A range that the annotation does not exclude."""
+    """Divides by an option that may be zero."""
 
     def __init__(self, rate: Annotated[float, Interval(ge=0, le=1)] = 0.5):
         super().__init__(rate)

@@ -1,6 +1,6 @@
-"""Faulty directions: NaN of degenerate rows, wrong dtypes, a wrong scale, and claims of invariance that do not hold.
+"""Homogenizers with faulty directions: NaN for degenerate rows, wrong dtype or scale, false claims of invariance.
 
-Whether an example shows the fault is decided by the fault's formula, written once more for a matrix.
+The functions `example_is_valid` apply the formula of the fault to the matrix of the example.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from tests.testing.homogenizers.faults import fails
-from tests.testing.homogenizers.good import Balance, Clip, Lag, Turn, Veto
+from tests.testing.homogenizers.good import Balance, Clip, LossRatio, Rotate, Veto
 
 
 def some_row_is_zero(jacobian, **_):
@@ -26,7 +26,7 @@ def gramian_is_singular(jacobian, **_):
 
 @fails("finite_for_finite_rows", "returned NaN or infinity from `mix`", some_row_is_zero)
 class DividesByNorm(Balance):
-    """Weights inverse to the norms, of which one may be zero."""
+    """Weights inversely proportional to the norms, which may be zero."""
 
     def weights(self, norms):
         inverse = 1 / norms
@@ -35,7 +35,7 @@ class DividesByNorm(Balance):
 
 @fails("finite_for_finite_rows", "singular", gramian_is_singular)
 class SolvesGramian(Veto):
-    """A linear system of the Gramian, which duplicate rows make singular."""
+    """Solves a linear system with the Gramian, which is singular for duplicate rows."""
 
     def mix(self, step):
         gramian = step.gramian()
@@ -47,8 +47,8 @@ class SolvesGramian(Veto):
     "finite_for_finite_rows", "must return from `rows` ",
     lambda jacobian, dtype: jacobian == [[0.0]] and dtype == "torch.float32",
 )  # fmt: skip
-class ForgetsDtype(Clip):
-    """Computes in float64, and forgets to go back."""
+class ReturnsFloat64(Clip):
+    """Computes in float64 and does not convert the result back."""
 
     def scaled(self, block, scale):
         return block * scale.reshape(-1, *[1] * (block.dim() - 1))
@@ -56,7 +56,7 @@ class ForgetsDtype(Clip):
 
 @fails("half_precision", "not implemented for 'Half'")
 class LinearAlgebraInHalf(Clip):
-    """Linear algebra in the dtype of the rows, which has none in half precision."""
+    """Linear algebra in the dtype of the rows, which is not implemented in half precision."""
 
     def lengths(self, jacobian):
         blocks = [torch.linalg.svdvals(block.flatten(1)[:, None]) for block in jacobian.materialize().values()]
@@ -65,7 +65,7 @@ class LinearAlgebraInHalf(Clip):
 
 @fails("half_precision", "returned NaN or infinity from `rows`")
 class SquaresInHalf(Clip):
-    """Squares in the dtype of the rows: more than 65504 is infinity in float16."""
+    """Squares in the dtype of the rows; the largest number of float16 is 65504."""
 
     def lengths(self, jacobian):
         squares = sum(block.flatten(1).square().sum(dim=1) for block in jacobian.materialize().values())
@@ -74,7 +74,7 @@ class SquaresInHalf(Clip):
 
 @fails("dict_rows", "raised in `rows`.*KeyError: ''")
 class OneBlockOnly(Clip):
-    """Written for rows in one tensor, not for those of a network."""
+    """Supports rows in one tensor only."""
 
     def lengths(self, jacobian):
         return jacobian.materialize()[""].double().norm(dim=1)
@@ -82,7 +82,7 @@ class OneBlockOnly(Clip):
 
 @fails("dict_rows", "a dict of rows: off by")
 class ClipsEachTensor(Clip):
-    """Compares norms within each tensor of the network instead of over all of them."""
+    """Computes norms per tensor of the network instead of over all tensors."""
 
     def rows(self, step):
         def clip(block):
@@ -91,25 +91,25 @@ class ClipsEachTensor(Clip):
         return step.jacobian.map(clip)
 
 
-def two_rows_of_one(jacobian, tasks, found, expected, **_):
+def sum_of_two_ones(jacobian, tasks, found, expected, **_):
     return jacobian == [[1.0]] and tasks == 2 and found == [2 * expected[0]]
 
 
-def one_number_is_halved(jacobian, tasks, found, **_):
+def mean_is_halved(jacobian, tasks, found, **_):
     return jacobian == [[1.0]] and tasks == 2 and found == [0.5]
 
 
-@fails("identical_rows", "2 identical rows: off by 1 ", two_rows_of_one)
+@fails("identical_rows", "2 identical rows: off by 1 ", sum_of_two_ones)
 class Sums(Balance):
-    """The sum of the rows, where the mean is asked for."""
+    """Returns the sum of the rows instead of the mean."""
 
     def weights(self, norms):
         return len(norms) * super().weights(norms)
 
 
-@fails("identical_rows", "2 identical rows: off by 0.5 ", one_number_is_halved)
+@fails("identical_rows", "2 identical rows: off by 0.5 ", mean_is_halved)
 class WeightsOfSumOne(Balance):
-    """Weights as if the mean were still to be taken of nothing."""
+    """Weights with sum 1 instead of mean 1."""
 
     def weights(self, norms):
         return super().weights(norms) / len(norms)
@@ -117,40 +117,40 @@ class WeightsOfSumOne(Balance):
 
 @fails("identical_rows", "1 identical rows: off by", lambda jacobian, **_: jacobian == [[1.0]])
 class StartsAtZero(Clip):
-    """A running mean of the rows that starts at zero, without a correction."""
+    """A running mean of the rows that starts at zero, without bias correction."""
 
     def scaled(self, block, scale):
         return 0.1 * block
 
 
-@fails("no_gradient_no_direction", "zero rows give a direction")
-class LeavesPlateaus(Clip):
-    """A random direction where no task gives one."""
+@fails("zero_rows_give_zero_direction", "zero rows give a direction that is not zero")
+class RandomDirectionForZeroRows(Clip):
+    """A random direction if all rows are zero."""
 
     def scaled(self, block, scale):
         noise = torch.randn(block.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         return block if bool(block.any()) else noise.to(block.dtype)
 
 
-@fails("no_gradient_no_direction", "NaN or infinity")
-class Normalises(Clip):
-    """All rows of the mean norm."""
+@fails("zero_rows_give_zero_direction", "NaN or infinity")
+class NormalizesRows(Clip):
+    """Scales all rows to the mean norm, also zero rows."""
 
     def scale(self, norms):
         return norms.mean() / norms
 
 
 @fails("identical_tasks", "after 1 steps on identical tasks: off by")
-class Doubles(Turn):
-    """Features twice as large, for all tasks and from the beginning."""
+class DoublesFeatures(Rotate):
+    """Doubles the features of all tasks."""
 
     def transform(self, features, keys):
         return 2 * super().transform(features, keys)
 
 
 @fails("identical_tasks", "after [23] steps on identical tasks: off by")
-class DoublesLater(Turn):
-    """The plain learner in the first step, and never again."""
+class DoublesFeaturesLater(Rotate):
+    """Equal to the plain learner only in the first step."""
 
     state_names = ("angles", "steps")
 
@@ -167,15 +167,15 @@ class DoublesLater(Turn):
 
 @fails("identical_tasks", "after 1 steps on identical tasks: off by")
 class SumsDicts(Clip):
-    """The mean of rows in a matrix; their sum where they are a network's."""
+    """Returns the mean of rows in one tensor, but the sum of rows in a dict."""
 
     def rows(self, step):
         clipped = super().rows(step)
         return clipped if clipped.names == ("",) else clipped.map(lambda block: len(block) * block)
 
 
-def small(jacobian):
-    """The rows of an example that can be read at a glance."""
+def small_example(jacobian):
+    """Return the rows of an example; raise unless they are few, small and whole numbers."""
     rows = torch.tensor(jacobian, dtype=torch.float64)
     assert rows.numel() <= 30
     assert float(rows.abs().max()) <= 8
@@ -188,34 +188,35 @@ def differ(one, two):
 
 
 def order_matters(direction):
-    """Whether `direction(rows, order)` is another in the order drawn than in the one given."""
+    """Return a function that is True if `direction(rows, order)` depends on the drawn order."""
 
-    def shows(jacobian, places, **_):
-        rows = small(jacobian)
-        given = list(range(len(rows)))
-        return differ(direction(rows, given), direction(rows, [place for place in places if place in given]))
+    def example_is_valid(jacobian, permutation, **_):
+        rows = small_example(jacobian)
+        original = list(range(len(rows)))
+        drawn = [slot for slot in permutation if slot in original]
+        return differ(direction(rows, original), direction(rows, drawn))
 
-    return shows
+    return example_is_valid
 
 
-def freed_of_the_first(rows, order):
+def mean_projected_off_the_first(rows, order):
     first, *others = rows[order]
     return torch.stack([first, *(row - row @ first / (first @ first) * first for row in others)]).mean(dim=0)
 
 
 def weighted_by_slot(rows, order):
     norms = rows.norm(dim=1)
-    weights = norms + norms[order]  # the first step is in the order given
+    weights = norms + norms[order]  # the first step has the original order
     return weights @ rows[order] / weights.sum()
 
 
-def weighted_by_place(rows, order):
+def weighted_by_position(rows, order):
     return torch.linspace(0.5, 1.5, len(rows), dtype=rows.dtype) @ rows[order]
 
 
-@fails("permutation_equivariant", r"rows in the order \[.*\]: off by", order_matters(freed_of_the_first))
-class FreesOfTheFirst(Clip):
-    """Projects all rows off the first, which another order makes another."""
+@fails("permutation_equivariant", r"rows in the order \[.*\]: off by", order_matters(mean_projected_off_the_first))
+class ProjectsOffTheFirst(Clip):
+    """Projects all rows off the first row, which depends on the order of the tasks."""
 
     def rows(self, step):
         rows = step.jacobian.materialize()[""]
@@ -225,21 +226,21 @@ class FreesOfTheFirst(Clip):
 
 
 @fails("permutation_equivariant", r"rows in the order \[.*\]: off by", order_matters(weighted_by_slot))
-class HoldsBySlot(Balance):
-    """Holds what it learns of a task by its place in the batch, where another task stands in the next."""
+class StateBySlot(Balance):
+    """Keeps state by slot, which another task may have in the next step."""
 
     def norms(self, step):
-        now = step.norms()
-        before = torch.tensor([self.usual.get(slot, float(now[slot])) for slot in range(step.tasks)])
-        return torch.lerp(before.to(now), now, self.rate)
+        norms = step.norms()
+        before = torch.tensor([self.average.get(slot, float(norms[slot])) for slot in range(step.tasks)])
+        return torch.lerp(before.to(norms), norms, self.rate)
 
     def update(self, step):
-        return {"usual": dict(enumerate(self.norms(step).tolist()))}
+        return {"average": dict(enumerate(self.norms(step).tolist()))}
 
 
-@fails("permutation_equivariant", r"rows in the order \[.*\]: off by", order_matters(weighted_by_place))
-class SortsLosses(Lag):
-    """Pairs losses that it has sorted with rows that it has not."""
+@fails("permutation_equivariant", r"rows in the order \[.*\]: off by", order_matters(weighted_by_position))
+class SortsLosses(LossRatio):
+    """Combines sorted losses with unsorted rows."""
 
     def mix(self, step):
         weights = step.losses.sort().values
@@ -247,18 +248,18 @@ class SortsLosses(Lag):
 
 
 def epsilon_counts(epsilon):
-    """Whether an absolute epsilon beside the norms is more than 1e-4 of them, at the smaller of two sizes."""
+    """Return a function that is True if an absolute epsilon is more than 1e-5 of the norms at the smaller scale."""
 
-    def shows(jacobian, exponent, **_):
-        norms = small(jacobian).norm(dim=1) * 2.0 ** min(exponent, 0)
+    def example_is_valid(jacobian, exponent, **_):
+        norms = small_example(jacobian).norm(dim=1) * 2.0 ** min(exponent, 0)
         return epsilon > 1e-5 * float(norms.max())
 
-    return shows
+    return example_is_valid
 
 
 @fails("scale_equivariant", r"rows times 2\^-\d+: off by", epsilon_counts(1e-8))
 class EpsilonBesideNorms(Balance):
-    """Adds 1e-8 to the norms, which is nothing for some rows and everything for others."""
+    """Adds 1e-8 to the norms, which is negligible for large rows and dominates for small rows."""
 
     def weights(self, norms):
         shares = norms / (norms.sum() + 1e-8)
@@ -267,7 +268,7 @@ class EpsilonBesideNorms(Balance):
 
 @fails("scale_equivariant", r"rows times 2\^-\d+: off by", epsilon_counts(1e-4))
 class EpsilonBesideSquares(Balance):
-    """Adds 1e-8 to the squares, as a Gramian's diagonal is often protected."""
+    """Adds 1e-8 to the squared norms, as is common for the diagonal of a Gramian."""
 
     def weights(self, norms):
         return super().weights((norms.square() + 1e-8).sqrt())
@@ -275,20 +276,20 @@ class EpsilonBesideSquares(Balance):
 
 @fails("scale_equivariant", r"rows times 2\^-\d+: off by", epsilon_counts(1e-15))
 class TinyEpsilon(Balance):
-    """An epsilon so small that it must be harmless; but rows of 1e-18 have squares of 1e-36."""
+    """Adds 1e-30 to the squared norms; rows of norm 1e-18 have squares of 1e-36."""
 
     def weights(self, norms):
         return super().weights((norms.square() + 1e-30).sqrt())
 
 
 def fourth_powers_are_lost(jacobian, exponent, **_):
-    fourth = (small(jacobian).float() * 2.0**exponent).norm() ** 4
+    fourth = (small_example(jacobian).float() * 2.0**exponent).norm() ** 4
     return not 1e-37 < float(fourth) < 1e38
 
 
 @fails("scale_equivariant", r"rows times 2\^-?\d+: off by", fourth_powers_are_lost)
 class AlgebraInFloat32(Clip):
-    """The Frobenius norm of a Gramian in float32, whose squares are fourth powers of the rows."""
+    """The Frobenius norm of a Gramian in float32, which contains fourth powers of the rows."""
 
     def scale(self, norms):
         gramian = norms.float()[:, None] * norms.float()
@@ -297,24 +298,24 @@ class AlgebraInFloat32(Clip):
 
 
 @fails("loss_scale_invariant", "the direction with losses times 1e-12: off by")
-class EpsilonBesideLosses(Lag):
-    """An absolute epsilon in a quotient of losses."""
+class EpsilonBesideLosses(LossRatio):
+    """Adds an absolute epsilon in a quotient of losses."""
 
-    def weights(self, losses, usual):
-        ratios = torch.where(usual > 0, losses / (usual + 1e-8), 1)
+    def weights(self, losses, average):
+        ratios = torch.where(average > 0, losses / (average + 1e-8), 1)
         return len(losses) * ratios / ratios.sum()
 
 
 @fails("loss_scale_invariant", r"the direction with losses times 1e\+06: off by")
-class ClipsLosses(Lag):
-    """Losses above ten count as ten."""
+class ClipsLosses(LossRatio):
+    """Clips losses at 10."""
 
-    def weights(self, losses, usual):
-        return super().weights(losses.clamp(max=10), usual.clamp(max=10))
+    def weights(self, losses, average):
+        return super().weights(losses.clamp(max=10), average.clamp(max=10))
 
 
-def cut_to_one(jacobian, exponent, **_):
-    rows, factor = small(jacobian), 2.0**exponent
+def clipping_depends_on_scale(jacobian, exponent, **_):
+    rows, factor = small_example(jacobian), 2.0**exponent
 
     def direction(rows):
         return (rows / rows.norm(dim=1, keepdim=True).clamp(min=1)).mean(dim=0)
@@ -322,51 +323,51 @@ def cut_to_one(jacobian, exponent, **_):
     return differ(direction(rows * factor) / factor, direction(rows))
 
 
-@fails("scale_equivariant", r"rows times 2\^-?\d+: off by", cut_to_one)
+@fails("scale_equivariant", r"rows times 2\^-?\d+: off by", clipping_depends_on_scale)
 class FixedThreshold(Clip):
-    """No row longer than one."""
+    """Clips rows at norm 1."""
 
     def scale(self, norms):
         return (1 / torch.where(norms > 0, norms, 1)).clamp(max=1)
 
 
 def vote(rows):
-    elected = rows.sign().sum(dim=0).sign()
-    return torch.where(rows.sign() * elected < 0, 0, rows).mean(dim=0)
+    majority_sign = rows.sign().sum(dim=0).sign()
+    return torch.where(rows.sign() * majority_sign < 0, 0, rows).mean(dim=0)
 
 
-def votes_turn(jacobian, rotation, **_):
-    rows, turn = small(jacobian), torch.tensor(rotation, dtype=torch.float64)
-    return differ(vote(rows @ turn), vote(rows) @ turn)
+def vote_is_not_equivariant(jacobian, rotation, **_):
+    rows, matrix = small_example(jacobian), torch.tensor(rotation, dtype=torch.float64)
+    return differ(vote(rows @ matrix), vote(rows) @ matrix)
 
 
-@fails("rotation_equivariant", "rotated rows: off by", votes_turn)
+@fails("rotation_equivariant", "rotated rows: off by", vote_is_not_equivariant)
 class VotesBySign(Clip):
-    """A majority vote for each coordinate, claimed to depend on inner products alone."""
+    """A majority vote of signs per coordinate, which is not rotation-equivariant."""
 
     def scaled(self, block, scale):
-        elected = block.sign().sum(dim=0).sign()
-        return torch.where(block.sign() * elected < 0, 0, block)
+        majority_sign = block.sign().sum(dim=0).sign()
+        return torch.where(block.sign() * majority_sign < 0, 0, block)
 
 
 def projected_once(rows):
-    freed = [row - sum(min(float(row @ r), 0) / float(r @ r) * r for r in rows if r.any()) for row in rows]
-    return torch.stack(freed).mean(dim=0)
+    projected = [row - sum(min(float(row @ r), 0) / float(r @ r) * r for r in rows if r.any()) for row in rows]
+    return torch.stack(projected).mean(dim=0)
 
 
 def conflicts(direction):
-    """Whether the direction has a negative inner product with a row, and the example says so."""
+    """Return a function that is True if the direction has a negative inner product with a row, as in the example."""
 
-    def shows(jacobian, inner_products, **_):
-        rows = small(jacobian)
+    def example_is_valid(jacobian, inner_products, **_):
+        rows = small_example(jacobian)
         return float((rows @ direction(rows)).min()) < 0 and min(inner_products) < 0
 
-    return shows
+    return example_is_valid
 
 
 @fails("non_conflicting", "the direction conflicts with a row", conflicts(lambda rows: rows.mean(dim=0)))
 class NeverVetoes(Veto):
-    """The mean, even where it harms a task."""
+    """Returns the mean, also if it conflicts with a row."""
 
     def mix(self, step):
         return torch.ones(step.tasks, dtype=torch.float64)
@@ -374,7 +375,7 @@ class NeverVetoes(Veto):
 
 @fails("non_conflicting", "the direction conflicts with a row", conflicts(projected_once))
 class ProjectsOnce(Veto):
-    """Each row is projected off every row that it conflicts with, once: with three, that makes new conflicts."""
+    """Projects each row once off all rows that it conflicts with, which causes new conflicts of three rows."""
 
     def mix(self, step):
         gramian = step.gramian()

@@ -1,4 +1,4 @@
-"""Faulty in the encoder: no rotations, redrawn masks, hooks and values left behind, rows that are no derivatives."""
+"""Homogenizers with faults in the encoder: no rotation, redrawn masks, remaining hooks, wrong derivatives."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import math
 import torch
 
 from tests.testing.homogenizers.faults import fails
-from tests.testing.homogenizers.good import Drop, Turn
+from tests.testing.homogenizers.good import Drop, Rotate
 
 
-class Undo:
-    """A handle made by hand."""
+class Handle:
+    """A handle with a custom `remove`."""
 
     def __init__(self, remove):
         self.remove = remove
 
 
-@fails("orthogonal", "after 1 updates.*determinant of task 0's matrix is −1: a reflection")
-class Reflects(Turn):
-    """A Householder matrix is orthogonal too."""
+@fails("orthogonal", "after 1 updates.*matrix of task 0 has determinant −1: a reflection")
+class Reflects(Rotate):
+    """A Householder matrix: orthogonal, but a reflection."""
 
     def matrix(self, angle, features):
         matrix = super().matrix(angle, features)
@@ -27,17 +27,17 @@ class Reflects(Turn):
         return matrix
 
 
-@fails("orthogonal", "determinant of task 0's matrix is −1")
-class Negates(Turn):
-    """−1 is a rotation of six features, and none of five."""
+@fails("orthogonal", "matrix of task 0 has determinant −1")
+class Negates(Rotate):
+    """−1 is a rotation in six dimensions, but not in five."""
 
     def matrix(self, angle, features):
         return -super().matrix(angle, features)
 
 
-@fails("orthogonal", "after 2000 updates.*RᵀR of task 0 is off the identity")
-class Drifts(Turn):
-    """Steps along the tangent, each of which makes the matrix a little longer."""
+@fails("orthogonal", "after 2000 updates.*RᵀR of task 0 differs from the identity")
+class Drifts(Rotate):
+    """The norm of the matrix grows slightly with every update, as with steps along the tangent."""
 
     def matrix(self, angle, features):
         length = math.sqrt(1 + 1e-12 * self.steps)
@@ -54,25 +54,25 @@ class Drifts(Turn):
 
 
 @fails("orthogonal", "`transform` is not linear in the features")
-class Shifts(Turn):
-    """A rotation about another point than zero."""
+class Shifts(Rotate):
+    """A rotation about another point than the origin."""
 
     def transform(self, features, keys):
         return super().transform(features - 1, keys) + 1
 
 
-@fails("constant_between_begins", "run again on support inputs: not the same")
+@fails("constant_between_begins", "in a second run on support inputs: not equal")
 class RedrawsMasks(Drop):
-    """A new mask for every pass: the inner steps are those of many functions."""
+    """Draws a new mask for every pass."""
 
     def drop(self, module, inputs, output):
         self.masks = {}
         return super().drop(module, inputs, output)
 
 
-@fails("constant_between_begins", "run again on query inputs: not the same")
-class HoldsSupportOnly(Drop):
-    """Right for inner steps, wrong for learners that run the query inputs twice."""
+@fails("constant_between_begins", "in a second run on query inputs: not equal")
+class KeepsSupportMasksOnly(Drop):
+    """Keeps masks for support inputs, but draws new masks for every pass of the queries."""
 
     def begin(self, key, part, generator):
         super().begin(key, part, generator)
@@ -87,17 +87,17 @@ class HoldsSupportOnly(Drop):
 @fails("detached_completely", "left 1 hook on the encoder after the handles from `attach` were removed")
 @fails("removed_at_meta_test", "left 1 hook on the encoder after the handles from `attach` were removed")
 class LeavesHook(Drop):
-    """Two hooks, and the handle of one."""
+    """Registers two hooks and returns one handle."""
 
     def attach(self, encoder):
         encoder[0].register_forward_hook(lambda module, inputs, output: output + 1)
         return super().attach(encoder)
 
 
-@fails("detached_completely", "after the handles were removed, .*: hooks, parameters or forwards are left")
-@fails("removed_at_meta_test", "hooks, parameters or forwards are left")
+@fails("detached_completely", "after the handles were removed, .*: hooks, parameters or `forward` are left")
+@fails("removed_at_meta_test", "hooks, parameters or `forward` are left")
 class LeavesForward(Drop):
-    """Restores the class's forward as an attribute of the object, where there was none."""
+    """Restores `forward` as an attribute of the instance instead of deleting the attribute."""
 
     def attach(self, encoder):
         forward = encoder.forward
@@ -106,12 +106,12 @@ class LeavesForward(Drop):
             encoder.forward = forward
 
         encoder.forward = lambda inputs: forward(inputs) * 2
-        return [Undo(remove)]
+        return [Handle(remove)]
 
 
-@fails("removed_at_meta_test", "hooks, parameters or forwards are left")
+@fails("removed_at_meta_test", "hooks, parameters or `forward` are left")
 class PatchesClass(Drop):
-    """Changes what every convolution of the process computes."""
+    """Replaces the class of a convolution and does not restore it."""
 
     def attach(self, encoder):
         kind = type("Louder", (type(encoder[0]),), {"forward": lambda layer, x: 2 * super(kind, layer).forward(x)})
@@ -119,32 +119,32 @@ class PatchesClass(Drop):
         return super().attach(encoder)
 
 
-@fails("removed_at_meta_test", "hooks, parameters or forwards are left")
+@fails("removed_at_meta_test", "hooks, parameters or `forward` are left")
 class LeavesHookOnParameter(Drop):
-    """Masks gradients of a parameter, for ever."""
+    """Registers a hook on a parameter and does not remove it."""
 
     def attach(self, encoder):
         encoder[0].weight.register_hook(lambda gradient: 0.5 * gradient)
         return super().attach(encoder)
 
 
-@fails("detached_completely", "the encoder's `0.weight` after the handles were removed: not the same")
-@fails("removed_at_meta_test", "`0.weight`.*not the same")
-class LeavesWeights(Drop):
-    """Prunes the weights themselves, which no handle brings back."""
+@fails("detached_completely", "the encoder's `0.weight` after the handles were removed: not equal")
+@fails("removed_at_meta_test", "`0.weight`.*not equal")
+class ScalesWeights(Drop):
+    """Changes weights in place and does not restore them."""
 
     def attach(self, encoder):
         encoder[0].weight.data.mul_(0.99)
         return super().attach(encoder)
 
 
-@fails("removed_at_meta_test", "after a task of .* failed, the encoder is not as before")
-class UndoneByLastTask(Drop):
-    """The encoder is restored when the last task has ended, which one that fails never does."""
+@fails("removed_at_meta_test", "after a task of .* failed, the encoder has changed")
+class RestoredByLastTask(Drop):
+    """Restores the encoder only after a query part, which a failed task may not reach."""
 
     def attach(self, encoder):
         encoder[0].requires_grad_(False)
-        return [Undo(lambda: encoder[0].requires_grad_(self.part == "query"))]
+        return [Handle(lambda: encoder[0].requires_grad_(self.part == "query"))]
 
     def begin(self, key, part, generator):
         super().begin(key, part, generator)
@@ -152,33 +152,33 @@ class UndoneByLastTask(Drop):
 
 
 @fails("rows_are_derivatives", "is not the derivative of the loss: along a random direction")
-class TurnsForwardOnly(Turn):
-    """The rotation is a constant that is added: gradients pass it as if it were not there."""
+class RotatesForwardOnly(Rotate):
+    """Rotates in the forward pass only: the gradient is not rotated."""
 
     def transform(self, features, keys):
         return features + (super().transform(features, keys) - features).detach()
 
 
 @fails("rows_are_derivatives", "is not the derivative of the loss: along a random direction")
-class CutsStatistics(Turn):
-    """Divides by the features' size, and cuts its derivative."""
+class DetachesStatistics(Rotate):
+    """Divides by the detached norm of the features."""
 
     def transform(self, features, keys):
         return super().transform(features, keys) / features.detach().norm()
 
 
 @fails("rows_are_derivatives", "is not the derivative of the loss")
-class DropsBackwards(Drop):
-    """Masks what flows back with another draw than what flows forward."""
+class OtherMaskBackward(Drop):
+    """Uses another mask in the backward pass than in the forward pass."""
 
     def drop(self, module, inputs, output):
         kept = super().drop(module, inputs, output)
         return kept if kept is None else kept.detach() + (output - output.detach()) * self.draw(output.shape)
 
 
-@fails("detached_completely", "after `attach` raised at hook 1, the encoder is not as before")
+@fails("detached_completely", "after `attach` raised at hook 1, the encoder has changed")
 class PatchesBeforeHook(Drop):
-    """Changes the encoder itself before it registers its hook, which may raise."""
+    """Changes the encoder before it registers its hook, which may raise."""
 
     def attach(self, encoder):
         dropped = encoder[0]
@@ -189,4 +189,4 @@ class PatchesBeforeHook(Drop):
             encoder[0] = dropped
             handle.remove()
 
-        return [Undo(remove)]
+        return [Handle(remove)]

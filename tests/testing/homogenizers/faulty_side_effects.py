@@ -1,4 +1,4 @@
-"""Faulty side effects: writes to inputs and to the object, kept graphs, global generators."""
+"""Homogenizers with side effects: writes to inputs or attributes, kept graphs, global generators."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from tests.testing.homogenizers.faults import fails
-from tests.testing.homogenizers.good import Balance, Clip, Drop, Lag, Turn
+from tests.testing.homogenizers.good import Balance, Clip, Drop, LossRatio, Rotate
 
 
-@fails("inputs_unchanged", "`rows` writes to `jacobian`, in place: work on a copy")
+@fails("inputs_unchanged", "`rows` writes to `jacobian` in place: work on a copy")
 class ClipsInPlace(Clip):
-    """Saves the copy."""
+    """Scales rows in place."""
 
     def scaled(self, block, scale):
         return block.mul_(scale.reshape(-1, *[1] * (block.dim() - 1)))
@@ -22,7 +22,7 @@ class ClipsInPlace(Clip):
 
 @fails("inputs_unchanged", "`rows` writes to `jacobian`")
 class ClipsThroughNumPy(Clip):
-    """The same through memory that autograd does not track."""
+    """Scales rows in place through NumPy, which autograd does not track."""
 
     def scaled(self, block, scale):
         block.numpy()[...] *= scale.reshape(-1, *[1] * (block.dim() - 1)).numpy()
@@ -31,7 +31,7 @@ class ClipsThroughNumPy(Clip):
 
 @fails("inputs_unchanged", "`rows` writes to `jacobian`")
 class ZeroesData(Clip):
-    """Zeroes rows by `.data`, which raises no version counter."""
+    """Zeroes rows through `.data`, which does not increase the version counter."""
 
     def scaled(self, block, scale):
         block.data[scale < 1] = 0
@@ -39,8 +39,8 @@ class ZeroesData(Clip):
 
 
 @fails("inputs_unchanged", "`mix` writes to `losses`")
-class SortsInPlace(Lag):
-    """Writes weights over the losses."""
+class SortsInPlace(LossRatio):
+    """Overwrites the losses by weights."""
 
     def mix(self, step):
         weights = super().mix(step)
@@ -49,8 +49,8 @@ class SortsInPlace(Lag):
 
 
 @fails("inputs_unchanged", "`update` writes to `feature_grads`")
-class NormalizesInPlace(Turn):
-    """Normalizes the gradients that other homogenizers read too."""
+class NormalizesInPlace(Rotate):
+    """Normalizes feature gradients in place, which other homogenizers read too."""
 
     def update(self, step):
         step.feature_grads.div_(step.feature_grads.norm())
@@ -59,24 +59,24 @@ class NormalizesInPlace(Turn):
 
 @fails("no_stage_writes_to_self", "`mix` changes `self.last`: return new state from `update`")
 class PassesByAttribute(Balance):
-    """Passes its weights from stage to stage in an attribute."""
+    """Passes weights to a later stage in an attribute."""
 
     def mix(self, step):
         self.last = super().mix(step)
         return self.last
 
 
-@fails("no_stage_writes_to_self", "`update` changes `self.usual`")
+@fails("no_stage_writes_to_self", "`update` changes `self.average`")
 class UpdatesInPlace(Balance):
-    """Writes to the old state, and returns it."""
+    """Writes to the old state and returns it."""
 
     def update(self, step):
-        self.usual.update(super().update(step)["usual"])
-        return {"usual": self.usual}
+        self.average.update(super().update(step)["average"])
+        return {"average": self.average}
 
 
 @fails("no_stage_writes_to_self", "`transform` changes `self.calls`")
-class CountsTransforms(Turn):
+class CountsTransforms(Rotate):
     """Counts its calls."""
 
     calls = 0
@@ -87,35 +87,35 @@ class CountsTransforms(Turn):
 
 
 @fails("no_stage_writes_to_self", "`measured` changes `self.reported`")
-class MarksReports(Lag):
-    """Notes that it was reported."""
+class MarksReports(LossRatio):
+    """Sets an attribute in `measured`."""
 
     def measured(self, step):
         self.reported = step.number
         return super().measured(step)
 
 
-@fails("no_stage_writes_to_self", "`measured` returns other numbers when it is called again")
-class MeasuresTime(Lag):
-    """Reports a number of its own."""
+@fails("no_stage_writes_to_self", "`measured` returns other numbers in a second call")
+class MeasuresTime(LossRatio):
+    """Reports a number that differs in every call."""
 
     def measured(self, step):
         return {"seconds": time.perf_counter()}
 
 
 @fails("inputs_unchanged", "`transform` writes to `features`")
-class TurnsInPlace(Turn):
-    """Writes the turned features over its input."""
+class RotatesInPlace(Rotate):
+    """Overwrites its input by the rotated features."""
 
     def transform(self, features, keys):
-        turned = super().transform(features, keys) + 1
-        features.data.copy_(turned.detach())
-        return turned - 1
+        rotated = super().transform(features, keys) + 1
+        features.data.copy_(rotated.detach())
+        return rotated - 1
 
 
-@fails("inputs_unchanged", "`support_x` after the steps: not the same")
+@fails("inputs_unchanged", "`support_x` after the steps: not equal")
 class DropsPixels(Drop):
-    """Masks the images themselves, which are the user's."""
+    """Masks the caller's images in place."""
 
     def attach(self, encoder):
         return [encoder.register_forward_pre_hook(self.drop_pixels)]
@@ -135,7 +135,7 @@ class DrawsFromTorch(Balance):
 
 @fails("global_generators_unchanged", "draws from the global generator of numpy")
 class DrawsFromNumPy(Balance):
-    """The same with NumPy's."""
+    """Random weights from NumPy's global generator."""
 
     def weights(self, norms):
         return torch.from_numpy(len(norms) * np.random.dirichlet([1] * len(norms)))
@@ -143,7 +143,7 @@ class DrawsFromNumPy(Balance):
 
 @fails("global_generators_unchanged", "draws from the global generator of Python")
 class DrawsFromPython(Balance):
-    """The same with Python's."""
+    """Random weights from Python's global generator."""
 
     def weights(self, norms):
         weights = torch.tensor([random.random() for _ in norms], dtype=norms.dtype)
@@ -152,25 +152,25 @@ class DrawsFromPython(Balance):
 
 @fails("global_generators_unchanged", "draws from the global generator of torch")
 class SeedsTorch(Drop):
-    """Makes itself reproducible at the cost of everything else that is drawn."""
+    """Seeds the global generator for reproducibility."""
 
     def __init__(self, seed: int = 0):
         torch.manual_seed(seed)
         super().__init__(seed)
 
 
-@fails("same_seed_same_answer", "of two made alike: not the same, bit for bit")
+@fails("same_seed_same_results", "of two instances with the same options: not equal, bit for bit")
 class SeedsFromTheClock(Drop):
-    """Masks of an unknown seed."""
+    """Masks from a random seed."""
 
     def begin(self, key, part, generator):
         generator.seed()
         super().begin(key, part, generator)
 
 
-@fails("same_seed_same_answer", "of two made alike: not the same, bit for bit")
-class SharesState(Lag):
-    """State in the class, so every pipeline continues where the last one stopped."""
+@fails("same_seed_same_results", "of two instances with the same options: not equal, bit for bit")
+class SharesState(LossRatio):
+    """State in a class attribute, which all instances share."""
 
     losses = {}  # noqa: RUF012
 
@@ -185,14 +185,14 @@ class SharesState(Lag):
         return {}
 
 
-@fails("stochastic", "the results of two seeds are the same: draw from `step.generator`", claims="stochastic")
-class DrawsNothing(Balance):
-    """Claims to draw random numbers, and draws none."""
+@fails("stochastic", "two seeds give the same results: draw from `step.generator`", claims="stochastic")
+class ClaimsStochastic(Balance):
+    """Claims to draw random numbers, but draws none."""
 
 
 @fails("no_graph_kept", "`seen` of KeepsGraph keeps the graph")
-class KeepsGraph(Turn):
-    """Keeps its features, and with them the whole forward pass."""
+class KeepsGraph(Rotate):
+    """Keeps its features and with them the graph of the forward pass."""
 
     def transform(self, features, keys):
         self.seen = features
@@ -200,8 +200,8 @@ class KeepsGraph(Turn):
 
 
 @fails("no_graph_kept", r"`seen\['domain \d'\]\[0\]` of KeepsGraphInDict keeps the graph")
-class KeepsGraphInDict(Turn):
-    """The same, by domain and in a list."""
+class KeepsGraphInDict(Rotate):
+    """Keeps features in a dict of lists."""
 
     def transform(self, features, keys):
         self.seen = {key.by("domain"): [features] for key in keys}
@@ -210,7 +210,7 @@ class KeepsGraphInDict(Turn):
 
 @fails("no_graph_kept", "must return from `mix` .*graph")
 class LearnsByAutograd(Balance):
-    """Weights with a parameter of their own, whose graph goes into the step."""
+    """Weights that depend on a parameter, whose graph is returned to the step."""
 
     def mix(self, step):
         with torch.enable_grad():

@@ -1,4 +1,4 @@
-"""Faulty state: forgotten, shared, or fit for one batch only."""
+"""Homogenizers with faulty state: not saved, shared, or valid for one batch only."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import copy
 import torch
 
 from tests.testing.homogenizers.faults import fails
-from tests.testing.homogenizers.good import Balance, Clip, Drop, Lag
+from tests.testing.homogenizers.good import Balance, Clip, Drop, LossRatio
 
 
-@fails("resumes_from_state_dict", "after it was saved and loaded in mid-training: not the same")
-class SavesHalf(Drop):
-    """A state_dict without the state."""
+@fails("resumes_from_state_dict", "after it was saved and loaded during training: not equal")
+class SavesNothing(Drop):
+    """An empty state_dict."""
 
     def state_dict(self):
         return {}
@@ -22,18 +22,18 @@ class SavesHalf(Drop):
         pass
 
 
-@fails("resumes_from_state_dict", "holds more than tensors, numbers, texts, lists and dicts")
-class SavesObjects(Lag):
-    """A deque, which `torch.load` refuses to make."""
+@fails("resumes_from_state_dict", "holds other objects than tensors, numbers, strings, lists and dicts")
+class SavesObjects(LossRatio):
+    """A deque, which `torch.load` rejects with `weights_only=True`."""
 
     def update(self, step):
         losses = super().update(step)["losses"]
         return {"losses": {key: collections.deque(values) for key, values in losses.items()}}
 
 
-@fails("state_owns_its_memory", "after the state was saved, training the original writes to it")
-class SavesItself(Lag):
-    """Returns the dict that it continues to write to, so that the best state of a run is always the last."""
+@fails("state_owns_its_memory", "after the state was saved, further training of the original writes to it")
+class ReturnsLiveState(LossRatio):
+    """Returns its own dict, so a saved best state changes in later steps."""
 
     def update(self, step):
         self.losses.update(super().update(step)["losses"])
@@ -43,41 +43,41 @@ class SavesItself(Lag):
         return {"losses": self.losses}
 
 
-@fails("state_owns_its_memory", "after the state was loaded, training the one that loaded it writes to it")
-class LoadsItself(SavesItself):
-    """Continues to write to the state that it loaded."""
+@fails("state_owns_its_memory", "after the state was loaded, further training writes to it")
+class KeepsLoadedState(ReturnsLiveState):
+    """Writes to the state that it loaded."""
 
     def state_dict(self):
-        return Lag.state_dict(self)
+        return LossRatio.state_dict(self)
 
     def load_state_dict(self, state):
         self.losses = state["losses"]
 
 
 @fails("resumes_from_pickle", "[Cc]an't (get|pickle) local object")
-class HoldsFunction(Clip):
-    """A function made in the constructor cannot be sent to another process."""
+class HoldsLambda(Clip):
+    """A lambda made in the constructor cannot be pickled."""
 
     def __init__(self):
-        self.middle = lambda norms: norms.median()
+        self.median = lambda norms: norms.median()
 
 
-@fails("resumes_from_pickle", "after it was pickled in mid-training: not the same")
-class PicklesOptionsOnly(Lag):
-    """A small pickle, without the state."""
+@fails("resumes_from_pickle", "after it was pickled during training: not equal")
+class PicklesOptionsOnly(LossRatio):
+    """Pickles options without state."""
 
     def __getstate__(self):
         return {"size": self.size, "losses": {}}
 
 
-@fails("resumes_from_copy", "after it was copied in mid-training: not the same")
-class CopiesShallowly(Lag):
-    """A copy that learns with the original."""
+@fails("resumes_from_copy", "after it was copied during training: not equal")
+class CopiesShallowly(LossRatio):
+    """A copy that shares its state with the original."""
 
     def __deepcopy__(self, memo):
-        made = copy.copy(self)
-        made.losses = copy.copy(self.losses)
-        return made
+        duplicate = copy.copy(self)
+        duplicate.losses = copy.copy(self.losses)
+        return duplicate
 
     def update(self, step):
         for key, loss in zip(step.by("domain"), step.losses.tolist(), strict=True):
@@ -87,37 +87,37 @@ class CopiesShallowly(Lag):
 
 
 @fails("stateful", "`state_names` is empty", claims="stateful")
-class CarriesNothing(Clip):
-    """Claims to be stateful."""
+class ClaimsState(Clip):
+    """Claims to be stateful, but has no state."""
 
 
-@fails("momentum", "give that row, independently of the step before", claims="momentum")
-class ForgetsRows(Lag):
-    """Carries losses over steps, but no rows."""
+@fails("momentum", "give that row, independently of the rows of the previous step", claims="momentum")
+class ClaimsMomentum(LossRatio):
+    """Carries losses from step to step, but no rows."""
 
 
 @fails("nonfinite_policy", "raised in `mix`.*must match the size of tensor")
-class AsManyAsAtFirst(Balance):
-    """One norm for each task of the first batch, in one tensor: a dropped task changes its size."""
+class FixedTaskCount(Balance):
+    """One tensor of norms by position, whose size changes if a task is dropped."""
 
     def norms(self, step):
-        return self.usual.get("first", 0) + step.norms()
+        return self.average.get("first", 0) + step.norms()
 
     def update(self, step):
-        return {"usual": {"first": self.norms(step)}}
+        return {"average": {"first": self.norms(step)}}
 
 
 @fails("nonfinite_policy", "raised in `mix`.*out of range|IndexError")
-class LooksUpSlots(Balance):
-    """Uses a task's slot in the batch as its place among the rows."""
+class IndexesBySlot(Balance):
+    """Uses a task's slot as row index."""
 
     def mix(self, step):
         return super().mix(step)[[key.slot for key in step.keys]]
 
 
 @fails("state_owns_its_memory", "the state changes when the caller's rows, losses or features are overwritten")
-class KeepsTheCallersRows(Lag):
-    """A view of the last losses, instead of a copy."""
+class KeepsViewOfLosses(LossRatio):
+    """Keeps a view of the last losses instead of a copy."""
 
     state_names = ("losses", "last")
     last = 0.0
@@ -126,19 +126,19 @@ class KeepsTheCallersRows(Lag):
         return {**super().update(step), "last": step.losses[0]}
 
 
-@fails("order_within_a_key", r"the state\['0:LastOfADomain'\]\['usual'\]\['a'\] after 1 steps in which .*: off by")
-class LastOfADomain(Balance):
-    """Of two tasks of one domain, the last one silently wins."""
+@fails("order_within_domain", r"the state\['0:LastTaskOfDomain'\]\['average'\]\['a'\] after 1 steps with .*: off by")
+class LastTaskOfDomain(Balance):
+    """The last of two tasks of one domain overwrites the state of the first."""
 
     def update(self, step):
-        return {"usual": {**self.usual, **dict(zip(step.by("domain"), self.norms(step).tolist(), strict=True))}}
+        return {"average": {**self.average, **dict(zip(step.by("domain"), self.norms(step).tolist(), strict=True))}}
 
 
-@fails("order_within_a_key", "the direction after 1 steps in which the two tasks of domain a are swapped: off by")
-class FirstOfADomain(Lag):
-    """The first task of a domain counts twice."""
+@fails("order_within_domain", "the direction after 1 steps with the two tasks of domain a swapped: off by")
+class FirstTaskOfDomain(LossRatio):
+    """Doubles the weight of the first task."""
 
-    def weights(self, losses, usual):
-        weights = super().weights(losses, usual)
+    def weights(self, losses, average):
+        weights = super().weights(losses, average)
         weights = torch.cat([2 * weights[:1], weights[1:]])
         return len(weights) * weights / weights.sum()

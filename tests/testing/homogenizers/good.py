@@ -1,4 +1,4 @@
-"""Homogenizers without errors: each faulty one differs from one of these by a single error."""
+"""Correct homogenizers. Each faulty homogenizer differs from one of them by a single error."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from gradhomog import Homogenizer, HomogenizerSpec, cosines, keyed
 
 
 class Balance(Homogenizer):
-    """Weights in proportion to each task's usual gradient norm, of mean one.
+    """Weights in proportion to each task's running average of its gradient norm, with mean 1.
 
     Args:
-        rate: in (0, 1], share of the newest norm in the usual one, which is held by domain.
+        rate: in (0, 1], weight of the newest norm in the average, which is kept by domain.
     """
 
-    state_names = ("usual",)
+    state_names = ("average",)
 
     def __init__(self, rate: Annotated[float, Interval(gt=0, le=1)] = 0.5):
         self.rate = rate
-        self.usual = {}
+        self.average = {}
 
     def mix(self, step):
         return self.weights(self.norms(step))
@@ -32,16 +32,16 @@ class Balance(Homogenizer):
         return len(norms) * norms / total if total > 0 else torch.ones_like(norms)
 
     def norms(self, step):
-        now = step.norms()
-        known = keyed.read(self.usual, step.by("domain"), math.nan).to(now)
-        return torch.where(known.isnan(), now, torch.lerp(known.nan_to_num(), now, self.rate))
+        norms = step.norms()
+        stored = keyed.read(self.average, step.by("domain"), math.nan).to(norms)
+        return torch.where(stored.isnan(), norms, torch.lerp(stored.nan_to_num(), norms, self.rate))
 
     def update(self, step):
-        return {"usual": keyed.write(self.usual, step.by("domain"), self.norms(step))}
+        return {"average": keyed.write(self.average, step.by("domain"), self.norms(step))}
 
 
-class Turn(Homogenizer):
-    """A rotation of the first two features for each domain, towards where all feature gradients point together."""
+class Rotate(Homogenizer):
+    """A rotation of the first two features per domain that aligns feature gradients with their sum over domains."""
 
     state_names = ("angles",)
 
@@ -57,19 +57,19 @@ class Turn(Homogenizer):
         return matrix
 
     def update(self, step):
-        pulls = step.feature_grads.double().sum(dim=1)[:, :2]
-        heading = torch.atan2(pulls[:, 1], pulls[:, 0])
-        common = torch.atan2(pulls[:, 1].sum(), pulls[:, 0].sum())
+        gradients = step.feature_grads.double().sum(dim=1)[:, :2]
+        own = torch.atan2(gradients[:, 1], gradients[:, 0])
+        common = torch.atan2(gradients[:, 1].sum(), gradients[:, 0].sum())
         keys = step.by("domain")
         angles = keyed.read(self.angles, keys, 0.0)
-        return {"angles": keyed.write(self.angles, keys, angles + 0.1 * torch.sin(common - heading))}
+        return {"angles": keyed.write(self.angles, keys, angles + 0.1 * torch.sin(common - own))}
 
 
 class Drop(Homogenizer):
-    """Dropout of the encoder's features, the more the farther the tasks' gradients are from agreement.
+    """Dropout of the encoder's features, with a rate that decreases with the mean cosine of the rows.
 
     Args:
-        seed: of the masks.
+        seed: seed of the masks.
     """
 
     state_names = ("share",)
@@ -102,7 +102,7 @@ class Drop(Homogenizer):
 
 
 class Clip(Homogenizer):
-    """No row longer than the median norm."""
+    """Clips row norms at the median norm."""
 
     def rows(self, step):
         scale = self.scale(self.lengths(step.jacobian))
@@ -119,20 +119,20 @@ class Clip(Homogenizer):
 
 
 class Veto(Homogenizer):
-    """No step at all where the mean would set a task back."""
+    """The mean of the rows, or zero if the mean conflicts with a row."""
 
     def mix(self, step):
         gramian = step.gramian()
         inner, norms = gramian.sum(dim=1), gramian.diagonal().sqrt()
-        harmed = inner < -1e-10 * norms * norms.sum()
-        return torch.zeros_like(norms) if bool(harmed.any()) else torch.ones_like(norms)
+        conflicts = inner < -1e-10 * norms * norms.sum()
+        return torch.zeros_like(norms) if bool(conflicts.any()) else torch.ones_like(norms)
 
 
-class Lag(Homogenizer):
-    """Weights in proportion to the ratio of each task's loss to the mean of its last few.
+class LossRatio(Homogenizer):
+    """Weights in proportion to the ratio of each task's loss to the mean of its last losses.
 
     Args:
-        size: ≥ 1, their number.
+        size: ≥ 1, number of last losses.
     """
 
     state_names = ("losses",)
@@ -142,11 +142,11 @@ class Lag(Homogenizer):
         self.losses = {}
 
     def mix(self, step):
-        usual = [sum(self.losses.get(key, [])) / len(self.losses.get(key, " ")) for key in step.by("domain")]
-        return self.weights(step.losses, torch.tensor(usual, dtype=torch.float64))
+        average = [sum(self.losses.get(key, [])) / len(self.losses.get(key, " ")) for key in step.by("domain")]
+        return self.weights(step.losses, torch.tensor(average, dtype=torch.float64))
 
-    def weights(self, losses, usual):
-        ratios = torch.where(usual > 0, losses / torch.where(usual > 0, usual, 1), 1)
+    def weights(self, losses, average):
+        ratios = torch.where(average > 0, losses / torch.where(average > 0, average, 1), 1)
         return len(losses) * ratios / ratios.sum()
 
     def update(self, step):
@@ -159,30 +159,30 @@ class Lag(Homogenizer):
         return {"largest loss": float(step.losses.max())}
 
 
-class Whole(Balance, Turn, Drop):
-    """Four stages: weights by usual norms, rotated features, dropout by disagreement.
+class AllStages(Balance, Rotate, Drop):
+    """Weights, rotated features and dropout in one homogenizer, which overrides four stages.
 
     Args:
-        rate: in (0, 1], share of the newest norm in the usual one, which is held by domain.
-        seed: of the masks.
+        rate: in (0, 1], weight of the newest norm in the average, which is kept by domain.
+        seed: seed of the masks.
     """
 
-    state_names = (*Balance.state_names, *Turn.state_names, *Drop.state_names)
+    state_names = (*Balance.state_names, *Rotate.state_names, *Drop.state_names)
 
     def __init__(self, rate: Annotated[float, Interval(gt=0, le=1)] = 0.5, seed: int = 0):
         Balance.__init__(self, rate)
-        Turn.__init__(self)
+        Rotate.__init__(self)
         Drop.__init__(self, seed)
 
     def update(self, step):
-        return {**Balance.update(self, step), **Turn.update(self, step), **Drop.update(self, step)}
+        return {**Balance.update(self, step), **Rotate.update(self, step), **Drop.update(self, step)}
 
     def measured(self, step):
         return {"share": self.share, "angles": list(self.angles.values())}
 
 
 def make_spec(factory, traits="", needs="", reference="new"):
-    """The spec of a homogenizer for tests."""
+    """Return the spec of a homogenizer for tests."""
     return HomogenizerSpec(factory, "for tests", reference, set(traits.split()), set(needs.split()))
 
 
@@ -190,13 +190,15 @@ EQUIVARIANT = "permutation_equivariant scale_equivariant rotation_equivariant"
 
 GOOD = {
     Balance: make_spec(Balance, f"differentiable stateful {EQUIVARIANT}", "norms"),
-    Turn: make_spec(Turn, f"differentiable stateful orthogonal {EQUIVARIANT}", "features"),
+    Rotate: make_spec(Rotate, f"differentiable stateful orthogonal {EQUIVARIANT}", "features"),
     Drop: make_spec(Drop, f"differentiable stateful stochastic {EQUIVARIANT}", "gramian"),
     Clip: make_spec(Clip, f"differentiable {EQUIVARIANT}", "jacobian"),
-    Lag: make_spec(
-        Lag, "differentiable stateful permutation_equivariant scale_equivariant loss_scale_invariant", "losses"
+    LossRatio: make_spec(
+        LossRatio, "differentiable stateful permutation_equivariant scale_equivariant loss_scale_invariant", "losses"
     ),
     Veto: make_spec(Veto, f"differentiable non_conflicting {EQUIVARIANT}", "gramian"),
-    Whole: make_spec(Whole, f"differentiable stateful stochastic orthogonal {EQUIVARIANT}", "norms gramian features"),
+    AllStages: make_spec(
+        AllStages, f"differentiable stateful stochastic orthogonal {EQUIVARIANT}", "norms gramian features"
+    ),
 }
-"""Each with all that it can claim."""
+"""Specs with all traits that each homogenizer can claim."""

@@ -1,4 +1,4 @@
-"""The faulty learners, and the decorator that registers one."""
+"""Registry of faulty learners."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ FAULTS: list[Fault[LearnerSpec]] = []
 
 
 def fails(check: str, message: str, **spec: Any) -> Any:
-    """Register a subclass of the good learner as faulty; it claims what the good one does. `spec` replaces fields."""
+    """Register the decorated subclass of the good learner as faulty, with the same claims.
 
-    def register(made: type) -> type:
-        FAULTS.append(Fault(check, dataclasses.replace(GOOD, **{"factory": made, **spec}), GOOD, message))
-        return made
+    `spec` replaces fields of its spec.
+    """
+
+    def register(factory: type) -> type:
+        FAULTS.append(Fault(check, dataclasses.replace(GOOD, **{"factory": factory, **spec}), GOOD, message))
+        return factory
 
     return register

@@ -1,4 +1,4 @@
-"""Faulty declarations and types of tasks."""
+"""Learners with faulty documentation, options, network requirements or types of tasks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.testing.learners.good import OneStep
 
 @fails("documented", "`reference` is empty: give the source", reference="")
 class NoReference(OneStep):
-    """No source; `rate` and `loss` as of the good one."""
+    """No source; `rate` and `loss` as for the good learner."""
 
 
 @fails("documented", "does not describe these options: rate, loss")
@@ -21,16 +21,16 @@ class UndocumentedOptions(OneStep):
     """Undocumented options."""
 
 
-@fails("options_validated", "option `rate` has no type annotation, so a value of a wrong type cannot be refused")
+@fails("options_validated", "option `rate` has no type annotation, so values of a wrong type cannot be rejected")
 class NoAnnotation(OneStep):
-    """Accepts everything."""
+    """An option without annotation, which accepts any value."""
 
     def __init__(self, encoder, head, homogenizers=None, *, rate=0.1, loss: Any = None):
         super().__init__(encoder, head, homogenizers, rate=rate, loss=loss)
 
 
-@fails("forms_rows", "it forms no rows: AttributeError: 'Sequential' object has no attribute 'blocks'")
-class ForItsOwnNetworkOnly(OneStep):
+@fails("computes_rows", "the learner computes no rows: AttributeError: 'Sequential' object has no attribute 'blocks'")
+class RequiresSpecificEncoder(OneStep):
     """Depends on the structure of its author's encoder."""
 
     def task_row(self, task, key):
@@ -38,26 +38,29 @@ class ForItsOwnNetworkOnly(OneStep):
         return super().task_row(task, key)
 
 
-@fails("forms_rows", "it forms no rows: RuntimeError: .*should be the same")
-class ForFloat32Only(OneStep):
-    """Makes its inputs what they usually are."""
+@fails("computes_rows", "the learner computes no rows: RuntimeError: .*should be the same")
+class RequiresFloat32(OneStep):
+    """Converts inputs to float32."""
 
     def encode(self, parameters, buffers, x):
         return super().encode(parameters, buffers, x.float())
 
 
-@fails("serves_or_refuses", "regression is refused by IndexError: .*: raise a GradhomogError with the message that")
-class TakesTargetsForClasses(OneStep):
-    """Indexes by classes, so targets of regression fail."""
+@fails(
+    "task_types_supported_or_rejected",
+    "regression is rejected by IndexError: .*: raise a GradhomogError whose message",
+)
+class IndexesByTargets(OneStep):
+    """Uses targets as indices, which fails for targets of regression."""
 
     def __init__(self, encoder, head, homogenizers=None, **options):
         super().__init__(encoder, head, homogenizers, **options)
         self.loss = lambda outputs, targets: -outputs.log_softmax(1)[torch.arange(len(targets)), targets].mean()
 
 
-@fails("serves_or_refuses", "regression is refused by OptionError: not supported: raise")
-class RefusesWithoutWords(OneStep):
-    """Refuses without the type of task."""
+@fails("task_types_supported_or_rejected", "regression is rejected by OptionError: not supported: raise")
+class VagueRejection(OneStep):
+    """Rejects regression by an error without the type of task."""
 
     def task_row(self, task, key):
         if task.query_y.is_floating_point():
@@ -65,9 +68,12 @@ class RefusesWithoutWords(OneStep):
         return super().task_row(task, key)
 
 
-@fails("serves_or_refuses", "classification is scored by mse, 2 scores of 2 tasks; expected accuracy")
-class ScoresByError(OneStep):
-    """One number for all, whatever the tasks are."""
+@fails(
+    "task_types_supported_or_rejected",
+    "classification: `evaluate` returns mse, 2 scores for 2 tasks; expected accuracy",
+)
+class WrongMetric(OneStep):
+    """Reports the metric of regression for every type of task."""
 
     def evaluate(self, tasks):
         result = super().evaluate(tasks)

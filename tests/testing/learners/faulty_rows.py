@@ -1,4 +1,4 @@
-"""Faulty rows: of another form, of other tasks too, and no derivatives."""
+"""Learners with faulty rows: wrong shapes, dependence on other tasks, wrong derivatives."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from tests.testing.learners.good import OneStep
 
 @fails("rows_fit_parameters", "`head.bias` has .*, expected")
 class AveragesBias(OneStep):
-    """A number for a whole tensor, which broadcasts."""
+    """A scalar gradient for a whole tensor, which broadcasts."""
 
     def differentiate(self, loss, taps):
         gradients, grads = super().differentiate(loss, taps)
         return {**gradients, "head.bias": gradients["head.bias"].mean()}, grads
 
 
-@fails("rows_fit_parameters", "one of each parameter.*'head.bias'.* not in both")
-class LeavesOut(OneStep):
+@fails("rows_fit_parameters", "one per parameter.*missing or unexpected: .*'head.bias'")
+class OmitsGradient(OneStep):
     """No entry for a parameter."""
 
     def differentiate(self, loss, taps):
@@ -27,7 +27,7 @@ class LeavesOut(OneStep):
         return gradients, grads
 
 
-@fails("rows_fit_parameters", "`features` requires grad and so keeps the graph")
+@fails("rows_fit_parameters", "`features` requires grad and keeps the task's graph")
 class KeepsGraph(OneStep):
     """Returns features with their graph."""
 
@@ -37,9 +37,9 @@ class KeepsGraph(OneStep):
         return row
 
 
-@fails("rows_fit_parameters", "gives 0 features and 0 feature_grads where nothing transforms; expected one")
+@fails("rows_fit_parameters", "`task_row` returns 0 features and 0 feature_grads; expected one of each")
 class WithoutFeatures(OneStep):
-    """No features for homogenizers that need them."""
+    """Returns no features."""
 
     def row(self, loss, outputs, taps, gradients, grads):
         row = super().row(loss, outputs, taps, gradients, grads)
@@ -47,9 +47,9 @@ class WithoutFeatures(OneStep):
         return row
 
 
-@fails("rows_fit_parameters", "the gradient of `encoder.0.weight`: torch.float64; expected torch.float32")
-class InFloat64(OneStep):
-    """Gradients more precise than the parameters."""
+@fails("rows_fit_parameters", "the gradient of `encoder.0.weight` has the dtype torch.float64; expected torch.float32")
+class Float64Gradients(OneStep):
+    """Gradients in float64 for float32 parameters."""
 
     def differentiate(self, loss, taps):
         gradients, grads = super().differentiate(loss, taps)
@@ -57,8 +57,8 @@ class InFloat64(OneStep):
 
 
 @fails("rows_independent_of_batch", "the loss of task 0 after other batches: off by")
-class StartsWhereTheLastEnded(OneStep):
-    """An inner optimizer's momentum that is not begun anew for every task."""
+class MomentumAcrossTasks(OneStep):
+    """Does not reset the momentum of the inner optimizer for each task."""
 
     def __init__(self, encoder, head, homogenizers=None, **options):
         super().__init__(encoder, head, homogenizers, **options)
@@ -66,15 +66,15 @@ class StartsWhereTheLastEnded(OneStep):
 
     def adapt(self, x, y, buffers):
         adapted = super().adapt(x, y, buffers)
-        moved = {name: value + self.momentum.get(name, 0) for name, value in adapted.items()}
+        updated = {name: value + self.momentum.get(name, 0) for name, value in adapted.items()}
         for name, start in self.starting_point().items():
             self.momentum[name] = 0.5 * (adapted[name] - start).detach()
-        return moved
+        return updated
 
 
 @fails("rows_independent_of_batch", "the loss of task 0 after other batches: off by")
-class DrawsAsItGoes(OneStep):
-    """A generator of its own, from which the tasks draw one after the other."""
+class SharedGenerator(OneStep):
+    """All tasks draw from one generator of the learner."""
 
     def __init__(self, encoder, head, homogenizers=None, **options):
         super().__init__(encoder, head, homogenizers, **options)
@@ -85,9 +85,9 @@ class DrawsAsItGoes(OneStep):
         return super().adapt(x + 0.1 * noise, y, buffers)
 
 
-@fails("rows_independent_of_batch", "the row of task 0 in the opposite order, `encoder.0.weight`: off by")
+@fails("rows_independent_of_batch", "the row of task 0 in reversed order, `encoder.0.weight`: off by")
 class AveragesWithNeighbour(OneStep):
-    """Means over neighbours in the batch, instead of one row per task."""
+    """Averages the row of each task with that of a neighbour in the batch."""
 
     def rows(self, batch):
         rows = super().rows(batch)
@@ -97,7 +97,7 @@ class AveragesWithNeighbour(OneStep):
 
 @fails("exact_rows", "the row of `encoder.0.weight` is not the derivative of the query loss")
 class FirstOrder(OneStep):
-    """Claims the whole derivative, and leaves out how the adapted parameters depend on the initial ones."""
+    """Claims exact rows, but ignores that the adapted parameters depend on the initial ones."""
 
     def adapt(self, x, y, buffers):
         adapted = super().adapt(x, y, buffers)
@@ -105,35 +105,35 @@ class FirstOrder(OneStep):
 
 
 @fails("exact_rows", "the row of `head.bias` is not the derivative of the query loss: .* it is 0;")
-class ForgetsOne(OneStep):
-    """One tensor has no row, though the loss depends on it."""
+class NoGradientOfBias(OneStep):
+    """One parameter has no row although the loss depends on it."""
 
     def differentiate(self, loss, taps):
         gradients, grads = super().differentiate(loss, taps)
         return {**gradients, "head.bias": None}, grads
 
 
-@fails("feature_grads", "the feature gradients before the transform are not the loss's derivative")
+@fails("feature_grads", "`feature_grads` before the transform are not the derivative of the loss")
 class SumsInsteadOfMean(OneStep):
-    """Derivatives of the sum over the queries."""
+    """Gradients of the sum over the queries instead of the mean."""
 
     def differentiate(self, loss, taps):
         gradients, grads = super().differentiate(loss, taps)
-        return gradients, [len(one) * one for one in grads]
+        return gradients, [len(gradient) * gradient for gradient in grads]
 
 
-@fails("feature_grads", "the feature gradients before the transform are not the loss's derivative")
-class OneForAllTaps(OneStep):
-    """The gradient w.r.t. the output of the transform, for its input too."""
+@fails("feature_grads", "`feature_grads` before the transform are not the derivative of the loss")
+class SameGradientForAllTaps(OneStep):
+    """Returns the gradient w.r.t. the output of `transform` for its input too."""
 
     def differentiate(self, loss, taps):
         gradients, grads = super().differentiate(loss, taps)
         return gradients, [grads[-1]] * len(grads)
 
 
-@fails("feature_grads", "there are 1 features and 1 feature_grads; expected two of each")
+@fails("feature_grads", "`rows` returns 1 features and 1 feature_grads; expected two of each")
 class LastTapOnly(OneStep):
-    """Returns the input of the head, and nothing before it."""
+    """Returns only the last features, the input of the head."""
 
     def row(self, loss, outputs, taps, gradients, grads):
         return super().row(loss, outputs, taps[-1:], gradients, grads[-1:])

@@ -1,4 +1,4 @@
-"""Faulty side effects: after rows, after meta-test, after an error."""
+"""Learners with side effects of rows, of meta-test, or of an error."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tests.testing.learners.faults import fails
 from tests.testing.learners.good import OneStep
 
 
-@fails("nothing_changes", "after `rows`, not as before: the buffer `encoder.1.running_mean`")
-@fails("batch_norm", "the buffer `encoder.1.running_mean` after three steps: not the same")
+@fails("no_side_effects", "after `rows`, these have changed: the buffer `encoder.1.running_mean`")
+@fails("batch_norm", "the buffer `encoder.1.running_mean` after three steps: not equal")
 class WritesStatistics(OneStep):
     """Runs the modules with their own buffers."""
 
@@ -18,7 +18,7 @@ class WritesStatistics(OneStep):
         return {}
 
 
-@fails("nothing_changes", "after `rows`, not as before: `.grad` of `encoder.0.weight`")
+@fails("no_side_effects", "after `rows`, these have changed: `.grad` of `encoder.0.weight`")
 class LeavesGradients(OneStep):
     """Differentiates by `backward`."""
 
@@ -27,9 +27,9 @@ class LeavesGradients(OneStep):
         return super().differentiate(loss, taps)
 
 
-@fails("nothing_changes", "after `evaluate`, not as before: the modes of the encoder")
+@fails("no_side_effects", "after `evaluate`, these have changed: the modes of the encoder")
 class StaysInEvaluationMode(OneStep):
-    """Sets the mode, and does not set it back."""
+    """Sets the encoder to evaluation mode and does not restore it."""
 
     def adapted_outputs(self, support_x, support_y, query_x):
         outputs = super().adapted_outputs(support_x, support_y, query_x)
@@ -38,9 +38,9 @@ class StaysInEvaluationMode(OneStep):
         return outputs
 
 
-@fails("nothing_changes", "after `rows`, not as before: the hooks and attributes of the encoder")
+@fails("no_side_effects", "after `rows`, these have changed: the hooks and attributes of the encoder")
 class LeavesHooks(OneStep):
-    """Reads features by a hook of its own."""
+    """Registers a hook in every forward pass and does not remove it."""
 
     def encode(self, parameters, buffers, x):
         self.encoder.register_forward_hook(ignore)
@@ -48,31 +48,32 @@ class LeavesHooks(OneStep):
 
 
 def ignore(module, inputs, features):
-    """Nothing is done with them."""
+    """A hook without effect."""
 
 
-@fails("nothing_changes", "after `rows`, not as before: the global generator of torch")
+@fails("no_side_effects", "after `rows`, these have changed: the global generator of torch")
 class SeedsTorch(OneStep):
-    """Makes itself reproducible at the cost of everything else that is drawn."""
+    """Seeds the global generator for reproducibility."""
 
     def adapt(self, x, y, buffers):
         torch.manual_seed(0)
         return super().adapt(x, y, buffers)
 
 
-@fails("nothing_changes", "the tasks' tensors after `rows`: not the same")
+@fails("no_side_effects", "the tasks' tensors after `rows`: not equal")
 class CentresInPlace(OneStep):
-    """Subtracts the mean from images that are not its own."""
+    """Subtracts the mean from the caller's images in place."""
 
     def encode(self, parameters, buffers, x):
         return super().encode(parameters, buffers, x.sub_(x.mean()))
 
 
 @fails(
-    "restored_after_failure", r"after the \w+ raised at call \d of a step of two tasks, not as before: the parameter"
+    "restored_after_failure",
+    r"after the \w+ raised at call \d of a step of two tasks, these have changed: the parameter",
 )
 class AdaptsInPlace(OneStep):
-    """Changes the parameters themselves, and restores them if nothing fails."""
+    """Adapts the parameters in place and restores them only without an error."""
 
     def task_row(self, task, key):
         start = {name: parameter.detach().clone() for name, parameter in self.named_parameters().items()}
@@ -93,9 +94,9 @@ class AdaptsInPlace(OneStep):
             parameter.data = values[name].detach()
 
 
-@fails("restored_after_failure", "after the encoder raised at call 1 .*: the step continued without an error")
+@fails("restored_after_failure", "after the encoder raised at call 1 .*: the step does not raise")
 class SwallowsErrors(OneStep):
-    """A task that fails has a row of zeros."""
+    """Replaces the row of a failed task by zeros."""
 
     def task_row(self, task, key):
         try:
@@ -106,9 +107,9 @@ class SwallowsErrors(OneStep):
             return TaskRow(task.query_x.new_zeros(()), zeros, task.query_x.new_zeros(9, 3), features, features)
 
 
-@fails("restored_after_failure", "the next losses after the encoder raised .*: not the same")
-class RemembersThatItRan(OneStep):
-    """Sets a flag while the encoder runs, and does not reset it after a failure."""
+@fails("restored_after_failure", "the next losses after the encoder raised .*: not equal")
+class KeepsRunningFlag(OneStep):
+    """Sets a flag while the encoder runs and does not reset it after an error."""
 
     running = False
 
@@ -120,9 +121,12 @@ class RemembersThatItRan(OneStep):
         return features
 
 
-@fails("restored_after_failure", "it raises RuntimeError, without the cause: something went wrong")
+@fails(
+    "restored_after_failure",
+    "the step raises RuntimeError without the original error as its cause: something went wrong",
+)
 class HidesCause(OneStep):
-    """Raises an error of its own, without the cause."""
+    """Raises another error, without the original one as its cause."""
 
     def task_row(self, task, key):
         failed = False

@@ -1,4 +1,4 @@
-"""Faulty calls of homogenizers: late, missing, without effect, or at meta-test."""
+"""Learners with faulty calls of homogenizers: late, missing, without effect, or at meta-test."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tests.testing.learners.faults import fails
 from tests.testing.learners.good import OneStep
 
 
-@fails("begins_parts", "query inputs of task 0 after `begin.*'support'")
-class BeginsLate(OneStep):
-    """Begins the query part after the encoder ran on the queries."""
+@fails("begin_before_encoder", "query inputs of task 0 after `begin.*'support'")
+class LateBegin(OneStep):
+    """Calls `begin` for the queries after the encoder ran on them."""
 
     def task_row(self, task, key):
         buffers = self.buffers()
@@ -26,16 +26,16 @@ class BeginsLate(OneStep):
         return self.row(loss, outputs, taps, *self.differentiate(loss, taps))
 
 
-@fails("begins_parts", "inputs before any `homogenizers.begin`")
-class LooksFirst(OneStep):
-    """Runs the encoder on the support set before `begin`, to find the features' shape."""
+@fails("begin_before_encoder", "inputs before the first `homogenizers.begin`")
+class EncodesBeforeBegin(OneStep):
+    """Runs the encoder on the support set before `begin`, to read the features' shape."""
 
     def task_row(self, task, key):
         self.encode(self.starting_point(), self.buffers(), task.support_x)
         return super().task_row(task, key)
 
 
-@fails("begins_parts", "query inputs of task 0 after")
+@fails("begin_before_encoder", "query inputs of task 0 after")
 class EncodesTogether(OneStep):
     """Support and query inputs in one pass, for speed."""
 
@@ -48,15 +48,15 @@ class EncodesTogether(OneStep):
         return super().adapt(x, y, buffers) if both.requires_grad else {}
 
 
-@fails("begins_parts", r"inputs of task 1 after .*slot=0")
+@fails("begin_before_encoder", r"inputs of task 1 after .*slot=0")
 class OneKeyForAll(OneStep):
-    """All tasks are the first."""
+    """Uses the slot of the first task for all tasks."""
 
     def task_row(self, task, key):
         return super().task_row(task, TaskKey(0, key.domain))
 
 
-@fails("transforms_queries", "`transform` is never called with TaskKey")
+@fails("transforms_queries", "`transform` is not called with TaskKey")
 class NeverTransforms(OneStep):
     """Never calls `transform`."""
 
@@ -71,9 +71,9 @@ class NeverTransforms(OneStep):
         return self.row(loss, outputs, taps, *self.differentiate(loss, taps))
 
 
-@fails("transforms_queries", "`transform` makes all query features zero, and yet the outputs of the queries differ")
-class TransformsInVain(OneStep):
-    """Calls `transform`, and passes the original features to the head."""
+@fails("transforms_queries", "`transform` sets all query features to zero, but the outputs of the queries differ")
+class IgnoresTransform(OneStep):
+    """Calls `transform` but passes the original features to the head."""
 
     def classify(self, parameters, buffers, features):
         return super().classify(parameters, buffers, self.encoded + 0 * features)
@@ -83,8 +83,8 @@ class TransformsInVain(OneStep):
         return self.encoded
 
 
-@fails("transforms_queries", r"the shape \(9, 4\) with 1 keys; expected \[tasks, queries, features\]")
-class TransformsFlat(OneStep):
+@fails("transforms_queries", r"the shape \(9, 4\) and 1 keys; expected \[tasks, queries, features\]")
+class TransformsWithoutTaskDimension(OneStep):
     """Features of one task, without the dimension of the tasks."""
 
     def task_row(self, task, key):
@@ -99,8 +99,8 @@ class TransformsFlat(OneStep):
         return self.row(loss, outputs, [tap[None] for tap in taps], gradients, [torch.zeros_like(t) for t in taps])
 
 
-class Inside(nn.Module):
-    """Calls what a module computes, without the module."""
+class ForwardOnly(nn.Module):
+    """Calls only `forward` of a module."""
 
     def __init__(self, module):
         super().__init__()
@@ -110,18 +110,20 @@ class Inside(nn.Module):
         return self.module.forward(x)
 
 
-@fails("attachments_take_effect", "what is attached makes all features zero, and yet the outputs of the queries differ")
-class GoesAroundHooks(OneStep):
-    """Calls `forward` of the encoder itself, which runs no hook."""
+@fails(
+    "attachments_take_effect", "a hook from `attach` sets all features to zero, but the outputs of the queries differ"
+)
+class BypassesHooks(OneStep):
+    """Calls the encoder's `forward` directly, which runs no hooks."""
 
     def call(self, part, tensors, x):
         own = {name.replace(part, "module", 1): value for name, value in tensors.items() if name.startswith(part)}
-        return torch.func.functional_call(Inside(getattr(self, part)), own, (x,))
+        return torch.func.functional_call(ForwardOnly(getattr(self, part)), own, (x,))
 
 
 @fails("homogenizers_removed", "`evaluate` or `predict` calls the homogenizers: .*'transform'")
 class TransformsAtMetaTest(OneStep):
-    """Queries are transformed at meta-test as in training."""
+    """Transforms queries at meta-test too."""
 
     def adapted_outputs(self, support_x, support_y, query_x):
         buffers = self.buffers()
@@ -132,7 +134,7 @@ class TransformsAtMetaTest(OneStep):
         return self.classify(adapted, buffers, features).detach()
 
 
-@fails("homogenizers_removed", "a prediction after training with homogenizers: not the same")
+@fails("homogenizers_removed", "a prediction after training with homogenizers: not equal")
 class AttachesAtMetaTest(OneStep):
     """Attaches the homogenizers at meta-test too."""
 

@@ -1,4 +1,4 @@
-"""Faulty at meta-test and in their state."""
+"""Learners with faults at meta-test, in saved state, with frozen parameters, or of memory."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from tests.testing.learners.faults import fails
 from tests.testing.learners.good import OneStep
 
 
-@fails("evaluated_alone", "score and loss of task 0 beside those of the tasks in the opposite order: off by")
-class GoesOnAdapting(OneStep):
-    """Each task begins where the last one ended."""
+@fails(
+    "scores_independent_of_batch",
+    "score and loss of task 0, compared with those with the tasks in reversed order: off by",
+)
+class AdaptsAcrossTasks(OneStep):
+    """Starts the adaptation of each task from the result of the previous one."""
 
     def starting_point(self):
-        known = {} if self.encoder.training else getattr(self, "last", {})
-        return {**super().starting_point(), **known}
+        cached = {} if self.encoder.training else getattr(self, "last", {})
+        return {**super().starting_point(), **cached}
 
     def adapt(self, x, y, buffers):
         adapted = super().adapt(x, y, buffers)
@@ -24,9 +27,11 @@ class GoesOnAdapting(OneStep):
         return adapted
 
 
-@fails("evaluated_alone", "score and loss of task 0 beside those of what `predict` returns: off by")
-class EvaluatesMore(OneStep):
-    """Adapts better where scores are counted than where predictions are made."""
+@fails(
+    "scores_independent_of_batch", "score and loss of task 0, compared with those from the outputs of `predict`: off by"
+)
+class LargerRateInEvaluate(OneStep):
+    """Adapts with a larger rate in `evaluate` than in `predict`."""
 
     def evaluate(self, tasks):
         self.rate, rate = 2 * self.rate, self.rate
@@ -36,7 +41,7 @@ class EvaluatesMore(OneStep):
             self.rate = rate
 
 
-@fails("evaluated_alone", "`predict` returns outputs that keep a graph")
+@fails("scores_independent_of_batch", "`predict` returns outputs that require grad: detach them")
 class PredictsWithGraph(OneStep):
     """Returns predictions with their graph."""
 
@@ -46,22 +51,22 @@ class PredictsWithGraph(OneStep):
 
 
 @fails("saliency", "Can't call numpy\\(\\) on Tensor that requires grad")
-class LeavesTorch(OneStep):
-    """Computes what torch could, elsewhere."""
+class ConvertsToNumPy(OneStep):
+    """Converts tensors to NumPy arrays and back."""
 
     def adapted_outputs(self, support_x, support_y, query_x):
         return super().adapted_outputs(support_x, support_y, torch.from_numpy(query_x.numpy()))
 
 
 @fails("saliency", "the derivative of a prediction w.r.t. the queries is .*; finite differences give")
-class DifferentiatesHalf(OneStep):
-    """One of two ways from the queries to the outputs is cut."""
+class DetachesHalf(OneStep):
+    """Detaches one of two paths from the queries to the outputs."""
 
     def adapted_outputs(self, support_x, support_y, query_x):
         return super().adapted_outputs(support_x, support_y, (query_x + query_x.detach()) / 2)
 
 
-@fails("same_seed_same_answer", "of two made alike: not the same")
+@fails("same_seed_same_results", "of two instances with the same options: not equal")
 class DrawsFromTorch(OneStep):
     """Noise from the global generator."""
 
@@ -69,8 +74,8 @@ class DrawsFromTorch(OneStep):
         return super().adapt(x + 0.1 * torch.randn_like(x), y, buffers)
 
 
-class Decays(OneStep):
-    """The inner rate shrinks from step to step, and is not saved."""
+class UnsavedRate(OneStep):
+    """The inner rate decreases with every step, and is not saved."""
 
     def step(self, batch, outer):
         report = super().step(batch, outer)
@@ -78,50 +83,52 @@ class Decays(OneStep):
         return report
 
 
-fails("resumes_from_state_dict", "the losses of step 5 after it was saved and loaded in mid-training: not")(Decays)
+fails("resumes_from_state_dict", "the losses of step 5 after it was saved and loaded during training: not")(UnsavedRate)
 
 
-class SavesObjects(Decays):
-    """Saves what `torch.load` refuses to make."""
+class SavesObjects(UnsavedRate):
+    """Saves an object that `torch.load` rejects with `weights_only=True`."""
 
     def state_dict(self):
         return {**super().state_dict(), "rate": copy.Error(self.rate)}
 
 
-fails("resumes_from_state_dict", "its state holds more than tensors, numbers, texts, lists and dicts")(SavesObjects)
+fails("resumes_from_state_dict", "its state holds other objects than tensors, numbers, strings, lists and dicts")(
+    SavesObjects
+)
 
 
 @fails("resumes_from_pickle", "[Cc]an't (get|pickle) local object|[Cc]an't pickle")
-class HoldsFunction(OneStep):
-    """A function made in the constructor cannot go to another process."""
+class HoldsLambda(OneStep):
+    """A lambda made in the constructor cannot be pickled."""
 
     def __init__(self, encoder, head, homogenizers=None, **options):
         super().__init__(encoder, head, homogenizers, **options)
         self.loss = lambda outputs, targets: torch.nn.functional.cross_entropy(outputs, targets)
 
 
-@fails("resumes_from_copy", "the losses of step 5 after it was copied in mid-training: not the same")
-class BoundToItsNetwork(OneStep):
-    """A function made in the constructor stays with the network of the original."""
+@fails("resumes_from_copy", "the losses of step 5 after it was copied during training: not equal")
+class HoldsClosure(OneStep):
+    """A lambda made in the constructor refers to the network of the original."""
 
     def __init__(self, encoder, head, homogenizers=None, **options):
         super().__init__(encoder, head, homogenizers, **options)
         self.starting_point = lambda: self.named_parameters()
 
 
-@fails("resumes_from_copy", "in mid-training: not the same")
-class SharesTheNetwork(OneStep):
-    """A copy that learns with the original."""
+@fails("resumes_from_copy", "during training: not equal")
+class SharesNetwork(OneStep):
+    """A copy that shares its parameters with the original."""
 
     def __deepcopy__(self, memo):
-        made = copy.copy(self)
-        made.homogenizers = copy.deepcopy(self.homogenizers, memo)
+        duplicate = copy.copy(self)
+        duplicate.homogenizers = copy.deepcopy(self.homogenizers, memo)
         memo.update({id(parameter): parameter for parameter in self.parameters()})
-        return made
+        return duplicate
 
 
 @fails("frozen_parameters", "with `encoder.0` frozen, the inner loop changes its `weight`")
-class AdaptsAll(OneStep):
+class AdaptsFrozenParameters(OneStep):
     """Adapts all parameters, frozen or not."""
 
     def starting_point(self):
@@ -130,25 +137,25 @@ class AdaptsAll(OneStep):
         return {**super().starting_point(), **frozen}
 
 
-@fails("frozen_parameters", "with `encoder.0` frozen after the learner was made, there are rows of encoder.0.weight")
-class RemembersParameters(OneStep):
-    """Reads only once which parameters require gradients."""
+@fails("frozen_parameters", "with `encoder.0` frozen after the learner was made, there are rows for encoder.0.weight")
+class CachesParameters(OneStep):
+    """Reads only at construction which parameters require gradients."""
 
     def __init__(self, encoder, head, homogenizers=None, **options):
         super().__init__(encoder, head, homogenizers, **options)
-        self.known = super().named_parameters()
+        self.cached = super().named_parameters()
 
     def named_parameters(self):
         return (
-            {n: p.requires_grad_() for n, p in self.known.items()}
-            if "known" in vars(self)
+            {n: p.requires_grad_() for n, p in self.cached.items()}
+            if "cached" in vars(self)
             else super().named_parameters()
         )
 
 
 @fails("batch_norm", "with batch normalization, not finite after 1 steps: losses at meta-test")
-class NormalisesByOne(OneStep):
-    """One query at a time, with statistics of its own, which one input does not have."""
+class NormalizesSingleQueries(OneStep):
+    """Normalizes each query by its own statistics, which are undefined for a single input."""
 
     def adapted_outputs(self, support_x, support_y, query_x):
         for buffer in self.encoder.buffers():
@@ -158,7 +165,7 @@ class NormalisesByOne(OneStep):
 
 @fails("memory_constant", "the tensors of the process grow by \\d+ bytes with every step")
 class KeepsFeatures(OneStep):
-    """Every feature there was, for a figure."""
+    """Keeps all features."""
 
     def row(self, loss, outputs, taps, gradients, grads):
         self.seen = [*getattr(self, "seen", []), taps[0].detach().clone()]
@@ -167,7 +174,7 @@ class KeepsFeatures(OneStep):
 
 @fails("memory_constant", "the object grows by \\d+ bytes with every step")
 class KeepsLosses(OneStep):
-    """Every loss there was, as numbers."""
+    """Keeps all losses as floats."""
 
     def row(self, loss, outputs, taps, gradients, grads):
         self.seen = [*getattr(self, "seen", []), float(loss)]
@@ -175,8 +182,8 @@ class KeepsLosses(OneStep):
 
 
 @fails("cost", "RuntimeError: .*shapes cannot be multiplied")
-class KnowsTheWidth(OneStep):
-    """Written for four features, and no others."""
+class FixedFeatureCount(OneStep):
+    """Works only with four features."""
 
     def classify(self, parameters, buffers, features):
         return super().classify(parameters, buffers, features.reshape(-1, 4))

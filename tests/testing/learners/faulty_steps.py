@@ -1,4 +1,4 @@
-"""Faulty steps: not on the mean, without the homogenizers, on NaN."""
+"""Learners with faulty steps: not along the mean, without homogenizers, or with NaN."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.testing.learners.good import OneStep
 
 @fails("steps_on_mean", "after 1 steps of Adam: off by")
 class AddsToOldGradients(OneStep):
-    """Leaves it to the caller to clear `.grad`."""
+    """Adds the direction to old values of `.grad`."""
 
     def step(self, batch, outer):
         old = [parameter.grad.clone() for parameter in self.parameters()]
@@ -29,7 +29,7 @@ class AddsToOldGradients(OneStep):
 
 @fails("steps_on_mean", "after 1 steps of Adam: off by")
 class StepsTwice(OneStep):
-    """Twice the step that was asked for."""
+    """Calls the outer optimizer twice."""
 
     def step(self, batch, outer):
         report = super().step(batch, outer)
@@ -38,8 +38,8 @@ class StepsTwice(OneStep):
 
 
 @fails("steps_on_mean", "the losses in the step's report: off by")
-class ReportsSupportLoss(OneStep):
-    """The loss of another set than that of the row."""
+class ReportsOtherLosses(OneStep):
+    """Reports other losses than those of the rows."""
 
     def step(self, batch, outer):
         report = super().step(batch, outer)
@@ -48,16 +48,16 @@ class ReportsSupportLoss(OneStep):
 
 
 @fails("steps_homogenized", "after 1 steps of Adam: off by")
-class WithoutHomogenizers(OneStep):
-    """Ignores the argument."""
+class IgnoresHomogenizers(OneStep):
+    """Ignores the argument `homogenizers`."""
 
     def __init__(self, encoder, head, homogenizers=None, **options):
         super().__init__(encoder, head, None, **options)
 
 
 @fails("steps_homogenized", "after [23] steps of Adam: off by")
-class ForgetsBetweenSteps(OneStep):
-    """Homogenizers are reset after every step."""
+class ResetsHomogenizers(OneStep):
+    """Resets the homogenizers' state after every step."""
 
     def step(self, batch, outer):
         state = self.homogenizers.state_dict()
@@ -66,8 +66,8 @@ class ForgetsBetweenSteps(OneStep):
         return report
 
 
-class Repairs(OneStep):
-    """NaN becomes zero."""
+class ReplacesNaN(OneStep):
+    """Replaces NaN by zero."""
 
     def task_row(self, task, key):
         row = super().task_row(task, key)
@@ -77,12 +77,12 @@ class Repairs(OneStep):
         return row
 
 
-fails("nonfinite_reported", "a step on a task with NaN in `support_x` is taken, without an error")(Repairs)
+fails("nonfinite_reported", "a step with NaN in `support_x` does not raise")(ReplacesNaN)
 
 
 @fails("nonfinite_reported", "FloatingPointError: the inner loop diverged")
-class RaisesItsOwn(OneStep):
-    """Raises an error of its own, which no policy handles."""
+class RaisesFloatingPointError(OneStep):
+    """Raises another error than `NonfiniteError`, which no policy handles."""
 
     def task_row(self, task, key):
         row = super().task_row(task, key)

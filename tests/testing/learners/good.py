@@ -1,4 +1,4 @@
-"""A learner without errors, in small methods: each faulty one differs from it by a single error."""
+"""A correct learner in small methods. Each faulty learner differs from it by a single error."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from gradhomog import Learner, LearnerSpec, OptionError, TaskRow
 
 
 class OneStep(Learner):
-    """MAML with one inner step of gradient descent, by hand: row = derivative of the query loss through that step.
+    """MAML with one inner step of gradient descent: a row is the derivative of the query loss through that step.
 
     Args:
-        encoder, head, homogenizers, loss: as of every learner.
-        rate: > 0, of the inner step.
+        encoder, head, homogenizers, loss: as for every learner.
+        rate: > 0, learning rate of the inner step.
     """
 
     def __init__(self, encoder, head, homogenizers=None, *, rate: float = 0.1, loss: Any = None):
@@ -39,10 +39,11 @@ class OneStep(Learner):
         return self.row(loss, outputs, taps, *self.differentiate(loss, taps))
 
     def differentiate(self, loss, taps):
-        """Gradients by name, and gradients w.r.t. the taps."""
+        """Return gradients by parameter name, and gradients w.r.t. the features."""
         parameters = self.named_parameters()
-        found = torch.autograd.grad(loss, [*parameters.values(), *taps], allow_unused=True)
-        return dict(zip(parameters, found, strict=False)), [one[0] for one in found[len(parameters) :]]
+        gradients = torch.autograd.grad(loss, [*parameters.values(), *taps], allow_unused=True)
+        feature_grads = [gradient[0] for gradient in gradients[len(parameters) :]]
+        return dict(zip(parameters, gradients, strict=False)), feature_grads
 
     def row(self, loss, outputs, taps, gradients, grads):
         return TaskRow(loss.detach(), gradients, outputs.detach(), [tap[0].detach() for tap in taps], grads)
@@ -55,18 +56,18 @@ class OneStep(Learner):
         return self.classify(adapted, buffers, self.encode(adapted, buffers, query_x))
 
     def adapt(self, x, y, buffers):
-        """All learnt parameters after the step."""
+        """Return all parameters after the inner step."""
         start = self.starting_point()
         loss = self.loss(self.classify(start, buffers, self.encode(start, buffers, x)), y)
-        found = torch.autograd.grad(loss, list(start.values()), create_graph=True, allow_unused=True)
-        pairs = zip(start.items(), found, strict=True)
+        gradients = torch.autograd.grad(loss, list(start.values()), create_graph=True, allow_unused=True)
+        pairs = zip(start.items(), gradients, strict=True)
         return {name: p if gradient is None else p - self.rate * gradient for (name, p), gradient in pairs}
 
     def starting_point(self):
         return self.named_parameters()
 
     def buffers(self):
-        """Copies: what a task writes into them is gone with the task."""
+        """Return copies of the buffers, so that writes of a task do not persist."""
         both = nn.ModuleDict({"encoder": self.encoder, "head": self.head})
         return {name: buffer.clone() for name, buffer in both.named_buffers()}
 

@@ -1,6 +1,7 @@
-"""Every learner that comes with the package passes the whole kit, with several options.
+"""Every built-in learner passes the conformance kit, with several options.
 
-Those that form rows as another does, and other options, in the fast mode; in the development loop one, in that mode.
+Learners that compute rows like another learner, and other options, are checked in the fast mode. In the development
+loop only one learner is checked, in the fast mode.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ DEVELOPMENT = bool(os.environ["DEVELOPMENT_LOOP"])
 
 
 @parametrize_with_checks(["protonet"] if DEVELOPMENT else DIFFERENT, kind="learners", fast=DEVELOPMENT)
-def test_it_conforms(check):
+def test_built_in_learners_conform(check):
     check()
 
 
 @pytest.mark.slow
 @parametrize_with_checks(DERIVED, kind="learners", fast=True)
-def test_one_made_of_another_conforms(check):
+def test_learners_that_derive_from_others_conform(check):
     check()
 
 
@@ -54,11 +55,11 @@ def test_one_made_of_another_conforms(check):
     kind="learners",
     fast=True,
     expected_failures={
-        "rows_independent_of_batch": "the mean of all rows decides where they are taken",
-        "feature_grads": "a homogenizer that moves features moves that point too, which is a constant in derivatives",
+        "rows_independent_of_batch": "the point of the rows depends on the mean of all rows",
+        "feature_grads": "shifted features also shift the point of the rows, which is a constant in derivatives",
     },
 )
-def test_rows_at_the_worst_nearby_point_conform_but_for_what_depends_on_it(check):
+def test_sharp_maml_conforms_except_for_checks_that_fix_the_point_of_the_rows(check):
     check()
 
 
@@ -66,11 +67,11 @@ def test_rows_at_the_worst_nearby_point_conform_but_for_what_depends_on_it(check
     ["maml(first_order=true)"],
     kind="learners",
     only=["*rows*", "feature_grads"],
-    expected_failures={"exact_rows": "the option leaves out what the adapted parameters owe to the initial ones"},
+    expected_failures={"exact_rows": "the option ignores that the adapted parameters depend on the initial ones"},
 )
-def test_first_order_rows_are_exact_but_for_the_inner_loop(check):
+def test_first_order_maml_conforms_except_for_exact_rows(check):
     check()
 
 
-def test_none_is_forgotten():
+def test_every_built_in_learner_is_tested():
     assert {text.partition("(")[0] for text in DIFFERENT + DERIVED} | {"sharp_maml"} == set(available("learners"))

@@ -1,4 +1,4 @@
-"""The kit tests itself: every check finds the faults that it is for, and a good learner has none."""
+"""Every check of learners finds its faults, and a correct learner passes all checks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 for theme in ("declarations", "rows", "stages", "steps", "side_effects", "state"):
     importlib.import_module(f"tests.testing.learners.faulty_{theme}")
 
-INSTALLED = "imports_cleanly"  # test_imports.py, with distributions that can be imported
+INSTALLED = "imports_cleanly"  # tested in test_imports.py with an installed distribution
 
 
 def test_every_check_has_a_faulty_learner():
@@ -25,7 +25,7 @@ def test_every_check_has_a_faulty_learner():
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
-def test_a_fault_is_found(fault: Fault):
+def test_the_check_finds_the_fault(fault: Fault):
     report = check_learner(fault.spec, only=fault.check)
     result = report[fault.check]
     assert result.outcome == "failed", result
@@ -33,7 +33,7 @@ def test_a_fault_is_found(fault: Fault):
     assert not report.passed
 
 
-def test_without_a_fault_nothing_is_found():
+def test_a_correct_learner_passes_all_checks():
     outcomes = {result.check: result.outcome for result in check_learner(GOOD)}
     assert outcomes.pop(INSTALLED) == "not applicable"
     assert outcomes.pop("saliency") == outcomes.pop("cost") == "reported"

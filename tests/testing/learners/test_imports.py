@@ -1,4 +1,4 @@
-"""The check of imports, on a learner that is installed."""
+"""The check `imports_cleanly` on an installed learner."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_an_import_that_changes_the_default_dtype_is_found(gradhomog_install):
     name = gradhomog_install("precise-steps", PLUGIN, kind="learners")
     before = torch.get_default_dtype()
     try:
-        report = check_learner(name, only="imports_cleanly")  # in another process; naming it imports it here too
+        report = check_learner(name, only="imports_cleanly")  # also imports the plugin in this process
     finally:
         torch.set_default_dtype(before)
     assert report.subject == "learner precise_steps of precise-steps 1.2 (precise_steps)"

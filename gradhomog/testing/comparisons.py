@@ -1,4 +1,4 @@
-"""Comparisons of tensors and derivatives; a failure shows the value found beside the expected one."""
+"""Comparisons of tensors and of derivatives that raise `CheckFailure` with the found and the expected values."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradhomog.testing.checking import CheckFailure
+from gradhomog.testing.check import CheckFailure
 
 STEP, RTOL, ATOL = 1e-5, 1e-4, 1e-7  # of central differences in float64
 
 
-def agree(found: Any, expected: Tensor, what: str, *, rtol: float, atol: float, **example: Any) -> None:
-    """Raise unless `|found − expected| ≤ atol + rtol · |expected|` everywhere, and shape and dtype are the same."""
+def require_close(found: Any, expected: Tensor, what: str, *, rtol: float, atol: float, **example: Any) -> None:
+    """Raise unless `|found − expected| ≤ atol + rtol · |expected|` elementwise and shape and dtype are equal."""
     if not isinstance(found, Tensor):
-        raise CheckFailure(f"{what}: a {type(found).__name__} where a tensor was expected", **example)
+        raise CheckFailure(f"{what}: expected a tensor, got {type(found).__name__}", **example)
     if found.shape != expected.shape or found.dtype != expected.dtype:
         raise CheckFailure(
-            f"{what}: shape {tuple(found.shape)} and {found.dtype} where {tuple(expected.shape)} and {expected.dtype} "
-            "were expected",
+            f"{what}: expected shape {tuple(expected.shape)} and {expected.dtype}, got {tuple(found.shape)} and "
+            f"{found.dtype}",
             **example,
         )
     if not bool(((found - expected).abs() - rtol * expected.abs() <= atol).all()):  # NaN too
@@ -30,11 +30,11 @@ def agree(found: Any, expected: Tensor, what: str, *, rtol: float, atol: float, 
         )  # fmt: skip
 
 
-def same(found: Tensor, expected: Tensor, what: str, **example: Any) -> None:
-    """Raise unless two tensors are the same, bit for bit."""
+def require_equal(found: Tensor, expected: Tensor, what: str, **example: Any) -> None:
+    """Raise unless two tensors are equal, bit for bit."""
     if not torch.equal(found, expected):
         off = _largest_difference(found, expected) if found.shape == expected.shape else float("nan")
-        raise CheckFailure(f"{what}: not the same, bit for bit (off by {off:.3g})", **example)
+        raise CheckFailure(f"{what}: not equal, bit for bit (off by {off:.3g})", **example)
 
 
 def _largest_difference(found: Tensor, expected: Tensor) -> float:
@@ -42,10 +42,13 @@ def _largest_difference(found: Tensor, expected: Tensor) -> float:
 
 
 def central_difference(value: Callable[[float], Tensor]) -> Tensor:
-    """The derivative of `value(t)` at 0, detached: of a float64 function along a direction."""
+    """The derivative of a float64 function `value(t)` at t = 0 by central differences, detached."""
     return ((value(STEP) - value(-STEP)) / (2 * STEP)).detach()
 
 
-def derivatives_agree(found: float, expected: float, scale: float = 0.0) -> bool:
-    """Whether a derivative is that of central differences; `scale` is the size of the terms that it is the sum of."""
+def derivatives_close(found: float, expected: float, scale: float = 0.0) -> bool:
+    """True if a derivative is close to that of central differences.
+
+    `scale` is the size of the terms of which the derivative is the sum.
+    """
     return abs(found - expected) <= RTOL * max(abs(expected), 1e-3 * scale) + ATOL

@@ -24,23 +24,23 @@ measurement.
 
 
 class CheckFailure(AssertionError):
-    """A property that does not hold, and the input that shows it.
+    """Raised by a check when its property does not hold.
 
     Attributes:
-        example: the failing input by name, tensors as nested lists; of a searched input, the simplest that fails.
+        example: the failing input by name, tensors as nested lists; after a search, the simplest failing input found.
     """
 
     def __init__(self, message: str, **example: Any) -> None:
         super().__init__(message)
-        self.example: Mapping[str, Any] = {name: plain(value) for name, value in example.items()}
+        self.example: Mapping[str, Any] = {name: to_plain_data(value) for name, value in example.items()}
 
 
 class NotApplicable(Exception):
-    """The check has nothing to test on this plugin; the message gives the reason."""
+    """Raised by a check that has nothing to test on this plugin; the message gives the reason."""
 
 
 class Subject(Protocol):
-    """The plugin under check, with a fresh object for every check, so that checks are independent."""
+    """The plugin under check. Each check makes fresh objects of it, so checks are independent."""
 
     @property
     def claims(self) -> Set[str]: ...
@@ -48,13 +48,13 @@ class Subject(Protocol):
 
 @dataclass(frozen=True)
 class Check:
-    """One property of a kind of plugin.
+    """A check of one property of one kind of plugin.
 
     Attributes:
-        name: as in `expected_failures`, `--only` and test ids.
-        kind: of plugin.
-        claim: the trait that makes it binding; None if it binds every plugin.
-        function: called with the subject; raises `CheckFailure`, or returns a measurement as a text.
+        name: the name used by `expected_failures`, `--only` and test ids.
+        kind: the kind of plugin.
+        claim: the trait that makes the check binding; None if it binds every plugin.
+        function: called with the subject; raises `CheckFailure`, or returns a measurement as a string.
     """
 
     name: str
@@ -69,11 +69,11 @@ class Check:
 
     @property
     def explanation(self) -> str:
-        """The property in full, and the reason for it."""
+        """The full description of the property, with its reason."""
         return inspect.getdoc(self.function) or ""
 
     def binds(self, subject: Subject) -> bool:
-        """Whether failing it is a fault of this subject."""
+        """True if the check is required of every plugin or the subject claims its trait."""
         return self.claim is None or self.claim in subject.claims
 
 
@@ -82,10 +82,10 @@ class CheckResult:
     """The result of one check of one subject.
 
     Attributes:
-        check: its name.
+        check: name of the check.
         outcome: see `Outcome`.
-        message: the fault, the measurement, or the reason why nothing was checked.
-        example: the input that shows a failure, tensors as nested lists.
+        message: the fault, the measurement, or the reason why the check is not applicable.
+        example: the failing input by name, tensors as nested lists.
         seconds: duration of the check.
     """
 
@@ -96,10 +96,10 @@ class CheckResult:
     seconds: float = 0.0
 
     def record(self) -> dict[str, Any]:
-        """Plain data for JSON, which has no NaN and no infinity: such numbers of an example become None."""
+        """JSON values. NaN and infinity in an example become None, because JSON has neither."""
         return {
             "check": self.check, "outcome": self.outcome, "message": self.message,
-            "example": _finite(dict(self.example)), "seconds": round(self.seconds, 3),
+            "example": _replace_nonfinite(dict(self.example)), "seconds": round(self.seconds, 3),
         }  # fmt: skip
 
 
@@ -107,10 +107,10 @@ KIT: dict[Kind, dict[str, Check]] = {"homogenizers": {}, "learners": {}, "domain
 """All checks by kind and name, filled by the decorator `check`."""
 
 SHRINKING: ContextVar[bool] = ContextVar("shrinking", default=True)
-"""Simplify failing inputs, done only where a failure is a fault."""
+"""True if failing inputs are simplified. Only failures of binding checks are."""
 
 FAST: ContextVar[bool] = ContextVar("fast", default=False)
-"""Run checks with fewer examples and steps, for the development loop."""
+"""True if checks run with fewer examples and steps, for the development loop."""
 
 
 def check(*kinds: Kind, claim: str | None = None) -> Callable[[Callable[[Any], str | None]], Check]:
@@ -118,19 +118,19 @@ def check(*kinds: Kind, claim: str | None = None) -> Callable[[Callable[[Any], s
 
     def register(function: Callable[[Any], str | None]) -> Check:
         for kind in kinds:
-            made = KIT[kind][function.__name__] = Check(function.__name__, kind, claim, function)
-        return made
+            registered = KIT[kind][function.__name__] = Check(function.__name__, kind, claim, function)
+        return registered
 
     return register
 
 
 def full_or_fast(full: int, fast: int) -> int:
-    """The number of examples or steps in this mode."""
+    """Return `fast` in the fast mode, else `full`."""
     return fast if FAST.get() else full
 
 
 def run(check: Check, subject: Subject, reason: str | None = None, *, fast: bool = False) -> CheckResult:
-    """Run one check; `reason` states why it is expected to fail, if it is."""
+    """Run one check. A `reason` marks it as an expected failure."""
     start = time.perf_counter()
     outcome, message, example = _outcome(check, subject, fast, shrinks=reason is None)
     if reason is not None and outcome == "failed":
@@ -139,7 +139,7 @@ def run(check: Check, subject: Subject, reason: str | None = None, *, fast: bool
         outcome, message = "failed", f"'{check.claim}' is not claimed. Remove it from `expected_failures`."
     elif reason is not None and outcome != "not applicable":
         outcome = "failed"
-        message = f"it was expected to fail ({reason}), but does not. Remove it from `expected_failures`."
+        message = f"expected to fail ({reason}), but does not. Remove it from `expected_failures`."
     return CheckResult(check.name, outcome, message, example, time.perf_counter() - start)
 
 
@@ -148,13 +148,13 @@ def _outcome(check: Check, subject: Subject, fast: bool, shrinks: bool) -> tuple
     tokens = SHRINKING.set(binding and shrinks), FAST.set(fast)
     try:
         measured = check.function(subject)
-    except NotApplicable as why:
-        return "not applicable", str(why), {}
+    except NotApplicable as reason:
+        return "not applicable", str(reason), {}
     except CheckFailure as failure:
         return "failed" if binding else "not held", str(failure), failure.example
-    except GradhomogError as error:  # a stage that raises: the message names the plugin
+    except GradhomogError as error:  # raised by a stage; the message names the plugin
         return "failed" if binding else "not held", f"{type(error).__name__}: {error}", {}
-    except Exception as error:  # one faulty plugin must not end the others' checks
+    except Exception as error:  # an error in one plugin must not stop the checks of the others
         return "failed" if binding else "not held", describe_error(error), {}
     finally:
         SHRINKING.reset(tokens[0])
@@ -165,26 +165,26 @@ def _outcome(check: Check, subject: Subject, fast: bool, shrinks: bool) -> tuple
 
 
 def describe_error(error: BaseException) -> str:
-    """Type and first line of an error."""
+    """Return the type and the first line of the message of an error."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
-def _finite(value: Any) -> Any:
+def _replace_nonfinite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _replace_nonfinite(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_finite(item) for item in value]
+        return [_replace_nonfinite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def plain(value: Any) -> Any:
-    """Convert to JSON values: tensors to nested lists, other objects to their repr without the address."""
+def to_plain_data(value: Any) -> Any:
+    """Convert to JSON values: tensors to nested lists, other objects to their repr without the memory address."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): to_plain_data(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [to_plain_data(item) for item in value]
     if isinstance(value, (str, int, float, bool, type(None))):
         return value
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))

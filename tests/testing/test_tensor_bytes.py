@@ -1,4 +1,4 @@
-"""The bytes of the process's tensors: each storage once, and none of what only wraps one."""
+"""`tensor_bytes` counts each storage once and ignores wrappers and fake tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gradhomog.testing.snapshots import tensor_bytes
 
 
 @pytest.mark.slow
-def test_a_storage_counts_once_and_no_more_when_it_is_gone():
+def test_a_storage_counts_once_and_only_while_it_exists():
     before = tensor_bytes()
     kept = torch.zeros(1000, dtype=torch.float64)
     view = kept.view(10, 100)
@@ -21,15 +21,15 @@ def test_a_storage_counts_once_and_no_more_when_it_is_gone():
 
 
 @pytest.mark.slow
-def test_a_wrapper_that_a_function_transform_left_behind_is_passed_over():
-    left = []
-    torch.func.vmap(lambda x: (left.append(x), x)[1])(torch.zeros(3, 2))
+def test_a_wrapper_of_a_function_transform_is_ignored():
+    wrappers = []
+    torch.func.vmap(lambda x: (wrappers.append(x), x)[1])(torch.zeros(3, 2))
     assert tensor_bytes() >= 0
-    assert len(left) == 1
+    assert len(wrappers) == 1
 
 
 @pytest.mark.slow
-def test_what_a_compiler_stands_in_for_tensors_takes_no_memory_whatever_its_size_is_called():
+def test_fake_tensors_with_symbolic_sizes_count_zero_bytes():
     fake = FakeTensorMode(shape_env=ShapeEnv()).from_tensor(torch.zeros(5, 3))
     before = tensor_bytes()
     assert not isinstance(fake.shape[0], int)
