@@ -1,1 +1,1 @@
-"""The first-party homogenizers, one module each, registered through the same entry points as third-party ones."""
+"""The first-party homogenizers, one module each, registered by entry points as third-party ones are."""

@@ -9,7 +9,7 @@ from gradhomog import StageResult, Step, bargaining_weights, gramian_rounding
 
 
 def bargaining_stage(step: Step, alpha: float) -> StageResult:
-    """Weights `[tasks]` of ⟨g_0, d⟩/‖d‖² · d for the bargaining direction d = Σ_i w_i g_i; aux for `paper_factor`."""
+    """Return weights `[tasks]` of ⟨g_0, d⟩/‖d‖² · d for the bargaining direction d, and aux for `paper_factor`."""
     gramian = step.gramian()
     solution = bargaining_weights(gramian, alpha, gramian_rounding(step.dtype))
     weights, aux = projection_weights(gramian, solution.weights)
@@ -17,7 +17,7 @@ def bargaining_stage(step: Step, alpha: float) -> StageResult:
 
 
 def projection_weights(gramian: Tensor, weights: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Weights of the mean's projection on Σ_i w_i g_i, their ratio to w, and the length of Σ_i w_i g_i."""
+    """Return the weights of the mean's projection on Σ_i w_i g_i, their ratio to w, and the length of Σ_i w_i g_i."""
     gains = gramian @ weights  # ⟨g_i, d⟩
     square = weights @ gains  # ‖d‖²
     no_solution = square <= 0  # w = 0
@@ -27,7 +27,7 @@ def projection_weights(gramian: Tensor, weights: Tensor) -> tuple[Tensor, tuple[
 
 
 def paper_factor(step: Step, max_norm: float | None) -> Tensor:
-    """The factor from `bargaining_stage` to the paper's step, which is clipped to the length `max_norm`."""
+    """Return the ratio of the paper's step, clipped to the length `max_norm`, to that of `bargaining_stage`."""
     ratio, length = step.aux
     factor: Tensor = step.tasks / ratio
     return factor if max_norm is None else factor * (max_norm / length).clamp_max(1.0)

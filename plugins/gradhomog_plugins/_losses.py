@@ -1,4 +1,4 @@
-"""Validation of losses and of the weights made from them."""
+"""Validation of losses and of weights computed from them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from torch import Tensor
 from gradhomog import OptionError, Step
 
 LARGEST_WEIGHT = 1e30
-"""A row in float32, which ends at 3.4e38, overflows under a much larger weight."""
+"""A float32 row, at most 3.4e38, overflows with a much larger weight."""
 
 LARGEST_SQUARED = 1e150
-"""Adam adds up squares: those of larger gradients become infinite, and the variable then never moves again."""
+"""Adam sums squares: those of larger gradients are infinite, and the variable would never change again."""
 
 
 def require(valid: Tensor, step: Step, expected: str, advice: str = "") -> None:
-    """Raise an error that names the first task that is not `valid` `[tasks]`, with its loss.
+    """Raise an error with the first task that is not `valid` `[tasks]`, and its loss.
 
-    `expected` begins with the method: "uw: losses must not be negative".
+    `expected` starts with the name of the method: "uw: losses must not be negative".
     """
     if bool(valid.all()):
         return
@@ -28,20 +28,20 @@ def require(valid: Tensor, step: Step, expected: str, advice: str = "") -> None:
 
 
 def require_weights(weights: Tensor, step: Step, method: str, formula: str) -> None:
-    """Raise an error that names the first task whose weight `[tasks]` in the paper's scale is too large for its row.
+    """Raise an error with the first task whose weight `[tasks]` in the paper's scale would make its row overflow.
 
-    `formula` of the weight: "N/L".
+    `formula` is that of the weight: "N/L".
     """
     expected = f"{method}: weights {formula} must be at most {LARGEST_WEIGHT:g}"
     require(weights <= LARGEST_WEIGHT, step, expected, "Divide the losses by constants, or use scale='mean'.")
 
 
 def require_squares(weighted: Tensor, step: Step, method: str) -> None:
-    """Raise an error that names the first task whose weighted loss `[tasks]` is too large for Adam."""
+    """Raise an error with the first task whose weighted loss `[tasks]` is too large for Adam."""
     expected = f"{method}: losses times their weights must be below {LARGEST_SQUARED:g}, because Adam squares them"
     require(weighted < LARGEST_SQUARED, step, expected, "Divide this loss by a constant.")
 
 
 def exponential_weights(logarithms: Tensor) -> Tensor:
-    """Weights e^{l_i} over their mean, `[tasks]`, from their logarithms: N softmax(l)."""
+    """Return weights e^{l_i} divided by their mean, `[tasks]`: N softmax(l)."""
     return logarithms.shape[0] * torch.softmax(logarithms, dim=0)

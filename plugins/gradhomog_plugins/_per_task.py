@@ -11,23 +11,23 @@ from gradhomog import OptionError, Step
 
 
 def numbers(
-    option: str, given: float | Sequence[float] | Mapping[str, float], step: Step, default: float = 1.0
+    option: str, value: float | Sequence[float] | Mapping[str, float], step: Step, default: float = 1.0
 ) -> Tensor:
-    """The number of each task of a batch, float64 `[tasks]`.
+    """Return the number of each task of a batch, float64 `[tasks]`.
 
-    A dict's entry `"*"` is for the domains that it does not name; `default` is theirs if it has no such entry.
-    `option` is for the error: "stch: `ideal`".
+    The entry `"*"` of a dict is for other domains; without it they have `default`. `option` is the name in errors:
+    "stch: `ideal`".
     """
-    if isinstance(given, Mapping):
-        found = [given.get(domain, given.get("*", default)) for domain in step.by("domain")]
-    elif isinstance(given, Sequence):
+    if isinstance(value, Mapping):
+        result = [value.get(domain, value.get("*", default)) for domain in step.by("domain")]
+    elif isinstance(value, Sequence):
         slots = 1 + max(key.slot for key in step.keys)  # not step.tasks, which nonfinite="drop" reduces
-        if slots > len(given):
+        if slots > len(value):
             raise OptionError(
-                f"{option} must hold one number per task; got {len(given)} for {slots} tasks. "
-                "Give more, or a dict by domain."
+                f"{option} must hold one number per task; got {len(value)} for {slots} tasks. "
+                "Give more numbers, or a dict by domain."
             )
-        found = [given[key.slot] for key in step.keys]
+        result = [value[key.slot] for key in step.keys]
     else:
-        found = [given] * step.tasks
-    return torch.tensor(found, dtype=torch.float64)
+        result = [value] * step.tasks
+    return torch.tensor(result, dtype=torch.float64)

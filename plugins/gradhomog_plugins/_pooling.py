@@ -1,4 +1,4 @@
-"""Pool the feature gradients of tasks into vectors that can be compared between tasks."""
+"""Pool the feature gradients of tasks into vectors that are comparable between tasks."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from gradhomog import OptionError
 Pool = Literal["task", "class", "sample"]
 
 
-def pooled(gradients: Tensor, pool: Pool, targets: Tensor | None = None) -> Tensor:
-    """Gradients w.r.t. the features `[tasks, queries, m]` summed to vectors `[tasks, vectors, m]`, float64.
+def pool_gradients(gradients: Tensor, pool: Pool, targets: Tensor | None = None) -> Tensor:
+    """Sum gradients w.r.t. the features `[tasks, queries, m]` to vectors `[tasks, vectors, m]`, float64.
 
-    `"task"`: over all queries; `"class"`: over the queries of each class; `"sample"`: not at all.
+    `"task"`: over all queries; `"class"`: over the queries of each class; `"sample"`: no sum.
     """
     gradients = gradients.double()
     if pool == "task":
@@ -31,16 +31,16 @@ def pooled(gradients: Tensor, pool: Pool, targets: Tensor | None = None) -> Tens
 
 
 def unit(vectors: Tensor) -> Tensor:
-    """Each vector divided by its length; zero stays zero."""
+    """Divide each vector by its length; zero stays zero."""
     norms = vectors.norm(dim=-1, keepdim=True)
     return torch.where(norms > 0, vectors / torch.where(norms > 0, norms, torch.ones_like(norms)), 0.0)
 
 
-def matched(vectors: Tensor, reference: Tensor) -> Tensor:
-    """For each task the order `[tasks, vectors]` in which its unit vectors match those of the reference best.
+def matching_orders(vectors: Tensor, reference: Tensor) -> Tensor:
+    """Return for each task the order `[tasks, vectors]` in which its unit vectors match those of the reference best.
 
-    Class 3 of one task is unrelated to class 3 of another. Greedy: the pair with the largest cosine to the sum of the
-    reference and the tasks matched so far is taken first.
+    Class 3 of one task is unrelated to class 3 of another. The matching is greedy: it starts with the pair of largest
+    cosine, where cosines are those with the sum of the reference and the tasks matched before.
     """
     tasks, count, _ = vectors.shape
     orders, total = [], reference.clone()
@@ -57,7 +57,7 @@ def matched(vectors: Tensor, reference: Tensor) -> Tensor:
 
 
 def mean_cosine(vectors: Tensor) -> float:
-    """Mean over pairs of tasks, and over vectors, of the cosines of unit vectors `[tasks, vectors, m]`."""
+    """Return the mean, over pairs of tasks and over vectors, of the cosines of unit vectors `[tasks, vectors, m]`."""
     tasks = vectors.shape[0]
     if tasks < 2:
         return 1.0
@@ -66,7 +66,7 @@ def mean_cosine(vectors: Tensor) -> float:
 
 
 def pooled_energy(gradients: Tensor) -> float:
-    """‖Σ_q g_q‖² / (queries · Σ_q ‖g_q‖²) in [0, 1], mean over tasks: the share of energy that pooling keeps."""
+    """Return the mean over tasks of ‖Σ_q g_q‖² / (queries · Σ_q ‖g_q‖²) in [0, 1], the energy that pooling keeps."""
     whole = gradients.double().square().sum((1, 2)) * gradients.shape[1]
     left = gradients.double().sum(1).square().sum(1)
     return float(torch.where(whole > 0, left / torch.where(whole > 0, whole, 1.0), 0.0).mean())

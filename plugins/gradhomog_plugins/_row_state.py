@@ -1,4 +1,4 @@
-"""Rows kept from step to step: one tensor per parameter and key, by the rule of `gradhomog.keyed`."""
+"""State of one row per key: one tensor per parameter and key, with the rules of `gradhomog.keyed`."""
 
 from __future__ import annotations
 
@@ -10,25 +10,27 @@ from torch import Tensor
 from gradhomog import keyed
 
 RowState = dict[str, dict[str, Tensor]]
-"""`{parameter: {key: tensor [*shape]}}`; of rows in one matrix, the parameter is `""`."""
+"""`{parameter: {key: tensor [*shape]}}`; for rows in one matrix, the parameter is `""`."""
 
 
 def fits(state: Mapping[str, Mapping[str, Tensor]], rows: Mapping[str, Tensor]) -> bool:
     """True if the state belongs to rows with these names and shapes `[tasks, *shape]`."""
     if state.keys() != rows.keys():
         return False
-    return all(kept.shape == rows[name].shape[1:] for name, held in state.items() for kept in held.values())
+    return all(
+        saved.shape == rows[name].shape[1:] for name, rows_by_key in state.items() for saved in rows_by_key.values()
+    )
 
 
 def read(
     state: Mapping[str, Mapping[str, Tensor]], keys: Sequence[str], rows: Mapping[str, Tensor], initial: float = 0.0
 ) -> dict[str, Tensor]:
-    """The kept rows of a batch's tasks, `[tasks, *shape]` by parameter; `initial` everywhere for a new key.
+    """Return the saved rows of a batch's tasks, `[tasks, *shape]` by parameter, filled with `initial` for a new key.
 
-    Of the device and, from float32 up, the dtype of `rows`: half precision would lose small changes.
+    They have the device and the dtype of `rows`, or float32 for half precision, which would lose small changes.
     """
     return {
-        name: keyed.read_tensors(state.get(name, {}), keys, torch.full_like(value[0], initial, dtype=wide(value)))
+        name: keyed.read_tensors(state.get(name, {}), keys, torch.full_like(value[0], initial, dtype=wide_dtype(value)))
         for name, value in rows.items()
     }
 
@@ -36,20 +38,20 @@ def read(
 def write(
     state: Mapping[str, Mapping[str, Tensor]], keys: Sequence[str], rows: Mapping[str, Tensor]
 ) -> dict[str, dict[str, Tensor]]:
-    """The state with new rows `[tasks, *shape]` for the keys of a batch; the mean of the tasks of one key."""
+    """Return the state with new rows `[tasks, *shape]` for the keys of a batch, the mean of the tasks of one key."""
     return {name: keyed.write_tensors(state.get(name, {}), keys, value) for name, value in rows.items()}
 
 
-def wide(value: Tensor) -> torch.dtype:
-    """The dtype of a tensor, float32 for half precision."""
+def wide_dtype(value: Tensor) -> torch.dtype:
+    """Return the dtype of a tensor, or float32 for half precision."""
     return torch.promote_types(value.dtype, torch.float32)
 
 
-def like(rows: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rows in the dtypes of others."""
-    return {name: value.to(given[name].dtype) for name, value in rows.items()}
+def cast_like(rows: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Convert rows to the dtypes of other rows."""
+    return {name: value.to(other[name].dtype) for name, value in rows.items()}
 
 
-def per_task(numbers: Tensor, rows: Tensor) -> Tensor:
-    """Numbers `[tasks]` in the dtype and on the device of rows `[tasks, *shape]`, to be broadcast with them."""
+def broadcast_per_task(numbers: Tensor, rows: Tensor) -> Tensor:
+    """Return numbers `[tasks]` with dtype, device and number of dimensions of rows `[tasks, *shape]`, to broadcast."""
     return numbers.to(rows.device, rows.dtype).reshape(-1, *[1] * (rows.dim() - 1))

@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 def unit_gramian(gramian: Tensor) -> tuple[Tensor, Tensor]:
-    """Norms `[tasks]`, the greatest in place of zero, and cosines of the rows `[tasks, tasks]`, zero for a zero row."""
+    """Return norms `[tasks]`, with the largest instead of zero, and cosines `[tasks, tasks]`, zero for a zero row."""
     squares = gramian.diagonal()
     greatest = squares.detach().amax()
-    # In place of zero before the root, whose derivative is then finite, and in the unit of the rows.
+    # Not zero, where the derivative of the root is infinite, but a value in the unit of the rows.
     norms = torch.where(squares > 0, squares, torch.where(greatest > 0, greatest, 1.0)).sqrt()
     return norms, gramian / torch.outer(norms, norms)
 
@@ -21,12 +21,12 @@ class EqualCosines(NamedTuple):
     """The result of `equal_cosines`.
 
     Attributes:
-        norms: of the rows, the greatest in place of zero, `[tasks]`.
-        present: one, or zero for a zero row, `[tasks]`.
+        norms: norms of the rows, the largest instead of zero, `[tasks]`.
+        present: zero for a zero row, otherwise one, `[tasks]`.
         weights: y `[tasks]`, with ‖d‖² = Σ_i y_i.
         inner: ⟨d, u_i⟩ `[tasks]`.
-        within: Σ_i ⟨d, u_i⟩, which is Σ_i ⟨d, u_i⟩²; infinite where d is no more than rounding: it is zero where the
-            rows cancel, as opposite ones do.
+        within: Σ_i ⟨d, u_i⟩, which is Σ_i ⟨d, u_i⟩²; infinite where d is only rounding, because the
+            rows cancel, as opposite rows do.
     """
 
     norms: Tensor
@@ -37,12 +37,12 @@ class EqualCosines(NamedTuple):
 
 
 def equal_cosines(gramian: Tensor, rounding: float) -> EqualCosines:
-    """The shortest d = Σ_i y_i u_i with ⟨d, u_i⟩ = 1 for all i, u_i being the rows divided by their norms.
+    """Return the shortest d = Σ_i y_i u_i with ⟨d, u_i⟩ = 1 for all i, u_i the rows divided by their norms.
 
-    y = U⁺ 1, U the cosines of the rows. Where rows are so dependent that there is no such d, ⟨d, u_i⟩ is as near to 1
-    as it can be in least squares. Zero rows are left out: y_i = 0. Eigenvalues of U up to N · `rounding` count as zero.
+    y = U⁺ 1, U the cosines of the rows. If rows are too dependent for such a d, it is the least-squares solution. Zero
+    rows are ignored: y_i = 0. Eigenvalues of U up to N · `rounding` count as zero.
 
-    Differentiable in the Gramian as long as the rank of U does not change.
+    Differentiable in the Gramian where the rank of U does not change.
     """
     norms, unit = unit_gramian(gramian)
     present = gramian.diagonal().sign()

@@ -1,4 +1,4 @@
-"""Leaving out rows that are zero, for methods whose step they would stop."""
+"""Solve for the rows that are not zero, for methods whose direction a zero row would make zero."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from gradhomog import Solution
 
 
 def without_zero_rows(gramian: Tensor, solve: Callable[[Tensor], Solution]) -> Solution:
-    """The solution for the Gramian of the other rows, with weight 0 for rows that are zero.
+    """Return the solution for the Gramian of the nonzero rows, with weight 0 for zero rows.
 
-    If all are zero, 1/tasks each.
+    If all rows are zero, all weights are 1/tasks.
     """
     index = torch.nonzero(gramian.diagonal() > 0).flatten()
     if len(index) == 0:

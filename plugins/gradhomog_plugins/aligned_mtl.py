@@ -1,4 +1,4 @@
-"""Aligned-MTL: turn the tasks' gradients into orthogonal ones of one length, changing them as little as that allows."""
+"""Aligned-MTL: the nearest orthogonal gradients of equal length."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ class AlignedMTL(Homogenizer):
 def balance(
     gramian: Tensor, scale_mode: ScaleMode = "min", rounding: float = gramian_rounding(torch.float64)
 ) -> Tensor:
-    """The mixing matrix B, float64 `[tasks, tasks]`.
+    """Return the mixing matrix B, float64 `[tasks, tasks]`.
 
-    With the cosines Q M Qᵀ = D⁻¹ G D⁻¹ of the rows, D their norms, G = F Fᵀ for F = D Q M^(1/2) = W S Vᵀ, and
-    B = √s W Vᵀ M^(−1/2) Qᵀ D⁻¹: the singular values S of F keep twice as many digits of short rows as Λ = S².
+    With the cosines Q M Qᵀ = D⁻¹ G D⁻¹ of the rows and their norms D, G = F Fᵀ for F = D Q M^(1/2) = W S Vᵀ, and
+    B = √s W Vᵀ M^(−1/2) Qᵀ D⁻¹. The singular values S of F have twice as many exact digits for short rows as Λ = S².
     """
     norms, unit = unit_gramian(gramian)
     lengths = norms.detach()
@@ -82,62 +82,65 @@ def balance(
     kept = values > rounding * len(values)
     roots = torch.where(kept, values, 1.0).sqrt() * kept
     left, singular, right = torch.linalg.svd((present * lengths)[:, None] * vectors * roots)
-    real = torch.arange(len(values), device=values.device) < kept.sum()
+    nonzero = torch.arange(len(values), device=values.device) < kept.sum()
     inverse = torch.where(kept, vectors / torch.where(kept, roots, 1.0), 0.0).mT * (present / lengths)
-    square = _square(singular, real, scale_mode)
-    mixing: Tensor = (square.sqrt() * left * real) @ right @ inverse
+    square = _square(singular, nonzero, scale_mode)
+    mixing: Tensor = (square.sqrt() * left * nonzero) @ right @ inverse
     if torch.is_grad_enabled() and gramian.requires_grad:
-        moved = _differentiable(gramian, norms, unit, rounding * len(values), left, singular * real, square, scale_mode)
-        mixing = mixing + (moved - moved.detach())
+        change = _with_derivatives(
+            gramian, norms, unit, rounding * len(values), left, singular * nonzero, square, scale_mode
+        )
+        mixing = mixing + (change - change.detach())
     return mixing
 
 
-def _square(singular: Tensor, real: Tensor, scale_mode: ScaleMode) -> Tensor:
-    """s from the singular values in descending order, of which the first are `real`; zero if none is."""
-    squares, count = singular.square() * real, real.sum()
+def _square(singular: Tensor, nonzero: Tensor, scale_mode: ScaleMode) -> Tensor:
+    """Return s from the singular values in descending order, of which the first are `nonzero`; zero if none is."""
+    squares, count = singular.square() * nonzero, nonzero.sum()
     if scale_mode == "rmse":
         return squares.sum() / count.clamp_min(1)
-    place = count - 1 if scale_mode == "min" else count // 2  # of two in the middle the lower
+    place = count - 1 if scale_mode == "min" else count // 2  # the lower of two medians
     return squares.gather(0, place.clamp_min(0)[None])[0]
 
 
-def _differentiable(
+def _with_derivatives(
     gramian: Tensor, norms: Tensor, unit: Tensor, tolerance: float, basis: Tensor, roots: Tensor, square: Tensor,
     scale_mode: ScaleMode,
 ) -> Tensor:  # fmt: skip
-    """√s G^(1/2) G⁻, with the right first and second derivatives by G at equal eigenvalues too.
+    """Return √s G^(1/2) G⁻ with exact first and second derivatives w.r.t. G, also at equal eigenvalues.
 
-    R = G^(1/2) solves R² = G. In the basis of its eigenvectors, a constant, Newton's step from R = diag(λ^(1/2)) is
-    (E − R²)_ij / (λ_i^(1/2) + λ_j^(1/2)), E the Gramian; the first gives the first derivative, another the second.
+    R = G^(1/2) solves R² = G. In the basis of its eigenvectors, a constant, a Newton step from R = diag(λ^(1/2)) is
+    (E − R²)_ij / (λ_i^(1/2) + λ_j^(1/2)), E the Gramian. The first step gives the first derivative, the second step
+    the second.
     """
-    real = roots > 0
-    pairs = real[:, None] | real
-    slopes = torch.where(pairs, roots[:, None] + roots, 1.0)
-    moved = basis.mT @ (gramian - gramian.detach()) @ basis
+    nonzero = roots > 0
+    pairs = nonzero[:, None] | nonzero
+    root_sums = torch.where(pairs, roots[:, None] + roots, 1.0)
+    change = basis.mT @ (gramian - gramian.detach()) @ basis
     root = constant = torch.diag(roots)
     for _ in range(2):
-        root = root + pairs * (constant @ constant + moved - root @ root) / slopes
+        root = root + pairs * (constant @ constant + change - root @ root) / root_sums
     values = roots.square()
-    group = real & ((scale_mode == "rmse") | ((values - square).abs() <= 1e-9 * square))
-    square = square + _mean_moved(values, group.to(values), moved)
-    square = torch.where(real.any(), square, 1.0)  # or the derivative of its root is infinite
+    group = nonzero & ((scale_mode == "rmse") | ((values - square).abs() <= 1e-9 * square))
+    square = square + _mean_change(values, group.to(values), change)
+    square = torch.where(nonzero.any(), square, 1.0)  # avoids the infinite derivative of the root at zero
     inverse = torch.linalg.pinv(unit, atol=tolerance, rtol=0.0, hermitian=True) / torch.outer(norms, norms)
-    changed: Tensor = square.sqrt() * (basis @ root @ basis.mT) @ inverse
-    return changed
+    result: Tensor = square.sqrt() * (basis @ root @ basis.mT) @ inverse
+    return result
 
 
-def _mean_moved(values: Tensor, group: Tensor, moved: Tensor) -> Tensor:
-    """The change of the mean of a group of eigenvalues: that of E_ii + Σ_j E_ij² / (λ_i − λ_j), j not in the group."""
+def _mean_change(values: Tensor, group: Tensor, change: Tensor) -> Tensor:
+    """Return the change of the mean eigenvalue of a group: the mean of E_ii + Σ_j E_ij² / (λ_i − λ_j), j outside it."""
     apart = group[:, None] * (1 - group)
     gaps = torch.where(apart > 0, values[:, None] - values, 1.0)
-    return group @ (moved.diagonal() + (apart * moved.square() / gaps).sum(dim=1)) / group.sum().clamp_min(1)
+    return group @ (change.diagonal() + (apart * change.square() / gaps).sum(dim=1)) / group.sum().clamp_min(1)
 
 
 @hookimpl
 def gradhomog_homogenizer() -> HomogenizerSpec:
     return HomogenizerSpec(
         factory=AlignedMTL,
-        summary="orthogonal gradients of one length, as near to the tasks' own as can be",
+        summary="replaces the gradients by the nearest orthogonal ones of equal length",
         reference="Senushkin et al. 2023, arXiv 2305.19000",
         traits={"differentiable", "permutation_equivariant", "scale_equivariant", "rotation_equivariant"},
         needs={"gramian"},

@@ -1,4 +1,4 @@
-"""CAGrad: the best direction for the worst task, not far from the mean gradient."""
+"""CAGrad: the direction in a ball around the mean gradient that maximizes the smallest improvement of a task."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class CAGrad(Homogenizer):
 def gradhomog_homogenizer() -> HomogenizerSpec:
     return HomogenizerSpec(
         factory=CAGrad,
-        summary="the best direction for the worst task, not far from the mean gradient",
+        summary="maximizes the smallest improvement of a task, in a ball around the mean gradient",
         reference="Liu et al. 2021, arXiv 2110.14048",
         traits={"differentiable", "permutation_equivariant", "scale_equivariant", "rotation_equivariant"},
         needs={"gramian"},

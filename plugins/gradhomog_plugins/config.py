@@ -67,7 +67,7 @@ class ConFIG(Homogenizer):
 def conflict_free_weights(
     gramian: Tensor, length: Length = "projection", rounding: float = gramian_rounding(torch.float64)
 ) -> Tensor:
-    """Weights w, float64 `[tasks]`, with d = Σ_i w_i g_i in the paper's scale."""
+    """Return weights w, float64 `[tasks]`, with d = Σ_i w_i g_i in the paper's scale."""
     norms, present, coefficients, inner, within = equal_cosines(gramian, rounding)
     square = torch.where(within < torch.inf, coefficients.sum(), torch.inf)  # ‖Û⁺1‖²
     total = (norms if length == "projection" else _length(norms, present > 0, length) * present) * inner
@@ -75,6 +75,7 @@ def conflict_free_weights(
 
 
 def _length(norms: Tensor, present: Tensor, length: Length) -> Tensor:
+    """Return one length for all tasks, from the norms of the rows that are not zero."""
     count = present.sum().clamp_min(1)
     if length == "min":
         least = torch.where(present, norms, torch.inf).amin()

@@ -1,4 +1,4 @@
-"""CR-MOGM: another method's weights, averaged over the steps."""
+"""CR-MOGM: the weights of another method, averaged over the steps."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class CRMOGM(Homogenizer):
         self.averages: dict[str, float] = {}
         member = members[0]
         self.inner, self.needs = member.homogenizer, member.needs
-        self._mix = member.mix  # validated, in the scale that `of` names
+        self._mix = member.mix  # validated, in the scale of the option `scale` in `of`
         self._differentiable = member.spec is not None and "differentiable" in member.spec.traits
         others = [stage for stage in ("attach", "begin", "transform", "rows") if self.inner.overrides(stage)]
         if others or not self.inner.overrides("mix"):
@@ -93,13 +93,13 @@ class CRMOGM(Homogenizer):
     def mix(self, step: Step) -> StageResult:
         if torch.is_grad_enabled() and not self._differentiable:
             raise NotDifferentiableError(
-                f"cr_mogm: {self.of!r} is not differentiable, so create_graph=True would silently cut the graph. "
-                "Use create_graph=False, or an `of` that claims 'differentiable'."
+                f"cr_mogm: {self.of!r} is not differentiable, so create_graph=True would omit "
+                "the derivatives of its weights. Use create_graph=False, or an `of` that claims 'differentiable'."
             )
         mixing, aux, converged = self._mix(step.view(self.inner))
-        shares = mixing if mixing.dim() == 1 else mixing.sum(dim=0)
-        past = keyed.read(self.averages, step.by(self.key), math.nan).to(shares.device)
-        weights = averaged(past, shares, self.alpha)
+        current = mixing if mixing.dim() == 1 else mixing.sum(dim=0)
+        past = keyed.read(self.averages, step.by(self.key), math.nan).to(current.device)
+        weights = moving_average(past, current, self.alpha)
         return StageResult(weights, aux=(weights, aux), converged=converged)
 
     def update(self, step: Step) -> dict[str, Any]:
@@ -115,20 +115,22 @@ class CRMOGM(Homogenizer):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state.get("of", self.of) != self.of:
-            raise ConfigError(f"cr_mogm: the state is of `of` {state['of']!r}; this one is of {self.of!r}.")
+            raise ConfigError(
+                f"cr_mogm: the state was saved with `of` {state['of']!r}; this homogenizer has {self.of!r}."
+            )
         super().load_state_dict(state)
 
 
-def averaged(past: Tensor, shares: Tensor, alpha: float) -> Tensor:
-    """α · past + (1 − α) · shares, `[tasks]`; of a task without a past, NaN, its share unchanged."""
-    return torch.where(past.isnan(), shares, torch.lerp(shares, past.nan_to_num(), alpha))
+def moving_average(past: Tensor, current: Tensor, alpha: float) -> Tensor:
+    """Return α · past + (1 − α) · current, `[tasks]`, or the current weight of a task whose past is NaN."""
+    return torch.where(past.isnan(), current, torch.lerp(current, past.nan_to_num(), alpha))
 
 
 @hookimpl
 def gradhomog_homogenizer() -> HomogenizerSpec:
     return HomogenizerSpec(
         factory=CRMOGM,
-        summary="another method's weights, averaged over the steps",
+        summary="the weights of another method, averaged over the steps",
         reference="Zhou et al. 2022, On the Convergence of Stochastic Multi-Objective Gradient Manipulation, NeurIPS",
         traits={"differentiable", "stateful"},
         needs={"losses", "norms", "gramian", "jacobian", "features"},

@@ -1,4 +1,4 @@
-"""DB-MTL: gradients of the logarithms of the losses, averaged over steps, all as long as the longest."""
+"""DB-MTL: gradients of the logarithms of the losses, averaged over steps and scaled to equal length."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from gradhomog import Homogenizer, HomogenizerSpec, OptionError, StageResult, St
 from gradhomog_plugins import _losses, _row_state
 from gradhomog_plugins._row_state import RowState
 
-INSTEAD = "Use log=False to balance the gradients without their losses."
+WITHOUT_LOG = "Use log=False to balance the gradients without their losses."
 
-# Of a loss that is not zero: the sum of several of its inverses is still finite in float64.
+# Smallest nonzero loss: the sum of several of its inverses is still finite in float64.
 SMALLEST = 1e-300
 
 
-class Moved(NamedTuple):
+class NewAverages(NamedTuple):
     """The averages of a batch's tasks after this step: b_i = unit_i · average_i.
 
     Attributes:
-        averages: a mean of the rows as given, for losses of any size, `[tasks, *shape]` by parameter.
+        averages: weighted means of the given rows, finite for losses of any size, `[tasks, *shape]` by parameter.
         units: the averages of 1/L_i, float64 `[tasks]`.
         masses: the averages of 1, that is 1 − Π_s β/s^σ, float64 `[tasks]`.
         counts: t, float64 `[tasks]`.
@@ -99,70 +99,72 @@ class DBMTL(Homogenizer):
     def rows(self, step: Step) -> StageResult:
         keys, rows = step.by(self.key), step.jacobian.materialize()
         inverses, least = self._inverse_losses(step)
-        known = _row_state.fits(self.averages, rows)
+        fits = _row_state.fits(self.averages, rows)
         units, masses, counts = (
-            keyed.read(state if known else {}, keys, 0.0).to(step.device)
+            keyed.read(state if fits else {}, keys, 0.0).to(step.device)
             for state in (self.units, self.masses, self.counts)
         )
-        units, masses, shares = advanced(units, masses, self.beta / (counts + 1) ** self.sigma, inverses)
-        before = _row_state.read(self.averages if known else {}, keys, rows)
+        units, masses, shares = update_averages(units, masses, self.beta / (counts + 1) ** self.sigma, inverses)
+        before = _row_state.read(self.averages if fits else {}, keys, rows)
         averages = {
-            name: torch.lerp(old, rows[name].to(old.dtype), _row_state.per_task(shares, old))
+            name: torch.lerp(old, rows[name].to(old.dtype), _row_state.broadcast_per_task(shares, old))
             for name, old in before.items()
         }
         norms = as_jacobian(averages).norms()
         lengths = norms * units / masses * least
-        some, longest = lengths > 0, lengths.max()
-        stretch = torch.where(some, longest / torch.where(some, norms, 1.0), 0.0)
-        found = step.jacobian.replace(_row_state.like(averages, rows)).mix(stretch)
-        if longest > torch.finfo(step.dtype).max and not all(found.finite_tasks()):
+        nonzero, longest = lengths > 0, lengths.max()
+        stretch = torch.where(nonzero, longest / torch.where(nonzero, norms, 1.0), 0.0)
+        stretched = step.jacobian.replace(_row_state.cast_like(averages, rows)).mix(stretch)
+        if longest > torch.finfo(step.dtype).max and not all(stretched.finite_tasks()):
             raise OptionError(
                 f"db_mtl: the average of ∇ log L of {self.key} {keys[int(lengths.argmax())]!r} has the norm "
-                f"{longest.item():.3g}, and all rows are stretched to it; that exceeds {step.dtype}. Its loss is near "
-                f"zero, or was. {INSTEAD}"
+                f"{longest.item():.3g}, and all rows are stretched to it; that exceeds {step.dtype}. Its loss is, "
+                f"or was, near zero. {WITHOUT_LOG}"
             )
         paper = step.tasks * (norms * units).max() / torch.where(longest > 0, longest, 1.0)
-        return StageResult(found, aux=Moved(averages, units, masses, counts + 1, paper))
+        return StageResult(stretched, aux=NewAverages(averages, units, masses, counts + 1, paper))
 
     def paper_scale(self, step: Step) -> Tensor:
         factor: Tensor = step.aux.paper_scale
         return factor
 
     def update(self, step: Step) -> Mapping[str, Any]:
-        keys, moved = step.by(self.key), step.aux
-        known = _row_state.fits(self.averages, moved.averages)
-        units = keyed.write(self.units if known else {}, keys, moved.units)
-        # Several tasks of one key: the mean of b_i = unit_i · average_i, over the mean of their units.
-        together = keyed.read(units, keys, 0.0).to(moved.units)
-        shares = torch.where(together > 0, moved.units / together, 1.0)
-        weighted = {name: value * _row_state.per_task(shares, value) for name, value in moved.averages.items()}
+        keys, new = step.by(self.key), step.aux
+        fits = _row_state.fits(self.averages, new.averages)
+        units = keyed.write(self.units if fits else {}, keys, new.units)
+        # For several tasks of one key: the mean of b_i = unit_i · average_i, divided by the mean of their units.
+        together = keyed.read(units, keys, 0.0).to(new.units)
+        shares = torch.where(together > 0, new.units / together, 1.0)
+        weighted = {name: value * _row_state.broadcast_per_task(shares, value) for name, value in new.averages.items()}
         return {
-            "averages": _row_state.write(self.averages if known else {}, keys, weighted),
+            "averages": _row_state.write(self.averages if fits else {}, keys, weighted),
             "units": units,
-            "masses": keyed.write(self.masses if known else {}, keys, moved.masses),
-            "counts": keyed.write(self.counts if known else {}, keys, moved.counts),
+            "masses": keyed.write(self.masses if fits else {}, keys, new.masses),
+            "counts": keyed.write(self.counts if fits else {}, keys, new.counts),
         }
 
     def _inverse_losses(self, step: Step) -> tuple[Tensor, Tensor]:
-        """1/L_i, and zero for a loss of zero, float64 `[tasks]`; the least loss that is not zero, 1 without any."""
+        """Return 1/L_i (zero for L_i = 0), float64 `[tasks]`, and the smallest nonzero loss, or 1 if all are zero."""
         if not self.log:
             ones = torch.ones(step.tasks, dtype=torch.float64, device=step.device)
             return ones, ones[0]
         losses = step.losses.to(step.device)
-        _losses.require(losses >= 0, step, "db_mtl: losses must not be negative, they have no logarithm", INSTEAD)
-        inverted = f"db_mtl: losses must be zero or at least {SMALLEST:g}, rows are divided by them"
-        _losses.require((losses == 0) | (losses >= SMALLEST), step, inverted, INSTEAD)
-        some = losses > 0
-        safe = torch.where(some, losses, 1.0)
-        least = torch.where(some | ~some.any(), safe, torch.inf).min()
-        return torch.where(some, 1 / safe, 0.0), least
+        _losses.require(
+            losses >= 0, step, "db_mtl: losses must not be negative, because of their logarithm", WITHOUT_LOG
+        )
+        inverted = f"db_mtl: losses must be zero or at least {SMALLEST:g}, because rows are divided by them"
+        _losses.require((losses == 0) | (losses >= SMALLEST), step, inverted, WITHOUT_LOG)
+        nonzero = losses > 0
+        safe = torch.where(nonzero, losses, 1.0)
+        least = torch.where(nonzero | ~nonzero.any(), safe, torch.inf).min()
+        return torch.where(nonzero, 1 / safe, 0.0), least
 
 
-def advanced(units: Tensor, masses: Tensor, kept: Tensor, inverses: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The averages of 1/L and of 1 after a step, and the share by which the average of rows moves to the row.
+def update_averages(units: Tensor, masses: Tensor, kept: Tensor, inverses: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the averages of 1/L and of 1 after a step, and the factor by which the average moves towards the row.
 
-    With b = unit · c, the step b ← kept · b + (1 − kept) · g / L is c ← c + share · (g − c): c is a mean of the rows as
-    given, for losses of any size, and begins with the first.
+    With b = unit · c, the step b ← kept · b + (1 − kept) · g / L is c ← c + share · (g − c): c is a weighted mean of
+    the given rows, finite for losses of any size, and is the first row after the first step.
     """
     units = kept * units + (1 - kept) * inverses
     masses = kept * masses + (1 - kept)
@@ -173,7 +175,7 @@ def advanced(units: Tensor, masses: Tensor, kept: Tensor, inverses: Tensor) -> t
 def gradhomog_homogenizer() -> HomogenizerSpec:
     return HomogenizerSpec(
         factory=DBMTL,
-        summary="averages gradients of log losses over steps, and makes all as long as the longest",
+        summary="averages gradients of log losses over steps and scales them to equal length",
         reference="Lin et al. 2023, arXiv 2308.12029",
         traits={"differentiable", "stateful", "momentum", "scale_equivariant", "rotation_equivariant"},
         needs={"jacobian", "losses"},

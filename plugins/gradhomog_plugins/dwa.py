@@ -11,7 +11,7 @@ from torch import Tensor
 from gradhomog import Homogenizer, HomogenizerSpec, Step, hookimpl, keyed
 from gradhomog_plugins import _losses
 
-# The rate of a loss that was zero and no longer is: so large that its task takes all weight, and still finite.
+# The rate of a loss that rises from zero: so large that its task gets all weight, and still finite.
 LARGEST_RATE = 1e6
 
 
@@ -83,7 +83,7 @@ class DWA(Homogenizer):
         return step.tasks
 
     def update(self, step: Step) -> dict[str, dict[str, float]]:
-        _losses.require(step.losses >= 0, step, "dwa: losses must not be negative, it weighs by their ratios")
+        _losses.require(step.losses >= 0, step, "dwa: losses must not be negative, because weights use their ratios")
         keys = step.by(self.key)
         totals = keyed.write(self.totals, keys, keyed.read(self.totals, keys, 0.0) + step.losses.cpu())
         counts = keyed.write(self.counts, keys, keyed.read(self.counts, keys, 0.0) + 1)
@@ -95,7 +95,7 @@ class DWA(Homogenizer):
 
 
 def falling_rates(older: Tensor, newer: Tensor) -> Tensor:
-    """r = L̄(t−1) / L̄(t−2), `[tasks]`; 1 where both are zero."""
+    """Return r = L̄(t−1) / L̄(t−2), `[tasks]`; 1 where both are zero."""
     return torch.where(older == newer, 1.0, (newer / older).clamp(max=LARGEST_RATE))
 
 
@@ -103,7 +103,7 @@ def falling_rates(older: Tensor, newer: Tensor) -> Tensor:
 def gradhomog_homogenizer() -> HomogenizerSpec:
     return HomogenizerSpec(
         factory=DWA,
-        summary="more weight to tasks whose losses fall slowly from epoch to epoch",
+        summary="gives more weight to tasks whose losses fall slowly from epoch to epoch",
         reference="Liu et al. 2019, arXiv 1803.10704, equation 7",
         traits={"differentiable", "stateful", "loss_scale_invariant", "scale_equivariant", "rotation_equivariant"},
         needs={"losses"},

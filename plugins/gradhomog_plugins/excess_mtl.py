@@ -1,4 +1,4 @@
-"""ExcessMTL: more weight for tasks that are far from convergence, by an estimate from their gradients."""
+"""ExcessMTL: more weight for tasks with large excess risks, which are estimated from their gradients."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from gradhomog import Homogenizer, HomogenizerSpec, OptionError, Step, hookimpl,
 from gradhomog_plugins import _row_state
 from gradhomog_plugins._row_state import RowState
 
-# No weight falls below this share of the mean: a product of factors that has become zero would stay zero.
+# Smallest weight relative to the mean: a product of factors that has become zero would stay zero.
 SMALLEST_WEIGHT = 1e-3
 
-# √S before the first step in place of zero: 0²/√0 is then zero, and any other entry is unchanged.
+# √S before the first step, instead of zero: 0²/√0 is then zero, and other entries are unchanged.
 TINY = torch.finfo(torch.float32).tiny
 
 
@@ -76,7 +76,7 @@ class ExcessMTL(Homogenizer):
         key: Literal["slot", "domain"] = "slot",
     ) -> None:
         self.lr, self.key = lr, key
-        self.roots: RowState = {}  # √S: squares would leave float32's range where rows do not
+        self.roots: RowState = {}  # √S, because squares can overflow float32 where rows do not
         self.first: dict[str, float] = {}
         self.weights: dict[str, float] = {}
 
@@ -86,36 +86,36 @@ class ExcessMTL(Homogenizer):
 
     def update(self, step: Step) -> Mapping[str, Any]:
         keys, rows = step.by(self.key), step.jacobian.materialize()
-        known = _row_state.fits(self.roots, rows)
-        before = _row_state.read(self.roots if known else {}, keys, rows, initial=TINY)
+        fits = _row_state.fits(self.roots, rows)
+        before = _row_state.read(self.roots if fits else {}, keys, rows, initial=TINY)
         roots = {name: torch.hypot(root, rows[name].to(root.dtype)) for name, root in before.items()}
         excess = keyed.mean(keys, torch.stack([estimate(rows[name], roots[name]) for name in rows]).sum(0))
-        first = self.first if known else {}
+        first = self.first if fits else {}
         first = {**{key: float(value) for key, value in excess.items() if value > 0}, **first}
         relative = torch.stack([excess[key] / first[key] if key in first else torch.ones(()) for key in keys])
         weights = keyed.read(self.weights, keys, 1.0)
-        # The sum over this batch's keys stays the same, so that they keep their proportion to keys not in it.
-        moved = raised(weights, relative.to(weights), self.lr) * weights.mean()
-        if not bool(torch.isfinite(moved).all()):
+        # The sum over this batch's keys is preserved, and with it their ratio to the weights of other keys.
+        new = updated_weights(weights, relative.to(weights), self.lr) * weights.mean()
+        if not bool(torch.isfinite(new).all()):
             raise OptionError("excess_mtl: the sum of squares of a row overflows. Divide the losses by a constant.")
         return {
-            "roots": _row_state.write(self.roots if known else {}, keys, roots),
+            "roots": _row_state.write(self.roots if fits else {}, keys, roots),
             "first": first,
-            "weights": keyed.write(self.weights, keys, moved),
+            "weights": keyed.write(self.weights, keys, new),
         }
 
 
 def estimate(rows: Tensor, roots: Tensor) -> Tensor:
-    """Σ_p g_ip² / √S_ip over a block `[tasks, *shape]`: float64 `[tasks]`."""
+    """Return Σ_p g_ip² / √S_ip over a block `[tasks, *shape]`, float64 `[tasks]`."""
     totals = []
-    for row, root in zip(rows, roots, strict=True):  # one task at a time, for the processor's cache
+    for row, root in zip(rows, roots, strict=True):  # one task at a time, which fits the cache
         wide = row.to(root.dtype).reshape(-1)
-        totals.append(torch.dot(wide, wide / root.reshape(-1)))  # not g²/√S, which leaves float32's range
+        totals.append(torch.dot(wide, wide / root.reshape(-1)))  # not g²/√S, which can overflow float32
     return torch.stack(totals).double()
 
 
-def raised(weights: Tensor, excess: Tensor, lr: float) -> Tensor:
-    """w_i exp(lr · ē_i), divided by their mean, and none far below it: `[tasks]`, w > 0."""
+def updated_weights(weights: Tensor, excess: Tensor, lr: float) -> Tensor:
+    """Return w_i exp(lr · ē_i) divided by their mean, with a lower bound: `[tasks]`, w > 0."""
     shares = len(weights) * torch.softmax(weights.log() + lr * excess, dim=0)
     kept = shares.clamp_min(SMALLEST_WEIGHT)
     return kept / kept.mean()
@@ -125,7 +125,7 @@ def raised(weights: Tensor, excess: Tensor, lr: float) -> Tensor:
 def gradhomog_homogenizer() -> HomogenizerSpec:
     return HomogenizerSpec(
         factory=ExcessMTL,
-        summary="gives more weight to tasks far from convergence, by an estimate of their excess risks",
+        summary="gives more weight to tasks with large estimated excess risks",
         reference="He et al. 2024, arXiv 2402.02009",
         traits={"differentiable", "stateful", "scale_equivariant"},
         needs={"jacobian"},

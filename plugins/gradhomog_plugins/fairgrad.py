@@ -1,4 +1,4 @@
-"""FairGrad: the step whose gains are alpha-fair among the tasks."""
+"""FairGrad: the direction that divides the improvement among the tasks by α-fairness."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class FairGrad(Homogenizer):
 def gradhomog_homogenizer() -> HomogenizerSpec:
     return HomogenizerSpec(
         factory=FairGrad,
-        summary="the step that shares its use among the tasks by alpha-fairness",
+        summary="the direction that divides the improvement among the tasks by alpha-fairness",
         reference="Ban and Ji 2024, arXiv 2402.15638",
         traits={
             "differentiable",

@@ -85,29 +85,29 @@ class FAMO(Homogenizer):
     def mix(self, step: Step) -> StageResult:
         keys, log_gaps = step.by(self.key), self._log_gaps(step).cpu()
         averages = keyed.ema(self.averages, keys, log_gaps, self.smoothing)
-        logits = self._moved_logits([key for key in keys if key in self.averages], averages)
+        logits = self._new_logits([key for key in keys if key in self.averages], averages)
         weights = _losses.exponential_weights(keyed.values(logits, keys) - log_gaps)  # N c z/D
         return StageResult(weights, aux={"logits": logits, "averages": averages})
 
     def update(self, step: Step) -> dict[str, Any]:
         return dict(step.aux)
 
-    def _moved_logits(self, keys: list[str], averages: Mapping[str, float]) -> dict[str, keyed.Moments]:
-        """ξ after a step of Adam for these keys, by the decrease of their averages."""
+    def _new_logits(self, keys: list[str], averages: Mapping[str, float]) -> dict[str, keyed.Moments]:
+        """Return ξ after an Adam step for these keys, driven by the decrease of their averages."""
         decrease = keyed.read(self.averages, keys, 0.0) - keyed.read(averages, keys, 0.0)
         gradients = logit_gradients(torch.softmax(keyed.values(self.logits, keys), dim=0), decrease)
         return keyed.adam(self.logits, keys, gradients, self.lr, weight_decay=self.weight_decay)
 
     def _log_gaps(self, step: Step) -> Tensor:
-        """log D, `[tasks]`."""
+        """Return log D, `[tasks]`."""
         gaps = step.losses - _per_task.numbers("famo: `lowest`", self.lowest, step, default=0.0).to(step.losses.device)
-        _losses.require(gaps >= 0, step, "famo: losses must not be below `lowest`", "Give `lowest` a number below.")
-        mean = (gaps / step.tasks).sum()  # the sum alone might overflow
-        return (gaps.clamp_min(SMALLEST_GAP * mean) + (mean == 0)).log()  # where all are at their lowest, all D are 1
+        _losses.require(gaps >= 0, step, "famo: losses must not be below `lowest`", "Set `lowest` to a smaller number.")
+        mean = (gaps / step.tasks).sum()  # the sum without the division might overflow
+        return (gaps.clamp_min(SMALLEST_GAP * mean) + (mean == 0)).log()  # if all gaps are zero, all D are 1
 
 
 def logit_gradients(shares: Tensor, decrease: Tensor) -> Tensor:
-    """(∂z/∂ξ)ᵀ δ = z ∘ (δ − ⟨z, δ⟩), `[tasks]`."""
+    """Return (∂z/∂ξ)ᵀ δ = z ∘ (δ − ⟨z, δ⟩), `[tasks]`."""
     return shares * (decrease - shares @ decrease)
 
 
@@ -115,7 +115,7 @@ def logit_gradients(shares: Tensor, decrease: Tensor) -> Tensor:
 def gradhomog_homogenizer() -> HomogenizerSpec:
     return HomogenizerSpec(
         factory=FAMO,
-        summary="weights under which all losses fall at the same relative rate",
+        summary="learns weights so that all losses fall at the same relative rate",
         reference="Liu et al. 2023, arXiv 2306.03792, algorithm 1",
         traits={"stateful", "loss_scale_invariant", "scale_equivariant", "rotation_equivariant"},
         needs={"losses"},

@@ -43,7 +43,7 @@ class GeometricMean(Homogenizer):
 
     def mix(self, step: Step) -> Tensor:
         losses = step.losses
-        _losses.require(losses > 0, step, "geometric_mean: losses must be positive, tasks are weighted by 1/L")
+        _losses.require(losses > 0, step, "geometric_mean: losses must be positive, because tasks are weighted by 1/L")
         return _losses.exponential_weights(-losses.log())
 
     def paper_scale(self, step: Step) -> Tensor:
@@ -57,7 +57,7 @@ class GeometricMean(Homogenizer):
 def gradhomog_homogenizer() -> HomogenizerSpec:
     return HomogenizerSpec(
         factory=GeometricMean,
-        summary="weighs tasks as the geometric mean of the losses does, by the inverse of the loss",
+        summary="weights tasks by the inverse of their losses: the geometric mean of the losses",
         reference="Chennupati et al. 2019, arXiv 1904.08492",
         traits={
             "differentiable",

@@ -1,4 +1,4 @@
-"""GradDrop: in each coordinate keep the gradients of one sign, drawn by its share of their mass."""
+"""GradDrop: keep in each coordinate only entries of one sign, chosen at random by mass."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class GradDrop(Homogenizer):
             or not torch.equal(signs, signs[:1].expand_as(signs))
         ):
             raise OptionError(
-                "graddrop: `on` must be 'parameters' where rows are not gradients w.r.t. the features of one batch "
+                "graddrop: `on` must be 'parameters' unless rows are gradients w.r.t. the features of one batch "
                 f"that all tasks share, [tasks, batch, *features]; got rows {list(rows.shape)} and features "
                 f"{list(signs.shape)}. Use gradhomog.backward with level='features', or on='parameters'."
             )
@@ -125,20 +125,20 @@ class GradDrop(Homogenizer):
         return (torch.einsum("tbf,tf->bf", wide, shares) / tasks).to(rows.dtype).reshape(rows.shape[1:])
 
     def _leaks(self, rows: Tensor) -> Tensor | None:
-        """ℓ `[tasks]`; None without leak."""
+        """Return ℓ `[tasks]`, or None without leak."""
         if self.leak == 0:
             return None
         leaks = torch.as_tensor(self.leak, dtype=rows.dtype, device=rows.device)
         if leaks.dim() and len(leaks) != len(rows):
             raise OptionError(
                 f"graddrop: `leak` must hold one number per task; got {len(leaks)} for {len(rows)} tasks. "
-                "Give one number for all, or do without nonfinite='drop'."
+                "Give one number for all tasks, or do not use nonfinite='drop'."
             )
         return leaks.expand(len(rows))
 
 
 def drop(rows: Tensor, uniform: Tensor, leak: Tensor | None = None, sharpness: float = 1.0) -> Tensor:
-    """Σ_i (ℓ_i + (1 − ℓ_i) M_i) g_i of rows `[tasks, params]`, U `[params]` and ℓ `[tasks]`: `[params]`.
+    """Return Σ_i (ℓ_i + (1 − ℓ_i) M_i) g_i for rows `[tasks, params]`, U `[params]` and ℓ `[tasks]`: `[params]`.
 
     >>> drop(torch.tensor([[3.0, 1.0], [3.0, -4.0]]), uniform=torch.tensor([0.9, 0.5]))
     tensor([ 6., -4.])
@@ -146,19 +146,20 @@ def drop(rows: Tensor, uniform: Tensor, leak: Tensor | None = None, sharpness: f
     ones = rows.new_ones(len(rows))
     above, below = ones @ rows.clamp_min(0), ones @ rows.clamp_max(0)
     kept = positive_kept(above, below, uniform, sharpness)
-    # Not `torch.where`: ten times as long (mispredicted branches), and infinity in the part left out would be lost.
+    # Not `torch.where`: it takes ten times as long (mispredicted branches) and would hide infinity in dropped entries.
     if leak is None:
         return torch.lerp(below, above, kept)
     return leak @ rows + torch.lerp((1 - leak) @ rows.clamp_max(0), (1 - leak) @ rows.clamp_min(0), kept)
 
 
 def positive_kept(above: Tensor, below: Tensor, uniform: Tensor, sharpness: float) -> Tensor:
-    """U < f(P) as 1 or 0, multiplied out: `above` and `below` are the sums of the positive and of the negative entries.
+    """Return 1 where U < f(P), else 0; `above` and `below` are the sums of the positive and of the negative entries.
 
-    Two separate sums: one is exactly zero where all tasks agree, so rounding never drops such a coordinate.
+    The inequality is multiplied by Σ|g_i|. Of the two sums, one is exactly zero where all tasks agree, so rounding
+    never drops such a coordinate.
     """
     above, below = above.detach(), below.detach()
-    # The sign of a difference: a comparison, whose result is bool, takes three times as long.
+    # The sign of a difference, because a comparison, whose result is bool, takes three times as long.
     return (sharpness * (above + below) - (2 * uniform - 1) * (above - below)).sign().clamp_min(0)
 
 
@@ -166,7 +167,7 @@ def positive_kept(above: Tensor, below: Tensor, uniform: Tensor, sharpness: floa
 def gradhomog_homogenizer() -> HomogenizerSpec:
     return HomogenizerSpec(
         factory=GradDrop,
-        summary="keeps in each coordinate the gradients of one sign, drawn by its share of their mass",
+        summary="keeps in each coordinate only entries of one sign, chosen at random by mass",
         reference="Chen et al. 2020, arXiv 2010.06808",
         traits={"differentiable", "stochastic", "permutation_equivariant", "scale_equivariant"},
         needs={"jacobian", "features"},

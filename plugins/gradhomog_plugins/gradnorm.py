@@ -92,28 +92,28 @@ class GradNorm(Homogenizer):
         weights = _losses.exponential_weights(log_weights)
         mean_norm = (weights * norms).mean()
         if not mean_norm > 0:
-            return {"first_losses": first_losses}  # no task has a gradient: nothing to balance
+            return {"first_losses": first_losses}  # all gradients are zero: nothing to balance
         gradient = weight_gradient(weights, norms, rates**self.alpha)
-        moved = log_weights - self.lr * weights * gradient / mean_norm
-        moved = keyed.read(keyed.write({}, keys, moved), keys, 0.0)  # one weight per key
-        # The batch's keys keep the sum of their weights, and so their proportion to keys that are not in it.
-        moved = moved - moved.logsumexp(0) + log_weights.logsumexp(0)
-        return {"first_losses": first_losses, "log_weights": keyed.write(self.log_weights, keys, moved)}
+        new_log_weights = log_weights - self.lr * weights * gradient / mean_norm
+        new_log_weights = keyed.read(keyed.write({}, keys, new_log_weights), keys, 0.0)  # one weight per key
+        # The sum over this batch's keys is preserved, and with it their ratio to the weights of other keys.
+        new_log_weights = new_log_weights - new_log_weights.logsumexp(0) + log_weights.logsumexp(0)
+        return {"first_losses": first_losses, "log_weights": keyed.write(self.log_weights, keys, new_log_weights)}
 
     def _training_rates(self, step: Step, losses: Tensor, first: Tensor) -> Tensor:
-        """r, `[tasks]`; ones where all losses are zero."""
-        _losses.require(losses >= 0, step, "gradnorm: losses must not be negative, r^α is undefined for them")
+        """Return r, `[tasks]`; ones if all losses are zero."""
+        _losses.require(losses >= 0, step, "gradnorm: losses must not be negative, because r^α is undefined for them")
         if self.initial_loss != "first":
             first = torch.full_like(losses, self.initial_loss)
-        expected = "gradnorm: the first loss of a task must not be zero, it has no training rate then"
-        _losses.require(first > 0, step, expected, "Give `initial_loss` a number.")
+        expected = "gradnorm: the first loss of a task must not be zero, because its training rate is then undefined"
+        _losses.require(first > 0, step, expected, "Set `initial_loss` to a number.")
         if not losses.any():
             return torch.ones_like(losses)
         return _losses.exponential_weights(losses.log() - first.log())
 
 
 def weight_gradient(weights: Tensor, norms: Tensor, targets: Tensor) -> Tensor:
-    """∂/∂w of Σ_i |w_i n_i − Ḡ t_i| with Ḡ = mean(w·n) and t constant, `[tasks]`: sign(w_i n_i − Ḡ t_i) · n_i."""
+    """Return ∂/∂w of Σ_i |w_i n_i − Ḡ t_i|, Ḡ = mean(w·n) and t constant, `[tasks]`: sign(w_i n_i − Ḡ t_i) · n_i."""
     weighted = weights * norms
     return torch.sign(weighted - weighted.mean() * targets) * norms
 
@@ -122,7 +122,7 @@ def weight_gradient(weights: Tensor, norms: Tensor, targets: Tensor) -> Tensor:
 def gradhomog_homogenizer() -> HomogenizerSpec:
     return HomogenizerSpec(
         factory=GradNorm,
-        summary="learns weights under which gradient norms follow training rates",
+        summary="learns weights that balance gradient norms by the tasks' training rates",
         reference="Chen et al. 2018, arXiv 1711.02257",
         traits={"differentiable", "stateful", "loss_scale_invariant", "scale_equivariant", "rotation_equivariant"},
         needs={"losses", "norms"},

@@ -1,4 +1,4 @@
-"""GradVac: turn each task's gradient towards the others until their cosines reach the average of past steps."""
+"""GradVac: add other tasks' gradients to each gradient until low cosines reach their past average."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from annotated_types import Interval
 from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, StageResult, Step, hookimpl, safe_sqrt
-from gradhomog_plugins._orders import meeting_orders, projection_coefficients
+from gradhomog_plugins._orders import projection_coefficients, task_orders
 from gradhomog_plugins._unit_rows import unit_gramian
 
-SHORT = 1e-6  # of a row's length: where ĝ_i is no longer, its cosines are rounding and are not counted
+# Relative to the length of a row g_i: cosines of a shorter ĝ_i are rounding errors and are ignored.
+SHORT = 1e-6
 
 
 class GradVac(Homogenizer):
@@ -82,40 +83,40 @@ class GradVac(Homogenizer):
 
     def mix(self, step: Step) -> StageResult:
         gramian = step.gramian()
-        orders = meeting_orders(step.tasks, self.order, step.generator).to(gramian.device)
-        _, places, held = self._held(step)
-        targets = held[places[:, None], places].clamp(-self.ceiling, self.ceiling).to(gramian.device)
-        mixing, cosines = vaccinate(gramian, orders, targets, longest=1 / math.sqrt(1 - self.ceiling**2))
+        orders = task_orders(step.tasks, self.order, step.generator).to(gramian.device)
+        _, places, all_targets = self._all_targets(step)
+        targets = all_targets[places[:, None], places].clamp(-self.ceiling, self.ceiling).to(gramian.device)
+        mixing, cosines = raise_cosines(gramian, orders, targets, longest=1 / math.sqrt(1 - self.ceiling**2))
         return StageResult(mixing, aux=(orders, cosines.detach()))
 
     def update(self, step: Step) -> dict[str, list[str] | Tensor]:
         orders, cosines = (tensor.cpu() for tensor in step.aux)
-        keys, places, held = self._held(step)
-        # By task, then by key: sums over the tasks of each pair of keys, and their number.
+        keys, places, all_targets = self._all_targets(step)
+        # Sums of the cosines over the tasks of each pair of keys, and their number.
         table = torch.full((step.tasks, step.tasks), torch.nan, dtype=torch.float64).scatter(1, orders, cosines)
         one_hot = torch.nn.functional.one_hot(places, len(keys)).double()
         count = one_hot.T @ (~table.isnan()).double() @ one_hot
         mean = one_hot.T @ table.nan_to_num(0.0) @ one_hot / count.clamp_min(1)
-        return {"targets": torch.where(count > 0, torch.lerp(held, mean, self.beta), held), "keys": keys}
+        return {"targets": torch.where(count > 0, torch.lerp(all_targets, mean, self.beta), all_targets), "keys": keys}
 
     def paper_scale(self, step: Step) -> float:
         return step.tasks
 
-    def _held(self, step: Step) -> tuple[list[str], Tensor, Tensor]:
-        """All keys, the place of each task's key among them, and the targets of all pairs: 0 for those of a new key."""
+    def _all_targets(self, step: Step) -> tuple[list[str], Tensor, Tensor]:
+        """Return all keys, the index of each task's key among them, and the targets of all pairs, 0 for a new key."""
         own = step.by(self.key)
         keys = list(dict.fromkeys([*self.keys, *own]))
         place = {key: index for index, key in enumerate(keys)}
-        held = torch.zeros(len(keys), len(keys), dtype=torch.float64)
-        held[: len(self.keys), : len(self.keys)] = self.targets
-        return keys, torch.tensor([place[key] for key in own]), held
+        all_targets = torch.zeros(len(keys), len(keys), dtype=torch.float64)
+        all_targets[: len(self.keys), : len(self.keys)] = self.targets
+        return keys, torch.tensor([place[key] for key in own]), all_targets
 
 
-def vaccinate(gramian: Tensor, orders: Tensor, targets: Tensor, longest: float) -> tuple[Tensor, Tensor]:
-    """The mixing matrix C, ĝ = C·J, float64 `[tasks, tasks]`, and the cosines that were met, shaped as `orders`.
+def raise_cosines(gramian: Tensor, orders: Tensor, targets: Tensor, longest: float) -> tuple[Tensor, Tensor]:
+    """Return the mixing matrix C, ĝ = C·J, float64 `[tasks, tasks]`, and the cosines φ, shaped as `orders`.
 
-    A cosine is NaN where nothing was met: of zero rows and of a ĝ_i that has become zero. `longest` is how many times
-    as long as g_i a row ĝ_i may be.
+    A cosine is NaN for zero rows and for a ĝ_i that has become zero. `longest` limits the length of ĝ_i relative to
+    that of g_i.
     """
     norms, cosines = unit_gramian(gramian)
     identity = torch.eye(len(gramian), dtype=gramian.dtype, device=gramian.device)
@@ -129,15 +130,15 @@ def vaccinate(gramian: Tensor, orders: Tensor, targets: Tensor, longest: float) 
     def amount(projection: Tensor) -> Tensor:
         nonlocal square
         across = torch.addcmul(square, projection, projection, value=-1).clamp_min(0)
-        given = (next(turns)[:, None] * safe_sqrt(across) - projection).clamp_min(0)
-        square = torch.addcmul(across, projection + given, projection + given)
-        return given
+        added = (next(turns)[:, None] * safe_sqrt(across) - projection).clamp_min(0)
+        square = torch.addcmul(across, projection + added, projection + added)
+        return added
 
-    given, along = projection_coefficients(cosines, orders, amount)  # ⟨ĝ_i, g_j⟩ / (n_i n_j) is the latter
+    added, along = projection_coefficients(cosines, orders, amount)  # `along` is ⟨ĝ_i, g_j⟩ / (n_i n_j)
     # Every pair (i, j) occurs once, so each coefficient is an entry of the matrix.
-    amounts = identity.scatter(1, orders, given)
+    amounts = identity.scatter(1, orders, added)
     factors = norms[:, None] * longest / square.clamp_min(longest**2).sqrt()
-    grown = given * (2 * along + given)
+    grown = added * (2 * along + added)
     lengths = present[:, None] + grown.cumsum(dim=1) - grown  # ‖ĝ_i‖² / n_i² before each
     met = torch.where(lengths * present[orders] > SHORT**2, lengths, torch.nan)
     return factors * amounts / norms, along / met.sqrt()
@@ -147,7 +148,7 @@ def vaccinate(gramian: Tensor, orders: Tensor, targets: Tensor, longest: float) 
 def gradhomog_homogenizer() -> HomogenizerSpec:
     return HomogenizerSpec(
         factory=GradVac,
-        summary="turns each task's gradient towards the others until their cosines are as they were on average",
+        summary="adds other tasks' gradients to raise low cosines to their past average",
         reference="Wang et al. 2021, arXiv 2010.05874",
         traits={"differentiable", "stateful", "stochastic", "scale_equivariant", "rotation_equivariant"},
         needs={"gramian"},

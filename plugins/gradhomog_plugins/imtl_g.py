@@ -1,4 +1,4 @@
-"""IMTL-G: weights, summing to one, under which the step has equal projections on all tasks' gradients."""
+"""IMTL-G: the step whose projections on all tasks' gradients are equal."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ class IMTLG(Homogenizer):
 
 
 def impartial_weights(gramian: Tensor, rounding: float = gramian_rounding(torch.float64)) -> Tensor:
-    """Weights w, float64 `[tasks]`, with d = Σ_i w_i g_i."""
+    """Return weights w, float64 `[tasks]`, with d = Σ_i w_i g_i."""
     norms, present, coefficients, _, within = equal_cosines(gramian, rounding)
-    weights = coefficients * ((norms * present).max() / norms)  # v, times the greatest norm: within range
-    # ‖Û⁺1‖² over the share of 1 that lies in the span of U: that share is 1, unless no d has equal cosines.
+    weights = coefficients * ((norms * present).max() / norms)  # v times the largest norm, which cannot overflow
+    # ‖Û⁺1‖² divided by the share of 1 in the span of U; the share is 1 unless no d has equal cosines.
     bound = coefficients.sum() * (present.sum() / within)
     total = weights.sum()
-    # Of equal norms both are the same up to rounding, and for others near them the sum is what counts.
+    # For equal norms both are equal up to rounding; the sum is preferred there.
     total = torch.where(total > bound * (1 - 1e-9), total, bound)
     return weights / torch.where(within < torch.inf, total, torch.inf)
 
@@ -70,7 +70,7 @@ def impartial_weights(gramian: Tensor, rounding: float = gramian_rounding(torch.
 def gradhomog_homogenizer() -> HomogenizerSpec:
     return HomogenizerSpec(
         factory=IMTLG,
-        summary="weights, summing to one, under which the step projects equally on all tasks' gradients",
+        summary="the step whose projections on all tasks' gradients are equal",
         reference="Liu et al. 2021, Towards Impartial Multi-task Learning, ICLR",
         traits={"differentiable", "permutation_equivariant", "scale_equivariant", "rotation_equivariant"},
         needs={"gramian"},

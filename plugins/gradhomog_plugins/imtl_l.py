@@ -77,7 +77,7 @@ class IMTLL(Homogenizer):
 
     def update(self, step: Step) -> dict[str, Any]:
         losses, keys = step.losses.cpu(), step.by(self.key)
-        _losses.require(losses >= 0, step, "imtl_l: losses must not be negative, no factor brings them to one")
+        _losses.require(losses >= 0, step, "imtl_l: losses must not be negative, because no factor scales them to one")
         weighted = keyed.values(self.log_scales, keys).exp() * losses
         _losses.require_squares(weighted, step, "imtl_l")
         return {"log_scales": keyed.adam(self.log_scales, keys, weighted - 1, self.lr, bound=self.bound)}
@@ -87,7 +87,7 @@ class IMTLL(Homogenizer):
 def gradhomog_homogenizer() -> HomogenizerSpec:
     return HomogenizerSpec(
         factory=IMTLL,
-        summary="learns for each task the factor that brings its loss to one",
+        summary="learns a factor for each task that scales its loss to one",
         reference="Liu et al. 2021, Towards Impartial Multi-task Learning, ICLR, section 3.2",
         traits={"differentiable", "stateful", "scale_equivariant", "rotation_equivariant"},
         needs={"losses"},

@@ -1,4 +1,4 @@
-"""Invariant self-information of RotoGBML: drop activations over patches that their neighbours repeat."""
+"""Invariant self-information of RotoGBML: dropout of activations over patches that resemble their neighbours."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from gradhomog import Homogenizer, HomogenizerSpec, Step, TaskKey, hookimpl
-from gradhomog_plugins._isi.layers import Call, choose, watch
+from gradhomog_plugins._isi.layers import Call, register_hooks, select_layers
 from gradhomog_plugins._isi.masks import MaskSampler
-from gradhomog_plugins._isi.outside import outside
+from gradhomog_plugins._isi.no_graph import compute_without_graph
 
 Part = Literal["support", "query"]
 
@@ -121,7 +121,10 @@ class ISI(Homogenizer):
 
     def attach(self, encoder: nn.Module) -> list[Any]:
         self._current = self._new_meta_step()
-        return [*watch(encoder, choose(encoder, self.layers), self._drop), SimpleNamespace(remove=self._forget)]
+        return [
+            *register_hooks(encoder, select_layers(encoder, self.layers), self._drop),
+            SimpleNamespace(remove=self._clear_masks),
+        ]
 
     def begin(self, key: TaskKey, part: Part, generator: torch.Generator) -> None:
         current = self._meta_step()
@@ -147,17 +150,17 @@ class ISI(Homogenizer):
         return {"drop_rate": sum(rates) / len(rates), **named}
 
     def maps(self, encoder: nn.Module, inputs: Tensor) -> Mapping[str, Tensor]:
-        """Drop probabilities `[n, *size]` by layer, in the mode that the encoder is in, nothing dropped before."""
-        found: dict[str, Tensor] = {}
+        """Return drop probabilities `[n, *size]` by layer, in the encoder's current mode, without dropping anything."""
+        probabilities: dict[str, Tensor] = {}
         generator = torch.Generator().manual_seed(self.seed)
 
-        def note(call: Call) -> None:
-            found[call.name] = self._masks.drop_probabilities(call, generator)
+        def record(call: Call) -> None:
+            probabilities[call.name] = self._masks.drop_probabilities(call, generator)
 
         suspended, self._suspended = self._suspended, True
         buffers = {name: buffer.clone() for name, buffer in encoder.named_buffers()}
         try:
-            handles = watch(encoder, choose(encoder, self.layers), note)
+            handles = register_hooks(encoder, select_layers(encoder, self.layers), record)
             try:
                 with torch.no_grad(), torch.random.fork_rng([inputs.device] if inputs.is_cuda else []):
                     functional_call(encoder, buffers, (inputs,))
@@ -166,7 +169,7 @@ class ISI(Homogenizer):
                     handle.remove()
         finally:
             self._suspended = suspended
-        return found
+        return probabilities
 
     @property
     def _masks(self) -> MaskSampler:
@@ -185,8 +188,8 @@ class ISI(Homogenizer):
         place = (call.name, call.output.shape)
         if place not in inputs.masks:
             draw = functools.partial(self._draw, call, inputs.generator)
-            inputs.masks[place] = outside(draw, call.inputs).reshape(call.output.shape)
-        # In place: neither convolution nor max-pooling needs its output to differentiate, and the memory is there.
+            inputs.masks[place] = compute_without_graph(draw, call.inputs).reshape(call.output.shape)
+        # In place, which saves memory: the backward of neither convolution nor max-pooling needs its output.
         return call.output.mul_(inputs.masks[place].to(call.output.dtype))
 
     def _draw(self, call: Call, generator: torch.Generator, inputs: Tensor) -> Tensor:
@@ -195,13 +198,13 @@ class ISI(Homogenizer):
         return mask
 
     def _meta_step(self) -> _MetaStep:
-        """The current meta-step; a new one once the number of meta-steps has changed."""
+        """Return the current meta-step, or a new one if the number of meta-steps has changed."""
         if self._current.number != self.steps:
             self._current = self._new_meta_step()
         return self._current
 
-    def _forget(self) -> None:
-        """Free the masks; the numbers of dropped activations are still to be reported."""
+    def _clear_masks(self) -> None:
+        """Free the masks, but keep the numbers of dropped activations for the report."""
         self._current.key = self._current.part = None
         self._current.inputs.clear()
 
@@ -211,7 +214,7 @@ class ISI(Homogenizer):
 
 @dataclass
 class _Inputs:
-    """The support or query inputs of a task: the generator of their masks, and masks by call and output shape."""
+    """Masks of the support or query inputs of a task, by call and output shape, and their generator."""
 
     generator: torch.Generator
     masks: dict[tuple[str, torch.Size], Tensor] = field(default_factory=dict)
@@ -219,14 +222,14 @@ class _Inputs:
 
 @dataclass
 class _MetaStep:
-    """Everything that belongs to one meta-step and is no state.
+    """Data of one meta-step that is not part of the state.
 
     Attributes:
-        number: of the meta-step.
-        generator: of passes without `begin`.
-        key, part: of the latest `begin`.
-        inputs: of that task.
-        drawn: by call, the number of activations dropped (on the device), and of how many.
+        number: the number of the meta-step.
+        generator: for passes without `begin`.
+        key, part: the arguments of the latest `begin`.
+        inputs: masks of that task by part.
+        drawn: by call, the number of dropped activations (on the device) and of all activations.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""Krum: take the gradient, or the few gradients, that lie nearest to their neighbours."""
+"""Krum: select the gradient, or the few gradients, nearest to their neighbours."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, OptionError, Step, hookimpl
 
-# Scores within this share of each other are equal: those of float32 rows are off by 1e-7.
+# Scores with a smaller relative difference are equal: the error for float32 rows is about 1e-7.
 TIE = 1e-6
 
 
@@ -72,29 +72,29 @@ class Krum(Homogenizer):
                 f"krum: `n_selected` must be at most the number of tasks, {tasks}; got {self.n_selected}."
             )
         neighbours = min(max(tasks - self.n_byzantine - 2, 1), tasks - 1)
-        return tasks * chosen_shares(step.gramian(), neighbours, self.n_selected, self.squared)
+        return tasks * selection_weights(step.gramian(), neighbours, self.n_selected, self.squared)
 
 
-def chosen_shares(gramian: Tensor, neighbours: int, selected: int, squared: bool = True) -> Tensor:
-    """The share of each row in the step, float64 `[tasks]`, summing to one; a constant, without a graph."""
+def selection_weights(gramian: Tensor, neighbours: int, selected: int, squared: bool = True) -> Tensor:
+    """Return the share of each row in the step, float64 `[tasks]`, with sum one and without a graph."""
     gramian = gramian.detach()
     squares = gramian.diagonal()
     sums = squares[:, None] + squares
     distances = sums - 2 * gramian
-    # The rest of two equal rows is rounding, and would decide between them.
+    # The difference of two equal rows is rounding, which would decide ties.
     distances = torch.where(distances > TIE * sums, distances, 0.0)
     distances = distances if squared else distances.sqrt()
-    others = distances + torch.diag(torch.full_like(squares, torch.inf))
-    nearest = others.sort(dim=1).values
-    better, equal = _lowest(nearest[:, :neighbours].sum(dim=1), selected)
+    to_others = distances + torch.diag(torch.full_like(squares, torch.inf))
+    nearest = to_others.sort(dim=1).values
+    better, equal = _below_and_tied(nearest[:, :neighbours].sum(dim=1), selected)
     left = selected - better.sum()
     totals = torch.where(equal, nearest[:, :-1].sum(dim=1), torch.inf)
-    best, still_equal = _lowest(totals, left)
+    best, still_equal = _below_and_tied(totals, left)
     return (better + best + still_equal * (left - best.sum()) / still_equal.sum()) / selected
 
 
-def _lowest(scores: Tensor, places: Tensor | int) -> tuple[Tensor, Tensor]:
-    """The rows that are surely among those with the `places` lowest scores, and those that tie for the last places."""
+def _below_and_tied(scores: Tensor, places: Tensor | int) -> tuple[Tensor, Tensor]:
+    """Return masks of the rows below the `places`-th lowest score, and of those that tie with it."""
     last = scores.sort().values.gather(0, torch.as_tensor(places, device=scores.device)[None] - 1)
     better, enough = scores < last * (1 - TIE), scores <= last * (1 + TIE)
     return better, enough & ~better
@@ -104,7 +104,7 @@ def _lowest(scores: Tensor, places: Tensor | int) -> tuple[Tensor, Tensor]:
 def gradhomog_homogenizer() -> HomogenizerSpec:
     return HomogenizerSpec(
         factory=Krum,
-        summary="the gradients that lie nearest to their neighbours; outliers have no say",
+        summary="selects the gradients nearest to their neighbours and ignores outliers",
         reference="Blanchard et al. 2017, arXiv 1703.02757",
         traits={"differentiable", "permutation_equivariant", "scale_equivariant", "rotation_equivariant"},
         needs={"gramian"},

@@ -89,22 +89,22 @@ class MGDA(Homogenizer):
         return StageResult(step.tasks * solution.weights, converged=bool(solution.converged))
 
     def _factors(self, step: Step, gramian: Tensor) -> Tensor:
-        """The factor of each row in the program that is solved, `[tasks]`."""
+        """Return the factor of each row in the optimization problem, `[tasks]`."""
         factors = torch.ones_like(gramian[0])
         if self.normalize in ("l2", "loss+"):
             squares = gramian.diagonal()
-            # One instead of zero before the root: its derivative at zero is infinite.
+            # One instead of zero, because the derivative of the root is infinite at zero.
             factors = factors / torch.where(squares > 0, squares, torch.ones_like(squares)).sqrt()
         if self.normalize in ("loss", "loss+"):
             method = f"mgda(normalize={self.normalize!r})"
             losses = step.losses.to(gramian.device)
-            _losses.require(losses > 0, step, f"{method}: losses must be positive, rows are divided by them")
+            _losses.require(losses > 0, step, f"{method}: losses must be positive, because rows are divided by them")
             least = losses.min().detach()
             relative = losses / least  # a common factor of all rows changes no weight
             _losses.require(
                 relative <= MAX_LOSS_RATIO,
                 step,
-                f"{method}: no loss must be more than {MAX_LOSS_RATIO:g} times the least, {least.item():g}",
+                f"{method}: no loss must be more than {MAX_LOSS_RATIO:g} times the smallest, {least.item():g}",
                 "Scale the losses to similar units.",
             )
             factors = factors / relative
@@ -112,7 +112,7 @@ class MGDA(Homogenizer):
 
 
 def feature_gramian(feature_grads: Tensor) -> Tensor:
-    """Inner products of gradients w.r.t. features `[tasks, queries, features]`, float64 `[tasks, tasks]`."""
+    """Return the inner products of gradients w.r.t. features `[tasks, queries, features]`, float64 `[tasks, tasks]`."""
     flat = feature_grads.flatten(1).double()
     return flat @ flat.T
 

@@ -1,4 +1,4 @@
-"""MoCo: average each task's gradient over steps, and weight the averages towards the shortest vector."""
+"""MoCo: MGDA on gradients averaged over steps, with weights that change gradually."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from gradhomog_plugins._row_state import RowState
 from gradhomog_plugins._simplex import project_onto_simplex
 
 
-class Moved(NamedTuple):
+class NewAverages(NamedTuple):
     """The averages of a batch's tasks after this step.
 
     Attributes:
         averages: y_i / mass_i, `[tasks, *shape]` by parameter.
-        masses: 1 − Π (1 − β_t), the share of the start from zero that is gone, float64 `[tasks]`.
+        masses: 1 − Π (1 − β_t), the correction of the start from zero, float64 `[tasks]`.
         counts: t, float64 `[tasks]`.
     """
 
@@ -100,9 +100,9 @@ class MoCo(Homogenizer):
         self.steps = 0
 
     def rows(self, step: Step) -> StageResult:
-        moved = self._move(step)
-        averages = step.jacobian.replace(_row_state.like(moved.averages, step.jacobian.materialize()))
-        return StageResult(averages.mix(step.tasks * self._weights(step.by(self.key))), aux=moved)
+        new = self._new_averages(step)
+        averages = step.jacobian.replace(_row_state.cast_like(new.averages, step.jacobian.materialize()))
+        return StageResult(averages.mix(step.tasks * self._weights(step.by(self.key))), aux=new)
 
     def paper_scale(self, step: Step) -> Tensor:
         masses: Tensor = step.aux.masses
@@ -113,7 +113,7 @@ class MoCo(Homogenizer):
         kept = self.averages if _row_state.fits(self.averages, averages) else {}
         before, steps = self._weights(keys), self.steps + 1
         after = self._descend(before, as_jacobian(averages).gramian().cpu(), masses, steps)
-        # The sum over this batch's keys stays the same, so that they keep their proportion to keys not in it.
+        # The sum over this batch's keys is preserved, and with it their ratio to the weights of other keys.
         together = sum(self.weights.get(key, 1.0) for key in keys) or float(len(keys))
         return {
             "averages": _row_state.write(kept, keys, averages),
@@ -123,22 +123,22 @@ class MoCo(Homogenizer):
             "steps": steps,
         }
 
-    def _move(self, step: Step) -> Moved:
+    def _new_averages(self, step: Step) -> NewAverages:
         keys, rows = step.by(self.key), step.jacobian.materialize()
         kept = self.averages if _row_state.fits(self.averages, rows) else {}
         counts = keyed.read(self.counts if kept else {}, keys, 0.0) + 1
         beta = self.beta / counts**self.beta_decay
         masses = (1 - beta) * keyed.read(self.masses if kept else {}, keys, 0.0) + beta
         before = _row_state.read(kept, keys, rows)
-        shares = beta / masses  # y / mass moves by this share towards the row; 1 in the first step
+        shares = beta / masses  # y / mass moves towards the row by this factor, which is 1 in the first step
         averages = {
-            name: torch.lerp(old, rows[name].to(old.dtype), _row_state.per_task(shares, old))
+            name: torch.lerp(old, rows[name].to(old.dtype), _row_state.broadcast_per_task(shares, old))
             for name, old in before.items()
         }
-        return Moved(averages, masses, counts)
+        return NewAverages(averages, masses, counts)
 
     def _weights(self, keys: list[str]) -> Tensor:
-        """λ of a batch, float64 `[tasks]`."""
+        """Return λ of a batch, float64 `[tasks]`."""
         weights = keyed.read(self.weights, keys, 1.0)
         return weights / weights.sum() if weights.sum() > 0 else torch.full_like(weights, 1 / len(keys))
 
@@ -150,11 +150,11 @@ class MoCo(Homogenizer):
                 "moco: inner products of the averaged rows overflow float64. Divide the losses by a constant."
             )
         size = gramian.diagonal().mean() if self.relative else torch.ones((), dtype=torch.float64)
-        return descended(weights, gramian @ weights, size, self.gamma / steps**self.gamma_decay, self.rho)
+        return projected_step(weights, gramian @ weights, size, self.gamma / steps**self.gamma_decay, self.rho)
 
 
-def descended(weights: Tensor, inner: Tensor, size: Tensor, rate: float, rho: float) -> Tensor:
-    """Π_Δ(λ − rate · (Y Yᵀ λ / size + ρ λ)), `[tasks]`; `inner` is Y Yᵀ λ, and zero rows have size 0."""
+def projected_step(weights: Tensor, inner: Tensor, size: Tensor, rate: float, rho: float) -> Tensor:
+    """Return Π_Δ(λ − rate · (Y Yᵀ λ / size + ρ λ)), `[tasks]`; `inner` is Y Yᵀ λ; `size` is 0 for zero rows."""
     gradient = inner / torch.where(size > 0, size, 1.0)
     return project_onto_simplex(weights - rate * (gradient + rho * weights))
 
@@ -163,7 +163,7 @@ def descended(weights: Tensor, inner: Tensor, size: Tensor, rate: float, rho: fl
 def gradhomog_homogenizer() -> HomogenizerSpec:
     return HomogenizerSpec(
         factory=MoCo,
-        summary="averages each gradient over steps, and weights the averages towards the shortest vector",
+        summary="MGDA on gradients averaged over steps, with weights that change gradually",
         reference="Fernando et al. 2023, arXiv 2210.12624",
         traits={"differentiable", "stateful", "momentum", "scale_equivariant", "rotation_equivariant"},
         needs={"jacobian"},

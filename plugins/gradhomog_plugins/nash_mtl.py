@@ -62,7 +62,7 @@ class NashMTL(Homogenizer):
 def gradhomog_homogenizer() -> HomogenizerSpec:
     return HomogenizerSpec(
         factory=NashMTL,
-        summary="the step that the tasks would agree on when they bargain for it",
+        summary="the Nash bargaining solution: maximizes the product of the tasks' improvements",
         reference="Navon et al. 2022, arXiv 2202.01017",
         traits={
             "differentiable",

@@ -1,4 +1,4 @@
-"""PCGrad: project each task's gradient off those that it conflicts with."""
+"""PCGrad: remove from each gradient its components that conflict with other tasks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, Step, hookimpl
-from gradhomog_plugins._orders import meeting_orders, projection_coefficients
+from gradhomog_plugins._orders import projection_coefficients, task_orders
 
 
 class PCGrad(Homogenizer):
@@ -61,7 +61,7 @@ class PCGrad(Homogenizer):
 
     def mix(self, step: Step) -> Tensor:
         gramian = step.gramian()
-        orders = meeting_orders(len(gramian), self.order, step.generator)
+        orders = task_orders(len(gramian), self.order, step.generator)
         return project(gramian, orders.to(gramian.device))
 
     def paper_scale(self, step: Step) -> float:
@@ -69,9 +69,9 @@ class PCGrad(Homogenizer):
 
 
 def project(gramian: Tensor, orders: Tensor) -> Tensor:
-    """The mixing matrix C of PCGrad for given orders: float64 `[tasks, tasks]`, ĝ = C·J."""
+    """Return the mixing matrix C of PCGrad for given orders, float64 `[tasks, tasks]`, ĝ = C·J."""
     squares = gramian.diagonal()
-    # A zero row has only zero inner products; dividing by one instead of zero keeps 0/0 out of the graph.
+    # A zero row has only zero inner products; division by one instead of zero avoids 0/0 in the graph.
     multiples = gramian / torch.where(squares > 0, squares, 1.0)  # ⟨g_i, g_j⟩ / ‖g_j‖²
     # Every pair (i, j) occurs once, so each coefficient is an entry of C.
     identity = torch.eye(len(gramian), dtype=gramian.dtype, device=gramian.device)
@@ -82,7 +82,7 @@ def project(gramian: Tensor, orders: Tensor) -> Tensor:
 def gradhomog_homogenizer() -> HomogenizerSpec:
     return HomogenizerSpec(
         factory=PCGrad,
-        summary="projects each task's gradient off those that it conflicts with",
+        summary="removes from each gradient its components that conflict with other tasks",
         reference="Yu et al. 2020, arXiv 2001.06782",
         traits={"differentiable", "stochastic", "scale_equivariant", "rotation_equivariant"},
         needs={"gramian"},

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, OptionError, Step, hookimpl, keyed
 
-# Of norms that were summed in float32.
+# Relative rounding error of norms of float32 rows.
 ROUNDING = 1e-6
 
 
@@ -85,11 +85,11 @@ class Reweight(Homogenizer):
         variant: Literal["corrected", "paper"] = "corrected",
     ) -> None:
         if variant == "paper" and solver == "fixed_point":
-            raise OptionError('reweight: `variant="paper"` has no fixed point but zero; use `solver="gradient"`.')
+            raise OptionError('reweight: the only fixed point of `variant="paper"` is zero; use `solver="gradient"`.')
         self.beta, self.solver, self.lr, self.key = beta, solver, lr, key
         self.initial_loss, self.parameters, self.max_weight = initial_loss, parameters, max_weight
         self.preserve, self.variant = preserve, variant
-        # Adam states of the leader's variable: a, or ω itself in the paper's variant.
+        # Adam states of the leader's variable: a, or ω in the paper's variant.
         self.leader: dict[str, keyed.Moments] = {}
 
     def mix(self, step: Step) -> Tensor:
@@ -102,7 +102,7 @@ class Reweight(Homogenizer):
             return weights
         if self.preserve == "norms" and bool((weights * norms).sum() > 0):
             weights = weights * norms.sum() / (weights * norms).sum()
-        return weights if self.max_weight is None else bounded(weights, self.max_weight)
+        return weights if self.max_weight is None else bound_weights(weights, self.max_weight)
 
     def update(self, step: Step) -> Mapping[str, Any]:
         if self.solver != "gradient" or self.key == "batch":
@@ -112,11 +112,11 @@ class Reweight(Homogenizer):
         weighted = weights.abs() * norms
         mean = weighted.mean()
         if not mean > 0:
-            return {}  # no task has a gradient: nothing to balance
+            return {}  # all gradients are zero: nothing to balance
         gap = weighted - mean * self._targets(step, norms)
-        # Equal up to rounding is equal: the sign of a rounding error would move the weights by a whole step.
+        # A gap within rounding counts as zero, because the sign of a rounding error would cause a full step.
         gradient = torch.where(gap.abs() > ROUNDING * mean, torch.sign(gap), 0.0) * torch.sign(weights) * norms
-        if self.variant == "corrected":  # relative, so that a common factor changes nothing; through ω = N softmax(a)
+        if self.variant == "corrected":  # relative to the mean norm; chain rule of ω = N softmax(a)
             gradient = weights * (gradient - (weights * gradient).mean()) / mean
         return {"leader": keyed.adam(self.leader, step.by(self.key), gradient, self.lr, initial=self._initial)}
 
@@ -137,7 +137,7 @@ class Reweight(Homogenizer):
         return step.norms(pattern)
 
     def _targets(self, step: Step, norms: Tensor) -> Tensor:
-        """t, or the paper's I^β, `[tasks]`."""
+        """Return t, or the paper's I^β, `[tasks]`."""
         if self.beta == 0:
             return torch.ones_like(norms)
         losses = step.losses.to(norms.device) / self.initial_loss
@@ -152,19 +152,19 @@ class Reweight(Homogenizer):
 
 
 def fixed_point(norms: Tensor, targets: Tensor) -> Tensor:
-    """ω_i ∝ t_i / G_i with Σω = N; a task without gradient has weight one, without a target zero."""
-    pulling = norms > 0
-    if not bool(pulling.any()):
+    """Return ω_i ∝ t_i / G_i with Σω = N; weight one for a zero gradient, weight zero for a zero target."""
+    nonzero = norms > 0
+    if not bool(nonzero.any()):
         return torch.ones_like(norms)
-    smallest = norms[pulling].min()
-    shares = torch.where(pulling, targets * smallest / torch.where(pulling, norms, smallest), torch.zeros_like(norms))
+    smallest = norms[nonzero].min()
+    shares = torch.where(nonzero, targets * smallest / torch.where(nonzero, norms, smallest), torch.zeros_like(norms))
     if not bool(shares.sum() > 0):
         return torch.ones_like(norms)
-    return torch.where(pulling, shares / shares.sum() * pulling.sum(), torch.ones_like(norms))
+    return torch.where(nonzero, shares / shares.sum() * nonzero.sum(), torch.ones_like(norms))
 
 
-def bounded(weights: Tensor, largest: float) -> Tensor:
-    """The weights with none above `largest` and the same sum; the excess is shared by the others in proportion."""
+def bound_weights(weights: Tensor, largest: float) -> Tensor:
+    """Return weights of at most `largest` with the same sum; the other weights share the excess in proportion."""
     total, free = weights.sum(), torch.ones_like(weights, dtype=torch.bool)
     for _ in range(len(weights)):
         over = free & (weights > largest)
@@ -182,7 +182,7 @@ def bounded(weights: Tensor, largest: float) -> Tensor:
 def gradhomog_homogenizer() -> HomogenizerSpec:
     return HomogenizerSpec(
         factory=Reweight,
-        summary="weights under which gradient norms follow the tasks' losses (RotoGBML)",
+        summary="weights that make gradient norms follow the tasks' losses (RotoGBML)",
         reference="Zhang et al. 2023, arXiv 2303.06679, equations 4 and 5",
         traits={"differentiable", "stateful", "scale_equivariant", "rotation_equivariant"},
         needs={"losses", "norms"},

@@ -1,4 +1,4 @@
-"""Random loss weighting (RLW): new random weights in every step, the litmus test of adaptive methods."""
+"""Random loss weighting (RLW): random weights in every step, a control for adaptive methods."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ class RLW(Homogenizer):
 
 
 def draw_weights(tasks: int, distribution: Distribution, generator: torch.Generator) -> Tensor:
-    """Random weights with the sum one, float64 `[tasks]`."""
+    """Return random weights with sum one, float64 `[tasks]`."""
     if distribution == "normal":
         return torch.softmax(torch.randn(tasks, generator=generator, dtype=torch.float64), dim=0)
     uniform = torch.rand(tasks, generator=generator, dtype=torch.float64)
     if distribution == "uniform":
         return torch.softmax(uniform, dim=0)
     if distribution == "dirichlet":
-        exponential = -torch.log1p(-uniform)  # over their sum these are uniform on the simplex; never infinite
+        exponential = -torch.log1p(-uniform)  # finite; divided by their sum they are uniform on the simplex
         return exponential / exponential.sum()
     if distribution == "constrained_bernoulli":
         return torch.nn.functional.one_hot(uniform.argmax(), tasks).double()
@@ -77,7 +77,7 @@ def draw_weights(tasks: int, distribution: Distribution, generator: torch.Genera
 def gradhomog_homogenizer() -> HomogenizerSpec:
     return HomogenizerSpec(
         factory=RLW,
-        summary="random weights in every step, the litmus test of adaptive methods",
+        summary="random weights in every step, a control for adaptive methods",
         reference="Lin et al. 2022, arXiv 2111.10603",
         traits={"differentiable", "stochastic", "scale_equivariant", "rotation_equivariant"},
     )

@@ -1,4 +1,4 @@
-"""Rotation of RotoGBML: each task's query features are rotated so that the gradients that reach the encoder align."""
+"""Rotation of RotoGBML: rotate each task's features so that the gradients at the encoder's output align."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from annotated_types import Ge, Gt, Interval
 from torch import Tensor
 
 from gradhomog import DataError, Homogenizer, HomogenizerSpec, OptionError, Step, TaskKey, hookimpl, keyed
-from gradhomog_plugins._pooling import matched, mean_cosine, pooled, pooled_energy, unit
+from gradhomog_plugins._pooling import matching_orders, mean_cosine, pool_gradients, pooled_energy, unit
 from gradhomog_plugins._rotations.base import Rotation
-from gradhomog_plugins._rotations.by_key import angles, check_features, rotate_tasks, with_latest
+from gradhomog_plugins._rotations.by_key import angles, check_features, rotate_tasks, updated_state
 from gradhomog_plugins._rotations.geodesic import Geodesic
 from gradhomog_plugins._rotations.plane import Plane
 
@@ -89,7 +89,7 @@ class Rotate(Homogenizer):
     ) -> None:
         if parameterization == "plane" and pool != "task":
             raise OptionError(
-                f"rotate: `pool` {pool!r} gives several directions per task, and a plane has one; "
+                f"rotate: `pool` {pool!r} has several directions per task, but a plane has one; "
                 "use parameterization='geodesic'."
             )
         self.parameterization, self.lr, self.max_angle = parameterization, lr, max_angle
@@ -102,30 +102,30 @@ class Rotate(Homogenizer):
         return rotate_tasks([self._rotation(key.by(self.key), features.shape[-1]) for key in keys], features)
 
     def update(self, step: Step) -> Mapping[str, Any]:
-        keys, found = step.by(self.key), self._directions(step)
+        keys, directions = step.by(self.key), self._directions(step)
         if self.variant == "corrected":
-            goal = unit(found.encoder.sum(0))
-            u, v = keyed.mean(keys, found.head), dict.fromkeys(keys, goal)
+            goal = unit(directions.encoder.sum(0))
+            u, v = keyed.mean(keys, directions.head), dict.fromkeys(keys, goal)
         else:
-            goal = unit(found.pooled.sum(0))
-            u, v = dict.fromkeys(keys, goal), keyed.mean(keys, found.encoder)
-        turned = {}
+            goal = unit(directions.pooled.sum(0))
+            u, v = dict.fromkeys(keys, goal), keyed.mean(keys, directions.encoder)
+        updated = {}
         for key in u:
             heads, goals = unit(u[key]), unit(v[key])
             nonzero = (heads != 0).any(1) & (goals != 0).any(1)
             if bool(nonzero.any()):
                 heads, goals = heads[nonzero], goals[nonzero]
                 rotation = self._rotation(key, heads.shape[-1]) or self._form.identity(goals)
-                turned[key] = rotation.turned(heads, goals, self.lr, self.max_angle)
-        rotations = with_latest(self.rotations, keys, turned, self.limit)
-        return {"rotations": rotations, "class_directions": found.class_directions}
+                updated[key] = rotation.step(heads, goals, self.lr, self.max_angle)
+        rotations = updated_state(self.rotations, keys, updated, self.limit)
+        return {"rotations": rotations, "class_directions": directions.class_directions}
 
     def measured(self, step: Step) -> Mapping[str, float | Sequence[float]]:
-        found = self._directions(step)
+        directions = self._directions(step)
         return {
-            "angle": angles(found.rotations),
-            "feature_cosine_before": mean_cosine(found.head),
-            "feature_cosine_after": mean_cosine(found.encoder),
+            "angle": angles(directions.rotations),
+            "feature_cosine_before": mean_cosine(directions.head),
+            "feature_cosine_after": mean_cosine(directions.encoder),
             "pooled_energy": pooled_energy(step.feature_grads),
         }
 
@@ -139,17 +139,17 @@ class Rotate(Homogenizer):
         return rotation
 
     def _directions(self, step: Step) -> _Directions:
-        """The directions that a step shows, with the classes of all tasks in one order if they are pooled by class."""
+        """Return the directions of a step, with the classes of all tasks in one order if `pool` is "class"."""
         grads = step.feature_grads
         _check(grads, step.tasks, "feature_grads")
-        sums = pooled(grads, self.pool, step.targets if self.pool == "class" else None)
+        sums = pool_gradients(grads, self.pool, step.targets if self.pool == "class" else None)
         rotations = [self._rotation(key, sums.shape[-1]) for key in step.by(self.key)]
         head = unit(sums)
         encoder = rotate_tasks(rotations, head, transposed=True)
         if self.pool != "class":
             return _Directions(rotations, sums, head, encoder, self.class_directions)
         reference = self.class_directions.to(encoder.device)
-        order = matched(encoder, reference if reference.shape == encoder[0].shape else encoder[0])
+        order = matching_orders(encoder, reference if reference.shape == encoder[0].shape else encoder[0])
         sums, head, encoder = (
             torch.stack([task[own] for task, own in zip(vectors, order, strict=True)])
             for vectors in (sums, head, encoder)
@@ -169,7 +169,7 @@ def _check(features: Tensor, tasks: int, name: str) -> None:
     if features.dim() != 3 or features.shape[0] != tasks:
         raise DataError(
             f"rotate: `{name}` must have shape [tasks, queries, features] with {tasks} tasks; got "
-            f"{tuple(features.shape)}. An encoder of maps needs a torch.nn.Flatten() at its end."
+            f"{tuple(features.shape)}. If the encoder returns maps, add torch.nn.Flatten() at its end."
         )
 
 

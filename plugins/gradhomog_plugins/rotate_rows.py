@@ -1,4 +1,4 @@
-"""Rotation of the rows themselves: each task's gradient turns towards the mean direction by an angle."""
+"""Rotation of the rows: rotate each task's gradient towards the mean direction by a limited angle."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, Step, cosines, hookimpl
 
-# Gramians of float32 rows are right to some 1e-7 of the norms' product. Where unit rows add up to so little, in squared
-# length per row, that this could turn their sum, there is no mean direction; where a row is so close to it, or to its
-# opposite, in squared sine, there is no plane.
-NOTHING, PARALLEL = 1e-4, 1e-6
+# The error of Gramians of float32 rows is about 1e-7 of the product of the norms.
+# Squared length of the sum of unit rows, per row, below which this error could rotate the sum: no mean direction.
+NOTHING = 1e-4
+# Squared sine of the angle to the mean direction below which a row and the mean direction span no plane.
+PARALLEL = 1e-6
 
 
 class RotateRows(Homogenizer):
@@ -78,7 +79,7 @@ class RotateRows(Homogenizer):
 def gradhomog_homogenizer() -> HomogenizerSpec:
     return HomogenizerSpec(
         factory=RotateRows,
-        summary="turns each task's gradient towards their mean direction, by at most an angle",
+        summary="rotates each gradient towards their mean direction, by a limited angle",
         reference="after Zhang et al. 2023, arXiv 2303.06679, equation 6",
         traits={"differentiable", "permutation_equivariant", "scale_equivariant", "rotation_equivariant"},
         needs={"gramian", "norms"},

@@ -1,4 +1,4 @@
-"""RotoGrad: scale feature gradients to one length, and rotate each task's features so that they align."""
+"""RotoGrad: scale feature gradients to one norm, and rotate features to align them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from annotated_types import Ge, Gt, Interval
 from torch import Tensor
 
 from gradhomog import DataError, Homogenizer, HomogenizerSpec, Step, TaskKey, hookimpl, keyed, safe_sqrt
-from gradhomog_plugins._pooling import mean_cosine, pooled, unit
-from gradhomog_plugins._rotations.by_key import angles, check_features, rotate_tasks, with_latest
+from gradhomog_plugins._pooling import mean_cosine, pool_gradients, unit
+from gradhomog_plugins._rotations.by_key import angles, check_features, rotate_tasks, updated_state
 from gradhomog_plugins._rotations.geodesic import Geodesic, haar
 
 
@@ -123,7 +123,7 @@ class RotoGrad(Homogenizer):
         if not self.magnitude:
             return torch.ones(step.tasks, dtype=torch.float64)
         norms = lengths(self._samples(step))
-        return equalizing(norms, self._first(step.by(self.key), norms))
+        return equalizing_weights(norms, self._first_norms(step.by(self.key), norms))
 
     def paper_scale(self, step: Step) -> float:
         return step.tasks
@@ -132,45 +132,45 @@ class RotoGrad(Homogenizer):
         new: dict[str, Any] = {}
         keys = step.by(self.key)
         if self.magnitude:
-            new |= self._norms_seen(keys, lengths(self._samples(step)))
+            new |= self._new_norms(keys, lengths(self._samples(step)))
         if self.rotation:
-            new |= self._turned(keys, pooled(self._samples(step), self.pool))
+            new |= self._new_rotations(keys, pool_gradients(self._samples(step), self.pool))
         return new
 
     def measured(self, step: Step) -> Mapping[str, float | Sequence[float]]:
         if not self.rotation:
             return {}
-        heads = pooled(self._samples(step), self.pool)
+        heads = pool_gradients(self._samples(step), self.pool)
         rotations = [self._rotation(key, heads.shape[-1]) for key in step.by(self.key)]
-        arriving = rotate_tasks(rotations, heads, transposed=True)
+        at_encoder = rotate_tasks(rotations, heads, transposed=True)
         return {
             "angle": angles(rotations),
             "feature_cosine_before": mean_cosine(unit(heads.flatten(1))[:, None]),
-            "feature_cosine_after": mean_cosine(unit(arriving.flatten(1))[:, None]),
+            "feature_cosine_after": mean_cosine(unit(at_encoder.flatten(1))[:, None]),
         }
 
     # -- magnitude ---------------------------------------------------------------------------------------------------
 
-    def _first(self, keys: list[str], norms: Tensor) -> Tensor:
-        """‖G⁰‖ `[tasks]`, positive: that of the state, or of this step where there is none or the burn-in ends."""
+    def _first_norms(self, keys: list[str], norms: Tensor) -> Tensor:
+        """Return ‖G⁰‖ `[tasks]`, positive: that of the state, or of this step if there is none or the burn-in ends."""
         saved = keyed.read(self.first_norms, keys, 1.0).to(norms)
-        taken = [
+        measure_now = [
             key not in self.first_norms or (self.burn_in > 0 and self.gradients_seen[key] == self.burn_in)
             for key in keys
         ]
-        if not any(taken):
+        if not any(measure_now):
             return saved
         nonzero = norms > 0
         same_key = norms.new_tensor([[one == other for other in keys] for one in keys]) * nonzero
-        now = (same_key @ norms) / same_key.sum(1).clamp_min(1)  # the mean of a key's norms that are not zero
-        return torch.where(torch.tensor(taken, device=norms.device) & (now > 0), now, saved)
+        now = (same_key @ norms) / same_key.sum(1).clamp_min(1)  # the mean of the nonzero norms of a key
+        return torch.where(torch.tensor(measure_now, device=norms.device) & (now > 0), now, saved)
 
-    def _norms_seen(self, keys: list[str], norms: Tensor) -> dict[str, dict[str, float]]:
+    def _new_norms(self, keys: list[str], norms: Tensor) -> dict[str, dict[str, float]]:
         nonzero = [place for place, norm in enumerate(norms.tolist()) if norm > 0]
-        shown = [keys[place] for place in nonzero]
-        first_norms = keyed.write(self.first_norms, shown, self._first(keys, norms)[nonzero])
-        # Only compared with `burn_in`, so that the count may stop there.
-        seen = {key: min(self.gradients_seen.get(key, 0), self.burn_in) + 1 for key in shown}
+        nonzero_keys = [keys[place] for place in nonzero]
+        first_norms = keyed.write(self.first_norms, nonzero_keys, self._first_norms(keys, norms)[nonzero])
+        # The count stops after `burn_in`, because it is only compared with it.
+        seen = {key: min(self.gradients_seen.get(key, 0), self.burn_in) + 1 for key in nonzero_keys}
         return {"first_norms": first_norms, "gradients_seen": self.gradients_seen | seen}
 
     # -- rotation ----------------------------------------------------------------------------------------------------
@@ -181,35 +181,35 @@ class RotoGrad(Homogenizer):
             check_features("rotograd", rotation, self.size or features)
             return rotation
         if self.start == "haar":
-            # Each key has its own seed, independent of the keys that came before it.
+            # One seed per key, independent of the order of the keys.
             return Geodesic(haar(self.size or features, zlib.crc32(f"{self.seed}/{key}".encode())))
         return None
 
-    def _turned(self, keys: list[str], heads: Tensor) -> dict[str, dict[str, Any]]:
-        """One step of every rotation on gradients at the heads, `[tasks, samples, m]`."""
+    def _new_rotations(self, keys: list[str], heads: Tensor) -> dict[str, dict[str, Any]]:
+        """Return all rotations after a step on gradients at the heads `[tasks, samples, m]`, as new state."""
         features = heads.shape[-1]
         rotations = {key: self._rotation(key, features) for key in keys}
-        arriving = rotate_tasks([rotations[key] for key in keys], heads, transposed=True)
+        at_encoder = rotate_tasks([rotations[key] for key in keys], heads, transposed=True)
         mean_norm = lengths(heads).mean()
         if not mean_norm > 0:
             return {}
-        goal = unit(arriving.flatten(1)).reshape(arriving.shape).mean(0)
+        goal = unit(at_encoder.flatten(1)).reshape(at_encoder.shape).mean(0)
         if self.variant == "reference":
-            goal = goal * (arriving.mean(0).norm() / mean_norm)
-        # A rotation takes the mean over its samples: times their number it is the product of the whole batches.
+            goal = goal * (at_encoder.mean(0).norm() / mean_norm)
+        # A rotation uses the mean over its samples; times their number it is the sum over the batch.
         pull = keyed.mean(keys, heads * (heads.shape[1] / mean_norm))
         turned = {}
         for key, own in pull.items():
             if bool(own.any()):
                 rotation = rotations[key] or Geodesic.identity(goal[:, : self.size])
-                turned[key] = rotation.turned(own, goal, self.lr * self.decay ** self.turns.get(key, 0))
+                turned[key] = rotation.step(own, goal, self.lr * self.decay ** self.turns.get(key, 0))
         turns = {key: self.turns.get(key, 0) + 1 for key in turned}
-        return {"rotations": with_latest(self.rotations, keys, turned), "turns": self.turns | turns}
+        return {"rotations": updated_state(self.rotations, keys, turned), "turns": self.turns | turns}
 
     # -- shapes ------------------------------------------------------------------------------------------------------
 
     def _samples(self, step: Step) -> Tensor:
-        """Gradients at the heads, float64 `[tasks, queries · positions, features]`."""
+        """Return the gradients at the heads, float64 `[tasks, queries · positions, features]`."""
         grads = step.feature_grads
         self._check(grads, step.tasks, "feature_grads")
         return grads.double().movedim(2, -1).flatten(1, -2)
@@ -227,12 +227,12 @@ class RotoGrad(Homogenizer):
 
 
 def lengths(gradients: Tensor) -> Tensor:
-    """Frobenius norms of `[tasks, ...]`; the derivative of that of zero is zero."""
+    """Return the Frobenius norms of `[tasks, ...]`, with derivative zero at zero."""
     return safe_sqrt(gradients.flatten(1).square().sum(1))
 
 
-def equalizing(norms: Tensor, first: Tensor) -> Tensor:
-    """C/‖G_k‖ `[tasks]` for norms ‖G‖ and first norms ‖G⁰‖ > 0; one where there is no gradient."""
+def equalizing_weights(norms: Tensor, first: Tensor) -> Tensor:
+    """Return C/‖G_k‖ `[tasks]` for norms ‖G‖ and first norms ‖G⁰‖ > 0; one for a zero gradient."""
     nonzero = norms > 0
     ratios = norms / first
     total = ratios.sum()
@@ -244,7 +244,7 @@ def equalizing(norms: Tensor, first: Tensor) -> Tensor:
 def gradhomog_homogenizer() -> HomogenizerSpec:
     return HomogenizerSpec(
         factory=RotoGrad,
-        summary="gives feature gradients one length and rotates features so that they align (RotoGrad)",
+        summary="scales feature gradients to one norm, rotates features to align them (RotoGrad)",
         reference="Javaloy and Valera 2022, arXiv 2103.02631",
         traits={"differentiable", "stateful", "scale_equivariant", "rotation_equivariant", "orthogonal"},
         needs={"features"},

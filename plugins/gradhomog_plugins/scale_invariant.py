@@ -43,7 +43,7 @@ class ScaleInvariant(Homogenizer):
 
     def mix(self, step: Step) -> Tensor:
         losses = step.losses
-        _losses.require(losses > 0, step, "scale_invariant: losses must be positive, rows are divided by them")
+        _losses.require(losses > 0, step, "scale_invariant: losses must be positive, because rows are divided by them")
         return _losses.exponential_weights(-losses.log())
 
     def paper_scale(self, step: Step) -> Tensor:
@@ -56,7 +56,7 @@ class ScaleInvariant(Homogenizer):
 def gradhomog_homogenizer() -> HomogenizerSpec:
     return HomogenizerSpec(
         factory=ScaleInvariant,
-        summary="divides each task's row by its loss: the sum of the logarithms of the losses",
+        summary="divides each gradient by its loss: the sum of the logarithms of the losses",
         reference="Navon et al. 2022, arXiv 2202.01017",
         traits={
             "differentiable",

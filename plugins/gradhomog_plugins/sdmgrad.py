@@ -1,4 +1,4 @@
-"""SDMGrad: the shortest vector in the convex hull of the gradients, drawn towards their mean."""
+"""SDMGrad: the direction of MGDA, regularized towards the mean gradient."""
 
 from __future__ import annotations
 
@@ -106,13 +106,13 @@ class SDMGrad(Homogenizer):
         return {"weights": keyed.write(self.weights, step.by(self.key), step.aux)}
 
     def _start(self, keys: list[str]) -> Tensor:
-        """The last w of these keys, brought to the simplex of this batch, `[tasks]`."""
+        """Return the last w of these keys, scaled to sum one, `[tasks]`."""
         weights = keyed.read(self.weights, keys, 1 / len(keys))
         return weights / weights.sum() if bool(weights.sum() > 0) else torch.full_like(weights, 1 / len(keys))
 
 
 def towards_mean(gramian: Tensor, regularization: float) -> Tensor:
-    """The Gramian of the rows g_i + λ g_0, `[..., tasks, tasks]`."""
+    """Return the Gramian of the rows g_i + λ g_0, `[..., tasks, tasks]`."""
     half = gramian + regularization * gramian.mean(dim=-2, keepdim=True)
     return half + regularization * half.mean(dim=-1, keepdim=True)
 
@@ -120,7 +120,7 @@ def towards_mean(gramian: Tensor, regularization: float) -> Tensor:
 def descend(
     gramian: Tensor, start: Tensor, regularization: float, lr: float, momentum: float, iterations: int
 ) -> Tensor:
-    """w `[..., tasks]` after projected gradient steps with momentum on ½ wᵀAw + λ wᵀA w̃, A relative to the norms."""
+    """Return w `[..., tasks]` after projected gradient steps with momentum on ½ wᵀAw + λ wᵀA w̃, A = J Jᵀ / s²."""
     norms = safe_sqrt(gramian.diagonal(dim1=-2, dim2=-1))
     scale = norms.mean(dim=-1)[..., None, None]
     relative = gramian / torch.where(scale > 0, scale, torch.ones_like(scale)).square()
@@ -136,7 +136,7 @@ def descend(
 def gradhomog_homogenizer() -> HomogenizerSpec:
     return HomogenizerSpec(
         factory=SDMGrad,
-        summary="the shortest vector in the hull of the gradients, drawn towards their mean",
+        summary="the direction of MGDA, regularized towards the mean gradient",
         reference="Xiao, Ban and Ji 2023, arXiv 2305.18409",
         traits={"differentiable", "stateful", "permutation_equivariant", "scale_equivariant", "rotation_equivariant"},
         needs={"gramian"},

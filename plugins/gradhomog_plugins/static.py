@@ -1,4 +1,4 @@
-"""Fixed weights: once tuned, the baseline of every adaptive method."""
+"""Fixed weights; when tuned, the baseline for adaptive methods."""
 
 from __future__ import annotations
 
@@ -71,15 +71,15 @@ class Static(Homogenizer):
         return self._weights(step).sum()
 
     def _weights(self, step: Step) -> Tensor:
-        """w, float64 `[tasks]`."""
+        """Return w, float64 `[tasks]`."""
         if isinstance(self.weights, str):
-            found = [random_weight(self.spread, self.seed, key.domain or str(key.slot)) for key in step.keys]
-            return torch.tensor(found, dtype=torch.float64)
+            weights = [random_weight(self.spread, self.seed, key.domain or str(key.slot)) for key in step.keys]
+            return torch.tensor(weights, dtype=torch.float64)
         return _per_task.numbers("static: `weights`", 1.0 if self.weights is None else self.weights, step)
 
 
 def random_weight(spread: float, seed: int, name: str) -> float:
-    """Log-uniform in [1/spread, spread]: from a hash, so that it is independent of the names drawn before it."""
+    """Return a log-uniform weight in [1/spread, spread] from a hash, independent of other names."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     uniform = int.from_bytes(digest[:8], "big") / 2**64
     return float(spread ** (2 * uniform - 1))
@@ -89,7 +89,7 @@ def random_weight(spread: float, seed: int, name: str) -> float:
 def gradhomog_homogenizer() -> HomogenizerSpec:
     return HomogenizerSpec(
         factory=Static,
-        summary="fixed weights, by slot or by domain; tuned, the baseline that methods must beat",
+        summary="fixed weights by slot or domain; when tuned, the baseline for adaptive methods",
         reference="Kurin et al. 2022, arXiv 2201.04122",
         traits={"differentiable", "scale_equivariant", "rotation_equivariant"},
     )

@@ -1,4 +1,4 @@
-"""Smooth Tchebycheff scalarization (STCH): a smooth maximum of the losses, so that the worst task weighs most."""
+"""Smooth Tchebycheff scalarization (STCH): a smooth maximum of the losses, which favours the worst task."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class STCH(Homogenizer):
         key: Literal["slot", "domain"] = "slot",
     ) -> None:
         if log and (weights is not None or ideal != 0.0):
-            raise OptionError("stch: `weights` and `ideal` have no place in the formula of `log=True`; leave them out.")
+            raise OptionError("stch: `weights` and `ideal` are not part of the formula of `log=True`; omit them.")
         self.mu, self.weights, self.ideal, self.log = mu, weights, ideal, log
         self.warmup, self.period, self.key = warmup, period, key
         self.totals: dict[str, float] = {}  # of the epoch in which m is measured
@@ -111,12 +111,12 @@ class STCH(Homogenizer):
         return {"totals": {}, "counts": {}, "references": means}
 
     def _terms(self, step: Step) -> tuple[Tensor, Tensor]:
-        """y/μ, up to a constant, and the logarithms of ∂y_i/∂L_i, `[tasks]` each."""
+        """Return y/μ up to a constant, and the logarithms of ∂y_i/∂L_i, each `[tasks]`."""
         losses = step.losses
         if self.log:
             _losses.require(losses > 0, step, "stch: losses must be positive for `log=True`")
             measured = keyed.read(self.references, step.by(self.key), 0.0).to(losses.device)
-            # Before it has an m, a task's y is 0: the sum of logarithms of the warm-up.
+            # A task without m has y = 0, which gives the sum of logarithms of the warm-up.
             references = torch.where(measured > 0, measured, losses)
             return _exponents(losses.log() - references.log(), self.mu or 1.0), -losses.log()
         given = 1.0 if self.weights is None else self.weights
@@ -129,17 +129,17 @@ class STCH(Homogenizer):
 
 
 def _exponents(heights: Tensor, mu: float) -> Tensor:
-    """y/μ, less its maximum, so that the quotient does not overflow."""
+    """Return (y − max y)/μ, which does not overflow."""
     return (heights - heights.detach().max()) / mu
 
 
 def mean_weights(exponents: Tensor, log_slopes: Tensor) -> Tensor:
-    """softmax(exponents) · derivatives over its mean, `[tasks]`: in logarithms, so that the sum cannot vanish."""
+    """Return softmax(exponents) · derivatives over their mean, `[tasks]`; in logarithms, to avoid a sum of zero."""
     return _losses.exponential_weights(exponents + log_slopes)
 
 
 def paper_weights(exponents: Tensor, log_slopes: Tensor) -> Tensor:
-    """N times the derivatives of μ log Σ_i exp(exponents_i), `[tasks]`."""
+    """Return N times the derivatives of μ log Σ_i exp(exponents_i), `[tasks]`."""
     return _losses.exponential_weights(exponents) * log_slopes.exp()
 
 
@@ -147,7 +147,7 @@ def paper_weights(exponents: Tensor, log_slopes: Tensor) -> Tensor:
 def gradhomog_homogenizer() -> HomogenizerSpec:
     return HomogenizerSpec(
         factory=STCH,
-        summary="a smooth maximum of the losses: the worst task weighs most",
+        summary="a smooth maximum of the losses: the worst task has the largest weight",
         reference="Lin et al. 2024, arXiv 2402.19078, equation 9",
         traits={"differentiable", "stateful", "permutation_equivariant", "scale_equivariant", "rotation_equivariant"},
         needs={"losses"},

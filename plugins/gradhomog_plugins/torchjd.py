@@ -31,7 +31,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }
 
 BASES = ("Aggregator", "WeightedAggregator", "GramianWeightedAggregator")
-"""Base classes of TorchJD's aggregators, none of them a method."""
+"""Abstract base classes of TorchJD's aggregators."""
 
 
 class TorchJD(Homogenizer):
@@ -85,14 +85,14 @@ class TorchJD(Homogenizer):
     def __init__(self, aggregator: str = "UPGrad", options: Mapping[str, Any] = {}, seed: int = 0) -> None:
         self.aggregator, self.options, self.seed = aggregator, dict(options), seed
         self.memory: dict[str, Tensor] = {}
-        kind = find(aggregator)
+        kind = find_aggregator(aggregator)
         if aggregator == "ExcessMTL" and self.options.get("n_warmup_steps"):
             raise OptionError(
                 "torchjd: `n_warmup_steps` of ExcessMTL must be 0: TorchJD counts these steps outside its "
                 "`state_dict`, so the count cannot be saved."
             )
         try:
-            self._make(torch.ones(1, 1))
+            self._new_aggregator(torch.ones(1, 1))
         except ImportError as cause:
             raise PluginLoadError(
                 f"torchjd: {aggregator} needs packages that are not installed: {cause} "
@@ -112,8 +112,8 @@ class TorchJD(Homogenizer):
         try:
             with torch.random.fork_rng([matrix.device] if matrix.is_cuda else []):
                 ones = torch.ones(step.tasks, 1, dtype=torch.float64)
-                factor = self._make(ones)(ones).item()
-                aggregator = self._restored(matrix)
+                factor = self._new_aggregator(ones)(ones).item()
+                aggregator = self._restored_aggregator(matrix)
                 torch.manual_seed(step.generator.initial_seed())
                 vector = aggregator(matrix)
         except Exception as cause:
@@ -123,8 +123,8 @@ class TorchJD(Homogenizer):
             ) from cause
         if not 0 < factor < math.inf:
             raise OptionError(
-                f"torchjd: `options` of {self.aggregator} must give identical rows a multiple > 0 of that row; for "
-                f"{step.tasks} tasks they give {factor:g}."
+                f"torchjd: `options` of {self.aggregator} must map identical rows to a positive multiple of that row; "
+                f"for {step.tasks} tasks the factor is {factor:g}."
             )
         parts = (vector / factor).split([part.shape[1] for part in flat])
         direction = {
@@ -141,27 +141,27 @@ class TorchJD(Homogenizer):
     def update(self, step: Step) -> Mapping[str, Any]:
         return {"memory": step.aux[1]}
 
-    def _make(self, matrix: Tensor) -> Any:
-        """A new aggregator in its first state, for matrices of this number of rows, dtype and device."""
-        given = {**DEFAULTS.get(self.aggregator, {}), **self.options}
+    def _new_aggregator(self, matrix: Tensor) -> Any:
+        """Return a new aggregator in its initial state, for matrices of this number of rows, dtype and device."""
+        arguments = {**DEFAULTS.get(self.aggregator, {}), **self.options}
         if self.aggregator == "NashMTL":
-            given.setdefault("n_tasks", len(matrix))
-        return find(self.aggregator)(**{name: _argument(value, matrix) for name, value in given.items()})
+            arguments.setdefault("n_tasks", len(matrix))
+        return find_aggregator(self.aggregator)(**{name: _argument(value, matrix) for name, value in arguments.items()})
 
-    def _restored(self, matrix: Tensor) -> Any:
-        """A new aggregator with the state of the last step, or in its first state if that does not fit the matrix."""
-        aggregator = self._make(matrix)
+    def _restored_aggregator(self, matrix: Tensor) -> Any:
+        """Return a new aggregator with the saved state, or in its initial state if the saved state does not fit."""
+        aggregator = self._new_aggregator(matrix)
         if not self.memory:
             return aggregator
-        aggregator(matrix)  # its buffers are None before the first call, and `load_state_dict` refuses them
-        if _form(aggregator.state_dict()) != _form(self.memory):
-            return self._make(matrix)
+        aggregator(matrix)  # before the first call its buffers are None, and `load_state_dict` raises
+        if _shapes_and_dtypes(aggregator.state_dict()) != _shapes_and_dtypes(self.memory):
+            return self._new_aggregator(matrix)
         aggregator.load_state_dict(self.memory)
         return aggregator
 
 
-def find(name: str) -> type:
-    """TorchJD's aggregator of that class name.
+def find_aggregator(name: str) -> type:
+    """Return TorchJD's aggregator with this class name.
 
     Raises:
         PluginLoadError: TorchJD is missing or too old.
@@ -170,17 +170,17 @@ def find(name: str) -> type:
     known = aggregators()
     if name not in known:
         lower = {each.lower(): each for each in known}
-        near = difflib.get_close_matches(name.lower(), lower, n=1)
-        hint = f" Did you mean '{lower[near[0]]}'?" if near else ""
+        matches = difflib.get_close_matches(name.lower(), lower, n=1)
+        hint = f" Did you mean '{lower[matches[0]]}'?" if matches else ""
         raise OptionError(
             f"torchjd: `aggregator` must be the name of an aggregator of TorchJD {version()}; got {name!r}.{hint} "
-            f"There are: {', '.join(known)}."
+            f"Available: {', '.join(known)}."
         )
     return known[name]
 
 
 def aggregators() -> dict[str, type]:
-    """All aggregators of the installed TorchJD by class name; imports TorchJD when called, not with this module."""
+    """Return all aggregators of the installed TorchJD by class name; TorchJD is imported here, not with this module."""
     try:
         module = importlib.import_module("torchjd.aggregation")
     except ImportError as cause:
@@ -191,17 +191,17 @@ def aggregators() -> dict[str, type]:
         raise PluginLoadError(
             f"torchjd: needs TorchJD 0.18 or newer; {version()} is installed. Run: pip install 'gradhomog[compare]'"
         )
-    found = {name: getattr(module, name) for name in sorted(module.__all__) if name not in BASES}
-    return {name: kind for name, kind in found.items() if issubclass(kind, module.Aggregator)}
+    classes = {name: getattr(module, name) for name in sorted(module.__all__) if name not in BASES}
+    return {name: kind for name, kind in classes.items() if issubclass(kind, module.Aggregator)}
 
 
 def version() -> str:
-    """Of the installed TorchJD."""
+    """Return the version of the installed TorchJD."""
     return importlib.metadata.version("torchjd")
 
 
 def _argument(value: Any, matrix: Tensor) -> Any:
-    """An option as TorchJD takes it: lists of numbers are tensors like the rows, tables are projectors."""
+    """Return an option as TorchJD accepts it: a list of numbers as a tensor like the rows, a table as a projector."""
     if isinstance(value, (list, tuple)):
         return torch.tensor(value, dtype=matrix.dtype, device=matrix.device)
     if isinstance(value, Tensor):
@@ -211,7 +211,7 @@ def _argument(value: Any, matrix: Tensor) -> Any:
     return value
 
 
-def _form(state: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+def _shapes_and_dtypes(state: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
     return {name: (value.shape, value.dtype) for name, value in state.items()}
 
 

@@ -1,4 +1,4 @@
-"""The trimmed mean: in each coordinate, the mean without the largest and the smallest entries."""
+"""The trimmed mean: the mean of each coordinate without its largest and smallest entries."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, Jacobian, OptionError, Step, hookimpl
 
-# Columns of a block, which fits the cache while its rows are compared. A quarter takes 1.6 times as long (measured).
+# Columns of a block whose rows fit the cache. A quarter of it takes 1.6 times as long (measured).
 COLUMNS = 2**15
 
 
@@ -55,8 +55,7 @@ class TrimmedMean(Homogenizer):
     def __init__(self, trim: Annotated[int | float, Ge(0)] = 0.25) -> None:
         if not isinstance(trim, int) and trim >= 0.5:
             raise OptionError(
-                f"trimmed_mean: `trim` must be a whole number of tasks, at least 0, or a share of them in [0, 0.5); "
-                f"got {trim!r}."
+                f"trimmed_mean: `trim` must be an integer ≥ 0, or a share of the tasks in [0, 0.5); got {trim!r}."
             )
         self.trim = trim
 
@@ -64,8 +63,8 @@ class TrimmedMean(Homogenizer):
         count = int(self.trim if isinstance(self.trim, int) else self.trim * step.tasks)
         if 2 * count >= step.tasks:
             raise OptionError(
-                f"trimmed_mean: `trim` must leave at least one task: {count} are removed at either end, of "
-                f"{step.tasks}. Give a smaller number, or a share such as 0.25."
+                f"trimmed_mean: `trim` must leave at least one task: {count} of {step.tasks} are removed at each end. "
+                "Give a smaller number, or a share such as 0.25."
             )
         rows = step.jacobian.materialize()
         return step.jacobian.repeat({name: _by_blocks(value, count) for name, value in rows.items()})
@@ -78,10 +77,10 @@ def _by_blocks(rows: Tensor, trim: int) -> Tensor:
 
 
 def mean_of_middle(rows: Tensor, trim: int) -> Tensor:
-    """Column by column the mean of `[tasks, params]` without the `trim` largest and smallest: `[params]`.
+    """Return the mean of each column of `[tasks, params]` without its `trim` largest and smallest entries, `[params]`.
 
-    Equals `rows.sort(0).values[trim : len(rows) - trim].mean(0)`, in a seventh to a tenth of the time: whole rows are
-    compared with each other, where `torch.sort` sorts column by column.
+    Equals `rows.sort(0).values[trim : len(rows) - trim].mean(0)`, in a seventh to a tenth of the time, because whole
+    rows are compared; `torch.sort` sorts each column.
 
     >>> mean_of_middle(torch.tensor([[1.0], [9.0], [2.0], [3.0]]), trim=1)
     tensor([2.5000])
@@ -96,7 +95,7 @@ def mean_of_middle(rows: Tensor, trim: int) -> Tensor:
 
 
 def sorting_network(size: int) -> Iterator[tuple[int, int]]:
-    """Batcher's odd-even merge sort (1968, doi 10.1145/1468075.1468121): pairs of places to be put in order in turn."""
+    """Yield the compared pairs of Batcher's odd-even merge sort (1968, doi 10.1145/1468075.1468121), in order."""
     run = 1
     while run < size:
         step = run
@@ -113,7 +112,7 @@ def sorting_network(size: int) -> Iterator[tuple[int, int]]:
 def gradhomog_homogenizer() -> HomogenizerSpec:
     return HomogenizerSpec(
         factory=TrimmedMean,
-        summary="averages in each coordinate without the largest and the smallest entries",
+        summary="the mean of each coordinate without its largest and smallest entries",
         reference="Yin et al. 2018, arXiv 1803.01498",
         traits={"differentiable", "permutation_equivariant", "scale_equivariant"},
         needs={"jacobian"},

@@ -1,4 +1,4 @@
-"""Uncertainty weighting (UW): each loss is weighted by the inverse of a variance that is learnt with it."""
+"""Uncertainty weighting (UW): weight each loss by the inverse of a learned variance."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ class UW(Homogenizer):
 
     def update(self, step: Step) -> dict[str, Any]:
         losses = step.losses.cpu()
-        _losses.require(losses >= 0, step, "uw: losses must not be negative, they have no variance")
+        _losses.require(losses >= 0, step, "uw: losses must not be negative, because they have no variance")
         weighted = self._log_weights(step).exp() * losses
         _losses.require_squares(weighted, step, "uw")
         keys = step.by(self.key)
         return {"log_variances": keyed.adam(self.log_variances, keys, 0.5 - weighted, self.lr, bound=self.bound)}
 
     def _log_weights(self, step: Step) -> Tensor:
-        """log κ_i − s_i, `[tasks]`."""
+        """Return log κ_i − s_i, `[tasks]`."""
         if isinstance(self.kind, Mapping):
             factors = [LOG_FACTORS[kind_of(domain, self.kind)] for domain in step.by("domain")]
         else:
@@ -101,25 +101,25 @@ class UW(Homogenizer):
 
 
 def kind_of(domain: str, kinds: Mapping[str, Kind]) -> Kind:
-    """The kind of a domain's losses.
+    """Return the kind of a domain's losses.
 
     Raises:
-        OptionError: it is not among `kinds`, and there is no entry `"*"`.
+        OptionError: `kinds` has neither the domain nor an entry `"*"`.
     """
-    found = kinds.get(domain, kinds.get("*"))
-    if found is None:
+    kind = kinds.get(domain, kinds.get("*"))
+    if kind is None:
         raise OptionError(
-            f"uw: `kind` must name every domain, or have an entry '*' for the others; {domain!r} is not among "
+            f"uw: `kind` must have an entry for every domain, or '*' for the others; {domain!r} is missing from "
             f"{', '.join(kinds)}."
         )
-    return found
+    return kind
 
 
 @hookimpl
 def gradhomog_homogenizer() -> HomogenizerSpec:
     return HomogenizerSpec(
         factory=UW,
-        summary="weighs losses by the inverse of a variance that is learnt with them",
+        summary="weights losses by the inverse of learned variances (uncertainty weighting)",
         reference="Kendall et al. 2018, arXiv 1705.07115, equations 7 and 10",
         traits={"differentiable", "stateful", "scale_equivariant", "rotation_equivariant"},
         needs={"losses"},

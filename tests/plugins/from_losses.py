@@ -25,13 +25,13 @@ def rows_and_losses(losses_of, theta):
 
 
 def gradient_of(combined, losses_of, theta):
-    """The gradient w.r.t. theta of one number made of the losses, by autograd."""
+    """Return the gradient w.r.t. theta of a scalar function of the losses, by autograd."""
     point = theta.clone().requires_grad_()
     return torch.autograd.grad(combined(losses_of(point)), point)[0]
 
 
 def weights(pipe, losses, steps=1, **options):
-    """The weights in the last of some steps on the same losses and orthogonal rows of norm one."""
+    """Return the weights in the last of several steps on the same losses, with orthonormal rows."""
     pipe, losses = pipeline(pipe), torch.as_tensor(losses, dtype=torch.float64)
     for _ in range(steps):
         result = pipe.homogenize(torch.eye(len(losses), dtype=torch.float64), losses, **options)
@@ -39,7 +39,7 @@ def weights(pipe, losses, steps=1, **options):
 
 
 def assert_pure(function, *inputs):
-    """First and second derivatives by finite differences; under vmap over a batch and compiled whole, equal values."""
+    """Check first and second derivatives by finite differences, and equal values under vmap and torch.compile."""
     variables = tuple(value.clone().requires_grad_() for value in inputs)
     assert torch.autograd.gradcheck(function, variables)
     assert torch.autograd.gradgradcheck(function, variables)

@@ -1,4 +1,4 @@
-"""The step whose weights are in balance: one function for graphs, batches and compilers; its length in both scales."""
+"""Weights of Nash-MTL and FairGrad: derivatives, vmap and compilation; length of the step in both scales."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""CAGrad against TorchJD where that is exact, its scales, and what it does with zero rows."""
+"""CAGrad against TorchJD where that is exact, its scales, and zero rows."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def test_the_worst_task_gains_no_less_than_with_the_mean(rows):
 
 
 def test_small_gradients_give_the_same_direction_as_large_ones():
-    # Seen in TorchJD 0.18: it takes a Gramian of trace below 1e-4 for zero and returns zero.
+    # Seen in TorchJD 0.18: it treats a Gramian of trace below 1e-4 as zero and returns zero.
     plain = gradhomog.pipeline("cagrad").combine(CONFLICTING)
     torch.testing.assert_close(gradhomog.pipeline("cagrad").combine(1e-3 * CONFLICTING), 1e-3 * plain)
 

@@ -1,4 +1,4 @@
-"""ConFIG against TorchJD where that is exact, least squares on the rows, and its own promises."""
+"""ConFIG against TorchJD where that is exact, least squares on the rows, and its properties."""
 
 import conflictfree.grad_operator
 import pytest

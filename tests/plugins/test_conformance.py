@@ -24,7 +24,7 @@ ON_ROWS = (
 
 
 DEVELOPMENT = bool(os.environ["DEVELOPMENT_LOOP"])
-# Of each solver, each kind of state and each stage one; the others pass the same checks with fewer examples.
+# One method for each solver, kind of state and stage; the others pass the same checks with fewer examples.
 IN_FULL = [
     "aligned_mtl", "cagrad", "cr_mogm", "gradnorm", "graddrop", "gradvac", "isi", "mgda", "moco", "nash_mtl",
     "reweight", "rotate", "sdmgrad", "trimmed_mean", "upgrad", "uw",
@@ -94,29 +94,29 @@ def test_a_preset_with_options_conforms(check):
 @parametrize_with_checks(
     ["stch(log=true, warmup=0, period=1, mu=0.5)", "stch(weights=[1, 2, 3, 4, 5, 6])"],
     only=ON_ROWS, fast=True,
-    expected_failures={"permutation_equivariant": "what they hold, or are told, goes by the slot"},
+    expected_failures={"permutation_equivariant": "their options or state belong to slots"},
 )  # fmt: skip
-def test_what_goes_by_the_slot_conforms_but_for_the_order(check):
+def test_methods_with_options_by_slot_conform_except_for_the_order(check):
     check()
 
 
-# Its weights go by the slot, too; that the order matters is not asserted: the search for an example takes ten seconds.
+# Its weights belong to slots, too. Dependence on the order is not asserted: finding an example takes ten seconds.
 @pytest.mark.slow
 @parametrize_with_checks(
     ["sdmgrad(solver='sgd')"], only=[*(set(ON_ROWS) - {"*equivariant"}), "scale_equivariant", "rotation_equivariant"],
     fast=True,
 )  # fmt: skip
-def test_a_descent_that_goes_by_the_slot_conforms(check):
+def test_a_descent_with_state_by_slot_conforms(check):
     check()
 
 
-# Not the equivariances: of parallel rows with different norms several weights are shortest after normalization, and it
-# matters which once they are applied to the rows as given.
+# Not the equivariances: for parallel rows of different norms several weights are optimal after normalization, and they
+# give different directions with the given rows.
 @pytest.mark.slow
 @parametrize_with_checks(
     ["mgda(normalize='l2')"], only=[*(pattern for pattern in ON_ROWS if pattern != "*equivariant"), "non_conflicting"],
     fast=True,
-    expected_failures={"non_conflicting": "what conflicts with no row is the vector of the rows of norm one"},
+    expected_failures={"non_conflicting": "only the shortest vector of the unit rows has no conflict"},
 )  # fmt: skip
 def test_mgda_of_unit_rows_conforms(check):
     check()
@@ -125,7 +125,7 @@ def test_mgda_of_unit_rows_conforms(check):
 @pytest.mark.slow
 @parametrize_with_checks(
     ["mgda(normalize='loss+', zero_rows='drop')"], only=[*ON_ROWS, "non_conflicting"], fast=True,
-    expected_failures={"non_conflicting": "what conflicts with no row is the vector of the rows over their losses"},
+    expected_failures={"non_conflicting": "only the shortest vector of the rows over their losses has no conflict"},
 )  # fmt: skip
 def test_mgda_of_rows_over_losses_conforms(check):
     check()

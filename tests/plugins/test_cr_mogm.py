@@ -9,7 +9,7 @@ from torchjd.aggregation import AlignedMTLWeighting, CRMOGMWeighting, GramianWei
 
 import gradhomog
 from gradhomog import NotDifferentiableError, OptionError
-from gradhomog_plugins.cr_mogm import averaged
+from gradhomog_plugins.cr_mogm import moving_average
 from tests.plugins.from_losses import assert_pure
 
 
@@ -31,8 +31,8 @@ def test_of_a_mixing_matrix_the_column_sums_are_averaged():
     pipe, alone = gradhomog.pipeline("cr_mogm(of='pcgrad(seed=5)')"), gradhomog.pipeline("pcgrad(seed=5)")
     average = None
     for rows in steps:
-        shares = alone.homogenize(rows).weights
-        average = shares if average is None else 0.9 * average + 0.1 * shares
+        current = alone.homogenize(rows).weights
+        average = current if average is None else 0.9 * average + 0.1 * current
         torch.testing.assert_close(pipe.combine(rows), average @ rows / 3)
 
 
@@ -83,12 +83,12 @@ def test_only_the_statistics_of_the_wrapped_method_are_computed():
         ("rotate", "acts by `mix` alone; 'rotate' acts by `transform`"),
     ],
 )
-def test_a_method_that_does_not_act_by_mix_alone_is_refused(of, message):
+def test_a_method_that_does_not_act_by_mix_alone_raises(of, message):
     with pytest.raises(OptionError, match=f"cr_mogm: .*{message}"):
         gradhomog.pipeline([("cr_mogm", {"of": of})])
 
 
-def test_an_average_outside_zero_and_one_is_refused():
+def test_an_average_outside_zero_and_one_raises():
     with pytest.raises(OptionError, match="`alpha` must be"):
         gradhomog.pipeline("cr_mogm(alpha=1.1)")
 
@@ -98,7 +98,7 @@ def test_an_error_of_the_wrapped_method_names_it():
         gradhomog.pipeline("cr_mogm(of=\"mgda(normalize='loss')\")").combine(torch.eye(2), losses=[0.0, 1.0])
 
 
-def test_a_graph_is_kept_through_a_differentiable_method_and_refused_through_another():
+def test_create_graph_works_for_a_differentiable_method_and_raises_for_others():
     rows = random_rows(3, 4)
 
     def second_step(jacobian):
@@ -112,16 +112,16 @@ def test_a_graph_is_kept_through_a_differentiable_method_and_refused_through_ano
         other.combine(rows.clone().requires_grad_(), [1.0, 1.0, 1.0], create_graph=True)
 
 
-def test_the_state_of_another_method_is_refused():
+def test_the_state_of_another_method_raises():
     saved = gradhomog.pipeline("cr_mogm(of='mgda')").state_dict()
-    with pytest.raises(gradhomog.ConfigError, match="the state is of `of` 'mgda'"):
+    with pytest.raises(gradhomog.ConfigError, match="the state was saved with `of` 'mgda'"):
         gradhomog.pipeline("cr_mogm(of='cagrad')").load_state_dict(saved)
 
 
 def test_the_average_is_one_function_of_past_and_weights():
     past = torch.tensor([0.2, 1.5, 0.9], dtype=torch.float64)
-    shares = torch.tensor([1.0, 0.4, 2.0], dtype=torch.float64)
-    assert_pure(functools.partial(averaged, alpha=0.7), past, shares)
+    current = torch.tensor([1.0, 0.4, 2.0], dtype=torch.float64)
+    assert_pure(functools.partial(moving_average, alpha=0.7), past, current)
     past = torch.tensor([0.2, torch.nan, 0.9], dtype=torch.float64)
-    assert_pure(lambda given: averaged(past, given, 0.7), shares)
-    torch.testing.assert_close(averaged(past, shares, 0.7), torch.tensor([0.44, 0.4, 1.23], dtype=torch.float64))
+    assert_pure(lambda given: moving_average(past, given, 0.7), current)
+    torch.testing.assert_close(moving_average(past, current, 0.7), torch.tensor([0.44, 0.4, 1.23], dtype=torch.float64))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import gradhomog
 from gradhomog import OptionError
 from gradhomog.testing import jacobians
-from gradhomog_plugins.db_mtl import advanced
+from gradhomog_plugins.db_mtl import update_averages
 from tests.plugins.from_losses import assert_pure
 
 
@@ -83,7 +83,7 @@ def test_without_log_no_losses_are_needed_and_rows_are_averaged_as_they_are():
         torch.testing.assert_close(found, ones.combine(rows, losses=torch.ones(3)), rtol=1e-12, atol=0)
 
 
-def test_a_task_with_a_loss_of_zero_or_no_gradient_is_left_out_and_comes_back():
+def test_a_task_with_a_loss_of_zero_or_no_gradient_is_ignored_until_it_has_a_gradient():
     rows = torch.eye(3, dtype=torch.float64)
     pipe = gradhomog.pipeline("db_mtl")
     torch.testing.assert_close(pipe.combine(rows, losses=[1.0, 0.0, 1.0]), torch.tensor([1.0, 0.0, 1.0]).double() / 3)
@@ -110,7 +110,7 @@ def test_two_tasks_of_one_domain_move_its_average_once():
     pipe = gradhomog.pipeline("db_mtl(key='domain', beta=0.5)")
     pipe.combine(rows, losses=[1.0, 1.0], domains=["a", "a"])
     found = pipe.combine(torch.zeros(1, 2, dtype=torch.float64), losses=[1.0], domains=["a"])
-    # b = ½ · (½, ½) after one move by the mean of both, half of it after the second; it started from zero.
+    # b = ½ · (½, ½) after the first update by the mean of both, half of it after the second; it started from zero.
     torch.testing.assert_close(found, torch.tensor([0.125, 0.125], dtype=torch.float64) / (1 - 0.5**2))
 
 
@@ -141,7 +141,7 @@ def test_rows_without_parameters_are_balanced():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_refused_step_leaves_the_averages_unchanged(dtype):
+def test_a_failed_step_leaves_the_averages_unchanged(dtype):
     pipe, fresh = gradhomog.pipeline("db_mtl"), gradhomog.pipeline("db_mtl")
     for each in (pipe, fresh):
         each.combine(normal(3, 4, dtype=dtype), losses=[1.0, 2.0, 3.0])
@@ -151,7 +151,7 @@ def test_a_refused_step_leaves_the_averages_unchanged(dtype):
     assert torch.equal(pipe.combine(later, losses=[1.0] * 3), fresh.combine(later, losses=[1.0] * 3))
 
 
-def test_rows_of_other_names_or_shapes_start_anew():
+def test_rows_of_other_names_or_shapes_restart_the_state():
     pipe, rows = gradhomog.pipeline("db_mtl"), normal(2, 6)
     pipe.combine(normal(2, 4, seed=3), losses=[1.0, 1.0])
     expected = gradhomog.pipeline("db_mtl").combine(rows, losses=[1.0, 1.0])
@@ -178,7 +178,7 @@ def test_half_precision_rows_are_averaged_in_float32():
         ("key='domain'", [1.0, 1.0], "domain"),
     ],
 )
-def test_losses_without_a_logarithm_and_options_out_of_range_are_refused(options, losses, message):
+def test_losses_without_a_logarithm_and_options_out_of_range_raise(options, losses, message):
     with pytest.raises(OptionError, match=message):
         gradhomog.pipeline(f"db_mtl({options})").combine(torch.eye(2), losses=losses)
 
@@ -191,9 +191,9 @@ def test_a_common_factor_of_all_losses_changes_nothing_however_large(factor):
 
 
 @pytest.mark.parametrize("scale", ["mean", "paper"])
-def test_rows_that_a_loss_near_zero_makes_too_long_are_refused_and_change_no_state(scale):
+def test_rows_that_a_loss_near_zero_makes_too_long_raise_and_change_no_state(scale):
     pipe, rows = gradhomog.pipeline(f"db_mtl(key='domain', scale='{scale}')"), torch.eye(2)
-    if scale == "mean":  # the least loss shortens the rows until it is of another step
+    if scale == "mean":  # the smallest loss scales the rows; in the next step another loss is the smallest
         pipe.combine(rows, losses=[1.0, 1e-100], domains=["a", "b"])
     before = pipe.state_dict()["0:db_mtl"]["counts"]
     message = r"db_mtl: the average of .* of domain 'b' has the norm .* Use log=False" if scale == "mean" else "db_mtl"
@@ -202,7 +202,7 @@ def test_rows_that_a_loss_near_zero_makes_too_long_are_refused_and_change_no_sta
     assert pipe.state_dict()["0:db_mtl"]["counts"] == before
 
 
-def test_a_loss_without_an_inverse_is_refused_by_name():
+def test_a_loss_without_an_inverse_raises_with_the_name():
     with pytest.raises(OptionError, match=r"db_mtl: losses must be zero or at least 1e-300, .*; task 1 has 5e-324"):
         gradhomog.pipeline("db_mtl").combine(torch.eye(2), losses=[1.0, 5e-324])
     with pytest.raises(OptionError, match=r"db_mtl: losses must not be negative, .*; task 1 has -1\.0. Use log=False"):
@@ -218,4 +218,4 @@ def test_half_precision_rows_may_be_longer_than_their_largest_number():
 def test_the_averages_are_a_pure_differentiable_function():
     numbers = [torch.tensor(values, dtype=torch.float64) for values in ([0.5, 2.0], [0.3, 0.9], [0.9, 0.2], [1.5, 0.7])]
     for index in range(3):
-        assert_pure(lambda *given, index=index: advanced(*given)[index], *numbers)
+        assert_pure(lambda *given, index=index: update_averages(*given)[index], *numbers)

@@ -34,14 +34,14 @@ def test_rows_without_conflict_are_averaged():
 
 
 def test_small_gradients_are_projected_like_large_ones():
-    # Seen in TorchJD 0.18: it takes a Gramian of trace below 1e-4 for zero and returns the mean, which conflicts here.
+    # Seen in TorchJD 0.18: it treats a Gramian of trace below 1e-4 as zero and returns the mean, which conflicts here.
     rows = 1e-3 * torch.tensor([[3.0, 0.0], [-1.0, 1.0]], dtype=torch.float64)
     torch.testing.assert_close(
         gradhomog.pipeline("dualproj").combine(rows), torch.tensor([7.5e-4, 7.5e-4], dtype=torch.float64)
     )
 
 
-def test_opposite_rows_leave_what_is_orthogonal_to_them():
+def test_opposite_rows_keep_the_part_orthogonal_to_them():
     rows = torch.tensor([[2.0, 0.0], [-1.0, 0.0], [0.5, 3.0]], dtype=torch.float64)
     direction = gradhomog.pipeline("dualproj").combine(rows)
     torch.testing.assert_close(direction, torch.tensor([0.0, 1.0], dtype=torch.float64))

@@ -26,7 +26,7 @@ def test_over_five_epochs_every_direction_is_the_gradient_of_torchjds_loss(perio
         theirs.step()
 
 
-def test_a_domain_that_misses_an_epoch_keeps_its_last_two_and_a_new_one_counts_as_standing_still():
+def test_a_domain_absent_for_an_epoch_keeps_its_last_two_means_and_a_new_one_has_rate_one():
     pipe = gradhomog.pipeline("dwa(period=1, key='domain')")
     for losses, domains in (([1.0, 1.0], "ab"), ([0.5, 0.8], "ab"), ([3.0, 3.0], "cd")):
         pipe.combine(torch.eye(2), torch.tensor(losses), domains=list(domains))
@@ -43,7 +43,7 @@ def test_two_tasks_of_one_domain_are_averaged_into_one_history():
     torch.testing.assert_close(found, 2 * torch.softmax(torch.tensor([0.5, 1.0], dtype=torch.float64) / 2, dim=0))
 
 
-def test_losses_of_zero_stand_still_or_take_all_weight():
+def test_losses_of_zero_have_rate_one_and_a_loss_that_rises_from_zero_takes_all_weight():
     still = gradhomog.pipeline("dwa(period=1)")
     assert weights(still, [0.0, 0.0, 0.0], steps=3).tolist() == [1, 1, 1]
     rising = gradhomog.pipeline("dwa(period=1)")
@@ -67,6 +67,6 @@ def test_a_temperature_next_to_zero_gives_all_weight_to_the_slowest():
         ("dwa(key='domain')", "requires the domain"),
     ],
 )
-def test_options_out_of_range_are_refused(text, message):
+def test_options_out_of_range_raise(text, message):
     with pytest.raises(OptionError, match=message):
         weights(text, [1.0])

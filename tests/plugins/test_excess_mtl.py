@@ -5,7 +5,7 @@ import torch
 
 import gradhomog
 from gradhomog import OptionError
-from gradhomog_plugins.excess_mtl import raised
+from gradhomog_plugins.excess_mtl import updated_weights
 
 
 def normal(*shape, seed=0, dtype=torch.float64):
@@ -127,7 +127,7 @@ def test_rows_without_parameters_keep_equal_weights():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_after_rows_near_the_largest_number_or_a_refused_step_every_later_step_works(dtype):
+def test_after_rows_near_the_largest_number_or_a_failed_step_every_later_step_works(dtype):
     pipe = gradhomog.pipeline("excess_mtl")
     pipe.combine(normal(3, 4, dtype=dtype))
     pipe.combine(torch.full((3, 4), 1e-9 * torch.finfo(dtype).max, dtype=dtype))  # 1e299 in float64
@@ -137,21 +137,21 @@ def test_after_rows_near_the_largest_number_or_a_refused_step_every_later_step_w
         assert bool(pipe.combine(normal(3, 4, seed=seed, dtype=dtype)).isfinite().all())
 
 
-def test_the_step_of_the_weights_differentiates_is_batched_and_compiles_whole():
+def test_the_step_of_the_weights_is_differentiable_runs_under_vmap_and_compiles():
     weights, excess = torch.tensor([0.5, 1.5, 1.0]).double(), torch.tensor([1.0, 0.2, 0.7]).double()
     weights.requires_grad_(), excess.requires_grad_()
-    assert torch.autograd.gradcheck(lambda w, e: raised(w, e, 0.3), (weights, excess))
-    assert torch.autograd.gradgradcheck(lambda w, e: raised(w, e, 0.3), (weights, excess))
+    assert torch.autograd.gradcheck(lambda w, e: updated_weights(w, e, 0.3), (weights, excess))
+    assert torch.autograd.gradgradcheck(lambda w, e: updated_weights(w, e, 0.3), (weights, excess))
     batch = torch.stack([weights, weights.flip(0)]), torch.stack([excess, 2 * excess])
-    mapped = torch.func.vmap(lambda w, e: raised(w, e, 0.3))(*batch)
-    torch.testing.assert_close(mapped[0], raised(weights, excess, 0.3))
-    assert torch.equal(torch.compile(raised, fullgraph=True, backend="eager")(weights, excess, 0.3), mapped[0])
+    mapped = torch.func.vmap(lambda w, e: updated_weights(w, e, 0.3))(*batch)
+    torch.testing.assert_close(mapped[0], updated_weights(weights, excess, 0.3))
+    assert torch.equal(torch.compile(updated_weights, fullgraph=True, backend="eager")(weights, excess, 0.3), mapped[0])
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [("lr=0", "`lr` must be"), ("lr=inf", "`lr` must be"), ("key='domain'", "domain")],
 )
-def test_options_out_of_range_are_refused(options, message):
+def test_options_out_of_range_raise(options, message):
     with pytest.raises(OptionError, match=message):
         gradhomog.pipeline(f"excess_mtl({options})").combine(torch.eye(2))

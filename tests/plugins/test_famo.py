@@ -39,7 +39,7 @@ def test_with_noise_between_the_batches_smoothing_brings_the_weights_near_to_the
         optimizer.step()
         for pipe in pipes.values():
             pipe.combine(torch.eye(2), (epsilon - step * decreases).exp())
-    preferred = {}  # how much more the second task counts, which falls more slowly
+    preferred = {}  # difference of the logits of the second task, which falls more slowly, and the first
     for smoothing, pipe in pipes.items():
         logits = next(iter(pipe)).logits
         preferred[smoothing] = logits["1"][0] - logits["0"][0]
@@ -48,7 +48,7 @@ def test_with_noise_between_the_batches_smoothing_brings_the_weights_near_to_the
     assert 0.6 * expected < preferred[0.9] < 1.1 * expected
 
 
-def test_at_rest_all_losses_fall_at_the_same_relative_rate():
+def test_at_convergence_all_losses_fall_at_the_same_relative_rate():
     # A small step along d changes log L_i by n_i² ω_i / L_i for orthogonal rows of norms n.
     norms, losses = torch.tensor([2.0, 1.0, 0.5], dtype=torch.float64), torch.tensor([1.0, 2.0, 0.3]).double()
     pipe = gradhomog.pipeline("famo(smoothing=0, weight_decay=0, lr=0.05)")
@@ -58,7 +58,7 @@ def test_at_rest_all_losses_fall_at_the_same_relative_rate():
     torch.testing.assert_close(rates, rates.mean().expand(3), rtol=0.05, atol=0)
 
 
-def test_the_first_weights_are_those_of_the_geometric_mean_and_all_stay_positive():
+def test_the_first_weights_are_those_of_the_geometric_mean_and_all_remain_positive():
     losses = [0.5, 2.0, 8.0]
     pipe = gradhomog.pipeline("famo(lr=0.3)")
     torch.testing.assert_close(weights(pipe, losses), weights("geometric_mean", losses))
@@ -68,7 +68,7 @@ def test_the_first_weights_are_those_of_the_geometric_mean_and_all_stay_positive
         assert float(found.mean()) == pytest.approx(1)
 
 
-def test_losses_at_their_lowest_and_rows_of_zero_are_finite():
+def test_losses_at_their_lower_bounds_and_zero_rows_give_finite_directions():
     assert weights("famo", [0.0, 0.0], steps=3).tolist() == pytest.approx([1, 1])
     assert weights("famo", [0.0, 1.0], steps=3).tolist() == pytest.approx([2, 0], abs=1e-6)
     pipe = gradhomog.pipeline("famo")
@@ -76,25 +76,25 @@ def test_losses_at_their_lowest_and_rows_of_zero_are_finite():
         assert not pipe.combine(torch.zeros(2, 3), torch.tensor([1.0, 2.0])).any()
 
 
-def test_a_domain_moves_from_its_second_occurrence_on():
+def test_a_domain_is_updated_from_its_second_occurrence_on():
     pipe = gradhomog.pipeline("famo(smoothing=0, key='domain', lr=0.1, weight_decay=0)")
     weights(pipe, [1.0, 1.0], domains=["a", "b"])
-    weights(pipe, [1.0, 7.0], domains=["c", "d"])  # new keys: nothing moves
+    weights(pipe, [1.0, 7.0], domains=["c", "d"])  # new keys: no update
     found = weights(pipe, [1.0, 0.5, 1.0], domains=["a", "b", "new"])
-    # Adam's first step has the length of its rate: up for the loss that stood still, down for the one that fell.
+    # Adam's first step has the length of its rate: up for the constant loss, down for the one that fell.
     logits = torch.tensor([0.1, -0.1, 0.0], dtype=torch.float64) - torch.tensor([1.0, 0.5, 1.0]).log()
     assert found.tolist() == pytest.approx((3 * torch.softmax(logits, 0)).tolist(), rel=1e-5)
 
 
-def test_two_unequal_tasks_of_one_domain_whose_losses_stand_still_do_not_move_it():
-    # The logarithm of a mean is not the mean of logarithms: kept as the former, the domain would seem to fall.
+def test_two_tasks_of_one_domain_with_constant_losses_do_not_change_its_weight():
+    # The logarithm of a mean is not the mean of logarithms: by the former, the domain's losses would seem to fall.
     pipe = gradhomog.pipeline("famo(key='domain', weight_decay=0)")
     weights(pipe, [0.1, 10.0, 1.0], steps=5, domains=["a", "a", "b"])
     (method,) = pipe
     assert {key: moments[0] for key, moments in method.logits.items()} == pytest.approx({"a": 0.0, "b": 0.0}, abs=1e-6)
 
 
-def test_it_needs_the_losses_alone_and_is_not_differentiated():
+def test_it_needs_only_the_losses_and_is_not_differentiable():
     pipe = gradhomog.pipeline("famo")
     assert pipe.members[0].needs == {"losses"}
     with pytest.raises(NotDifferentiableError, match="famo"):
@@ -102,7 +102,7 @@ def test_it_needs_the_losses_alone_and_is_not_differentiated():
 
 
 @pytest.mark.parametrize("size", [1e-300, 1e-155, 1e308])
-def test_a_common_factor_of_the_losses_changes_nothing_however_extreme(size):
+def test_a_common_factor_of_the_losses_of_any_size_changes_nothing(size):
     losses, rows = torch.tensor([0.9, 0.2, 0.5], dtype=torch.float64), torch.eye(3, dtype=torch.float64)
     pipes = [gradhomog.pipeline("famo(lr=0.5)") for _ in range(2)]
     for step in range(4):
@@ -122,7 +122,7 @@ def test_a_common_factor_of_the_losses_changes_nothing_however_extreme(size):
         ("famo(key='domain')", [1.0], "requires the domain"),
     ],
 )
-def test_options_out_of_range_are_refused(text, losses, message):
+def test_options_out_of_range_raise(text, losses, message):
     with pytest.raises(OptionError, match=message):
         weights(text, losses)
 

@@ -56,7 +56,7 @@ def test_it_is_algorithm_1_written_out(rows, leak, sharpness, seed):
     torch.testing.assert_close(pipe.combine(rows), expected, rtol=1e-9, atol=1e-12 * float(rows.abs().max()))
 
 
-def test_the_mean_over_draws_weighs_each_sign_by_its_share_of_the_mass():
+def test_the_mean_over_draws_weights_each_sign_by_its_share_of_the_mass():
     rows = normal(5, 1, dtype=torch.float64).expand(5, 20000)  # one coordinate, drawn 20000 times
     above, below = rows.clamp_min(0).sum(0)[0], -rows.clamp_max(0).sum(0)[0]
     purity = above / (above + below)
@@ -89,7 +89,7 @@ def test_a_value_that_is_not_finite_reaches_the_direction_in_its_own_coordinate_
 
 
 @both_dtypes
-def test_it_holds_the_memory_of_the_direction_and_at_most_once_more_of_it(dtype):
+def test_it_allocates_at_most_twice_the_memory_of_the_direction(dtype):
     for tasks, params in [(2, 100_000), (16, 100_000), (4, 123_457), (16, 400_000)]:
         rows, pipe = normal(tasks, params, dtype=dtype), gradhomog.pipeline("graddrop")
         assert peak_bytes(lambda pipe=pipe, rows=rows: pipe.combine(rows)) <= 2 * rows[0].nbytes + 5000
@@ -101,7 +101,7 @@ def test_every_step_draws_new_numbers():
 
 
 @given(jacobians(tasks=(1, 6)))
-def test_coordinates_on_which_all_agree_are_kept_whole(rows):
+def test_coordinates_in_which_all_tasks_agree_are_unchanged(rows):
     agreeing = rows.abs() * torch.tensor([1.0, -1.0], dtype=rows.dtype).repeat(rows.shape[1])[: rows.shape[1]]
     torch.testing.assert_close(gradhomog.pipeline("graddrop").combine(agreeing), agreeing.mean(0))
 
@@ -113,7 +113,7 @@ def test_where_all_agree_rounding_never_drops(tasks, extreme):
     torch.testing.assert_close(drop(rows, torch.full((3000,), extreme)), rows.sum(0))
 
 
-def test_a_leak_of_one_is_the_mean_and_passes_a_single_task_whole():
+def test_a_leak_of_one_is_the_mean_and_keeps_a_single_task_unchanged():
     rows = normal(3, 200, dtype=torch.float64)
     torch.testing.assert_close(gradhomog.pipeline("graddrop(leak=1)").combine(rows), rows.mean(0))
     rows[1:] *= 1e-9  # the others are negligible
@@ -190,7 +190,7 @@ def test_on_features_it_is_the_layer_of_the_paper(leak, dtype):
     torch.testing.assert_close(found.flatten(1), expected)
 
 
-def test_on_features_tasks_that_agree_are_left_alone_where_a_feature_is_zero_too():
+def test_on_features_tasks_that_agree_are_unchanged_also_where_a_feature_is_zero():
     features, row = normal(5, 4).clamp_min(0), normal(5, 4, seed=1)
     features[:, 2] = 0
     torch.testing.assert_close(on_features(features, row.expand(3, 5, 4)), row)
@@ -208,11 +208,11 @@ def test_on_features_derivatives_are_those_of_a_fixed_mask():
         ((), normal(2, 6), "needs the features of the tasks; none were given"),
         (normal(2, 5, 3), normal(2, 15), r"got rows \[2, 15\] and features \[2, 5, 3\]"),
         (normal(2, 5, 3), {"z": normal(2, 5, 3)}, "of one batch that all tasks share"),  # other signs
-        (normal(1, 5, 3).expand(2, 5, 3), {"z": normal(2, 3, 5)}, "must be 'parameters' where rows are not gradients"),
+        (normal(1, 5, 3).expand(2, 5, 3), {"z": normal(2, 3, 5)}, "must be 'parameters' unless rows are gradients"),
         (normal(1, 5, 3).expand(2, 5, 3), {"z": normal(2, 5, 3), "y": normal(2, 5, 3)}, "must be 'parameters'"),
     ],
 )
-def test_on_features_rows_that_are_not_gradients_by_shared_features_are_refused(features, rows, message):
+def test_on_features_rows_that_are_not_gradients_by_shared_features_raise(features, rows, message):
     with pytest.raises(OptionError, match=message):
         gradhomog.pipeline("graddrop(on='features')").combine(rows, features=features)
 
@@ -241,6 +241,6 @@ def test_on_features_a_backward_pass_gives_the_trunk_the_masked_gradient():
         ("sharpness=inf", "`sharpness` must be"),
     ],
 )
-def test_options_out_of_range_are_refused(options, message):
+def test_options_out_of_range_raise(options, message):
     with pytest.raises(OptionError, match=message):
         gradhomog.pipeline(f"graddrop({options})").combine(torch.ones(3, 2))

@@ -9,7 +9,7 @@ from gradhomog_plugins.gradnorm import weight_gradient
 
 
 def double_backward(theta, make_losses, weights, first, alpha):
-    """The paper's way: ∂/∂w of Σ|‖∇_θ w_i L_i‖ − target| by autograd through the norms, with the target constant."""
+    """The paper's gradient: ∂/∂w of Σ|‖∇_θ w_i L_i‖ − target| by autograd through the norms, for a constant target."""
     weights = weights.clone().requires_grad_()
     losses = make_losses(theta)
     norms = torch.stack([torch.autograd.grad(w * loss, theta, create_graph=True)[0].norm()
@@ -41,7 +41,7 @@ def test_closed_form_gradient_equals_a_double_backward_in_float64(alpha, seed):
     torch.testing.assert_close(weight_gradient(weights, rows.norm(dim=1), targets), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_one_step_is_a_multiplicative_gradient_step_and_a_renormalisation():
+def test_one_step_is_a_multiplicative_gradient_step_and_a_renormalization():
     # Algorithm 1 by hand. First losses are the first step's, so that in the second L̃ = (1, 2, 4) and r = 3/7 · L̃.
     norms = torch.tensor([3.0, 1.0, 0.5], dtype=torch.float64)
     pipe = gradhomog.pipeline("gradnorm(alpha=1, lr=0.01)")
@@ -57,7 +57,7 @@ def test_one_step_is_a_multiplicative_gradient_step_and_a_renormalisation():
 
 
 @pytest.mark.parametrize(("ratio", "steps"), [(4, 150), (100, 300), (1e5, 600)])
-def test_with_alpha_zero_the_weighted_norms_become_equal_however_far_apart_they_start(ratio, steps):
+def test_with_alpha_zero_the_weighted_norms_become_equal_from_any_ratio(ratio, steps):
     norms = torch.tensor([ratio, 1.0], dtype=torch.float64)
     pipe = gradhomog.pipeline("gradnorm(alpha=0)")
     for _ in range(steps):
@@ -98,7 +98,7 @@ def test_weights_stay_positive_and_average_to_one_under_a_huge_rate():
         assert abs(float(weights.mean()) - 1) < 1e-12
 
 
-def test_a_task_without_gradient_keeps_its_share_and_does_not_disturb():
+def test_a_task_with_zero_gradient_keeps_its_share_and_changes_no_other():
     rows = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
     pipe = gradhomog.pipeline("gradnorm(alpha=0)")
     for _ in range(5):
@@ -140,7 +140,7 @@ def test_norms_can_be_measured_on_some_parameters_only():
         ("gradnorm(parameters='body.*')", "`parameters` must match"),
     ],
 )
-def test_options_out_of_range_are_refused(text, message):
+def test_options_out_of_range_raise(text, message):
     with pytest.raises(OptionError, match=message):
         gradhomog.pipeline(text).combine(torch.eye(2), losses=[1.0, 1.0])
 

@@ -1,4 +1,4 @@
-"""GradVac against algorithm 1 written out on the vectors, TorchJD for two tasks, and what its state promises."""
+"""GradVac against algorithm 1 written out on the vectors, TorchJD for two tasks, and its state."""
 
 import math
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import gradhomog
 from gradhomog import OptionError
 from gradhomog.testing import jacobians
-from gradhomog_plugins.gradvac import vaccinate
+from gradhomog_plugins.gradvac import raise_cosines
 
 
 def random_rows(tasks, params, seed=0):
@@ -59,12 +59,14 @@ def test_the_first_step_is_pcgrads_with_the_same_orders(rows, seed):
 
 def test_a_corrected_row_has_the_target_as_its_cosine():
     rows = random_rows(2, 5) + torch.tensor([[2.0], [-2.0]])
-    mixing, _ = vaccinate(rows @ rows.T, torch.tensor([[1], [0]]), torch.full((2, 2), 0.4, dtype=torch.float64), 1e9)
+    mixing, _ = raise_cosines(
+        rows @ rows.T, torch.tensor([[1], [0]]), torch.full((2, 2), 0.4, dtype=torch.float64), 1e9
+    )
     assert torch.cosine_similarity(mixing @ rows, rows.flip(0)).tolist() == pytest.approx([0.4, 0.4])
 
 
 @pytest.mark.parametrize("tasks", [3, 8])
-def test_after_equal_gradients_ordinary_ones_are_not_blown_up(tasks):
+def test_after_equal_gradients_ordinary_gradients_have_bounded_length(tasks):
     # Seen in TorchJD 0.18: after these steps ordinary gradients become more than 1e8 times as long.
     equal, ordinary = random_rows(1, 50).repeat(tasks, 1), random_rows(tasks, 50, seed=1)
     pipe, gentle = (gradhomog.pipeline(f"gradvac(beta=0.9, ceiling={ceiling})") for ceiling in (0.999, 0.6))
@@ -107,7 +109,7 @@ def test_targets_follow_a_domain_to_another_slot_and_stay_when_it_is_absent():
     assert targets(pipe)["b"] == {"a": pytest.approx(0.45), "c": pytest.approx(0.4)}
 
 
-def test_pairs_of_one_key_move_their_target_by_the_mean_of_their_cosines():
+def test_pairs_of_one_key_update_their_target_by_the_mean_of_their_cosines():
     pipe = gradhomog.pipeline("gradvac(beta=1, key='domain')")
     rows = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.8, 0.6]], dtype=torch.float64)
     pipe.combine(rows, domains=["a", "a", "b"])
@@ -125,11 +127,11 @@ def test_the_order_of_two_tasks_of_one_key_changes_no_target():
     torch.testing.assert_close(*found)
 
 
-def test_many_tasks_are_changed_in_parts_as_a_few_are():
+def test_many_tasks_in_blocks_give_the_same_rows():
     rows = random_rows(70, 90)
     orders = torch.stack([torch.tensor([j for j in range(70) if j != i]) for i in range(70)])
     held = torch.full((70, 70), 0.1, dtype=torch.float64)
-    found = vaccinate(rows @ rows.T, orders, held, 1e9)[0] @ rows
+    found = raise_cosines(rows @ rows.T, orders, held, 1e9)[0] @ rows
     expected = algorithm_1(rows, {(i, j): 0.1 for i in range(70) for j in range(70)}, 0.5)
     torch.testing.assert_close(found.sum(0), expected)
 
@@ -175,7 +177,7 @@ def test_the_rows_are_twice_differentiable(longest):
     rows = random_rows(4, 4)
 
     def changed(jacobian):
-        return vaccinate(jacobian @ jacobian.T, ORDERS, TARGETS, longest)[0] @ jacobian
+        return raise_cosines(jacobian @ jacobian.T, ORDERS, TARGETS, longest)[0] @ jacobian
 
     assert torch.autograd.gradcheck(changed, (rows - 0.8 * rows.mean(0)).requires_grad_())
     assert torch.autograd.gradgradcheck(changed, (rows - 0.8 * rows.mean(0)).requires_grad_())
@@ -183,7 +185,7 @@ def test_the_rows_are_twice_differentiable(longest):
 
 def test_derivatives_are_finite_beside_zero_equal_and_opposite_rows():
     rows = torch.tensor([[1.0, 2.0], [0.0, 0.0], [1.0, 2.0], [-1.0, -2.0]], dtype=torch.float64, requires_grad=True)
-    changed = vaccinate(rows @ rows.T, ORDERS, TARGETS, 22.0)[0] @ rows
+    changed = raise_cosines(rows @ rows.T, ORDERS, TARGETS, 22.0)[0] @ rows
     [slope] = torch.autograd.grad(changed.square().sum(), rows, create_graph=True)
     [curvature] = torch.autograd.grad(slope.sum(), rows)
     assert slope.isfinite().all()
@@ -195,7 +197,7 @@ def test_the_mixing_matrix_runs_under_vmap_and_compile():
     gramians = rows @ rows.transpose(1, 2)
 
     def mixing(gramian):
-        return vaccinate(gramian, ORDERS, TARGETS, 22.0)[0]
+        return raise_cosines(gramian, ORDERS, TARGETS, 22.0)[0]
 
     each = torch.stack([mixing(gramian) for gramian in gramians])
     torch.testing.assert_close(torch.func.vmap(mixing)(gramians), each)

@@ -45,7 +45,7 @@ def test_projections_are_equal_and_weights_sum_to_one(tasks):
     assert float(found.weights.mean()) == pytest.approx(1, abs=1e-12)
 
 
-def test_orthogonal_rows_are_weighed_by_their_inverse_norms():
+def test_orthogonal_rows_are_weighted_by_their_inverse_norms():
     rows = torch.diag(torch.tensor([1.0, 2.0, 4.0]))
     weights = gradhomog.pipeline("imtl_g").homogenize(rows).weights
     torch.testing.assert_close(weights, torch.tensor([12, 6, 3], dtype=torch.float64) / 7)
@@ -61,7 +61,7 @@ def test_the_step_is_at_most_as_long_as_the_longest_row_times_its_mean_cosine(ro
 
 
 def between(third):
-    """Two orthogonal rows and, nearly between them, a third of the norm given: its weight is negative."""
+    """Two orthogonal rows and, nearly between them, a third row of a given norm, whose weight is negative."""
     inner = units(torch.tensor([[1.0, 1.0, 0.3]], dtype=torch.float64))
     return torch.cat([torch.eye(2, 3, dtype=torch.float64), third * inner])
 
@@ -75,16 +75,16 @@ def test_with_a_negative_sum_of_unscaled_weights_the_step_still_points_along_all
     assert float(direction.norm()) == pytest.approx(float(cosines[0]))  # times the longest row's norm, 1
 
 
-def test_no_step_is_long_however_small_the_sum_of_the_unscaled_weights():
+def test_the_step_is_bounded_for_any_sum_of_the_unscaled_weights():
     # The paper's formula divides by that sum: on these rows its longest step is more than 50.
     thirds = torch.linspace(0.3, 0.9, 150, dtype=torch.float64).tolist()
     lengths = [float(gradhomog.pipeline("imtl_g").combine(between(third)).norm()) for third in thirds]
     assert max(lengths) < 2
-    assert max(abs(a - b) for a, b in itertools.pairwise(lengths)) < 0.02  # and nothing jumps
+    assert max(abs(a - b) for a, b in itertools.pairwise(lengths)) < 0.02  # and the direction is continuous
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_parallel_rows_have_the_harmonic_mean_of_their_norms_the_limit_of_rows_becoming_parallel(dtype):
+def test_parallel_rows_give_the_harmonic_mean_of_their_norms_the_limit_of_nearly_parallel_rows(dtype):
     # Seen in TorchJD 0.18: Σ n² / Σ n = 7/3, a preference for long rows.
     row = units(random_rows(1, 1000))
     rows = torch.tensor([[1.0], [2.0], [3.0]], dtype=torch.float64) * row
@@ -104,7 +104,7 @@ def test_opposite_rows_project_equally_on_zero_only():
 
 
 def test_large_gradients_give_the_same_direction():
-    # Seen in TorchJD 0.18: zero for these rows, of an absolute threshold.
+    # Seen in TorchJD 0.18: zero for these rows, because of an absolute threshold.
     rows = random_rows(3, 5)
     torch.testing.assert_close(
         gradhomog.pipeline("imtl_g").combine(1e15 * rows), 1e15 * gradhomog.pipeline("imtl_g").combine(rows)

@@ -13,7 +13,7 @@ from gradhomog import OptionError
 from tests.plugins.from_losses import gradient_of, quadratics, rows_and_losses, weights
 
 
-def test_thirty_steps_follow_torchjds_loss_with_an_adam_of_its_own():
+def test_thirty_steps_follow_torchjds_loss_with_a_separate_adam():
     theta, losses_of = quadratics(seed=1)
     theirs = torchjd.scalarization.IMTLL(4).double()
     optimizer = torch.optim.Adam(theirs.parameters(), lr=0.05)
@@ -63,6 +63,6 @@ def test_state_by_domain_follows_the_domain_to_another_slot():
         ("imtl_l(key='domain')", "requires the domain"),
     ],
 )
-def test_options_out_of_range_are_refused(text, message):
+def test_options_out_of_range_raise(text, message):
     with pytest.raises(OptionError, match=message):
         weights(text, [1.0])

@@ -49,7 +49,7 @@ def assert_equal_states(found, expected):
 
 @pytest.mark.parametrize("text", STATEFUL)
 def test_the_order_of_two_tasks_of_one_key_has_no_effect(text):
-    # GradVac changes each row by the others one after another, in an order of slots: of two tasks there is one order.
+    # GradVac changes each row by the others one after another, in an order of slots. Two tasks have only one order.
     domains = ["a", "a"] if "gradvac" in text else ["a", "a", "b", "c"]
     generator, tasks = torch.Generator().manual_seed(0), len(domains)
     pipe, swapped = gradhomog.pipeline(text), gradhomog.pipeline(text)

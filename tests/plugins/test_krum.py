@@ -1,4 +1,4 @@
-"""Krum against the scores written out on the rows, TorchJD where nothing ties, and its ties."""
+"""Krum against the scores written out on the rows, TorchJD without ties, and ties."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torchjd.aggregation
 
 import gradhomog
 from gradhomog import OptionError
-from gradhomog_plugins.krum import chosen_shares
+from gradhomog_plugins.krum import selection_weights
 
 
 def random_rows(tasks, params, seed=0):
@@ -53,14 +53,14 @@ def test_rows_far_from_all_others_get_no_weight():
     assert sorted(weights.tolist())[-3:] == pytest.approx([7 / 3] * 3)
 
 
-def test_with_one_neighbour_the_row_nearer_to_the_others_is_taken_of_the_two_that_tie():
+def test_with_one_neighbour_the_tied_row_nearer_to_the_others_is_selected():
     # The two nearest rows always have equal scores: with three tasks the step was their mean.
     rows = torch.tensor([[0.0, 1.0], [9.0, 9.0], [0.0, 2.0]])
     for order in ([0, 1, 2], [2, 1, 0], [1, 2, 0]):
         assert gradhomog.pipeline("krum").combine(rows[order]).tolist() == [0.0, 2.0]
 
 
-def test_equal_scores_share_what_the_better_ones_leave():
+def test_equal_scores_share_the_remaining_places():
     rows = torch.tensor([[0.0], [1.0], [-1.0], [5.0], [-5.0]])[:, [0, 0]]
     weights = gradhomog.pipeline("krum(n_byzantine=1, n_selected=2)").homogenize(rows).weights
     assert weights.tolist() == [2.5, 1.25, 1.25, 0, 0]
@@ -86,7 +86,7 @@ def test_options_that_leave_no_neighbours_or_no_rows_raise(options, message):
         gradhomog.pipeline(f"krum({options})").combine(random_rows(5, 3))
 
 
-def test_the_direction_is_differentiable_in_the_rows_taken():
+def test_the_direction_is_differentiable_in_the_selected_rows():
     def direction(rows):
         return gradhomog.pipeline("krum(n_byzantine=1, n_selected=2)").combine(rows, create_graph=True)
 
@@ -97,9 +97,11 @@ def test_the_direction_is_differentiable_in_the_rows_taken():
 def test_the_shares_run_under_vmap_and_compile(squared):
     rows = random_rows(15, 7).reshape(3, 5, 7)
     gramians = rows @ rows.transpose(1, 2)
-    each = torch.stack([chosen_shares(gramian, 2, 3, squared) for gramian in gramians])
-    torch.testing.assert_close(torch.func.vmap(lambda gramian: chosen_shares(gramian, 2, 3, squared))(gramians), each)
-    compiled = torch.compile(chosen_shares, fullgraph=True, backend="eager")
+    each = torch.stack([selection_weights(gramian, 2, 3, squared) for gramian in gramians])
+    torch.testing.assert_close(
+        torch.func.vmap(lambda gramian: selection_weights(gramian, 2, 3, squared))(gramians), each
+    )
+    compiled = torch.compile(selection_weights, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(gramians[0], 2, 3, squared), each[0])
 
 

@@ -1,4 +1,4 @@
-"""Losses near the ends of float64 and losses without a weight, for all methods that weigh tasks by their losses."""
+"""Losses near the ends of float64 and losses without a weight, for all methods that weight tasks by their losses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ learned_by_adam = pytest.mark.parametrize("method", ["uw", "imtl_l"])
         ("famo(lowest=0.5)", 0.4, "famo: losses must not be below `lowest`"),
     ],
 )
-def test_a_loss_without_a_weight_is_refused_by_name_and_changes_no_state(method, loss, message):
+def test_a_loss_without_a_weight_raises_with_the_name_and_changes_no_state(method, loss, message):
     pipe = gradhomog.pipeline(method)
     before = pipe.state_dict()
     with pytest.raises(OptionError, match=rf"{message}.*; task 1 of domain 'x' has {loss!r}"):
@@ -39,7 +39,7 @@ def test_a_loss_without_a_weight_is_refused_by_name_and_changes_no_state(method,
 
 @learned_by_adam
 @pytest.mark.parametrize("loss", [1e300, 1.7e308])
-def test_a_loss_that_adam_cannot_square_is_refused_by_name_and_changes_no_state(method, loss):
+def test_a_loss_that_adam_cannot_square_raises_with_the_name_and_changes_no_state(method, loss):
     pipe = gradhomog.pipeline(method)
     before = pipe.state_dict()
     message = rf"{method}: losses times their weights must be below 1e\+150.*; task 1 has 1"
@@ -50,14 +50,14 @@ def test_a_loss_that_adam_cannot_square_is_refused_by_name_and_changes_no_state(
 
 @learned_by_adam
 @pytest.mark.parametrize("loss", [1e-300, 5e-324])
-def test_a_loss_next_to_zero_is_as_one_of_zero(method, loss):
+def test_a_loss_near_zero_has_the_weight_of_a_loss_of_zero(method, loss):
     assert torch.equal(weights(method, [loss, 1.0], steps=3), weights(method, [0.0, 1.0], steps=3))
 
 
 @pytest.mark.parametrize("losses", [[1e-300, 2e-300], [1e300, 2e300], [5e-324, 1e-323], [1e308, 1.7e308]])
 @pytest.mark.parametrize("method", ["geometric_mean", "geometric_mean(scale='paper')", "scale_invariant"])
 def test_a_common_factor_of_any_size_changes_no_weight(method, losses):
-    # The quotient as computed: that of subnormal numbers is not 2.
+    # The computed quotient, because that of subnormal numbers is not 2.
     expected = weights(method, [1.0, losses[1] / losses[0]])
     torch.testing.assert_close(weights(method, losses), expected, rtol=1e-12, atol=0)
 
@@ -73,7 +73,7 @@ def test_a_common_factor_of_any_size_changes_no_weight(method, losses):
         ("stch(log=true)", [1.0, 1e-155], 1),
     ],
 )
-def test_weights_in_the_paper_scale_too_large_for_float32_are_refused_by_name(method, losses, task):
+def test_weights_in_the_paper_scale_too_large_for_float32_raise_with_the_name(method, losses, task):
     paper = method.replace(")", ", scale='paper')") if ")" in method else f"{method}(scale='paper')"
     name = method.partition("(")[0]
     with pytest.raises(OptionError, match=rf"{name}: weights .* at most 1e\+30; task {task} has .*use scale='mean'"):

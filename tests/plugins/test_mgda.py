@@ -50,14 +50,14 @@ def test_opposite_rows_are_pareto_stationary():
     assert float(gradhomog.pipeline("mgda").combine(rows).abs().max()) < 1e-12
 
 
-def test_normalising_solves_for_the_normalised_rows_and_weighs_those_given():
+def test_normalizing_solves_for_the_normalized_rows_and_weights_the_given_rows():
     rows = torch.tensor([[10.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
     assert gradhomog.pipeline("mgda(normalize='l2')").homogenize(rows).weights.tolist() == pytest.approx([1, 1])
     by_loss = gradhomog.pipeline("mgda(normalize='loss')").homogenize(rows, torch.tensor([10.0, 1.0]))
     assert by_loss.weights.tolist() == pytest.approx([1, 1])
 
 
-def test_normalising_by_a_loss_that_is_not_positive_is_refused():
+def test_normalizing_by_a_loss_that_is_not_positive_raises():
     with pytest.raises(OptionError, match="must be positive"):
         gradhomog.pipeline("mgda(normalize='loss')").combine(torch.eye(2), losses=[0.0, 1.0])
 
@@ -92,21 +92,21 @@ def test_on_features_equals_on_parameters_where_the_trunk_keeps_lengths():
         ("on='features', normalize='loss+'", {"features", "losses"}),
     ],
 )
-def test_no_statistic_is_asked_for_that_is_not_read(options, needs):
+def test_only_statistics_that_are_read_are_declared(options, needs):
     [method] = gradhomog.pipeline(f"mgda({options})")
     assert method.needs == needs
 
 
 @pytest.mark.parametrize("normalize", ["loss", "loss+"])
 @pytest.mark.parametrize("factor", [1e-300, 1e300])
-def test_a_common_factor_of_the_losses_changes_nothing_however_large(normalize, factor):
+def test_a_common_factor_of_the_losses_of_any_size_changes_nothing(normalize, factor):
     rows = torch.randn(3, 5, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
     pipe, losses = gradhomog.pipeline(f"mgda(normalize='{normalize}')"), torch.tensor([1.0, 0.5, 2.0]).double()
     found, expected = pipe.combine(rows, factor * losses), pipe.combine(rows, losses)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
-def test_orthogonal_rows_weigh_as_their_squared_losses_whether_or_not_they_are_alike():
+def test_orthogonal_rows_have_weights_proportional_to_their_squared_losses():
     # α_i ∝ 1/‖g_i/L_i‖², in closed form.
     losses = torch.tensor([1e-90, 1.0], dtype=torch.float64)
     found = gradhomog.pipeline("mgda(normalize='loss')").homogenize(torch.eye(2).double(), losses)
@@ -114,6 +114,6 @@ def test_orthogonal_rows_weigh_as_their_squared_losses_whether_or_not_they_are_a
 
 
 @pytest.mark.parametrize(("losses", "task"), [([1e-300, 1.0], 1), ([1e300, 1.0], 0), ([1e308, 5e-324], 0)])
-def test_losses_whose_ratio_cannot_be_squared_are_refused_by_name(losses, task):
-    with pytest.raises(OptionError, match=rf"no loss must be more than 1e\+100 times the least, .*; task {task} has"):
+def test_losses_whose_ratio_cannot_be_squared_raise_with_the_name(losses, task):
+    with pytest.raises(OptionError, match=rf"more than 1e\+100 times the smallest, .*; task {task} has"):
         gradhomog.pipeline("mgda(normalize='loss')").combine(torch.eye(2), losses=losses)

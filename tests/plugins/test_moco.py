@@ -6,7 +6,7 @@ import torch
 
 import gradhomog
 from gradhomog import OptionError
-from gradhomog_plugins.moco import descended
+from gradhomog_plugins.moco import projected_step
 
 
 def normal(*shape, seed=0, dtype=torch.float64):
@@ -49,7 +49,7 @@ def test_it_is_algorithm_1_written_out(scale, relative, gamma, rho, beta, beta_d
     torch.testing.assert_close(torch.cat([found["a"].flatten(), found["b"]]), expected, rtol=1e-9, atol=1e-10)
 
 
-def test_on_the_same_rows_it_goes_to_the_shortest_vector():
+def test_on_constant_rows_it_converges_to_the_shortest_vector():
     rows = normal(4, 6) * torch.tensor([1.0, 3.0, 0.5, 1.0], dtype=torch.float64)[:, None] + 0.3
     pipe = gradhomog.pipeline("moco(gamma=0.5, gamma_decay=0)")
     for _ in range(300):
@@ -58,7 +58,7 @@ def test_on_the_same_rows_it_goes_to_the_shortest_vector():
 
 
 @pytest.mark.slow
-def test_under_noise_it_comes_nearer_to_the_shortest_vector_than_mgda_does_on_average():
+def test_under_noise_it_is_nearer_to_the_shortest_vector_than_mgda_on_average():
     truth = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0]], dtype=torch.float64)
     shortest = gradhomog.pipeline("mgda").combine(truth)
     noise = [0.8 * normal(2, 3, seed=seed) for seed in range(600)]
@@ -70,7 +70,7 @@ def test_under_noise_it_comes_nearer_to_the_shortest_vector_than_mgda_does_on_av
     assert float((followed[-1] - shortest).norm()) < 0.25 * float((torch.stack(answered) - shortest).norm(dim=1).mean())
 
 
-def test_a_weight_that_fell_to_zero_comes_back():
+def test_a_weight_of_zero_can_grow_again():
     large, small = torch.diag(torch.tensor([9.0, 1.0])), torch.diag(torch.tensor([1.0, 9.0]))
     pipe = gradhomog.pipeline("moco(beta=1, beta_decay=0, gamma=1, gamma_decay=0)")
     pipe.combine(large)
@@ -80,7 +80,7 @@ def test_a_weight_that_fell_to_zero_comes_back():
     torch.testing.assert_close(found, torch.tensor([81 / 82, 9 / 82]), rtol=0.05, atol=0.01)
 
 
-def test_identical_rows_give_that_row_and_at_the_papers_scale_what_has_been_followed_of_it():
+def test_identical_rows_give_that_row_and_in_the_papers_scale_its_uncorrected_average():
     row = normal(1, 5)
     mean, paper = gradhomog.pipeline("moco"), gradhomog.pipeline("moco(beta_decay=0, scale='paper')")
     for count in range(1, 4):
@@ -107,7 +107,7 @@ def test_two_tasks_of_one_domain_share_a_weight_and_an_average():
     pipe.combine(rows, domains=["a", "a", "b"])
     state = pipe.state_dict()["0:moco"]
     torch.testing.assert_close(state["averages"][""]["a"], rows[:2].mean(0))
-    assert state["masses"] == {"a": 0.5, "b": 0.5}  # moved once
+    assert state["masses"] == {"a": 0.5, "b": 0.5}  # updated once
     assert state["counts"] == {"a": 1, "b": 1}
     assert state["weights"]["a"] * 2 + state["weights"]["b"] == pytest.approx(3)
     assert state["weights"]["a"] < 1 < state["weights"]["b"]
@@ -121,7 +121,7 @@ def test_a_direction_overwritten_by_the_caller_does_not_change_the_averages():
     assert torch.equal(pipe.combine(rows), other.combine(rows))
 
 
-def test_rows_of_other_names_or_shapes_start_anew():
+def test_rows_of_other_names_or_shapes_restart_the_state():
     pipe, rows = gradhomog.pipeline("moco(gamma=0)"), normal(2, 6)
     pipe.combine(normal(2, 4, seed=3))
     torch.testing.assert_close(pipe.combine(rows), rows.mean(0))
@@ -162,15 +162,15 @@ def test_half_precision_rows_are_averaged_in_float32():
     assert pipe.state_dict()["0:moco"]["averages"][""]["0"].dtype == torch.float32
 
 
-def test_the_step_of_the_weights_differentiates_is_batched_and_compiles_whole():
+def test_the_step_of_the_weights_is_differentiable_runs_under_vmap_and_compiles():
     weights, inner = torch.tensor([0.5, 0.3, 0.2]).double(), torch.tensor([1.0, 0.4, 0.2]).double()
     size = torch.tensor(2.0).double()
     weights.requires_grad_(), inner.requires_grad_()
-    assert torch.autograd.gradcheck(lambda w, i: descended(w, i, size, 0.1, 0.3), (weights, inner))
+    assert torch.autograd.gradcheck(lambda w, i: projected_step(w, i, size, 0.1, 0.3), (weights, inner))
     batch = torch.stack([weights, weights.flip(0)]), torch.stack([inner, 2 * inner])
-    mapped = torch.func.vmap(lambda w, i: descended(w, i, size, 0.1, 0.3))(*batch)
-    assert torch.equal(mapped[0], descended(weights, inner, size, 0.1, 0.3))
-    compiled = torch.compile(descended, fullgraph=True, backend="eager")
+    mapped = torch.func.vmap(lambda w, i: projected_step(w, i, size, 0.1, 0.3))(*batch)
+    assert torch.equal(mapped[0], projected_step(weights, inner, size, 0.1, 0.3))
+    compiled = torch.compile(projected_step, fullgraph=True, backend="eager")
     assert torch.equal(compiled(weights, inner, size, 0.1, 0.3), mapped[0])
 
 
@@ -186,6 +186,6 @@ def test_the_step_of_the_weights_differentiates_is_batched_and_compiles_whole():
         ("key='domain'", "domain"),
     ],
 )
-def test_options_out_of_range_are_refused(options, message):
+def test_options_out_of_range_raise(options, message):
     with pytest.raises(OptionError, match=message):
         gradhomog.pipeline(f"moco({options})").combine(torch.eye(2))

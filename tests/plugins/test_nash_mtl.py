@@ -9,7 +9,7 @@ import gradhomog
 from gradhomog import OptionError
 from gradhomog.testing import jacobians
 
-# Of its problems, cvxpy says that they do not get faster, and sometimes that their solution may be inaccurate.
+# cvxpy warns that its problems do not get faster, and sometimes that their solution may be inaccurate.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:You are solving a parameterized problem that is not DPP:UserWarning"),
     pytest.mark.filterwarnings("ignore:Solution may be inaccurate:UserWarning"),
@@ -47,7 +47,7 @@ def test_weights_of_many_tasks_are_in_balance_where_norms_spread_from_a_tenth_to
 
 
 @pytest.mark.parametrize("size", [1e-9, 1.0, 1e9])
-def test_the_papers_step_has_one_length_whatever_the_size_of_the_gradients(size):
+def test_the_papers_step_has_one_length_for_gradients_of_any_size(size):
     direction = gradhomog.pipeline("nash_mtl(scale='paper')").combine(size * comparable(5))
     assert float(direction.norm()) == pytest.approx(5**0.5)
 
@@ -74,7 +74,7 @@ def test_opposite_rows_have_nothing_to_agree_on(scale):
     assert not gradhomog.pipeline(f"nash_mtl(scale='{scale}')").combine(rows).any()
 
 
-def test_a_zero_row_is_left_out():
+def test_a_zero_row_is_ignored():
     rows = comparable(3)
     beside = torch.cat([rows, torch.zeros(1, 12, dtype=torch.float64)])
     pipe = gradhomog.pipeline("nash_mtl(scale='paper')")

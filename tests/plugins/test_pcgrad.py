@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 import gradhomog
 from gradhomog.testing import jacobians
-from gradhomog_plugins._orders import meeting_orders
+from gradhomog_plugins._orders import task_orders
 from gradhomog_plugins.pcgrad import project
 
 
 def algorithm_1(rows, orders):
-    """The paper's algorithm 1, on the vectors themselves."""
+    """The paper's algorithm 1 on the vectors."""
     projected = rows.clone()
     for i, order in enumerate(orders):
         for j in order:
@@ -40,7 +40,7 @@ def test_two_tasks_equal_torchjd_which_has_no_choice_of_order(rows):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tasks", [3, 5])
-def test_random_orders_give_directions_that_torchjd_gives_too(tasks):
+def test_random_orders_give_the_same_directions_as_torchjd(tasks):
     rows = torch.randn(tasks, 4, generator=torch.Generator().manual_seed(tasks), dtype=torch.float64)
     rows = rows - 0.8 * rows.mean(0)
     pipe = gradhomog.pipeline("pcgrad(scale='paper')")
@@ -61,7 +61,7 @@ def test_two_tasks_conflict_with_neither(rows):
 
 
 @given(jacobians(tasks=(2, 6)), st.integers(0, 100))
-def test_rows_without_conflict_are_averaged_whatever_the_order(rows, seed):
+def test_rows_without_conflict_are_averaged_in_every_order(rows, seed):
     agreeing = rows.abs()
     found = gradhomog.pipeline(f"pcgrad(seed={seed})").combine(agreeing)
     torch.testing.assert_close(found, agreeing.mean(0))
@@ -70,7 +70,7 @@ def test_rows_without_conflict_are_averaged_whatever_the_order(rows, seed):
 def test_every_order_of_the_others_is_drawn_equally_often():
     generator, counts = torch.Generator().manual_seed(0), {}
     for _ in range(3000):
-        orders = meeting_orders(4, "random", generator)
+        orders = task_orders(4, "random", generator)
         assert [sorted([i, *row]) for i, row in enumerate(orders.tolist())] == [[0, 1, 2, 3]] * 4
         key = tuple(orders[1].tolist())
         counts[key] = counts.get(key, 0) + 1
@@ -88,17 +88,17 @@ def test_the_matrix_is_one_function_under_vmap_and_compiled_whole():
     torch.testing.assert_close(compiled(gramians[0], orders), expected[0])
 
 
-def test_many_tasks_are_projected_in_parts_as_algorithm_1_projects_them():
+def test_many_tasks_are_projected_in_blocks_as_in_algorithm_1():
     rows = torch.randn(70, 90, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    orders = meeting_orders(70, "random", torch.Generator().manual_seed(1))
+    orders = task_orders(70, "random", torch.Generator().manual_seed(1))
     found = project(rows @ rows.T, orders) @ rows
     torch.testing.assert_close(found.sum(0), algorithm_1(rows, orders.tolist()))
 
 
 def test_a_thousand_tasks_take_little_memory_beside_the_rows():
-    # Of 1,024 tasks the products of all meetings are 8.6 GB; here, of 200, 64 MB.
+    # For 1,024 tasks the products of all pairs in all orders take 8.6 GB; for 200, as here, 64 MB.
     gramian = torch.randn(200, 200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    orders = meeting_orders(200, "random", torch.Generator().manual_seed(1))
+    orders = task_orders(200, "random", torch.Generator().manual_seed(1))
     with torch.profiler.profile(profile_memory=True) as profile:
         project(gramian @ gramian.T, orders)
     assert max(event.cpu_memory_usage for event in profile.events()) < 16 * 200 * 200 * 8

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import gradhomog
 from gradhomog import OptionError
-from gradhomog_plugins.reweight import bounded, fixed_point
+from gradhomog_plugins.reweight import bound_weights, fixed_point
 
 positive = st.floats(1e-3, 1e3)
 pairs = st.lists(st.tuples(positive, positive), min_size=1, max_size=8)
@@ -27,7 +27,7 @@ def weights(text, norms, losses, steps=1, **given):
 
 
 @given(pairs, st.sampled_from([0.0, 1.5]), st.integers(0, 1000))
-def test_the_leaders_weights_are_positive_and_sum_to_the_number_of_tasks_whatever_the_rate(values, beta, seed):
+def test_the_leaders_weights_are_positive_and_sum_to_the_number_of_tasks_for_any_rate(values, beta, seed):
     generator = torch.Generator().manual_seed(seed)
     norms, losses = zip(*values, strict=True)
     pipe = gradhomog.pipeline(f"reweight(beta={beta}, lr=3.0)")
@@ -85,7 +85,7 @@ def test_beta_zero_equalises_the_norms_and_needs_no_losses():
 def test_bounded_weights_keep_their_sum_and_their_order(values, largest):
     given_weights = torch.tensor(values, dtype=torch.float64)
     given_weights = given_weights / given_weights.mean()
-    found = bounded(given_weights, largest)
+    found = bound_weights(given_weights, largest)
     assert float(found.max()) <= largest * (1 + 1e-9)
     assert float(found.sum()) == pytest.approx(len(values), rel=1e-9)
     order = given_weights.argsort()
@@ -145,19 +145,19 @@ def test_two_tasks_of_one_domain_move_their_weight_once_by_their_mean():
         ("reweight(lr=0)", [1.0, 1.0], "`lr` must be"),
         ("reweight(initial_loss=0)", [1.0, 1.0], "`initial_loss` must be"),
         ("reweight(max_weight=0.5)", [1.0, 1.0], "`max_weight` must be"),
-        ("reweight(variant='paper', solver='fixed_point')", [1.0, 1.0], "has no fixed point but zero"),
+        ("reweight(variant='paper', solver='fixed_point')", [1.0, 1.0], "is zero; use"),
         ("reweight(solver='fixed_point')", [-1.0, 1.0], "must not be negative unless beta=0"),
         ("reweight", None, "needs the losses"),
         ("reweight(key='domain')", [1.0, 1.0], "requires the domain"),
     ],
 )
-def test_wrong_options_and_missing_losses_are_refused(text, losses, message):
+def test_wrong_options_and_missing_losses_raise(text, losses, message):
     with pytest.raises(OptionError, match=message):
         gradhomog.pipeline(text).combine(torch.eye(2), losses=losses)
 
 
 def test_norms_that_are_equal_up_to_rounding_move_no_weight():
-    # The sign of a rounding error is a sign: found by weights of 0.986 after four steps at lr=0.3.
+    # Regression: the sign of a rounding error counted, which gave weights of 0.986 after four steps at lr=0.3.
     rows = torch.randn(3, 40, generator=torch.Generator().manual_seed(0))
     rows = torch.nn.functional.normalize(rows, dim=1) * (1 + 1e-7 * torch.arange(3.0))[:, None]
     pipe = gradhomog.pipeline("reweight(lr=0.3)")
@@ -166,8 +166,8 @@ def test_norms_that_are_equal_up_to_rounding_move_no_weight():
     assert found.tolist() == [1, 1, 1]
 
 
-def test_no_weight_exceeds_its_bound_whatever_is_preserved():
-    # Found with the bound before the normalization: 2.998.
+def test_no_weight_exceeds_its_bound_for_both_preserved_sums():
+    # Regression: with the bound before the normalization it was 2.998.
     rows = torch.tensor([1e-3, 1.0, 1.0, 1.0]).diag()
     pipe = gradhomog.pipeline("reweight(beta=0, solver='fixed_point', max_weight=2.0, preserve='norms')")
     assert float(pipe.homogenize(rows, torch.ones(4)).weights.max()) <= 2

@@ -23,7 +23,7 @@ def draws(distribution, tasks=4):
 
 @pytest.mark.parametrize("tasks", [1, 2, 5])
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-def test_every_draw_is_on_the_simplex_and_on_average_all_tasks_weigh_alike(distribution, tasks):
+def test_every_draw_is_on_the_simplex_and_the_mean_weights_are_equal(distribution, tasks):
     found = draws(distribution, tasks)
     assert float(found.min()) >= 0
     torch.testing.assert_close(found.sum(1), torch.ones(DRAWS, dtype=torch.float64))
@@ -46,7 +46,7 @@ def test_dirichlet_weights_are_uniform_on_the_simplex():
 
 
 @pytest.mark.parametrize(("distribution", "sizes"), [("bernoulli", {1, 2, 3}), ("constrained_bernoulli", {1})])
-def test_subsets_are_never_empty_and_weigh_alike(distribution, sizes):
+def test_subsets_are_never_empty_and_have_equal_weights(distribution, sizes):
     found = draws(distribution, tasks=3)
     chosen = (found > 0).sum(1)
     assert set(chosen.tolist()) == sizes
@@ -63,6 +63,6 @@ def test_weights_are_new_in_every_step_and_a_function_of_the_seed():
     assert float(first.sum()) == pytest.approx(1)
 
 
-def test_an_unknown_distribution_is_refused():
+def test_an_unknown_distribution_raises():
     with pytest.raises(OptionError, match="`distribution` must be one of"):
         gradhomog.pipeline("rlw(distribution='cauchy')")

@@ -26,14 +26,14 @@ def draw(*shape, seed=0):
 
 
 def learn(pipe, grads, steps=1, domains=None, targets=None):
-    """Leader steps under gradients at the head that do not respond to the rotation."""
+    """Take leader steps on gradients at the head that do not depend on the rotation."""
     rows = torch.eye(len(grads), dtype=torch.float64)
     for _ in range(steps):
         pipe.combine(rows, features=grads, feature_grads=grads, domains=domains, targets=targets)
 
 
 def arriving(pipe, grads, domains=None):
-    """The gradients at the encoder, Rᵀ g̃, of gradients at the head, by automatic differentiation."""
+    """Return the gradients at the encoder, Rᵀ g̃, for gradients at the head, by autograd."""
     features = torch.zeros_like(grads, requires_grad=True)
     keys = [TaskKey(slot, domains[slot] if domains else "") for slot in range(len(grads))]
     (gradient,) = torch.autograd.grad((pipe.transform(features, keys)[-1] * grads).sum(), features)
@@ -106,7 +106,7 @@ def test_identical_tasks_stay_at_the_identity(seed, count):
     torch.testing.assert_close(arriving(pipe, grads), grads, rtol=0, atol=1e-6)
 
 
-def test_the_literal_objective_is_followed_to_the_letter():
+def test_the_paper_variant_follows_equation_6():
     """One small step is along −∇_γ of −⟨γ_i g_i, ḡ⟩, g_i and ḡ constant."""
     grads = draw(3, 1, 4, seed=1)
     pipe = gradhomog.pipeline(DENSE + "lr=1e-4, variant='paper')")
@@ -155,7 +155,7 @@ def test_a_task_without_gradient_is_not_turned_and_turns_no_other():
 # -- pooling --
 
 
-def test_class_pooling_aligns_classes_whatever_they_are_called():
+def test_class_pooling_aligns_classes_with_any_labels():
     # Both tasks have the same three class directions, turned by a common rotation, under other labels.
     directions = torch.nn.functional.normalize(draw(3, 8), dim=1)
     square = torch.linalg.qr(torch.eye(8, dtype=torch.float64) + 0.15 * draw(8, 8, seed=3))[0]
@@ -189,7 +189,7 @@ def test_sample_pooling_compares_paired_queries():
         ("rotate(limit=0)", "`limit` must be"),
     ],
 )
-def test_wrong_options_are_refused_by_name(text, message):
+def test_wrong_options_raise_with_the_name(text, message):
     with pytest.raises(OptionError, match=message):
         gradhomog.pipeline(text)
 
@@ -198,12 +198,12 @@ def test_wrong_options_are_refused_by_name(text, message):
     ("targets", "message"),
     [(torch.zeros(2, 3), "requires classes of the queries"), (torch.tensor([[0, 1, -1]] * 2), "requires classes ≥ 0")],
 )
-def test_class_pooling_refuses_targets_that_are_no_classes(targets, message):
+def test_class_pooling_raises_for_targets_that_are_not_classes(targets, message):
     with pytest.raises(OptionError, match=message):
         learn(gradhomog.pipeline(DENSE + "pool='class')"), draw(2, 3, 4), targets=targets)
 
 
-def test_features_of_another_shape_are_refused_with_what_to_do():
+def test_features_of_another_shape_raise_with_advice():
     pipe = gradhomog.pipeline("rotate")
     with pytest.raises(gradhomog.DataError, match=r"\[tasks, queries, features\] with 1 tasks.*Flatten"):
         pipe.transform(torch.zeros(1, 3, 4, 5, 5), [TaskKey(0)])
@@ -211,17 +211,17 @@ def test_features_of_another_shape_are_refused_with_what_to_do():
         pipe.combine(torch.eye(2), features=torch.zeros(3, 1, 4), feature_grads=torch.zeros(3, 1, 4))
 
 
-def test_another_number_of_features_is_refused():
+def test_another_number_of_features_raises():
     pipe = gradhomog.pipeline("rotate")
     learn(pipe, draw(2, 1, 6))
-    with pytest.raises(gradhomog.DataError, match="must keep their number, 6; got 5"):
+    with pytest.raises(gradhomog.DataError, match="the number of features must not change, 6; got 5"):
         pipe.transform(torch.zeros(1, 1, 5), [TaskKey(0)])
 
 
 # -- keys and state --
 
 
-def test_new_domains_start_at_the_identity_and_the_least_recently_used_leave():
+def test_new_domains_start_at_the_identity_and_the_least_recently_used_are_removed():
     pipe = gradhomog.pipeline("rotate(key='domain', lr=0.3, limit=3)")
     for seed, domains in enumerate((["a", "b"], ["b", "c"], ["d", "b"])):
         learn(pipe, draw(2, 1, 6, seed=seed), domains=domains)
@@ -243,7 +243,7 @@ def test_two_tasks_of_one_domain_turn_their_rotation_once_and_in_either_order(na
         torch.testing.assert_close(found[0][key].tensor, found[1][key].tensor, rtol=0, atol=1e-12)
 
 
-def test_update_leaves_the_old_state_as_it_was():
+def test_update_does_not_change_the_old_state():
     pipe = gradhomog.pipeline("rotate(lr=0.3)")
     learn(pipe, draw(3, 1, 6))
     old = next(iter(pipe)).rotations
@@ -324,8 +324,8 @@ def test_angles_cosines_and_the_pooled_share_of_energy_are_reported():
     assert found["pooled_energy"] == pytest.approx(float(share))
 
 
-def test_several_transforms_learn_from_what_each_of_them_shows():
-    # Found as rotations that cancelled: both had received the gradients of the last.
+def test_each_of_several_transforms_learns_from_its_own_features():
+    # Regression: rotations cancelled, because both received the gradients of the last.
     grads = draw(3, 2, 6)
     pipe = gradhomog.pipeline("rotate(lr=0.2, max_angle=3) + rotate(lr=0.2, max_angle=3)")
     keys = [TaskKey(slot) for slot in range(3)]

@@ -1,4 +1,4 @@
-"""Rotation of the rows: exactly a rotation of each, by at most the angle, as far as the mean direction."""
+"""Rotation of the rows: each by a rotation, by at most the angle, at most to the mean direction."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_norms_are_kept_and_rows_turn_by_at_most_the_angle_towards_the_mean_dire
 
 @given(rows=jacobians(tasks=(2, 5), params=(6, 10), zero=False, duplicate=False, opposite=False))
 def test_each_row_is_turned_by_a_rotation_of_parameter_space(rows):
-    """Against the explicit rotation matrix, made by the exponential of a generator of the plane."""
+    """Compare with the explicit rotation matrix, the exponential of a generator of the plane."""
     unit = torch.nn.functional.normalize(rows, dim=1)
     mean = torch.nn.functional.normalize(unit.sum(0), dim=0)
     assume(unit.sum(0).norm() > 1e-2)
@@ -61,7 +61,7 @@ def test_complete_rotation_leaves_no_conflict_and_no_difference_of_direction(row
     torch.testing.assert_close(cosines, torch.ones_like(cosines), rtol=1e-6, atol=0)
 
 
-def test_no_angle_is_the_plain_learner_and_opposite_rows_are_left():
+def test_angle_zero_is_the_plain_learner_and_opposite_rows_are_unchanged():
     rows = torch.tensor([[1.0, 2.0], [3.0, -1.0]], dtype=torch.float64)
     torch.testing.assert_close(mixing("rotate_rows(max_angle=0)", rows), rows)
     opposite = torch.tensor([[1.0, 2.0], [-2.0, -4.0]], dtype=torch.float64)
@@ -77,7 +77,7 @@ def test_an_angle_out_of_range_raises():
 
 @pytest.mark.parametrize("noise", [0, 1e-4, 1e-2])
 def test_nearly_opposite_float32_rows_keep_their_norms(noise):
-    # Found with thresholds of float64 on a float32 Gramian: entries of 13,000, and norms of 2e-4 of what they were.
+    # Regression: with thresholds of float64 on a float32 Gramian, entries were 13,000, and norms 2e-4 of theirs.
     generator = torch.Generator().manual_seed(0)
     row = torch.randn(100_000, generator=generator)
     rows = torch.stack([row, -3 * row + noise * torch.randn(100_000, generator=generator)])

@@ -91,7 +91,7 @@ def test_zero_opposite_and_single_rows(solver):
     torch.testing.assert_close(combine(torch.cat([row, -row]), text, 3), torch.zeros(4, dtype=torch.float64))
     torch.testing.assert_close(combine(row, text, 3), row[0])
     assert not combine(torch.zeros(3, 4), text, 3).any()
-    beside_zero = combine(torch.cat([row, 0 * row]), text, 50)  # all weight on the zero row: λ g_0 / (1 + λ) is left
+    beside_zero = combine(torch.cat([row, 0 * row]), text, 50)  # all weight on the zero row: d = λ g_0 / (1 + λ)
     torch.testing.assert_close(beside_zero, 0.3 / 1.3 * row[0] / 2)
 
 
@@ -105,7 +105,7 @@ def test_the_descent_is_torchjds_on_three_times_the_same_batch(tasks, lr, moment
     pipe = gradhomog.pipeline(
         f"sdmgrad(solver='sgd', regularization=0.6, lr={lr}, momentum={momentum}, iterations={iterations})"
     )
-    for step in range(4):  # both start where they ended
+    for step in range(4):  # both start from their last weights
         rows = 10 * draw(tasks, 30, seed=step)
         torch.testing.assert_close(pipe.combine(rows), theirs(rows @ rows.T) @ rows, rtol=1e-5, atol=1e-6)
 
@@ -120,7 +120,7 @@ def test_small_gradients_are_weighted_as_large_ones(exponent):
 
 
 def test_nearly_orthogonal_rows_are_solved_by_a_rate_of_two_and_the_authors_rate_stays_in_the_hull():
-    # With the authors' rate of 10 the trajectory is chaotic: how far it stays from the shortest vector is no promise.
+    # With the authors' rate of 10 the trajectory is chaotic: its distance from the shortest vector is not asserted.
     rows = draw(4, 1000, seed=1)
     shortest_vector = combine(rows)
     torch.testing.assert_close(combine(rows, "sdmgrad(solver='sgd', lr=2)", 10), shortest_vector, rtol=0, atol=1e-3)
@@ -155,7 +155,7 @@ def test_weights_follow_a_domain_to_another_slot_and_batch():
     )
     known = method.weights["a"]
     share = known / (known + 0.5)
-    alone = pipe.homogenize(rows[:2], domains=["a", "d"])  # one known, one new
+    alone = pipe.homogenize(rows[:2], domains=["a", "d"])  # one key with state, one new
     start = torch.tensor([share, 1 - share], dtype=torch.float64)
     expected = descend(rows[:2] @ rows[:2].T, start, 0.3, 0.1, 0.5, 1)
     torch.testing.assert_close(alone.weights, (2 * expected + 0.3) / 1.3)
@@ -209,6 +209,6 @@ def test_the_functions_run_over_batches_and_compile_without_a_break():
         ("sdmgrad(solver='adam')", "solver"),
     ],
 )
-def test_options_out_of_range_are_refused(text, option):
+def test_options_out_of_range_raise(text, option):
     with pytest.raises(OptionError, match=f"`{option}` must be"):
         gradhomog.pipeline(text)

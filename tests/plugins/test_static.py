@@ -1,4 +1,4 @@
-"""Fixed weights by slot, by domain and at random, and weights that are refused."""
+"""Fixed weights by slot, by domain and at random, and weights that raise."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from gradhomog import OptionError
 ROWS = torch.eye(3, dtype=torch.float64)
 
 
-def test_weights_by_slot_are_brought_to_mean_one_or_in_the_paper_scale_left_unchanged():
+def test_weights_by_slot_have_mean_one_and_are_unchanged_in_the_paper_scale():
     mean = gradhomog.pipeline("static(weights=[1, 2, 3])").combine(ROWS)
     assert mean.tolist() == pytest.approx([1 / 6, 2 / 6, 3 / 6])
     paper = gradhomog.pipeline("static(weights=[1, 2, 3], scale='paper')").combine(ROWS)
@@ -45,6 +45,6 @@ def test_random_weights_are_a_function_of_domain_and_seed_within_their_range():
         ("static(weights='equal')", r"`weights` must be a list.*got 'equal'"),
     ],
 )
-def test_weights_that_cannot_be_used_are_refused(text, message):
+def test_weights_that_cannot_be_used_raise(text, message):
     with pytest.raises(OptionError, match=message):
         gradhomog.pipeline(text).combine(ROWS)

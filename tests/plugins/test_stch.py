@@ -107,7 +107,7 @@ def test_in_logarithms_the_unit_of_a_loss_changes_the_length_only():
     torch.testing.assert_close(*directions)
 
 
-def test_a_domain_first_seen_after_the_warm_up_is_measured_by_its_first_loss():
+def test_a_domain_that_first_occurs_after_the_warm_up_uses_its_first_loss():
     pipe = gradhomog.pipeline("stch(log=true, warmup=0, period=1, mu=0.5, key='domain')")
     weights(pipe, [1.0, 2.0], domains=["a", "b"])
     weights(pipe, [1.0, 4.0], domains=["a", "new"])
@@ -126,11 +126,11 @@ def test_a_domain_first_seen_after_the_warm_up_is_measured_by_its_first_loss():
         ("stch(weights=[0, 0])", "must not all be zero"),
         ("stch(weights=[1])", "stch: `weights` must hold one number per task; got 1 for 2"),
         ("stch(ideal=[0, inf])", "`ideal` must be .*inf"),
-        ("stch(log=true, weights=[1, 1])", "have no place in the formula"),
+        ("stch(log=true, weights=[1, 1])", "are not part of the formula"),
         ("stch(log=true, key='domain')", "requires the domain"),
     ],
 )
-def test_options_out_of_range_are_refused(text, message):
+def test_options_out_of_range_raise(text, message):
     with pytest.raises(OptionError, match=message):
         weights(text, [1.0, 1.0])
 

@@ -33,7 +33,7 @@ def vector(*values, dtype=torch.float64):
     return torch.tensor(values, dtype=dtype)
 
 
-# By class name: options of the bridge for four tasks, and the same aggregator made by hand for a dtype.
+# By class name: options of the bridge for four tasks, and the same aggregator constructed for a dtype.
 AGGREGATORS = {
     "AlignedMTL": ({"scale_mode": "rmse"}, lambda kind, dtype: kind(scale_mode="rmse")),
     "CAGrad": ({}, lambda kind, dtype: kind(c=0.4)),
@@ -82,7 +82,7 @@ def directions_of_torchjd(name, jacobians, seed=0):
 
     aggregator, found = make(), []
     for number, jacobian in enumerate(jacobians):
-        if name == "NashMTL":  # its state cannot be saved: every step starts anew
+        if name == "NashMTL":  # its state cannot be saved: it restarts in every step
             aggregator = make()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seeded_generator(seed, number).initial_seed())
@@ -172,12 +172,12 @@ def test_a_copy_made_between_two_steps_continues_bit_for_bit_the_same(name, copi
     for jacobian in steps(2):
         pipe.combine(jacobian)
     second, later = copied(pipe, name), steps(2, seed=1)
-    expected = [pipe.combine(jacobian) for jacobian in later]  # before the other one: they share nothing
+    expected = [pipe.combine(jacobian) for jacobian in later]  # before the other one, with which it shares nothing
     assert all(map(torch.equal, [second.combine(jacobian) for jacobian in later], expected))
 
 
 @pytest.mark.parametrize("name", STATEFUL)
-def test_a_refused_step_leaves_the_state_unchanged(name):
+def test_a_failed_step_leaves_the_state_unchanged(name):
     pipe, fresh = pipeline(name), pipeline(name)
     first, later = steps(2)
     for each in (pipe, fresh):
@@ -232,8 +232,8 @@ def test_a_function_and_a_tensor_can_be_passed_from_python():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("Upgrad", {}, "`aggregator` must be .*got 'Upgrad'. Did you mean 'UPGrad'.*There are: AlignedMTL, CAGrad, "),
-        ("SDMGradWeighting", {}, "`aggregator` must be .*There are: "),
+        ("Upgrad", {}, "`aggregator` must be .*got 'Upgrad'. Did you mean 'UPGrad'.*Available: AlignedMTL, CAGrad, "),
+        ("SDMGradWeighting", {}, "`aggregator` must be .*Available: "),
         ("CAGrad", {"C": 1}, r"CAGrad does not accept `options`={'C': 1}: .*'C' Its signature: CAGrad\(c: "),
         ("CAGrad", {"c": "much"}, "CAGrad does not accept `options`"),
         ("CAGrad", {"c": -1}, "CAGrad does not accept `options`={'c': -1}: c must be non-negative"),
@@ -246,13 +246,13 @@ def test_a_function_and_a_tensor_can_be_passed_from_python():
         ("ExcessMTL", {"n_warmup_steps": 4}, "`n_warmup_steps` of ExcessMTL must be 0: .*cannot be saved"),
     ],
 )  # fmt: skip
-def test_wrong_names_and_options_are_refused_with_the_valid_ones(name, options, message):
+def test_wrong_names_and_options_raise_with_the_valid_ones(name, options, message):
     with pytest.raises(OptionError, match=message):
         pipeline(name, options=options)
 
 
-def test_weights_that_sum_to_nothing_are_refused():
-    with pytest.raises(OptionError, match=r"`options` of Constant must give identical rows a multiple > 0 .*give 0"):
+def test_weights_that_sum_to_nothing_raise():
+    with pytest.raises(OptionError, match=r"of Constant must map identical rows to a positive multiple .*is 0"):
         pipeline("Constant", options={"weights": [1, -1, 0, 0]}).combine(steps()[0])
 
 

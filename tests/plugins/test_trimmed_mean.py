@@ -106,11 +106,11 @@ def test_a_row_that_is_not_finite_raises_and_is_not_trimmed_away(bad):
     ("trim", "tasks", "message"),
     [
         (-1, 3, "`trim` must be"),
-        (0.5, 3, r"a share of them in \[0, 0.5\); got 0.5"),
-        (1, 1, "must leave at least one task: 1 are removed at either end, of 1"),
+        (0.5, 3, r"a share of the tasks in \[0, 0.5\); got 0.5"),
+        (1, 1, "must leave at least one task: 1 of 1 are removed at each end"),
         (2, 4, "must leave at least one task"),
     ],
 )
-def test_a_trim_that_leaves_no_task_is_refused(trim, tasks, message):
+def test_a_trim_that_leaves_no_task_raises(trim, tasks, message):
     with pytest.raises(OptionError, match=message):
         gradhomog.pipeline([("trimmed_mean", {"trim": trim})]).combine(torch.ones(tasks, 2))

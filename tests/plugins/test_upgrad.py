@@ -40,13 +40,13 @@ def test_rows_without_conflict_are_averaged():
 
 
 def test_small_gradients_are_projected_like_large_ones():
-    # Seen in TorchJD 0.18: it takes a Gramian of trace below 1e-4 for zero and returns the mean, which conflicts here.
+    # Seen in TorchJD 0.18: it treats a Gramian of trace below 1e-4 as zero and returns the mean, which conflicts here.
     rows = 1e-3 * torch.tensor([[3.0, 0.0], [-1.0, 1.0]], dtype=torch.float64)
     found = gradhomog.pipeline("upgrad").combine(rows)
     torch.testing.assert_close(found, torch.tensor([7.5e-4, 1.25e-3], dtype=torch.float64))
 
 
-def test_no_conflict_is_left_where_norms_are_far_apart():
+def test_no_conflict_remains_where_norms_differ_by_a_large_factor():
     # Seen in TorchJD 0.18: with its ridge the least cosine is below -1e-5, and the direction more than 1 % off.
     generator = torch.Generator().manual_seed(3)
     rows = torch.randn(8, 20, generator=generator, dtype=torch.float64)
@@ -56,7 +56,7 @@ def test_no_conflict_is_left_where_norms_are_far_apart():
     assert float((rows @ direction / norms).min() / direction.norm()) > -1e-12
 
 
-def test_opposite_rows_leave_what_is_orthogonal_to_them():
+def test_opposite_rows_keep_the_part_orthogonal_to_them():
     rows = torch.tensor([[2.0, 0.0], [-1.0, 0.0], [0.5, 3.0]], dtype=torch.float64)
     direction = gradhomog.pipeline("upgrad").combine(rows)
     torch.testing.assert_close(direction, torch.tensor([0.0, 1.0], dtype=torch.float64))

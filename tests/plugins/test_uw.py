@@ -13,7 +13,7 @@ from gradhomog import OptionError
 from tests.plugins.from_losses import gradient_of, quadratics, rows_and_losses, weights
 
 
-def test_thirty_steps_follow_torchjds_loss_with_an_adam_of_its_own():
+def test_thirty_steps_follow_torchjds_loss_with_a_separate_adam():
     theta, losses_of = quadratics()
     theirs = torchjd.scalarization.UW(4).double()
     optimizer = torch.optim.Adam(theirs.parameters(), lr=0.05)
@@ -41,13 +41,13 @@ def test_the_form_for_classification_moves_by_its_own_derivative():
 
 
 @pytest.mark.parametrize("kind", ["'regression'", "'classification'", '{"a": "classification", "*": "regression"}'])
-def test_at_rest_every_weight_is_half_the_inverse_of_the_loss_of_either_kind(kind):
+def test_every_weight_converges_to_half_the_inverse_of_the_loss_for_both_kinds(kind):
     losses, domains = [0.5, 2.0, 1.0], ["a", "b", "c"]
     found = weights(f"uw(kind={kind}, lr=0.05, scale='paper')", losses, steps=500, domains=domains) / 3
     assert found.tolist() == pytest.approx([1.0, 0.25, 0.5], rel=1e-3)
 
 
-def test_one_kind_for_all_drops_out_of_the_mean_and_two_kinds_start_at_two_to_one():
+def test_one_kind_for_all_cancels_in_the_mean_and_two_kinds_start_at_two_to_one():
     assert weights("uw", [1.0, 3.0]).tolist() == weights("uw(kind='classification')", [1.0, 3.0]).tolist() == [1, 1]
     found = weights('uw(kind={"a": "classification", "*": "regression"})', [1.0, 3.0], domains=["a", "b"])
     assert found.tolist() == pytest.approx([4 / 3, 2 / 3])
@@ -75,12 +75,12 @@ def test_state_by_domain_follows_the_domain_to_another_slot_and_two_of_one_domai
         ('uw(kind={"a": "regression"})', "requires the domain"),
     ],
 )
-def test_options_out_of_range_are_refused(text, message):
+def test_options_out_of_range_raise(text, message):
     with pytest.raises(OptionError, match=message):
         weights(text, [1.0])
 
 
 def test_a_kind_by_domain_names_every_domain():
     pipe = gradhomog.pipeline("uw(kind={'imges': 'classification'})")
-    with pytest.raises(OptionError, match="'images' is not among imges"):
+    with pytest.raises(OptionError, match="'images' is missing from imges"):
         pipe.combine(torch.eye(2), losses=[1.0, 2.0], domains=["images", "text"])

@@ -1,4 +1,4 @@
-"""Derivatives where a row is zero: where the direction scales with the rows, they do not depend on the unit."""
+"""Derivatives at zero rows: if the direction scales with the rows, they do not depend on the unit of the rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SELECTORS = [
 
 
 def slopes(selector, rows, losses):
-    """The derivative by the rows of one number made of the first direction."""
+    """Return the derivative w.r.t. the rows of one number computed from the first direction."""
     jacobian = rows.clone().requires_grad_()
     direction = gradhomog.pipeline(selector).combine(jacobian, losses=losses, create_graph=True)
     weights = torch.arange(1.0, rows.shape[1] + 1, dtype=rows.dtype)
@@ -29,7 +29,7 @@ def test_derivatives_at_a_zero_row_do_not_depend_on_the_unit_of_length(selector,
     rows = torch.randn(6, params, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     rows[2] = 0
     losses = torch.tensor([0.5, 1.0, 2.0, 0.7, 1.5, 0.9], dtype=torch.float64)
-    # A power of the unit where the length is one: of the paper's Nash-MTL the direction does not scale.
+    # In the paper's scale Nash-MTL has a constant length, so its derivative depends on a power of the unit.
     power = -1 if selector == "nash_mtl(scale='paper')" else 0
     expected = slopes(selector, rows, losses)
     for unit in (2.0**20, 2.0**-20):

@@ -7,18 +7,18 @@ import math
 import torch
 from torch import Tensor
 
-# Entries of a mask to draw at a time, of 2 bytes of random bits each: more would be no faster.
+# Entries of a mask that are drawn at once, with 2 bytes of random bits each. More would not be faster.
 BLOCK = 1 << 21
 
 
 def position_probabilities(log_s: Tensor, temperature: float) -> Tensor:
-    """Softmax of log S / T over the positions of each sample `[n, *size]`; T = 0: equal shares of where S is largest.
+    """Return the softmax of log S / T over the positions of each sample, `[n, *size]`.
 
-    A sample whose log S is NaN has equal shares.
+    For T = 0 the positions of the largest S have equal shares. A sample whose log S is NaN has equal shares.
     """
     flat = log_s.flatten(1).nan_to_num(nan=0.0)
     flat = flat - flat.amax(1, keepdim=True)
-    if temperature < torch.finfo(flat.dtype).tiny:  # a scalar that float32 arithmetic would take for zero
+    if temperature < torch.finfo(flat.dtype).tiny:  # float32 arithmetic treats it as zero
         largest = (flat == 0).to(flat.dtype)
         shares = largest / largest.sum(1, keepdim=True)
     else:
@@ -27,17 +27,17 @@ def position_probabilities(log_s: Tensor, temperature: float) -> Tensor:
 
 
 def keep_probabilities(shares: Tensor, rate: float) -> Tensor:
-    """1 − P = (1 − rate)^(positions · p), `[n, *size]`: equal shares are all dropped at the rate."""
+    """Return 1 − P = (1 − rate)^(positions · p), `[n, *size]`; for equal shares P is the rate."""
     return torch.exp(shares * (shares[0].numel() * math.log1p(-rate)))
 
 
 def bernoulli(
     keep: Tensor, value: Tensor, channels: int, dtype: torch.dtype, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """A mask `[n, channels, *size]`, each entry zero or the sample's `value` `[n]`; and how many are zero.
+    """Return a mask `[n, channels, *size]` of zeros and of the sample's `value` `[n]`, and its number of zeros.
 
-    Each entry takes 16 random bits, a third of the time of a uniform float. Thresholds are rounded stochastically, so
-    that the probabilities are exact on average; those above 1 − 2⁻¹⁶ are reduced to it.
+    Each entry uses 16 random bits, which takes a third of the time of a uniform float. Thresholds are rounded
+    stochastically, so that the probabilities are exact on average; those above 1 − 2⁻¹⁶ are reduced to it.
     """
     n, positions = len(keep), keep[0].numel()
     drop = (1 - keep).view(n, 1, positions).mul_(65536)
@@ -57,12 +57,12 @@ def bernoulli(
 
 
 def draws_per_position(rate: float) -> float:
-    """r of the published code: with r · positions draws from equal shares, 1 − e^(−r) of the positions are hit."""
+    """Return r of the published code: r · positions draws from equal shares hit 1 − e^(−r) of the positions."""
     return -math.log1p(-rate)
 
 
 def keep_probabilities_of_draws(shares: Tensor, draws: float) -> Tensor:
-    """Probability that none of `draws` draws hits; a fractional part f is one more draw with probability f."""
+    """Return the probability that none of `draws` draws hits; a fraction f is one more draw with probability f."""
     whole = math.floor(draws)
     return (1 - shares) ** whole * (1 - (draws - whole) * shares)
 
@@ -70,7 +70,7 @@ def keep_probabilities_of_draws(shares: Tensor, draws: float) -> Tensor:
 def multinomial(
     shares: Tensor, draws: int, value: Tensor, channels: int, dtype: torch.dtype, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """As `bernoulli`, with zeros where any of `draws` draws with replacement falls, for each channel of a sample."""
+    """As `bernoulli`, with zeros at the results of `draws` draws with replacement, for each channel of a sample."""
     n = len(shares)
     mask = value.to(dtype)[:, None, None].repeat(1, channels, shares[0].numel())
     if draws:

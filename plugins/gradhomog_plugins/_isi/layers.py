@@ -1,4 +1,4 @@
-"""Select layers of an encoder by name, and observe their calls."""
+"""Select layers of an encoder by name, and register hooks on their calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a layer. For a pooling, inputs, patches and size are those of the convolution called before it."""
+    """A call of a layer. For a pooling, inputs, patches and size are those of the convolution called before it."""
 
     name: str
     layer: nn.Module
@@ -32,68 +32,70 @@ class Call:
     output: Tensor
 
 
-def choose(encoder: nn.Module, layers: int | str | Sequence[str]) -> dict[str, nn.Module]:
-    """The convolutions and max-poolings that `layers` selects, by name: the first ones, or those that patterns match.
+def select_layers(encoder: nn.Module, layers: int | str | Sequence[str]) -> dict[str, nn.Module]:
+    """Return the convolutions and max-poolings that `layers` selects, by name: the first ones, or those of patterns.
 
     Raises:
         OptionError: there is no convolution, or a pattern matches no such layer.
     """
-    every = {name or type(module).__name__: module for name, module in encoder.named_modules()}
-    fit = {
+    modules = {name or type(module).__name__: module for name, module in encoder.named_modules()}
+    supported = {
         name: module
-        for name, module in every.items()
+        for name, module in modules.items()
         if isinstance(module, CONVOLUTIONS) or (isinstance(module, POOLS) and not module.return_indices)
     }
     if isinstance(layers, int):
-        first = [name for name, module in fit.items() if isinstance(module, CONVOLUTIONS)][:layers]
+        first = [name for name, module in supported.items() if isinstance(module, CONVOLUTIONS)][:layers]
         if not first:
             raise OptionError(
-                f"isi: `layers` counts convolutions, but the encoder has none; its layers: {_listed(every)}. "
-                "Self-information is that of patches: leave isi out."
+                f"isi: `layers` counts convolutions, but the encoder has none; its layers: {_list_layers(modules)}. "
+                "Self-information requires patches: remove isi from the pipeline."
             )
-        return {name: fit[name] for name in first}
+        return {name: supported[name] for name in first}
     chosen: set[str] = set()
     for pattern in [layers] if isinstance(layers, str) else layers:
-        matches = fnmatch.filter(fit, pattern)
+        matches = fnmatch.filter(supported, pattern)
         if not matches:
-            without = ", ".join(f"{name} ({type(every[name]).__name__})" for name in fnmatch.filter(every, pattern)[:3])
+            without = ", ".join(
+                f"{name} ({type(modules[name]).__name__})" for name in fnmatch.filter(modules, pattern)[:3]
+            )
             raise OptionError(
                 f"isi: `layers` must match convolutions or max-poolings; {pattern!r} matches "
-                f"{without or 'nothing'}. Available: {_listed(fit)}."
+                f"{without or 'nothing'}. Available: {_list_layers(supported)}."
             )
         chosen.update(matches)
-    return {name: module for name, module in fit.items() if name in chosen}
+    return {name: module for name, module in supported.items() if name in chosen}
 
 
-def watch(
+def register_hooks(
     encoder: nn.Module, chosen: Mapping[str, nn.Module], act: Callable[[Call], Tensor | None]
 ) -> list[RemovableHandle]:
-    """Call `act` after each call of a chosen layer; a tensor that it returns replaces the layer's output.
+    """Call `act` after each call of a chosen layer; if it returns a tensor, this replaces the output of the layer.
 
-    The calls of a layer in one pass are named `name`, `name#2`, and so on. If registering a hook raises, those that
-    were registered before it are removed.
+    The calls of a layer in one pass are named `name`, `name#2`, and so on. If registering a hook raises, the
+    hooks registered before it are removed.
     """
     runs: dict[str, int] = {}
     latest: list[Call] = []  # the convolution called last, for the pooling after it
 
-    def restart(*_: Any) -> None:
+    def reset(*_: Any) -> None:
         runs.clear()
         latest.clear()
 
     def remember(module: Any, args: Any, kwargs: Any, output: Tensor) -> None:
-        latest[:] = [_of_convolution("", module, _first(args, kwargs), output)]
+        latest[:] = [_convolution_call("", module, _input(args, kwargs), output)]
 
     def run(name: str, module: Any, args: Any, kwargs: Any, output: Tensor) -> Tensor | None:
         runs[name] = runs.get(name, 0) + 1
         name = name if runs[name] == 1 else f"{name}#{runs[name]}"
         if isinstance(module, CONVOLUTIONS):
-            return act(_of_convolution(name, module, _first(args, kwargs), output))
+            return act(_convolution_call(name, module, _input(args, kwargs), output))
         found = latest[0] if latest else None
-        if found is None or found.size != _first(args, kwargs).shape[-len(found.size) :]:
+        if found is None or found.size != _input(args, kwargs).shape[-len(found.size) :]:
             raise OptionError(
-                f"isi: the max-pooling {name!r} in `layers` must pool the output of a convolution; the one called "
-                f"before it returned {list(found.size) if found else 'nothing'}, it pools "
-                f"{list(_first(args, kwargs).shape[2:])}. Name the convolution instead."
+                f"isi: the max-pooling {name!r} in `layers` must pool the output of a convolution; its input has "
+                f"the size {list(_input(args, kwargs).shape[2:])}, the output of the convolution before it "
+                f"{list(found.size) if found else 'nothing'}. Use the name of the convolution instead."
             )
         return act(Call(name, module, found.inputs, found.patches, found.size, output))
 
@@ -104,7 +106,7 @@ def watch(
             registered.callback(handle.remove)
             handles.append(handle)
 
-        register(encoder.register_forward_pre_hook(restart))
+        register(encoder.register_forward_pre_hook(reset))
         if any(isinstance(module, POOLS) for module in chosen.values()):
             for module in encoder.modules():
                 if isinstance(module, CONVOLUTIONS):
@@ -115,8 +117,8 @@ def watch(
     return handles
 
 
-def pooled(log_s: Tensor, layer: Any) -> Tensor:
-    """Behind a max-pooling the least log S of each window, that of its most informative patch."""
+def pool_log_s(log_s: Tensor, layer: Any) -> Tensor:
+    """Return log S, or behind a max-pooling the smallest log S of each window, that of its most informative patch."""
     if not isinstance(layer, POOLS):
         return log_s
     pooling = getattr(torch.nn.functional, f"max_pool{log_s.dim() - 1}d")
@@ -126,13 +128,13 @@ def pooled(log_s: Tensor, layer: Any) -> Tensor:
     return least[:, 0]
 
 
-def _first(args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor]) -> Tensor:
+def _input(args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor]) -> Tensor:
     return args[0] if args else next(iter(kwargs.values()))
 
 
-def _of_convolution(name: str, layer: Any, inputs: Tensor, output: Tensor) -> Call:
+def _convolution_call(name: str, layer: Any, inputs: Tensor, output: Tensor) -> Call:
     padding = layer.padding
-    if isinstance(padding, str):  # "same" pads less before the map than after it where the sum is odd
+    if isinstance(padding, str):  # if the sum is odd, "same" pads less before the map than after it
         same = [d * (k - 1) // 2 for k, d in zip(layer.kernel_size, layer.dilation, strict=True)]
         padding = same if padding == "same" else [0] * len(same)
     patches = Patches(layer.kernel_size, layer.stride, tuple(padding), layer.dilation)
@@ -141,5 +143,5 @@ def _of_convolution(name: str, layer: Any, inputs: Tensor, output: Tensor) -> Ca
     return Call(name, layer, batch, patches, tuple(output.shape[-dims:]), output)
 
 
-def _listed(modules: Mapping[str, nn.Module]) -> str:
+def _list_layers(modules: Mapping[str, nn.Module]) -> str:
     return ", ".join(f"{name} ({type(module).__name__})" for name, module in modules.items()) or "none"

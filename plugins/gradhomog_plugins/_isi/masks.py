@@ -16,7 +16,7 @@ from gradhomog_plugins._isi.drop import (
     multinomial,
     position_probabilities,
 )
-from gradhomog_plugins._isi.layers import Call, pooled
+from gradhomog_plugins._isi.layers import Call, pool_log_s
 from gradhomog_plugins._isi.self_information import log_kernel_sum, neighbourhood
 
 
@@ -33,16 +33,16 @@ class MaskSampler:
     rescale: bool
 
     def drop_probabilities(self, call: Call, generator: torch.Generator) -> Tensor:
-        """P, float32 `[n, *size of the output]`."""
+        """Return P, float32 `[n, *size of the output]`."""
         return 1 - self._keep(self._shares(call, call.inputs, generator))
 
     def draw(self, call: Call, inputs: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draw a mask `[n, channels, *size]`, and count its zeros.
+        """Draw a mask `[n, channels, *size]` and count its zeros.
 
-        The mask is 0 where an activation is dropped, and elsewhere the factor that compensates for it. `inputs` replace
-        those of the call: under vmap they are the inputs of several tasks at once.
+        The mask is 0 where an activation is dropped, and elsewhere the factor that compensates for dropping. `inputs`
+        replace those of the call: under vmap they are the inputs of several tasks.
         """
-        seed = int(torch.randint(2**62, (), generator=generator))  # on the CPU, for a generator on any device
+        seed = int(torch.randint(2**62, (), generator=generator))  # drawn on the CPU, for a generator on any device
         local = torch.Generator(inputs.device).manual_seed(seed)
         shares = self._shares(call, inputs, generator)
         keep = self._keep(shares)
@@ -55,17 +55,19 @@ class MaskSampler:
         return multinomial(shares, draws, value, channels, dtype, local)
 
     def _shares(self, call: Call, inputs: Tensor, generator: torch.Generator) -> Tensor:
-        """The softmax of log S / T over positions, float32 `[n, *size of the output]`."""
+        """Return the softmax of log S / T over positions, float32 `[n, *size of the output]`."""
         dims = len(call.size)
         if self.temperature == math.inf:
             size = call.output.shape[-dims:]
             return torch.full((len(inputs), *size), 1 / math.prod(size), device=inputs.device)
         shifts = None
         if self.neighbours is not None:
-            every = neighbourhood(self.radius, dims)
-            shifts = [every[place] for place in torch.randperm(len(every), generator=generator)[: self.neighbours]]
+            all_shifts = neighbourhood(self.radius, dims)
+            shifts = [
+                all_shifts[place] for place in torch.randperm(len(all_shifts), generator=generator)[: self.neighbours]
+            ]
         log_s = log_kernel_sum(inputs, call.patches, call.size, self.radius, self.bandwidth, shifts)
-        return position_probabilities(pooled(log_s, call.layer), self.temperature)
+        return position_probabilities(pool_log_s(log_s, call.layer), self.temperature)
 
     def _keep(self, shares: Tensor) -> Tensor:
         if self.sampling == "bernoulli":

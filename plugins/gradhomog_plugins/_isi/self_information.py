@@ -1,4 +1,4 @@
-"""The kernel sum of self-information over the neighbours of each patch of a map, without forming patches."""
+"""The kernel sum of self-information over the neighbours of each patch of a map; patches are not materialized."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 
 Shift = tuple[int, ...]
 
-# Floats of padded input and distances to work on at a time: some 40 MB in all. Measured over the layers of four-block
-# networks: a quarter as many cost a tenth more on one thread and half as much again on two; four times as many, double.
+# Floats of padded input and distances per block, about 40 MB in all. Measured over the layers of four-block networks:
+# a quarter of it takes 1.1 times as long on one thread and 1.5 times on two; four times as many take twice as long.
 BLOCK = 1 << 21
 
 
 @dataclass(frozen=True)
 class Patches:
-    """The geometry of the patches that a layer reads, one number per spatial dimension; `padding` before the map."""
+    """The geometry of the patches of a layer, one number per spatial dimension; `padding` is that before the map."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
@@ -28,7 +28,7 @@ class Patches:
 
 
 def neighbourhood(radius: int, dims: int) -> list[Shift]:
-    """The shifts from a patch to its neighbours, the patch itself left out: (2·radius + 1)^dims − 1."""
+    """Return the (2·radius + 1)^dims − 1 shifts from a patch to its neighbours, without the patch itself."""
     return [shift for shift in itertools.product(range(-radius, radius + 1), repeat=dims) if any(shift)]
 
 
@@ -40,18 +40,18 @@ def log_kernel_sum(
     bandwidth: float,
     shifts: Sequence[Shift] | None = None,
 ) -> Tensor:
-    """log S, float32 `[n, *size]`, for inputs `[n, channels, *map]`: the higher, the less informative.
+    """Return log S, float32 `[n, *size]`, for inputs `[n, channels, *map]`: the higher, the less informative.
 
     S(p) = Σ_{p'} exp(−‖p − p'‖² / (2 h² m)),  p' the patches at all shifts of up to `radius` per dimension, p included,
     m = mean of ‖p − p'‖² over all p and p' of a sample
 
-    The map goes on as its border does. Between 0 and log of the number of neighbours; constant inputs give a constant.
-    Unchanged by a factor and an offset common to a sample.
+    The map is padded by its border. log S is between 0 and the log of the number of neighbours; constant inputs give a
+    constant. A factor and an offset common to a sample do not change it.
 
     Args:
-        size: of the layer's output.
+        size: the size of the layer's output.
         bandwidth: h > 0, relative to the root mean square distance.
-        shifts: compare with these neighbours only, and count each for several.
+        shifts: compare with these neighbours only, each weighted as several.
 
     Cost: a subtraction, a product and a sum per input element and pair of opposite shifts; memory for one block.
     """
@@ -63,26 +63,26 @@ def log_kernel_sum(
         )
     ]
     block = max(1, BLOCK // ((inputs.shape[1] + len(shifts) // 2) * math.prod(padded)))
-    found = inputs.new_empty(len(inputs), *size, dtype=torch.float32)
+    log_s = inputs.new_empty(len(inputs), *size, dtype=torch.float32)
     for start in range(0, len(inputs), block):
         part = _padded(
             _normalized(inputs[start : start + block]), [before + radius for before in patches.padding], padded
         )
-        found[start : start + block] = _of_block(part, patches, size, radius, bandwidth, shifts)
-    return found
+        log_s[start : start + block] = _of_block(part, patches, size, radius, bandwidth, shifts)
+    return log_s
 
 
 def _normalized(inputs: Tensor) -> Tensor:
-    """Each sample from 0 to 1, so that no square over- or underflows; float64 until the offset is gone."""
+    """Scale each sample to [0, 1], so that no square over- or underflows; in float64 until the offset is removed."""
     part = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
     dims = list(range(1, part.dim()))
-    least = part.amin(dims, keepdim=True)  # with amax a twentieth of the time of aminmax (PyTorch 2.13, CPU)
+    least = part.amin(dims, keepdim=True)  # amin and amax take a twentieth of the time of aminmax (PyTorch 2.13, CPU)
     span = part.amax(dims, keepdim=True) - least
     return ((part - least) / torch.where(span > 0, span, torch.ones_like(span))).float()
 
 
 def _padded(inputs: Tensor, before: Sequence[int], lengths: Sequence[int]) -> Tensor:
-    """The map with its border repeated: `before` it, and after it up to a length; unread values are cut."""
+    """Repeat the border of the map, `before` it and after it up to a length; remove values that are not read."""
     margins: list[int] = []
     for axis, (lead, length) in enumerate(zip(before, lengths, strict=True), start=2):
         inputs = inputs.narrow(axis, 0, min(inputs.shape[axis], max(1, length - lead)))
@@ -96,27 +96,27 @@ def _padded(inputs: Tensor, before: Sequence[int], lengths: Sequence[int]) -> Te
 def _of_block(
     inputs: Tensor, patches: Patches, size: Sequence[int], radius: int, bandwidth: float, shifts: Sequence[Shift]
 ) -> Tensor:
-    # The padded map is taken as one long row: a shift in several dimensions is then a shift by one number, and all
-    # loops are long and contiguous. Values that wrap around end in the margin, which is not read.
+    # The padded map is treated as one long row: a shift in several dimensions is then one offset, and all loops are
+    # long and contiguous. Values that wrap around are in the margin, which is not read.
     n, length = len(inputs), inputs[0, 0].numel()
-    steps = inputs[0, 0].stride()  # from a position to the next in each dimension
+    steps = inputs[0, 0].stride()  # offset of the next position in each dimension
     flat = inputs.flatten(2)
     offsets = [sum(d * step for d, step in zip(shift, steps, strict=True)) for shift in shifts]
     halves = {offset: place for place, offset in enumerate(sorted({abs(offset) for offset in offsets}))}
 
     distances = flat.new_zeros(len(halves), n, length)
-    work = torch.empty_like(flat)
+    buffer = torch.empty_like(flat)
     for offset, place in halves.items():
-        difference = torch.sub(flat[:, :, offset:], flat[:, :, : length - offset], out=work[:, :, : length - offset])
+        difference = torch.sub(flat[:, :, offset:], flat[:, :, : length - offset], out=buffer[:, :, : length - offset])
         torch.sum(difference.square_(), 1, out=distances[place, :, : length - offset])
     for kernel, dilation, step in zip(patches.kernel, patches.dilation, steps, strict=True):
         distances = _box(distances, kernel, dilation * step)
 
-    # D_{−δ}(p) = D_δ(p − δ): the two halves of the neighbourhood are the same distances, read at two places.
+    # D_{−δ}(p) = D_δ(p − δ): the two halves of the neighbourhood have the same distances, at two offsets.
     start = sum(radius * step for step in steps)
     strides = [distances.stride(1), *(stride * step for stride, step in zip(patches.stride, steps, strict=True))]
 
-    def gathered() -> Tensor:
+    def sum_of_neighbours() -> Tensor:
         total = distances.new_zeros(n, *size)
         for offset in offsets:
             place = halves[abs(offset)] * distances.stride(0) + start + min(0, offset)
@@ -125,15 +125,15 @@ def _of_block(
 
     neighbours = (2 * radius + 1) ** len(size)
     each = (neighbours - 1) / len(shifts)
-    mean = gathered().flatten(1).mean(1) * (each / neighbours)
-    # A constant sample has mean 0 and distances 0; the bound keeps 0 · ∞ out where the bandwidth is tiny.
+    mean = sum_of_neighbours().flatten(1).mean(1) * (each / neighbours)
+    # A constant sample has mean 0 and distances 0; the bound avoids 0 · ∞ for tiny bandwidths.
     factor = torch.where(mean > 0, -0.5 / bandwidth**2 / mean, torch.zeros_like(mean))
     distances.mul_(factor.clamp_min(torch.finfo(torch.float32).min).view(1, n, 1)).exp_()
-    return gathered().mul_(each).add_(1).log_()
+    return sum_of_neighbours().mul_(each).add_(1).log_()
 
 
 def _box(values: Tensor, kernel: int, step: int) -> Tensor:
-    """Sums of `kernel` values that lie `step` apart along the last dimension."""
+    """Return sums of `kernel` values at distances of `step` along the last dimension."""
     if kernel == 1:
         return values
     length = values.shape[-1] - (kernel - 1) * step

@@ -1,1 +1,1 @@
-"""Rotations of features: immutable values, which one step of the objective replaces by other values."""
+"""Rotations of features: immutable values; a step on the objective returns a new one."""

@@ -1,4 +1,4 @@
-"""Rotations of the tasks of a batch, by key; a key without a rotation has the identity."""
+"""Rotations of the tasks of a batch, by key. A key without a rotation has the identity."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from gradhomog_plugins._rotations.base import Rotation
 
 
 def check_features(owner: str, rotation: Rotation | None, features: int) -> None:
-    """Raises `DataError` unless a rotation of all features has as many as there are."""
+    """Raise `DataError` if the number of features is not that of the rotation."""
     if rotation is not None and rotation.size != features:
         raise DataError(
-            f"{owner}: features must keep their number, {rotation.size}; got {features}. "
-            "Make a new pipeline for another encoder."
+            f"{owner}: the number of features must not change, {rotation.size}; got {features}. "
+            "Construct a new pipeline for another encoder."
         )
 
 
 def rotate_tasks(rotations: Sequence[Rotation | None], vectors: Tensor, transposed: bool = False) -> Tensor:
-    """R_k x (or R_kᵀ x) of each task's vectors `[tasks, ..., m]`; the same tensor where all rotations are None."""
+    """Return R_k x (or R_kᵀ x) for each task's vectors `[tasks, ..., m]`; the same tensor if all rotations are None."""
     if all(rotation is None for rotation in rotations):
         return vectors
     return torch.stack(
@@ -33,19 +33,19 @@ def rotate_tasks(rotations: Sequence[Rotation | None], vectors: Tensor, transpos
 
 
 def angles(rotations: Sequence[Rotation | None]) -> list[float]:
-    """The angle of each, in radians."""
+    """Return the angle of each rotation, in radians."""
     return [0.0 if rotation is None else rotation.angle for rotation in rotations]
 
 
-def with_latest(
-    state: Mapping[str, Tensor], keys: Sequence[str], turned: Mapping[str, Rotation], limit: int | None = None
+def updated_state(
+    state: Mapping[str, Tensor], keys: Sequence[str], updated: Mapping[str, Rotation], limit: int | None = None
 ) -> dict[str, Tensor]:
-    """The state after a batch: its keys last, in order; of more than `limit` the least recently used keys leave.
+    """Return the state after a batch, with the keys of the batch last, in order.
 
-    Keys of the batch never leave.
+    If there are more than `limit` keys, the least recently used are removed, but none of the batch.
     """
-    current = {key: turned[key].tensor if key in turned else state[key] for key in dict.fromkeys(keys)
-               if key in turned or key in state}  # fmt: skip
+    current = {key: updated[key].tensor if key in updated else state[key] for key in dict.fromkeys(keys)
+               if key in updated or key in state}  # fmt: skip
     others = {key: tensor for key, tensor in state.items() if key not in current}
-    leaving = max(0, len(others) + len(current) - limit) if limit is not None else 0
-    return {**dict(list(others.items())[leaving:]), **current}
+    removed = max(0, len(others) + len(current) - limit) if limit is not None else 0
+    return {**dict(list(others.items())[removed:]), **current}

@@ -1,4 +1,4 @@
-"""The rotation in one plane that takes v to u, in closed form."""
+"""The rotation in one plane that maps v to u, in closed form."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradhomog_plugins._rotations.base import Rotation
 
-# Opposite directions span no plane; in float64, a sum of unit vectors this short.
+# Largest length of the sum of opposite unit vectors in float64; opposite vectors span no plane.
 OPPOSITE = 1e-9
 
 
@@ -18,9 +18,9 @@ class Plane(Rotation):
     """R = S_h S_b with half-turns S_x = 2 x xᵀ − I: a rotation by 2 ∠(b, h) in the plane of b and h.
 
     With b = v and h halfway from v to u it is the smallest rotation with R v = u. b and h are unit vectors `[2, m]`
-    that follow v and the halfway direction slowly. Both start at v, so that R starts at the identity; where the
-    directions are noise b and h stay close to each other, and R stays close to the identity; where they persist R ends
-    at Rᵀ u = v. Where u = −v the plane is undefined, and nothing turns.
+    that follow v and the halfway direction slowly. Both start at v, so R starts at the identity. If the directions are
+    noise, b and h stay close to each other, and R stays close to the identity. If they are constant, R converges to
+    Rᵀ u = v. If u = −v, the plane is undefined and R does not change.
 
     b moves by β ≤ lr/6 and h by η = lr/2 − 2β, in radians; h is then pulled back until 2 ∠(b, h) ≤ max_angle, by at
     most β more. A half-turn about an axis that moves by x turns by 2x, so that R turns by 2β + 2(η + β) = lr at most.
@@ -40,8 +40,8 @@ class Plane(Rotation):
         first, second = tensor.flip(0) if transposed else tensor
         return half_turn(half_turn(x, first), second)
 
-    def step(self, u: Tensor, v: Tensor, lr: float, max_angle: float) -> Self:
-        """As `turned`; of one pair `[1, m]`."""
+    def propose(self, u: Tensor, v: Tensor, lr: float, max_angle: float) -> Self:
+        """As `step`, for one pair `[1, m]`."""
         (u, v), (base, half) = (u[0], v[0]), self.tensor.to(u.device)
         middle = u + v
         length = float(middle.norm())
@@ -53,19 +53,19 @@ class Plane(Rotation):
 
 
 def half_turn(x: Tensor, axis: Tensor) -> Tensor:
-    """S x = 2 ⟨axis, x⟩ axis − x of each row of x."""
+    """Return S x = 2 ⟨axis, x⟩ axis − x for each row of x."""
     return 2 * (x @ axis)[..., None] * axis - x
 
 
 def angle_between(one: Tensor, other: Tensor) -> float:
-    """The angle between two unit vectors in [0, π], exact for small angles."""
+    """Return the angle between two unit vectors in [0, π], exact for small angles."""
     return 2 * math.atan2(float((one - other).norm()), float((one + other).norm()))
 
 
 def towards(start: Tensor, goal: Tensor, reach: float) -> Tensor:
-    """The unit vector `reach` radians from one along the great circle to another, or the other if it is nearer.
+    """Return the unit vector `reach` radians from `start` on the great circle to `goal`, or `goal` if it is nearer.
 
-    From opposite vectors no great circle is distinguished: the first is returned.
+    Opposite vectors have no unique great circle: `start` is returned.
     """
     angle = angle_between(start, goal)
     if angle <= reach:

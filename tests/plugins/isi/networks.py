@@ -1,4 +1,4 @@
-"""Helpers: a small network of images, its tasks and its learner, and the zeros that a mask leaves in it."""
+"""Helpers: a small network of images, its tasks and its learner, and the zeros of its masks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KEY, OTHER = TaskKey(0, "a"), TaskKey(1, "b")
 
 
 def begin(isi, key=KEY, part="support", step=0):
-    """As the host does: with a generator made from the step's number, the slot and the part."""
+    """Call `begin` as a learner does, with a generator seeded by the number of the step, the slot and the part."""
     isi.begin(key, part, torch.Generator().manual_seed(100 * step + 10 * key.slot + (part == "query")))
 
 

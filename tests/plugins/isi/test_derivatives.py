@@ -13,7 +13,7 @@ from tests.plugins.isi.networks import OTHER, begin, images, learner, network, t
 @pytest.mark.parametrize("options", [{}, {"layers": ["2", "3"], "sampling": "multinomial", "temperature": 2.0}])
 def test_second_order_rows_are_the_derivative_of_the_loss_with_the_same_masks(options):
     class Replayed(ISI):
-        """Masks of the first call of `rows` are those of all others, whatever the parameters are by then."""
+        """Replays the masks of the first call of `rows` in all later calls, after changes of the parameters."""
 
         recorded, replay = (), ()
 
@@ -26,13 +26,13 @@ def test_second_order_rows_are_the_derivative_of_the_loss_with_the_same_masks(op
     isi = Replayed(rate=0.3, **options)
     model, batch = learner([isi], torch.float64, inner_steps=3), tasks(dtype=torch.float64)
     found = model.rows(batch).jacobian
-    assert len(isi.recorded) == 8  # two layers, two tasks, support and query: however many inner steps
+    assert len(isi.recorded) == 8  # two layers, two tasks, support and query; independent of the number of inner steps
     generator = torch.Generator().manual_seed(1)
     direction = {
         name: torch.randn(p.shape, generator=generator, dtype=p.dtype) for name, p in model.named_parameters().items()
     }
     losses = []
-    for step in (1e-6, -2e-6):  # ahead, then behind
+    for step in (1e-6, -2e-6):  # forward, then backward
         with torch.no_grad():
             for name, parameter in model.named_parameters().items():
                 parameter += step * direction[name]
@@ -43,7 +43,7 @@ def test_second_order_rows_are_the_derivative_of_the_loss_with_the_same_masks(op
     torch.testing.assert_close(derivative, expected, rtol=1e-6, atol=1e-8)
 
 
-def test_the_product_with_the_mask_is_all_that_is_in_the_graph():
+def test_the_graph_contains_only_the_product_with_the_mask():
     isi, encoder, x = ISI(layers=1), nn.Sequential(nn.Conv2d(1, 3, 3, padding=1)).double(), images().double()
     plain = encoder(x)
     isi.attach(encoder)
@@ -66,12 +66,12 @@ def test_the_product_with_the_mask_is_all_that_is_in_the_graph():
     torch.testing.assert_close(*derivatives)
 
 
-def test_under_vmap_every_task_has_masks_of_its_own_and_the_rows_that_it_has_alone():
+def test_under_vmap_every_task_has_separate_masks_and_the_rows_of_a_single_task():
     class Noted(ISI):
         noted, task = (), None
 
         def _draw(self, call, generator, inputs):
-            if self.task is not None:  # one task alone, with the masks that it had among the others
+            if self.task is not None:  # a single task, with the masks that it had in the batch
                 return self.noted[call.name == "3"].unflatten(0, (3, 6))[self.task]
             self.noted += (super()._draw(call, generator, inputs),)
             return self.noted[-1]
@@ -93,7 +93,7 @@ def test_under_vmap_every_task_has_masks_of_its_own_and_the_rows_that_it_has_alo
     isi.attach(encoder)
     begin(isi)
     rows = torch.func.vmap(row, in_dims=(None, 0))(parameters, x)
-    assert len(isi.noted) == 2  # two layers, however many passes
+    assert len(isi.noted) == 2  # two layers; independent of the number of passes
     assert not torch.equal(isi.noted[0][:6], isi.noted[0][6:12])
     for task in range(3):
         isi.task = task

@@ -1,4 +1,4 @@
-"""Drop probabilities and masks of self-information: calibration, both ways to draw, extremes."""
+"""Drop probabilities and masks of self-information: calibration, both samplers, extreme values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ temperatures = st.sampled_from([0.0, 1e-300, 1e-40, 1e-6, 0.1, 1.0, 1e6, 1e300, 
 
 
 def textured_square(side=48):
-    """A square of noise on a smooth ground; its outline, and the ground away from it."""
+    """A square of noise on a smooth background; its outline, and the background far from it."""
     image = torch.linspace(0, 0.2, side)[:, None].repeat(1, side)
     inside = slice(14, side - 14)
     noise = torch.randn(side, side, generator=torch.Generator().manual_seed(0))
@@ -68,7 +68,7 @@ def test_probabilities_are_finite_between_0_and_1_and_not_above_the_rate_on_aver
 
 
 @given(st.integers(0, 100))
-def test_a_lower_temperature_tells_more_and_zero_is_the_limit(seed):
+def test_a_lower_temperature_spreads_shares_more_and_zero_is_the_limit(seed):
     log_s = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(seed))
     spread = [float(position_probabilities(log_s, t).std()) for t in (0.0, 0.1, 0.5, 2.0, 1e5)]
     assert spread == sorted(spread, reverse=True)
@@ -77,13 +77,13 @@ def test_a_lower_temperature_tells_more_and_zero_is_the_limit(seed):
     assert torch.equal(zero.flatten(1).argmax(1), log_s.flatten(1).argmax(1))
 
 
-def test_at_zero_temperature_the_least_informative_share_all():
+def test_at_zero_temperature_the_least_informative_positions_share_equally():
     shares = position_probabilities(torch.tensor([[1.0, 2.0, 2.0, 0.5]]), 0.0)
     assert shares.tolist() == [[0, 0.5, 0.5, 0]]
     torch.testing.assert_close(1 - keep_probabilities(shares, 0.1), torch.tensor([[0, 0.19, 0.19, 0]]))
 
 
-def test_what_is_not_a_number_is_told_apart_by_nothing():
+def test_nan_values_have_equal_shares():
     assert position_probabilities(torch.tensor([[math.nan] * 4]), 0.5).tolist() == [[0.25] * 4]
 
 
@@ -96,7 +96,7 @@ def test_at_infinite_temperature_masks_are_inverted_dropout():
     kept = dropped != 0
     torch.testing.assert_close(dropped[kept], plain[kept] / 0.7)
     assert scipy.stats.binomtest(int((~kept).sum()), kept.numel(), 0.3).pvalue > 1e-3
-    counts = (~kept).sum(dim=(2, 3)).flatten().double()  # of 256 positions: dropout's are binomial
+    counts = (~kept).sum(dim=(2, 3)).flatten().double()  # of 256 positions; with dropout they are binomial
     expected = scipy.stats.binom(256, 0.3)
     assert (
         scipy.stats.kstest(counts.numpy(), expected.cdf).pvalue > 1e-3 or abs(counts.var() / expected.var() - 1) < 0.3
@@ -113,7 +113,7 @@ def draws_of(sample, shape, times=40):
     return total / times
 
 
-def test_each_position_is_dropped_with_its_probability_whichever_way_it_is_drawn():
+def test_each_position_is_dropped_with_its_probability_by_both_samplers():
     log_s = torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(0))
     shares, one = position_probabilities(log_s, 0.7), torch.ones(2)
     keep = keep_probabilities(shares, 0.4)
@@ -125,7 +125,7 @@ def test_each_position_is_dropped_with_its_probability_whichever_way_it_is_drawn
     ):  # fmt: skip
         error = (expected * (1 - expected) / (40 * channels)).sqrt()
         assert float(((found - expected) / error).abs().max()) < 5
-    # The calibration is the multinomial's marginal, up to what a number of draws that is not Poisson changes.
+    # The calibration is the multinomial's marginal, up to the effect of a fixed number of draws.
     torch.testing.assert_close(1 - (1 - shares) ** draws, 1 - keep, rtol=0, atol=0.03)
 
 
@@ -141,7 +141,7 @@ def test_the_multinomial_drops_at_its_rate_on_maps_of_every_size(positions):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-def test_masks_have_the_dtype_asked_for_and_the_same_zeros(dtype):
+def test_masks_have_the_requested_dtype_and_the_same_zeros(dtype):
     keep, value = torch.rand(3, 5, 7), torch.full((3,), 1.25)
     found = bernoulli(keep, value, 3, dtype, torch.Generator().manual_seed(0))[0]
     plain = bernoulli(keep, value, 3, torch.float32, torch.Generator().manual_seed(0))[0]
@@ -149,7 +149,7 @@ def test_masks_have_the_dtype_asked_for_and_the_same_zeros(dtype):
     assert torch.equal(found.float(), plain)
 
 
-def test_probabilities_of_nothing_and_almost_everything_are_met():
+def test_masks_follow_probabilities_near_zero_and_one():
     keep = torch.tensor([[1.0, 1e-9]])
     mask = bernoulli(keep, torch.ones(1), 10_000, torch.float32, torch.Generator().manual_seed(0))[0]
     assert float(mask[0, :, 0].min()) == 1

@@ -1,4 +1,4 @@
-"""The layers that ISI drops in: convolutions and poolings, counted, named or matched; others are refused."""
+"""The layers that ISI drops in: convolutions and poolings, counted, named or matched; others raise."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_pooling_drops_by_the_most_informative_patch_of_each_window():
         (["0", "1"], r"'1' matches 1 \(Tanh\)"),
     ],
 )
-def test_layers_that_do_not_exist_or_have_no_patches_are_refused(layers, message):
+def test_layers_that_do_not_exist_or_have_no_patches_raise(layers, message):
     with pytest.raises(OptionError, match=message):
         ISI(layers=layers).attach(network())
 
@@ -78,12 +78,12 @@ def test_an_attach_that_raises_midway_leaves_no_hook():
         assert not any(module._forward_hooks or module._forward_pre_hooks for module in encoder.modules())
 
 
-def test_an_encoder_without_convolutions_is_refused():
-    with pytest.raises(OptionError, match=r"the encoder has none; its layers: .*0 \(Linear\).*leave isi out"):
+def test_an_encoder_without_convolutions_raises():
+    with pytest.raises(OptionError, match=r"the encoder has none; its layers: .*0 \(Linear\).*remove isi"):
         ISI().attach(nn.Sequential(nn.Linear(3, 3)))
 
 
-def test_a_pooling_that_follows_no_convolution_is_refused():
+def test_a_pooling_that_follows_no_convolution_raises():
     encoder = nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(1, 1, 3))
     ISI(layers="0").attach(encoder)
     with pytest.raises(OptionError, match="'0' in `layers` must pool the output of a convolution"):
@@ -107,6 +107,6 @@ def test_a_pooling_that_follows_no_convolution_is_refused():
         ("isi(parts='none')", "`parts` must be"),
     ],
 )
-def test_options_out_of_range_are_refused(text, message):
+def test_options_out_of_range_raise(text, message):
     with pytest.raises(OptionError, match=message):
         gradhomog.pipeline(text)

@@ -29,7 +29,7 @@ def test_meta_test_is_that_of_the_plain_learner():
     assert found[0] == found[1]
 
 
-def test_training_goes_on_bit_for_bit_from_a_saved_state():
+def test_training_continues_bit_for_bit_from_a_saved_state():
     text = "isi(neighbours=9, sampling='multinomial', rate=0.3, until=3)"
     first = learner(text)
     outer = torch.optim.SGD(first.parameters(), lr=0.1)
@@ -57,7 +57,7 @@ def test_masks_are_a_function_of_the_seed_and_the_number_of_the_meta_step():
     assert not torch.equal(losses[0], models[0].rows(tasks()).losses)
 
 
-def test_the_global_generator_and_the_modules_attributes_are_left_alone():
+def test_the_global_generator_and_the_attributes_of_modules_are_unchanged():
     model = learner("isi(neighbours=5)")
     before, attributes = torch.get_rng_state(), [set(vars(m)) for m in model.encoder.modules()]
     model.step(tasks(), torch.optim.SGD(model.parameters(), lr=0.1))

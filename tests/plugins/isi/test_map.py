@@ -1,4 +1,4 @@
-"""The map of self-information against loops over patches, and what it must not depend on."""
+"""The map of self-information against loops over patches, and its invariances."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gradhomog_plugins._isi.self_information import Patches, log_kernel_sum, nei
 
 
 def by_loops(inputs, patches, size, radius, bandwidth):
-    """Equation 9 patch by patch in NumPy, float64: a position outside the map is the nearest one inside."""
+    """Equation 9 patch by patch in NumPy, float64; positions outside the map are replaced by the nearest inside."""
     values = inputs.double().numpy()
     dims = len(size)
     shifts = list(itertools.product(range(-radius, radius + 1), repeat=dims))
@@ -64,7 +64,7 @@ def of_layer(layer, inputs, radius, bandwidth=1.0, **more):
         ((7, 9), 2, {"kernel_size": (2, 3), "stride": (1, 2), "padding": (0, 1), "dilation": (2, 1)}),
         ((3, 2), 4, {"kernel_size": 5, "padding": 2}),  # patch and neighbourhood larger than the map
         ((1, 1), 3, {"kernel_size": 3, "padding": 1}),
-        ((2, 2), 5, {"kernel_size": 1, "stride": 9, "padding": 4}),  # a patch all in the padding
+        ((2, 2), 5, {"kernel_size": 1, "stride": 9, "padding": 4}),  # a patch entirely in the padding
         ((4, 3, 5), 1, {"kernel_size": 3, "padding": 1}),
         ((4, 5, 4), 2, {"kernel_size": (1, 2, 3), "stride": (1, 2, 1), "padding": (0, 1, 2)}),
     ],
@@ -124,7 +124,7 @@ def test_every_precision_gives_the_map_of_float32(dtype):
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
-def test_the_neighbourhood_is_all_shifts_up_to_the_radius_but_none(dims):
+def test_the_neighbourhood_has_all_shifts_up_to_the_radius_except_zero(dims):
     shifts = neighbourhood(2, dims)
     assert len(set(shifts)) == len(shifts) == 5**dims - 1
     assert max(map(max, shifts)) == -min(map(min, shifts)) == 2

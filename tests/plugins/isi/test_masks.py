@@ -12,7 +12,7 @@ from tests.plugins.isi.networks import KEY, OTHER, attached, begin, images, netw
 
 
 def drawn(isi, encoder, begins):
-    """The zeros of two passes after each of these calls of `begin`; one, as both are the same."""
+    """The zeros of a pass after each of these calls of `begin`; a second pass has the same."""
     with attached(isi, encoder) as zeros:
         for arguments in begins:
             begin(isi, *arguments)
@@ -36,7 +36,7 @@ def test_a_repeated_meta_step_draws_the_same_masks_and_the_next_one_new_ones():
     isi, encoder = ISI(), network()
     begins = [(key, part) for key in (KEY, OTHER) for part in ("support", "query", "query")]
     first, refused = drawn(isi, encoder, begins), drawn(isi, encoder, begins)
-    with attached(isi, encoder):  # left attached from step to step
+    with attached(isi, encoder):  # attached over several steps
         once, twice = drawn(isi, encoder, begins), drawn(isi, encoder, begins)
         isi.assign_state(isi.update(None))
         later = drawn(isi, encoder, [(*arguments, 1) for arguments in begins])
@@ -102,7 +102,7 @@ def test_a_layer_that_is_called_twice_in_a_pass_has_two_masks_which_are_kept():
 
 
 @pytest.mark.parametrize(("parts", "dropping"), [("support", [True, False]), ("query", [False, True])])
-def test_only_the_parts_asked_for_are_dropped(parts, dropping):
+def test_only_the_selected_parts_are_dropped(parts, dropping):
     isi, encoder = ISI(parts=parts), network()
     with attached(isi, encoder) as zeros:
         for part in ("support", "query"):

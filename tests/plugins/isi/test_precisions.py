@@ -13,7 +13,7 @@ from tests.plugins.isi.networks import attached, begin, images, network
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_the_output_has_the_dtype_that_it_had(dtype):
+def test_the_output_keeps_its_dtype(dtype):
     layer = nn.Conv2d(1, 4, 3, padding=1).to(dtype)
     ISI(layers=1, rate=0.3).attach(layer)
     output = layer(images().to(dtype))
@@ -33,7 +33,7 @@ def test_under_autocast_masks_are_kept_and_keep_the_low_precision():
     assert torch.equal(zeros[1], zeros[2])
 
 
-def test_what_is_not_finite_stays_so_and_breaks_nothing():
+def test_nonfinite_values_stay_nonfinite_and_change_no_others():
     for sampling in ("bernoulli", "multinomial"):
         layer, x = nn.Conv2d(1, 4, 3, padding=1), images()
         ISI(layers=1, sampling=sampling).attach(layer)

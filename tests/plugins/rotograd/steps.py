@@ -16,7 +16,7 @@ def keys_of(tasks, domains=None):
 
 
 def taken(pipe, grads, steps=1, domains=None):
-    """Steps on gradients at the heads that do not respond, with orthonormal rows; the result of the last."""
+    """Take steps on constant gradients at the heads, with orthonormal rows; return the result of the last."""
     rows = torch.eye(len(grads), dtype=torch.float64)
     for _ in range(steps):
         result = pipe.homogenize(rows, features=[grads] * 2, feature_grads=[grads] * 2, domains=domains)
@@ -24,12 +24,12 @@ def taken(pipe, grads, steps=1, domains=None):
 
 
 def learn(pipe, grads, steps=1, domains=None):
-    """The weights of the last of several steps."""
+    """Return the weights of the last of several steps."""
     return taken(pipe, grads, steps, domains).weights
 
 
 def measured(pipe, grads):
-    """The report of one step."""
+    """Return the report of one step."""
     return taken(pipe, grads).measured["rotograd"]
 
 
@@ -40,7 +40,7 @@ def matrices(pipe, features, tasks, domains=None):
 
 
 def weights_of_the_paper(norms, first):
-    """C/‖G_k‖ with C = Σ α_k ‖G_k‖, in Python's numbers."""
+    """C/‖G_k‖ with C = Σ α_k ‖G_k‖, in Python floats."""
     ratios = [norm / initial for norm, initial in zip(norms, first, strict=True)]
     common = sum(ratio / sum(ratios) * norm for ratio, norm in zip(ratios, norms, strict=True))
     return torch.tensor([common / norm for norm in norms], dtype=torch.float64)

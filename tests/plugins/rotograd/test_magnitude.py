@@ -1,4 +1,4 @@
-"""RotoGrad's weights are the paper's, without the faults of the published code; they differentiate and compile."""
+"""RotoGrad's weights against the paper's formula, without the faults of the published code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import gradhomog
-from gradhomog_plugins.rotograd import equalizing, lengths
+from gradhomog_plugins.rotograd import equalizing_weights, lengths
 from tests.plugins.rotograd.steps import draw, learn, matrices, weights_of_the_paper
 
 
@@ -34,7 +34,7 @@ def test_every_scaled_feature_gradient_is_as_long_as_the_others(norms, seed):
     torch.testing.assert_close(scaled, scaled.mean().expand_as(scaled))
 
 
-def test_a_task_whose_first_gradient_is_zero_does_not_take_over_when_it_wakes_up():
+def test_a_task_whose_first_gradient_is_zero_does_not_dominate_later():
     # The published code stores 1e-15 for it, and its share of C is 1 − 1e-14 from then on: that task alone sets C.
     directions = nn.functional.normalize(draw(3, 1, 4), dim=-1)
     asleep = torch.tensor([1.0, 2.0, 0.0], dtype=torch.float64)[:, None, None]
@@ -46,7 +46,7 @@ def test_a_task_whose_first_gradient_is_zero_does_not_take_over_when_it_wakes_up
     )
 
 
-def test_first_norms_are_taken_anew_once_after_the_burn_in():
+def test_first_norms_are_measured_again_once_after_the_burn_in():
     directions = nn.functional.normalize(draw(2, 1, 4), dim=-1)
     pipe = gradhomog.pipeline("rotograd(rotation=false, burn_in=2)")
     norms = [[1.0, 1.0], [4.0, 1.0], [9.0, 3.0], [5.0, 1.0]]
@@ -65,7 +65,7 @@ def test_tasks_of_one_domain_share_a_first_norm_that_follows_the_domain():
     torch.testing.assert_close(found, weights_of_the_paper([5, 4], [5, 2]))
 
 
-def test_without_any_gradient_rows_are_left_as_they_are():
+def test_without_any_gradient_rows_are_unchanged():
     pipe = gradhomog.pipeline("rotograd")
     assert learn(pipe, torch.zeros(3, 2, 4, dtype=torch.float64)).tolist() == [1, 1, 1]
     assert torch.equal(matrices(pipe, 4, 3), torch.eye(4, dtype=torch.float64).repeat(3, 1, 1))
@@ -75,7 +75,7 @@ def test_the_weights_differentiate_twice_in_norms_and_gradients():
     gradients, first = draw(3, 2, 4).requires_grad_(), torch.tensor([1.0, 3.0, 0.5], dtype=torch.float64)
 
     def weights(values):
-        return equalizing(lengths(values), first)
+        return equalizing_weights(lengths(values), first)
 
     assert torch.autograd.gradcheck(weights, (gradients,))
     assert torch.autograd.gradgradcheck(weights, (gradients,))
@@ -104,7 +104,7 @@ def test_gradients_with_a_graph_reach_the_direction_in_the_first_step_and_later(
 
 def test_the_weights_run_over_batches_and_compile_without_a_break():
     norms, first = draw(4, 3).abs(), draw(4, 3, seed=1).abs()
-    expected = torch.stack([equalizing(*pair) for pair in zip(norms, first, strict=True)])
-    torch.testing.assert_close(torch.func.vmap(equalizing)(norms, first), expected)
-    compiled = torch.compile(equalizing, fullgraph=True, backend="eager")
+    expected = torch.stack([equalizing_weights(*pair) for pair in zip(norms, first, strict=True)])
+    torch.testing.assert_close(torch.func.vmap(equalizing_weights)(norms, first), expected)
+    compiled = torch.compile(equalizing_weights, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(norms[0], first[0]), expected[0])

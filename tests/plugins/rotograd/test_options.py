@@ -37,24 +37,24 @@ def test_each_half_can_be_switched_off():
         ("rotograd(pool='class')", "`pool` must be"),
     ],
 )
-def test_wrong_options_are_refused_by_name(text, message):
+def test_wrong_options_raise_with_the_name(text, message):
     with pytest.raises(OptionError, match=message):
         gradhomog.pipeline(text)
 
 
-def test_features_that_do_not_fit_are_refused():
+def test_features_that_do_not_fit_raise():
     with pytest.raises(DataError, match=r"\[tasks, queries, features\] or .* with 2 tasks; got \(2, 3\)"):
         gradhomog.pipeline("rotograd").transform(torch.zeros(2, 3), keys_of(2))
     with pytest.raises(DataError, match="`size` must be at most the number of features, 3; got 4"):
         learn(gradhomog.pipeline("rotograd(size=4)"), draw(2, 1, 3))
     pipe = gradhomog.pipeline("rotograd")
     learn(pipe, draw(2, 1, 3))
-    with pytest.raises(DataError, match="rotograd: features must keep their number, 3; got 4"):
+    with pytest.raises(DataError, match="rotograd: the number of features must not change, 3; got 4"):
         pipe.transform(torch.zeros(2, 1, 4), keys_of(2))
 
 
-def test_training_goes_on_bit_for_bit_from_a_saved_state():
-    # First norms, iteration counts and what the rates have decayed to are not in the published code's state.
+def test_training_continues_bit_for_bit_from_a_saved_state():
+    # The state of the published code lacks first norms, iteration counts and decayed rates.
     text = "rotograd(lr=0.5, decay=0.7, burn_in=4, start='haar')"
     pipe, fresh = gradhomog.pipeline(text), gradhomog.pipeline(text)
     for step in range(3):

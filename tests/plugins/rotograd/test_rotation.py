@@ -1,4 +1,4 @@
-"""RotoGrad's rotations: where they start, which loss they go down, and that gradients align."""
+"""RotoGrad's rotations: initial values, descent of the paper's loss, and alignment of gradients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.plugins.rotograd.steps import draw, keys_of, learn, matrices, measure
 @pytest.mark.parametrize("batch", [1, 5])  # fewer and more samples than half the features: two systems of equations
 @pytest.mark.parametrize("variant", ["paper", "reference"])
 def test_a_step_goes_down_the_gradient_of_the_papers_loss(variant, batch):
-    """In the coordinates of the code, R e^A: autograd through the exponential, relative to the mean norm."""
+    """The step in the code's coordinates, R e^A, by autograd through the exponential, relative to the mean norm."""
     lr, grads = 1e-6, draw(3, batch, 6, seed=batch) * torch.tensor([1.0, 4.0, 0.2])[:, None, None]
     pipe = gradhomog.pipeline(f"rotograd(lr={lr}, start='haar', variant='{variant}')")
     before = matrices(pipe, 6, 3)
@@ -50,14 +50,14 @@ def test_the_variant_of_the_published_code_is_the_gradient_of_its_own_loss():
 
 
 def test_rotations_start_at_the_identity():
-    # In the published code they are Haar-random: the parametrisation samples where it should keep.
+    # In the published code they are Haar-random: the parametrization samples a new matrix.
     features = draw(3, 2, 5)
     assert torch.equal(gradhomog.pipeline("rotograd").transform(features, keys_of(3))[-1], features)
     maps = draw(2, 3, 5, 4, 4)
     assert torch.equal(gradhomog.pipeline("rotograd").transform(maps, keys_of(2))[-1], maps)
 
 
-def test_a_haar_start_is_a_uniform_rotation_of_its_own_for_every_key_and_seed():
+def test_a_haar_start_is_a_different_uniform_rotation_for_every_key_and_seed():
     drawn = torch.stack([haar(3, seed) for seed in range(400)])
     torch.testing.assert_close(drawn @ drawn.mT, torch.eye(3, dtype=torch.float64).expand(400, 3, 3))
     torch.testing.assert_close(torch.linalg.det(drawn), torch.ones(400, dtype=torch.float64))

@@ -1,4 +1,4 @@
-"""How far RotoGrad turns: rates, decay, steps too long, repeated inputs and common factors; what is turned."""
+"""Angles of RotoGrad's steps: rates, decay, steps that are too long, repeated inputs, common factors, keys."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def test_only_the_first_features_are_rotated():
 def test_rates_decay_with_the_steps_of_each_rotation():
     grads = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]], dtype=torch.float64)
     pipe = gradhomog.pipeline("rotograd(lr=1e-4, decay=0.5)")
-    learn(pipe, grads, 20)  # 1 + 1/2 + 1/4 + …, on gradients that hardly turn
+    learn(pipe, grads, 20)  # 1 + 1/2 + 1/4 + …, for small rotations
     angle = float(torch.atan2(matrices(pipe, 2, 2)[0, 1, 0], matrices(pipe, 2, 2)[0, 0, 0]))
     assert abs(angle) == pytest.approx(2 * 1e-4 * 0.5, rel=1e-3)
 
 
-def test_a_step_far_too_long_is_shortened_until_it_helps():
+def test_a_step_that_is_too_long_is_halved_until_it_raises_the_alignment():
     grads = draw(2, 1, 5)
     pipe = gradhomog.pipeline("rotograd(lr=1e6, decay=1)")
     cosine = -1.0

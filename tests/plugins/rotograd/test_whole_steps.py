@@ -1,4 +1,4 @@
-"""A whole step of RotoGrad is the paper's: of a trunk in multi-task learning, of queries in meta-learning."""
+"""Whole steps of RotoGrad against the paper: of a trunk in multi-task learning, of queries in meta-learning."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.plugins.rotograd.steps import draw, keys_of, matrices, weights_of_the
 
 
 def test_one_step_of_the_trunk_is_that_of_the_papers_feature_gradient():
-    """C Σ_k U_k sent back through trunk and rotations by autograd, in multi-task learning: the same inputs for all."""
+    """C Σ_k U_k backpropagated through trunk and rotations by autograd, in multi-task learning with common inputs."""
     torch.manual_seed(0)
     trunk, inputs = nn.Sequential(nn.Linear(5, 6), nn.Tanh()).double(), draw(7, 5)
     heads = [draw(6, 2, seed=k + 1) * 3**k for k in range(3)]
@@ -38,7 +38,7 @@ def test_one_step_of_the_trunk_is_that_of_the_papers_feature_gradient():
         for index, (parameter, gradient) in enumerate(zip(parameters, expected, strict=True)):
             torch.testing.assert_close(found[str(index)], gradient, rtol=1e-9, atol=1e-12)
             parameter.data -= 0.01 * gradient
-    assert float(matrices(pipe, 6, 3).sub(torch.eye(6)).norm()) > 0.05  # with rotations that turned
+    assert float(matrices(pipe, 6, 3).sub(torch.eye(6)).norm()) > 0.05  # with rotations other than the identity
 
 
 def test_in_meta_learning_rows_are_those_of_rotated_queries_scaled_by_their_feature_gradients():

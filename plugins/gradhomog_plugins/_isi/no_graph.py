@@ -1,4 +1,4 @@
-"""Compute a constant to autograd from a tensor, on plain tensors also under vmap."""
+"""Compute a tensor that is a constant for autograd, from plain tensors also under vmap."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 
-class _Outside(torch.autograd.Function):
-    """`compute(inputs)`, which treats the samples along the first dimension independently: the tasks that vmap runs at
-    once are then more samples."""
+class _WithoutGraph(torch.autograd.Function):
+    """`compute(inputs)` for independent samples along the first dimension; under vmap the tasks are more samples."""
 
     @staticmethod
     def forward(inputs: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
@@ -32,11 +31,11 @@ class _Outside(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, inputs: Tensor, compute: Callable[[Tensor], Tensor]) -> tuple[Tensor, int]:
         together = inputs.movedim(in_dims[0], 0)
-        result: Tensor = _Outside.apply(together.flatten(0, 1), compute)  # type: ignore[no-untyped-call]
+        result: Tensor = _WithoutGraph.apply(together.flatten(0, 1), compute)  # type: ignore[no-untyped-call]
         return result.reshape(*together.shape[:2], *result.shape[1:]), 0
 
 
-def outside(compute: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
-    """`compute(inputs)`, samples along the first dimension of both, in no graph."""
-    result: Tensor = _Outside.apply(inputs, compute)  # type: ignore[no-untyped-call]
+def compute_without_graph(compute: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+    """Return `compute(inputs)` without a graph; the first dimension of both is that of independent samples."""
+    result: Tensor = _WithoutGraph.apply(inputs, compute)  # type: ignore[no-untyped-call]
     return result
