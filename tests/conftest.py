@@ -28,4 +28,4 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports without figures, which take longer than a small comparison."""
-    monkeypatch.setattr("gradhomog.experiments.report.page._pictures", lambda *arguments: {})
+    monkeypatch.setattr("gradhomog.experiments.report.page._save_figures", lambda *arguments: {})

@@ -1,4 +1,4 @@
-"""The command line. Nothing heavy is imported before a command needs it: `--help` and `list` never import torch."""
+"""The command line. Commands import heavy libraries only when they run: `--help` and `list` never import torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import gradhomog
 from gradhomog.cli import check, compare, completion, env, list_, new, profile, report, show, train, verify
-from gradhomog.cli._process import forget_interrupt, print_any_text, terminate_as_interrupt
+from gradhomog.cli._process import clear_interrupt, replace_unencodable_characters, sigterm_as_interrupt
 from gradhomog.errors import GradhomogError
 
 COMMANDS = (list_, show, env, train, compare, report, verify, profile, check, new, completion)
@@ -20,7 +20,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="gradhomog",
         description="Gradient homogenization for meta-learning and multi-task learning.",
-        epilog="Exit codes: 0 all went well; 1 something ran and failed; 2 the input is not usable; 130 interrupted.",
+        epilog="Exit codes: 0 success; 1 a run, a check or a file operation failed; 2 invalid input; 130 interrupted.",
     )
     top.add_argument("--version", action="version", version=f"gradhomog {gradhomog.__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -30,43 +30,43 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code."""
+    """Run a command and return its exit code."""
     try:
-        with terminate_as_interrupt():
-            print_any_text()
+        with sigterm_as_interrupt():
+            replace_unencodable_characters()
             return _run(sys.argv[1:] if arguments is None else arguments)
     except KeyboardInterrupt:
-        forget_interrupt()
+        clear_interrupt()
         print("gradhomog: interrupted.", file=sys.stderr)
         return 130
 
 
 def _run(arguments: Sequence[str]) -> int:
     top = parser()
-    if "_ARGCOMPLETE" in os.environ:  # the shell asks for completions
+    if "_ARGCOMPLETE" in os.environ:  # the shell requests completions
         completion.complete(top)
     _require_command(top, arguments)
-    given = top.parse_args(arguments)
+    args = top.parse_args(arguments)
     try:
-        code: int = given.run(given)
+        code: int = args.run(args)
         sys.stdout.flush()
         return code
     except GradhomogError as error:
         print(f"gradhomog: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # `gradhomog list | head`: nobody reads on, which is no failure
+    except BrokenPipeError:  # `gradhomog list | head`: a reader that closes the pipe early is not an error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:  # a full disk, a folder that is a file: what was written so far stays
+    except OSError as error:  # a full disk, or a file where a folder is needed; files written so far remain
         print(f"gradhomog: {error}", file=sys.stderr)
         return 1
 
 
 def _require_command(top: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    """Exit with an error that suggests a command where there is none of this name; argparse suggests nothing."""
+    """Exit with an error and a suggestion if no command has this name; argparse makes no suggestions."""
     names = [module.__name__.rpartition(".")[2].strip("_") for module in COMMANDS]
     command = next((word for word in arguments if not word.startswith("-")), None)
     if command is not None and command not in names:
         from gradhomog.experiments.config.suggestions import did_you_mean
 
-        top.error(f"no command is called '{command}'.{did_you_mean(command, names)} Commands: {', '.join(names)}.")
+        top.error(f"unknown command '{command}'.{did_you_mean(command, names)} Commands: {', '.join(names)}.")

@@ -1,4 +1,4 @@
-"""What several commands print in the same way."""
+"""Output that several commands share: JSON, tables, durations."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 
 
 def add_json(parser: ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print data as JSON")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def print_json(value: Any) -> None:
-    # Escaped where the output's encoding is not Unicode: data must not lose characters, as printed text may.
+    # Non-ASCII characters are escaped if the output's encoding is not Unicode. Text may lose characters, data may not.
     unicode = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
     print(json.dumps(value, indent=2, ensure_ascii=not unicode, default=str))
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:
-    """Left-aligned columns, two spaces between them."""
+    """Print left-aligned columns with two spaces between them."""
     if not rows:
         return
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -29,7 +29,7 @@ def print_table(rows: Sequence[Sequence[str]]) -> None:
 
 
 def duration(seconds: float) -> str:
-    """A time as people say it.
+    """A duration as text in seconds, minutes or hours.
 
     >>> duration(7.4), duration(75), duration(5400), duration(10800)
     ('7 s', '75 s', '90 min', '3.0 h')

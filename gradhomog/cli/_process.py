@@ -1,4 +1,4 @@
-"""What the command line asks of its process: a signal that ends it in order, its exit code, and output of any text."""
+"""Process settings of the command line: SIGTERM handling, exit code after an interrupt, encoding errors in output."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from types import FrameType
 
 
 @contextmanager
-def terminate_as_interrupt() -> Iterator[None]:
-    """Within the context SIGTERM raises KeyboardInterrupt, as SIGINT does: what was done is kept, the exit code is 130.
+def sigterm_as_interrupt() -> Iterator[None]:
+    """Context in which SIGTERM raises KeyboardInterrupt, as SIGINT does: finished work is kept, the exit code is 130.
 
-    A handler that somebody else has set, or a SIGTERM that is ignored, stays so.
+    If another SIGTERM handler is set, or SIGTERM is ignored, nothing is changed.
     """
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
@@ -31,17 +31,18 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def forget_interrupt() -> None:
-    """Let the process end with the exit code of its program after an interrupt.
+def clear_interrupt() -> None:
+    """Let the process end with the program's exit code after an interrupt.
 
-    CPython remembers a KeyboardInterrupt that passes through `exec` of a text, as while a dataclass is made in an
-    import, and ends the process with SIGINT although it was caught. Running a text resets that.
+    CPython marks a KeyboardInterrupt that passes through `exec` of a string (for example, when a dataclass is created
+    during an import) as unhandled, and ends the process with SIGINT although the exception was caught. Another `exec`
+    of a string resets the mark.
     """
     exec("")
 
 
-def print_any_text() -> None:
-    """Print `?` for characters that the output's encoding lacks: after hours of training ± must not be an error."""
+def replace_unencodable_characters() -> None:
+    """Print `?` for characters that the output's encoding lacks, so that `±` is no error after hours of training."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

@@ -1,10 +1,10 @@
-"""`gradhomog compare`: train and test homogenizers against the plain learner, and print the table.
+"""`gradhomog compare`: train and test homogenizers, compare them with the plain learner, and print a table.
 
-Without a run file: MAML on four families of functions, one task of each in every batch; plain, tuned static weights,
-PCGrad, reweight and scale_invariant, four seeds each; two minutes on two cores.
+The default comparison (without a run file) takes two minutes on two cores: MAML on four families of functions, with one
+task of each family per batch, and four seeds. Methods: plain, tuned static weights, PCGrad, reweight, scale_invariant.
 
-Multi-task problems: --set problem.name=glyph_pairs, digit_pairs, regression or landscape. The plain network and tuned
-static weights are always in their table.
+Multi-task problems: --set problem.name=NAME, with glyph_pairs, digit_pairs, regression or landscape. Their table always
+includes the plain learner and tuned static weights.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def add(commands: Any) -> None:
     add_run_command(commands, "compare", "compare homogenizers with the plain learner", __doc__, run)
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     from gradhomog.experiments.config.schema import load
 
-    return execute(given, load(given.run_file, given.overrides).with_baselines(), "compare")
+    return execute(args, load(args.run_file, args.overrides).with_baselines(), "compare")

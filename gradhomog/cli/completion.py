@@ -1,11 +1,13 @@
-"""`gradhomog completion SHELL`: print the script that completes commands, options and names of plugins with TAB.
+"""`gradhomog completion SHELL`: print a script for TAB completion of commands, options and plugin names.
+
+Add one line to the configuration of your shell:
 
 bash, in ~/.bashrc:                    eval "$(gradhomog completion bash)"
 zsh, in ~/.zshrc after compinit:       eval "$(gradhomog completion zsh)"
 fish, in ~/.config/fish/config.fish:   gradhomog completion fish | source
 
-Plugins that are installed later are completed too: the shell asks the program itself. Needs the library argcomplete:
-pip install 'gradhomog[completion]'.
+Plugins that are installed later are included, because the shell calls gradhomog for each completion. Requires the
+library argcomplete: pip install 'gradhomog[completion]'.
 """
 
 from __future__ import annotations
@@ -19,27 +21,27 @@ from gradhomog.errors import OptionError
 
 def add(commands: Any) -> None:
     command = commands.add_parser(
-        "completion", help="print the script that completes commands with TAB", description=__doc__,
+        "completion", help="print a script for TAB completion in a shell", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    command.add_argument("shell", choices=("bash", "zsh", "fish"), help="whose script")
+    command.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell to print the script for")
     command.set_defaults(run=run)
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     if importlib.util.find_spec("argcomplete") is None:
         raise OptionError(
-            "completion needs the library argcomplete, which is not installed. "
+            "completion requires the library argcomplete, which is not installed. "
             "Install it with: pip install 'gradhomog[completion]'"
         )
     from argcomplete.shell_integration import shellcode
 
-    print(shellcode(["gradhomog"], shell=given.shell))
+    print(shellcode(["gradhomog"], shell=args.shell))
     return 0
 
 
 def complete(parser: argparse.ArgumentParser) -> None:
-    """Print completions of what the shell has read so far, and end the process; nothing without argcomplete."""
+    """Print completions of the current command line and end the process; do nothing without argcomplete."""
     if importlib.util.find_spec("argcomplete") is not None:
         import argcomplete
 
@@ -47,7 +49,7 @@ def complete(parser: argparse.ArgumentParser) -> None:
 
 
 def plugin_names(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
-    """Names of plugins, of one kind if `--kind` is given: a completer of argcomplete, by its names of parameters."""
+    """Names of plugins for argcomplete, which requires these parameter names; with `--kind`, names of one kind."""
     from gradhomog.registry import KINDS, installed
 
     kinds = [parsed_args.kind] if parsed_args.kind else KINDS

@@ -1,4 +1,4 @@
-"""`gradhomog env`: versions, machine and plugins, to paste into an issue."""
+"""`gradhomog env`: print versions, machine and installed plugins, for example for an issue."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from gradhomog.cli._output import add_json, print_json, print_table
 
 
 def add(commands: Any) -> None:
-    command = commands.add_parser("env", help="print versions, machine and plugins", description=__doc__)
+    command = commands.add_parser("env", help="print versions, machine and installed plugins", description=__doc__)
     add_json(command)
     command.set_defaults(run=run)
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     from gradhomog.experiments.execution.environment import report
     from gradhomog.registry import KINDS, installed
 
     data: dict[str, Any] = report()
     data["plugins"] = {kind: [info.selector for info in installed().list(kind)] for kind in KINDS}
-    if given.json:
+    if args.json:
         print_json(data)
         return 0
     rows = [*data["versions"].items(), *data["machine"].items(), ("interpreter", data["interpreter"])]

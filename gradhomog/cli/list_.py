@@ -1,4 +1,4 @@
-"""`gradhomog list`: the installed plugins, read from metadata; none of them is imported."""
+"""`gradhomog list`: list the installed plugins from their metadata, without importing them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ KINDS: tuple[Kind, ...] = ("homogenizers", "learners", "domains", "observers")
 
 def add(commands: Any) -> None:
     command = commands.add_parser("list", help="list installed plugins", description=__doc__)
-    command.add_argument("kind", nargs="?", choices=KINDS, help="one kind of plugin; all by default")
+    command.add_argument("kind", nargs="?", choices=KINDS, help="list only this kind of plugin (default: all)")
     add_json(command)
     command.set_defaults(run=run)
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     from gradhomog.registry import installed
 
-    infos = [info for kind in KINDS if given.kind in (None, kind) for info in installed().list(kind)]
-    if given.json:
+    infos = [info for kind in KINDS if args.kind in (None, kind) for info in installed().list(kind)]
+    if args.json:
         print_json([dataclasses.asdict(info) for info in infos])
         return 0
     rows = [("KIND", "NAME", "DISTRIBUTION", "MODULE")]

@@ -1,7 +1,7 @@
-"""`gradhomog new NAME`: write a complete plugin project to start from: it installs, and passes its own tests.
+"""`gradhomog new NAME`: write a complete plugin project, which can be installed and has passing tests.
 
-NAME may be sign-vote, sign_vote or gradhomog-sign-vote: the folder and the distribution are called gradhomog-sign-vote,
-the module gradhomog_sign_vote, and what users type is sign_vote.
+NAME may be sign-vote, sign_vote or gradhomog-sign-vote. In each case the folder and the distribution are named
+gradhomog-sign-vote, the module gradhomog_sign_vote, and the plugin sign_vote.
 """
 
 from __future__ import annotations
@@ -18,43 +18,47 @@ def add(commands: Any) -> None:
         "new", help="write a new plugin project", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    command.add_argument("name", metavar="NAME", help="of the plugin")
+    command.add_argument("name", metavar="NAME", help="name of the plugin")
     command.add_argument(
         "--kind", choices=("homogenizer", "learner", "domain"), default="homogenizer",
-        help="what it adds; a homogenizer by default",
+        help="kind of the plugin (default: homogenizer)",
     )  # fmt: skip
     command.add_argument(
-        "--into", type=Path, default=Path(), metavar="DIR", help="where its folder is made; here by default"
-    )
+        "--into", type=Path, default=Path(), metavar="DIR",
+        help="existing folder to create the project folder in (default: the current folder)",
+    )  # fmt: skip
     command.add_argument(
-        "--licence", default="MIT", metavar="{MIT,Apache-2.0,BSD-3-Clause,none}", help="MIT by default"
+        "--licence", default="MIT", metavar="{MIT,Apache-2.0,BSD-3-Clause,none}",
+        help="licence of the project (default: MIT)",
+    )  # fmt: skip
+    command.add_argument(
+        "--author", metavar="NAME", help="copyright holder in LICENSE (default: the project's authors)"
     )
-    command.add_argument("--author", metavar="NAME", help="who stands in LICENSE; by default the project's authors")
     add_json(command)
     command.set_defaults(run=run)
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     from gradhomog.registry import installed
     from gradhomog.scaffold.naming import names
     from gradhomog.scaffold.placing import check_free, next_commands, write
     from gradhomog.scaffold.project import project
 
-    called = names(given.name)
-    check_free(called, installed())
-    made = project(called, given.kind, given.licence, given.author)
-    folder = write(made, given.into)
-    commands = next_commands(made, folder)
-    if given.json:
+    plugin_names = names(args.name)
+    check_free(plugin_names, installed())
+    content = project(plugin_names, args.kind, args.licence, args.author)
+    folder = write(content, args.into)
+    commands = next_commands(content, folder)
+    if args.json:
         print_json(
             {
-                "plugin": called.plugin, "kind": given.kind, "distribution": called.distribution,
-                "module": called.module, "folder": str(folder.resolve()), "files": list(made.texts),
+                "plugin": plugin_names.plugin, "kind": args.kind, "distribution": plugin_names.distribution,
+                "module": plugin_names.module, "folder": str(folder.resolve()), "files": list(content.texts),
                 "commands": commands,
             }
         )  # fmt: skip
         return 0
-    for path in made.texts:
+    for path in content.texts:
         print(folder / path)
     print("\nNext:")
     for line in commands:

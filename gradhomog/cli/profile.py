@@ -1,9 +1,10 @@
-"""Measure the time and memory that each homogenizer adds to a training step, on your model, tasks and machine.
+"""`gradhomog profile`: measure the time and memory that each homogenizer adds to a training step on this machine.
 
-Reads the run file of `compare`. One learner per homogenizer (of `a | b` the first) and two plain ones start from the
-same network and take their steps in turn on the same batches; ratios to plain are taken within each round.
+The run file is that of `compare`. There is one learner per homogenizer (of `a | b` only `a`) and two plain learners.
+All start from the same network and take steps in turn on the same batches. Ratios to plain are computed within each
+round.
 
-Close other programs first: a constant load cancels in the ratios, a varying one does not.
+Close other programs first: a constant load cancels in the ratios, a varying load does not.
 """
 
 from __future__ import annotations
@@ -21,41 +22,44 @@ from gradhomog.cli._timing_options import RoundsBar, add_timing_options, clock, 
 
 def add(commands: Any) -> None:
     command = commands.add_parser(
-        "profile", help="the overhead of each homogenizer in a training step", description=__doc__,
+        "profile", help="measure the overhead of each homogenizer in a training step", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     command.set_defaults(run=run)
-    command.add_argument("run_file", nargs="?", type=Path, metavar="RUN.toml", help="what is left out has a default")
     command.add_argument(
-        "--set", action="append", default=[], metavar="a.b=c", dest="overrides", help="override a key of the run file"
+        "run_file", nargs="?", type=Path, metavar="RUN.toml", help="configuration in TOML; omitted keys have defaults"
     )
     command.add_argument(
+        "--set", action="append", default=[], metavar="a.b=c", dest="overrides",
+        help="override a key of the run file; may be repeated",
+    )  # fmt: skip
+    command.add_argument(
         "--homogenizer", action="append", default=[], metavar="PIPELINE", dest="homogenizers",
-        help="profile this one instead of the run file's; may be repeated",
+        help="measure this pipeline instead of those of the run file; may be repeated",
     )  # fmt: skip
     add_timing_options(command)
 
 
-def run(given: argparse.Namespace) -> int:
-    # Before torch is imported: the profiler of memory warns about blocks that were allocated before it started.
+def run(args: argparse.Namespace) -> int:
+    # Set before torch is imported: the memory profiler warns about blocks that were allocated before it started.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     import json
 
     from gradhomog.experiments.config.schema import load
     from gradhomog.experiments.profiling.overhead import step_overheads
 
-    overrides = list(given.overrides)
-    if given.homogenizers:  # a JSON list of strings is TOML, too
-        overrides.append(f"homogenizers={json.dumps(given.homogenizers)}")
-    if given.threads:
-        overrides.append(f"threads={given.threads}")
-    config = load(given.run_file, overrides)
+    overrides = list(args.overrides)
+    if args.homogenizers:  # a JSON list of strings is also valid TOML
+        overrides.append(f"homogenizers={json.dumps(args.homogenizers)}")
+    if args.threads:
+        overrides.append(f"threads={args.threads}")
+    config = load(args.run_file, overrides)
     with RoundsBar() as progress:
         tables = step_overheads(
-            config, rounds=given.rounds, seconds=given.seconds, clock=clock(given), progress=progress
+            config, rounds=args.rounds, seconds=args.seconds, clock=clock(args), progress=progress
         )  # fmt: skip
-    tables = [dataclasses.replace(table, notes=(*table.notes, *clock_notes(given))) for table in tables]
-    if given.json:
+    tables = [dataclasses.replace(table, notes=(*table.notes, *clock_notes(args))) for table in tables]
+    if args.json:
         from gradhomog.experiments.execution.environment import machine, versions
         from gradhomog.experiments.profiling.table import to_json
 

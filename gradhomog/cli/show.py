@@ -1,4 +1,4 @@
-"""`gradhomog show NAME`: a plugin's options with their ranges, its claims, limits, source and documentation."""
+"""`gradhomog show NAME`: print a plugin's options with ranges, its traits, limits, source and documentation."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ from gradhomog.cli.list_ import KINDS
 
 def add(commands: Any) -> None:
     command = commands.add_parser("show", help="describe one plugin", description=__doc__)
-    name = command.add_argument("name", help="a plugin's name, or distribution:name")
+    name = command.add_argument("name", help="name of a plugin, or distribution:name")
     name.completer = plugin_names
-    command.add_argument("--kind", choices=KINDS, help="where several kinds have it")
+    command.add_argument(
+        "--kind", choices=KINDS, help="the kind of the plugin, if plugins of several kinds have this name"
+    )
     add_json(command)
     command.set_defaults(run=run)
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     from gradhomog.registry import installed, options
     from gradhomog.specs import DomainSpec, HomogenizerSpec
 
     registry = installed()
-    kinds = [given.kind] if given.kind else [
-        kind for kind in KINDS if any(given.name in (i.name, i.selector) for i in registry.list(kind))
+    kinds = [args.kind] if args.kind else [
+        kind for kind in KINDS if any(args.name in (i.name, i.selector) for i in registry.list(kind))
     ]  # fmt: skip
-    info, spec = registry.load(kinds[0] if kinds else "homogenizers", given.name)
+    info, spec = registry.load(kinds[0] if kinds else "homogenizers", args.name)
     accepted = options.describe(spec)
     data: dict[str, Any] = {
         "kind": info.kind, "name": info.name, "distribution": info.distribution, "version": info.version,
@@ -38,7 +40,7 @@ def run(given: argparse.Namespace) -> int:
     if isinstance(spec, DomainSpec):
         data |= {"variants": list(spec.variants)}
     data["documentation"] = options.documentation(spec)
-    if given.json:
+    if args.json:
         print_json(data)
         return 0
     print(f"{info}: {spec.summary}")
@@ -50,5 +52,5 @@ def run(given: argparse.Namespace) -> int:
     if data.get("max_tasks"):
         print(f"max tasks     {data['max_tasks']}")
     print("options       " + ("\n              ".join(accepted) or "none"))
-    print(f"\n{data['documentation'] or 'It has no documentation.'}")
+    print(f"\n{data['documentation'] or 'No documentation.'}")
     return 0

@@ -1,7 +1,7 @@
-"""`gradhomog train`: train one learner with one pipeline and one seed, and keep the best network in `best.pt`.
+"""`gradhomog train`: train one learner with one pipeline and one seed, and save the best network as `best.pt`.
 
-Takes the same run file as `compare`; `learner`, `homogenizers` and `seeds` must name one each (by default plain MAML,
-seed 0).
+The run file is that of `compare`, with exactly one learner, one pipeline and one seed in `learner`, `homogenizers` and
+`seeds` (default: MAML without homogenizers, seed 0).
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ def add(commands: Any) -> None:
     add_run_command(commands, "train", "train one learner with one pipeline", __doc__, run)
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     from gradhomog.errors import ConfigError
     from gradhomog.experiments.config.schema import load
 
-    config = load(given.run_file, given.overrides, defaults={"homogenizers": ["none"], "seeds": 1})
+    config = load(args.run_file, args.overrides, defaults={"homogenizers": ["none"], "seeds": 1})
     for key, values in (
         ("learner", config.learners),
         ("homogenizers", [text for entry in config.homogenizers for text in entry.split("|")]),
         ("seeds", config.seed_list),
     ):
         if len(values) != 1:
-            raise ConfigError(f"`{key}` must name one to train; got {values}. Use `gradhomog compare` for several.")
-    return execute(given, config, "train")
+            raise ConfigError(
+                f"`{key}` must have exactly one entry; got {values}. Use `gradhomog compare` for several."
+            )
+    return execute(args, config, "train")

@@ -1,4 +1,4 @@
-"""One step of a network with several losses: `gradhomog.backward`, beside loops by hand and TorchJD."""
+"""Benchmark of one step of a network with several losses: `gradhomog.backward`, hand-written loops, and TorchJD."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 import gradhomog
 from gradhomog.experiments.profiling.table_text import INTERVAL_NOTE, MEMORY_NOTE
-from gradhomog.experiments.profiling.timing import Work
+from gradhomog.experiments.profiling.timing import Workload
 from tests.benchmarks import backward_peers
 from tests.benchmarks.backward_inputs import FORMS, Batch, Network, Setting
 from tests.benchmarks.backward_peers import BY_HAND, SUMMED
@@ -26,10 +26,10 @@ LEVEL = 'level="features"'
 
 
 class Step:
-    """Forward, losses, and their gradients in `.grad`; without an optimizer, so every round has the same parameters.
+    """Forward pass, losses, and gradients in `.grad`; without an optimizer, so that parameters are constant.
 
     Attributes:
-        mean: whether the encoder's gradient is the mean of the tasks', up to a factor.
+        mean: True if the gradient of the encoder is the mean of the task gradients, up to a factor.
     """
 
     def __init__(self, backward: backward_peers.Backward, network: Network, *, mean: bool) -> None:
@@ -42,29 +42,28 @@ class Step:
 
 
 def homogenized(text: str, variant: str) -> backward_peers.Backward:
-    """`gradhomog.backward` with a new pipeline: `variant` is empty, `features` or `LEVEL`."""
+    """Return a call of `gradhomog.backward` with a new pipeline; `variant` is empty, `features` or `LEVEL`."""
     pipe = gradhomog.pipeline(text)
     level: Literal["parameters", "features"] = "features" if variant == LEVEL else "parameters"
 
     def backward(losses: Sequence[Tensor], features: Tensor, encoder: torch.nn.Module) -> None:
-        given = features if variant else None
-        gradhomog.backward(losses, pipe, parameters=encoder, features=given, level=level)
+        gradhomog.backward(losses, pipe, parameters=encoder, features=features if variant else None, level=level)
 
     return backward
 
 
-def works(texts: Sequence[str], setting: Setting) -> dict[str, Work]:
-    """The works by label.
+def workloads(texts: Sequence[str], setting: Setting) -> dict[str, Workload]:
+    """The workloads by label.
 
     Raises:
-        GradhomogError: one of `texts` names nothing.
+        GradhomogError: an expression of `texts` is invalid.
     """
-    found: dict[str, Work] = {
+    found: dict[str, Workload] = {
         BY_HAND: Step(backward_peers.by_hand, setting.network(), mean=True),
         SUMMED: Step(backward_peers.summed, setting.network(), mean=True),
     }
     for text in texts or EXPRESSIONS:
-        # The mean is the same at the level of features; and features alone change nothing for other methods.
+        # The mean is the same at the level of features. For other methods, features without `level` have no effect.
         for variant in ("", "features" if text == "none" else LEVEL):
             label = ", ".join(filter(None, (f"backward {text}", variant)))
             found[label] = Step(homogenized(text, variant), setting.network(), mean=text == "none")
@@ -75,48 +74,48 @@ def works(texts: Sequence[str], setting: Setting) -> dict[str, Work]:
 
 
 class Cosine:
-    """For means: between the encoder's `.grad` after a work, and that of the loop by hand in float64."""
+    """Cosine between the `.grad` of the encoder after a workload and that of the loop by hand in float64, for means."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self._exact: Tensor | None = None
 
-    def __call__(self, work: Any) -> float | None:
-        if not work.mean:
+    def __call__(self, workload: Any) -> float | None:
+        if not workload.mean:
             return None
         if self._exact is None:
             exact = Setting(self.setting.shape, torch.float64)
             step = Step(backward_peers.by_hand, exact.network(), mean=True)
             step(exact.batch(0))
             self._exact = gradient(step)
-        return float(torch.cosine_similarity(gradient(work), self._exact, dim=0))
+        return float(torch.cosine_similarity(gradient(workload), self._exact, dim=0))
 
 
 def gradient(step: Step) -> Tensor:
     """`.grad` of the encoder, `[params]` in float64."""
-    found = [parameter.grad for parameter in step.network.encoder.parameters()]
-    return torch.cat([grad.double().flatten() for grad in found if grad is not None])
+    grads = [parameter.grad for parameter in step.network.encoder.parameters()]
+    return torch.cat([grad.double().flatten() for grad in grads if grad is not None])
 
 
 def case(texts: Sequence[str], shape: Sequence[int]) -> Case:
-    """All works on a network and batches of `shape`, one of `FORMS`."""
+    """All workloads on a network and batches of `shape`, one of `FORMS`."""
     setting = Setting(shape)
     return Case(
-        works(texts, setting),
+        workloads(texts, setting),
         setting.batch,
         (BY_HAND, SUMMED),
         f"one step: {setting.title}",
         (
             "A step: forward, one loss per linear head, gradients into .grad; no optimizer.",
             f"{BY_HAND}: one backward pass per loss, each adds 1/N of the gradient. chunk 1: parallel_chunk_size=1.",
-            "All took their steps in turn on the same batches; the first round does not count.",
-            "to …: median over rounds of (its time / the other's time in the same round).",
+            "All took steps in turn on the same batches; the first round is a warm-up.",
+            "to …: median over rounds of (its time / time of the other in the same round).",
             INTERVAL_NOTE,
-            f"{MEMORY_NOTE}; others than {BY_HAND}: the difference.",
-            f"cosine: of the mean in the encoder to that of {BY_HAND} in float64, on the batch of the first round.",
+            f"{MEMORY_NOTE}; for others than {BY_HAND}, the difference.",
+            f"cosine: between the mean gradient of the encoder and that of {BY_HAND} in float64, on the first batch.",
         ),
-        at_least=2,
-        together=True,
+        min_rounds=2,
+        shared_budget=True,
         paired=True,
         cosine=Cosine(setting),
     )

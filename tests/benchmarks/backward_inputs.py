@@ -14,11 +14,11 @@ from gradhomog.experiments import models
 
 FORMS = ("tasks x inputs x hidden (mlp)", "tasks x channels x pixels x filters (conv4)")
 VECTORS, IMAGES = 64, 25
-"""Sizes of a batch."""
+"""Batch sizes."""
 FEATURES = 128
-"""Outputs of the mlp."""
+"""Number of outputs of the mlp."""
 GROUPS = 8
-"""Of group normalization, if they divide the filters."""
+"""Number of groups of group normalization, if it divides the number of filters."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Network(nn.Module):
 
 @dataclass(frozen=True)
 class Setting:
-    """A network of one shape and its batches; drawn in float32, so other dtypes have the same numbers."""
+    """A network of one shape and its batches; drawn in float32, so that all dtypes have the same numbers."""
 
     shape: Sequence[int]
     dtype: torch.dtype = torch.float32
@@ -64,7 +64,7 @@ class Setting:
         )
 
     def network(self) -> Network:
-        """A new network, the same at every call."""
+        """A new network with the same parameters in every call."""
         tasks, inputs, *sizes = self.shape
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -73,20 +73,20 @@ class Setting:
                 return Network(nn.Sequential(hidden, last), FEATURES, tasks).to(self.dtype)
             pixels, filters = sizes
             convolutions, _ = models.build("conv4", (inputs, pixels, pixels), 1, filters)
-            return Network(_by_groups(convolutions, filters), filters * (pixels // 16) ** 2, tasks).to(self.dtype)
+            return Network(_with_group_norm(convolutions, filters), filters * (pixels // 16) ** 2, tasks).to(self.dtype)
 
     def batch(self, number: int) -> Batch:
         """The batch of a round."""
         tasks, inputs, *sizes = self.shape
         random = torch.Generator().manual_seed(number)
-        one = (inputs, sizes[0], sizes[0]) if self.images else (inputs,)
+        example_shape = (inputs, sizes[0], sizes[0]) if self.images else (inputs,)
         count = IMAGES if self.images else VECTORS
-        drawn = torch.randn(count, *one, generator=random), torch.randn(tasks, count, 1, generator=random)
-        return Batch(*(values.to(self.dtype) for values in drawn))
+        tensors = torch.randn(count, *example_shape, generator=random), torch.randn(tasks, count, 1, generator=random)
+        return Batch(*(values.to(self.dtype) for values in tensors))
 
 
-def _by_groups(encoder: nn.Module, filters: int) -> nn.Sequential:
-    """Group normalization in place of batch normalization, whose running statistics change in every step."""
+def _with_group_norm(encoder: nn.Module, filters: int) -> nn.Sequential:
+    """Replace batch normalization, whose running statistics change in every step, by group normalization."""
     return nn.Sequential(
         *(
             nn.GroupNorm(gcd(GROUPS, filters), filters) if isinstance(layer, nn.BatchNorm2d) else layer

@@ -1,4 +1,4 @@
-"""A benchmark: one operation beside the implementations of other libraries, on inputs of several shapes."""
+"""A benchmark: compare implementations of one operation, including other libraries, on inputs of several shapes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Shape = Sequence[int]
 
 @dataclass(frozen=True)
 class Benchmark:
-    """The works of an operation for each shape of its inputs.
+    """The workloads of an operation for each shape of its inputs.
 
     Attributes:
-        name: of its module in `tests/benchmarks`.
-        kind: of the plugins that it times.
-        forms: meanings of a shape, such as `tasks x queries x features`, which differ in the number of sizes.
-        shapes: the default ones.
-        case: from expressions (of homogenizers or learners; none: the default ones) and a shape.
+        name: name of its module in `tests/benchmarks`.
+        kind: kind of the plugins that it times.
+        forms: meanings of a shape, such as `tasks x queries x features`; each form has a different number of sizes.
+        shapes: the default shapes.
+        case: creates the case of a shape, for expressions of homogenizers or learners; empty for the default list.
     """
 
     name: str
@@ -43,22 +43,22 @@ class Benchmark:
         seconds: float,
         thread_count: int = 1,
         clock: Clock = time.perf_counter,
-        progress: Progress = lambda done, most: None,
+        progress: Progress = lambda done, total: None,
     ) -> list[Comparison]:
-        """One comparison per shape. All cases are made first, then timed, each with an equal share of the seconds.
+        """One comparison per shape. All cases are created first, then timed, each with an equal share of `seconds`.
 
         Raises:
-            GradhomogError: an expression names nothing, or a shape has none of the forms.
+            GradhomogError: an expression is invalid, or a shape matches none of the forms.
         """
-        chosen = list(shapes or self.shapes)
+        selected = list(shapes or self.shapes)
         lengths = {form.count(" x ") + 1 for form in self.forms}
-        for shape in chosen:
+        for shape in selected:
             if len(shape) not in lengths or min(shape) < 1:
                 raise OptionError(
                     f"`--shape` must be {' or '.join(self.forms)}, each at least 1; got {'x'.join(map(str, shape))}."
                 )
         with threads(thread_count):
-            cases = [self.case(expressions, shape) for shape in chosen]
-            share = seconds / len(chosen)
-            # Inputs may be as large as the memory allows, so each case is dropped once it is timed.
-            return [cases.pop(0).compare(rounds, share, thread_count, clock, progress) for _ in chosen]
+            cases = [self.case(expressions, shape) for shape in selected]
+            share = seconds / len(selected)
+            # Inputs may need most of the memory, so each case is deleted after it is timed.
+            return [cases.pop(0).compare(rounds, share, thread_count, clock, progress) for _ in selected]

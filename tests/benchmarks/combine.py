@@ -1,4 +1,4 @@
-"""One step on a matrix of gradients: homogenizers by name, beside TorchJD's and the least work that a step needs."""
+"""Benchmark of one step on a Jacobian: homogenizers, aggregators of TorchJD, and the minimal operations of a step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 import gradhomog
 from gradhomog import expression
 from gradhomog.experiments.profiling.table_text import INTERVAL_NOTE, MEMORY_NOTE
-from gradhomog.experiments.profiling.timing import Work
+from gradhomog.experiments.profiling.timing import Workload
 from gradhomog.jacobian import arithmetic
 from tests.benchmarks import combine_peers
 from tests.benchmarks.benchmark import Benchmark
@@ -20,19 +20,19 @@ from tests.benchmarks.combine_inputs import Gradients, Source
 from tests.benchmarks.command import main
 
 SHAPES = tuple((tasks, params) for params in (100_000, 1_000_000) for tasks in (2, 4, 8, 16))
-"""10⁷ parameters are left to `--shape`: with 16 tasks the inputs take 1.3 GB, and some peers twice that again."""
+"""10⁷ parameters require `--shape`: with 16 tasks the inputs take 1.3 GB, and some peers twice that in addition."""
 
 EXPRESSIONS = (
     "none", "pcgrad", "gradvac", "mgda", "upgrad", "dualproj", "cagrad", "imtl_g", "nash_mtl", "fairgrad",
     "aligned_mtl", "config", "graddrop", "gradnorm",
 )  # fmt: skip
 
-FLOOR, AGAIN, READ, PLAIN = "floor", "floor again", "weights @ J", "J @ J.T, weights @ J"
+FLOOR, SECOND_FLOOR, READ, PLAIN = "floor", "floor again", "weights @ J", "J @ J.T, weights @ J"
 NORMS, NORMS_READ = "norms", "norms, weights @ J"
 
 
 class Step:
-    """One whole step of a pipeline."""
+    """One complete step of a pipeline."""
 
     def __init__(self, text: str) -> None:
         self.pipe = gradhomog.pipeline(text)
@@ -43,8 +43,8 @@ class Step:
         return direction
 
 
-class Least:
-    """The least work of a step: a statistic of the rows, and one weighted mean of them with fixed weights."""
+class MinimalStep:
+    """The minimal operations of a step: a statistic of the rows, and their weighted mean with fixed weights."""
 
     def __init__(self, tasks: int) -> None:
         self.weights = torch.full((tasks,), 1 / tasks)
@@ -65,21 +65,23 @@ class Least:
         return self.norms(given), self.read(given)
 
 
-def works(texts: Sequence[str], tasks: int) -> tuple[dict[str, Work], dict[str, str]]:
-    """The works by label, and for each that has a peer the label of that.
+def workloads(texts: Sequence[str], tasks: int) -> tuple[dict[str, Workload], dict[str, str]]:
+    """The workloads by label, and the label of the peer of each workload that has a peer.
 
     Raises:
-        GradhomogError: one of `texts` names nothing.
+        GradhomogError: an expression of `texts` is invalid.
     """
-    least = Least(tasks)
-    # The two floors apart, so that neither finds its own code in the processor's cache.
-    found: dict[str, Work] = {FLOOR: least.floor, PLAIN: least.plain, READ: least.read, AGAIN: least.floor}
+    minimal = MinimalStep(tasks)
+    # Other workloads are between the two floors, so that neither benefits from the processor's cache.
+    found: dict[str, Workload] = {
+        FLOOR: minimal.floor, PLAIN: minimal.plain, READ: minimal.read, SECOND_FLOOR: minimal.floor,
+    }  # fmt: skip
     peers: dict[str, str] = {}
     for text in texts or EXPRESSIONS:
         found[text] = Step(text)
         name = only_member(text)
         if name == "gradnorm":
-            found.update({NORMS: least.norms, NORMS_READ: least.norms_read})
+            found.update({NORMS: minimal.norms, NORMS_READ: minimal.norms_read})
             peers[text] = NORMS_READ
         elif name in combine_peers.NAMES:
             peers[text] = f"torchjd {combine_peers.NAMES[name]}"
@@ -88,31 +90,31 @@ def works(texts: Sequence[str], tasks: int) -> tuple[dict[str, Work], dict[str, 
 
 
 def only_member(text: str) -> str:
-    """The name of the only homogenizer of an expression, `none` for an empty one; empty for several."""
+    """The name of the homogenizer of an expression; `none` for an empty pipeline, an empty string for several."""
     members = expression.parse(text)
     return "none" if not members else members[0][0] if len(members) == 1 else ""
 
 
 def case(texts: Sequence[str], shape: Sequence[int]) -> Case:
-    """All works on gradients of `shape`, tasks x params."""
+    """All workloads on gradients of `shape`, tasks x params."""
     tasks, params = shape
-    made, peers = works(texts, tasks)
+    made, peers = workloads(texts, tasks)
     return Case(
         made,
         Source(tasks, params),
         (FLOOR,),
         f"one step on J, the gradients of {tasks} task{'s' if tasks > 1 else ''} by {params:,} parameters",
         (
-            f"{FLOOR}: the Gramian of J in the fastest way known, and weights @ J with given weights.",
-            f"{AGAIN}: the same work; the distance of its ratio from × 1.00 is the error of this measurement.",
+            f"{FLOOR}: the fastest known computation of the Gramian of J, and weights @ J with fixed weights.",
+            f"{SECOND_FLOOR}: the same operations; the distance of its ratio from × 1.00 is the measurement error.",
             f"to {FLOOR}, over {FLOOR}: median over rounds of the ratio and of the difference in the same round.",
-            f"to peer: to TorchJD's of that name (gradnorm: to {NORMS_READ}), in the rounds that both were in.",
+            f"to peer: ratio to the aggregator of TorchJD (for gradnorm, to {NORMS_READ}), in rounds that have both.",
             INTERVAL_NOTE,
-            "Each has an equal share of the time, so slow ones have fewer rounds. Each round has another J; the first "
-            "does not count.",
-            f"{MEMORY_NOTE}; others than {FLOOR}, which takes one gradient: the difference.",
+            "All have an equal share of the time, so slow ones have fewer rounds. Each round has another J; the first "
+            "round is a warm-up.",
+            f"{MEMORY_NOTE}; {FLOOR} needs one gradient; for others, the difference.",
         ),
-        at_least=2,  # the first step of some allocates the state of later ones
+        min_rounds=2,  # the first step of some homogenizers allocates state
         paired=True,
         difference=True,
         peers=peers,

@@ -17,22 +17,22 @@ class Gradients:
 
 
 class Source:
-    """Gradients of every round: normal numbers that are drawn once, and mixed anew in each round.
+    """Gradients of each round: normal random numbers that are drawn once, multiplied by a new matrix in each round.
 
-    J = (I + M/√tasks) Z with Z drawn once and a normal M in every round: rows of different norms that agree and
-    conflict, in a fraction of the time of drawing J. J overwrites that of the previous round. Memory: Z and J, from the
-    first round on.
+    J = (I + M/√tasks) Z, with Z drawn once and a normal random M in each round: rows of different norms that agree and
+    conflict, in a fraction of the time of drawing J. J overwrites the J of the previous round. Memory: Z and J,
+    allocated in the first round.
     """
 
     def __init__(self, tasks: int, params: int) -> None:
         self.tasks, self.params = tasks, params
-        self._held: tuple[Tensor, Tensor] | None = None
+        self._noise_and_buffer: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, number: int) -> Gradients:
-        if self._held is None:
+        if self._noise_and_buffer is None:
             noise = torch.randn(self.tasks, self.params, generator=torch.Generator().manual_seed(0))
-            self._held = noise, torch.empty_like(noise)
-        noise, mixed = self._held
+            self._noise_and_buffer = noise, torch.empty_like(noise)
+        noise, mixed = self._noise_and_buffer
         random = torch.Generator().manual_seed(number + 1)
         mixing = torch.eye(self.tasks) + torch.randn(self.tasks, self.tasks, generator=random) / self.tasks**0.5
         torch.mm(mixing, noise, out=mixed)

@@ -1,4 +1,4 @@
-"""TorchJD's aggregators on a matrix of gradients, made as its users make them."""
+"""TorchJD's aggregators on a Jacobian, constructed as TorchJD's users do."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ NAMES: Mapping[str, str] = {
     "graddrop": "GradDrop",
     "excess_mtl": "ExcessMTL",
 }
-"""The class of TorchJD that is the same method as ours of a name."""
+"""The class of TorchJD that implements the same method, by the name of the homogenizer."""
 
 
 def aggregator(name: str, tasks: int) -> Any:
     """A new aggregator."""
-    # Without a default in TorchJD: the values of the authors' scripts (Liu et al. 2021, Ban and Ji 2024).
-    needed: dict[str, dict[str, Any]] = {
+    # TorchJD has no defaults for these; values of the authors' scripts (Liu et al. 2021, Ban and Ji 2024).
+    required: dict[str, dict[str, Any]] = {
         "CAGrad": {"c": 0.4},
         "FairGrad": {"alpha": 2.0},
         "NashMTL": {"n_tasks": tasks},
     }
-    return getattr(torchjd.aggregation, name)(**needed.get(name, {}))
+    return getattr(torchjd.aggregation, name)(**required.get(name, {}))
 
 
 class Peer:
@@ -51,13 +51,13 @@ class Peer:
     def __call__(self, given: Gradients) -> Tensor:
         try:
             direction: Tensor = self.aggregator(given.rows)
-        except Exception as cause:  # of its solver; the other works continue
+        except Exception as cause:  # errors of its solver; the other workloads continue
             raise PluginRunError(f"TorchJD's {self.name} raised {type(cause).__name__}: {cause}") from cause
         return direction
 
 
 class QuietPeer(Peer):
-    """The same without the warnings of its solver."""
+    """One call of an aggregator, without the warnings of its solver."""
 
     def __call__(self, given: Gradients) -> Tensor:
         with warnings.catch_warnings():
@@ -66,5 +66,5 @@ class QuietPeer(Peer):
 
 
 def peer(name: str, tasks: int) -> Peer:
-    """The work to be timed; quiet only if its solver warns: a context manager takes microseconds, which count here."""
+    """The workload of an aggregator. Only NashMTL, whose solver warns, uses `QuietPeer`, which takes microseconds."""
     return (QuietPeer if name == "NashMTL" else Peer)(name, tasks)

@@ -18,53 +18,53 @@ from tests.benchmarks.comparison import Comparison
 
 
 def main(benchmark: Benchmark, description: str | None, arguments: Sequence[str] | None = None) -> int:
-    """Run a benchmark and print its tables as Markdown; returns the exit code: 1 if a work failed, 2 for bad input."""
+    """Run a benchmark, print its tables as Markdown, and return the exit code: 1 for failures, 2 for invalid input."""
     program = f"python -m tests.benchmarks.{benchmark.name}"
     words = list(sys.argv[1:] if arguments is None else arguments)
-    given = parser(benchmark, program, description).parse_args(words)
+    args = parser(benchmark, program, description).parse_args(words)
     try:
         with RoundsBar() as progress:
-            found = benchmark(
-                given.expressions, given.shapes, rounds=given.rounds, seconds=given.seconds,
-                thread_count=given.threads or 1, clock=clock(given), progress=progress,
+            comparisons = benchmark(
+                args.expressions, args.shapes, rounds=args.rounds, seconds=args.seconds,
+                thread_count=args.threads or 1, clock=clock(args), progress=progress,
             )  # fmt: skip
     except GradhomogError as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 2
-    found = [with_notes(comparison, clock_notes(given)) for comparison in found]
-    text = "\n\n".join(comparison.markdown() for comparison in found)
-    if given.out is not None:
+    comparisons = [with_notes(comparison, clock_notes(args)) for comparison in comparisons]
+    text = "\n\n".join(comparison.markdown() for comparison in comparisons)
+    if args.out is not None:
         environment = ", ".join(f"{name} {version}" for name, version in versions().items() if version)
         command = " ".join([program, shlex.join(words)]).rstrip()
-        given.out.write_text(f"```console\n$ {command}\n```\n\n{environment}.\n\n{text}\n", encoding="utf-8")
-    if given.json:
-        tables = [comparison.record() for comparison in found]
+        args.out.write_text(f"```console\n$ {command}\n```\n\n{environment}.\n\n{text}\n", encoding="utf-8")
+    if args.json:
+        tables = [comparison.record() for comparison in comparisons]
         print_json({"benchmark": benchmark.name, "versions": versions(), "machine": machine(), "tables": tables})
     else:
         print(text)
-    return 1 if any(comparison.table.failures for comparison in found) else 0
+    return 1 if any(comparison.table.failures for comparison in comparisons) else 0
 
 
 def parser(benchmark: Benchmark, program: str, description: str | None) -> argparse.ArgumentParser:
-    """The options of a benchmark."""
+    """The parser of the options of a benchmark."""
     command = argparse.ArgumentParser(
         prog=program, description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     command.add_argument(
         f"--{benchmark.kind}", action="append", default=[], metavar=benchmark.kind.upper(), dest="expressions",
-        help="time this one in place of the default list; may be repeated",
+        help="time this one instead of the default list; may be repeated",
     )  # fmt: skip
     command.add_argument(
         "--shape", action="append", default=[], type=shape, metavar="AxB", dest="shapes",
-        help=f"{' or '.join(benchmark.forms)}; may be repeated",
+        help=f"shape of the inputs: {' or '.join(benchmark.forms)}; may be repeated",
     )  # fmt: skip
-    command.add_argument("--out", type=file, metavar="FILE", help="write the tables to this Markdown file, too")
+    command.add_argument("--out", type=file, metavar="FILE", help="also write the tables to this Markdown file")
     add_timing_options(command)
     return command
 
 
 def with_notes(comparison: Comparison, notes: tuple[str, ...]) -> Comparison:
-    """The comparison with further notes."""
+    """The comparison with additional notes."""
     table = dataclasses.replace(comparison.table, notes=(*comparison.table.notes, *notes))
     return dataclasses.replace(comparison, table=table)
 
@@ -74,12 +74,12 @@ def shape(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.lower().split("x"))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"must be whole numbers with x between them; got {text!r}") from None
+        raise argparse.ArgumentTypeError(f"must be integers separated by x; got {text!r}") from None
 
 
 def file(text: str) -> Path:
-    """A file in a folder that exists: a benchmark may take minutes before it is written."""
+    """The path of an output file, validated before the benchmark, which may take minutes."""
     path = Path(text)
     if not text.strip() or path.is_dir() or not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"must be a file in a folder that exists; got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a file in an existing folder; got {text!r}")
     return path

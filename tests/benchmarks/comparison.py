@@ -1,4 +1,4 @@
-"""The result of a benchmark on inputs of one shape: a table with further columns, as Markdown and as plain data."""
+"""The result of a benchmark on inputs of one shape: a table with additional columns, as Markdown and as plain data."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Column:
     """A column of a benchmark's table.
 
     Attributes:
-        values: by label of a row; `–` is shown for rows without one.
-        text: how a value is shown.
+        values: values by label of a row; the cells of rows without a value are `–`.
+        text: converts a value to text.
     """
 
     title: str
@@ -29,55 +29,55 @@ class Column:
 
 
 def ratios(title: str, values: dict[str, Value]) -> Column:
-    """Medians of ratios."""
+    """A column of medians of ratios."""
     return Column(title, values, ratio_cell)
 
 
 def differences(title: str, values: dict[str, Value]) -> Column:
-    """Medians of differences in seconds, shown in milliseconds: `+0.12 ms`."""
+    """A column of medians of differences in seconds, printed in milliseconds: `+0.12 ms`."""
     return Column(title, values, lambda value: f"{signed(value.median * 1e3)} ms")
 
 
 def cosines(values: dict[str, Value]) -> Column:
-    """Numbers with six decimals."""
+    """A column of cosines with six decimals."""
     return Column("cosine", values, lambda value: f"{value:.6f}")
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The table of the works, with columns after the ratio to the reference."""
+    """The table of the workloads, with additional columns after the ratio to the reference."""
 
     table: Table
     columns: tuple[Column, ...] = ()
 
     def lines(self) -> list[list[str]]:
-        """The header, and one line of texts per row."""
+        """The texts of the cells: the header, and one list per row."""
         header, *rows = cells(self.table)
-        shown = [[*header[:4], *(column.title for column in self.columns), *header[4:]]]
-        for line in rows:
-            more = [
-                column.text(column.values[line[0]]) if line[0] in column.values else NOTHING for column in self.columns
+        lines = [[*header[:4], *(column.title for column in self.columns), *header[4:]]]
+        for row in rows:
+            additional = [
+                column.text(column.values[row[0]]) if row[0] in column.values else NOTHING for column in self.columns
             ]
-            shown.append([*line[:4], *more, *line[4:]])
-        return shown
+            lines.append([*row[:4], *additional, *row[4:]])
+        return lines
 
     def markdown(self) -> str:
-        """A section with the title, the table, the notes and the failures."""
+        """A Markdown section with title, table, notes and failures."""
         failed = [f"Failed: {label}: {message}" for label, message in self.table.failures.items()]
         notes = [f"- {note}" for note in (*self.table.notes, *failed)]
         return "\n".join([f"## {self.table.title}", "", *pipe_table(self.lines()), "", *notes])
 
     def record(self) -> dict[str, Any]:
-        """Plain data: that of the table, and in each row its value of every column."""
+        """The table as plain data for JSON; each row also has the values of the additional columns."""
         data = to_json(self.table)
         for row in data["rows"]:
-            found = {column.title: column.values.get(row["label"]) for column in self.columns}
-            row |= {name: value.record() if isinstance(value, Quantiles) else value for name, value in found.items()}
+            values = {column.title: column.values.get(row["label"]) for column in self.columns}
+            row |= {name: value.record() if isinstance(value, Quantiles) else value for name, value in values.items()}
         return data
 
 
 def pipe_table(lines: Sequence[Sequence[str]]) -> list[str]:
-    """A Markdown table whose columns are aligned in the source, too.
+    """The lines of a Markdown table with aligned columns.
 
     >>> pipe_table([["a", "time"], ["plain", "1 s"]])
     ['| a     | time |', '| ----- | ---- |', '| plain | 1 s  |']

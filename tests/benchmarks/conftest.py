@@ -1,4 +1,4 @@
-"""A homogenizer that records the calls of its stages."""
+"""A homogenizer that records calls of its stages, as a fixture of the benchmark tests."""
 
 from __future__ import annotations
 
@@ -32,6 +32,6 @@ def gradhomog_homogenizer():
 
 @pytest.fixture
 def calls(gradhomog_install):
-    """The calls of the homogenizer `recording`, which is installed for the test."""
+    """The recorded calls of the homogenizer `recording`, which is installed during the test."""
     gradhomog_install("recording-dist", RECORDING, plugin="recording")
     return importlib.import_module("recording_dist").CALLS

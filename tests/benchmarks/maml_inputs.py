@@ -15,17 +15,17 @@ from gradhomog.tasks import TaskBatch
 FORMS = ("tasks x channels x pixels x filters (conv4)", "tasks x hidden units (sinusoids)")
 WAYS, SHOTS, QUERIES = 5, 5, 15
 POINTS = 10
-"""Of a sinusoid, in the support set and in the query set each."""
+"""Number of points of a sinusoid, in the support set and in the query set each."""
 
 
 @dataclass(frozen=True)
 class Setting:
     """Tasks of one shape, and the network that is adapted to them.
 
-    Images: 5 classes, 5 shots, 15 queries each; an image is a pattern of its class plus noise of the same size (time
+    Images: 5 classes, 5 shots, 15 queries each; an image is a pattern of its class plus noise of the same scale (time
     and memory do not depend on the pixels). Sinusoids: as in Finn et al. 2017, 10 points, amplitude 0.1 to 5.
 
-    Drawn in float32, so other dtypes have the same numbers.
+    Drawn in float32, so that all dtypes have the same numbers.
     """
 
     shape: Sequence[int]
@@ -47,7 +47,7 @@ class Setting:
         )
 
     def network(self) -> nn.Sequential:
-        """Encoder and head, the same at every call."""
+        """Encoder and head, with the same parameters in every call."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             if self.images:
@@ -86,10 +86,10 @@ class Setting:
         return tuple(found)
 
 
-def channels_last(batch: TaskBatch) -> TaskBatch:
+def to_channels_last(batch: TaskBatch) -> TaskBatch:
     """The same images in the memory format `torch.channels_last`."""
 
-    def laid(x: Tensor) -> Tensor:
+    def convert(x: Tensor) -> Tensor:
         return x.flatten(0, 1).contiguous(memory_format=torch.channels_last).view(x.shape)
 
-    return TaskBatch(laid(batch.support_x), batch.support_y, laid(batch.query_x), batch.query_y)
+    return TaskBatch(convert(batch.support_x), batch.support_y, convert(batch.query_x), batch.query_y)

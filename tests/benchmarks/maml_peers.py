@@ -1,4 +1,4 @@
-"""A meta-step of MAML in other ways: by hand, with TorchOpt's MetaSGD, with `higher`."""
+"""Other implementations of a meta-step of MAML: by hand, with TorchOpt's MetaSGD, and with `higher`."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Accumulate = Callable[[nn.Module, TaskBatch], None]
 
 
 class Peer:
-    """One meta-step: the gradient in a peer's way, then Adam.
+    """One meta-step: the gradient as computed by a peer, then Adam.
 
-    With learning rate 0, so that every round has the same parameters; the arithmetic of Adam does not depend on it.
+    The learning rate is 0, so that parameters are constant; the cost of Adam does not depend on it.
     """
 
     def __init__(self, accumulate: Accumulate, network: nn.Module) -> None:
@@ -37,40 +37,41 @@ class Peer:
 
 
 def by_hand(network: nn.Module, batch: TaskBatch, *, first_order: bool = False) -> None:
-    """A loop over tasks that frees the graph of each; the reference."""
+    """A loop over tasks that frees the graph of each task; the reference."""
     parameters = dict(network.named_parameters())
     for task in batch:
-        at = _adapted(network, parameters, task, first_order)
-        found = torch.autograd.grad(_query_loss(network, at, task), [*(at if first_order else parameters).values()])
-        for parameter, gradient in zip(parameters.values(), found, strict=True):
+        adapted = _adapt(network, parameters, task, first_order)
+        loss = _query_loss(network, adapted, task)
+        gradients = torch.autograd.grad(loss, [*(adapted if first_order else parameters).values()])
+        for parameter, gradient in zip(parameters.values(), gradients, strict=True):
             share = gradient / len(batch)
             parameter.grad = share if parameter.grad is None else parameter.grad.add_(share)
 
 
 def summed(network: nn.Module, batch: TaskBatch) -> None:
-    """As in tutorials: one `backward` of the summed query losses, so the graphs of all tasks are kept."""
+    """As in tutorials: one `backward` of the mean query loss, which keeps the graphs of all tasks in memory."""
     parameters = dict(network.named_parameters())
-    losses = [_query_loss(network, _adapted(network, parameters, task, False), task) for task in batch]
+    losses = [_query_loss(network, _adapt(network, parameters, task, False), task) for task in batch]
     torch.stack(losses).mean().backward()
 
 
-def _adapted(network: nn.Module, start: dict[str, nn.Parameter], task: Task, first_order: bool) -> dict[str, Tensor]:
-    at: dict[str, Tensor] = dict(start)
+def _adapt(network: nn.Module, start: dict[str, nn.Parameter], task: Task, first_order: bool) -> dict[str, Tensor]:
+    adapted: dict[str, Tensor] = dict(start)
     for _ in range(STEPS):
-        loss = default_loss(functional_call(network, at, (task.support_x,)), task.support_y)
-        gradients = torch.autograd.grad(loss, [*at.values()], create_graph=not first_order)
-        at = {name: p - RATE * gradient for (name, p), gradient in zip(at.items(), gradients, strict=True)}
+        loss = default_loss(functional_call(network, adapted, (task.support_x,)), task.support_y)
+        gradients = torch.autograd.grad(loss, [*adapted.values()], create_graph=not first_order)
+        adapted = {name: p - RATE * gradient for (name, p), gradient in zip(adapted.items(), gradients, strict=True)}
         if first_order:
-            at = {name: p.detach().requires_grad_() for name, p in at.items()}
-    return at
+            adapted = {name: p.detach().requires_grad_() for name, p in adapted.items()}
+    return adapted
 
 
-def _query_loss(network: nn.Module, at: dict[str, Tensor], task: Task) -> Tensor:
-    return default_loss(functional_call(network, at, (task.query_x,)), task.query_y)
+def _query_loss(network: nn.Module, parameters: dict[str, Tensor], task: Task) -> Tensor:
+    return default_loss(functional_call(network, parameters, (task.query_x,)), task.query_y)
 
 
 def with_meta_sgd(network: nn.Module, batch: TaskBatch) -> None:
-    """TorchOpt's tutorial, with `detach_buffers`: without it tasks share the buffers of batch normalization."""
+    """As in TorchOpt's tutorial, with `detach_buffers`: otherwise tasks share the buffers of batch normalization."""
     inner = torchopt.MetaSGD(network, lr=RATE)
     start = torchopt.extract_state_dict(network, by="reference", detach_buffers=True)
     fresh = torchopt.extract_state_dict(inner, by="reference")
@@ -83,7 +84,7 @@ def with_meta_sgd(network: nn.Module, batch: TaskBatch) -> None:
 
 
 def with_higher(network: nn.Module, batch: TaskBatch) -> None:
-    """The loop of `higher`'s examples."""
+    """As in the examples of `higher`."""
     inner = torch.optim.SGD(network.parameters(), lr=RATE)
     for task in batch:
         with higher.innerloop_ctx(network, inner, copy_initial_weights=False) as (adapted, descent):
@@ -101,4 +102,4 @@ PEERS: dict[str, Accumulate] = {
     HIGHER: with_higher,
     "hand-written, first order": partial(by_hand, first_order=True),
 }
-"""By label; the first is the reference."""
+"""Peers by label; the first is the reference."""

@@ -19,7 +19,7 @@ class Features:
 
 
 def draw(shape: Sequence[int], number: int) -> Features:
-    """Input of a round: random features, and gradients with a direction that all tasks share and one per task."""
+    """The input of a round: random features, and gradients with a shared direction plus one direction per task."""
     tasks, queries, width = shape
     random = torch.Generator().manual_seed(number)
     shared = functional.normalize(torch.randn(1, 1, width, generator=random), dim=-1)

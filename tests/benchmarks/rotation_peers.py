@@ -1,4 +1,4 @@
-"""Rotations by PyTorch's orthogonal parametrization, as RotoGrad and RotoGBML use it."""
+"""Rotations with PyTorch's orthogonal parametrization, as used by RotoGrad and RotoGBML."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MAPS = ("matrix_exp", "cayley", "householder")
 class OrthogonalLayers:
     """One `orthogonal(nn.Linear(features, features))` per task, and Adam on −Σ ⟨R_iᵀ u_i, v⟩.
 
-    u_i is the direction of task i's mean feature gradient and v that of their mean. R_i is computed once per update
-    (`parametrize.cached`), which the published code does not do. One matrix at a time: batched decompositions on
-    several threads are faulty in current PyTorch (pytorch issue 142815).
+    u_i is the direction of the mean feature gradient of task i, and v the direction of their mean. R_i is computed once
+    per update (`parametrize.cached`), unlike in the published code. Matrices are not batched, because batched
+    decompositions with several threads are faulty in current PyTorch (pytorch issue 142815).
     """
 
     def __init__(self, tasks: int, width: int, orthogonal_map: str) -> None:
@@ -42,7 +42,7 @@ class OrthogonalLayers:
         return -torch.stack([direction @ (matrix @ common) for direction, matrix in pairs]).sum()
 
     def __call__(self, given: Features) -> Tensor:
-        """One update; returns the gradient of the losses w.r.t. the features before the rotation."""
+        """Update the rotations and return the gradient of the losses w.r.t. the features before the rotation."""
         features = given.features.detach().requires_grad_()
         with parametrize.cached():
             rotated = torch.stack([layer(task) for layer, task in zip(self.layers, features, strict=True)])

@@ -1,4 +1,4 @@
-"""Self-information drop-out on one convolution, beside the published form and a form with `unfold`."""
+"""Benchmark of self-information drop-out on one convolution: homogenizers, the published form, and `unfold`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import gradhomog
 from gradhomog import TaskKey
 from gradhomog.experiments.profiling.table_text import INTERVAL_NOTE, MEMORY_NOTE
-from gradhomog.experiments.profiling.timing import Work
+from gradhomog.experiments.profiling.timing import Workload
 from tests.benchmarks.benchmark import Benchmark
 from tests.benchmarks.case import Case
 from tests.benchmarks.command import main
@@ -27,7 +27,7 @@ CONVOLUTION, PUBLISHED, UNFOLD = "convolution", "published form", "unfold form"
 
 
 class Attached:
-    """The convolution within an encoder that a pipeline is attached to; every call draws new masks."""
+    """The convolution in an encoder that a pipeline is attached to; each call draws new masks."""
 
     def __init__(self, text: str, convolution: nn.Module) -> None:
         self.pipe = gradhomog.pipeline(text)
@@ -36,12 +36,12 @@ class Attached:
     def __call__(self, x: Tensor) -> Tensor:
         with self.pipe.attached(self.encoder):
             self.pipe.begin(TaskKey(0, "domain"), "query")
-            found: Tensor = self.encoder(x)
-        return found
+            outputs: Tensor = self.encoder(x)
+        return outputs
 
 
 class Peer:
-    """The convolution, then a peer's form of the kernel sums and a Bernoulli mask: the same operation as ours."""
+    """The convolution, then kernel sums computed by a peer and a Bernoulli mask: the same operation as `Attached`."""
 
     def __init__(self, sums: Callable[[Tensor, int, int, int], Tensor], convolution: nn.Module) -> None:
         self.sums, self.convolution = sums, convolution
@@ -53,8 +53,8 @@ class Peer:
         return drop(self.convolution(x), sums, 0.1, 0.5, self.random)
 
 
-def works(texts: Sequence[str], shape: Sequence[int]) -> dict[str, Work]:
-    """The works by label."""
+def workloads(texts: Sequence[str], shape: Sequence[int]) -> dict[str, Workload]:
+    """The workloads by label."""
     convolution = nn.Conv2d(shape[1], FILTERS, 3, padding=1)
     return {
         CONVOLUTION: convolution,
@@ -65,21 +65,21 @@ def works(texts: Sequence[str], shape: Sequence[int]) -> dict[str, Work]:
 
 
 def case(texts: Sequence[str], shape: Sequence[int]) -> Case:
-    """All works on inputs of `shape`, images x channels x height x width."""
+    """All workloads on inputs of `shape`, images x channels x height x width."""
     x = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
     return Case(
-        works(texts or EXPRESSIONS, shape),
+        workloads(texts or EXPRESSIONS, shape),
         lambda number: x,
         (CONVOLUTION, PUBLISHED, UNFOLD),
         f"self-information on inputs {'x'.join(map(str, shape))}",
         (
-            f"Forward pass of a 3×3 convolution with {FILTERS} filters; for the others with the map of "
-            f"self-information (for the peers: from {(2 * RADIUS + 1) ** 2} neighbours) and a new mask.",
-            "to …: median over rounds of its time / median of the other's.",
+            f"{CONVOLUTION}: forward pass of a 3×3 convolution with {FILTERS} filters. Others: the same with a map of "
+            f"self-information (for the peers, from {(2 * RADIUS + 1) ** 2} neighbours) and a new mask.",
+            "to …: median over rounds of its time / median time of the other.",
             INTERVAL_NOTE,
-            "Each has an equal share of the time, so slow ones have fewer rounds. The first round counts only if it is "
-            "the only one.",
-            f"{MEMORY_NOTE}; others than {CONVOLUTION}: the difference.",
+            "All have an equal share of the time, so slow ones have fewer rounds. The first round is a warm-up unless "
+            "it is the only round.",
+            f"{MEMORY_NOTE}; for others than {CONVOLUTION}, the difference.",
         ),
     )
 

@@ -1,7 +1,8 @@
-"""Self-information drop-out in other forms: that of the published code, and one with `unfold`.
+"""Other implementations of self-information drop-out: the form of the published code, and a form with `unfold`.
 
-Both give, per position p of a convolution's output, the kernel sum S(p) = Σ_δ exp(−‖patch(p) − patch(p + δ)‖² / 2h²m)
-over all shifts δ in [−radius, radius]², with m the mean squared distance over the batch and h = 1.
+Both compute, for each position p of a convolution's output, the kernel sum
+S(p) = Σ_δ exp(−‖patch(p) − patch(p + δ)‖² / 2h²m) over all shifts δ in [−radius, radius]², with the mean squared
+distance m over the batch and h = 1.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from torch.nn import functional
 def concatenated_differences(x: Tensor, radius: int, kernel: int, padding: int) -> Tensor:
     """S, `[n, height, width]`, in the form of the code published with InfoDrop (Shi et al. 2020, few_shot/backbone.py).
 
-    The difference of the padded input `[n, channels, height, width]` with each of its shifts, all concatenated;
-    squared; summed over channels; a convolution with ones for the patch; exp; sum over shifts.
+    The differences between the padded input `[n, channels, height, width]` and each of its shifts are concatenated,
+    squared, and summed over channels; then follow a convolution with ones (sum over the patch), exp, and the sum over
+    shifts.
 
-    Departs from that code in: 1. all shifts, where it draws nine at random; 2. the differences are squared in place
-    and the parts freed, where it keeps three copies, so that this form needs less memory than the published one.
+    Deviations from that code: 1. all shifts are used instead of nine random shifts; 2. differences are squared in place
+    and intermediate tensors freed instead of keeping three copies, so this form needs less memory.
     """
     padded, height, width = _padded(x, radius, padding)
     center = _shifted(padded, radius, radius, height, width)
@@ -33,23 +35,23 @@ def concatenated_differences(x: Tensor, radius: int, kernel: int, padding: int) 
 
 
 def unfolded_patches(x: Tensor, radius: int, kernel: int, padding: int) -> Tensor:
-    """S, `[n, height, width]`, from patches laid out by `unfold`: for each shift the distances of all patches."""
+    """S, `[n, height, width]`, from patches extracted by `unfold`: the distances of all patches for each shift."""
     padded, height, width = _padded(x, radius, padding)
     patches = functional.unfold(_shifted(padded, radius, radius, height, width), kernel)
-    found = []
+    shifted_distances = []
     for i in range(2 * radius + 1):
         for j in range(2 * radius + 1):
             other = functional.unfold(_shifted(padded, i, j, height, width), kernel)
-            found.append((patches - other).square_().sum(dim=1))
-    distances = torch.stack(found, dim=1)
+            shifted_distances.append((patches - other).square_().sum(dim=1))
+    distances = torch.stack(shifted_distances, dim=1)
     sums = torch.exp(-distances / distances.mean() / 2).sum(dim=1)
     return sums.view(len(x), height - kernel + 1, width - kernel + 1)
 
 
 def drop(outputs: Tensor, sums: Tensor, rate: float, temperature: float, random: torch.Generator) -> Tensor:
-    """Outputs `[n, channels, height, width]` without those that a Bernoulli draw per position and channel drops.
+    """Outputs `[n, channels, height, width]`, dropped (set to 0) independently per position and channel.
 
-    The probability is 1 − (1 − rate)^(positions · p), p the softmax over positions of (log S) / temperature.
+    The drop probability is 1 − (1 − rate)^(positions · p), with the softmax p over positions of (log S) / temperature.
     """
     share = (sums.log() / temperature).flatten(1).softmax(dim=1).view_as(sums)
     probability = 1 - (1 - rate) ** (share * sums[0].numel())
@@ -57,7 +59,7 @@ def drop(outputs: Tensor, sums: Tensor, rate: float, temperature: float, random:
 
 
 def _padded(x: Tensor, radius: int, padding: int) -> tuple[Tensor, int, int]:
-    """The input with zeros around it for patches and shifts, and the size that it has without those for shifts."""
+    """The input zero-padded for patches and shifts, and its height and width if padded for patches only."""
     height, width = x.shape[-2] + 2 * padding, x.shape[-1] + 2 * padding
     return functional.pad(x, (radius + padding,) * 4), height, width
 

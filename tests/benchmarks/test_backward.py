@@ -1,11 +1,11 @@
-"""The benchmark of `backward`: every work takes the same step, and the table describes it."""
+"""The benchmark of `backward`: all workloads compute the same step, and the table has the documented rows."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from tests.benchmarks.backward import BENCHMARK, Cosine, gradient, works
+from tests.benchmarks.backward import BENCHMARK, Cosine, gradient, workloads
 from tests.benchmarks.backward_inputs import Setting
 from tests.benchmarks.backward_peers import BY_HAND, SUMMED
 
@@ -16,9 +16,9 @@ PEERS = ["torchjd Mean", "torchjd Mean, chunk 1", "torchjd UPGrad", "torchjd UPG
 both = pytest.mark.parametrize("shape", [VECTORS, IMAGES], ids=["vectors", "images"])
 
 
-def found(work, batch):
-    work(batch)
-    return gradient(work)
+def found(workload, batch):
+    workload(batch)
+    return gradient(workload)
 
 
 def losses(network, batch):
@@ -30,11 +30,11 @@ def losses(network, batch):
 @both
 def test_all_means_are_the_gradient_of_the_mean_loss_in_float64(shape):
     setting = Setting(shape, torch.float64)
-    made = works(["none", "pcgrad"], setting)
+    made = workloads(["none", "pcgrad"], setting)
     batch, network = setting.batch(1), setting.network()
     gradients = torch.autograd.grad(losses(network, batch).mean(), [*network.encoder.parameters()])
     expected = torch.cat([one.flatten() for one in gradients])
-    means = {label for label, work in made.items() if work.mean}
+    means = {label for label, workload in made.items() if workload.mean}
     assert means == {BY_HAND, SUMMED, "backward none", "backward none, features", *PEERS[:2]}
     for label in means:
         factor = shape[0] if label == SUMMED else 1
@@ -45,7 +45,7 @@ def test_all_means_are_the_gradient_of_the_mean_loss_in_float64(shape):
 def test_both_levels_of_static_weights_take_the_step_of_the_weighted_loss(shape):
     setting, weights = Setting(shape, torch.float64), [2.0, 1.0, 5.0][: shape[0]]
     text = f"static(weights={weights})"
-    made = works([text], setting)
+    made = workloads([text], setting)
     batch, network = setting.batch(1), setting.network()
     weighted = losses(network, batch) @ torch.tensor(weights).double()
     gradients = torch.autograd.grad(weighted, [*network.encoder.parameters()])
@@ -58,31 +58,31 @@ def test_both_levels_of_static_weights_take_the_step_of_the_weighted_loss(shape)
     torch.testing.assert_close(chunks[0], chunks[1], rtol=1e-9, atol=1e-12)
 
 
-def test_heads_have_a_gradient_in_every_work():
+def test_heads_have_a_gradient_in_every_workload():
     setting = Setting(VECTORS)
-    for label, work in works(["none", "pcgrad"], setting).items():
-        work(setting.batch(0))
-        assert all(parameter.grad is not None for parameter in work.network.heads.parameters()), label
+    for label, workload in workloads(["none", "pcgrad"], setting).items():
+        workload(setting.batch(0))
+        assert all(parameter.grad is not None for parameter in workload.network.heads.parameters()), label
 
 
 @both
-def test_a_step_leaves_the_parameters_and_finds_the_same_gradient_again(shape):
+def test_a_step_does_not_change_the_parameters_and_repeats_its_gradient(shape):
     setting = Setting(shape)
     start = [parameter.detach().clone() for parameter in setting.network().parameters()]
-    for work in works(["none"], setting).values():
-        first = found(work, setting.batch(0)).clone()
-        torch.testing.assert_close(found(work, setting.batch(0)), first)
-        assert all(map(torch.equal, work.network.parameters(), start))
+    for workload in workloads(["none"], setting).values():
+        first = found(workload, setting.batch(0)).clone()
+        torch.testing.assert_close(found(workload, setting.batch(0)), first)
+        assert all(map(torch.equal, workload.network.parameters(), start))
 
 
 def test_the_cosine_is_that_of_means_only():
     setting = Setting(IMAGES)
-    made = works(["none", "pcgrad"], setting)
+    made = workloads(["none", "pcgrad"], setting)
     cosine = Cosine(setting)
-    for label, work in made.items():
-        work(setting.batch(0))
-        value = cosine(work)
-        assert value == pytest.approx(1, abs=1e-5) if work.mean else value is None, label
+    for label, workload in made.items():
+        workload(setting.batch(0))
+        value = cosine(workload)
+        assert value == pytest.approx(1, abs=1e-5) if workload.mean else value is None, label
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""How works are compared: ratios to references and peers, differences, cosines; with given times."""
+"""Comparison of workloads with fixed times: ratios to references and peers, differences, cosines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_further_references_differences_and_peers_are_columns():
     assert {label: value.median for label, value in to_peer.values.items()} == {"b": 0.5}
 
 
-def test_cosines_are_a_column_if_a_work_has_one():
+def test_cosines_are_a_column_if_a_workload_has_one():
     found = timings(0, a=[1.0], b=[2.0])
     (column,) = case("a", paired=True).columns(found, {"a": None, "b": 0.5})
     assert (column.title, column.values) == ("cosine", {"b": 0.5})
@@ -37,18 +37,18 @@ def test_cosines_are_a_column_if_a_work_has_one():
 
 
 @pytest.mark.parametrize(("paired", "ratio"), [(True, 2.0), (False, 4.0)])
-def test_works_without_equal_rounds_may_still_form_their_ratios_within_rounds(paired, ratio):
+def test_paired_ratios_are_within_rounds_even_if_numbers_of_rounds_differ(paired, ratio):
     # "b" is so slow that its share of the time ends after the first rounds, in which "a" is slow, too.
     found = timings(1, a=[3.0, 2.0, 1.0, 1.0, 1.0], b=[6.0, 4.0])
     assert case("a", paired=paired).rows(found, {})[1].ratio.median == ratio
 
 
-def test_columns_stand_between_the_ratio_to_the_reference_and_memory():
+def test_additional_columns_are_between_the_ratio_to_the_reference_and_memory():
     def fail(given):
         raise PluginRunError("out of ideas")
 
-    works = {"a": lambda given: None, "b": lambda given: None, "failing": fail}
-    made = Case(works, lambda number: number, ("a",), "title", ("a note",), paired=True, difference=True)
+    workloads = {"a": lambda given: None, "b": lambda given: None, "failing": fail}
+    made = Case(workloads, lambda number: number, ("a",), "title", ("a note",), paired=True, difference=True)
     ticks = iter(range(1000))
     found = made.compare(8, 1e9, 2, lambda: float(next(ticks)), lambda done, most: None)
     lines = found.markdown().splitlines()

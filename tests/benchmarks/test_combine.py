@@ -1,4 +1,4 @@
-"""The benchmark of `combine`: works that do the same on the same gradients, and the table of them."""
+"""The benchmark of `combine`: workloads compute the same result from the same gradients, and rows of the table."""
 
 from __future__ import annotations
 
@@ -7,45 +7,45 @@ import itertools
 
 import torch
 
-from tests.benchmarks.combine import AGAIN, BENCHMARK, FLOOR, NORMS, NORMS_READ, PLAIN, READ, works
+from tests.benchmarks.combine import BENCHMARK, FLOOR, NORMS, NORMS_READ, PLAIN, READ, SECOND_FLOOR, workloads
 from tests.benchmarks.combine_inputs import Source
 from tests.benchmarks.combine_peers import NAMES
 
-LEAST = [FLOOR, PLAIN, READ, AGAIN]
+LEAST = [FLOOR, PLAIN, READ, SECOND_FLOOR]
 QUICK = {"rounds": 3, "seconds": 0.01}
 WIDE = 20_000
-"""More columns than a block of the Gramian's has, and no multiple of one."""
+"""More columns than a block of the Gramian has, and not a multiple of the block size."""
 
 given = Source(3, WIDE)(0)
 
 
-def test_all_works_whose_direction_is_the_mean_find_the_same_one():
-    made, _ = works(["none", "gradnorm"], 3)
+def test_all_workloads_whose_direction_is_the_mean_return_the_same_direction():
+    made, _ = workloads(["none", "gradnorm"], 3)
     expected = given.rows.double().mean(0)
     for label in (READ, "none", "torchjd Mean"):
         torch.testing.assert_close(made[label](given).double(), expected, rtol=1e-5, atol=1e-6, msg=label)
-    for label in (FLOOR, AGAIN, PLAIN, NORMS_READ):
+    for label in (FLOOR, SECOND_FLOOR, PLAIN, NORMS_READ):
         torch.testing.assert_close(made[label](given)[1].double(), expected, rtol=1e-5, atol=1e-6, msg=label)
 
 
 def test_the_statistics_of_the_floors_are_those_of_the_rows():
-    made, _ = works(["gradnorm"], 3)
+    made, _ = workloads(["gradnorm"], 3)
     gramian = torch.einsum("ip,jp->ij", given.rows.double(), given.rows.double())
     close = {"rtol": 1e-5, "atol": 1e-4 * float(gramian.diagonal().min())}
-    for label in (FLOOR, AGAIN, PLAIN):
+    for label in (FLOOR, SECOND_FLOOR, PLAIN):
         torch.testing.assert_close(made[label](given)[0].double(), gramian, **close, msg=label)
     torch.testing.assert_close(made[NORMS](given), gramian.diagonal(), **close)
     torch.testing.assert_close(made[NORMS_READ](given)[0], gramian.diagonal(), **close)
 
 
 def test_a_peer_is_the_same_method():
-    made, peers = works([], 2)
-    drawn = {"graddrop"}  # signs by chance
+    made, peers = workloads([], 2)
+    stochastic = {"graddrop"}  # draws random signs
     source = Source(2, 500)
     for number in range(3):
         step = source(number)
         for text, peer in peers.items():
-            if text in {*NAMES} - drawn:
+            if text in {*NAMES} - stochastic:
                 ours, theirs = made[text](step).double(), made[peer](step).double()
                 assert torch.cosine_similarity(ours, theirs, dim=0) > 0.99, (text, number)
 
@@ -64,7 +64,7 @@ def gradhomog_homogenizer():
 """
 
 
-def test_a_homogenizer_never_receives_the_gradients_of_the_last_step_again(gradhomog_install):
+def test_a_homogenizer_receives_different_gradients_in_every_step(gradhomog_install):
     gradhomog_install("gramians-dist", RECORDING, plugin="gramians")
     BENCHMARK(["gramians"], [(2, 30)], rounds=4, seconds=60)
     seen = importlib.import_module("gramians_dist").SEEN
@@ -72,7 +72,7 @@ def test_a_homogenizer_never_receives_the_gradients_of_the_last_step_again(gradh
     assert all(one != next_one for one, next_one in itertools.pairwise(seen))
 
 
-def test_each_stands_before_its_peer_after_the_floors():
+def test_rows_are_the_floors_then_each_homogenizer_followed_by_its_peer():
     (found,) = BENCHMARK(["pcgrad", "none", 'pcgrad(scale="paper")', "static"], [(3, 500)], **QUICK)
     labels = [row.label for row in found.table.rows]
     assert labels == [
@@ -97,14 +97,14 @@ def test_the_columns_are_those_of_ratio_difference_peer_and_memory():
     assert abs(ours["added_bytes"]) < 0.1 * gradient  # one gradient, too
 
 
-def test_gradnorm_is_compared_with_norms_which_no_other_table_has():
+def test_only_tables_with_gradnorm_have_rows_of_norms():
     (found,) = BENCHMARK(["gradnorm"], [(2, 500)], **QUICK)
     assert [row.label for row in found.table.rows] == [*LEAST, "gradnorm", NORMS, NORMS_READ]
     assert list(found.columns[1].values) == ["gradnorm"]
-    assert NORMS not in works(["pcgrad"], 2)[0]
+    assert NORMS not in workloads(["pcgrad"], 2)[0]
 
 
-def test_a_peer_that_raises_is_reported_and_the_others_go_on(monkeypatch):
+def test_a_peer_that_raises_is_reported_and_the_others_continue(monkeypatch):
     class Failing:
         def __call__(self, rows):
             raise ArithmeticError("no convergence")

@@ -1,4 +1,4 @@
-"""Benchmarks as a developer runs them: tables as Markdown and JSON, files, bad input."""
+"""The command line of benchmarks: tables as Markdown and JSON, output files, invalid input."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_json_has_the_columns_of_the_table_in_each_row(capsys):
 
 
 @pytest.mark.slow
-def test_processor_time_does_not_count_waiting(monkeypatch, capsys):
+def test_processor_time_does_not_include_waiting(monkeypatch, capsys):
     step = maml_peers.by_hand
     monkeypatch.setitem(maml_peers.PEERS, maml_peers.BY_HAND, lambda *given: (time.sleep(0.3), step(*given)))
 
@@ -63,7 +63,7 @@ def test_processor_time_does_not_count_waiting(monkeypatch, capsys):
     assert processor["notes"][-1].startswith("Times are processor time")
 
 
-def test_a_work_that_fails_is_exit_code_1_with_the_others_in_the_table(monkeypatch, capsys):
+def test_a_workload_that_fails_is_exit_code_1_with_the_others_in_the_table(monkeypatch, capsys):
     class Failing:
         def __call__(self, rows):
             raise ArithmeticError("no convergence")
@@ -76,7 +76,7 @@ def test_a_work_that_fails_is_exit_code_1_with_the_others_in_the_table(monkeypat
 
 
 @every
-def test_the_name_is_that_of_a_module_that_runs(benchmark, monkeypatch, capsys):
+def test_the_name_of_a_benchmark_is_that_of_its_module(benchmark, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [benchmark.name, "--help"])
     with pytest.raises(SystemExit) as stop:
         runpy.run_path(str(FOLDER / f"{benchmark.name}.py"), run_name="__main__")
@@ -88,7 +88,7 @@ def test_the_name_is_that_of_a_module_that_runs(benchmark, monkeypatch, capsys):
 
 @every
 @pytest.mark.parametrize("sizes", [1, 5, 0])
-def test_a_shape_of_no_form_is_refused(benchmark, sizes, capsys):
+def test_a_shape_that_matches_no_form_is_rejected(benchmark, sizes, capsys):
     shape = "x".join(["4"] * sizes) or "x".join(["0"] * (benchmark.forms[0].count(" x ") + 1))
     assert run(benchmark, "--shape", shape) == 2
     err = capsys.readouterr().err
@@ -96,7 +96,7 @@ def test_a_shape_of_no_form_is_refused(benchmark, sizes, capsys):
 
 
 @every
-def test_an_unknown_name_is_refused_before_anything_is_timed(benchmark, capsys):
+def test_an_unknown_name_is_rejected_before_timing(benchmark, capsys):
     wrong, right = {"learner": ("mamll", "maml"), "homogenizer": ("pcgard", "pcgrad")}[benchmark.kind]
     assert run(benchmark, f"--{benchmark.kind}", wrong, "--shape", "x".join(map(str, benchmark.shapes[0]))) == 2
     assert f"Did you mean '{right}'?" in capsys.readouterr().err
@@ -105,13 +105,13 @@ def test_an_unknown_name_is_refused_before_anything_is_timed(benchmark, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--shape", "4xbig"], "whole numbers with x between them; got '4xbig'"),
+        (["--shape", "4xbig"], "integers separated by x; got '4xbig'"),
         (["--learner", "maml"], "unrecognized arguments: --learner maml"),
-        (["--out", "nowhere/table.md"], "must be a file in a folder that exists; got 'nowhere/table.md'"),
-        (["--out", ""], "must be a file in a folder that exists; got ''"),
+        (["--out", "nowhere/table.md"], "must be a file in an existing folder; got 'nowhere/table.md'"),
+        (["--out", ""], "must be a file in an existing folder; got ''"),
     ],
 )
-def test_an_option_that_cannot_be_read_is_refused(arguments, message, capsys):
+def test_an_invalid_option_is_rejected(arguments, message, capsys):
     with pytest.raises(SystemExit) as stop:
         run(rotation.BENCHMARK, *arguments)
     assert stop.value.code == 2

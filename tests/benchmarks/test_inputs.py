@@ -1,4 +1,4 @@
-"""Inputs of the benchmarks: the same at every call, others in every round, the same numbers in every dtype."""
+"""Inputs of the benchmarks: equal in every call, different in every round, the same numbers in every dtype."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 from tests.benchmarks import backward_inputs, combine_inputs, maml_inputs
 from tests.benchmarks.combine_inputs import Source
-from tests.benchmarks.maml_inputs import channels_last
+from tests.benchmarks.maml_inputs import to_channels_last
 from tests.benchmarks.rotation_inputs import draw
 
 VECTORS, MULTI_TASK_IMAGES = (3, 4, 6), (2, 3, 16, 4)
@@ -68,12 +68,12 @@ def test_networks_of_several_heads_have_the_documented_sizes_and_no_running_stat
     assert not [*mlp.buffers(), *conv4.buffers()]
 
 
-def test_channels_last_changes_the_layout_and_no_number():
+def test_channels_last_changes_the_layout_but_not_the_numbers():
     batch = maml_inputs.Setting(FEW_SHOT_IMAGES, torch.float64).batch(0)
-    laid = channels_last(batch)
-    assert torch.equal(laid.support_x, batch.support_x)
-    assert laid.support_x[0].is_contiguous(memory_format=torch.channels_last)
-    assert not laid.support_x[0].is_contiguous()
+    converted = to_channels_last(batch)
+    assert torch.equal(converted.support_x, batch.support_x)
+    assert converted.support_x[0].is_contiguous(memory_format=torch.channels_last)
+    assert not converted.support_x[0].is_contiguous()
 
 
 def test_gradients_overwrite_those_of_the_previous_round():

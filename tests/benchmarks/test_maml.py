@@ -1,4 +1,4 @@
-"""The benchmark of MAML: every work takes the same meta-step, and the table describes it."""
+"""The benchmark of MAML: all workloads compute the same meta-step, and the table has the documented rows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.benchmarks import maml, maml_peers
-from tests.benchmarks.maml import BENCHMARK, Cosine, MetaStep, gradient, works
+from tests.benchmarks.maml import BENCHMARK, Cosine, MetaStep, gradient, workloads
 from tests.benchmarks.maml_inputs import Setting
 from tests.benchmarks.maml_peers import BY_HAND, PEERS, Peer
 
@@ -19,15 +19,15 @@ QUICK = {"rounds": 3, "seconds": 0.01}
 both = pytest.mark.parametrize("shape", [SINUSOIDS, IMAGES], ids=["sinusoids", "images"])
 
 
-def found(work, batch):
-    work(batch)
-    return gradient(work.network)
+def found(workload, batch):
+    workload(batch)
+    return gradient(workload.network)
 
 
 @both
-def test_all_second_order_works_find_one_gradient_in_float64(shape):
+def test_all_second_order_workloads_compute_the_same_gradient_in_float64(shape):
     setting = Setting(shape, torch.float64)
-    made, _ = works(LEARNERS, setting)
+    made, _ = workloads(LEARNERS, setting)
     batch = setting.batch(1)
     expected = found(made[BY_HAND], batch)
     assert set(made) == {*PEERS, *LEARNERS}
@@ -36,9 +36,9 @@ def test_all_second_order_works_find_one_gradient_in_float64(shape):
 
 
 @both
-def test_both_first_order_works_find_another_one(shape):
+def test_both_first_order_workloads_compute_the_same_other_gradient(shape):
     setting = Setting(shape, torch.float64)
-    made, _ = works(["maml(first_order=true)"], setting)
+    made, _ = workloads(["maml(first_order=true)"], setting)
     batch = setting.batch(1)
     ours, theirs = found(made["maml(first_order=true)"], batch), found(made["hand-written, first order"], batch)
     torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
@@ -69,18 +69,18 @@ def test_the_hand_written_gradient_is_that_of_the_query_loss_after_the_inner_loo
 
 
 @both
-def test_a_step_leaves_the_parameters_so_that_every_round_has_the_same_work(shape):
+def test_a_step_does_not_change_the_parameters(shape):
     setting = Setting(shape)
     start = [p.detach().clone() for p in setting.network().parameters()]
-    for work in works(["maml"], setting)[0].values():
-        work(setting.batch(0))
-        assert all(torch.equal(p, q) for p, q in zip(work.network.parameters(), start, strict=True))
+    for workload in workloads(["maml"], setting)[0].values():
+        workload(setting.batch(0))
+        assert all(torch.equal(p, q) for p, q in zip(workload.network.parameters(), start, strict=True))
 
 
-def test_channels_last_finds_the_same_gradient():
+def test_channels_last_computes_the_same_gradient():
     setting = Setting(IMAGES, torch.float64)
     batch = setting.batch(0)
-    plain, other = MetaStep("maml", setting.network()), MetaStep("maml", setting.network(), laid_out=True)
+    plain, other = MetaStep("maml", setting.network()), MetaStep("maml", setting.network(), channels_last=True)
     torch.testing.assert_close(found(other, batch), found(plain, batch), rtol=1e-9, atol=1e-11)
 
 
@@ -88,21 +88,21 @@ def test_the_cosine_of_an_approximation_is_below_that_of_the_exact_gradient():
     setting = Setting(IMAGES)
     cosine, batch = Cosine(setting), setting.batch(0)
     exact, rough = MetaStep("maml", setting.network()), MetaStep("maml(autocast='bfloat16')", setting.network())
-    for work in (exact, rough):
-        work(batch)
+    for workload in (exact, rough):
+        workload(batch)
     assert cosine(exact) == pytest.approx(1, abs=1e-6)
     assert 0.5 < cosine(rough) < 1 - 1e-5
     assert cosine(lambda batch: None) is None
 
 
-def test_the_default_tables_have_peers_learners_rows_alone_and_the_other_layout(monkeypatch):
+def test_the_default_tables_have_peers_learners_rows_only_and_channels_last(monkeypatch):
     monkeypatch.setattr(maml, "FOR_SINUSOIDS", ('maml(engine="loop")',))  # compiling takes half a minute
     sinusoids, images = BENCHMARK([], [SINUSOIDS, IMAGES], **QUICK)
     common = [*PEERS, "maml", "maml(recompute=true)", "maml(first_order=true)"]
     labels = [row.label for row in sinusoids.table.rows]
     assert labels == [*common, 'maml(engine="loop")', 'maml(engine="vmap")', maml.ROWS]
     rows = {row.label: row for row in images.table.rows}
-    assert list(rows) == [*common, 'maml(autocast="bfloat16")', 'maml(engine="vmap")', maml.ROWS, maml.LAID_OUT]
+    assert list(rows) == [*common, 'maml(autocast="bfloat16")', 'maml(engine="vmap")', maml.ROWS, maml.CHANNELS_LAST]
     assert images.table.added_bytes(rows["hand-written, losses summed"]) > 0
     assert [column.title for column in images.columns] == ["to TorchOpt MetaSGD", "to higher", "cosine"]
     cosine = images.columns[-1].values
@@ -110,34 +110,32 @@ def test_the_default_tables_have_peers_learners_rows_alone_and_the_other_layout(
     assert "2 tasks with 5 ways, 5 shots, 15 queries, 1 thread" in images.table.title
 
 
-def test_works_that_keep_all_graphs_at_once_are_left_out_of_large_images(monkeypatch):
+def test_workloads_that_keep_all_graphs_are_omitted_for_large_images(monkeypatch):
     monkeypatch.setattr(maml, "LARGEST_AT_ONCE", 2 * 16 * 16 * 4 - 1)
-    made, notes = works([], Setting(IMAGES))
+    made, notes = workloads([], Setting(IMAGES))
     assert {"hand-written, losses summed", maml.VECTORIZED}.isdisjoint(made)
     assert "maml(recompute=true)" in made
-    assert notes == [
-        "Works that keep the graphs of all tasks at once are left out: for these images they take gigabytes."
-    ]
+    assert notes == ["Workloads that keep the graphs of all tasks are omitted: for these images they need gigabytes."]
 
 
-def test_a_learner_is_compiled_before_anything_is_timed(monkeypatch):
+def test_a_learner_is_compiled_before_timing(monkeypatch):
     calls = []
     monkeypatch.setattr("gradhomog.learners.Learner.step", lambda learner, batch, outer: calls.append(learner))
-    made, _ = works(["maml", "maml(compile=true)"], Setting(SINUSOIDS))
+    made, _ = workloads(["maml", "maml(compile=true)"], Setting(SINUSOIDS))
     assert calls == [made["maml(compile=true)"].learner]
 
 
-def test_a_learner_that_cannot_be_compiled_here_is_left_out_with_the_reason(monkeypatch):
+def test_a_learner_that_cannot_be_compiled_is_omitted_with_the_reason(monkeypatch):
     def fail(learner, batch, outer):
         raise RuntimeError("no C++ compiler found\nand much more")
 
     monkeypatch.setattr("gradhomog.learners.Learner.step", fail)
-    made, notes = works(["maml(compile=true)"], Setting(SINUSOIDS))
+    made, notes = workloads(["maml(compile=true)"], Setting(SINUSOIDS))
     assert set(made) == set(PEERS)
-    assert notes == ["maml(compile=true) is left out: torch.compile reports: no C++ compiler found"]
+    assert notes == ["maml(compile=true) is omitted: torch.compile reports: no C++ compiler found"]
 
 
-def test_a_learner_of_another_package_is_reached_by_name(gradhomog_install):
+def test_a_learner_of_another_distribution_can_be_timed(gradhomog_install):
     gradhomog_install("fixed-dist", FIXED, plugin="fixed", kind="learners")
     (comparison,) = BENCHMARK(["fixed"], [SINUSOIDS], **QUICK)
     assert comparison.table.rows[-1].label == "fixed"

@@ -1,4 +1,4 @@
-"""The benchmark of rotations: one whole update of ours, and peers whose matrices stay rotations."""
+"""The benchmark of rotations: a complete update of homogenizers, and peers whose matrices stay orthogonal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.benchmarks.rotation_peers import MAPS, OrthogonalLayers
 
 
 @pytest.mark.parametrize("name", MAPS)
-def test_the_rotation_of_a_peer_starts_at_the_identity_stays_orthogonal_and_aligns(name):
+def test_rotations_of_a_peer_start_at_the_identity_stay_orthogonal_and_decrease_the_objective(name):
     torch.manual_seed(0)
     given = draw((3, 5, 8), 0)
     peer = OrthogonalLayers(3, 8, name)

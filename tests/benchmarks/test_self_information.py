@@ -1,4 +1,4 @@
-"""The benchmark of self-information: peers beside the definition, position by position."""
+"""The benchmark of self-information: peers compared with the definition at each position."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.benchmarks.self_information_peers import concatenated_differences, dr
 
 
 def naive_sums(x, radius, kernel, padding):
-    """By the definition: patches of the input with zeros around it, position by position."""
+    """Kernel sums by their definition: patches of the zero-padded input, position by position."""
     n, _, height, width = x.shape
 
     def value(image, channel, row, column):
@@ -38,13 +38,13 @@ def naive_sums(x, radius, kernel, padding):
 
 @pytest.mark.parametrize(("radius", "kernel", "padding"), [(1, 3, 1), (2, 2, 0), (1, 1, 0)])
 @pytest.mark.parametrize("form", [concatenated_differences, unfolded_patches])
-def test_the_form_of_a_peer_is_the_definition(form, radius, kernel, padding):
+def test_the_form_of_a_peer_equals_the_definition(form, radius, kernel, padding):
     x = torch.randn(2, 2, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     found = form(x, radius, kernel, padding)
     torch.testing.assert_close(found, naive_sums(x, radius, kernel, padding), rtol=1e-12, atol=1e-12)
 
 
-def test_at_equal_self_information_the_mask_drops_the_rate_everywhere():
+def test_at_equal_self_information_the_drop_probability_is_the_rate():
     outputs, random = torch.ones(50, 8, 10, 10), torch.Generator().manual_seed(0)
     kept = drop(outputs, torch.full((50, 10, 10), 3.0), 0.25, 0.5, random)
     dropped = int((kept == 0).sum())
@@ -52,7 +52,7 @@ def test_at_equal_self_information_the_mask_drops_the_rate_everywhere():
     assert torch.equal(drop(outputs, torch.rand(50, 10, 10) + 1, 0.0, 0.5, random), outputs)
 
 
-def test_a_homogenizer_is_attached_for_the_call_only_and_begins_in_every_call(calls):
+def test_a_homogenizer_is_attached_only_during_calls_and_begins_in_each_call(calls):
     convolution = torch.nn.Conv2d(2, 3, 3, padding=1)
     x = torch.ones(1, 2, 5, 5)
     attached = Attached("recording", convolution)

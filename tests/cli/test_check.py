@@ -1,4 +1,4 @@
-"""`gradhomog check` as a user types it: table, data, exit codes, and messages instead of tracebacks."""
+"""`gradhomog check`: table, JSON data, exit codes, and messages instead of tracebacks."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ NOT_A_NUMBER = """
 
 @pytest.fixture(autouse=True)
 def storage(monkeypatch, tmp_path):
-    """Where hypothesis may keep its files: the command sets it for the whole process, if nobody has."""
+    """Set the folder of hypothesis's files for each test; otherwise the command sets it for the whole process."""
     monkeypatch.setenv("HYPOTHESIS_STORAGE_DIRECTORY", str(tmp_path / "hypothesis"))
 
 
-def strictly(text):
-    """Data as every reader of JSON understands it: there are some that know no NaN."""
+def parse_strict_json(text):
+    """Parse JSON; fail on NaN and infinity, which are not valid JSON."""
     return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 
 
-def checked(text):
-    """The checks in the lines of a table."""
+def check_names(text):
+    """The names of the checks in a table."""
     return [line.split()[1] for line in text.splitlines() if line.startswith("  ") and not line.startswith("   ")]
 
 
@@ -61,25 +61,25 @@ def test_a_plugin_of_any_kind_is_found_by_its_name_and_the_table_printed(name, s
     assert printed.err == ""
 
 
-def test_several_plugins_give_several_tables_apart_by_a_line(capsys):
+def test_several_plugins_give_tables_separated_by_a_blank_line(capsys):
     assert main(["check", "static", "fomaml", "--only", "documented"]) == 0
     out = capsys.readouterr().out
-    assert checked(out) == ["documented"] * 2
+    assert check_names(out) == ["documented"] * 2
     assert "\n\nlearner fomaml of " in out
     assert out.endswith("s\n")
 
 
 def test_only_may_be_repeated(capsys):
     assert main(["check", "static", "--only", "documented", "--only", "half_*"]) == 0
-    assert checked(capsys.readouterr().out) == ["documented", "half_precision"]
+    assert check_names(capsys.readouterr().out) == ["documented", "half_precision"]
 
 
 def test_fast_runs_the_same_checks_with_fewer_examples(capsys):
     assert main(["check", "static", "--fast", "--only", "identical_rows"]) == 0
-    assert checked(capsys.readouterr().out) == ["identical_rows"]
+    assert check_names(capsys.readouterr().out) == ["identical_rows"]
 
 
-def test_a_kind_may_be_given_where_several_have_the_name(gradhomog_install, capsys):
+def test_kind_selects_among_plugins_of_the_same_name(gradhomog_install, capsys):
     gradhomog_install("my-static", "", plugin="static", target="gradhomog_adapters.fomaml", kind="learners")
     assert main(["check", "static", "--only", "documented"]) == 0
     assert main(["check", "static", "--only", "documented", "--kind", "learners"]) == 0
@@ -89,7 +89,7 @@ def test_a_kind_may_be_given_where_several_have_the_name(gradhomog_install, caps
 
 def test_json_is_one_list_of_reports(capsys):
     assert main(["check", "static", "functions", "--only", "documented", "--json"]) == 0
-    first, second = strictly(capsys.readouterr().out)
+    first, second = parse_strict_json(capsys.readouterr().out)
     assert first["subject"].startswith("homogenizer static of ")
     assert second["subject"].startswith("domain functions:sinusoid of ")
     assert first["passed"] is second["passed"] is True
@@ -99,10 +99,10 @@ def test_json_is_one_list_of_reports(capsys):
     }  # fmt: skip
 
 
-# -- what fails ------------------------------------------------------------------------------------------------------
+# -- failures --------------------------------------------------------------------------------------------------------
 
 
-def test_a_failure_is_exit_code_1_whichever_of_the_plugins_it_is(gradhomog_install, capsys):
+def test_a_failure_of_any_plugin_is_exit_code_1(gradhomog_install, capsys):
     bad = gradhomog_install("bad-one", NOT_A_NUMBER)
     assert main(["check", bad, "static", "--only", "documented"]) == 1
     out = capsys.readouterr().out
@@ -110,17 +110,17 @@ def test_a_failure_is_exit_code_1_whichever_of_the_plugins_it_is(gradhomog_insta
     assert "  ✓ documented  passed" in out
 
 
-def test_what_is_not_a_number_is_null_in_data(gradhomog_install, capsys):
+def test_nan_is_null_in_json(gradhomog_install, capsys):
     bad = gradhomog_install("bad-one", NOT_A_NUMBER)
     assert main(["check", bad, "--only", "finite_*", "--json"]) == 1
-    (report,) = strictly(capsys.readouterr().out)
+    (report,) = parse_strict_json(capsys.readouterr().out)
     (result,) = report["results"]
     assert (report["passed"], result["outcome"]) == (False, "failed")
     assert "returned NaN or infinity from `mix`" in result["message"]
     assert result["example"]["jacobian"] == [[0.0]]
 
 
-def test_numbers_of_an_example_that_json_does_not_know_are_null(monkeypatch, capsys):
+def test_numbers_of_an_example_that_are_not_finite_are_null_in_json(monkeypatch, capsys):
     from gradhomog.testing import checks
     from gradhomog.testing.check import KIT, Check, CheckFailure
 
@@ -130,10 +130,10 @@ def test_numbers_of_an_example_that_json_does_not_know_are_null(monkeypatch, cap
     checks("homogenizers")
     monkeypatch.setitem(KIT["homogenizers"], "documented", Check("documented", "homogenizers", None, breaks))
     assert main(["check", "static", "--only", "documented", "--json"]) == 1
-    assert strictly(capsys.readouterr().out)[0]["results"][0]["example"] == {"direction": [None, None, 1.0]}
+    assert parse_strict_json(capsys.readouterr().out)[0]["results"][0]["example"] == {"direction": [None, None, 1.0]}
 
 
-def test_an_expected_failure_is_no_failure_and_its_reason_shown(gradhomog_install, capsys):
+def test_an_expected_failure_is_exit_code_0_and_its_reason_is_printed(gradhomog_install, capsys):
     bad = gradhomog_install("bad-one", NOT_A_NUMBER)
     expectations = ["--expect", "documented = a draft = a start", "--expect", "cost=slow"]
     assert main(["check", bad, "--only", "documented", *expectations]) == 0
@@ -141,15 +141,15 @@ def test_an_expected_failure_is_no_failure_and_its_reason_shown(gradhomog_instal
 
 
 @pytest.mark.parametrize(
-    ("check", "says"),
+    ("check", "message"),
     [("documented", "expected to fail (a draft), but does not"), ("stochastic", "'stochastic' is not claimed")],
 )
-def test_an_expected_failure_that_passes_or_is_not_asked_for_is_exit_code_1(check, says, capsys):
+def test_an_expected_failure_that_passes_or_is_not_selected_is_exit_code_1(check, message, capsys):
     assert main(["check", "static", "--only", check, "--expect", f"{check}=a draft"]) == 1
-    assert says in capsys.readouterr().out
+    assert message in capsys.readouterr().out
 
 
-# -- what cannot be used ---------------------------------------------------------------------------------------------
+# -- invalid input ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -162,14 +162,14 @@ def test_an_expected_failure_that_passes_or_is_not_asked_for_is_exit_code_1(chec
         (["static(weight=[1])"], "Did you mean 'weights'?"),
         (["static(weights=[1"], "static(weights=[1\n"),
         (["static", "--only", "documentd"], "['documentd'] matches none of: documented, "),
-        (["static", "--expect", "documented"], "`--expect` is CHECK=REASON, with a reason; got 'documented'."),
-        (["static", "--expect", "documented= "], "`--expect` is CHECK=REASON, with a reason; got 'documented= '."),
+        (["static", "--expect", "documented"], "`--expect` must be CHECK=REASON, with a reason; got 'documented'."),
+        (["static", "--expect", "documented= "], "`--expect` must be CHECK=REASON, with a reason; got 'documented= '."),
         (["static", "--expect", "documentd=why"], "Did you mean 'documented'?"),
         (["static", "--expect", "=why"], "names the check ''"),
     ],
 )
 @pytest.mark.parametrize("json", [[], ["--json"]], ids=["text", "json"])
-def test_unusable_input_is_one_message_and_exit_code_2(arguments, message, json, capsys):
+def test_invalid_input_is_one_message_and_exit_code_2(arguments, message, json, capsys):
     assert main(["check", *arguments, *json]) == 2
     printed = capsys.readouterr()
     assert printed.err.startswith("gradhomog: ")
@@ -184,7 +184,7 @@ def test_a_plugin_that_does_not_load_is_exit_code_2(gradhomog_install, capsys):
 
 
 @pytest.mark.parametrize("arguments", [[], ["static", "--kind", "adapters"]])
-def test_what_the_parser_refuses_is_exit_code_2(arguments, capsys):
+def test_arguments_rejected_by_the_parser_are_exit_code_2(arguments, capsys):
     with pytest.raises(SystemExit) as stop:
         main(["check", *arguments])
     assert stop.value.code == 2
@@ -216,7 +216,7 @@ print(main(["check", "static", "--only", "finite_*", "--json"]))
 
 @pytest.fixture(scope="module")
 def missing(tmp_path_factory):
-    """What that prints, and the files that it leaves in the folder where it is run."""
+    """Standard output and error of `MISSING`, and the files that it leaves in its working folder."""
     folder = tmp_path_factory.mktemp("empty")
     environment = {name: value for name, value in os.environ.items() if name != "HYPOTHESIS_STORAGE_DIRECTORY"}
     done = subprocess.run(
@@ -229,24 +229,24 @@ ADVICE = "which is not installed. Run: pip install 'gradhomog[check]'"
 
 
 @pytest.mark.slow
-def test_without_hypothesis_the_command_is_exit_code_2_and_tells_what_to_install(missing):
+def test_without_hypothesis_the_command_is_exit_code_2_and_names_the_extra(missing):
     lines, error, _ = missing
     assert lines[6] == "2"
     assert error == f"gradhomog: gradhomog.testing.check_homogenizer needs hypothesis, {ADVICE}\n"
 
 
 @pytest.mark.slow
-def test_without_hypothesis_every_name_of_the_kit_tells_what_to_install(missing):
+def test_without_hypothesis_every_name_of_the_kit_raises_an_error_with_the_extra(missing):
     assert [line.partition(" needs ")[2] for line in missing[0][:6]] == [f"hypothesis, {ADVICE}"] * 6
 
 
 @pytest.mark.slow
-def test_without_pytest_only_what_makes_tests_of_checks_is_missing(missing):
+def test_without_pytest_only_parametrize_with_checks_is_missing(missing):
     lines, _, _ = missing
     assert lines[7] == f"gradhomog.testing.parametrize_with_checks needs pytest, {ADVICE}"
     assert (lines[8], lines[-1]) == ("[", "0")
 
 
 @pytest.mark.slow
-def test_hypothesis_keeps_no_files_where_the_command_is_run(missing):
+def test_hypothesis_writes_no_files_to_the_working_folder(missing):
     assert missing[2] == []

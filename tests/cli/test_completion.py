@@ -1,4 +1,4 @@
-"""Completion with TAB, in a real shell; and suggestions for misspelt commands."""
+"""TAB completion in a real shell, and suggestions for misspelled commands."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_bash_completes_commands_options_and_plugins(line: str, expected: set[st
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_script_of_a_shell_is_accepted_by_it(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_script_has_valid_syntax_in_its_shell(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
     assert "gradhomog" in script
@@ -63,7 +63,7 @@ def test_the_script_of_a_shell_is_accepted_by_it(shell: str, capsys: pytest.Capt
         assert subprocess.run([found, "-n", "-c", script], capture_output=True, timeout=60).returncode == 0
 
 
-def test_without_argcomplete_an_error_gives_the_extra(
+def test_without_argcomplete_an_error_names_the_extra(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
@@ -72,8 +72,10 @@ def test_without_argcomplete_an_error_gives_the_extra(
 
 
 @pytest.mark.parametrize(("given", "meant"), [("comapre", "compare"), ("Show", "show"), ("lst", "list")])
-def test_a_misspelt_command_is_suggested(given: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_similar_command_is_suggested_for_a_misspelled_command(
+    given: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as stop:
         main([given, "something"])
     assert stop.value.code == 2
-    assert f"no command is called '{given}'. Did you mean '{meant}'?" in capsys.readouterr().err
+    assert f"unknown command '{given}'. Did you mean '{meant}'?" in capsys.readouterr().err

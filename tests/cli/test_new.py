@@ -1,4 +1,4 @@
-"""`gradhomog new` as a user types it: what it prints, and messages with exit codes instead of tracebacks."""
+"""`gradhomog new`: output, exit codes, and messages instead of tracebacks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_files_and_next_commands_are_printed(spelling, tmp_path, monkeypatch, ca
 
 
 @pytest.mark.parametrize("kind", ["homogenizer", "learner", "domain"])
-def test_json_tells_names_folder_files_and_commands(kind, tmp_path, capsys):
+def test_json_has_names_folder_files_and_commands(kind, tmp_path, capsys):
     given = ["new", "x-y", "--kind", kind, "--into", str(tmp_path), "--licence", "none", "--author", "Ada", "--json"]
     assert main(given) == 0
     data = json.loads(capsys.readouterr().out)
@@ -41,7 +41,7 @@ def test_json_tells_names_folder_files_and_commands(kind, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("kind", ["homogenizer", "learner", "domain"])
-def test_the_comparison_that_is_proposed_is_one_that_gradhomog_reads(kind, tmp_path, capsys):
+def test_the_printed_compare_command_is_valid(kind, tmp_path, capsys):
     from gradhomog.experiments.config.schema import load
 
     main(["new", "x-y", "--kind", kind, "--into", str(tmp_path), "--json"])
@@ -52,7 +52,7 @@ def test_the_comparison_that_is_proposed_is_one_that_gradhomog_reads(kind, tmp_p
 
 
 @pytest.mark.parametrize("kind", ["homogenizer", "learner", "domain"])
-def test_the_commands_of_the_readme_are_commands_of_gradhomog(kind, tmp_path, capsys):
+def test_the_commands_of_the_readme_are_valid(kind, tmp_path, capsys):
     main(["new", "x-y", "--kind", kind, "--into", str(tmp_path)])
     readme = (tmp_path / "gradhomog-x-y" / "README.md").read_text(encoding="utf-8")
     lines = [line for line in readme.splitlines() if line.startswith("gradhomog ")]
@@ -80,7 +80,7 @@ def test_a_folder_with_a_space_is_quoted_in_the_command(tmp_path, capsys):
         (["full"], "gradhomog-full exists and is not empty"),
     ],
 )
-def test_bad_input_is_one_message_exit_code_2_and_no_file(arguments, message, tmp_path, monkeypatch, capsys):
+def test_invalid_input_is_one_message_exit_code_2_and_no_file(arguments, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "gradhomog-full").mkdir()
     (tmp_path / "gradhomog-full" / "mine.txt").touch()
@@ -91,14 +91,14 @@ def test_bad_input_is_one_message_exit_code_2_and_no_file(arguments, message, tm
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["gradhomog-full", "mine.txt"]
 
 
-def test_an_unknown_kind_is_refused_with_those_known(capsys):
+def test_an_unknown_kind_is_an_error_with_the_known_kinds(capsys):
     with pytest.raises(SystemExit) as stop:
         main(["new", "x", "--kind", "adapter"])
     assert stop.value.code == 2
     assert "homogenizer" in capsys.readouterr().err
 
 
-def test_a_project_is_written_without_torch(tmp_path):
+def test_new_does_not_import_torch(tmp_path):
     code = (
         "import sys\n"
         "from gradhomog.cli import main\n"

@@ -1,4 +1,4 @@
-"""`gradhomog profile` as a user types it."""
+"""`gradhomog profile`: table, JSON data, exit codes, and messages for invalid input."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_json_is_data_with_versions_and_machine(capsys):
     assert found["notes"][-1].startswith("Times are processor time")
     assert [row["label"] for row in found["rows"]] == ["plain", "plain again", "mgda"]
     row = found["rows"][2]
-    assert set(row) == {"label", "seconds", "ratio", "peak_bytes", "held_bytes", "added_bytes"}
+    assert set(row) == {"label", "seconds", "ratio", "peak_bytes", "state_bytes", "added_bytes"}
     quantiles = {"median", "low", "high", "first_quartile", "third_quartile", "minimum", "maximum", "n"}
     assert set(row["seconds"]) == set(row["ratio"]) == quantiles
     assert row["ratio"]["n"] == 3
@@ -61,7 +61,7 @@ def test_a_homogenizer_that_fails_is_exit_code_1_with_the_others_in_the_table(gr
         (["--set", 'domains.train=["nowhere.npz"]'], "nowhere.npz"),
     ],
 )
-def test_bad_input_is_one_message_and_exit_code_2(arguments, message, capsys):
+def test_invalid_input_is_one_message_and_exit_code_2(arguments, message, capsys):
     assert main(["profile", *arguments]) == 2
     err = capsys.readouterr().err
     assert message in err
@@ -71,19 +71,19 @@ def test_bad_input_is_one_message_and_exit_code_2(arguments, message, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--rounds", "2"], "at least 3; got '2'"),
-        (["--seconds", "0"], "above 0; got '0'"),
-        (["--seconds", "nan"], "above 0; got 'nan'"),
-        (["--threads", "0"], "at least 1"),
+        (["--rounds", "2"], "from 3 to 1000000; got '2'"),
+        (["--seconds", "0"], "greater than 0; got '0'"),
+        (["--seconds", "nan"], "greater than 0; got 'nan'"),
+        (["--threads", "0"], "from 1 to 1000000"),
     ],
 )
-def test_a_wrong_number_is_refused_before_anything_runs(arguments, message, capsys):
+def test_an_invalid_number_is_rejected_by_the_parser(arguments, message, capsys):
     with pytest.raises(SystemExit) as stop:
         main(["profile", *arguments])
     assert stop.value.code == 2
     assert message in capsys.readouterr().err
 
 
-def test_its_module_imports_nothing_heavy():
+def test_the_module_imports_no_heavy_library():
     code = "import sys, gradhomog.cli.profile; assert not {'torch', 'numpy', 'tqdm'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

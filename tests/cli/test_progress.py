@@ -1,4 +1,4 @@
-"""The lines on standard error while a comparison runs: one for each run, which names the run."""
+"""The lines on standard error during a comparison: one per run, with its name, and the remaining time."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def test_an_error_of_several_lines_is_one_line_without_its_traceback(capsys):
 @pytest.mark.parametrize(
     ("learners", "starts"), [(["maml"], ["plain ", "bad "]), (["maml", "protonet"], ["protonet, plain ", "maml, bad "])]
 )
-def test_a_line_names_the_learner_where_there_are_several(capsys, learners, starts):
+def test_lines_have_the_learner_if_there_are_several(capsys, learners, starts):
     records = result("plain", 0, [0.5], learner=learners[-1]), failed("no")
     found = lines(capsys, learners, *records)
     assert len(found) == 2
     assert all(line.startswith(start) for line, start in zip(found, starts, strict=True))
 
 
-def test_without_a_terminal_the_time_is_told_before_and_while_runs_are_made(capsys):
+def test_without_a_terminal_the_estimated_time_is_printed_before_and_during_runs(capsys):
     now = [0.0]
     with Progress(clock=lambda: now[0]) as progress:
         progress({"event": "dry_run", "run": "maml-none", "of": 3})
@@ -48,9 +48,8 @@ def test_without_a_terminal_the_time_is_told_before_and_while_runs_are_made(caps
         for second, step in ((4.0, 1), (12.0, 3), (13.0, 4)):
             now[0] = second
             progress({**failed(""), "event": "progress", "run": "a", "step": step, "losses": [1.0, None]})
-    told = capsys.readouterr().err.splitlines()
-    assert told == [
-        "trying two steps of each of 3 methods",
+    assert capsys.readouterr().err.splitlines() == [
+        "dry run: two steps of each of 3 methods",
         "4 runs of 5 steps, 2 at a time: about 40 s",
-        " 15% of all steps, about 68 s left",  # 3 of 20 steps in 12 s
+        " 15% of all steps, about 68 s remaining",  # 3 of 20 steps in 12 s
     ]

@@ -1,4 +1,4 @@
-"""Δm, the mean relative improvement over the tasks of a multi-task problem, compared with a baseline."""
+"""Δm, the relative improvement on a baseline, averaged over the tasks of a multi-task problem."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from gradhomog.experiments.results.plan import PLAIN, SINGLE
 
 
 def improvement_baseline(groups: Mapping[tuple[str, str], Runs], learner: str) -> str | None:
-    """The label of the method that Δm is over: each task alone where it was trained, else the plain learner."""
+    """The label of the baseline of Δm: single-task training if the table has it, else the plain learner."""
     return next((label for label in (SINGLE, PLAIN) if (learner, label) in groups), None)
 
 
 def improvement(runs: Runs, base: Runs) -> Interval | None:
-    """Δm = 1/T Σ_t (M_t − B_t) / B_t of each seed, M and B being scores of task t, with its interval over seeds.
+    """Δm = 1/T Σ_t (M_t − B_t) / B_t, with the scores M_t and B_t of task t, averaged over seeds, with its interval.
 
-    Positive is better: for errors the sign is reversed, and R² is taken as the error 1 − R². Paired by seed, as
-    differences are. None without a common seed, or where ratios of scores have no meaning.
+    Positive is better: for errors the sign is reversed, and R² is converted to the error 1 − R². Runs are paired by
+    seed, as for differences. None without a common seed, or if ratios of scores are not meaningful.
 
-    Source: Maninis, Radosavovic & Kokkinos 2019 (arXiv 1904.08918), equation 5, over networks of one task each. Papers
-    that call Δm a drop (CAGrad, Nash-MTL, FAMO) have the other sign.
+    Source: Maninis, Radosavovic & Kokkinos 2019 (arXiv 1904.08918), equation 5, with single-task networks as baseline.
+    Papers that call Δm a drop (CAGrad, Nash-MTL, FAMO) use the opposite sign.
     """
     common = sorted(seed for seed in runs if seed in base)
     if not common:

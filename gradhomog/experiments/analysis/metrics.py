@@ -10,16 +10,16 @@ from gradhomog.errors import ConfigError
 
 @dataclass(frozen=True)
 class Metric:
-    """A kind of score.
+    """A metric of scores.
 
     Attributes:
-        name: in records.
-        words: in a sentence.
-        column: over a column of a table; by default the words.
-        percent: whether it is a fraction that is written in percent.
-        higher_is_better: whether the higher of two scores is better.
-        best: the score of a perfect method, for metrics whose distances to it are compared by their ratio.
-        ratios: whether the ratio of two scores, or of two such distances, has a meaning.
+        name: its name in records.
+        words: its name in sentences.
+        column: its name in the header of a column; by default `words`.
+        percent: True for a fraction that is written in percent.
+        higher_is_better: True if the higher of two scores is better.
+        best: the score of a perfect method, for metrics whose relative improvement is that of the distance to it.
+        ratios: True if the ratio of two scores, or of two such distances, is meaningful.
     """
 
     name: str
@@ -43,17 +43,17 @@ class Metric:
         """The header of a column, with its unit."""
         return (self.column or self.words) + self.unit
 
-    def better(self, new: float, old: float) -> bool:
-        """Whether a score is better than another; one that is not a number is the worst."""
+    def is_better(self, new: float, old: float) -> bool:
+        """True if `new` is better than `old`; NaN is worse than any number."""
         if math.isnan(new) or math.isnan(old):
             return math.isnan(old)
         return new > old if self.higher_is_better else new < old
 
     def improvement(self, score: float, base: float) -> float:
-        """The relative improvement of a score s over b: (s - b) / b for accuracies, (b - s) / b for errors.
+        """The relative improvement of a score s on b: (s - b) / b for accuracies, (b - s) / b for errors.
 
-        For a score with a best one, such as R², errors are the distances to it. NaN where b is 0, or where ratios of
-        such scores have no meaning.
+        For metrics with `best`, such as R², the error is the distance to it. NaN if b is 0, or if ratios of such scores
+        are not meaningful.
         """
         if not self.ratios:
             return math.nan
@@ -62,10 +62,10 @@ class Metric:
         sign = 1 if self.higher_is_better and self.best is None else -1
         return sign * (score - base) / base if base else math.nan
 
-    def detectable(self, base: float) -> float | None:
-        """The difference for which the needed number of seeds is given: one percentage point, or 5 % of a score.
+    def detectable_difference(self, base: float) -> float | None:
+        """The difference that `seeds_needed` refers to: one percentage point, or 5 % of the score `base`.
 
-        None where the score is 0 or not finite, or where ratios of scores have no meaning.
+        None if the score is 0 or not finite, or if ratios of scores are not meaningful.
         """
         if self.percent:
             return 0.01
@@ -86,10 +86,10 @@ METRICS = {
 
 
 def metric(name: str) -> Metric:
-    """A metric by its name in records.
+    """Return the metric with this name in records.
 
     Raises:
-        ConfigError: there is none of this name.
+        ConfigError: no metric has this name.
     """
     if name not in METRICS:
         raise ConfigError(

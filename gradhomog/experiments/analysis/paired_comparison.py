@@ -1,4 +1,4 @@
-"""The comparison of a method with a reference method: difference, significance, cost, and the seeds it would need."""
+"""Comparison of a method with a reference method: difference, significance, step time, and number of seeds needed."""
 
 from __future__ import annotations
 
@@ -18,27 +18,28 @@ Runs = Mapping[int, Record]
 """Results of one method by seed."""
 
 Unit = Literal["seeds", "tasks", "one"]
-"""The sample of an interval: means of seeds, or with a single seed the test tasks. The tasks of a multi-task problem
-are no sample of others: with one seed there is one number ("one"), and no interval."""
+"""The sample of an interval: the mean scores of several seeds ("seeds"), or the test tasks of a single seed ("tasks").
+The tasks of a multi-task problem are not a sample of tasks: a single seed is one value ("one") without an interval."""
 
 Verdict = Literal["better", "worse", "undecided"]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A method against a reference method of the same learner, over the seeds that both have.
+    """A method compared with a reference method of the same learner, over the seeds that both have.
 
     Attributes:
         reference: the label of the reference method.
-        difference: method − reference, paired by seed, or with one common seed by test task, with its interval.
+        difference: method − reference with its interval, paired by seed, or by test task if there is one common seed.
         unit: the sample of that interval.
-        p_value: of the two-sided paired t test; None without an interval.
+        p_value: p value of the two-sided paired t test; None without an interval.
         adjusted_p_value: after Holm's correction over the comparisons of the table; None without an interval.
         verdict: "better" or "worse" if the adjusted p value is below 0.05, else "undecided"; None without an interval.
-        time_ratio: of the mean times of a training step; None if unknown.
-        detectable: the size of difference that `seeds_needed` is for; None where no ratio of scores has a meaning.
-        seeds_needed: seeds with which a difference of that size is detected with a power of 80 %, from the observed
-            spread; None unless several seeds that differ in their differences were compared.
+        time_ratio: ratio of the mean times of a training step; None if unknown.
+        detectable: the size of the difference that `seeds_needed` refers to; None if ratios of scores are not
+            meaningful.
+        seeds_needed: the number of seeds that detects a difference of that size with a power of 80 %, estimated from
+            the spread of the differences; None for a single seed, or if all differences are equal.
     """
 
     reference: str
@@ -53,18 +54,18 @@ class Comparison:
 
 
 def compare_runs(runs: Runs, reference: Runs) -> Comparison | None:
-    """Compare two methods, not yet corrected for other comparisons; None without a common seed."""
+    """Compare two methods, without correction for multiple comparisons; None without a common seed."""
     common = sorted(seed for seed in runs if seed in reference)
     if not common:
         return None
     sampled = "problem" not in runs[common[0]]
-    ours, unit = sample([numbers(runs[seed]["scores"]) for seed in common], sampled)
-    theirs, _ = sample([numbers(reference[seed]["scores"]) for seed in common], sampled)
-    test = paired_test(ours, theirs)
+    scores, unit = independent_values([numbers(runs[seed]["scores"]) for seed in common], sampled)
+    reference_scores, _ = independent_values([numbers(reference[seed]["scores"]) for seed in common], sampled)
+    test = paired_test(scores, reference_scores)
     p_value = None if math.isnan(test.p_value) else test.p_value
-    our_time, their_time = step_seconds(runs, common), step_seconds(reference, common)
-    detectable = metric(runs[common[0]]["metric"]).detectable(mean_interval(theirs).mean)
-    spread = unit == "seeds" and test.deviation > 0
+    time, reference_time = step_seconds(runs, common), step_seconds(reference, common)
+    detectable = metric(runs[common[0]]["metric"]).detectable_difference(mean_interval(reference_scores).mean)
+    has_spread = unit == "seeds" and test.deviation > 0
     return Comparison(
         reference=reference[common[0]]["label"],
         difference=test.difference,
@@ -72,31 +73,34 @@ def compare_runs(runs: Runs, reference: Runs) -> Comparison | None:
         p_value=p_value,
         adjusted_p_value=p_value,
         verdict=None,
-        time_ratio=our_time / their_time if our_time and their_time else None,
+        time_ratio=time / reference_time if time and reference_time else None,
         detectable=detectable,
-        seeds_needed=seeds_needed(detectable, test.deviation) if detectable and spread else None,
+        seeds_needed=seeds_needed(detectable, test.deviation) if detectable and has_spread else None,
     )
 
 
-def corrected(comparisons: Sequence[Comparison | None], higher_is_better: bool) -> list[Comparison | None]:
-    """The comparisons with p values adjusted by Holm's procedure over all of them, and their verdicts."""
-    tested = [found for found in comparisons if found is not None and found.p_value is not None]
-    adjusted = iter(holm([found.p_value for found in tested if found.p_value is not None]))
+def correct_for_multiple_tests(
+    comparisons: Sequence[Comparison | None], higher_is_better: bool
+) -> list[Comparison | None]:
+    """The comparisons with verdicts, and with p values adjusted by Holm's procedure over all of them."""
+    tested = [comparison for comparison in comparisons if comparison is not None and comparison.p_value is not None]
+    adjusted = iter(holm([comparison.p_value for comparison in tested if comparison.p_value is not None]))
     result: list[Comparison | None] = []
-    for found in comparisons:
-        if found is not None and found.p_value is not None:
+    for comparison in comparisons:
+        if comparison is not None and comparison.p_value is not None:
             p_value = next(adjusted)
-            verdict = _verdict(found.difference.mean, p_value, higher_is_better)
-            found = dataclasses.replace(found, adjusted_p_value=p_value, verdict=verdict)
-        result.append(found)
+            verdict = _verdict(comparison.difference.mean, p_value, higher_is_better)
+            result.append(dataclasses.replace(comparison, adjusted_p_value=p_value, verdict=verdict))
+        else:
+            result.append(comparison)
     return result
 
 
-def sample(scores: Sequence[Sequence[float]], sampled: bool) -> tuple[Sequence[float], Unit]:
-    """The independent values behind scores `[seeds, tasks]`: means of several seeds, or the tasks of a single one.
+def independent_values(scores: Sequence[Sequence[float]], sampled: bool) -> tuple[Sequence[float], Unit]:
+    """The independent values in scores `[seeds, tasks]`: the means of several seeds, or the tasks of a single seed.
 
-    Tasks of several seeds are not pooled: they are the same tasks, and their scores depend on the same trainings.
-    `sampled` is whether the tasks are a sample of tasks.
+    Tasks of several seeds are not pooled: the tasks are the same, and scores of one seed depend on the same training.
+    `sampled` is True if the tasks are a sample of tasks.
     """
     if len(scores) > 1 or not sampled:
         return [mean_interval(row).mean for row in scores], "seeds" if len(scores) > 1 else "one"
@@ -104,7 +108,7 @@ def sample(scores: Sequence[Sequence[float]], sampled: bool) -> tuple[Sequence[f
 
 
 def step_seconds(runs: Runs, seeds: Sequence[int]) -> float | None:
-    """The mean time of a training step over some seeds; None if it is unknown for one of them."""
+    """The mean time of a training step over these seeds; None if it is unknown for a seed."""
     mean = mean_interval(numbers(runs[seed].get("step_seconds") for seed in seeds)).mean
     return mean if math.isfinite(mean) else None
 

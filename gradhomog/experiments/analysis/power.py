@@ -7,9 +7,9 @@ import math
 from gradhomog.errors import OptionError
 
 POWER = 0.8
-"""The probability with which a difference of the given size is detected."""
+"""The probability of detecting a difference of the given size."""
 SIGNIFICANCE = 0.05
-"""Of the two-sided test."""
+"""The significance level of the two-sided test."""
 
 
 def seeds_needed(difference: float, deviation: float) -> int:
@@ -23,16 +23,16 @@ def seeds_needed(difference: float, deviation: float) -> int:
         deviation: s > 0, their standard deviation.
 
     Raises:
-        OptionError: one of them is not a positive number.
+        OptionError: `difference` or `deviation` is not a positive number.
     """
     for name, value in (("difference", difference), ("deviation", deviation)):
         if not 0 < value < math.inf:
             raise OptionError(f"`{name}` must be a positive number; got {value}.")
     from scipy import stats
 
-    # Two seeds have a power of 0.8 from δ/s = 11.5 on; the distribution is inaccurate for much larger noncentralities.
+    # Two seeds have a power of 0.8 for δ/s ≥ 11.5; SciPy's distribution is inaccurate for much larger noncentralities.
     effect = min(difference / deviation, 20.0)
-    # The normal approximation needs fewer seeds, by two or so, than Student's t.
+    # The normal approximation gives about two seeds fewer than Student's t, so it is a start of the search.
     normal = stats.norm.ppf(1 - SIGNIFICANCE / 2) + stats.norm.ppf(POWER)
     n = max(2, math.floor(float(normal / effect) ** 2))
     while paired_power(effect, n) < POWER:
@@ -41,7 +41,7 @@ def seeds_needed(difference: float, deviation: float) -> int:
 
 
 def paired_power(effect: float, n: int) -> float:
-    """The power of a two-sided paired t test of n pairs, where the mean difference is `effect` standard deviations."""
+    """The power of a two-sided paired t test of n pairs with a mean difference of `effect` standard deviations."""
     from scipy import stats
 
     critical = stats.t.ppf(1 - SIGNIFICANCE / 2, n - 1)
@@ -51,7 +51,7 @@ def paired_power(effect: float, n: int) -> float:
 
 
 def deviation_factors(n: int) -> tuple[float, float]:
-    """Between which multiples of the standard deviation of n normal values the true one lies, with 95 % confidence."""
+    """The 95 % confidence interval of the true standard deviation, as multiples of that of n normal values."""
     from scipy import stats
 
     low, high = stats.chi2.ppf([0.975, 0.025], n - 1)

@@ -1,4 +1,4 @@
-"""The rows of the table: one per method, with its scores, and compared with the plain learner and the best baseline."""
+"""The rows of the table: the scores of each method, compared with the plain learner and the best baseline."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gradhomog.experiments.analysis.paired_comparison import (
     Runs,
     Unit,
     compare_runs,
-    corrected,
-    sample,
+    correct_for_multiple_tests,
+    independent_values,
     step_seconds,
 )
 from gradhomog.experiments.analysis.statistics import Interval, mean_interval
@@ -23,13 +23,13 @@ from gradhomog.experiments.results.events import numbers
 from gradhomog.experiments.results.plan import PLAIN
 
 TUNED_STATIC = "static (tuned)"
-"""The label of static weights that were chosen on validation tasks."""
+"""The label of static weights that were chosen by validation."""
 
 BASELINES = (PLAIN, TUNED_STATIC)
-"""Methods that a new one has to beat: without homogenization, and with the weights that a search finds."""
+"""The baselines of new methods: the plain learner, and static weights chosen by a search."""
 
 Groups = Mapping[tuple[str, str], Runs]
-"""Results by learner and label, and by seed."""
+"""Results by (learner, label), then by seed."""
 
 
 @dataclass(frozen=True)
@@ -37,17 +37,20 @@ class Row:
     """One method of the table.
 
     Attributes:
-        seeds: those that finished, in increasing order; `expected_seeds` is how many there should be, None if unknown.
+        seeds: the seeds that finished, in increasing order.
+        expected_seeds: the number of seeds of the comparison; None if unknown.
         score: mean over seeds of the mean score over test tasks, with its interval over `unit`.
-        by_domain: mean and interval for the test tasks of each domain, over `unit`.
-        seed_scores: mean over test tasks, one per seed.
-        to_plain: the comparison with the plain learner; None for the plain learner, and without a common seed.
-        to_baseline: the comparison with the best baseline of the learner; None for that one, and without a common seed.
+        by_domain: mean and interval over `unit` for the test tasks of each domain.
+        seed_scores: the mean over test tasks of each seed.
+        to_plain: comparison with the plain learner; None for the plain learner, and without a common seed.
+        to_baseline: comparison with the best baseline of the learner; None for the best baseline, and without a common
+            seed.
         step_seconds: mean time of a training step; None if unknown.
-        improvement: of a multi-task problem, Δm over `Summary.improvement_baseline`; None for that baseline, and where
-            ratios of scores have no meaning.
-        also: further numbers of a problem by name, over seeds.
-        tuned_from, chosen: pipelines tried on validation tasks, and the chosen one; None if nothing was tuned.
+        improvement: for a multi-task problem, Δm on `Summary.improvement_baseline`; None for that baseline, and if
+            ratios of scores are not meaningful.
+        also: additional scores of a problem by name, over seeds.
+        tuned_from: the pipelines that were candidates of a tuned method.
+        chosen: the chosen candidate; None if the method was not tuned.
     """
 
     learner: str
@@ -69,20 +72,20 @@ class Row:
 
 
 def make_rows(groups: Groups, order: Sequence[tuple[str, str]], expected_seeds: int | None) -> list[Row]:
-    """Rows in the given order, with p values corrected over all rows of the table."""
-    rows = [_scores(groups[pair], _improvement_runs(groups, pair[0]), expected_seeds) for pair in order]
+    """Rows in this order, with p values corrected over all rows of the table."""
+    rows = [_score_row(groups[pair], _improvement_runs(groups, pair[0]), expected_seeds) for pair in order]
     if not rows:
         return []
-    kind = metric(next(iter(groups[order[0]].values()))["metric"])
-    best = best_baselines(rows, kind.higher_is_better)
+    higher_is_better = metric(next(iter(groups[order[0]].values()))["metric"]).higher_is_better
+    best = best_baselines(rows, higher_is_better)
 
-    def compared(row: Row, reference: str | None) -> Comparison | None:
+    def compare(row: Row, reference: str | None) -> Comparison | None:
         if reference is None or row.label == reference or (row.learner, reference) not in groups:
             return None
         return compare_runs(groups[row.learner, row.label], groups[row.learner, reference])
 
-    to_plain = corrected([compared(row, PLAIN) for row in rows], kind.higher_is_better)
-    to_baseline = corrected([compared(row, best.get(row.learner)) for row in rows], kind.higher_is_better)
+    to_plain = correct_for_multiple_tests([compare(row, PLAIN) for row in rows], higher_is_better)
+    to_baseline = correct_for_multiple_tests([compare(row, best.get(row.learner)) for row in rows], higher_is_better)
     return [
         dataclasses.replace(row, to_plain=plain, to_baseline=baseline)
         for row, plain, baseline in zip(rows, to_plain, to_baseline, strict=True)
@@ -90,7 +93,7 @@ def make_rows(groups: Groups, order: Sequence[tuple[str, str]], expected_seeds: 
 
 
 def best_baselines(rows: Sequence[Row], higher_is_better: bool) -> dict[str, str]:
-    """By learner, the label of the baseline with the best score; of equal ones the plain learner."""
+    """By learner, the label of the baseline with the best score; the plain learner if scores are equal."""
     best: dict[str, Row] = {}
     for row in sorted(rows, key=lambda row: row.label != PLAIN):
         if row.label in BASELINES and math.isfinite(row.score.mean):
@@ -101,21 +104,21 @@ def best_baselines(rows: Sequence[Row], higher_is_better: bool) -> dict[str, str
 
 
 def _improvement_runs(groups: Groups, learner: str) -> Runs | None:
-    """The runs that Δm is over; None where a table has no Δm."""
+    """The runs of the baseline of Δm; None if the table has no Δm."""
     label = improvement_baseline(groups, learner)
     return None if label is None else groups[learner, label]
 
 
-def _scores(runs: Runs, improved: Runs | None, expected_seeds: int | None) -> Row:
-    """A method's row without comparisons."""
+def _score_row(runs: Runs, improvement_runs: Runs | None, expected_seeds: int | None) -> Row:
+    """The row of a method without comparisons."""
     seeds = sorted(runs)
     first = runs[seeds[0]]
     scores = [numbers(runs[seed]["scores"]) for seed in seeds]
     sampled = "problem" not in first
-    values, unit = sample(scores, sampled)
+    values, unit = independent_values(scores, sampled)
     domains = first["domains"]
     by_domain = {
-        name: mean_interval(sample([_of_domain(name, row, domains) for row in scores], sampled)[0])
+        name: mean_interval(independent_values([_domain_scores(name, row, domains) for row in scores], sampled)[0])
         for name in dict.fromkeys(domains)
     }
     return Row(
@@ -129,7 +132,9 @@ def _scores(runs: Runs, improved: Runs | None, expected_seeds: int | None) -> Ro
         by_domain,
         tuple(mean_interval(row).mean for row in scores),
         step_seconds=step_seconds(runs, seeds),
-        improvement=None if sampled or improved is None or improved is runs else improvement(runs, improved),
+        improvement=None
+        if sampled or improvement_runs is None or improvement_runs is runs
+        else improvement(runs, improvement_runs),
         also={
             name: mean_interval(numbers(runs[seed]["also"].get(name) for seed in seeds))
             for name in first.get("also", ())
@@ -139,5 +144,5 @@ def _scores(runs: Runs, improved: Runs | None, expected_seeds: int | None) -> Ro
     )
 
 
-def _of_domain(name: str, scores: Sequence[float], domains: Sequence[str]) -> list[float]:
+def _domain_scores(name: str, scores: Sequence[float], domains: Sequence[str]) -> list[float]:
     return [score for score, domain in zip(scores, domains, strict=True) if domain == name]

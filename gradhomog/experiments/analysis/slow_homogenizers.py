@@ -1,4 +1,4 @@
-"""Homogenizers that take more than half the time of their training steps."""
+"""Detection of homogenizers that take more than half the time of their training steps."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from gradhomog.experiments.results.events import Record
 
-SHARE = 0.5
-"""The fraction of the time of training steps above which a homogenizer is slow."""
+SLOW_SHARE = 0.5
+"""A homogenizer is slow above this fraction of the time of training steps."""
 
 
 @dataclass(frozen=True)
-class Slow:
-    """A homogenizer that is slow in at least one method of a comparison; `share` and `label` are of the worst."""
+class SlowHomogenizer:
+    """A homogenizer that is slow in a method of a comparison; `share` and `label` are of its slowest method."""
 
     homogenizer: str
     plugin: str
@@ -23,23 +23,24 @@ class Slow:
     def __str__(self) -> str:
         return (
             f"Slow: {self.plugin} took {self.share:.0%} of the time of the training steps of {self.label}. "
-            f"`gradhomog profile --homogenizer {self.homogenizer}` measures what it adds to a step."
+            f"`gradhomog profile --homogenizer {self.homogenizer}` measures its overhead."
         )
 
 
-def slow(results: Iterable[Record]) -> tuple[Slow, ...]:
+def find_slow_homogenizers(results: Iterable[Record]) -> tuple[SlowHomogenizer, ...]:
     """The slow homogenizers of all runs, each once, in the order of the records."""
-    whole: dict[tuple[str, str], float] = {}  # of all steps of a method, by learner and label
-    spent: dict[tuple[str, str, str, str], float] = {}
+    step_seconds: dict[tuple[str, str], float] = {}  # time of all steps, by learner and label
+    homogenizer_seconds: dict[tuple[str, str, str, str], float] = {}
     for record in results:
         method = (record["learner"], record["label"])
-        whole[method] = whole.get(method, 0.0) + (record["seconds"] or 0.0)
+        step_seconds[method] = step_seconds.get(method, 0.0) + (record["seconds"] or 0.0)
         for entry in record.get("homogenizer_seconds") or ():
             key = (entry["homogenizer"], entry["plugin"], *method)
-            spent[key] = spent.get(key, 0.0) + (entry["seconds"] or 0.0)
-    worst: dict[str, Slow] = {}
-    for (homogenizer, plugin, learner, label), seconds in spent.items():
-        share = seconds / whole[learner, label] if whole[learner, label] else 0.0
-        if share > SHARE and (plugin not in worst or share > worst[plugin].share):
-            worst[plugin] = Slow(homogenizer, plugin, label, share)
+            homogenizer_seconds[key] = homogenizer_seconds.get(key, 0.0) + (entry["seconds"] or 0.0)
+    worst: dict[str, SlowHomogenizer] = {}
+    for (homogenizer, plugin, learner, label), seconds in homogenizer_seconds.items():
+        total = step_seconds[learner, label]
+        share = seconds / total if total else 0.0
+        if share > SLOW_SHARE and (plugin not in worst or share > worst[plugin].share):
+            worst[plugin] = SlowHomogenizer(homogenizer, plugin, label, share)
     return tuple(worst.values())

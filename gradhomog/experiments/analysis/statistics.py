@@ -1,4 +1,4 @@
-"""Means with confidence intervals, and paired t tests, by Student's t distribution from SciPy."""
+"""Means with confidence intervals, and paired t tests, with Student's t distribution from SciPy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gradhomog.errors import OptionError
 
 LEVEL = 0.95
-"""The confidence of every interval in tables and figures."""
+"""The confidence level of all intervals in tables and figures."""
 
 
 @dataclass(frozen=True)
@@ -17,8 +17,8 @@ class Interval:
     """A mean with its confidence interval `mean ± half_width`.
 
     Attributes:
-        mean: of the values; NaN if one of them is not finite.
-        half_width: NaN for one value, which has no spread, and where the mean is NaN.
+        mean: mean of the values; NaN if a value is not finite.
+        half_width: half the width of the interval; NaN for a single value, and if the mean is NaN.
         n: number of values.
     """
 
@@ -41,8 +41,8 @@ class PairedTest:
 
     Attributes:
         difference: the mean of `a[i] − b[i]` with its interval.
-        p_value: NaN where the interval is; of differences that are all equal 1 if they are 0, else 0.
-        deviation: the standard deviation of the differences, with n − 1 in the denominator; NaN as the p value.
+        p_value: NaN if the half width of the interval is NaN. If all differences are equal: 1 if they are 0, else 0.
+        deviation: the standard deviation of the differences, with n − 1 in the denominator; NaN if the p value is.
     """
 
     difference: Interval
@@ -55,23 +55,23 @@ def mean_interval(values: Sequence[float], level: float = LEVEL) -> Interval:
 
         m ± t(level, n − 1) · s / √n,    s² = Σ (vᵢ − m)² / (n − 1).
 
-    A value that is not finite makes mean and half width NaN: leaving it out would hide a run that diverged.
+    If a value is not finite, mean and half width are NaN: omitting it would hide a run that diverged.
 
     Raises:
-        OptionError: there is no value.
+        OptionError: `values` is empty.
     """
     mean, deviation = _mean_and_deviation(values)
     return _interval(mean, deviation, len(values), level)
 
 
 def paired_test(a: Sequence[float], b: Sequence[float], level: float = LEVEL) -> PairedTest:
-    """Test the mean of `a[i] − b[i]` against 0: the effect that a task or a seed has on both cancels.
+    """Test the mean of `a[i] − b[i]` against 0; effects of a task or seed that `a` and `b` share cancel.
 
     Raises:
-        OptionError: there is no pair, or the numbers of values differ.
+        OptionError: `a` and `b` are empty, or have different lengths.
     """
     if len(a) != len(b):
-        raise OptionError(f"`a` and `b` must pair up; got {len(a)} and {len(b)} values.")
+        raise OptionError(f"`a` and `b` must have the same length; got {len(a)} and {len(b)} values.")
     n = len(a)
     mean, deviation = _mean_and_deviation([x - y for x, y in zip(a, b, strict=True)])
     if deviation == 0:  # scipy.stats.ttest_rel divides by it
@@ -79,7 +79,7 @@ def paired_test(a: Sequence[float], b: Sequence[float], level: float = LEVEL) ->
     elif math.isnan(deviation):
         p_value = math.nan
     else:
-        from scipy import stats  # here: `import gradhomog` and the light commands do without it
+        from scipy import stats  # imported here: `import gradhomog` and light commands do not need it
 
         p_value = 2 * float(stats.t.sf(abs(mean) / deviation * math.sqrt(n), n - 1))
     return PairedTest(_interval(mean, deviation, n, level), p_value, deviation)
@@ -88,10 +88,10 @@ def paired_test(a: Sequence[float], b: Sequence[float], level: float = LEVEL) ->
 def _mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
     n = len(values)
     if n == 0:
-        raise OptionError("`values` must hold at least one number; got none.")
+        raise OptionError("`values` must have at least one number; got none.")
     if not all(map(math.isfinite, values)):
         return math.nan, math.nan
-    # Summing deviations from the first value makes n equal values give exactly that value ± 0, which Σv / n does not.
+    # The sum of deviations from the first value gives exactly v ± 0 for n equal values v; Σv / n does not.
     first = values[0]
     mean = first + math.fsum(value - first for value in values) / n
     if n == 1:

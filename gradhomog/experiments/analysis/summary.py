@@ -1,4 +1,4 @@
-"""The summary of a comparison: one row per method, its candidates, and which runs are missing or failed."""
+"""The summary of a comparison: one row per method, the candidates of tuned methods, missing runs and failures."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gradhomog.experiments.analysis.consistency import check
+from gradhomog.experiments.analysis.consistency import check_consistency
 from gradhomog.experiments.analysis.improvement import improvement_baseline
 from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.analysis.rows import Row, best_baselines, make_rows
-from gradhomog.experiments.analysis.slow_homogenizers import Slow, slow
+from gradhomog.experiments.analysis.slow_homogenizers import SlowHomogenizer, find_slow_homogenizers
 from gradhomog.experiments.analysis.tuning import Candidate, candidates
 from gradhomog.experiments.results.events import Record, json_compatible
 from gradhomog.experiments.results.records import row_order
@@ -19,19 +19,21 @@ from gradhomog.experiments.results.records import row_order
 
 @dataclass(frozen=True)
 class Summary:
-    """The table of a comparison, and what it was made from.
+    """The table of a comparison, with information about its runs.
 
     Attributes:
-        tasks: number of test tasks, the same for every run.
-        finished: number of runs that belong to a row; `expected` is how many there should be, None if unknown.
+        tasks: number of test tasks, the same for all runs.
+        finished: number of finished runs that belong to a row.
+        expected: number of runs of the comparison; None if unknown.
         failures: the last message of each run that failed and has no result.
         slow: homogenizers that took more than half the time of their training steps.
         best_baselines: by learner, the label of the baseline with the best score.
-        problem: name of the multi-task problem; `notes` are sentences about its data.
-        improvement_baseline: the label of the method that each `Row.improvement` is over.
-        held_out: whether candidates were chosen on other data than the scores are of.
-        tried: whether there are runs of candidates, finished or failed.
-        parallel: whether several runs used the machine at a time; True if unknown.
+        problem: name of the multi-task problem.
+        notes: sentences about the data of the problem.
+        improvement_baseline: the label of the baseline of `Row.improvement`.
+        held_out: True if candidates were chosen on validation data, and scores are of other data.
+        tried: True if there are runs of candidates, finished or failed.
+        parallel: True if several runs used the machine simultaneously, or if this is unknown.
     """
 
     metric: str
@@ -41,7 +43,7 @@ class Summary:
     finished: int
     expected: int | None
     failures: dict[str, str]
-    slow: tuple[Slow, ...] = ()
+    slow: tuple[SlowHomogenizer, ...] = ()
     best_baselines: dict[str, str] = field(default_factory=dict)
     problem: str | None = None
     notes: tuple[str, ...] = ()
@@ -51,7 +53,7 @@ class Summary:
     parallel: bool = True
 
     def score_of(self, part: Literal["test", "validation"]) -> str:
-        """The name of a score, such as "test accuracy"; the metric alone, where no data are held out."""
+        """The name of a score, such as "test accuracy"; only the name of the metric if no data are held out."""
         words = metric(self.metric).words
         return f"{part} {words}" if self.held_out else words
 
@@ -71,23 +73,23 @@ def summarize(records: Iterable[Record], expected_runs: int | None = None) -> Su
     """Summarize the records of a comparison, finished or not.
 
     Args:
-        records: of all runs; see `gradhomog.experiments.results.records`.
-        expected_runs: how many runs the table should have; by default as the configuration in the records has it.
+        records: the records of all runs; see `gradhomog.experiments.results.records`.
+        expected_runs: the number of runs of the comparison; by default computed from the configuration in the records.
 
     Raises:
-        ConfigError: two results claim the same place, or results were measured on different tests.
+        ConfigError: two results have the same method and seed, or results have different test tasks.
     """
     records = list(records)
     results = [record for record in records if record["event"] == "result"]
     compared = [record for record in results if record["role"] == "compare"]
     start: Record = next((r for r in reversed(records) if r["event"] == "start"), {})
     config: Record = start.get("config") or {}
-    check(compared)
+    check_consistency(compared)
     groups: dict[tuple[str, str], dict[int, Record]] = {}
     for record in compared:
         groups.setdefault((record["learner"], record["label"]), {})[record["seed"]] = record
     problem = next((record["problem"] for record in compared if "problem" in record), None)
-    rows = make_rows(groups, row_order(records), _count(config.get("seeds")))
+    rows = make_rows(groups, row_order(records), _number_of(config.get("seeds")))
     done = {record["run"] for record in results}
     base = improvement_baseline(groups, problem) if problem else None
     name = compared[0]["metric"] if compared else "accuracy"
@@ -97,9 +99,9 @@ def summarize(records: Iterable[Record], expected_runs: int | None = None) -> Su
         rows=tuple(rows),
         candidates=tuple(candidates(results, rows)),
         finished=len(compared),
-        expected=expected_runs if expected_runs is not None else _expected(config),
+        expected=expected_runs if expected_runs is not None else _expected_runs(config),
         failures={r["run"]: str(r["error"]) for r in records if r["event"] == "failed" and r["run"] not in done},
-        slow=slow(results),
+        slow=find_slow_homogenizers(results),
         best_baselines=best_baselines(rows, metric(name).higher_is_better),
         problem=problem,
         notes=tuple(start.get("notes") or ()),
@@ -111,21 +113,22 @@ def summarize(records: Iterable[Record], expected_runs: int | None = None) -> Su
 
 
 def to_json(summary: Summary) -> dict[str, Any]:
-    """The summary as plain dicts and lists; None for what is unknown or not finite."""
+    """The summary as plain dicts and lists; unknown values and numbers that are not finite are None."""
     content: dict[str, Any] = json_compatible(dataclasses.asdict(summary))
     return content
 
 
-def _count(value: Any) -> int | None:
-    """The value of a setting that is a number or a list."""
+def _number_of(value: Any) -> int | None:
+    """The length of a list, or an integer itself; None for other values."""
     if isinstance(value, list):
         return len(value)
     return value if isinstance(value, int) else None
 
 
-def _expected(config: Record) -> int | None:
-    learners = config.get("learner", "its network" if "problem" in config else None)
-    seeds = _count(config.get("seeds"))
+def _expected_runs(config: Record) -> int | None:
+    """Learners times methods times seeds of a configuration; None if a key is missing. A problem has one learner."""
+    learners = config.get("learner", "network" if "problem" in config else None)
+    seeds = _number_of(config.get("seeds"))
     methods = config.get("homogenizers")
     if not isinstance(learners, str | list) or not isinstance(methods, list) or seeds is None:
         return None

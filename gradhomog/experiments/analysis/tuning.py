@@ -1,4 +1,4 @@
-"""The candidates of tuned methods: what was tried on validation tasks, and which one was chosen."""
+"""The candidates of tuned methods with their validation scores, and which candidate was chosen."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gradhomog.experiments.results.events import Record, numbers
 
 @dataclass(frozen=True)
 class Candidate:
-    """A pipeline that was tried for a tuned method; `validation` is its best validation score."""
+    """A candidate of a tuned method; `validation` is its best validation score."""
 
     learner: str
     label: str
@@ -23,10 +23,10 @@ class Candidate:
 
 
 def candidates(results: Sequence[Record], rows: Sequence[Row]) -> list[Candidate]:
-    """All candidates with a result, in the order of the configuration as far as a row has it."""
+    """All candidates with a result, in the order of the configuration; candidates without a row are last."""
     chosen = {(row.learner, row.label, row.chosen) for row in rows if row.chosen is not None}
     order = [(row.learner, text) for row in rows for text in row.tuned_from]
-    found = [
+    unordered = [
         Candidate(
             record["learner"],
             record["label"],
@@ -40,4 +40,4 @@ def candidates(results: Sequence[Record], rows: Sequence[Row]) -> list[Candidate
         if record["role"] == "candidate"
     ]
     places = {pair: place for place, pair in enumerate(order)}
-    return sorted(found, key=lambda item: places.get((item.learner, item.homogenizers), len(order)))
+    return sorted(unordered, key=lambda item: places.get((item.learner, item.homogenizers), len(order)))

@@ -1,7 +1,7 @@
 """Defaults of a comparison that names neither domains nor a problem: four families of functions, two minutes.
 
-The setting was chosen by measurement, so that methods differ by more than their intervals, and verified on other seeds;
-docs/results/first-comparison.md has the settings that were tried.
+The settings were chosen by measurement, so that methods differ by more than their intervals, and verified on other
+seeds. docs/results/first-comparison.md lists the settings that were tried.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 from gradhomog.experiments.config.suites import members
 
 FAMILIES = ("line", "quadratic", "step", "exponential")
-"""Those of `functions` that the network learns in so few steps: not sinusoids and bumps."""
+"""Families of `functions` that the network learns in these few steps; it does not learn sinusoids and bumps."""
 
 
 def defaults(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Defaults for the keys that a run file's content leaves out; none if it names domains or a problem."""
-    given = content.get("domains", {})
-    if "problem" in content or not isinstance(given, Mapping) or {"train", "test"} & set(given):
+    """Defaults for keys that a run file omits; an empty dict if the run file names domains or a problem."""
+    domains_table = content.get("domains", {})
+    if "problem" in content or not isinstance(domains_table, Mapping) or {"train", "test"} & set(domains_table):
         return {}
     domains = [f"functions:{family}" for family in FAMILIES]
     return {

@@ -1,4 +1,4 @@
-"""Pins: from which distribution, in which version, each plugin of a run file came."""
+"""Pins: the distribution and version of each plugin that a run file uses."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _PIN = re.compile(r"(?P<selector>(?P<distribution>[^:=\s]+):[^:=\s]+)==(?P<versi
 
 
 @contextmanager
-def using(config: Config) -> Iterator[Config]:
-    """Within the context, names mean the plugins of `config.plugins`; gives the configuration with all that it uses.
+def use_pinned_plugins(config: Config) -> Iterator[Config]:
+    """Context in which names resolve to the plugins pinned in `config.plugins`.
 
-    A name that several distributions offer means the one that is pinned. What is pinned must be installed in that
-    version.
+    Yields the configuration with all plugins that it uses pinned. If several distributions have a plugin of one name,
+    the name refers to the pinned one. Pinned plugins must be installed in the pinned version.
 
     Raises:
-        ConfigError: a pin is malformed, or its plugin is not installed in that version; it names all.
+        ConfigError: pins are malformed, or their plugins are not installed in that version; the message lists them all.
     """
     _check(config.plugins)
     selectors = [pin.rpartition("==")[0] for pin in config.plugins]
@@ -49,14 +49,14 @@ def _check(pins: Sequence[str]) -> None:
             faults.append(f"expected distribution:name==version; got {pin!r}.")
         elif offers.get(match["selector"]) != match["version"]:
             faults.append(
-                f"{pin} is pinned, and {_state(match['selector'], match['distribution'], offers)}. Install "
-                f"{match['distribution']}=={match['version']}; or start anew, without this pin, in another folder."
+                f"{pin} is pinned, and {_installed_state(match['selector'], match['distribution'], offers)}. Install "
+                f"{match['distribution']}=={match['version']}, or remove this pin and use another output folder."
             )
     if faults:
         raise ConfigError(f"`plugins`: {join_faults(faults)}")
 
 
-def _state(selector: str, distribution: str, offers: dict[str, str]) -> str:
+def _installed_state(selector: str, distribution: str, offers: dict[str, str]) -> str:
     if selector in offers:
         return f"{distribution} {offers[selector]} is installed"
     try:
@@ -67,11 +67,11 @@ def _state(selector: str, distribution: str, offers: dict[str, str]) -> str:
 
 
 def _plugins(config: Config) -> Iterator[PluginInfo]:
-    """The plugins that a configuration names, with the members of presets.
+    """The plugins that a configuration names, including the members of presets.
 
-    Leaves out what is wrong: where it is used there is an error that says more.
+    Skips invalid names: the code that uses them raises a more specific error.
     """
-    # Here, as they import torch: reports, which read versions, do without.
+    # Imported here because they import torch; reports, which only read versions, do not need it.
     from gradhomog.domains import domain_plugin
     from gradhomog.pipelines import pipeline
 

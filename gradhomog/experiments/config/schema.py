@@ -1,4 +1,4 @@
-"""The run file: TOML in, typed dataclasses, TOML out; errors give the key path."""
+"""The run file: read from TOML into typed dataclasses, and written as TOML; errors contain the key path."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from gradhomog.experiments.problems import ProblemSpec
 from gradhomog.faults import join_faults
 
 SEEDS = 2**32
-"""Seeds are below it, as those of `episodes.EpisodeStream` are."""
+"""Exclusive upper bound of seeds, as in `episodes.EpisodeStream`."""
 
 
 MAX_SEEDS = 1000
-"""Runs of each method; more are a seed that was given as the number of seeds."""
+"""Maximum number of runs per method; a larger number is probably a seed given as the number of seeds."""
 
 
 @dataclass(frozen=True)
 class Domains:
-    """Where tasks come from: names such as `glyphs:greek`, or paths of images.
+    """Domains of the training and test tasks: names such as `glyphs:greek`, or paths of images.
 
-    A domain that is only in `test` is tested on all its classes; one that is also in `train` on its test classes.
-    Validation tasks come from the validation classes of the training domains.
+    For a domain that is only in `test`, all classes are test classes. For a domain that is also in `train`, only the
+    classes of its test split are. Validation tasks come from the validation classes of the training domains.
     """
 
     train: list[str] = field(
@@ -51,7 +51,7 @@ class Domains:
 
 @dataclass(frozen=True)
 class Episodes:
-    """The shape of a task, and how many make a batch."""
+    """The shape of a task, and the number of tasks per batch."""
 
     ways: int = at_least(2, 5)
     shots: int = at_least(1, 1)
@@ -61,9 +61,10 @@ class Episodes:
 
 @dataclass(frozen=True)
 class Network:
-    """`mlp` for vectors, the others for images. `channels` 0 takes what the domains have.
+    """The network: `mlp` for vectors, the others for images.
 
-    `width` counts the filters of the first block (64 in the papers) or the hidden units of mlp (40).
+    `width` is the number of filters of the first block (64 in the papers) or of hidden units of mlp (40). With
+    `channels = 0`, the number of channels is that of the domains.
     """
 
     name: Literal["conv4", "conv6", "resnet10", "resnet12", "resnet18", "mlp"] = "conv4"
@@ -74,9 +75,10 @@ class Network:
 
 @dataclass(frozen=True)
 class Train:
-    """Meta-training. Inner settings are handed to learners that have them; a learner's own options win.
+    """Meta-training.
 
-    The best `ensemble` states by validation are tested, with the mean of their outputs.
+    The settings of the inner loop are passed to learners that have these options; options in the expression of the
+    learner override them. The `ensemble` states with the best validation scores are tested, and their outputs averaged.
     """
 
     steps: int = at_least(1, 250)
@@ -101,14 +103,16 @@ class Test:
 
 @dataclass(frozen=True)
 class Config:
-    """A comparison. `threads` is per run, so that results do not depend on how many runs are made at a time.
+    """A comparison.
 
-    `observers` are called with the records of each run, by name: `["csv", "tensorboard"]`. `plugins` pins where names
-    come from, `["gradhomog:pcgrad==0.2.0"]`; `compare` completes it. Neither decides the results.
+    `threads` is the number of threads per run, so results do not depend on the number of simultaneous runs.
+    `observers` are names of plugins that receive the records of each run: `["csv", "tensorboard"]`. `plugins` pins the
+    distribution and version of plugins: `["gradhomog:pcgrad==0.2.0"]`; `compare` adds missing pins. Neither
+    `observers` nor `plugins` affects the results.
 
-    Defaults are those for images; `load` has others for a configuration that names no domains.
-    With a multi-task `problem`, the options of one of `experiments.problems`, learners, domains and episodes mean
-    nothing: what is `unused` is neither accepted from a run file nor written to one.
+    The defaults of this class suit images; `load` has other defaults for a configuration that names no domains.
+    `problem` has the options of a multi-task problem of `experiments.problems`. With a problem, learners, domains and
+    episodes are `unused`: these keys are neither accepted in a run file nor written to one.
     """
 
     learner: str | list[str] = "maml"
@@ -127,7 +131,7 @@ class Config:
 
     @property
     def learners(self) -> list[str]:
-        """What is trained: learners, or the network of the problem, which is called as the problem is."""
+        """The learners that are trained; for a multi-task problem, its network, which has the name of the problem."""
         if self.problem is not None:
             return [self.problem.name]
         return [self.learner] if isinstance(self.learner, str) else list(self.learner)
@@ -138,13 +142,13 @@ class Config:
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """Key paths that mean nothing with this problem, or without one."""
+        """Key paths that are not used with this problem, or without a problem."""
         return ("problem",) if self.problem is None else problems.find(self.problem.name).unused
 
     def to_dict(self) -> dict[str, Any]:
         content = dataclasses.asdict(self)
         if self.problem is not None:
-            content["problem"] = {"name": self.problem.name, **content["problem"]}  # the name first
+            content["problem"] = {"name": self.problem.name, **content["problem"]}  # `name` is the first key
         for path in self.unused:
             *tables, last = path.split(".")
             table = content
@@ -153,12 +157,12 @@ class Config:
             del table[last]
         return content
 
-    def decisive(self) -> dict[str, Any]:
-        """The keys that decide the results, without `observers` and `plugins`."""
+    def result_settings(self) -> dict[str, Any]:
+        """The settings that determine the results: all except `observers` and `plugins`."""
         return {key: value for key, value in self.to_dict().items() if key not in ("observers", "plugins")}
 
     def with_baselines(self) -> Config:
-        """Of a multi-task problem, the same comparison with the plain learner and tuned static weights in it.
+        """For a multi-task problem, the same comparison including the plain learner and tuned static weights.
 
         Raises:
             ConfigError: a text of `homogenizers` does not parse.
@@ -170,45 +174,46 @@ class Config:
         except ExpressionError as cause:
             raise ConfigError(f"`homogenizers`: {cause}") from cause
 
-    def of_run(self, learner: str, homogenizers: str, seed: int) -> Config:
-        """The configuration of one run: a run file of its own."""
-        one: dict[str, Any] = {"homogenizers": [homogenizers], "seeds": [seed]}
+    def for_run(self, learner: str, homogenizers: str, seed: int) -> Config:
+        """The configuration of a single run."""
+        changes: dict[str, Any] = {"homogenizers": [homogenizers], "seeds": [seed]}
         if self.problem is None:
-            one["learner"] = learner
-        return dataclasses.replace(self, **one)
+            changes["learner"] = learner
+        return dataclasses.replace(self, **changes)
 
     def to_toml(self) -> str:
         return tomli_w.dumps(self.to_dict())
 
     @property
     def digest(self) -> str:
-        """A short hash of all that decides the results."""
-        content = {**self.decisive(), "seeds": self.seed_list, "learner": self.learners}
+        """A short hash of all settings that determine the results."""
+        content = {**self.result_settings(), "seeds": self.seed_list, "learner": self.learners}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def load(
     path: str | Path | None = None, overrides: Sequence[str] = (), defaults: Mapping[str, Any] | None = None
 ) -> Config:
-    """Read a run file and apply `--set key.path=value` overrides; what is left out has a default.
+    """Read a run file and apply `--set key.path=value` overrides; omitted keys have defaults.
 
-    What is left out has the defaults of `Config`, which suit images; without `domains.train`, `domains.test` and
-    `problem`, those of `first_comparison`. `defaults` replaces defaults of top-level keys. A suite that `homogenizers`
-    names is listed in full.
+    The defaults are those of `Config`, which suit images; without `domains.train`, `domains.test` and `problem`, they
+    are those of `first_comparison`. `defaults` replaces defaults of top-level keys. If `homogenizers` is the name of a
+    suite, it is replaced by the pipelines of the suite.
 
     Raises:
-        ConfigError: the file is missing or no TOML; a key is unknown (with a suggestion), a value of the wrong type or
-            out of range. The message gives the key path.
+        ConfigError: the file is missing or is not valid TOML, a key is unknown, or a value has the wrong type or is out
+            of range. The message contains the key path, and suggestions for unknown keys.
     """
     content = {} if path is None else toml.read(Path(path))
     for override in overrides:
         _override(content, override)
     try:
-        spec = _problem(content)
-        content = _under(content, _under(defaults or {}, spec.defaults if spec else first_comparison.defaults(content)))
+        spec = _build_problem(content)
+        other_defaults = spec.defaults if spec else first_comparison.defaults(content)
+        content = _with_defaults(content, _with_defaults(defaults or {}, other_defaults))
         if isinstance(suite := content.get("homogenizers"), str):
             content["homogenizers"] = suites.members(suite)
-        config = build(Config, content, special=("problem",))
+        config = build(Config, content, prebuilt=("problem",))
         _check(config)
     except ConfigError as error:
         if path is None:
@@ -220,11 +225,11 @@ def load(
 def _override(content: dict[str, Any], text: str) -> None:
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise ConfigError(f"--set needs key.path=value; got {text!r}.")
+        raise ConfigError(f"--set must be key.path=value; got {text!r}.")
     try:
         parsed = toml.parse(f"value = {value}")["value"]
     except toml.SyntaxFault:
-        parsed = value.strip()  # a bare word is a text: --set learner=fomaml
+        parsed = value.strip()  # an unquoted word is a string: --set learner=fomaml
     except ConfigError as error:
         raise ConfigError(f"--set {key.strip()}: {error}") from error
     *path, last = key.strip().split(".")
@@ -238,11 +243,11 @@ def _override(content: dict[str, Any], text: str) -> None:
     table[last] = parsed
 
 
-def _problem(content: dict[str, Any]) -> ProblemSpec | None:
-    """The problem that `content` names, whose table becomes typed options; keys that mean nothing with it are refused.
+def _build_problem(content: dict[str, Any]) -> ProblemSpec | None:
+    """Return the problem that `content` names, and replace its table in `content` by typed options.
 
     Raises:
-        ConfigError.
+        ConfigError: the problem is unknown, its options are invalid, or `content` has keys that it does not use.
     """
     if "problem" not in content:
         return None
@@ -256,27 +261,29 @@ def _problem(content: dict[str, Any]) -> ProblemSpec | None:
         for name in names:
             inner = inner.get(name, {}) if isinstance(inner, Mapping) else {}
         if isinstance(inner, Mapping) and last in inner:
-            raise ConfigError(f"`{path}` means nothing with `problem.name` {spec.name!r}; leave it out.")
+            raise ConfigError(f"`{path}` is not used with `problem.name` {spec.name!r}. Remove this key.")
     content["problem"] = build(spec.options, table, "problem.")
     return spec
 
 
-def _under(content: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The content, with defaults for what it leaves out, tables included; neither is changed."""
+def _with_defaults(content: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The content with defaults for omitted keys, also within tables; the arguments are not changed."""
     merged = dict(content)
     for key, value in defaults.items():
         if isinstance(value, Mapping) and isinstance(inner := content.get(key, {}), Mapping):
-            merged[key] = _under(inner, value)
+            merged[key] = _with_defaults(inner, value)
         else:
             merged.setdefault(key, value)
     return merged
 
 
 def _check(config: Config) -> None:
-    # Before the list of the seeds is made.
+    # Checked first: `seed_list` would create a list of this length.
     if (count := config.seeds if isinstance(config.seeds, int) else len(config.seeds)) > MAX_SEEDS:
         hint = f" For the single seed {count} write seeds=[{count}]." if isinstance(config.seeds, int) else ""
-        raise ConfigError(f"`seeds` must be at most {MAX_SEEDS}: it counts the runs of each method; got {count}.{hint}")
+        raise ConfigError(
+            f"`seeds` must be at most {MAX_SEEDS}: it is the number of runs per method; got {count}.{hint}"
+        )
     faults = []
     for path, values in (
         ("learner", config.learners),
@@ -287,9 +294,9 @@ def _check(config: Config) -> None:
         ("observers", config.observers),
     ):
         if not values and path != "observers":
-            faults.append(f"`{path}` must name at least one; got none.")
+            faults.append(f"`{path}` must have at least one entry; got none.")
         if len(set(values)) < len(values):
-            faults.append(f"`{path}` must not name one twice; got {values}.")
+            faults.append(f"`{path}` must not contain duplicates; got {values}.")
     if config.threads > 1024:
         faults.append(f"`threads` must be at most 1024; got {config.threads}.")
     faults += [

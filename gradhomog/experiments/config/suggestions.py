@@ -1,4 +1,4 @@
-"""What somebody may have meant who named something that there is not."""
+"""Suggestions of similar names for an unknown name."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import difflib
 from collections.abc import Iterable
 
 
-def did_you_mean(given: object, known: Iterable[str], shown: str = "'{}'") -> str:
-    """A sentence with the known name that is nearest, after a space; nothing if none is near.
+def did_you_mean(name: object, known_names: Iterable[str], template: str = "'{}'") -> str:
+    """Return a sentence that suggests the most similar known name, with a leading space; empty if none is similar.
 
     >>> did_you_mean("Landscpe", ["landscape", "regression"])
     " Did you mean 'landscape'?"
     """
-    by_lower = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(str(given).lower(), by_lower, n=1)
-    return f" Did you mean {shown.format(by_lower[near[0]])}?" if near else ""
+    by_lower = {known.lower(): known for known in known_names}
+    matches = difflib.get_close_matches(str(name).lower(), by_lower, n=1)
+    return f" Did you mean {template.format(by_lower[matches[0]])}?" if matches else ""

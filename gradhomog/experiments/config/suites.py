@@ -1,4 +1,4 @@
-"""Named lists of methods: what a run file means by `homogenizers = "ablation"`; and the baselines of every table."""
+"""Suites (named lists of methods, such as `homogenizers = "ablation"`) and the baselines of each comparison."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from gradhomog.experiments.results.plan import SINGLE
 
 TUNED_STATIC = 'static | static(weights="random", seed=1) | static(weights="random", seed=2)'
 GRADNORM = 'gradnorm(key="domain", initial_loss=1.609)'  # the log of 5 classes
-HYPER = "static(weights=[0.1, 0.5, 0.3, 0.4])"  # the paper's fixed weights, for four tasks a batch (section 6.3)
-EQUAL_NORMS = 'reweight(beta=0, solver="fixed_point")'  # every task's gradient has the same norm
-REWEIGHT = 'reweight(beta=1.5, solver="fixed_point")'  # 1.5: the paper's β for strong OOD
+PAPER_WEIGHTS = "static(weights=[0.1, 0.5, 0.3, 0.4])"  # RotoGBML's fixed weights, for four tasks a batch (section 6.3)
+EQUAL_NORMS = 'reweight(beta=0, solver="fixed_point")'  # all rows get the same norm
+REWEIGHT = 'reweight(beta=1.5, solver="fixed_point")'  # 1.5: β of the RotoGBML paper for strong OOD
 
 SUITES: dict[str, tuple[str, ...]] = {
-    # Of a comparison that names no domains, on families of functions; see `first_comparison`.
+    # Default of a comparison that names no domains, on families of functions; see `first_comparison`.
     "default": ("none", TUNED_STATIC, "pcgrad", "scale_invariant", EQUAL_NORMS),
-    # Of a run file that names domains.
+    # Default of a run file that names domains.
     "few_shot": ("none", TUNED_STATIC, "pcgrad", GRADNORM, "mgda"),
-    # The ablation table of RotoGBML (Zhang et al. 2023, arXiv 2303.06679) in its order, then comparisons.
+    # The rows of the ablation table of RotoGBML (Zhang et al. 2023, arXiv 2303.06679) in order, then other methods.
     "ablation": (
         "none",
-        HYPER,
+        PAPER_WEIGHTS,
         REWEIGHT,
         "rotate",
         "isi",
@@ -37,7 +37,7 @@ SUITES: dict[str, tuple[str, ...]] = {
         GRADNORM,
         TUNED_STATIC,
     ),
-    # Of multi-task problems. What has an option that is tuned in papers has as many candidates as static weights.
+    # Default of multi-task problems. Methods with an option that papers tune have as many candidates as static weights.
     "multitask": (
         "none",
         SINGLE,
@@ -60,35 +60,35 @@ def members(name: str) -> list[str]:
     ['none', 'static(weights=[0.1, 0.5, 0.3, 0.4])']
 
     Raises:
-        ConfigError: no suite is called so; says how to write a single pipeline.
+        ConfigError: no suite has this name; the message explains how to write a single pipeline.
     """
     if name not in SUITES:
-        # `json.dumps`: quotes within a pipeline's text are escaped as TOML wants them.
+        # `json.dumps` escapes quotes within a pipeline as TOML requires.
         pipeline = json.dumps(name, ensure_ascii=False)
-        hint = did_you_mean(name, SUITES) or f" A pipeline stands in a list: homogenizers = [{pipeline}]."
-        raise ConfigError(f"`homogenizers`: no suite is called {name!r}; there are {', '.join(SUITES)}.{hint}")
+        hint = did_you_mean(name, SUITES) or f" Write a single pipeline as a list: homogenizers = [{pipeline}]."
+        raise ConfigError(f"`homogenizers`: unknown suite {name!r}; available: {', '.join(SUITES)}.{hint}")
     return list(SUITES[name])
 
 
 def with_baselines(texts: Sequence[str]) -> list[str]:
-    """The methods with the plain learner before them, and tuned static weights, where the list has none.
+    """The methods, preceded by the plain learner and tuned static weights if the list lacks them.
 
-    The static weights added have as many candidates as the method that has most: equal weights, which are the plain
-    learner, and weights drawn at random. A search has at least two, so that they have one more than methods of which
-    nobody is tuned.
+    The added static weights have as many candidates as the method with the most candidates, and at least two: equal
+    weights, which are the plain learner, and random weights. If no method is tuned, static weights therefore have one
+    more candidate than the methods.
 
     >>> with_baselines(["pcgrad"])
     ['none', 'static | static(weights="random", seed=1)', 'pcgrad']
 
     Raises:
-        ExpressionError: a text does not parse.
+        ExpressionError: an expression cannot be parsed.
     """
     parsed = {text: expression.parse_alternatives(text) for text in texts}
     missing = [] if [[]] in parsed.values() else ["none"]
-    if not any(len(found) > 1 and _is_static(found) for found in parsed.values()):
+    if not any(len(alternatives) > 1 and _is_static(alternatives) for alternatives in parsed.values()):
         count = max([2, *map(len, parsed.values())])
-        drawn = [f'static(weights="random", seed={seed})' for seed in range(1, count)]
-        missing.append(" | ".join(["static", *drawn]))
+        random_weights = [f'static(weights="random", seed={seed})' for seed in range(1, count)]
+        missing.append(" | ".join(["static", *random_weights]))
     return [*missing, *texts]
 
 

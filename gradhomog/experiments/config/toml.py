@@ -1,4 +1,4 @@
-"""TOML of unknown origin: read within bounds on size, depth and digits."""
+"""Read untrusted TOML, with limits on size, nesting depth and digits."""
 
 from __future__ import annotations
 
@@ -11,28 +11,32 @@ from typing import Any
 from gradhomog.errors import ConfigError
 
 MAX_BYTES = 2**15
-"""Bound on a file or a text: 32 KiB, 20 times a run file. Python's parser is quadratic in the parts of a dotted key."""
+"""Maximum size of a file or text: 32 KiB, 20 times a run file. Python's parser takes quadratic time in the number of
+parts of a dotted key."""
 
-TOO_LONG = f"TOML of more than {MAX_BYTES:,} bytes is not read; a run file has about a thousand."
+TOO_LONG = f"TOML must have at most {MAX_BYTES:,} bytes; this text is longer. A run file has about a thousand bytes."
 
 MAX_DEPTH = 50
-"""Bound on tables within tables and lists within lists; a run file has three."""
+"""Maximum nesting depth of tables and lists; a run file has depth three."""
 
 TOO_DEEP = f"tables and lists may be nested {MAX_DEPTH} deep; these are nested deeper."
 
 MAX_DIGITS = 1000
-"""Bound on the digits of an integer; Python refuses to read, and to print, those of more than 4300."""
+"""Maximum number of digits of an integer; Python can neither read nor print integers of more than 4300 digits."""
+
+
+TOO_MANY_DIGITS = f"an integer may have {MAX_DIGITS} digits; one has more."
 
 
 class SyntaxFault(ConfigError):
-    """The text is no TOML."""
+    """The text is not valid TOML."""
 
 
 def read(path: Path) -> dict[str, Any]:
     """The content of a TOML file.
 
     Raises:
-        ConfigError: the file is missing, no file, no TOML, or exceeds a bound; names the file.
+        ConfigError: the file is missing, is a folder, is not valid TOML, or exceeds a limit; the message has its path.
     """
     try:
         with path.open("rb") as file:
@@ -43,43 +47,43 @@ def read(path: Path) -> dict[str, Any]:
     except FileNotFoundError as cause:
         raise ConfigError(f"{path}: there is no such file.") from cause
     except IsADirectoryError as cause:
-        raise ConfigError(f"{path}: is a folder; a run file in TOML is needed.") from cause
+        raise ConfigError(f"{path}: expected a run file in TOML; got a folder.") from cause
     except OSError as cause:
         raise ConfigError(f"{path}: the file cannot be read: {cause.strerror or cause}.") from cause
     except ConfigError as cause:
         raise ConfigError(f"{path}: {cause}") from cause
-    except ValueError as cause:  # of bytes that are no UTF-8, or of a path with a NUL
+    except ValueError as cause:  # bytes that are not UTF-8, or a path that contains NUL
         raise ConfigError(f"{path}: the file cannot be read: {cause}.") from cause
 
 
 def parse(text: str) -> dict[str, Any]:
-    """The content of a text.
+    """The content of a TOML text.
 
     Raises:
-        SyntaxFault: it is no TOML.
-        ConfigError: it has more than 32,768 bytes, is nested deeper than 50, or an integer has more than 1000 digits.
+        SyntaxFault: the text is not valid TOML.
+        ConfigError: the text has more than 32,768 bytes, more than 50 levels, or an integer of more than 1000 digits.
     """
     if len(text) > MAX_BYTES:
         raise ConfigError(TOO_LONG)
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as cause:
-        raise SyntaxFault(f"no valid TOML: {cause}.") from cause
+        raise SyntaxFault(f"invalid TOML: {cause}.") from cause
     except RecursionError as cause:
         raise ConfigError(TOO_DEEP) from cause
-    except ValueError as cause:  # `int` of too many digits
-        raise ConfigError(f"an integer may have {MAX_DIGITS} digits; one has more.") from cause
+    except ValueError as cause:  # `int` rejects more than 4300 digits
+        raise ConfigError(TOO_MANY_DIGITS) from cause
     level: list[Any] = [content]
     for _ in range(MAX_DEPTH + 1):
         if any(isinstance(value, int) and abs(value) >= 10**MAX_DIGITS for value in level):
-            raise ConfigError(f"an integer may have {MAX_DIGITS} digits; one has more.")
-        level = list(itertools.chain.from_iterable(map(_inside, level)))
+            raise ConfigError(TOO_MANY_DIGITS)
+        level = list(itertools.chain.from_iterable(map(_children, level)))
     if level:
         raise ConfigError(TOO_DEEP)
     return content
 
 
-def _inside(value: object) -> list[Any]:
+def _children(value: object) -> list[Any]:
     if isinstance(value, Mapping):
         return list(value.values())
     return list(value) if isinstance(value, list) else []

@@ -1,4 +1,4 @@
-"""Tables of a run file as frozen dataclasses: types and ranges are checked, and errors give the key path."""
+"""Validate tables of a run file and convert them to frozen dataclasses; errors contain the key path."""
 
 from __future__ import annotations
 
@@ -18,39 +18,40 @@ Table = TypeVar("Table")
 
 
 def at_least(minimum: float, default: Any, *, exclusive: bool = False, below: float = math.inf) -> Any:
-    """A field of a number: at least a minimum (or greater than it), and less than `below`."""
+    """A dataclass field for a number ≥ `minimum` (> `minimum` if `exclusive`) and < `below`."""
     return field(default=default, metadata={"min": minimum, "exclusive": exclusive, "below": below})
 
 
-def build(kind: type[Table], content: Mapping[str, Any], where: str = "", special: tuple[str, ...] = ()) -> Table:
-    """The dataclass of a table; what is left out has its default.
+def build(kind: type[Table], content: Mapping[str, Any], prefix: str = "", prebuilt: tuple[str, ...] = ()) -> Table:
+    """Build the dataclass of a table; omitted keys have their defaults.
 
     Args:
-        kind: fields that are dataclasses themselves are tables within the table.
-        where: the path of the table, with a dot at its end; what its keys are called with in messages.
-        special: keys whose values are taken as they are: somebody else has built them.
+        kind: the dataclass; fields that are dataclasses are nested tables.
+        prefix: the path of the table with a trailing dot, which precedes its keys in messages.
+        prebuilt: keys whose values are already built and are not validated.
 
     Raises:
-        ConfigError: keys are unknown (with suggestions), values of the wrong type or out of range; it names all.
+        ConfigError: keys are unknown (with suggestions), or values have the wrong type or are out of range; the message
+            lists all faults.
     """
     faults: list[str] = []
-    table = _build(kind, content, where, special, faults)
+    table = _build(kind, content, prefix, prebuilt, faults)
     if faults:
         raise ConfigError(join_faults(faults))
     return typing.cast(Table, table)
 
 
-def _build(kind: Any, content: Mapping[str, Any], where: str, special: tuple[str, ...], faults: list[str]) -> Any:
-    """The dataclass; None if something is wrong, which is added to `faults`."""
+def _build(kind: Any, content: Mapping[str, Any], prefix: str, prebuilt: tuple[str, ...], faults: list[str]) -> Any:
+    """The dataclass; None if there are faults, which are appended to `faults`."""
     fields = {item.name: item for item in dataclasses.fields(kind)}
     hints = typing.get_type_hints(kind)
     values: dict[str, Any] = {}
     for key, value in content.items():
-        path = f"{where}{key}"
+        path = f"{prefix}{key}"
         if key not in fields:
-            hint = did_you_mean(key, fields, f"`{where}{{}}`")
-            faults.append(f"unknown key `{path}`.{hint} Known here: {', '.join(fields)}.")
-        elif key in special:
+            hint = did_you_mean(key, fields, f"`{prefix}{{}}`")
+            faults.append(f"unknown key `{path}`.{hint} Keys of this table: {', '.join(fields)}.")
+        elif key in prebuilt:
             values[key] = value
         elif dataclasses.is_dataclass(hints[key]):
             if isinstance(value, Mapping):
@@ -60,13 +61,13 @@ def _build(kind: Any, content: Mapping[str, Any], where: str, special: tuple[str
         elif not fits(value, hints[key]):
             faults.append(f"`{path}` must be {words(hints[key])}; got {value!r}.")
         else:
-            values[key] = _float(value) if hints[key] is float else value
+            values[key] = _to_float(value) if hints[key] is float else value
             faults += _range_faults(path, values[key], fields[key].metadata)
     return None if faults else kind(**values)
 
 
-def _float(value: float) -> float:
-    """Infinity for an integer that is too large."""
+def _to_float(value: float) -> float:
+    """The number as float; infinity for an integer that exceeds the range of floats."""
     try:
         return float(value)
     except OverflowError:
@@ -77,9 +78,9 @@ def _range_faults(path: str, value: Any, limits: Mapping[str, Any]) -> list[str]
     minimum = limits.get("min")
     if minimum is None:
         return []
-    above = value > minimum if limits["exclusive"] else value >= minimum
-    if (isinstance(value, int) or math.isfinite(value)) and above and value < limits["below"]:
+    above_minimum = value > minimum if limits["exclusive"] else value >= minimum
+    if (isinstance(value, int) or math.isfinite(value)) and above_minimum and value < limits["below"]:
         return []
-    word = "greater than" if limits["exclusive"] else "at least"
-    top = "" if limits["below"] == math.inf else f" and less than {limits['below']}"
-    return [f"`{path}` must be {word} {minimum}{top}; got {value!r}."]
+    lower = "greater than" if limits["exclusive"] else "at least"
+    upper = "" if limits["below"] == math.inf else f" and less than {limits['below']}"
+    return [f"`{path}` must be {lower} {minimum}{upper}; got {value!r}."]

@@ -68,7 +68,7 @@ def compare(
         KeyboardInterrupt: after all runs have written checkpoints.
     """
     folder = comparison_dir.choose_folder(config, out, resume, stem)
-    with pins.using(comparison_dir.with_pins(config, folder)) as pinned:
+    with pins.use_pinned_plugins(comparison_dir.with_pins(config, folder)) as pinned:
         return _compare(pinned, folder, resume, progress, jobs, executor)
 
 
@@ -135,7 +135,7 @@ class _Runner:
         result = run_dir(self.path, run).result()
         if result is None:
             return
-        if result["digest"] != self.config.of_run(run.learner, run.homogenizers, run.seed).digest:
+        if result["digest"] != self.config.for_run(run.learner, run.homogenizers, run.seed).digest:
             raise ConfigError(f"{self.path} holds a result of another configuration: {run.id}. Choose another --out.")
         self.results[run.id] = result
 

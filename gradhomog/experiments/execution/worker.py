@@ -68,7 +68,7 @@ class Job:
                     return Outcome(self.run, "locked")
                 if folder.result() is not None:
                     return Outcome(self.run, "finished")
-                with threads(self.config.threads), pins.using(self.run_config) as config:
+                with threads(self.config.threads), pins.use_pinned_plugins(self.run_config) as config:
                     try:
                         trainer = Trainer(
                             config, self.run, folder, observers.make(config, folder.path, _warn), self.jobs
@@ -92,7 +92,7 @@ class Job:
     @property
     def run_config(self) -> Config:
         """The configuration of this run only."""
-        return self.config.of_run(self.run.learner, self.run.homogenizers, self.run.seed)
+        return self.config.for_run(self.run.learner, self.run.homogenizers, self.run.seed)
 
 
 def _warn(text: str) -> None:

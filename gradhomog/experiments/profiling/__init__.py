@@ -1,4 +1,4 @@
-"""Profile training steps: the time and memory that each homogenizer adds, as ratios to the plain learner.
+"""Profiling of training steps: the time and memory that each homogenizer adds, as ratios to the plain learner.
 
-Times depend on what else runs on the machine. Ratios of times that were taken in turn, in one run, do so far less.
+Times depend on the load of the machine. Ratios of times that were measured in turn, in one run, depend on it far less.
 """

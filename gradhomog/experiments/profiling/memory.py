@@ -1,4 +1,4 @@
-"""Peak memory of a call, and the size of a state, in bytes of CPU tensors."""
+"""Peak memory of a call, and the size of the tensors of a state, in bytes of CPU memory."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
-    """The largest number of bytes live at one time during a call, of those CPU tensors that the call itself allocates.
+    """The peak number of bytes of CPU tensors that a call allocates and that are live at the same time.
 
     Counts every allocation by PyTorch's CPU allocator in this thread, from the profiler's memory events: tensors, saved
-    activations and temporaries alike. Unlike the peak of the process, it depends neither on earlier calls nor on the
+    activations and temporaries. Unlike the peak memory of the process, it depends neither on earlier calls nor on the
     load of the machine. Not counted: scratch memory of libraries such as oneDNN and MKL, allocations of intra-op
-    threads, and the release of tensors from before the call. (For a convolution, its backward pass, and sums of several
-    tensors of 34 MB it differed from the growth of the process's resident memory, VmHWM after a reset, by less than
-    0.2 %.)
+    threads, and the release of tensors that were allocated before the call. (For a convolution, its backward pass, and
+    sums of several tensors of 34 MB it differed by less than 0.2 % from the growth of the process's resident memory,
+    VmHWM after a reset.)
     """
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler writes two lines to stderr each time
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise the profiler writes two lines to stderr in each call
     with torch.autograd.profiler.profile(profile_memory=True) as profiler:
         work()
     assert profiler.kineto_results is not None
@@ -31,10 +31,10 @@ def peak_bytes(work: Callable[[], object]) -> int:
     return peak
 
 
-def held_bytes(state: object) -> int:
+def tensor_bytes(state: object) -> int:
     """The bytes of all tensors in nested dicts and lists."""
     if isinstance(state, Tensor):
         return state.nbytes
     if isinstance(state, dict):
-        return sum(map(held_bytes, state.values()))
-    return sum(map(held_bytes, state)) if isinstance(state, (list, tuple)) else 0
+        return sum(map(tensor_bytes, state.values()))
+    return sum(map(tensor_bytes, state)) if isinstance(state, (list, tuple)) else 0

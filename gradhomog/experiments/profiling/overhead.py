@@ -1,4 +1,4 @@
-"""The overhead of each homogenizer in a training step, on the network, the tasks and the machine of the user."""
+"""Measure the overhead of each homogenizer in a training step, with the user's network, tasks and machine."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from gradhomog.experiments.execution.threads import threads
 from gradhomog.experiments.profiling import memory, table
 from gradhomog.experiments.profiling.table import Table
 from gradhomog.experiments.profiling.table_text import INTERVAL_NOTE, MEMORY_NOTE
-from gradhomog.experiments.profiling.timing import Progress, Work, interleave
+from gradhomog.experiments.profiling.timing import Progress, Workload, interleave
 from gradhomog.experiments.results.plan import PLAIN, Run
 from gradhomog.experiments.training.meta_learning import make_learner
 from gradhomog.learners import Learner
 
-AGAIN = "plain again"
-"""A second plain learner: the distance of its ratio from 1 is the error of the measurement."""
+SECOND_PLAIN = "plain again"
+"""Label of a second plain learner: the distance of its ratio from 1 is the error of the measurement."""
 
 WARM_UP = 2
-LEAST_ROUNDS = 3
+MIN_ROUNDS = 3
 
 
 @dataclass(frozen=True)
 class Stepper:
-    """A learner with its outer optimizer; it shares nothing with the others."""
+    """A learner with its outer optimizer; steppers share no parameters."""
 
     learner: Learner
     outer: torch.optim.Optimizer
@@ -41,9 +41,9 @@ class Stepper:
 
 
 def pipelines(config: Config, learner: str) -> dict[str, str]:
-    """Pipeline expressions by label: plain, plain again, and the first candidate of every entry of the run file."""
+    """Pipeline expressions by label: plain, plain again, and the first candidate of each method of the run file."""
     texts = [method.candidates[0] for method in plan.methods(config) if method.learner == learner]
-    return {PLAIN: "none", AGAIN: "none", **{text: text for text in texts if text != "none"}}
+    return {PLAIN: "none", SECOND_PLAIN: "none", **{text: text for text in texts if text != "none"}}
 
 
 def step_overheads(
@@ -52,31 +52,34 @@ def step_overheads(
     rounds: int,
     seconds: float,
     clock: Callable[[], float] = time.perf_counter,
-    progress: Progress = lambda done, most: None,
+    progress: Progress = lambda done, total: None,
 ) -> list[Table]:
-    """One table per learner: `learner.step` with each pipeline, in turn on the same batches, as ratios to plain.
+    """One table per learner: time and memory of `learner.step` with each pipeline, as ratios to plain.
 
-    All learners start from the network of the first seed. The seconds are divided equally between them.
+    Pipelines take steps in turn on the same batches. All learners start from the network of the first seed. `seconds`
+    is divided equally between learners.
 
     Raises:
-        GradhomogError: names, options, data or device are not usable, or the plain learner fails.
+        GradhomogError: names, options, data or device are invalid, or the plain learner fails.
     """
     seed = config.seed_list[0]
     source = streams(config, seed)
-    made = {learner: _steppers(config, learner, source) for learner in config.learners}
+    steppers_by_learner = {learner: _make_steppers(config, learner, source) for learner in config.learners}
+    share = seconds / len(steppers_by_learner)
     with threads(config.threads):
         return [
-            _table(config, learner, steppers, source, rounds, seconds / len(made), clock, progress)
-            for learner, steppers in made.items()
+            _table(config, learner, steppers, source, rounds, share, clock, progress)
+            for learner, steppers in steppers_by_learner.items()
         ]
 
 
-def _steppers(config: Config, learner: str, source: Streams) -> dict[str, Stepper]:
-    found = {}
+def _make_steppers(config: Config, learner: str, source: Streams) -> dict[str, Stepper]:
+    """A new learner with its optimizer for each pipeline, by label."""
+    steppers = {}
     for label, text in pipelines(config, learner).items():
-        made = make_learner(config, Run(learner, text, config.seed_list[0]), source)
-        found[label] = Stepper(made, torch.optim.Adam(made.parameters(), lr=config.train.outer_lr))
-    return found
+        instance = make_learner(config, Run(learner, text, config.seed_list[0]), source)
+        steppers[label] = Stepper(instance, torch.optim.Adam(instance.parameters(), lr=config.train.outer_lr))
+    return steppers
 
 
 def _table(
@@ -90,39 +93,39 @@ def _table(
     progress: Progress,
 ) -> Table:
     device = next(iter(steppers.values())).learner.parameters()[0].device
-    works: dict[str, Work] = {**steppers}
+    workloads: dict[str, Workload] = {**steppers}
     timings = interleave(
-        works,
+        workloads,
         lambda number: source.train.batch(number).to(device),
-        reference=PLAIN, rounds=rounds, seconds=seconds, at_least=WARM_UP + LEAST_ROUNDS, together=True,
+        reference=PLAIN, rounds=rounds, seconds=seconds, min_rounds=WARM_UP + MIN_ROUNDS, shared_budget=True,
         warm_up=WARM_UP, clock=clock, synchronize=_synchronizer(device), progress=progress,
     )  # fmt: skip
-    peaks, held = {}, {}
+    peaks, states = {}, {}
     if device.type == "cpu":
         batch = source.train.batch(WARM_UP + rounds)
         for label, stepper in steppers.items():
             if label not in timings.failures:
                 peaks[label] = memory.peak_bytes(functools.partial(stepper, batch))
-                held[label] = memory.held_bytes(stepper.learner.homogenizers.state_dict())
+                states[label] = memory.tensor_bytes(stepper.learner.homogenizers.state_dict())
     network = f"{config.network.name}, width {config.network.width}, inputs {source.input_shape}"
     title = f"one meta-step of {learner}: {network}, {config.episodes.tasks} tasks"
     notes = (
-        f"Methods took their steps in turn on the same batches, on {device}, {config.threads} thread"
-        f"{'s' if config.threads > 1 else ''}; {WARM_UP} rounds before these do not count.",
-        "to plain: median over rounds of (its time / plain's time in the same round).",
+        f"Methods took steps in turn on the same batches, on {device}, with {config.threads} thread"
+        f"{'s' if config.threads > 1 else ''}; {WARM_UP} warm-up rounds are not included.",
+        "to plain: median over rounds of (time of the method / time of plain in the same round).",
         INTERVAL_NOTE,
-        f"{AGAIN} is a second plain learner: the distance of its ratio from × 1.00 is the error of this measurement.",
+        f"{SECOND_PLAIN}: a second plain learner; the distance of its ratio from × 1.00 is the measurement error.",
         *(
-            [f"{MEMORY_NOTE},", "and the state of the homogenizers; others than plain: the difference."]
+            [f"{MEMORY_NOTE},", "and the state of the homogenizers; for methods other than plain, the difference."]
             if peaks
             else []
         ),
     )
-    return Table(title, PLAIN, table.rows(timings, PLAIN, peaks=peaks, held=held), notes, timings.failures)
+    return Table(title, PLAIN, table.make_rows(timings, PLAIN, peaks=peaks, states=states), notes, timings.failures)
 
 
 def _synchronizer(device: torch.device) -> Callable[[], None]:
-    """Wait for a CUDA device, on which operations are asynchronous."""
+    """A function that waits for asynchronous operations on a CUDA device; it does nothing for other devices."""
     if device.type == "cuda":
         return functools.partial(torch.cuda.synchronize, device)
     return lambda: None

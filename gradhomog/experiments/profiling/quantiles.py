@@ -16,7 +16,7 @@ class Quantiles:
     """The median of n values, with its 95 % confidence interval, the quartiles and the range.
 
     Attributes:
-        low, high: the interval of the median; NaN for fewer than six values, which do not have one at 95 %.
+        low, high: the interval of the median; NaN for fewer than six values, which have no interval at 95 %.
     """
 
     median: float
@@ -30,16 +30,16 @@ class Quantiles:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Quantiles:
-        """Compute them from the values.
+        """Compute the quantiles of values.
 
-        The interval is that of order statistics: the k-th smallest to the k-th largest value, k the largest with
-        2 · P(Binomial(n, 1/2) < k) ≤ 0.05. It holds for independent values of any distribution.
+        The interval is that of order statistics: the k-th smallest to the k-th largest value, for the largest k with
+        2 · P(Binomial(n, 1/2) < k) ≤ 0.05. It is valid for independent values of any distribution.
 
         Raises:
-            OptionError: there is no value.
+            OptionError: `values` is empty.
         """
         if not values:
-            raise OptionError("`values` must hold at least one number; got none.")
+            raise OptionError("`values` must have at least one number; got none.")
         ordered = sorted(values)
         n = len(ordered)
         rank = _rank(n)
@@ -57,7 +57,7 @@ class Quantiles:
 
 
 def _rank(n: int) -> int:
-    """The largest k with 2 · P(Binomial(n, 1/2) < k) ≤ 1 − level; 0 if there is none."""
+    """The largest k with 2 · P(Binomial(n, 1/2) < k) ≤ 1 − level; 0 if there is no such k."""
     rank, tail = 0, 0
     while True:
         tail += math.comb(n, rank)

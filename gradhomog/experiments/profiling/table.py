@@ -1,4 +1,4 @@
-"""The result of timing: one row per work, with its time, its ratio to a reference and its memory."""
+"""The table of a timing: one row per workload, with its time, its ratio to a reference and its memory."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from gradhomog.experiments.profiling.timing import Timings
 
 @dataclass(frozen=True)
 class Row:
-    """One work.
+    """The measurements of one workload.
 
     Attributes:
-        seconds: of a call.
-        ratio: to the reference.
-        peak_bytes: see `memory.peak_bytes`; None if it was not measured.
-        held_bytes: the state of its homogenizers.
+        seconds: time of a call.
+        ratio: ratio of its time to that of the reference.
+        peak_bytes: see `memory.peak_bytes`; None if not measured.
+        state_bytes: size of the state of its homogenizers.
     """
 
     label: str
     seconds: Quantiles
     ratio: Quantiles
     peak_bytes: int | None = None
-    held_bytes: int = 0
+    state_bytes: int = 0
 
 
 @dataclass(frozen=True)
 class Table:
-    """Works that were timed in turn.
+    """Workloads that were timed in turn.
 
     Attributes:
-        reference: label of the work that the others are compared with.
+        reference: label of the workload that the others are compared with.
         notes: lines that explain the numbers.
-        failures: by label, the message of works that failed.
+        failures: the message of each workload that failed, by label.
     """
 
     title: str
@@ -46,28 +46,33 @@ class Table:
     failures: dict[str, str] = field(default_factory=dict)
 
     def added_bytes(self, row: Row) -> int | None:
-        """Memory beyond that of the reference, state included; None if it was not measured."""
+        """Memory in addition to that of the reference, including the state; None if not measured."""
         base = next((other for other in self.rows if other.label == self.reference), None)
         if base is None or base.peak_bytes is None or row.peak_bytes is None:
             return None
-        return row.peak_bytes + row.held_bytes - base.peak_bytes - base.held_bytes
+        return row.peak_bytes + row.state_bytes - base.peak_bytes - base.state_bytes
 
 
-def rows(
+def make_rows(
     timings: Timings,
     reference: str,
     *,
     peaks: Mapping[str, int] = MappingProxyType({}),
-    held: Mapping[str, int] = MappingProxyType({}),
+    states: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[Row, ...]:
-    """One row per work that did not fail; ratios are within rounds. `peaks` and `held` are bytes by label."""
+    """One row per workload that did not fail, with ratios within rounds.
+
+    Args:
+        peaks: peak memory in bytes, by label.
+        states: size of the homogenizers' state in bytes, by label.
+    """
     return tuple(
         Row(
             label,
-            Quantiles.of([*timings.counted(label).values()]),
+            Quantiles.of([*timings.measured_seconds(label).values()]),
             Quantiles.of(timings.ratios(label, reference)),
             peaks.get(label),
-            held.get(label, 0),
+            states.get(label, 0),
         )
         for label, seconds in timings.seconds.items()
         if seconds and label not in timings.failures
@@ -75,7 +80,7 @@ def rows(
 
 
 def to_json(table: Table) -> dict[str, Any]:
-    """Plain data: seconds, ratios, bytes."""
+    """The table as plain data for JSON, in seconds, ratios and bytes."""
     return {
         "title": table.title,
         "reference": table.reference,
@@ -85,7 +90,7 @@ def to_json(table: Table) -> dict[str, Any]:
                 "seconds": row.seconds.record(),
                 "ratio": row.ratio.record(),
                 "peak_bytes": row.peak_bytes,
-                "held_bytes": row.held_bytes,
+                "state_bytes": row.state_bytes,
                 "added_bytes": table.added_bytes(row),
             }
             for row in table.rows

@@ -7,20 +7,22 @@ import math
 from gradhomog.experiments.profiling.quantiles import Quantiles
 from gradhomog.experiments.profiling.table import Row, Table
 from gradhomog.experiments.report.formatting import NOTHING
-from gradhomog.experiments.report.text_table import aligned
+from gradhomog.experiments.report.text_table import align_columns
 
-INTERVAL_NOTE = "95 %: interval of the median before it, by order statistics; n/a below six rounds."
-MEMORY_NOTE = "memory: peak of the CPU tensors that one further call allocates, without scratch memory of libraries"
+INTERVAL_NOTE = (
+    "95 %: confidence interval of the median to its left, by order statistics; n/a for fewer than six rounds."
+)
+MEMORY_NOTE = "memory: peak of the CPU tensors that one additional call allocates, without scratch memory of libraries"
 
 
 def render(table: Table) -> str:
-    """The table with its notes and failures under it."""
+    """The table as text, followed by its notes and failures."""
     failed = [f"Failed: {label}: {message}" for label, message in table.failures.items()]
-    return "\n".join([table.title, "", *aligned(cells(table)), "", *table.notes, *failed])
+    return "\n".join([table.title, "", *align_columns(cells(table)), "", *table.notes, *failed])
 
 
 def cells(table: Table) -> list[list[str]]:
-    """The header, and one line of texts per row."""
+    """The texts of the cells: the header, and one list per row."""
     with_memory = any(row.peak_bytes is not None for row in table.rows)
     lines = [["method", "time", f"to {table.reference}", "95 %", *(["memory"] if with_memory else []), "rounds"]]
     for row in table.rows:
@@ -33,47 +35,47 @@ def cells(table: Table) -> list[list[str]]:
 
 
 def ratio_cell(ratio: Quantiles) -> str:
-    """The median: `× 1.04`, and as a fraction if it is small: `1/52`."""
+    """The median: `× 1.04`, or a fraction if it is small: `1/52`."""
     median = ratio_text(ratio.median)
     return median if "/" in median else f"× {median}"
 
 
 def interval_cell(ratio: Quantiles) -> str:
-    """The interval of the median: `1.02 – 1.06`; `n/a` if there is none."""
+    """The interval of the median: `1.02 – 1.06`; `n/a` without an interval."""
     return "n/a" if math.isnan(ratio.low) else f"{ratio_text(ratio.low)} – {ratio_text(ratio.high)}"
 
 
 def ratio_text(value: float) -> str:
-    """`1.04`, `29.3`, and as a fraction if it is small: `1/52`."""
+    """A ratio as text: `1.04`, `29.3`, or a fraction if it is small: `1/52`."""
     if value < 0.25:
         return f"1/{1 / value:.3g}" if value > 0.001 else f"1/{1 / value:,.0f}"
     return f"{value:.2f}" if value < 10 else f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
 def time_text(seconds: float) -> str:
-    """With three digits, in seconds, milliseconds, microseconds or nanoseconds."""
+    """A time with three digits, in seconds, milliseconds, microseconds or nanoseconds."""
     for unit, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
         if seconds * factor >= 1:
-            return f"{digits(seconds * factor)} {unit}"
+            return f"{three_digits(seconds * factor)} {unit}"
     return f"{seconds * 1e9:.0f} ns"
 
 
 def memory_text(table: Table, row: Row) -> str:
-    """The total of the reference; for other rows the difference to it."""
+    """Memory as text: the total for the reference, the difference to it for other rows."""
     if row.peak_bytes is None:
         return NOTHING
     if row.label == table.reference:
-        return f"{digits((row.peak_bytes + row.held_bytes) / 1e6)} MB"
+        return f"{three_digits((row.peak_bytes + row.state_bytes) / 1e6)} MB"
     added = table.added_bytes(row)
     return NOTHING if added is None else f"{signed(added / 1e6)} MB"
 
 
 def signed(value: float) -> str:
-    """As `digits`, with a sign: `+0.00`, `-1.25`."""
-    text = digits(abs(value))
+    """As `three_digits`, with a sign: `+0.00`, `-1.25`."""
+    text = three_digits(abs(value))
     return f"{'-' if value < 0 and float(text.replace(',', '')) else '+'}{text}"
 
 
-def digits(value: float) -> str:
-    """Three significant digits, never an exponent; at most two decimals."""
+def three_digits(value: float) -> str:
+    """A number with three significant digits and at most two decimals, without an exponent."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

@@ -1,4 +1,4 @@
-"""Time several callables in turn on the same inputs, so that a slow moment of the machine affects all of them."""
+"""Time several workloads in turn on the same inputs, so that load of the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -9,113 +9,116 @@ from typing import Any
 
 from gradhomog.errors import GradhomogError
 
-Work = Callable[[Any], object]
-"""Called with the input of a round; its result is dropped."""
+Workload = Callable[[Any], object]
+"""A function that is timed; called with the input of a round, its result is ignored."""
 
 Progress = Callable[[int, int], None]
-"""Called after every round with the number of rounds done and the largest possible number."""
+"""Called after every round with the number of finished rounds and the maximum number of rounds."""
 
 
 @dataclass
 class Timings:
-    """Seconds by work and round.
+    """Seconds by workload and round.
 
     Attributes:
-        warm_up: rounds before this one count only for a work that has no later one.
-        failures: by work, the message of the error after which it was not run again.
+        warm_up: number of warm-up rounds; they are used only for a workload without later rounds.
+        seconds: by label and round.
+        failures: by label, the message of the error after which the workload was not called again.
     """
 
     warm_up: int
     seconds: dict[str, dict[int, float]]
     failures: dict[str, str] = field(default_factory=dict)
 
-    def counted(self, label: str) -> dict[int, float]:
-        """The seconds of a work in the rounds that count."""
-        every = self.seconds[label]
-        return {number: taken for number, taken in every.items() if number >= self.warm_up} or every
+    def measured_seconds(self, label: str) -> dict[int, float]:
+        """The seconds of a workload by round, without warm-up rounds; with them if it has no later rounds."""
+        by_round = self.seconds[label]
+        return {number: seconds for number, seconds in by_round.items() if number >= self.warm_up} or by_round
 
     def pairs(self, label: str, reference: str) -> list[tuple[float, float]]:
-        """The seconds of a work and of the reference, for each round that counts and has both."""
-        others = self.counted(reference)
-        return [(taken, others[number]) for number, taken in self.counted(label).items() if number in others]
+        """The measured seconds of a workload and of the reference, for each round that has both."""
+        others = self.measured_seconds(reference)
+        own = self.measured_seconds(label)
+        return [(seconds, others[number]) for number, seconds in own.items() if number in others]
 
     def ratios(self, label: str, reference: str) -> list[float]:
-        """The seconds of a work divided by those of the reference, for each round of `pairs`."""
-        return [taken / other for taken, other in self.pairs(label, reference)]
+        """The seconds of a workload divided by those of the reference, for each round of `pairs`."""
+        return [seconds / other for seconds, other in self.pairs(label, reference)]
 
 
-def order(labels: Sequence[str], number: int) -> list[str]:
-    """The order of a round: the labels rotated by one place in every second round, and reversed in those between.
+def round_order(labels: Sequence[str], number: int) -> list[str]:
+    """The order of workloads in a round: rotated by one position every second round, and reversed in odd rounds.
 
-    Over 2 · len(labels) rounds every work takes every place twice, and a drift over two rounds cancels.
+    Over 2 · len(labels) rounds every workload is in every position twice, and a linear drift over two rounds cancels.
     """
     start = (number // 2) % len(labels)
-    turned = [*labels[start:], *labels[:start]]
-    return turned[::-1] if number % 2 else turned
+    rotated = [*labels[start:], *labels[:start]]
+    return rotated[::-1] if number % 2 else rotated
 
 
 def interleave(
-    works: Mapping[str, Work],
+    workloads: Mapping[str, Workload],
     inputs: Callable[[int], Any],
     *,
     reference: str,
     rounds: int,
     seconds: float,
-    at_least: int,
-    together: bool,
+    min_rounds: int,
+    shared_budget: bool,
     warm_up: int = 1,
     clock: Callable[[], float] = time.perf_counter,
     synchronize: Callable[[], None] = lambda: None,
-    progress: Progress = lambda done, most: None,
+    progress: Progress = lambda done, total: None,
 ) -> Timings:
-    """Run every work once per round, all on the same input, in an order that rotates.
+    """Call every workload once per round, all on the same input, in an order that rotates.
 
     Args:
-        works: by label.
-        inputs: makes the input of round 0, 1, 2, …; not timed.
-        reference: the work that others are compared with; if it fails, everything does.
-        rounds: the largest number of rounds after the warm-up.
-        seconds: budget. With `together` all works stop when it is spent, so all have the same rounds. Otherwise each
-            has an equal share of it, so a slow one is timed less often than the others.
-        at_least: rounds, warm-up included, that every work is run regardless of the budget.
-        warm_up: number of first rounds, which do not count.
-        synchronize: called before the clock is read, for devices that work asynchronously.
+        workloads: by label.
+        inputs: creates the input of round 0, 1, 2, …; not timed.
+        reference: the workload that the others are compared with; if it fails, its error is raised.
+        rounds: the maximum number of rounds after the warm-up.
+        seconds: time budget.
+        min_rounds: number of rounds, including warm-up, that every workload is called regardless of the budget.
+        shared_budget: if True, all workloads stop when the budget is spent, so all have the same rounds. Otherwise each
+            has an equal share of the budget, so a slow workload has fewer rounds.
+        warm_up: number of warm-up rounds.
+        synchronize: called before the clock is read, for asynchronous devices.
 
     Raises:
-        GradhomogError: of the reference; the message of another work's error is in `failures`, and this work is left
-            out from then on.
+        GradhomogError: the error of the reference. The message of the error of another workload is stored in
+            `failures`, and the workload is not called again.
     """
-    found = Timings(warm_up, {label: {} for label in works})
-    spent = dict.fromkeys(works, 0.0)
+    timings = Timings(warm_up, {label: {} for label in workloads})
+    spent = dict.fromkeys(workloads, 0.0)
     started = clock()
 
     def within_share(label: str, number: int) -> bool:
-        last = found.seconds[label].get(number - 1)  # None: it was left out before, and stays so
-        return last is not None and spent[label] + last <= seconds / len(works)
+        last = timings.seconds[label].get(number - 1)  # None if it was not called in the last round; it has stopped
+        return last is not None and spent[label] + last <= seconds / len(workloads)
 
     for number in range(warm_up + rounds):
-        spare = clock() - started < seconds
-        chosen = [
+        within_budget = clock() - started < seconds
+        selected = [
             label
-            for label in order(list(works), number)
-            if label not in found.failures
-            and (number < at_least or (spare if together else within_share(label, number)))
+            for label in round_order(list(workloads), number)
+            if label not in timings.failures
+            and (number < min_rounds or (within_budget if shared_budget else within_share(label, number)))
         ]
-        if not chosen:
+        if not selected:
             break
-        given = inputs(number)
-        for label in chosen:
+        round_input = inputs(number)
+        for label in selected:
             synchronize()
             start = clock()
             try:
-                works[label](given)
+                workloads[label](round_input)
             except GradhomogError as error:
                 if label == reference:
                     raise
-                found.failures[label] = str(error)
+                timings.failures[label] = str(error)
                 continue
             synchronize()
-            found.seconds[label][number] = taken = clock() - start
-            spent[label] += taken
+            timings.seconds[label][number] = elapsed = clock() - start
+            spent[label] += elapsed
         progress(number + 1, warm_up + rounds)
-    return found
+    return timings

@@ -1,4 +1,4 @@
-"""`summary.csv`: one line per method, numbers in full."""
+"""Write `summary.csv`: one line per method, with numbers in full precision."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gradhomog.experiments.analysis.summary import Summary
 
 
 def write_csv(summary: Summary, path: str | Path) -> None:
-    """Write one line per method; accuracies are fractions, and what is unknown is empty."""
+    """Write one line per method; accuracies are fractions, and unknown values are empty."""
     also = list(dict.fromkeys(name for row in summary.rows for name in row.also))
     names = [
         "learner", "label", "homogenizers", "seeds", "expected_seeds", "metric", "mean", "half_width", "n", "unit",
@@ -25,11 +25,11 @@ def write_csv(summary: Summary, path: str | Path) -> None:
         for row in summary.rows:
             values = [
                 row.learner, row.label, row.homogenizers, len(row.seeds), row.expected_seeds, summary.metric,
-                row.score.mean, row.score.half_width, row.score.n, row.unit, *_comparison(row.to_plain),
-                row.to_baseline and row.to_baseline.reference, *_comparison(row.to_baseline),
+                row.score.mean, row.score.half_width, row.score.n, row.unit, *_comparison_values(row.to_plain),
+                row.to_baseline and row.to_baseline.reference, *_comparison_values(row.to_baseline),
                 row.step_seconds, row.chosen,
                 *(row.by_domain[d].mean if d in row.by_domain else None for d in summary.domains),
-                *(_pair(row.improvement) if summary.improvement_baseline else ()),
+                *(_mean_and_half_width(row.improvement) if summary.improvement_baseline else ()),
                 *(row.also[name].mean if name in row.also else None for name in also),
             ]  # fmt: skip
             writer.writerow(["" if value is None or value != value else value for value in values])
@@ -40,15 +40,15 @@ def _comparison_names(prefix: str) -> list[str]:
     return [prefix + name for name in (*names, "verdict", "time_ratio", "seeds_needed")]
 
 
-def _comparison(found: Comparison | None) -> tuple[object, ...]:
-    if found is None:
+def _comparison_values(comparison: Comparison | None) -> tuple[object, ...]:
+    if comparison is None:
         return (None,) * 9
-    gap = found.difference
+    difference = comparison.difference
     return (
-        gap.mean, gap.half_width, gap.n, found.unit, found.p_value, found.adjusted_p_value, found.verdict,
-        found.time_ratio, found.seeds_needed,
+        difference.mean, difference.half_width, difference.n, comparison.unit, comparison.p_value,
+        comparison.adjusted_p_value, comparison.verdict, comparison.time_ratio, comparison.seeds_needed,
     )  # fmt: skip
 
 
-def _pair(interval: Interval | None) -> tuple[float | None, float | None]:
+def _mean_and_half_width(interval: Interval | None) -> tuple[float | None, float | None]:
     return (interval.mean, interval.half_width) if interval else (None, None)

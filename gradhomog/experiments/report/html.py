@@ -1,4 +1,4 @@
-"""The HTML page of a report, made from the templates in `templates/`."""
+"""Render the HTML page of a report from the templates in `templates/`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from gradhomog.experiments.analysis.summary import Summary
 from gradhomog.experiments.report.captions import TITLES, captions, tuning_note
-from gradhomog.experiments.report.figures import Picture
+from gradhomog.experiments.report.figures import SavedFigure
 from gradhomog.experiments.report.html_table import answer_table, candidate_table, score_table
 from gradhomog.experiments.report.narrative import answer_notes, answers, scope
 from gradhomog.experiments.report.notes import notes
@@ -31,8 +31,8 @@ class Figure:
     remarks: Sequence[str]
 
 
-def render_page(summary: Summary, records: Sequence[Record], pictures: Mapping[str, Picture]) -> str:
-    """The page: answers, table, figures, tuning, runs, configuration and versions. Every text is escaped."""
+def render_page(summary: Summary, records: Sequence[Record], saved_figures: Mapping[str, SavedFigure]) -> str:
+    """The page: answers, table, figures, tuning, runs, configuration and versions. All texts are escaped."""
     environment = Environment(
         loader=PackageLoader("gradhomog.experiments.report"),
         autoescape=True,
@@ -51,7 +51,7 @@ def render_page(summary: Summary, records: Sequence[Record], pictures: Mapping[s
         answer_notes=answer_notes(summary),
         score_table=score_table(summary) if summary.rows else None,
         notes=notes(summary),
-        figures=_figures(summary, pictures),
+        figures=_figures(summary, saved_figures),
         candidates=candidate_table(summary) if summary.candidates else None,
         tuning_note=tuning_note(summary) if summary.candidates else "",
         runs=run_sections(records, summary),
@@ -62,40 +62,41 @@ def render_page(summary: Summary, records: Sequence[Record], pictures: Mapping[s
     )
 
 
-def _figures(summary: Summary, pictures: Mapping[str, Picture]) -> list[Figure]:
+def _figures(summary: Summary, saved_figures: Mapping[str, SavedFigure]) -> list[Figure]:
     texts = captions(summary)
     return [
         Figure(
             name,
             TITLES[name],
-            inline_svg(pictures[name].svg.read_text(encoding="utf-8"), name, TITLES[name]),
+            inline_svg(saved_figures[name].svg.read_text(encoding="utf-8"), name, TITLES[name]),
             texts[name],
-            pictures[name].remarks,
+            saved_figures[name].remarks,
         )
         for name in TITLES
-        if name in pictures
+        if name in saved_figures
     ]
 
 
 def _about(summary: Summary, start: Record) -> dict[str, str]:
-    """What was compared, by name; without what is unknown."""
+    """Facts about the comparison (learners, methods, domains) by name; unknown facts are omitted."""
     config = start.get("config") or {}
-    of_problem = {"tasks": ", ".join(map(str, start.get("tasks") or ())), "data": " ".join(summary.notes)}
-    of_episodes = {
-        "training domains": ", ".join(_names(config, "domains", "train")),
+    problem_entries = {"tasks": ", ".join(map(str, start.get("tasks") or ())), "data": " ".join(summary.notes)}
+    episode_entries = {
+        "training domains": ", ".join(_config_list(config, "domains", "train")),
         "test domains": ", ".join(summary.domains),
-        "test tasks": f"{summary.tasks}, the same for every run",
+        "test tasks": f"{summary.tasks}, the same for all runs",
     }
     entries = {
         "problem" if summary.problem else "learner": ", ".join(summary.learners),
         "methods": ", ".join(dict.fromkeys(row.label for row in summary.rows)),
-        **(of_problem if summary.problem else of_episodes),
+        **(problem_entries if summary.problem else episode_entries),
         "started": str(start.get("time") or ""),
     }
     return {name: text for name, text in entries.items() if text}
 
 
-def _names(config: Record, section: str, key: str) -> list[str]:
-    inner = config.get(section)
-    found = inner.get(key) if isinstance(inner, dict) else None
-    return [str(name) for name in found] if isinstance(found, list) else []
+def _config_list(config: Record, section: str, key: str) -> list[str]:
+    """The list at `section.key` of a configuration; empty if it is missing or not a list."""
+    table = config.get(section)
+    values = table.get(key) if isinstance(table, dict) else None
+    return [str(value) for value in values] if isinstance(values, list) else []

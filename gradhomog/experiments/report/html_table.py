@@ -1,4 +1,4 @@
-"""Tables of the HTML report: texts with the values by which a column is sorted."""
+"""Tables of the HTML report: texts of cells with their sort keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gradhomog.experiments.report.formatting import NOTHING, number_text
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell; `sort` is its sort key as text, empty for the end of the table."""
+    """A cell; `sort` is its sort key as text. Cells with an empty key are sorted last."""
 
     text: str
     sort: str
@@ -22,7 +22,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table; `sticky` is the index of the column that stays visible while the others are scrolled."""
+    """A table; `sticky` is the index of the column that stays visible during horizontal scrolling."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[Cell]]
@@ -30,50 +30,50 @@ class Table:
 
 
 def score_table(summary: Summary) -> Table:
-    """Scores of all methods, as in the terminal."""
-    return _methods(score_columns(summary), summary.rows)
+    """Scores of all methods, as printed in the terminal."""
+    return _method_table(score_columns(summary), summary.rows)
 
 
 def answer_table(summary: Summary) -> Table:
-    """All methods compared with the best baseline, which has no row of its own."""
-    return _methods(answer_columns(summary), [row for row in summary.rows if row.to_baseline is not None])
+    """All methods compared with the best baseline, which is not a row of this table."""
+    return _method_table(answer_columns(summary), [row for row in summary.rows if row.to_baseline is not None])
 
 
 def candidate_table(summary: Summary) -> Table:
-    """The candidates of tuned methods with the scores that chose among them."""
+    """The candidates of tuned methods with the scores by which one of them was chosen."""
     several = len(summary.learners) > 1
     kind = metric(summary.metric)
     score = f"validation {kind.title}" if summary.held_out else kind.title
     header = [*(["learner"] if several else []), "candidate", score, "chosen", "method", "at step"]
     rows = [
         [
-            *([cell(candidate.learner)] if several else []),
-            cell(candidate.homogenizers),
-            Cell(number_text(candidate.validation, summary.metric), _key(candidate.validation)),
-            cell("chosen" if candidate.chosen else ""),
-            cell(candidate.label),
-            cell(NOTHING if candidate.best_step is None else str(candidate.best_step)),
+            *([text_cell(candidate.learner)] if several else []),
+            text_cell(candidate.homogenizers),
+            Cell(number_text(candidate.validation, summary.metric), _number_key(candidate.validation)),
+            text_cell("chosen" if candidate.chosen else ""),
+            text_cell(candidate.label),
+            text_cell(NOTHING if candidate.best_step is None else str(candidate.best_step)),
         ]
         for candidate in summary.candidates
     ]
     return Table(header, rows, sticky=int(several))
 
 
-def cell(text: str) -> Cell:
+def text_cell(text: str) -> Cell:
     """A cell that is sorted by its text."""
     return Cell(text, "" if text == NOTHING else text)
 
 
-def _methods(columns: Sequence[Column], rows: Iterable[Row]) -> Table:
+def _method_table(columns: Sequence[Column], rows: Iterable[Row]) -> Table:
     titles = [column.title for column in columns]
-    cells = [[Cell(column.text(row), _of(column.value, row)) for column in columns] for row in rows]
+    cells = [[Cell(column.text(row), _sort_key(column.value, row)) for column in columns] for row in rows]
     return Table(titles, cells, sticky=titles.index("method"))
 
 
-def _of(value: Callable[[Row], Value], row: Row) -> str:
-    found = value(row)
-    return found if isinstance(found, str) else _key(found)
+def _sort_key(get_value: Callable[[Row], Value], row: Row) -> str:
+    value = get_value(row)
+    return value if isinstance(value, str) else _number_key(value)
 
 
-def _key(value: float | None) -> str:
+def _number_key(value: float | None) -> str:
     return "" if value is None or value != value else repr(value)

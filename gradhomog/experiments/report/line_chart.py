@@ -1,4 +1,4 @@
-"""Small line charts as SVG, drawn without matplotlib: a page has two for each run."""
+"""Small line charts as SVG, drawn without matplotlib; a page has two for each run."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 WIDTH, HEIGHT = 300, 120
-"""Of the plot, in units of the SVG, which are pixels at full size."""
+"""Size of the plot in units of the SVG, which are pixels at full size."""
 
-MOST_POINTS = 100
-"""A longer curve is drawn as the means of this many groups of neighbouring steps."""
+MAX_POINTS = 100
+"""A longer curve is averaged over groups of consecutive steps, at most this many groups."""
 
 
 Point = tuple[float, float, float]
@@ -22,9 +22,11 @@ class Chart:
     """Coordinates and labels of a chart.
 
     Attributes:
-        points: `x,y` pairs of the line; `band` those of the polygon around it, empty without intervals.
-        dots: coordinates of single points, empty where the line has many.
-        low, high: values at the bottom and the top; `first` and `last` are steps at the left and the right.
+        points: `x,y` pairs of the line.
+        band: `x,y` pairs of the polygon around the line; empty without intervals.
+        dots: coordinates of markers; empty for a line with many points.
+        low, high: values at the bottom and the top.
+        first, last: steps at the left and the right.
     """
 
     title: str
@@ -40,17 +42,17 @@ class Chart:
 def line_chart(title: str, points: Sequence[tuple[int, float]], half_widths: Sequence[float] = ()) -> Chart | None:
     """A chart of `(step, value)` pairs, with a band of `value ± half_width`; None without a finite value.
 
-    Values that are not finite are left out.
+    Values that are not finite are omitted.
     """
     widths = [width if math.isfinite(width) else 0.0 for width in half_widths or [0.0] * len(points)]
     finite: list[Point] = [
         (step, value, width) for (step, value), width in zip(points, widths, strict=True) if math.isfinite(value)
     ]
-    known = _thinned(finite)
-    if not known:
+    drawn = _average_groups(finite)
+    if not drawn:
         return None
-    low, high = min(value - width for _, value, width in known), max(value + width for _, value, width in known)
-    first, last = known[0][0], known[-1][0]
+    low, high = min(value - width for _, value, width in drawn), max(value + width for _, value, width in drawn)
+    first, last = drawn[0][0], drawn[-1][0]
 
     def x(step: float) -> float:
         return round((step - first) / (last - first) * WIDTH, 1) if last > first else WIDTH / 2
@@ -58,13 +60,13 @@ def line_chart(title: str, points: Sequence[tuple[int, float]], half_widths: Seq
     def y(value: float) -> float:
         return round((high - value) / (high - low) * HEIGHT, 1) if high > low else HEIGHT / 2
 
-    upper = [(x(step), y(value + width)) for step, value, width in known]
-    lower = [(x(step), y(value - width)) for step, value, width in reversed(known)]
-    line = [(x(step), y(value)) for step, value, _ in known]
+    upper = [(x(step), y(value + width)) for step, value, width in drawn]
+    lower = [(x(step), y(value - width)) for step, value, width in reversed(drawn)]
+    line = [(x(step), y(value)) for step, value, _ in drawn]
     return Chart(
         title,
-        _pairs(line),
-        _pairs([*upper, *lower]) if any(width for *_, width in known) else "",
+        _svg_points(line),
+        _svg_points([*upper, *lower]) if any(width for *_, width in drawn) else "",
         line if len(line) <= 12 else (),
         f"{low:.4g}",
         f"{high:.4g}",
@@ -73,8 +75,8 @@ def line_chart(title: str, points: Sequence[tuple[int, float]], half_widths: Seq
     )
 
 
-def _thinned(points: Sequence[Point]) -> list[Point]:
-    size = max(1, math.ceil(len(points) / MOST_POINTS))
+def _average_groups(points: Sequence[Point]) -> list[Point]:
+    size = max(1, math.ceil(len(points) / MAX_POINTS))
     groups = [points[start : start + size] for start in range(0, len(points), size)]
     return [
         (
@@ -86,5 +88,5 @@ def _thinned(points: Sequence[Point]) -> list[Point]:
     ]
 
 
-def _pairs(points: Sequence[tuple[float, float]]) -> str:
+def _svg_points(points: Sequence[tuple[float, float]]) -> str:
     return " ".join(f"{x:g},{y:g}" for x, y in points)

@@ -1,4 +1,4 @@
-"""Answers in sentences: which methods are better than the best baseline, and the limits of the comparison."""
+"""Results in sentences: the methods that are better than the best baseline, and the limits of the comparison."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gradhomog.experiments.report.formatting import interval_text, p_text, ratio
 
 @dataclass(frozen=True)
 class Answer:
-    """The result of one learner: the headline, and the sentences that follow it."""
+    """The result of one learner: a headline and further sentences."""
 
     learner: str
     headline: str
@@ -24,7 +24,7 @@ class Answer:
 
 
 def scope(summary: Summary) -> str:
-    """One sentence on the runs that finished and the tasks that they were tested on."""
+    """One sentence about the number of finished runs and of test tasks."""
     count = f"{summary.finished}" if summary.expected is None else f"{summary.finished} of {summary.expected}"
     runs = "run" if count == "1" else "runs"
     if summary.problem or not summary.rows:
@@ -34,24 +34,24 @@ def scope(summary: Summary) -> str:
 
 
 def answers(summary: Summary) -> list[Answer]:
-    """For each learner, the methods that are significantly better than its best baseline."""
+    """For each learner, sentences about the methods that are significantly better or worse than its best baseline."""
     return [_answer(summary, learner) for learner in summary.learners]
 
 
 def answer_notes(summary: Summary) -> list[str]:
-    """The definitions of the columns that compare methods with the best baseline, and their limits."""
-    found = [row.to_baseline for row in summary.rows if row.to_baseline is not None]
-    if not found:
+    """Definitions and limits of the columns that compare methods with the best baseline."""
+    comparisons = [row.to_baseline for row in summary.rows if row.to_baseline is not None]
+    if not comparisons:
         return []
     kind = metric(summary.metric)
-    tested = [comparison for comparison in found if comparison.p_value is not None]
+    tested = [comparison for comparison in comparisons if comparison.p_value is not None]
     units = {comparison.unit for comparison in tested}
     present = [label for label in BASELINES if any(row.label == label for row in summary.rows)]
     lines = []
     if len(present) > 1:
         lines.append(
-            f"The best baseline is the one of {_listed(present)} with the better score in this table. Choosing it by "
-            "the score that is compared favours the baseline."
+            f"The best baseline is the one of {_join_names(present)} with the better score in this table. This choice "
+            "favours the baseline, because it uses the scores that are compared."
         )
     pairs = " or ".join({"seeds": "seed", "tasks": "test task"}[unit] for unit in sorted(units - {"one"}))
     points = " in percentage points" if kind.percent else ""
@@ -59,93 +59,97 @@ def answer_notes(summary: Summary) -> list[str]:
     if tested:
         lines.append(
             f"difference: method − baseline{points}, paired by {pairs}, with its 95 % confidence interval, which "
-            f"is not corrected{lower}."
+            f"is not corrected for multiple comparisons{lower}."
         )
         holm = f", corrected for {len(tested)} comparisons by Holm's procedure" if len(tested) > 1 else ""
         lines.append(f"p (Holm): two-sided paired t test{holm}; *: below 0.05.")
     if "tasks" in units:
-        lines.append("With one seed the test is over test tasks: the variation between trainings is not in it.")
+        lines.append("With one seed, the test is over test tasks and does not include the variation between trainings.")
     busy = ", measured while other runs used the machine" if summary.parallel else ""
     lines.append(f"step time: ratio of the processor times of a training step{busy}; an indication, no benchmark.")
-    lines += _seeds_note(summary, found)
+    lines += _seeds_note(summary, comparisons)
     if any(row.chosen is not None for row in summary.rows):
-        lines.append(_tuning(summary))
+        lines.append(_tuning_note(summary))
     return lines
 
 
 def _answer(summary: Summary, learner: str) -> Answer:
     rows = summary.rows_of(learner)
-    of = f"{learner}: " if len(summary.learners) > 1 else ""
+    prefix = f"{learner}: " if len(summary.learners) > 1 else ""
     label = summary.best_baselines.get(learner)
     if label is None:
         text = (
-            f"{of}No baseline ({' or '.join(BASELINES)}) has a finished run with a score, so no method can be compared."
+            f"{prefix}No baseline ({' or '.join(BASELINES)}) has a finished run with a score, so no method can be "
+            "compared."
         )
         return Answer(learner, text, ())
     base = next(row for row in rows if row.label == label)
-    score = interval_text(base.score, summary.metric, alone=base.unit == "one") + metric(summary.metric).unit
+    score = interval_text(base.score, summary.metric, mean_only=base.unit == "one") + metric(summary.metric).unit
     where = f"On {summary.problem} the" if summary.problem else "The"
     mean = ", the mean over its tasks" if summary.problem else ""
     sentences = [f"{where} best baseline is {label}, with a {summary.score_of('test')} of {score}{mean}."]
     compared = [(row, row.to_baseline) for row in rows if row.to_baseline is not None]
-    better = [(row, found) for row, found in compared if found.verdict == "better"]
-    worse = [(row, found) for row, found in compared if found.verdict == "worse"]
-    undecided = [row.label for row, found in compared if found.verdict == "undecided"]
-    unknown = [row.label for row, found in compared if found.verdict is None]
-    unknown += [row.label for row in rows if row.to_baseline is None and row.label != label]
+    better = [(row, comparison) for row, comparison in compared if comparison.verdict == "better"]
+    worse = [(row, comparison) for row, comparison in compared if comparison.verdict == "worse"]
+    undecided = [row.label for row, comparison in compared if comparison.verdict == "undecided"]
+    untested = [row.label for row, comparison in compared if comparison.verdict is None]
+    untested += [row.label for row in rows if row.to_baseline is None and row.label != label]
     if better:
         verb = "are" if len(better) > 1 else "is"
-        headline = (
-            f"{_listed(row.label for row, _ in better)} {verb} significantly better than the best baseline, {label}."
-        )
-    elif not compared or len(unknown) == len(rows) - 1:
+        names = _join_names(row.label for row, _ in better)
+        headline = f"{names} {verb} significantly better than the best baseline, {label}."
+    elif not compared or len(untested) == len(rows) - 1:
         headline = f"No method can be tested against the best baseline, {label}."
     else:
         headline = f"No method is significantly better than the best baseline, {label}."
-    sentences += [_significant(summary, row, found, "better") for row, found in better]
-    sentences += [_significant(summary, row, found, "worse") for row, found in worse]
+    sentences += [_significance_sentence(summary, row, comparison, "better") for row, comparison in better]
+    sentences += [_significance_sentence(summary, row, comparison, "worse") for row, comparison in worse]
     if undecided:
-        sentences.append(f"No significant difference to {label} was found for {_listed(undecided)}.")
-    if unknown:
-        sentences.append(f"There is no interval of the difference for {_listed(unknown)}.")
-    return Answer(learner, of + headline, sentences)
+        sentences.append(f"No significant difference to {label} was found for {_join_names(undecided)}.")
+    if untested:
+        sentences.append(f"There is no interval of the difference for {_join_names(untested)}.")
+    return Answer(learner, prefix + headline, sentences)
 
 
-def _significant(summary: Summary, row: Row, found: Comparison, word: str) -> str:
+def _significance_sentence(summary: Summary, row: Row, comparison: Comparison, word: str) -> str:
     kind = metric(summary.metric)
-    difference = interval_text(found.difference, summary.metric, signed=True)
+    difference = interval_text(comparison.difference, summary.metric, signed=True)
     points = " points" if kind.percent else f" in {kind.words}"
-    cost = "" if found.time_ratio is None else f"; a step takes {ratio_text(found.time_ratio)} the time"
-    p_value = p_text(found.adjusted_p_value)
+    cost = "" if comparison.time_ratio is None else f"; a step takes {ratio_text(comparison.time_ratio)} the time"
+    p_value = p_text(comparison.adjusted_p_value)
     equals = p_value if p_value.startswith("<") else f"= {p_value}"
     return f"{row.label} is {word} by {difference}{points} (p {equals}){cost}."
 
 
-def _seeds_note(summary: Summary, found: Sequence[Comparison]) -> list[str]:
-    counts = [comparison.difference.n for comparison in found if comparison.seeds_needed is not None]
+def _seeds_note(summary: Summary, comparisons: Sequence[Comparison]) -> list[str]:
+    counts = [comparison.difference.n for comparison in comparisons if comparison.seeds_needed is not None]
     if not counts:
         return []
     size = "one percentage point" if metric(summary.metric).percent else "5 % of the baseline's score"
     n = min(counts)
     low, high = deviation_factors(n)
     return [
-        f"seeds for {detectable_words(summary)}: the number of seeds with which a true difference of {size} "
-        "is detected with a power of 80 % (paired t test, two-sided 5 %, not corrected), from the observed spread of "
-        f"the paired differences. The spread of {n} seeds is uncertain: with 95 % confidence the true one is between "
-        f"{low:.2g} and {high:.2g} times as large, and the number of seeds grows with its square."
+        f"seeds for {detectable_words(summary)}: the number of seeds that detects a true difference of {size} with a "
+        "power of 80 % (paired t test, two-sided 5 %, not corrected for multiple comparisons), estimated from the "
+        f"observed spread of the paired differences. The spread of {n} seeds is uncertain: the 95 % confidence "
+        f"interval of the true spread is {low:.2g} to {high:.2g} times the observed spread, and the number of seeds "
+        "grows with the square of the spread."
     ]
 
 
-def _tuning(summary: Summary) -> str:
+def _tuning_note(summary: Summary) -> str:
     if not summary.held_out:
         words = metric(summary.metric).words
         return (
-            f"Tuned methods were chosen by the {words} in this report, which favours them over methods with one trial."
+            f"Candidates of tuned methods were chosen by the {words} in this report, which favours tuned methods over "
+            "methods with one trial."
         )
     where = "by their validation scores" if summary.problem else "on validation tasks"
-    return f"Tuned methods were chosen {where}; the intervals do not include the variation of that choice."
+    return (
+        f"Candidates of tuned methods were chosen {where}; the intervals do not include the variation of this choice."
+    )
 
 
-def _listed(texts: Iterable[str]) -> str:
+def _join_names(texts: Iterable[str]) -> str:
     *most, last = texts
     return f"{', '.join(most)} and {last}" if most else last

@@ -1,4 +1,4 @@
-"""The report of a comparison: `summary.csv`, `figures/` and one self-contained `report.html`."""
+"""Write the report of a comparison: `summary.csv`, `figures/` and a self-contained `report.html`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from gradhomog.experiments.results.records import records as read_records
 
 
 def write_report(folder: str | Path, expected_runs: int | None = None) -> Summary:
-    """Write the report of a folder, finished or not, into it, and return its table.
+    """Write the report of a comparison to its folder and return the summary; the comparison may be unfinished.
 
-    Without matplotlib the report has no figures, and a message on stderr says what to install.
+    Without matplotlib the report has no figures, and a message on stderr names the package to install.
 
     Raises:
-        ConfigError: there are no records in the folder, or they are damaged.
+        ConfigError: the folder has no records, or they are damaged.
     """
     folder = Path(folder)
     records = read_records(folder)
@@ -29,16 +29,16 @@ def write_report(folder: str | Path, expected_runs: int | None = None) -> Summar
     write_csv(summary, folder / "summary.csv")
     try:
         figures.require_matplotlib()
-        pictures = _pictures(folder, records, summary)
+        saved_figures = _save_figures(folder, records, summary)
     except figures.MissingMatplotlib as error:
-        pictures = {}
+        saved_figures = {}
         print(f"{error}", file=sys.stderr)
-    (folder / "report.html").write_text(render_page(summary, records, pictures), encoding="utf-8")
+    (folder / "report.html").write_text(render_page(summary, records, saved_figures), encoding="utf-8")
     return summary
 
 
-def _pictures(folder: Path, records: Sequence[Record], summary: Summary) -> dict[str, figures.Picture]:
-    """Draw the figures that the records allow into `figures/`, and return them by name."""
+def _save_figures(folder: Path, records: Sequence[Record], summary: Summary) -> dict[str, figures.SavedFigure]:
+    """Draw the figures that the records have data for, save them in `figures/`, and return them by name."""
     maps = saliency_maps.collect(folder, records)
     methods = [(row.learner, row.label) for row in summary.rows]
     drawn = {
@@ -48,13 +48,13 @@ def _pictures(folder: Path, records: Sequence[Record], summary: Summary) -> dict
         "conflict": figures.conflict(records),
         "stages": figures.stages(records),
         "weights": figures.weights(records),
-        "measured": figures.measured(records),
+        "measured": figures.measurements(records),
         "trajectories": figures.trajectories(trajectory.collect(folder, records)),
         "saliency": figures.saliency(maps),
     }
     remarks = {"saliency": figures.saliency_omissions(maps, methods)}
     return {
-        name: figures.Picture(figures.save(figure, folder / "figures" / name)[0], remarks.get(name, ()))
+        name: figures.SavedFigure(figures.save(figure, folder / "figures" / name)[0], remarks.get(name, ()))
         for name, figure in drawn.items()
         if figure is not None
     }

@@ -1,4 +1,4 @@
-"""The section of each run in the HTML report: its configuration, curves, result, and the path of its folder."""
+"""Sections of the HTML report about single runs: configuration, curves, result, and folder."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from gradhomog.experiments.results.records import by_run_and_label
 
 @dataclass(frozen=True)
 class RunSection:
-    """One run.
+    """The section of one run.
 
     Attributes:
-        title: method and seed; `score` is its score, or "failed".
+        title: method and seed.
+        score: its score, or "failed".
         entries: settings and results by name.
-        command: trains this run alone, with the run file of the comparison; empty if unknown.
-        charts: training loss and validation score over the steps.
-        error: of a run that failed.
+        command: the command that trains this run alone, with the run file of the comparison; empty if unknown.
+        charts: training loss and validation score over training steps.
+        error: the error of a failed run.
     """
 
     title: str
@@ -38,7 +39,7 @@ class RunSection:
 
 
 def run_sections(records: Sequence[Record], summary: Summary) -> list[RunSection]:
-    """Runs with a result in the order of the table and by seed, then candidates, then runs that failed."""
+    """Sections of runs with a result in the order of the table and by seed, then of candidates, then of failed runs."""
     steps, validations = by_run_and_label(records, "step"), by_run_and_label(records, "validation")
     order = {(row.learner, row.label): place for place, row in enumerate(summary.rows)}
     results = [record for record in records if record["event"] == "result"]
@@ -48,21 +49,21 @@ def run_sections(records: Sequence[Record], summary: Summary) -> list[RunSection
     others = [record for record in results if record["role"] != "compare" and record["run"] not in done]
     sections = []
     for record in [*table, *others]:
-        of = record["run"], record["label"]
-        charts = _charts(steps.get(of, []), validations.get(of, []), summary)
-        sections.append(_finished(record, summary, charts))
+        key = record["run"], record["label"]
+        charts = _charts(steps.get(key, []), validations.get(key, []), summary)
+        sections.append(_finished_section(record, summary, charts))
     failed = {record["run"]: record for record in records if record["event"] == "failed"}
     for run, message in summary.failures.items():
-        of = run, failed[run]["label"]
-        charts = _charts(steps.get(of, []), validations.get(of, []), summary)
-        sections.append(_failed(failed[run], message, charts, summary))
+        key = run, failed[run]["label"]
+        charts = _charts(steps.get(key, []), validations.get(key, []), summary)
+        sections.append(_failed_section(failed[run], message, charts, summary))
     return sections
 
 
-def _finished(record: Record, summary: Summary, charts: Sequence[Chart]) -> RunSection:
+def _finished_section(record: Record, summary: Summary, charts: Sequence[Chart]) -> RunSection:
     kind = metric(summary.metric)
     scores = mean_interval(numbers(record["scores"]))
-    score = interval_text(scores, summary.metric, alone=bool(summary.problem)) + kind.unit
+    score = interval_text(scores, summary.metric, mean_only=bool(summary.problem)) + kind.unit
     validation = numbers([record.get("validation")])[0]
     entries = {
         "learner": record["learner"],
@@ -70,10 +71,10 @@ def _finished(record: Record, summary: Summary, charts: Sequence[Chart]) -> RunS
         "seed": str(record["seed"]),
         summary.score_of("test"): score,
         "validation": NOTHING if math.isnan(validation) else number_text(validation, summary.metric) + kind.unit,
-        "tested state": _step(record.get("best_step")),
+        "tested network": _step(record.get("best_step")),
         "training steps": str(record.get("steps", NOTHING)),
         "training time": _seconds(record.get("seconds")),
-        "time of a step": _seconds(record.get("step_seconds")),
+        "step time": _seconds(record.get("step_seconds")),
         "folder": f"runs/{record['run']}",
     }
     if not summary.held_out:
@@ -88,7 +89,7 @@ def _finished(record: Record, summary: Summary, charts: Sequence[Chart]) -> RunS
     )
 
 
-def _failed(record: Record, message: str, charts: Sequence[Chart], summary: Summary) -> RunSection:
+def _failed_section(record: Record, message: str, charts: Sequence[Chart], summary: Summary) -> RunSection:
     entries = {"folder": f"runs/{record['run']}"}
     return RunSection(_title(record, summary), "failed", entries, "", charts, message)
 
@@ -100,7 +101,7 @@ def _title(record: Record, summary: Summary) -> str:
 
 
 def _command(learner: str, homogenizers: str, seed: int, summary: Summary) -> str:
-    """JSON texts and lists are TOML values, too."""
+    """The command that trains one run. Its settings are JSON strings and lists, which are also TOML values."""
     settings = [] if summary.problem else [f"learner={json.dumps(learner, ensure_ascii=False)}"]
     settings += [f"homogenizers={json.dumps([homogenizers], ensure_ascii=False)}", f"seeds=[{seed}]"]
     return shlex.join(["gradhomog", "train", "run.toml", *(word for text in settings for word in ("--set", text))])

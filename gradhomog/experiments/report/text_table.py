@@ -1,18 +1,18 @@
-"""Aligned columns of plain text."""
+"""Plain-text tables with aligned columns."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns padded to equal width, with a rule under the header; `±` stands under `±` where a column has it."""
-    columns = [_stacked(column) for column in zip(*rows, strict=True)]
+def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines with columns padded to equal width, and a rule below the header; the `±` of a column are aligned."""
+    columns = [_pad_cells(column) for column in zip(*rows, strict=True)]
     lines = ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
     return [lines[0], "─" * max(map(len, lines)), *lines[1:]]
 
 
-def _stacked(column: Sequence[str]) -> list[str]:
+def _pad_cells(column: Sequence[str]) -> list[str]:
     if not any("±" in cell for cell in column[1:]):
         width = max(map(len, column))
         return [cell.ljust(width) for cell in column]

@@ -200,7 +200,7 @@ def _check_same_configuration(config: Config, other: Config, out: Path) -> None:
         other = other.with_baselines()  # a user's run file in the folder may omit the baselines
     if config.digest == other.digest:
         return
-    ours, theirs = _flatten(config.decisive()), _flatten(other.decisive())
+    ours, theirs = _flatten(config.result_settings()), _flatten(other.result_settings())
     differing = [key for key in ours if ours[key] != theirs.get(key)]
     first = differing[0]
     raise ConfigError(

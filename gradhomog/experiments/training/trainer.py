@@ -47,7 +47,7 @@ class Trainer:
     """Train and test one run, and write its folder: events, checkpoints, and finally networks, figure data and result.
 
     Args:
-        config: of this run only, see `Config.of_run`.
+        config: of this run only, see `Config.for_run`.
         run: learner, homogenizers and seed.
         folder: of the run; this process holds its lock.
         observe: called with every event that is written, and with the result.
@@ -131,7 +131,7 @@ class Trainer:
             self.best.add(result.mean, self.done, self.trainable.state_dict())
 
     def _better(self, new: float, old: float) -> bool:
-        return self.trainable.state_selection == "last" or self.trainable.metric.better(new, old)
+        return self.trainable.state_selection == "last" or self.trainable.metric.is_better(new, old)
 
     def _test(self) -> None:
         best = self.best.first

@@ -1,4 +1,4 @@
-"""What scores are called and compared by; and Δm, with a sign and a scale of its own for each of them."""
+"""Names, order and improvements of scores; and Δm, whose sign and scale depend on the metric."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ scores = st.floats(0.01, 0.99)
 
 @pytest.mark.parametrize(("name", "higher"), [("accuracy", True), ("r2", True), ("mse", False), ("loss", False)])
 @given(scores, scores)
-def test_the_better_of_two_scores_improves_on_the_other(name, higher, one, other):
+def test_the_better_of_two_scores_has_a_positive_improvement(name, higher, one, other):
     assume(one != other)
     measure = metric(name)
-    assert measure.better(one, other) == ((one > other) == higher)
+    assert measure.is_better(one, other) == ((one > other) == higher)
     if measure.ratios:
-        assert (measure.improvement(one, other) > 0) == measure.better(one, other)
+        assert (measure.improvement(one, other) > 0) == measure.is_better(one, other)
         assert measure.improvement(one, one) == 0
     else:
         assert math.isnan(measure.improvement(one, other))
 
 
-def test_a_score_that_is_not_a_number_is_the_worst():
+def test_nan_is_the_worst_score():
     for measure in METRICS.values():
-        assert measure.better(0.5, math.nan)
-        assert not measure.better(math.nan, 0.5)
+        assert measure.is_better(0.5, math.nan)
+        assert not measure.is_better(math.nan, 0.5)
 
 
-def test_improvements_are_parts_of_accuracies_and_of_the_errors_that_r_squared_leaves():
+def test_improvements_are_relative_to_accuracies_and_errors():
     assert metric("accuracy").improvement(0.9, 0.6) == pytest.approx(0.5)
     assert metric("mse").improvement(0.3, 0.4) == pytest.approx(0.25)
     assert metric("r2").improvement(0.8, 0.6) == pytest.approx(0.5)
@@ -42,7 +42,7 @@ def test_improvements_are_parts_of_accuracies_and_of_the_errors_that_r_squared_l
     assert math.isnan(metric("accuracy").improvement(0.5, 0.0))
 
 
-def test_an_unknown_metric_in_a_record_is_told():
+def test_an_unknown_metric_in_a_record_is_an_error():
     with pytest.raises(ConfigError, match="unknown metric 'speed' in a record; known: accuracy, mse"):
         metric("speed")
 
@@ -59,7 +59,7 @@ def test_delta_m_is_the_mean_over_tasks_of_each_seed_then_over_seeds():
     assert improvement(base, base).mean == 0
 
 
-def test_delta_m_pairs_the_seeds_that_both_have_and_is_none_without():
+def test_delta_m_is_over_common_seeds_and_none_without_them():
     base = runs((0.5, 0.5), (0.25, 0.5))
     assert improvement({1: runs((0.5, 0.5))[0]}, base).mean == pytest.approx(0.5)
     assert improvement({7: runs((0.5, 0.5))[0]}, base) is None
@@ -69,20 +69,20 @@ def test_delta_m_of_losses_that_may_be_negative_is_none():
     assert improvement(runs((-1.0, 2.0), kind="loss"), runs((-2.0, 2.0), kind="loss")) is None
 
 
-def test_a_score_that_is_not_finite_makes_no_number_of_delta_m():
+def test_delta_m_is_nan_if_a_score_is_not_finite():
     assert math.isnan(improvement(runs((None, 0.5)), runs((0.5, 0.5))).mean)
 
 
-def test_the_baseline_is_each_task_alone_where_it_is_there():
+def test_the_baseline_of_delta_m_is_single_task_else_plain():
     plain, single = {("pairs", "plain"): {}}, {("pairs", "single-task"): {}}
     assert improvement_baseline({**plain, **single}, "pairs") == "single-task"
     assert improvement_baseline(plain, "pairs") == "plain"
     assert improvement_baseline({("pairs", "pcgrad"): {}}, "pairs") is None
 
 
-def test_a_difference_to_detect_is_a_point_of_percentages_and_5_percent_of_other_scores():
-    assert metric("accuracy").detectable(0.4) == 0.01
-    assert metric("mse").detectable(0.4) == pytest.approx(0.02)
-    assert metric("r2").detectable(-0.4) == pytest.approx(0.02)
+def test_the_detectable_difference_is_one_point_for_percentages_and_5_percent_of_other_scores():
+    assert metric("accuracy").detectable_difference(0.4) == 0.01
+    assert metric("mse").detectable_difference(0.4) == pytest.approx(0.02)
+    assert metric("r2").detectable_difference(-0.4) == pytest.approx(0.02)
     for name, base in (("mse", 0.0), ("mse", math.nan), ("loss", 0.4)):
-        assert metric(name).detectable(base) is None
+        assert metric(name).detectable_difference(base) is None

@@ -1,4 +1,4 @@
-"""Holm's procedure: an example worked by hand, the closed testing procedure, and its bounds."""
+"""Holm's procedure: an example computed by hand, equality with the closed testing procedure, and bounds."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from gradhomog.experiments.analysis.multiple_testing import holm
 p_lists = st.lists(st.floats(0, 1), min_size=1, max_size=6)
 
 
-def test_an_example_worked_by_hand():
+def test_an_example_computed_by_hand():
     # In order: 4 × 0.005 = 0.02, 3 × 0.01 = 0.03, 2 × 0.03 = 0.06, and 1 × 0.04 < 0.06, so 0.06 again.
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
 
 
 def closed_bonferroni(p_values):
-    """A hypothesis is rejected if Bonferroni's test rejects every intersection that has it: Holm's is its shortcut."""
+    """Adjusted p values of the closed testing procedure: a hypothesis is rejected if Bonferroni's test rejects every
+    intersection that contains it. Holm's procedure is a shortcut of it."""
     numbers = range(len(p_values))
     subsets = [s for size in range(1, len(p_values) + 1) for s in itertools.combinations(numbers, size)]
     bonferroni = {subset: min(1.0, len(subset) * min(p_values[i] for i in subset)) for subset in subsets}
@@ -29,7 +30,7 @@ def closed_bonferroni(p_values):
 
 
 @given(p_lists)
-def test_it_is_the_closed_testing_procedure_of_bonferroni(p_values):
+def test_adjusted_values_are_those_of_the_closed_testing_procedure_of_bonferroni(p_values):
     assert holm(p_values) == pytest.approx(closed_bonferroni(p_values))
 
 
@@ -51,6 +52,6 @@ def test_a_single_test_is_not_corrected_and_none_gives_none():
 
 
 @pytest.mark.parametrize("bad", [-0.1, 1.1, math.nan])
-def test_a_p_value_outside_its_range_is_refused(bad):
-    with pytest.raises(OptionError, match="`p_values` must lie between 0 and 1"):
+def test_a_p_value_out_of_range_is_an_error(bad):
+    with pytest.raises(OptionError, match="`p_values` must be between 0 and 1"):
         holm([0.5, bad])

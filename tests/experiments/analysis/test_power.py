@@ -14,16 +14,16 @@ from gradhomog.errors import OptionError
 from gradhomog.experiments.analysis.power import POWER, deviation_factors, paired_power, seeds_needed
 
 
-# Of statsmodels 0.14, TTestPower().solve_power(effect, power=0.8, alpha=0.05), rounded up.
+# Computed with statsmodels 0.14: TTestPower().solve_power(effect, power=0.8, alpha=0.05), rounded up.
 @pytest.mark.parametrize(("effect", "n"), [(0.2, 199), (0.5, 34), (0.8, 15), (1.0, 10), (2.0, 5), (2.5, 4), (4.0, 3)])
-def test_the_number_of_seeds_is_that_of_another_library(effect, n):
+def test_the_number_of_seeds_equals_that_of_statsmodels(effect, n):
     assert seeds_needed(effect, 1.0) == n
     assert seeds_needed(3 * effect, 3.0) == n
 
 
-# Of statsmodels 0.14, TTestPower().power(effect, 10, 0.05).
+# Computed with statsmodels 0.14: TTestPower().power(effect, 10, 0.05).
 @pytest.mark.parametrize(("effect", "power"), [(0.2, 0.0876571540), (0.5, 0.2931756065), (0.8, 0.6162327634)])
-def test_the_power_is_that_of_another_library(effect, power):
+def test_the_power_equals_that_of_statsmodels(effect, power):
     assert paired_power(effect, 10) == pytest.approx(power, rel=1e-7)
 
 
@@ -47,13 +47,13 @@ def test_a_difference_far_above_the_spread_needs_two_seeds(deviation):
     assert seeds_needed(1.0, deviation) == 2
 
 
-def test_a_difference_far_below_the_spread_needs_very_many():
+def test_a_difference_far_below_the_spread_needs_millions_of_seeds():
     # (1.96 + 0.84)² · 1e8, the normal approximation, which is accurate there.
     assert seeds_needed(1e-4, 1.0) == pytest.approx(7.8489e8, rel=1e-4)
 
 
 @pytest.mark.parametrize(("difference", "deviation"), [(0, 1), (-1, 1), (1, 0), (math.nan, 1), (1, math.inf)])
-def test_numbers_that_are_not_positive_are_refused(difference, deviation):
+def test_numbers_that_are_not_positive_are_errors(difference, deviation):
     with pytest.raises(OptionError, match="must be a positive number"):
         seeds_needed(difference, deviation)
 

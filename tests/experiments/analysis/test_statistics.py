@@ -1,4 +1,4 @@
-"""Intervals and paired tests agree with SciPy's, and have the properties that need no formula."""
+"""Intervals and paired tests: agreement with SciPy, exact special cases, and coverage."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_constant_difference_has_no_spread_and_the_smallest_p_value():
     assert (found.difference.mean, found.difference.half_width, found.p_value) == (0.5, 0, 0)
 
 
-def test_one_value_has_a_mean_and_neither_width_nor_p_value():
+def test_one_value_has_a_mean_but_no_width_and_no_p_value():
     found = paired_test([0.5], [0.25])
     assert found.difference.mean == 0.25
     assert math.isnan(found.difference.half_width)
@@ -77,7 +77,7 @@ def test_one_value_has_a_mean_and_neither_width_nor_p_value():
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_value_that_is_not_finite_makes_the_test_nan_and_is_not_left_out(bad):
+def test_a_value_that_is_not_finite_gives_nan(bad):
     found = paired_test([0.5, bad, 0.7], [0.0, 0.0, 0.0])
     assert math.isnan(found.difference.mean)
     assert math.isnan(found.difference.half_width)
@@ -85,7 +85,7 @@ def test_a_value_that_is_not_finite_makes_the_test_nan_and_is_not_left_out(bad):
     assert found.difference.n == 3
 
 
-def test_no_value_and_unequal_numbers_of_values_are_refused():
+def test_empty_lists_and_lists_of_different_lengths_are_errors():
     with pytest.raises(OptionError, match="at least one"):
         mean_interval([])
     with pytest.raises(OptionError, match="got 2 and 1"):

@@ -1,4 +1,4 @@
-"""The table pairs what belongs together, and claims no more than its intervals do."""
+"""The table compares runs of the same seed or task, and claims differences only where the tests reject equality."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from gradhomog.experiments.report.narrative import answers
 from gradhomog.experiments.report.tables import render_table
 from tests.experiments.synthetic_records import METHODS, comparison, result, start
 
-# Multiples of 1/1024 below 1: their sums and differences are exact, so that "exactly" can be asked for.
+# Multiples of 1/1024 below 1: their sums and differences are exact, so that tests can compare them exactly.
 grid = st.integers(0, 1023).map(lambda number: number / 1024)
 score_table = st.integers(1, 4).flatmap(
     lambda tasks: st.lists(st.lists(grid, min_size=tasks + 1, max_size=tasks + 1), min_size=1, max_size=4)
 )
 
 
-def reading(summary):
+def answer_text(summary):
     """All sentences of the answers."""
     return " ".join(" ".join([answer.headline, *answer.sentences]) for answer in answers(summary))
 
@@ -52,7 +52,7 @@ def test_a_method_that_scores_like_plain_differs_by_exactly_zero_and_is_undecide
     assert row.to_plain.verdict == "undecided"
 
 
-def test_seeds_are_paired_by_seed_whatever_the_order_in_which_they_finished():
+def test_runs_are_paired_by_seed_in_any_order_of_records():
     plain = {0: [0.1, 0.3], 1: [0.5, 0.5], 2: [0.9, 0.7]}
     records = [result("plain", seed, plain[seed]) for seed in (2, 0, 1)]
     records += [result("m", seed, [score + 0.0625 for score in plain[seed]]) for seed in (1, 2, 0)]
@@ -75,13 +75,13 @@ def test_intervals_over_seeds_are_those_of_scipy_on_seed_means():
     assert row.unit == "seeds"
 
 
-def test_a_single_seed_is_compared_task_by_task_and_the_table_says_so():
+def test_a_single_seed_is_compared_by_test_task_with_a_note():
     records = [result("plain", 0, [0.2, 0.4, 0.9]), result("m", 0, [0.3, 0.4, 0.8])]
     summary = summarize(records)
     row = summary.rows[1]
     assert (row.unit, row.to_plain.unit, row.to_plain.difference.n) == ("tasks", "tasks", 3)
     assert "over test tasks (n = 3" in render_table(summary)
-    assert "the variation between trainings is not in it" in render_table(summary)
+    assert "it does not include the variation between trainings" in render_table(summary)
 
 
 def test_rows_over_tasks_are_marked_among_rows_over_seeds():
@@ -113,12 +113,12 @@ def test_a_learner_is_compared_to_its_own_plain_runs():
     assert summary.rows[3].to_plain.difference.mean == pytest.approx(-0.1)
 
 
-def test_plain_stands_first_and_the_others_as_they_appeared():
+def test_plain_is_the_first_row_and_others_are_in_the_order_of_records():
     records = [result(label, 0, [0.2, 0.4]) for label in ("z", "plain", "a")]
     assert [row.label for row in summarize(records).rows] == ["plain", "z", "a"]
 
 
-def test_the_order_of_the_table_is_the_configurations_however_runs_finished():
+def test_rows_are_in_the_order_of_the_configuration_in_any_order_of_records():
     first = {**start(), "rows": [{"learner": "maml", "label": label} for label in ("b", "plain", "missing", "a")]}
     records = [first, *(result(label, 0, [0.2, 0.4]) for label in ("a", "plain", "b"))]
     for found in (records, [first, *records[:0:-1]]):
@@ -135,18 +135,18 @@ def test_domains_are_averaged_over_their_own_tasks():
     ("gap", "metric", "verdict"),
     [(0.2, "accuracy", "better"), (-0.2, "accuracy", "worse"), (0.2, "mse", "worse"), (-0.2, "mse", "better")],
 )
-def test_a_clear_difference_is_called_by_the_sense_of_its_metric(gap, metric, verdict):
+def test_the_verdict_depends_on_whether_higher_scores_are_better(gap, metric, verdict):
     base = [0.4, 0.5, 0.6, 0.45]
     records = [result("plain", 0, base, metric=metric)]
     records += [result("m", 0, [score + gap + score / 100 for score in base], metric=metric)]
     summary = summarize(records)
     assert summary.rows[1].to_plain.verdict == verdict
-    assert f"m is {verdict} by" in reading(summary)
-    assert ("m is significantly better" in reading(summary)) == (verdict == "better")
+    assert f"m is {verdict} by" in answer_text(summary)
+    assert ("m is significantly better" in answer_text(summary)) == (verdict == "better")
 
 
 def bonferroni_holm(p_values):
-    """Reject from the smallest p value on, as long as p ≤ 0.05 / (number that is left)."""
+    """Reject in the order of p values, while p < 0.05 / (number of remaining hypotheses)."""
     rejected = set()
     for p, index in sorted((p, index) for index, p in enumerate(p_values)):
         if p >= 0.05 / (len(p_values) - len(rejected)):
@@ -156,7 +156,7 @@ def bonferroni_holm(p_values):
 
 
 @given(st.lists(st.tuples(grid, grid, grid), min_size=3, max_size=5), st.sampled_from(["accuracy", "mse"]))
-def test_a_difference_is_claimed_exactly_where_holms_procedure_rejects(table, metric):
+def test_a_difference_is_claimed_if_and_only_if_holms_procedure_rejects(table, metric):
     labels = ("plain", "one", "two")
     records = [
         result(label, seed, [row[index], row[index]], metric=metric)
@@ -168,7 +168,7 @@ def test_a_difference_is_claimed_exactly_where_holms_procedure_rejects(table, me
     p_values = [stats.ttest_rel(other, plain).pvalue for other in others]
     rejected = bonferroni_holm(p_values)
     summary = summarize(records)
-    text = reading(summary)
+    text = answer_text(summary)
     for index, (row, line) in enumerate(zip(summary.rows[1:], render_table(summary).splitlines()[3:], strict=False)):
         assert row.to_plain.p_value == pytest.approx(p_values[index])
         assert (row.to_plain.verdict == "undecided") == (index not in rejected)
@@ -177,8 +177,8 @@ def test_a_difference_is_claimed_exactly_where_holms_procedure_rejects(table, me
         assert claimed == (index in rejected)
 
 
-def test_an_interval_that_excludes_zero_is_not_marked_if_the_correction_takes_it_back():
-    gaps = {"plain": [0, 0, 0], "m": [0.03, 0.04, 0.06]}  # p = 0.04, and four times as much with three other methods
+def test_an_interval_without_zero_is_not_marked_if_the_corrected_test_is_not_significant():
+    gaps = {"plain": [0, 0, 0], "m": [0.03, 0.04, 0.06]}  # p = 0.04; 0.16 after correction for four comparisons
     gaps |= {label: [-0.01, 0.0, 0.01] for label in "abc"}
     records = [result(label, s, [0.5 + gap] * 2) for label, found in gaps.items() for s, gap in enumerate(found)]
     found = row_of(records, "m").to_plain
@@ -213,7 +213,7 @@ def test_without_a_baseline_with_a_score_there_is_no_comparison_with_one():
     summary = summarize([result("plain", 0, [None, 0.5]), result("m", 0, [0.6, 0.7])])
     assert summary.best_baselines == {}
     assert summary.rows[1].to_baseline is None
-    assert "No baseline (plain or static (tuned)) has a finished run with a score" in reading(summary)
+    assert "No baseline (plain or static (tuned)) has a finished run with a score" in answer_text(summary)
 
 
 def paired(gaps, metric="accuracy"):
@@ -240,15 +240,15 @@ def test_one_seed_or_equal_differences_give_no_number_of_seeds(gaps):
     assert row_of(paired(gaps), "m").to_baseline.seeds_needed is None
 
 
-def test_a_score_that_is_not_finite_is_shown_and_never_left_out():
+def test_a_score_that_is_not_finite_makes_the_mean_nan_with_a_note():
     records = [result("plain", seed, [0.5, 0.5]) for seed in range(2)]
     records += [result("m", 0, [0.9, None]), result("m", 1, [0.9, 0.9])]
     summary = summarize(records)
     row = summary.rows[1]
     assert math.isnan(row.score.mean)
     assert row.to_plain.verdict is None
-    assert "nan: a score is not finite, so no mean is given (m)" in render_table(summary)
-    assert "There is no interval of the difference for m." in reading(summary)
+    assert "nan: a score is not finite, so there is no mean (m)" in render_table(summary)
+    assert "There is no interval of the difference for m." in answer_text(summary)
 
 
 def test_one_test_task_gives_a_mean_without_an_interval():
@@ -257,14 +257,14 @@ def test_one_test_task_gives_a_mean_without_an_interval():
     assert summary.rows[1].to_plain.verdict is None
 
 
-def test_without_plain_there_are_no_differences_and_the_table_says_why():
+def test_without_plain_there_are_no_differences_and_a_note_with_the_reason():
     summary = summarize([result("m", 0, [0.5, 0.6])])
     assert summary.rows[0].to_plain is None
     assert "No differences" in render_table(summary)
-    assert "no method can be compared" in reading(summary)
+    assert "no method can be compared" in answer_text(summary)
 
 
-def test_a_log_without_results_gives_a_table_that_says_so():
+def test_a_log_without_results_gives_a_note_instead_of_a_table():
     summary = summarize([start()])
     assert summary.expected == 18
     assert "No run has finished" in render_table(summary)
@@ -275,11 +275,11 @@ def test_a_log_without_results_gives_a_table_that_says_so():
 ERROR = "loss is not finite\nin this network\n\nTraceback (most recent call last):\n  File x\n"
 
 
-def test_missing_runs_and_failed_runs_are_told():
+def test_missing_and_failed_runs_are_listed_in_notes():
     records = [start(["plain", "m"], seeds=2), result("plain", 0, [0.5, 0.6]), result("plain", 1, [0.5, 0.6])]
     records += [{"event": "failed", "run": "maml-m-s0", "label": "m", "seed": 0, "error": ERROR}]
     records += [{"event": "failed", "run": "maml-m-s1", "label": "m", "seed": 1, "error": "killed"}]
-    records += [result("m", 1, [0.5, 0.6])]  # it was resumed and went well
+    records += [result("m", 1, [0.5, 0.6])]  # it was resumed and finished
     summary = summarize(records)
     table = render_table(summary)
     assert summary.failures == {"maml-m-s0": ERROR}
@@ -290,22 +290,22 @@ def test_missing_runs_and_failed_runs_are_told():
 
 
 @pytest.mark.parametrize("event", ["result", "failed"])
-def test_what_is_missing_is_said_of_the_runs_of_the_table_where_there_are_candidates(event):
+def test_candidates_are_not_counted_as_runs_of_the_table(event):
     tried = {**result("m", 0, [0.5, 0.6]), "role": "candidate", "run": "tried", "event": event, "error": "killed"}
     records = [start(["plain", "m"], seeds=1), result("plain", 0, [0.5, 0.6]), tried]
     lines = render_table(summarize(records)).splitlines()
-    assert "Partial: 1 of 2 runs finished; candidates of what is tuned are not counted." in lines
+    assert "Partial: 1 of 2 runs finished; candidates of tuned methods are not counted." in lines
 
 
 @pytest.mark.parametrize(("jobs", "noted"), [([1], False), ([2], True), ([1, 2], True), ([2, 1], True)])
-def test_other_runs_are_held_against_the_times_only_where_there_were_some(jobs, noted):
+def test_the_note_on_step_time_mentions_other_runs_only_if_runs_were_parallel(jobs, noted):
     records = [{**start(["plain"], seeds=1), "jobs": number} for number in jobs]
     table = render_table(summarize([*records, result("plain", 0, [0.5, 0.6])]))
     assert "an indication, no benchmark." in table
     assert ("while other runs used the machine" in table) == noted
 
 
-def test_candidates_stay_out_of_the_table_and_the_chosen_one_is_marked():
+def test_candidates_are_not_rows_of_the_table_and_the_chosen_one_is_marked():
     summary = summarize(comparison())
     assert [row.label for row in summary.rows] == list(METHODS)
     assert [(item.homogenizers, item.chosen) for item in summary.candidates] == [
@@ -322,7 +322,7 @@ def test_results_of_different_tests_are_not_averaged():
 
 
 def test_two_runs_of_one_method_and_seed_are_not_averaged():
-    with pytest.raises(ConfigError, match="both claim to be 'plain' of maml with seed 0"):
+    with pytest.raises(ConfigError, match="are both of method 'plain' of maml with seed 0"):
         summarize([result("plain", 0, [0.5]), result("plain", 0, [0.6], run="other")])
 
 
@@ -333,7 +333,7 @@ def test_accuracies_are_percent_and_errors_have_four_digits():
     assert "0.5000 ± 1.271" in render_table(summarize(records))
 
 
-def test_differences_are_signed_and_columns_stand_under_each_other():
+def test_differences_are_signed_and_columns_are_aligned():
     table = render_table(summarize(comparison()))
     header, _, *rows = table.split("\n\n")[0].splitlines()
     assert len({row.index("±") for row in rows}) == 1
@@ -344,7 +344,7 @@ def test_differences_are_signed_and_columns_stand_under_each_other():
     assert sum("+" in row.split("  ", 1)[1] or "-" in row for row in rows[1:]) == len(rows) - 1
 
 
-def test_the_csv_reads_back_to_the_same_numbers(tmp_path):
+def test_the_csv_file_has_the_exact_numbers_of_the_rows(tmp_path):
     summary = summarize(comparison())
     write_csv(summary, tmp_path / "summary.csv")
     with (tmp_path / "summary.csv").open(newline="") as file:

@@ -1,4 +1,4 @@
-"""The comparison that a run without domains makes: it loads, has its baselines, and every method makes a step."""
+"""The default comparison, without domains: it loads, has both baselines, and every method takes a step."""
 
 import torch
 
@@ -9,12 +9,12 @@ from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.training.meta_learning import MetaLearning
 
 
-def test_plain_and_tuned_static_weights_are_in_it():
+def test_the_first_methods_are_plain_and_tuned_static_weights():
     labels = [row.label for row in plan.methods(load())]
     assert labels[:2] == ["plain", "static (tuned)"]
 
 
-def test_changing_a_configuration_leaves_the_defaults():
+def test_changing_a_configuration_does_not_change_the_defaults():
     changed = load()
     changed.domains.train.clear()
     changed.homogenizers.clear()
@@ -22,7 +22,7 @@ def test_changing_a_configuration_leaves_the_defaults():
     assert load().homogenizers
 
 
-def test_every_method_makes_a_step_from_the_same_start():
+def test_every_method_takes_a_step_from_the_same_initial_parameters():
     config = load()
     losses = []
     for row in plan.methods(config):

@@ -1,4 +1,4 @@
-"""A comparison goes on with the plugins with which it began, or is refused."""
+"""A comparison resumes with the pinned plugins only, and raises an error if they are not installed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Mean(gradhomog.Homogenizer):
         return torch.full((step.tasks,), FACTOR)
 @gradhomog.hookimpl
 def gradhomog_homogenizer():
-    return gradhomog.HomogenizerSpec(factory=Mean, summary="weighs all alike")
+    return gradhomog.HomogenizerSpec(factory=Mean, summary="weights all rows equally")
 """
 OURS, THEIRS = MEAN.replace("FACTOR", "1.0"), MEAN.replace("FACTOR", "0.5")
 
@@ -38,17 +38,17 @@ def scores(folder):
 
 
 @pytest.fixture
-def begun(gradhomog_install, tmp_path):
-    """A comparison that was interrupted; its plugin `even` is of ours-dist 1.0."""
+def interrupted_folder(gradhomog_install, tmp_path):
+    """The folder of an interrupted comparison, with the plugin `even` of ours-dist 1.0."""
     gradhomog_install("ours-dist", OURS, plugin="even", version="1.0")
     with interrupted_after(6), pytest.raises(KeyboardInterrupt):
         compare(config(), tmp_path / "out")
     return tmp_path / "out"
 
 
-def test_run_files_name_the_distribution_and_version_of_every_plugin(begun):
+def test_run_files_name_the_distribution_and_version_of_every_plugin(interrupted_folder):
     builtin = {f"gradhomog:{name}=={version()}" for name in ("functions", "maml")}
-    for path in (begun / "run.toml", next((begun / "runs").iterdir()) / "config.toml"):
+    for path in (interrupted_folder / "run.toml", next((interrupted_folder / "runs").iterdir()) / "config.toml"):
         assert set(tomllib.loads(path.read_text())["plugins"]) == builtin | {"ours-dist:even==1.0"}
 
 
@@ -58,34 +58,36 @@ def version():
     return gradhomog.__version__
 
 
-def test_the_first_event_of_a_run_has_the_versions_of_its_plugins(begun):
-    [path] = (begun / "runs").glob("*/events.jsonl")
+def test_the_first_event_of_a_run_has_the_versions_of_its_plugins(interrupted_folder):
+    [path] = (interrupted_folder / "runs").glob("*/events.jsonl")
     start = json.loads(path.read_text().splitlines()[0])
     assert start["versions"]["ours-dist"] == "1.0"
 
 
 @pytest.mark.parametrize("again", ["the configuration", "its run file"])
-def test_it_goes_on_though_another_distribution_now_has_a_plugin_of_that_name(
-    begun, gradhomog_install, tmp_path, again
+def test_resume_ignores_a_plugin_of_the_same_name_of_another_distribution(
+    interrupted_folder, gradhomog_install, tmp_path, again
 ):
     undisturbed = compare(config(), tmp_path / "undisturbed").folder
     gradhomog_install("theirs-dist", THEIRS, plugin="even")
     with pytest.raises(ConfigError, match=r"offered by ours-dist 1\.0 and theirs-dist"):
         compare(config(), tmp_path / "new")
-    given = config() if again == "the configuration" else load(begun / "run.toml")
-    assert compare(given, begun, resume=True).failures == {}
-    assert scores(begun) == scores(undisturbed)
+    given = config() if again == "the configuration" else load(interrupted_folder / "run.toml")
+    assert compare(given, interrupted_folder, resume=True).failures == {}
+    assert scores(interrupted_folder) == scores(undisturbed)
 
 
-def test_a_run_file_with_pins_runs_anew_though_another_distribution_has_that_name(begun, gradhomog_install, tmp_path):
+def test_a_run_file_with_pins_ignores_a_plugin_of_the_same_name_of_another_distribution(
+    interrupted_folder, gradhomog_install, tmp_path
+):
     gradhomog_install("theirs-dist", THEIRS, plugin="even")
-    assert compare(load(begun / "run.toml"), tmp_path / "new").failures == {}
+    assert compare(load(interrupted_folder / "run.toml"), tmp_path / "new").failures == {}
 
 
-def test_it_does_not_go_on_with_another_version(begun, gradhomog_install):
+def test_resume_with_another_version_of_a_plugin_is_an_error(interrupted_folder, gradhomog_install):
     gradhomog_install("ours-dist", OURS, plugin="even", version="2.0")
     with pytest.raises(ConfigError, match=r"ours-dist:even==1\.0 is pinned, and ours-dist 2\.0 is installed\. Install"):
-        compare(config(), begun, resume=True)
+        compare(config(), interrupted_folder, resume=True)
 
 
 @pytest.mark.parametrize(
@@ -97,15 +99,15 @@ def test_it_does_not_go_on_with_another_version(begun, gradhomog_install):
         ("gradhomog:pcgrad>=1", "expected distribution:name==version"),
     ],
 )
-def test_a_pin_that_cannot_hold_is_refused_with_the_reason(pin, words):
+def test_an_invalid_pin_is_an_error_with_the_reason(pin, words):
     bad = load(None, [*SMALL, f"plugins={json.dumps([pin, 'a:b==3'])}"])
-    with pytest.raises(ConfigError, match=words) as raised, pins.using(bad):
+    with pytest.raises(ConfigError, match=words) as raised, pins.use_pinned_plugins(bad):
         pass
-    assert "a:b==3 is pinned" in str(raised.value)  # all are named
+    assert "a:b==3 is pinned" in str(raised.value)  # the message lists all invalid pins
 
 
 def test_members_of_presets_domains_and_tuned_candidates_are_pinned():
     overrides = [*SMALL, 'homogenizers=["rotogbml", "pcgrad | static"]', "learner=fomaml"]
-    with pins.using(load(None, overrides)) as pinned:
+    with pins.use_pinned_plugins(load(None, overrides)) as pinned:
         names = {pin.partition(":")[2].partition("==")[0] for pin in pinned.plugins}
     assert names == {"fomaml", "functions", "isi", "pcgrad", "reweight", "rotate", "rotogbml", "static"}

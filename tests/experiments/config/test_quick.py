@@ -1,4 +1,4 @@
-"""`--quick`: a tenth of the training, one seed, a separate folder, and a line in the output that says so."""
+"""`--quick`: a tenth of the training, one seed, a separate folder, and a warning in the output."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from gradhomog.experiments.config.schema import load
 from tests.experiments.conftest import SMALL
 
 
-def test_it_has_the_first_seed_and_a_tenth_of_steps_and_tasks():
+def test_quick_has_the_first_seed_and_a_tenth_of_steps_and_tasks():
     config = quick(load(None, ["seeds=[7, 8]", "train.steps=200", "train.validate_every=50", "test.episodes=300"]))
     assert config.seed_list == [7]
     assert (config.train.steps, config.train.validate_every, config.test.episodes) == (20, 20, 30)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 19])
-def test_a_small_comparison_stays_one_that_can_be_made(steps):
+def test_quick_keeps_minimum_steps_and_tasks(steps):
     config = quick(load(None, [f"train.steps={steps}", "test.episodes=2", "train.validation_episodes=1"]))
     assert (config.train.steps, config.test.episodes) == (2, 2)
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_the_command_says_that_its_numbers_do_not_compare(tmp_path, monkeypatch, capsys):
+def test_the_command_warns_not_to_compare_methods(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     arguments = [word for text in SMALL for word in ("--set", text)]
     assert main(["compare", "--quick", "--jobs", "1", *arguments]) == 0
-    assert "These numbers do not compare methods." in capsys.readouterr().out
+    assert "Do not compare methods by these numbers." in capsys.readouterr().out
     assert set(results(tmp_path / "runs" / "compare-quick").runs["steps"]) == {2}

@@ -1,4 +1,4 @@
-"""What is suggested to whoever misspelt a name."""
+"""Suggestions for misspelled names."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from gradhomog.experiments.config.suggestions import did_you_mean
         (7, ""),
     ],
 )
-def test_the_nearest_name_whatever_its_case_or_nothing(given, expected):
+def test_the_most_similar_name_is_suggested_ignoring_case(given, expected):
     assert did_you_mean(given, ["glyph_pairs", "Regression"]) == expected
 
 
-def test_it_is_shown_as_its_caller_writes_names():
+def test_the_suggestion_is_formatted_with_the_template():
     assert did_you_mean("stpes", ["steps", "seeds"], "`train.{}`") == " Did you mean `train.steps`?"

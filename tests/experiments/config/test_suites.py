@@ -1,4 +1,4 @@
-"""Named lists of methods: every member parses, the installed ones make pipelines, and a run file may name them."""
+"""Suites: every expression parses, expressions of installed plugins give pipelines, and run files can use suites."""
 
 import json
 
@@ -57,7 +57,7 @@ def test_the_ablation_has_the_papers_nine_rows_first_and_no_row_twice():
     assert len(set(labels)) == len(runnable)
 
 
-def test_changing_what_a_suite_gave_leaves_the_suite():
+def test_changing_the_list_of_a_suite_does_not_change_the_suite():
     suites.members("default").clear()
     assert load().homogenizers == list(suites.SUITES["default"])
 
@@ -65,15 +65,15 @@ def test_changing_what_a_suite_gave_leaves_the_suite():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Ablation", "there are default, few_shot, ablation, multitask, landscape. Did you mean 'ablation'?"),
-        ("pcgrad", 'A pipeline stands in a list: homogenizers = ["pcgrad"].'),
+        ("Ablation", "available: default, few_shot, ablation, multitask, landscape. Did you mean 'ablation'?"),
+        ("pcgrad", 'Write a single pipeline as a list: homogenizers = ["pcgrad"].'),
         ('gradnorm(key="domain")', r'homogenizers = ["gradnorm(key=\"domain\")"].'),
     ],
 )
-def test_what_is_no_suite_is_told_what_to_write(name, message):
+def test_an_unknown_suite_is_an_error_with_advice(name, message):
     with pytest.raises(ConfigError) as raised:
         suites.members(name)
     assert message in str(raised.value)
-    if "in a list" in message:
+    if "as a list" in message:
         advice = str(raised.value).rpartition("homogenizers = ")[2].rstrip(".")
         assert load(None, [f"homogenizers={advice}"]).homogenizers == [name]

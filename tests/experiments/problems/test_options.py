@@ -68,11 +68,11 @@ def test_a_problem_has_defaults_that_the_user_overrides_key_by_key(name, tmp_pat
         (["problem.name=regression", "problem.targets=3"], r"`problem.targets` must be a list"),
         (["problem.name=regression", "problem.targets=[3]"], r"`problem.targets` must be a list"),
         (["problem.name=landscape", "problem.starts=[1, 2]"], r"`problem.starts` must be a list"),
-        (["problem.name=glyph_pairs", "learner=fomaml"], r"`learner` means nothing with `problem.name` 'glyph_pairs'"),
-        (["problem.name=glyph_pairs", "train.inner_lr=0.1"], r"`train.inner_lr` means nothing with"),
-        (["problem.name=glyph_pairs", "test.episodes=5"], r"`test` means nothing with"),
-        (["problem.name=regression", "network.size=28"], r"`network.size` means nothing with"),
-        (["problem.name=landscape", "network.width=28"], r"`network` means nothing with"),
+        (["problem.name=glyph_pairs", "learner=fomaml"], r"`learner` is not used with `problem.name` 'glyph_pairs'"),
+        (["problem.name=glyph_pairs", "train.inner_lr=0.1"], r"`train.inner_lr` is not used with"),
+        (["problem.name=glyph_pairs", "test.episodes=5"], r"`test` is not used with"),
+        (["problem.name=regression", "network.size=28"], r"`network.size` is not used with"),
+        (["problem.name=landscape", "network.width=28"], r"`network` is not used with"),
     ],
 )
 def test_invalid_keys_and_values_raise_with_their_key_path(overrides, message):

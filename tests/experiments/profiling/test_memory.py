@@ -1,4 +1,4 @@
-"""Peak memory of a call, of tensors of known sizes."""
+"""Peak memory of calls that allocate tensors of known sizes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gradhomog.experiments.profiling import memory
 def test_peak_memory_counts_what_is_live_at_one_time():
     kilobyte = 1024
 
-    def work():
+    def workload():
         one = torch.empty(64 * kilobyte, dtype=torch.uint8)
         two = torch.empty(32 * kilobyte, dtype=torch.uint8)
         del one
         three = torch.empty(48 * kilobyte, dtype=torch.uint8)
         return two, three
 
-    assert memory.peak_bytes(work) == 96 * kilobyte
+    assert memory.peak_bytes(workload) == 96 * kilobyte
     assert memory.peak_bytes(lambda: None) == 0
 
 
@@ -27,6 +27,6 @@ def test_peak_memory_counts_the_backward_pass_too():
     assert memory.peak_bytes(lambda: (x * 2).exp().exp().sum().backward()) >= forward + x.nbytes
 
 
-def test_held_bytes_are_those_of_all_tensors():
+def test_tensor_bytes_counts_all_tensors():
     state = {"a": torch.zeros(3), "b": [torch.zeros(2, dtype=torch.float64), {"c": 5}], "d": "text"}
-    assert memory.held_bytes(state) == 12 + 16
+    assert memory.tensor_bytes(state) == 12 + 16

@@ -1,4 +1,4 @@
-"""The overhead of homogenizers in a step: equal starts, the same batches, one table per learner."""
+"""The overhead of homogenizers in a step: equal initial parameters, the same batches, one table per learner."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.data.splits import streams
 from gradhomog.experiments.profiling import overhead
-from gradhomog.experiments.profiling.timing import order
+from gradhomog.experiments.profiling.timing import round_order
 from gradhomog.tasks import TaskBatch
 from tests.experiments.conftest import SMALL
 
@@ -18,7 +18,7 @@ def small():
     return load(None, [*SMALL, "seeds=1"])
 
 
-def test_plain_stands_first_and_twice_and_of_candidates_the_first_is_taken(small):
+def test_pipelines_are_plain_twice_then_the_first_candidate_of_each_method(small):
     assert overhead.pipelines(small, "maml") == {
         "plain": "none", "plain again": "none", "pcgrad": "pcgrad", "static": "static",
     }  # fmt: skip
@@ -26,9 +26,9 @@ def test_plain_stands_first_and_twice_and_of_candidates_the_first_is_taken(small
     assert list(overhead.pipelines(without, "maml")) == ["plain", "plain again", "pcgrad"]
 
 
-def test_learners_start_alike_and_share_nothing(small):
+def test_learners_have_equal_initial_parameters_and_share_no_memory(small):
     source = streams(small, 0)
-    made = overhead._steppers(small, "maml", source)
+    made = overhead._make_steppers(small, "maml", source)
     parameters = {label: stepper.learner.parameters() for label, stepper in made.items()}
     start = [parameter.detach().clone() for parameter in parameters["plain"]]
     for label, own in parameters.items():
@@ -45,11 +45,11 @@ def test_learners_start_alike_and_share_nothing(small):
 
 def test_the_two_plain_learners_take_the_same_steps(small):
     source = streams(small, 0)
-    made = overhead._steppers(small, "maml", source)
+    made = overhead._make_steppers(small, "maml", source)
     for number in range(3):
-        for label in order(list(made), number):
+        for label in round_order(list(made), number):
             made[label](source.train.batch(number))
-    one, two = (made[label].learner.parameters() for label in ("plain", overhead.AGAIN))
+    one, two = (made[label].learner.parameters() for label in ("plain", overhead.SECOND_PLAIN))
     assert all(map(torch.equal, one, two))
 
 
@@ -83,7 +83,7 @@ def test_a_homogenizer_that_fails_in_a_step_is_reported(gradhomog_install):
     assert [row.label for row in found.rows] == ["plain", "plain again"]
 
 
-def test_batches_are_those_of_the_run_files_domains(small, monkeypatch):
+def test_batches_are_of_the_domains_of_the_run_file(small, monkeypatch):
     seen = []
     monkeypatch.setattr(overhead.Stepper, "__call__", lambda self, batch: seen.append(batch))
     overhead.step_overheads(small, rounds=3, seconds=1e-9)

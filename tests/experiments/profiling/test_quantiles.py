@@ -1,4 +1,4 @@
-"""The interval of a median, beside SciPy's binomial distribution."""
+"""The interval of a median, compared with SciPy's binomial distribution."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gradhomog.experiments.profiling.quantiles import Quantiles
 
 
 @pytest.mark.parametrize("n", [6, 7, 15, 50, 101])
-def test_the_interval_of_the_median_is_the_narrowest_of_order_statistics_that_holds_95_percent(n):
+def test_the_interval_of_the_median_is_the_narrowest_with_95_percent_coverage(n):
     found = Quantiles.of([float(value) for value in range(1, n + 1)])
     rank = round(found.low)
     assert found.high == n + 1 - rank
@@ -20,7 +20,7 @@ def test_the_interval_of_the_median_is_the_narrowest_of_order_statistics_that_ho
     assert found.median == (n + 1) / 2
 
 
-def test_fewer_than_six_values_have_no_interval_and_none_is_an_error():
+def test_fewer_than_six_values_have_no_interval_and_an_empty_list_is_an_error():
     found = Quantiles.of([3.0, 1.0, 2.0])
     assert (found.median, found.minimum, found.maximum, found.n) == (2.0, 1.0, 3.0, 3)
     assert math.isnan(found.low)

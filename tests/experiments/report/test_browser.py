@@ -72,7 +72,7 @@ def chromium(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def console(browser: subprocess.CompletedProcess[str]) -> list[str]:
-    """What pages wrote to the console, errors included."""
+    """The console messages of pages, including errors."""
     return [line for line in browser.stderr.splitlines() if ":CONSOLE" in line]
 
 
@@ -83,8 +83,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "report.html"
 
 
-def probed(page: Path, width: int) -> dict:
-    """The probe's findings in a frame of this width: a window cannot be narrower than 500 px."""
+def run_probe(page: Path, width: int) -> dict:
+    """The results of the probe in a frame of this width; a frame, because a window cannot be narrower than 500 px."""
     inner, outer = page.with_name("probed.html"), page.with_name("frame.html")
     text = page.read_text(encoding="utf-8")
     inner.write_text(text.replace("</body>", f"<script>{{{PROBE}}}</script></body>"), encoding="utf-8")
@@ -101,7 +101,7 @@ def probed(page: Path, width: int) -> dict:
 
 @pytest.fixture(scope="module")
 def narrow(page: Path) -> dict:
-    return probed(page, NARROW)
+    return run_probe(page, NARROW)
 
 
 def test_the_console_of_a_page_with_an_error_is_not_empty(tmp_path):
@@ -109,17 +109,17 @@ def test_the_console_of_a_page_with_an_error_is_not_empty(tmp_path):
     assert console(chromium(tmp_path, "--dump-dom", (tmp_path / "page.html").as_uri()))
 
 
-def test_at_400_px_nothing_overflows_and_everything_is_legible(narrow):
+def test_at_400_px_nothing_overflows_and_text_is_legible(narrow):
     assert narrow["width"] == NARROW
     assert narrow["scrollWidth"] <= NARROW
     assert narrow["font"] >= 12
-    # Figures are at their own size, 1 pt = 4/3 px, and scroll in their boxes.
+    # Figures keep their size, 1 pt = 4/3 px, and scroll in their boxes.
     assert narrow["figures"]
     assert all(scale == pytest.approx(4 / 3, rel=0.01) for scale in narrow["figures"])
 
 
 def test_at_1200_px_nothing_overflows(page):
-    found = probed(page, 1200)
+    found = run_probe(page, 1200)
     assert found["scrollWidth"] <= found["width"] == 1200
 
 
@@ -152,7 +152,7 @@ def test_the_page_prints_on_a_few_sheets(page):
 
 
 @pytest.mark.parametrize("scheme", [0, 1])
-def test_a_screenshot_has_the_ground_of_the_colour_scheme(page, scheme):
+def test_a_screenshot_has_the_background_of_the_colour_scheme(page, scheme):
     image = pytest.importorskip("PIL.Image")
     target = page.with_name(f"scheme{scheme}.png")
     settings = [f"--blink-settings=preferredColorScheme={scheme}", f"--screenshot={target}"]

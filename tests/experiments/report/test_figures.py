@@ -1,4 +1,4 @@
-"""Figures show the numbers they were given, are the same bytes every time, and leave matplotlib as it was."""
+"""Figures: the drawn numbers are those of the records, files are reproducible, and matplotlib's state is unchanged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gradhomog.experiments.analysis.summary import summarize
 from gradhomog.experiments.report import figures
 from gradhomog.experiments.report.figures import style
 from gradhomog.experiments.report.figures.agreement import mean_cosine, norm_ratio
-from gradhomog.experiments.report.figures.curves import average, running_mean, with_interval
+from gradhomog.experiments.report.figures.curves import average, average_with_interval, running_mean
 from gradhomog.experiments.report.page import write_report
 from tests.experiments.run_helpers import write_comparison
 from tests.experiments.synthetic_records import METHODS, comparison, result, start
@@ -29,7 +29,7 @@ def draw(records):
         "conflict": figures.conflict(records),
         "stages": figures.stages(records),
         "weights": figures.weights(records),
-        "measured": figures.measured(records),
+        "measured": figures.measurements(records),
         "validation": figures.validation(records, summary),
     }
 
@@ -49,7 +49,7 @@ def test_every_figure_is_written_as_svg_and_png_with_the_same_bytes_twice(tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", [1, 2])
-def test_two_learners_and_one_training_domain_are_drawn_too(seeds):
+def test_two_learners_with_one_training_domain_can_be_drawn(seeds):
     records = comparison(
         ["plain", METHODS[-1]], seeds, ["maml", "fomaml"], train=["glyphs:latin"], test=list("abcde"), steps=4
     )
@@ -57,11 +57,11 @@ def test_two_learners_and_one_training_domain_are_drawn_too(seeds):
         figure.draw_without_rendering()  # a warning that something does not fit is an error
 
 
-def test_without_results_there_is_nothing_to_draw():
+def test_without_results_there_are_no_figures():
     assert set(draw([start()]).values()) == {None}
 
 
-def test_what_there_is_too_little_of_is_left_out():
+def test_figures_without_enough_data_are_omitted():
     records = [start(), result("plain", 0, [0.5, 0.7])]
     assert [name for name, figure in draw(records).items() if figure is not None] == ["scores"]
 
@@ -80,7 +80,7 @@ def test_methods_that_replace_rows_have_no_weights_and_are_drawn_elsewhere(tmp_p
     assert found["conflict"] is not None
 
 
-def test_points_stand_at_the_means_of_the_table():
+def test_points_are_at_the_means_of_the_table():
     summary = summarize(comparison(METHODS[:3]))
     left, right = figures.scores(summary).axes
     drawn = [container.lines[0].get_xdata()[0] for container in left.containers]
@@ -117,7 +117,7 @@ def test_steps_with_dropped_tasks_or_without_numbers_are_drawn():
         figure.draw_without_rendering()
 
 
-def test_drawing_leaves_the_users_matplotlib_as_it_was(tmp_path):
+def test_drawing_does_not_change_the_users_matplotlib_settings(tmp_path):
     import matplotlib
 
     with matplotlib.rc_context({"font.size": 23.0, "svg.hashsalt": "theirs"}):
@@ -128,14 +128,14 @@ def test_drawing_leaves_the_users_matplotlib_as_it_was(tmp_path):
     assert figure.axes[0].xaxis.label.get_fontsize() < 10
 
 
-def test_without_matplotlib_the_error_says_what_to_install(monkeypatch):
+def test_without_matplotlib_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     for function in (figures.require_matplotlib, lambda: figures.scores(summarize(comparison(METHODS[:2])))):
         with pytest.raises(GradhomogError, match=r"pip install 'gradhomog\[plot\]'"):
             function()
 
 
-def test_without_matplotlib_the_report_has_its_table_and_says_what_is_missing(tmp_path, monkeypatch, capsys):
+def test_without_matplotlib_the_report_has_a_table_and_a_message_names_the_extra(tmp_path, monkeypatch, capsys):
     write_comparison(tmp_path, comparison(METHODS[:2]))
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert len(write_report(tmp_path).rows) == 2
@@ -160,16 +160,16 @@ def test_the_norm_ratio_leaves_out_zero_rows():
     assert math.isnan(norm_ratio({"norms": [2.0, 0.0]}))
 
 
-def test_a_row_that_only_rounding_keeps_from_zero_is_zero():
+def test_a_row_with_a_norm_below_rounding_error_is_zero():
     assert norm_ratio({"norms": [2.0, 3e-8, 1.0]}) == 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 2])
-def test_a_run_of_a_step_or_two_shows_its_points(steps):
+def test_a_run_of_one_or_two_steps_has_markers(steps):
     for name, figure in draw(comparison([*METHODS[:2], METHODS[-1]], seeds=1, steps=steps)).items():
         if name not in ("scores", "domains"):
-            drawn = [line for axes in figure.axes for line in axes.lines if line.get_color() != style.GUIDE]
+            drawn = [line for axes in figure.axes for line in axes.lines if line.get_color() != style.GUIDE_COLOR]
             assert drawn
             assert all(line.get_marker() == "o" for line in drawn)
 
@@ -191,11 +191,11 @@ def test_a_method_that_coincides_with_plain_is_drawn_over_it():
         ("", [""]),
     ],
 )
-def test_labels_are_broken_where_one_would_break_them(label, lines):
-    assert style.wrapped(label, 16 if label != "glyphs:geometric" else 15).split("\n") == lines
+def test_labels_are_wrapped_between_words(label, lines):
+    assert style.wrap_label(label, 16 if label != "glyphs:geometric" else 15).split("\n") == lines
 
 
-def test_a_running_mean_keeps_straight_lines_and_skips_gaps():
+def test_a_running_mean_preserves_straight_lines_and_skips_missing_values():
     assert running_mean([1.0, 2.0, 3.0, 4.0], 3) == [1.5, 2.0, 3.0, 3.5]
     assert running_mean([1.0, math.nan, 3.0], 3) == [1.0, 2.0, 3.0]
     assert running_mean([1.0, 5.0], 1) == [1.0, 5.0]
@@ -210,7 +210,7 @@ def test_runs_are_averaged_where_they_have_values():
 
 
 def test_the_band_of_a_mean_is_its_confidence_interval():
-    curve = with_interval([{1: 1.0, 2: 2.0}, {1: 3.0, 2: math.nan}])
+    curve = average_with_interval([{1: 1.0, 2: 2.0}, {1: 3.0, 2: math.nan}])
     low, high = stats.t.interval(0.95, 1, 2.0, 1.0)
     assert (curve.low[0], curve.high[0]) == pytest.approx((low, high))
     assert curve.middle == [2.0, 2.0]
@@ -218,7 +218,7 @@ def test_the_band_of_a_mean_is_its_confidence_interval():
 
 
 @pytest.mark.slow
-def test_a_legend_of_many_methods_and_panels_of_many_learners_are_whole():
+def test_a_legend_of_many_methods_or_learners_fits_into_the_figure():
     labels = ["plain", *(f"method number {index} with a name of its own" for index in range(20))]
     many = comparison(labels, 1, ["maml"], steps=2)
     several = comparison(["plain", "pcgrad"], 1, [f"learner{index}(inner_lr=0.1)" for index in range(13)], steps=2)

@@ -1,4 +1,4 @@
-"""The report is one valid, self-contained page, from any log, finished or not."""
+"""The report is one valid, self-contained page for every event log, also of unfinished comparisons."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HIDDEN = {"style", "script"}
 
 
 class Page(HTMLParser):
-    """Checks that elements nest, and collects what a reader sees, references and identifiers."""
+    """Check that elements are nested, and collect visible text, references and identifiers."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ def report(folder, records, **options):
 
 
 def rendered(records):
-    """The page of records that no folder holds."""
+    """The page of records that are not in a folder."""
     return Page(render_page(summarize(records), records, {}))
 
 
@@ -98,7 +98,7 @@ def finished(tmp_path_factory):
     return folder, *report(folder, comparison(SHOWN, seeds=2))
 
 
-def test_everything_that_the_log_allows_is_written(finished):
+def test_all_figures_with_data_are_written(finished):
     folder, summary, _ = finished
     paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
     names = {path.as_posix() for path in paths if path.parts[0] != "runs"}
@@ -108,7 +108,7 @@ def test_everything_that_the_log_allows_is_written(finished):
     assert summary.finished == summary.expected == 8
 
 
-def test_the_page_loads_nothing(finished):
+def test_the_page_loads_no_external_resource(finished):
     _, _, page = finished
     assert not page.tags & {"link", "img", "iframe", "object"}
     assert page.references
@@ -176,7 +176,7 @@ def test_the_configuration_on_the_page_is_toml_of_the_configuration_that_ran(fin
     assert tomllib.loads(config) == start(SHOWN, seeds=2)["config"]
 
 
-def test_writing_the_report_again_changes_no_byte(tmp_path):
+def test_writing_the_report_again_gives_the_same_bytes(tmp_path):
     report(tmp_path, comparison(METHODS[:2], seeds=1, steps=3))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     write_report(tmp_path)
@@ -200,7 +200,7 @@ def test_every_text_of_the_log_is_escaped():
 
 
 @pytest.mark.parametrize("count", [0, 1, 40, 120])
-def test_a_log_cut_short_gives_a_report_that_says_how_much_is_missing(tmp_path, count):
+def test_the_report_of_a_truncated_log_has_the_number_of_missing_runs(tmp_path, count):
     records = comparison(METHODS[:3], seeds=3)[: count + 1]
     finished = sum(record["event"] == "result" and record["role"] == "compare" for record in records)
     summary, page = report(tmp_path, records, expected_runs=9)
@@ -212,7 +212,7 @@ def test_records_without_a_start_still_give_a_page():
     page = rendered([result("plain", 0, [0.5, 0.7])])
     assert "1 run finished" in page.text
     assert "How to reproduce" not in page.text
-    assert "gradhomog train" not in page.text  # there is no run file to repeat it with
+    assert "gradhomog train" not in page.text  # the run file is unknown
 
 
 def test_a_folder_without_a_plan_is_an_error_that_names_it(tmp_path):
@@ -230,11 +230,11 @@ def test_reporting_imports_neither_torch_nor_pyplot():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_what_was_chosen_is_told_with_its_learner_where_there_are_several():
+def test_the_note_on_a_tuned_method_has_its_learner_if_there_are_several():
     records = comparison(["plain", "static (tuned)"], 1, ["maml", "fomaml"], steps=2)
     for record in records:
         if record["event"] == "result" and record["label"] == "static (tuned)":
             record.update(tuned_from=["static", "mgda"], chosen="static")
     text = render_table(summarize(records))
     for learner in ("maml", "fomaml"):
-        assert f"{learner}, static (tuned): validation chose static among 2." in text
+        assert f"{learner}, static (tuned): static was chosen from 2 candidates by validation score." in text

@@ -1,4 +1,4 @@
-"""The saliency figure: methods and maps that are drawn, those that are named as left out, any size of picture."""
+"""The saliency figure: which methods and maps are drawn, which are listed as omitted, and images of any size."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from gradhomog.experiments.report import figures
-from gradhomog.experiments.report.figures.saliency import METHODS, grey, over, strength
+from gradhomog.experiments.report.figures.saliency import MAX_METHODS, brightness, overlay, scaled_magnitude
 from gradhomog.experiments.results.comparison_dir import run_dir
 from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.results.saliency_maps import SaliencyMaps
@@ -31,7 +31,7 @@ def look(seed=0, channels=1, maps=(), attached=False, **more):
 
 
 def labels(figure):
-    """Of the rows, with line breaks as spaces."""
+    """The labels of the rows, with spaces instead of line breaks."""
     return [" ".join(axes.get_ylabel().split()) for axes in figure.axes[::3]]
 
 
@@ -39,45 +39,45 @@ def of_methods(count, **more):
     return {("maml", f"m{number}"): look(number, **more) for number in range(count)}
 
 
-def test_all_methods_are_drawn_as_long_as_there_is_room():
-    found = {("maml", "plain"): look(), **of_methods(METHODS - 1)}
+def test_all_methods_are_drawn_up_to_the_maximum():
+    found = {("maml", "plain"): look(), **of_methods(MAX_METHODS - 1)}
     shown = labels(figures.saliency(found))
-    assert shown == ["image", "saliency: plain", *(f"saliency: m{number}" for number in range(METHODS - 1))]
+    assert shown == ["image", "saliency: plain", *(f"saliency: m{number}" for number in range(MAX_METHODS - 1))]
     assert figures.saliency_omissions(found, list(found)) == []
 
 
-def test_with_little_room_plain_and_methods_that_act_in_the_encoder_come_first():
-    found = of_methods(METHODS + 1)
-    last = ("maml", f"m{METHODS}")
+def test_plain_and_methods_that_act_in_the_encoder_have_priority():
+    found = of_methods(MAX_METHODS + 1)
+    last = ("maml", f"m{MAX_METHODS}")
     found[last] = look(9, maps=["isi: 0", "isi: 4"])
     found["maml", "hooked"] = look(10, attached=True)
     found["maml", "plain"] = look()
     shown = labels(figures.saliency(found))[1:]
-    drawn = [*(f"m{number}" for number in range(METHODS - 3)), last[1], "hooked", "plain"]
-    assert shown[:METHODS] == [f"saliency: {name}" for name in drawn]
-    assert [text.split(" 0 to ")[0] for text in shown[METHODS:]] == ["map of isi: 0", "map of isi: 4"]
-    omitted = ", ".join(f"m{number}" for number in range(METHODS - 3, METHODS))
-    text = f"Without saliency: {omitted} (the figure has rows for {METHODS} methods)."
+    drawn = [*(f"m{number}" for number in range(MAX_METHODS - 3)), last[1], "hooked", "plain"]
+    assert shown[:MAX_METHODS] == [f"saliency: {name}" for name in drawn]
+    assert [text.split(" 0 to ")[0] for text in shown[MAX_METHODS:]] == ["map of isi: 0", "map of isi: 4"]
+    omitted = ", ".join(f"m{number}" for number in range(MAX_METHODS - 3, MAX_METHODS))
+    text = f"Without saliency: {omitted} (the figure has rows for {MAX_METHODS} methods)."
     assert figures.saliency_omissions(found, list(found)) == [text]
 
 
-def test_every_method_that_is_left_out_is_named_with_the_reason():
+def test_every_omitted_method_is_listed_with_the_reason():
     found = {("maml", name): look() for name in ("plain", "a", "b", "c")}
     found["maml", "a"] = look(saliency=None)
     found["maml", "b"] = look(images=np.zeros((2, 1, 8, 8), np.float32))
     assert figures.saliency_omissions(found, [*found, ("maml", "mgda")]) == [
         "Without saliency: a (its outputs are not differentiable w.r.t. the images).",
         "Without saliency: b (its run used other test images).",
-        "Without saliency: mgda (no saliency was saved by its runs).",
+        "Without saliency: mgda (its runs saved no saliency).",
     ]
 
 
-def test_of_many_maps_some_are_shown_of_the_first_method_and_the_last():
+def test_only_some_maps_of_the_first_and_the_last_method_are_drawn():
     names = [f"isi: {layer}" for layer in range(9)]
     found = {("maml", name): look(1, maps=names, saliency=None) for name in ("isi", "isi + rotate", "isi + reweight")}
     shown = [text.split(" 0 to ")[0] for text in labels(figures.saliency(found))[1:]]
     layers = (0, 4, 8)
-    remark = "Without maps: isi + rotate (those of the first and the last method with maps are drawn)."
+    remark = "Without maps: isi + rotate (only maps of the first and the last method with maps are drawn)."
     assert remark in figures.saliency_omissions(found, list(found))
     assert shown == [f"map of isi: {layer} in {name}" for name in ("isi", "isi + reweight") for layer in layers]
 
@@ -87,14 +87,14 @@ def test_without_saliency_and_maps_or_without_runs_there_is_no_figure():
     assert figures.saliency({("maml", "plain"): look(saliency=None)}) is None
 
 
-def test_a_run_that_looked_at_other_images_is_left_out():
+def test_a_run_with_other_test_images_is_omitted():
     found = {("maml", "plain"): look(), ("maml", "b"): look(images=np.zeros((2, 1, 8, 8), np.float32))}
     assert labels(figures.saliency(found)) == ["image", "saliency: plain"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("channels", [1, 3])
-def test_nothing_and_what_is_not_finite_can_be_drawn(tmp_path, channels):
+def test_zero_and_non_finite_saliency_can_be_drawn(tmp_path, channels):
     nothing = np.zeros((3, channels, 8, 8), np.float32)
     maps = {"zero": np.zeros((3, 1, 1), np.float32), "nan": np.full((3, 2, 2), np.nan, np.float32)}
     own = {("maml", "plain"): look(channels=channels, saliency=nothing, maps=maps)}
@@ -104,23 +104,23 @@ def test_nothing_and_what_is_not_finite_can_be_drawn(tmp_path, channels):
     assert first == [path.read_bytes() for path in figures.save(figures.saliency(own), tmp_path / "saliency")]
 
 
-def test_strength_is_the_largest_magnitude_of_the_channels_over_its_99th_percentile():
+def test_scaled_magnitude_is_the_largest_magnitude_of_the_channels_over_its_99th_percentile():
     saliency = np.zeros((2, 10, 20))
     saliency[0, 0, :4] = [1, -2, 4, 400]
     saliency[1, 0, 1] = 3
     magnitude = np.abs(saliency).max(0)
-    found = strength(saliency)
+    found = scaled_magnitude(saliency)
     assert found.max() == 1
     assert found[0, 1] == pytest.approx(min(1, 3 / np.percentile(magnitude, 99)))
-    assert strength(saliency * 1e-12) == pytest.approx(found)
+    assert scaled_magnitude(saliency * 1e-12) == pytest.approx(found)
     one = np.zeros((1, 20, 20))
     one[0, 3, 3] = 5.0  # less than a hundredth of the pixels
-    assert strength(one)[3, 3] == 1
+    assert scaled_magnitude(one)[3, 3] == 1
 
 
-def test_a_coarse_map_covers_the_pixels_that_its_cells_stand_for():
+def test_each_cell_of_a_coarse_map_covers_its_block_of_pixels():
     heat = np.array([[0.0, 1.0], [0.5, 0.25]])
-    drawn = over(np.zeros((6, 6)), heat, 0.65)
+    drawn = overlay(np.zeros((6, 6)), heat, 0.65)
     assert drawn.shape == (6, 6, 3)
     for row in range(2):
         for column in range(2):
@@ -129,14 +129,14 @@ def test_a_coarse_map_covers_the_pixels_that_its_cells_stand_for():
     assert drawn[0, 5].sum() > drawn[5, 0].sum() > drawn[5, 5].sum() > drawn[0, 0].sum()
 
 
-def test_the_picture_is_seen_through_the_hottest_cell():
-    bright, dark = (over(np.full((1, 1), value), np.ones((1, 1)), 0.65) for value in (1.0, 0.0))
+def test_the_image_is_visible_below_the_largest_heat():
+    bright, dark = (overlay(np.full((1, 1), value), np.ones((1, 1)), 0.65) for value in (1.0, 0.0))
     assert (bright - dark > 0.2).all()
-    assert grey(np.full((3, 1, 1), -1.0))[0, 0] == 0
+    assert brightness(np.full((3, 1, 1), -1.0))[0, 0] == 0
 
 
 @pytest.mark.slow
-def test_the_report_shows_looks_embeds_their_pixels_and_says_what_they_do_not_show(tmp_path):
+def test_the_report_embeds_the_images_of_the_saliency_figure_with_a_caveat(tmp_path):
     records = comparison(["plain", "isi"], seeds=1, steps=1)
     for record in records:
         if record["event"] == "result":

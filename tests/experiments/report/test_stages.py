@@ -1,4 +1,4 @@
-"""Agreement before and after modules: the numbers against explicit vectors, and the figures of stages and measures."""
+"""Agreement before and after homogenizers, compared with explicit vectors; figures of stages and measurements."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ pytest.importorskip("matplotlib")
 
 from gradhomog.experiments.report import figures
 from gradhomog.experiments.report.figures.agreement import relative_distance
-from gradhomog.experiments.report.figures.stages import chains_of
+from gradhomog.experiments.report.figures.stages import method_stages
 from tests.experiments.synthetic_records import METHODS, comparison, stage
 
 PIPELINE = "isi + rotate + reweight(beta=1.5)"
@@ -27,7 +27,7 @@ def lines(axes, label):
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("scale", [1e-18, 1.0, 1e18])
-def test_the_distance_is_that_of_the_vectors_over_their_mean_length(seed, scale):
+def test_the_distance_is_that_of_the_vectors_over_their_mean_norm(seed, scale):
     rows = np.random.default_rng(seed).normal(size=(4, 9)) * scale
     expected = np.mean(distances(rows)) / np.mean(np.linalg.norm(rows, axis=1))
     assert relative_distance(stage("m", rows)) == pytest.approx(expected, rel=1e-9)
@@ -39,10 +39,10 @@ def test_the_distance_is_that_of_the_vectors_over_their_mean_length(seed, scale)
         ([[1, 2], [1, 2]], 0),
         ([[3, 0], [0, 3]], math.sqrt(2)),
         ([[1, 0], [-1, 0]], 2),
-        ([[2, 0], [0, 0]], 2),  # a zero row is as far from another as that is long
+        ([[2, 0], [0, 0]], 2),  # the distance of a row to a zero row is its norm
     ],
 )
-def test_distances_that_one_knows(rows, expected):
+def test_distances_of_simple_rows(rows, expected):
     norms = np.linalg.norm(rows, axis=1)
     cosines = [[float(np.dot(a, b) / np.linalg.norm(a) / np.linalg.norm(b)) if any(a) and any(b) else None
                 for b in rows] for a in rows]  # fmt: skip
@@ -55,8 +55,8 @@ def test_a_single_task_or_rows_of_zeros_or_not_finite_have_no_distance():
     assert math.isnan(relative_distance({"norms": [1.0, None], "cosines": [[1.0, None], [None, None]]}))
 
 
-def test_a_method_is_shown_by_its_probes_where_it_has_some_and_else_by_its_steps():
-    chains = chains_of(comparison(["plain", "pcgrad", PIPELINE], seeds=2))
+def test_stages_are_those_of_probes_if_a_method_has_probes_else_of_steps():
+    chains = method_stages(comparison(["plain", "pcgrad", PIPELINE], seeds=2))
     assert [(chain.label, chain.names, chain.probed) for chain in chains] == [
         ("pcgrad", ("plain", "pcgrad"), False),
         (PIPELINE, ("plain", "isi", "rotate", "reweight"), True),
@@ -64,12 +64,12 @@ def test_a_method_is_shown_by_its_probes_where_it_has_some_and_else_by_its_steps
     assert [len(chain.runs) for chain in chains] == [2, 2]
 
 
-def test_a_module_that_occurs_twice_is_told_apart():
-    [chain] = chains_of(comparison(["pcgrad + static + pcgrad"], seeds=1, steps=2))
+def test_a_homogenizer_that_occurs_twice_has_a_numbered_name():
+    [chain] = method_stages(comparison(["pcgrad + static + pcgrad"], seeds=1, steps=2))
     assert chain.names == ("plain", "pcgrad", "static", "pcgrad#2")
 
 
-def test_the_panels_show_the_numbers_of_the_records():
+def test_the_panels_have_the_numbers_of_the_records():
     records = comparison(["plain", "mgda"], seeds=1, steps=3)
     left, middle, right = figures.stages(records).axes
     steps = [record for record in records if record["event"] == "step" and "mgda" in record["run"]]
@@ -98,12 +98,12 @@ def test_logs_of_older_versions_have_neither_figure():
         if record["event"] != "probe"
     ]
     assert figures.stages(old) is None
-    assert figures.measured(old) is None
+    assert figures.measurements(old) is None
     assert figures.conflict(old) is not None
 
 
 def test_before_and_after_share_a_panel_and_tasks_make_a_band():
-    figure = figures.measured(comparison(["plain", "isi", PIPELINE], seeds=2, steps=12))
+    figure = figures.measurements(comparison(["plain", "isi", PIPELINE], seeds=2, steps=12))
     panels = {axes.get_title(loc="left"): axes for axes in figure.axes if axes.get_visible()}
     assert list(panels) == [
         "isi: drop rate", "isi: drop rate (0)", "isi: drop rate (4)", "rotate: angle",
@@ -119,20 +119,20 @@ def test_before_and_after_share_a_panel_and_tasks_make_a_band():
     assert (heights.min(), heights.max()) == pytest.approx((0.01 * 1, 0.01 * 55 * 4))
 
 
-def test_a_before_without_an_after_stands_alone():
+def test_a_before_without_an_after_has_its_panel():
     records = comparison(["m"], seeds=1, steps=3)
     for record in records:
         if record["event"] == "step":
             record["measured"] = {"m": {"x_before": 1.0, "y_after": 2.0}}
-    titles = [axes.get_title(loc="left") for axes in figures.measured(records).axes if axes.get_visible()]
+    titles = [axes.get_title(loc="left") for axes in figures.measurements(records).axes if axes.get_visible()]
     assert titles == ["m: x before", "m: y after"]
 
 
-def test_of_very_many_quantities_the_first_are_shown_and_the_rest_counted():
+def test_only_the_first_quantities_are_drawn_and_the_others_counted():
     records = comparison(["m"], seeds=1, steps=2)
     for record in records:
         if record["event"] == "step":
             record["measured"] = {"m": {f"quantity {number}": 1.0 for number in range(15)}}
-    figure = figures.measured(records)
+    figure = figures.measurements(records)
     assert sum(axes.get_visible() for axes in figure.axes) == 12
     assert figure.get_supxlabel() == "3 more quantities are in events.jsonl"

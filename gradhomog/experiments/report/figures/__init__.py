@@ -1,22 +1,22 @@
-"""Figures of a comparison; each function takes records or a summary and returns a figure, or None without content.
+"""Figures of a comparison; each function takes records or a summary and returns a figure, or None without data.
 
-Matplotlib (the extra `plot`) is imported when the first figure is drawn, and its global state is left as it was.
+Matplotlib (the extra `plot`) is imported when the first figure is drawn. Its global state is not changed.
 """
 
-from gradhomog.experiments.report.figures.measured import measured
+from gradhomog.experiments.report.figures.measurements import measurements
 from gradhomog.experiments.report.figures.saliency import saliency, saliency_omissions
 from gradhomog.experiments.report.figures.scores import domain_scores, scores
 from gradhomog.experiments.report.figures.stages import stages
-from gradhomog.experiments.report.figures.style import MissingMatplotlib, Picture, require_matplotlib, save
+from gradhomog.experiments.report.figures.style import MissingMatplotlib, SavedFigure, require_matplotlib, save
 from gradhomog.experiments.report.figures.training import conflict, validation, weights
 from gradhomog.experiments.report.figures.trajectories import trajectories
 
 __all__ = [
     "MissingMatplotlib",
-    "Picture",
+    "SavedFigure",
     "conflict",
     "domain_scores",
-    "measured",
+    "measurements",
     "require_matplotlib",
     "saliency",
     "saliency_omissions",

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from gradhomog.experiments.results.events import Record, numbers
 
-# Norms of homogenized rows are read off a float64 Gramian: below the root of its rounding, 1.5e-8 of the longest, a row
-# is zero for all that one knows.
+# Norms of homogenized rows are computed from a float64 Gramian: a norm below the square root of its rounding error,
+# 1.5e-8 of the largest norm, cannot be distinguished from zero.
 _ZERO = 1e-7
 
 
@@ -18,29 +18,30 @@ def mean_cosine(record: Record) -> float:
     """Mean of the cosines of different tasks; NaN for a single task."""
     cosines = _matrix(record)
     pairs = cosines[~np.eye(len(cosines), dtype=bool)]
-    pairs = pairs[np.isfinite(pairs)]  # the cosine of a zero row is none
+    pairs = pairs[np.isfinite(pairs)]  # cosines of zero rows are missing
     return float(pairs.mean()) if pairs.size else math.nan
 
 
 def norm_ratio(record: Record) -> float:
-    """Largest row norm over the smallest that is not zero; NaN for a single task."""
+    """Largest norm of a row divided by the smallest nonzero norm; NaN for a single task."""
     norms = [norm for norm in numbers(record["norms"]) if norm > 0 and math.isfinite(norm)]
     norms = [norm for norm in norms if norm > _ZERO * max(norms)]
     return max(norms) / min(norms) if len(norms) > 1 else math.nan
 
 
 def relative_distance(record: Record) -> float:
-    """Mean over the pairs of tasks of d_ij = ‖g_i − g_j‖, over the mean norm; NaN for a single task or all zeros.
+    """Mean of d_ij = ‖g_i − g_j‖ over pairs of tasks, divided by the mean norm.
 
-    d_ij² = n_i² + n_j² − 2 n_i n_j cos_ij. A common factor of all rows changes nothing. 0: all rows are the same; √2:
-    of equal length and at right angles; a zero row is as far from another as that is long.
+    NaN for a single task, or if all rows are zero. d_ij² = n_i² + n_j² − 2 n_i n_j cos_ij. A common factor of all rows
+    does not change the result. It is 0 for equal rows, and √2 for orthogonal rows of equal norm. The distance of a row
+    to a zero row is its norm.
     """
     norms = np.array(numbers(record["norms"]))
     if len(norms) < 2 or not np.isfinite(norms).all() or not norms.any():
         return math.nan
     norms = norms / norms.mean()
     products = np.outer(norms, norms)
-    inner = np.where(products > 0, products * _matrix(record), 0)  # the cosine of a zero row is none
+    inner = np.where(products > 0, products * _matrix(record), 0)  # cosines of zero rows are missing
     squares = norms[:, None] ** 2 + norms[None, :] ** 2 - 2 * inner
     return float(np.sqrt(squares[np.triu_indices(len(norms), 1)].clip(0)).mean())
 

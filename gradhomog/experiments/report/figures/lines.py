@@ -1,4 +1,4 @@
-"""Lines over training, and the axes of steps and ratios."""
+"""Draw lines over training, and format axes of steps and ratios."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from gradhomog.experiments.report.figures.curves import Curve
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_FEW = 12
+_FEW_POINTS = 12
 
-BROAD = 2.6
-"""The width of a line that others are compared to."""
+REFERENCE_WIDTH = 2.6
+"""The width of the line that others are compared with."""
 
 
 def draw(
@@ -27,28 +27,28 @@ def draw(
     width: float = 1.3,
     band: bool = False,
     dots: bool = False,
-    shown: Callable[[float], float] = float,
+    transform: Callable[[float], float] = float,
 ) -> None:
-    """One line, dots on it where points are few or `dots` asks for them, and a band from lowest to highest.
+    """Draw a line with an optional band. Points have markers if `dots` is True or the line has few points.
 
-    A broader line lies below a narrower one, so that both of two lines that coincide are visible. `shown` maps
-    averages to the axis.
+    Wide lines are drawn below narrow lines, so that both lines are visible if they coincide. `transform` maps averages
+    to values of the axis.
     """
-    middle, low, high = ([shown(number) for number in line] for line in (curve.middle, curve.low, curve.high))
-    # A line through one point is invisible, and one through a few hides where its points are.
-    marker = "o" if dots or len(curve.steps) < _FEW else None
+    middle, low, high = ([transform(number) for number in line] for line in (curve.middle, curve.low, curve.high))
+    # A line of one point is invisible, and the points of a line of few points are not recognizable.
+    marker = "o" if dots or len(curve.steps) < _FEW_POINTS else None
     panel.plot(
         curve.steps, middle, color=color, linestyle=dashes, label=label, linewidth=width,
         marker=marker, markersize=1.3 + width, zorder=3 - 0.1 * width,
     )  # fmt: skip
     if band:
         panel.fill_between(curve.steps, low, high, color=color, alpha=0.1, linewidth=0)
-        if len(curve.steps) == 1:  # an area of no width is invisible
+        if len(curve.steps) == 1:  # an area of zero width is invisible
             panel.vlines(curve.steps, low, high, color=color, alpha=0.4, linewidth=width)
 
 
 def step_axis(panel: Axes) -> None:
-    """Whole steps, and room around a single one."""
+    """Format an axis of training steps: integer ticks, and a margin around a single step."""
     from matplotlib.ticker import MaxNLocator
 
     panel.set_xlabel("training step")
@@ -61,7 +61,7 @@ def step_axis(panel: Axes) -> None:
 
 
 def ratio_axis(panel: Axes) -> None:
-    """A logarithmic axis with 2, 3, 5 instead of powers of ten only: ratios rarely span a decade."""
+    """Format a logarithmic axis of ratios with ticks at 1, 2, 3, 5, because ratios rarely span a decade."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     panel.set_yscale("log")

@@ -1,4 +1,4 @@
-"""Test images with SmoothGrad saliency of the trained networks, and with the maps of homogenizers."""
+"""Figure of test images with SmoothGrad saliency of the trained networks, and with the maps of homogenizers."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 Picture = NDArray[np.float64]
 
-METHODS = 12
-"""Rows of saliency; of more methods the caption names those that are left out."""
-MAPS = 6
-"""Rows of maps."""
-CELL = 0.82
+MAX_METHODS = 12
+"""Maximum number of rows with saliency; the caption lists methods without a row."""
+MAX_MAPS = 6
+"""Maximum number of rows with maps."""
+CELL_SIZE = 0.82
 """Inches."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the figure: `heat` is drawn over the images, `notes` in their corners, one of each per image."""
+    """A row of the figure: for each image, `heat` is drawn over it and a note in its corner."""
 
     label: str
     heat: Sequence[Picture]
@@ -37,92 +37,97 @@ class Row:
     opacity: float
 
 
-def saliency(found: Mapping[tuple[str, str], SaliencyMaps]) -> Figure | None:
-    """A column per image; the images, then saliency over them by method, then the maps of homogenizers over them.
+def saliency(looks: Mapping[tuple[str, str], SaliencyMaps]) -> Figure | None:
+    """One column per image: the image, then the image overlaid with the saliency of each method, then with maps.
 
-    Saliency: the largest magnitude over the channels, scaled per image to its 99th percentile. Maps: scaled per row;
-    the label has the range. `saliency_omissions` names methods that are not drawn. None if there is neither.
+    Saliency: the largest magnitude over the channels, scaled per image to its 99th percentile. Maps of homogenizers:
+    scaled per row; the label has the range. `saliency_omissions` lists methods that are not drawn. None if there is
+    neither saliency nor a map.
     """
-    found = _comparable(found)
-    rows = [*_saliency_rows(found), *_map_rows(found)]
+    looks = _with_same_images(looks)
+    rows = [*_saliency_rows(looks), *_map_rows(looks)]
     if not rows:
         return None
-    first = next(iter(found.values()))
-    pictures = [grey(image) for image in first.images]
-    with style.drawing():
-        width, height = 1.9 + CELL * len(pictures), 0.4 + CELL * (1 + len(rows))
-        figure, axes = style.panels(1 + len(rows), len(pictures), height, width)
+    first = next(iter(looks.values()))
+    pictures = [brightness(image) for image in first.images]
+    with style.figure_style():
+        width, height = 1.9 + CELL_SIZE * len(pictures), 0.4 + CELL_SIZE * (1 + len(rows))
+        figure, axes = style.make_panels(1 + len(rows), len(pictures), height, width)
         for panel, image, domain in zip(axes[0], first.images, first.domains, strict=True):
-            _show(panel, np.clip((image.transpose(1, 2, 0) + 1) / 2, 0, 1))
-            panel.set_title(style.wrapped(domain, 13), fontsize=8, loc="center")
+            _draw_image(panel, np.clip((image.transpose(1, 2, 0) + 1) / 2, 0, 1))
+            panel.set_title(style.wrap_label(domain, 13), fontsize=8, loc="center")
         _label(axes[0][0], "image")
         for line, row in zip(axes[1:], rows, strict=True):
             _label(line[0], row.label)
             for panel, picture, heat, note in zip(line, pictures, row.heat, row.notes, strict=True):
-                _show(panel, over(picture, heat, row.opacity))
-                _note(panel, note)
+                _draw_image(panel, overlay(picture, heat, row.opacity))
+                _draw_note(panel, note)
     return figure
 
 
-def saliency_omissions(found: Mapping[tuple[str, str], SaliencyMaps], methods: Sequence[tuple[str, str]]) -> list[str]:
-    """Sentences that name the methods of the table whose saliency or maps the figure leaves out, with the reason."""
-    same = _comparable(found)
-    drawn = _drawn(same)
+def saliency_omissions(looks: Mapping[tuple[str, str], SaliencyMaps], methods: Sequence[tuple[str, str]]) -> list[str]:
+    """Sentences that list the methods of the table whose saliency or maps are not in the figure, with the reason."""
+    same = _with_same_images(looks)
+    drawn = _drawn_methods(same)
     reasons: dict[str, list[str]] = {}
     for pair in methods:
         if pair in drawn:
             continue
-        if pair not in found:
-            reason = "no saliency was saved by its runs"
+        if pair not in looks:
+            reason = "its runs saved no saliency"
         elif pair not in same:
             reason = "its run used other test images"
         elif same[pair].saliency is None:
             reason = "its outputs are not differentiable w.r.t. the images"
         else:
-            reason = f"the figure has rows for {METHODS} methods"
-        reasons.setdefault(reason, []).append(_name(pair, dict.fromkeys(methods)))
+            reason = f"the figure has rows for {MAX_METHODS} methods"
+        reasons.setdefault(reason, []).append(_method_name(pair, dict.fromkeys(methods)))
     lines = [f"Without saliency: {', '.join(names)} ({reason})." for reason, names in reasons.items()]
-    having = [pair for pair, own in same.items() if own.maps]
-    if without := having[1:-1]:
-        names = ", ".join(_name(pair, same) for pair in without)
-        lines.append(f"Without maps: {names} (those of the first and the last method with maps are drawn).")
+    with_maps = [pair for pair, look in same.items() if look.maps]
+    if omitted := with_maps[1:-1]:
+        names = ", ".join(_method_name(pair, same) for pair in omitted)
+        lines.append(f"Without maps: {names} (only maps of the first and the last method with maps are drawn).")
     return [" ".join(line.split()) for line in lines]
 
 
-def _comparable(found: Mapping[tuple[str, str], SaliencyMaps]) -> dict[tuple[str, str], SaliencyMaps]:
-    """Those with the images of the first one: a column of the figure is one image."""
-    first = next(iter(found.values()), None)
-    return {pair: own for pair, own in found.items() if first is not None and np.array_equal(own.images, first.images)}
+def _with_same_images(looks: Mapping[tuple[str, str], SaliencyMaps]) -> dict[tuple[str, str], SaliencyMaps]:
+    """The entries with the same images as the first entry; a column of the figure is one image."""
+    first = next(iter(looks.values()), None)
+    return {
+        pair: look for pair, look in looks.items() if first is not None and np.array_equal(look.images, first.images)
+    }
 
 
-def _drawn(found: Mapping[tuple[str, str], SaliencyMaps]) -> list[tuple[str, str]]:
-    """The methods with a row of saliency, in the order of the table: plain first if room is short, then those that act
-    on the encoder, whose saliency may differ most."""
-    shown = [pair for pair, own in found.items() if own.saliency is not None]
-    ranked = sorted(shown, key=lambda pair: (pair[1] != PLAIN, not (found[pair].maps or found[pair].attached)))
-    return [pair for pair in shown if pair in ranked[:METHODS]]
+def _drawn_methods(looks: Mapping[tuple[str, str], SaliencyMaps]) -> list[tuple[str, str]]:
+    """The methods with a row of saliency, at most `MAX_METHODS`, in the order of the table.
+
+    Plain has priority, then methods that act on the encoder, because their saliency may differ most.
+    """
+    with_saliency = [pair for pair, look in looks.items() if look.saliency is not None]
+    ranked = sorted(with_saliency, key=lambda pair: (pair[1] != PLAIN, not (looks[pair].maps or looks[pair].attached)))
+    return [pair for pair in with_saliency if pair in ranked[:MAX_METHODS]]
 
 
-def grey(image: NDArray[Any]) -> Picture:
+def brightness(image: NDArray[Any]) -> Picture:
     """Brightness `[height, width]` in [0, 1] of an image `[channels, height, width]` in [-1, 1]."""
-    brightness: Picture = np.clip((image.astype(np.float64).mean(0) + 1) / 2, 0, 1)
-    return brightness
+    grey: Picture = np.clip((image.astype(np.float64).mean(0) + 1) / 2, 0, 1)
+    return grey
 
 
-def strength(saliency: NDArray[Any]) -> Picture:
-    """Saliency `[channels, height, width]` as `[height, width]` in [0, 1]; zero everywhere if it is.
+def scaled_magnitude(saliency: NDArray[Any]) -> Picture:
+    """Magnitude `[height, width]` in [0, 1] of saliency `[channels, height, width]`; zero saliency remains zero.
 
-    The 99th percentile is 1, as in the authors' code: one pixel would otherwise darken all others.
+    The 99th percentile is scaled to 1, as in the authors' code; otherwise a single pixel could darken all others.
     """
     magnitude: Picture = np.nan_to_num(np.abs(saliency.astype(np.float64)).max(0))
     top = float(np.percentile(magnitude, 99)) or float(magnitude.max()) or 1.0
     return (magnitude / top).clip(0, 1)
 
 
-def over(picture: Picture, heat: Picture, opacity: float) -> Picture:
-    """Heat in [0, 1], of any resolution, in colour over a darkened picture `[height, width]`: RGB.
+def overlay(picture: Picture, heat: Picture, opacity: float) -> Picture:
+    """An RGB image of heat in [0, 1], of any resolution, in colour over a darkened picture `[height, width]`.
 
-    `opacity` is that of heat 1, at least 0.3, which is that of heat 0.
+    `opacity` ≥ 0.3 is the opacity of heat 1; the opacity of heat 0 is 0.3.
     """
     import matplotlib
 
@@ -136,55 +141,55 @@ def over(picture: Picture, heat: Picture, opacity: float) -> Picture:
     return blended
 
 
-def _saliency_rows(found: Mapping[tuple[str, str], SaliencyMaps]) -> list[Row]:
+def _saliency_rows(looks: Mapping[tuple[str, str], SaliencyMaps]) -> list[Row]:
     rows: list[Row] = []
-    for pair in _drawn(found):
-        own = found[pair]
-        notes = [f"{probability:.2f}" for probability in own.probabilities]
-        strengths = [strength(saliency) for saliency in own.saliency] if own.saliency is not None else []
-        rows.append(Row(f"saliency:\n{_name(pair, found)}", strengths, notes, 0.9))
+    for pair in _drawn_methods(looks):
+        look = looks[pair]
+        notes = [f"{probability:.2f}" for probability in look.probabilities]
+        heat = [scaled_magnitude(saliency) for saliency in look.saliency] if look.saliency is not None else []
+        rows.append(Row(f"saliency:\n{_method_name(pair, looks)}", heat, notes, 0.9))
     return rows
 
 
-def _map_rows(found: Mapping[tuple[str, str], SaliencyMaps]) -> list[Row]:
-    having = [pair for pair, own in found.items() if own.maps]
+def _map_rows(looks: Mapping[tuple[str, str], SaliencyMaps]) -> list[Row]:
+    with_maps = [pair for pair, look in looks.items() if look.maps]
     rows: list[Row] = []
-    # Many methods share a homogenizer; the last one often has most of them.
-    for pair in dict.fromkeys([*having[:1], *having[-1:]]):
-        maps = found[pair].maps
-        room = MAPS // min(len(having), 2)
-        for index in sorted({round(place) for place in np.linspace(0, len(maps) - 1, min(room, len(maps)))}):
+    # Only the first and the last method: many methods share a homogenizer, and the last method often has most of them.
+    for pair in dict.fromkeys([*with_maps[:1], *with_maps[-1:]]):
+        maps = looks[pair].maps
+        count = min(MAX_MAPS // min(len(with_maps), 2), len(maps))
+        for index in sorted({round(place) for place in np.linspace(0, len(maps) - 1, count)}):
             name, values = list(maps.items())[index]
             values = np.nan_to_num(values.astype(np.float64))
             top = float(values.max())
             heat = list(np.clip(values / top, 0, 1) if top > 0 else np.zeros_like(values))
-            beside = f"\nin {_name(pair, found)}" if len(having) > 1 else ""
-            label = f"map of {style.wrapped(name, 26)}{beside}\n0 to {top:.2g}"
-            rows.append(Row(label, heat, [""] * len(heat), 0.65))  # the shape below wide areas must stay visible
+            method = f"\nin {_method_name(pair, looks)}" if len(with_maps) > 1 else ""
+            label = f"map of {style.wrap_label(name, 26)}{method}\n0 to {top:.2g}"
+            rows.append(Row(label, heat, [""] * len(heat), 0.65))  # the image must be visible below large areas
     return rows
 
 
-def _name(pair: tuple[str, str], found: Iterable[tuple[str, str]]) -> str:
+def _method_name(pair: tuple[str, str], pairs: Iterable[tuple[str, str]]) -> str:
     learner, label = pair
-    several = len({other for other, _ in found}) > 1
-    return style.wrapped(f"{label} ({learner})" if several else label, 26)
+    several = len({other for other, _ in pairs}) > 1
+    return style.wrap_label(f"{label} ({learner})" if several else label, 26)
 
 
 def _label(panel: Axes, text: str) -> None:
     panel.set_ylabel(text, rotation=0, ha="right", va="center", fontsize=8)
 
 
-def _note(panel: Axes, text: str) -> None:
-    """Text in the corner of a picture, legible on dark and bright."""
+def _draw_note(panel: Axes, text: str) -> None:
+    """Draw text in the corner of an image, legible on dark and bright images."""
     from matplotlib.patheffects import withStroke
 
-    # Not quite black and white: those colours follow the colour scheme of a page, and pictures do not.
+    # Not exactly black and white: the page replaces these colours by its colour scheme, which images do not follow.
     edge = [withStroke(linewidth=1.5, foreground="#010101")]
     panel.annotate(text, (0.04, 0.04), xycoords="axes fraction", fontsize=7.5, color="#fefefe", path_effects=edge)
 
 
-def _show(panel: Axes, rgb: NDArray[Any]) -> None:
-    # Without interpolation: an SVG then holds the pixels in their own resolution.
+def _draw_image(panel: Axes, rgb: NDArray[Any]) -> None:
+    # Without interpolation, an SVG contains the pixels in their original resolution.
     panel.imshow(rgb.squeeze(-1) if rgb.shape[-1] == 1 else rgb, cmap="gray", vmin=0, vmax=1, interpolation="none")
     panel.set_xticks([])
     panel.set_yticks([])

@@ -1,4 +1,4 @@
-"""Test scores: every method with its interval, over all test tasks and by the domain they come from."""
+"""Figures of test scores: each method with its interval, over all test tasks and by domain."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ if TYPE_CHECKING:
 
 
 def scores(summary: Summary) -> Figure | None:
-    """Left, mean and 95 % interval of each method, its seeds as small dots, the plain learner's mean as a line; right,
-    the paired difference to the plain learner.
+    """Scores of each method (left) and paired differences to the plain learner (right), one row of panels per learner.
 
-    Methods stand on the vertical axis, because a pipeline's text is longer than a column is wide. One line of panels
-    per learner.
+    The left panel has the mean and 95 % interval of each method, its seeds as small dots, and the mean of the plain
+    learner as a line. Methods are on the vertical axis, because texts of pipelines are long.
     """
     if not summary.rows:
         return None
@@ -32,27 +31,27 @@ def scores(summary: Summary) -> Figure | None:
     paired = any(row.to_plain is not None for row in summary.rows)
     height = 0.75 + 0.36 * sum(counts) + 0.3 * (len(counts) - 1)
     width = style.WIDTH * (1.15 if paired else 0.8)
-    with style.drawing():
-        figure, axes = style.panels(
+    with style.figure_style():
+        figure, axes = style.make_panels(
             len(counts), 1 + paired, height, width, sharex="col", sharey="row", height_ratios=counts
         )
-        look = style.colors([row.label for row in summary.rows])
-        for learner, line in zip(summary.learners, axes, strict=True):
+        colors = style.colors([row.label for row in summary.rows])
+        for learner, panels in zip(summary.learners, axes, strict=True):
             rows = summary.rows_of(learner)
-            _seeds(line[0], rows, metric(summary.metric).factor, look)
-            _intervals(line[0], rows, [row.score for row in rows], summary.metric, look)
+            _draw_seeds(panels[0], rows, metric(summary.metric).factor, colors)
+            _draw_intervals(panels[0], rows, [row.score for row in rows], summary.metric, colors)
             if paired:
-                line[1].axvline(0, **style.GUIDE_LINE)
-                _intervals(
-                    line[1],
+                panels[1].axvline(0, **style.GUIDE_LINE)
+                _draw_intervals(
+                    panels[1],
                     rows,
                     [row.to_plain.difference if row.to_plain else None for row in rows],
                     summary.metric,
-                    look,
+                    colors,
                 )
             if len(counts) > 1:
-                line[0].set_title(learner)
-        axes[-1][0].set_xlabel(style.axis_name(summary, "test"))
+                panels[0].set_title(learner)
+        axes[-1][0].set_xlabel(style.score_axis_label(summary, "test"))
         if paired:
             unit = " (percentage points)" if metric(summary.metric).percent else ""
             axes[-1][1].set_xlabel(f"paired difference to plain{unit}")
@@ -65,59 +64,61 @@ def domain_scores(summary: Summary) -> Figure | None:
     if len(domains) < 2:
         return None
     counts = [len(summary.rows_of(learner)) for learner in learners]
-    across = min(len(domains), 3)  # of more, panels become too narrow for their ticks
-    down = math.ceil(len(domains) / across)
-    height = 0.3 + down * (0.45 * len(counts) + 0.27 * sum(counts))
-    with style.drawing():
-        figure, axes = style.panels(down * len(counts), across, height, sharey="row", height_ratios=counts * down)
-        look = style.colors([row.label for row in summary.rows])
-        for index in range(down * across):
+    columns = min(len(domains), 3)  # with more columns, panels are too narrow for their ticks
+    blocks = math.ceil(len(domains) / columns)
+    height = 0.3 + blocks * (0.45 * len(counts) + 0.27 * sum(counts))
+    with style.figure_style():
+        figure, axes = style.make_panels(
+            blocks * len(counts), columns, height, sharey="row", height_ratios=counts * blocks
+        )
+        colors = style.colors([row.label for row in summary.rows])
+        for index in range(blocks * columns):
             for offset, learner in enumerate(learners):
-                panel = axes[index // across * len(counts) + offset][index % across]
+                panel = axes[index // columns * len(counts) + offset][index % columns]
                 if index >= len(domains):
                     panel.set_visible(False)
                     continue
                 rows, name = summary.rows_of(learner), domains[index]
-                _intervals(panel, rows, [row.by_domain.get(name) for row in rows], summary.metric, look)
+                _draw_intervals(panel, rows, [row.by_domain.get(name) for row in rows], summary.metric, colors)
                 panel.set_title(name if len(learners) == 1 else f"{name}, {learner}")
-        figure.supxlabel(style.axis_name(summary, "test"), fontsize=9)
+        figure.supxlabel(style.score_axis_label(summary, "test"), fontsize=9)
     return figure
 
 
-def _intervals(
+def _draw_intervals(
     panel: Axes,
     rows: Sequence[Row],
     intervals: Sequence[Interval | None],
     kind: str,
-    look: dict[str, tuple[str, str]],
+    colors: dict[str, tuple[str, str]],
 ) -> None:
-    """One line per method, from top to bottom in the table's order."""
+    """Draw one interval per method, from top to bottom in the order of the table."""
     for height, (row, interval) in enumerate(zip(rows, intervals, strict=True)):
         if interval is None:
             continue
-        mean, half = style.scaled(interval, kind)
+        mean, half = style.scale_interval(interval, kind)
         if math.isnan(mean):
             panel.annotate(
-                "not finite", (0.02, height), xycoords=("axes fraction", "data"), va="center", color=style.GUIDE
+                "not finite", (0.02, height), xycoords=("axes fraction", "data"), va="center", color=style.GUIDE_COLOR
             )
             continue
         if row.label == PLAIN:
             panel.axvline(mean, **style.GUIDE_LINE)
         error = None if math.isnan(half) else [[half], [half]]
-        color = look[row.label][0]
+        color = colors[row.label][0]
         panel.errorbar([mean], [height], xerr=error, fmt="o", color=color, markersize=4.5, capsize=2.5, elinewidth=1.3)
-    panel.set_yticks(range(len(rows)), [style.wrapped(row.label) for row in rows])
+    panel.set_yticks(range(len(rows)), [style.wrap_label(row.label) for row in rows])
     panel.set_ylim(len(rows) - 0.45, -0.55)
     panel.grid(False, axis="y")
     panel.tick_params(axis="y", length=0)
 
 
-def _seeds(panel: Axes, rows: Sequence[Row], factor: float, look: dict[str, tuple[str, str]]) -> None:
-    """Below the bar, not on it, so that a seed near the mean stays visible."""
+def _draw_seeds(panel: Axes, rows: Sequence[Row], factor: float, colors: dict[str, tuple[str, str]]) -> None:
+    """Draw the scores of seeds below the intervals, so that seeds near the mean are visible."""
     for height, row in enumerate(rows):
         if len(row.seed_scores) > 1:
             dots = [factor * score for score in row.seed_scores]
-            color = look[row.label][0]
+            color = colors[row.label][0]
             panel.plot(
                 dots, [height + 0.24] * len(dots), "o", color=color, markersize=3.2, alpha=0.6, markeredgewidth=0
             )

@@ -1,4 +1,4 @@
-"""Agreement of the tasks' gradients before and after each homogenizer of a pipeline."""
+"""Figure of the agreement of task gradients before and after each homogenizer of a pipeline."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Chain:
-    """The rows of one method: before its modules (`plain`) and after each, by run.
+class MethodStages:
+    """Norms and cosines of the rows of one method, before its homogenizers (`plain`) and after each, by run.
 
     Attributes:
-        names: `plain`, then the modules in their order; one that occurs twice is called `name#2` the second time.
-        runs: by run, records that hold `step` and as many `stages` as there are names.
-        probed: whether all stages are of the same tasks at the same parameters, with and without each module.
+        names: `plain`, then the homogenizers in order; the second occurrence of a name is `name#2`.
+        runs: the records of each run, with `step` and one entry of `stages` per name.
+        probed: True for records of probes, which have all stages for the same tasks and parameters; False for records
+            of training steps.
     """
 
     learner: str
@@ -37,34 +38,35 @@ class Chain:
 
 
 def stages(records: Iterable[Record]) -> Figure | None:
-    """One row of panels per method: mean cosine, ratio of norms and distance of the tasks' rows, one line per module.
+    """One row of panels per method: mean cosine, norm ratio and distance of rows, with one line per homogenizer.
 
-    Of probes where a method has them (a module that acts before rows exist is only seen there), else of the steps, as
-    running means over a tenth of training. Averaged over seeds. None if no record has stages.
+    The values are those of probes if a method has probes, because they include homogenizers that act before rows exist.
+    Otherwise they are those of training steps, as running means over a tenth of training. Averaged over seeds. None if
+    no record has stages.
     """
-    chains = chains_of(records)
-    if not chains:
+    methods = method_stages(records)
+    if not methods:
         return None
-    look = style.colors([name for chain in chains for name in chain.names])
-    several = len({chain.learner for chain in chains}) > 1
-    with style.drawing():
-        height = 0.4 + 1.5 * len(chains)
-        figure, axes = style.panels(len(chains), 3, height, 1.15 * style.WIDTH, sharex="col", sharey="col")
-        for chain, (left, middle, right) in zip(chains, axes, strict=True):
+    colors = style.colors([name for method in methods for name in method.names])
+    several = len({method.learner for method in methods}) > 1
+    with style.figure_style():
+        height = 0.4 + 1.5 * len(methods)
+        figure, axes = style.make_panels(len(methods), 3, height, 1.15 * style.WIDTH, sharex="col", sharey="col")
+        for method, (left, middle, right) in zip(methods, axes, strict=True):
             left.axhline(0, **style.GUIDE_LINE)
             right.axhline(math.sqrt(2), **style.GUIDE_LINE)
-            for index, name in enumerate(chain.names):
-                shown = _Shown(chain, index, look[name])
-                shown.draw(left, mean_cosine)
-                # The axis is logarithmic, and so is the mean.
-                shown.draw(middle, lambda stage: math.log(norm_ratio(stage)), math.exp)
-                shown.draw(right, relative_distance)
+            for index, name in enumerate(method.names):
+                line = _StageLine(method, index, colors[name])
+                line.draw(left, mean_cosine)
+                # Logarithms are averaged, because the axis is logarithmic.
+                line.draw(middle, lambda stage: math.log(norm_ratio(stage)), math.exp)
+                line.draw(right, relative_distance)
             left.set_ylabel("cosine")
             middle.set_ylabel("norm ratio")
             right.set_ylabel("distance")
             lines.ratio_axis(middle)
-            title = f"{chain.label} ({chain.learner})" if several else chain.label
-            # Outside the layout: a long text may reach over the panels beside it.
+            title = f"{method.label} ({method.learner})" if several else method.label
+            # Not part of the layout: a long title may extend over the panels to its right.
             left.set_title(" ")
             place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "in_layout": False}
             left.annotate(title, (0, 1), (0, 5), fontsize=9, **place)
@@ -74,47 +76,51 @@ def stages(records: Iterable[Record]) -> Figure | None:
     return figure
 
 
-def chains_of(records: Iterable[Record]) -> list[Chain]:
-    """The stages of each method that has homogenizers; none for a log of an older version."""
+def method_stages(records: Iterable[Record]) -> list[MethodStages]:
+    """The stages of each method with homogenizers; empty for an event log of an older version."""
     records = list(records)
     probes, steps = runs_of(records, "probe"), runs_of(records, "step")
-    found = []
+    methods = []
     for learner, label in {**steps, **probes}:
         probed = (learner, label) in probes
-        group = probes[learner, label] if probed else [[_before(step) for step in run] for run in steps[learner, label]]
-        names = {tuple(_unique([stage["name"] for stage in record["stages"]])) for run in group for record in run}
+        group = (
+            probes[learner, label]
+            if probed
+            else [[_with_plain_stage(step) for step in run] for run in steps[learner, label]]
+        )
+        names = {tuple(_unique_names([stage["name"] for stage in record["stages"]])) for run in group for record in run}
         if len(names) == 1 and len(only := names.pop()) > 1:
-            found.append(Chain(learner, label, only, group, probed))
-    return found
+            methods.append(MethodStages(learner, label, only, group, probed))
+    return methods
 
 
-def _before(step: Record) -> Record:
-    """A step as a probe has it: with the rows before homogenization as the first stage."""
+def _with_plain_stage(step: Record) -> Record:
+    """The record of a step in the form of a probe: the first stage has the rows before homogenization."""
     before = {"name": PLAIN, "norms": step["norms"], "cosines": step["cosines"]}
     return {"step": step["step"], "stages": [before, *(step.get("stages") or ())]}
 
 
-def _unique(names: Sequence[str]) -> list[str]:
+def _unique_names(names: Sequence[str]) -> list[str]:
     counts = [names[: index + 1].count(name) for index, name in enumerate(names)]
     return [name if count == 1 else f"{name}#{count}" for name, count in zip(names, counts, strict=True)]
 
 
 @dataclass(frozen=True)
-class _Shown:
-    """One line of a method's panels."""
+class _StageLine:
+    """The line of one stage in the panels of a method."""
 
-    chain: Chain
+    method: MethodStages
     index: int
-    look: tuple[str, str]
+    color_and_dashes: tuple[str, str]
 
-    def draw(self, panel: Axes, value: Callable[[Record], float], shown: Callable[[float], float] = float) -> None:
-        probed = self.chain.probed
+    def draw(self, panel: Axes, value: Callable[[Record], float], transform: Callable[[float], float] = float) -> None:
+        probed = self.method.probed
 
-        def of_stage(record: Record) -> float:
+        def stage_value(record: Record) -> float:
             return value(record["stages"][self.index])
 
-        averaged = average([curve(run, of_stage, smooth=not probed) for run in self.chain.runs])
-        modules = len(self.chain.names) - 1
-        width = min(1.2 + 0.4 * (modules - self.index), 2.2) if self.index else lines.BROAD
-        name = style.wrapped(f"after {self.chain.names[self.index]}", 20) if self.index else "before"
-        lines.draw(panel, averaged, *self.look, name, width=width, dots=probed, shown=shown)
+        averaged = average([curve(run, stage_value, smooth=not probed) for run in self.method.runs])
+        last = len(self.method.names) - 1
+        width = min(1.2 + 0.4 * (last - self.index), 2.2) if self.index else lines.REFERENCE_WIDTH
+        name = style.wrap_label(f"after {self.method.names[self.index]}", 20) if self.index else "before"
+        lines.draw(panel, averaged, *self.color_and_dashes, name, width=width, dots=probed, transform=transform)

@@ -1,4 +1,4 @@
-"""The style of all figures, and their files: the same input gives the same bytes."""
+"""Style of all figures, and saving them to files; the same figure always gives the same bytes."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
     from gradhomog.experiments.analysis.summary import Summary
 
-# Okabe & Ito (2008), "Color universal design", without black, which is the plain learner's, and with the yellow last:
-# it is hard to see on white.
+# Okabe & Ito (2008), "Color universal design", without black, which is similar to the colour of the plain learner, and
+# with yellow last, because it is hard to see on white.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#F0E442")
 DASHES = ("-", "--", ":", "-.")
 PLAIN_COLOR = "#222222"
-GUIDE = "#888888"
-GUIDE_LINE: dict[str, Any] = {"color": GUIDE, "linewidth": 0.9, "linestyle": (0, (4, 3)), "zorder": 1}
-"""The line of the plain learner, of the plain mean, of no difference."""
+GUIDE_COLOR = "#888888"
+GUIDE_LINE: dict[str, Any] = {"color": GUIDE_COLOR, "linewidth": 0.9, "linestyle": (0, (4, 3)), "zorder": 1}
+"""Style of reference lines: the plain learner, the plain mean, no difference."""
 WIDTH = 7.2
-"""Inches: two columns of a paper."""
+"""Width of figures in inches, two columns of a paper."""
 
 _STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -47,19 +47,19 @@ _STYLE: dict[Any, Any] = {
     "xtick.major.width": 0.7,
     "ytick.major.width": 0.7,
     "legend.frameon": False,
-    "text.parse_math": False,  # a $ in a label is a dollar
+    "text.parse_math": False,  # `$` in a label is literal
     "lines.linewidth": 1.4,
     "figure.constrained_layout.h_pad": 0.06,
     "figure.constrained_layout.w_pad": 0.06,
     "savefig.facecolor": "white",
-    # Identifiers inside an SVG are hashes, salted at random unless told otherwise.
+    # Identifiers in an SVG are hashes; without this setting their salt is random.
     "svg.hashsalt": "gradhomog",
 }
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A figure that was saved: its SVG file, and sentences to be added to its caption."""
+class SavedFigure:
+    """The SVG file of a figure, and sentences to append to its caption."""
 
     svg: Path
     remarks: Sequence[str] = ()
@@ -70,18 +70,18 @@ class MissingMatplotlib(GradhomogError):
 
 
 def require_matplotlib() -> None:
-    """Raise `MissingMatplotlib` if figures cannot be drawn; for use before hours of training."""
+    """Raise `MissingMatplotlib` if matplotlib is not installed; call this before hours of training."""
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError as cause:
         raise MissingMatplotlib(
-            "there are no figures: matplotlib is not installed. Run: pip install 'gradhomog[plot]'"
+            "cannot draw figures: matplotlib is not installed. Run: pip install 'gradhomog[plot]'"
         ) from cause
 
 
 @contextmanager
-def drawing() -> Iterator[None]:
-    """A context with the style of this module in place of the user's matplotlibrc, which is restored afterwards."""
+def figure_style() -> Iterator[None]:
+    """Context with the style of this module instead of the user's matplotlibrc, which is restored on exit."""
     require_matplotlib()
     import matplotlib
 
@@ -91,10 +91,10 @@ def drawing() -> Iterator[None]:
         yield
 
 
-def panels(
+def make_panels(
     rows: int, columns: int, height: float, width: float = WIDTH, **options: object
 ) -> tuple[Figure, list[list[Axes]]]:
-    """A figure with a grid of axes, in inches; to be called within `drawing`."""
+    """A figure of this size in inches with a grid of axes; call it within `figure_style`."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -103,47 +103,47 @@ def panels(
 
 
 def colors(labels: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Colour and dashes for each label, the same in every figure; a palette used up starts again with other dashes."""
+    """Colour and line style of each label; if there are more labels than colours, colours repeat with other dashes."""
     others = [label for label in dict.fromkeys(labels) if label != PLAIN]
     size = len(PALETTE)
     styles = {label: (PALETTE[i % size], DASHES[i // size % len(DASHES)]) for i, label in enumerate(others)}
     return {PLAIN: (PLAIN_COLOR, "-"), **styles}
 
 
-def wrapped(label: str, width: int = 26) -> str:
-    """A label in lines short enough for an axis or a legend; words are broken only where they are longer."""
-    found = [""]
+def wrap_label(label: str, width: int = 26) -> str:
+    """A label wrapped to lines of at most `width` characters; only longer words are broken."""
+    lines = [""]
     for piece in re.split(r"(?<=[ (,:=_/+])", label):
-        if len(found[-1]) + len(piece.rstrip()) <= width:
-            found[-1] += piece
+        if len(lines[-1]) + len(piece.rstrip()) <= width:
+            lines[-1] += piece
         else:
-            found += textwrap.wrap(piece, width) or [""]
-            found[-1] += " " * piece.endswith(" ")
-    return "\n".join(line.rstrip() for line in found if line.strip()) or label
+            lines += textwrap.wrap(piece, width) or [""]
+            lines[-1] += " " * piece.endswith(" ")
+    return "\n".join(line.rstrip() for line in lines if line.strip()) or label
 
 
-def scaled(interval: Interval, metric: str) -> tuple[float, float]:
-    """Mean and half width as drawn: accuracies in percent."""
+def scale_interval(interval: Interval, metric: str) -> tuple[float, float]:
+    """Mean and half width in the unit of axes: percent for accuracies."""
     factor = metrics.metric(metric).factor
     return factor * interval.mean, factor * interval.half_width
 
 
-def axis_name(summary: Summary, part: Literal["test", "validation"]) -> str:
+def score_axis_label(summary: Summary, part: Literal["test", "validation"]) -> str:
     """The label of an axis of scores, with its unit."""
     return f"{summary.score_of(part)}{' (%)' if metrics.metric(summary.metric).percent else ''}"
 
 
-def legend(figure: Figure, axes: Sequence[Axes]) -> None:
-    """One legend for all panels, beside them; an entry that several panels have stands once."""
+def add_legend(figure: Figure, axes: Sequence[Axes]) -> None:
+    """Add one legend for all panels to the right of them, without duplicate entries."""
     entries = {
         label: handle for panel in axes for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
     }
-    made = figure.legend(
+    legend = figure.legend(
         list(entries.values()), list(entries), loc="outside right upper", handlelength=1.8, labelspacing=0.7
     )
-    # As high as its entries need: saving a figure cuts off what is outside.
-    needed = made.get_window_extent().height / figure.dpi + 0.3
-    figure.set_figheight(max(figure.get_figheight(), needed))
+    # Increase the height of the figure to that of the legend: parts outside the figure are not saved.
+    legend_height = legend.get_window_extent().height / figure.dpi + 0.3
+    figure.set_figheight(max(figure.get_figheight(), legend_height))
 
 
 def save(figure: Figure, stem: str | Path) -> tuple[Path, Path]:
@@ -151,7 +151,7 @@ def save(figure: Figure, stem: str | Path) -> tuple[Path, Path]:
     stem = Path(stem)
     stem.parent.mkdir(parents=True, exist_ok=True)
     svg, png = stem.with_name(f"{stem.name}.svg"), stem.with_name(f"{stem.name}.png")
-    with drawing():
+    with figure_style():
         figure.savefig(svg, metadata={"Date": None})
         figure.savefig(png, dpi=200, metadata={"Software": None})
     return svg, png

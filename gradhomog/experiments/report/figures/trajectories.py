@@ -1,4 +1,4 @@
-"""Paths of each method on the contours of a two-dimensional problem, one panel per method."""
+"""Figure of the optimization paths on the contours of a two-dimensional problem, one panel per method."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
 LEVELS = 12
 
 
-def trajectories(found: Mapping[tuple[str, str], Trajectory]) -> Figure | None:
+def trajectories(by_method: Mapping[tuple[str, str], Trajectory]) -> Figure | None:
     """Contours of the mean loss, the Pareto set as a grey line, and a path from each start; None without paths."""
-    if not found:
+    if not by_method:
         return None
-    across = min(3, len(found))
-    down = math.ceil(len(found) / across)
-    with style.drawing():
+    columns = min(3, len(by_method))
+    rows = math.ceil(len(by_method) / columns)
+    with style.figure_style():
         size = style.WIDTH / 3
-        figure, axes = style.panels(down, across, (size + 0.2) * down, size * across, sharex=True, sharey=True)
-        flat = [panel for row in axes for panel in row]
-        for panel in flat[len(found) :]:
+        figure, axes = style.make_panels(rows, columns, (size + 0.2) * rows, size * columns, sharex=True, sharey=True)
+        panels = [panel for row in axes for panel in row]
+        for panel in panels[len(by_method) :]:
             panel.set_visible(False)
-        for index, (panel, ((_, label), trajectory)) in enumerate(zip(flat, found.items(), strict=False)):
+        for index, (panel, ((_, label), trajectory)) in enumerate(zip(panels, by_method.items(), strict=False)):
             _draw(panel, trajectory)
-            panel.set_title(style.wrapped(label, 30))
-            if index + across >= len(found):
+            panel.set_title(style.wrap_label(label, 30))
+            if index + columns >= len(by_method):
                 panel.set_xlabel("x₁")
                 panel.tick_params(labelbottom=True)
-            if index % across == 0:
+            if index % columns == 0:
                 panel.set_ylabel("x₂")
     return figure
 
@@ -45,7 +45,7 @@ def _draw(panel: Axes, trajectory: Trajectory) -> None:
     panel.grid(False)
     axis = trajectory.axis
     panel.contour(axis, axis, trajectory.surface, LEVELS, cmap="viridis", linewidths=0.7, alpha=0.8, zorder=1)
-    panel.plot(*trajectory.front.T, color=style.GUIDE, linewidth=3.5, solid_capstyle="round", zorder=2)
+    panel.plot(*trajectory.front.T, color=style.GUIDE_COLOR, linewidth=3.5, solid_capstyle="round", zorder=2)
     for start in range(trajectory.path.shape[1]):
         path = trajectory.path[:, start]
         panel.plot(*path.T, color=style.PALETTE[1], linewidth=1.6, zorder=3)

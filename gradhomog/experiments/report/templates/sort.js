@@ -1,5 +1,5 @@
 "use strict";
-// Headers become buttons that sort their column; without scripts they stay plain text.
+// Replace headers by buttons that sort their column; without scripts, headers remain plain text.
 for (const table of document.querySelectorAll("table.sortable")) {
   const body = table.tBodies[0];
   table.querySelectorAll("th").forEach((header, column) => {
