@@ -99,9 +99,13 @@ def conflict_averse_weights(gramian: Tensor, c: float, rounding: float | None = 
     # The ridge is a private coordinate of each row: where others cancel, it alone keeps ⟨g_i, d⟩ above zero.
     private = ridge * (solution**2).sum(axis=-2, keepdims=True)
     no_descent = (private > NOISE * program.radius) | ((target == 0).any(axis=-2, keepdims=True) & (level > 0))
-    cone = pivot(unit, program.right[..., 1], rounding) if no_descent.any() else None
-    if cone is not None:
-        nearest = cone.solution[..., None]
+    cone = None
+    if no_descent.any():
+        target_of_cone = program.right[..., 1]
+        # `pivot` counts derivatives below 1e-14 as zero: its target must have a size near one.
+        size = np.ldexp(1.0, np.frexp(np.abs(target_of_cone).max(axis=-1, keepdims=True))[1])
+        cone = pivot(unit, target_of_cone / size, rounding)
+        nearest = (cone.solution * size)[..., None]
         far = nearest.mT @ unit @ nearest
         no_descent = no_descent & (far <= program.radius * (1 + ACROSS))
         solution = np.where(no_descent, nearest, solution)

@@ -252,3 +252,21 @@ def test_with_a_ball_that_reaches_zero_float32_rows_of_every_rank_have_no_confli
 def test_a_radius_that_is_none_raises(c):
     with pytest.raises(OptionError, match="`c` must be finite and not negative"):
         conflict_averse_weights(torch.eye(2), c)
+
+
+@pytest.mark.parametrize("exponent", [-60, -42, 40])
+def test_a_power_of_two_changes_no_bit_of_the_projection(exponent):
+    # Rows that were projected otherwise at 2^-42: the pivoting counted the whole target as rounding.
+    rows = torch.tensor(
+        [
+            [0.0, 0.0, 0.0, 0.0, 0.0, 0.0],
+            [3.922, -0.298, 4.518, 0.397, -1.738, -0.596],
+            [0.025, 2.239, 0.0, 0.0, -1.692, 0.0],
+            [-1.194, 0.0, 0.398, 0.0, 0.0, 0.398],
+            [0.015, 0.0, -0.044, 0.0, -0.053, 0.058],
+        ],
+        dtype=torch.float64,
+    )
+    gramian = rows @ rows.T
+    scaled = conflict_averse_weights(gramian * 4.0**exponent, c=0.4).weights
+    assert torch.equal(scaled, conflict_averse_weights(gramian, c=0.4).weights)
