@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from gradhomog.task_key import TaskKey
     from gradhomog.tasks import Task, TaskBatch
 
-_HOMES = {
+_EXPORTS = {
     "autograd.accumulation": ("accumulated",),
     "autograd.backward": ("backward",),
     "autograd.loss": ("loss",),
@@ -106,7 +106,7 @@ _HOMES = {
     "task_key": ("TaskKey",),
     "tasks": ("Task", "TaskBatch"),
 }
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}
 
 __all__ = [
     "AmbiguousPluginError",
@@ -178,14 +178,14 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "keyed":
         return importlib.import_module("gradhomog.keyed")
-    if name not in _HOME_OF:
-        from gradhomog.written_for_0_1 import REMOVED
+    if name not in _MODULE_OF:
+        from gradhomog.migration_from_0_1 import REMOVED
 
         if name in REMOVED:  # an AttributeError would lose its text in `from gradhomog import ...`
-            raise ImportError(f"gradhomog.{name} is of gradhomog 0.1: {REMOVED[name]}.")
+            raise ImportError(f"gradhomog.{name} was removed after 0.1: {REMOVED[name]}.")
         raise AttributeError(f"module 'gradhomog' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"gradhomog.{_HOME_OF[name]}"), name)
-    globals()[name] = value  # an attribute from now on, which also replaces a submodule of this name
+    value = getattr(importlib.import_module(f"gradhomog.{_MODULE_OF[name]}"), name)
+    globals()[name] = value  # cached as an attribute, which also replaces a submodule of this name
     return value
 
 

@@ -1,4 +1,4 @@
-"""`python -m gradhomog`, for where the script `gradhomog` is not on the path."""
+"""Entry point of `python -m gradhomog`, for environments in which the script `gradhomog` is not on the path."""
 
 import sys
 

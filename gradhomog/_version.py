@@ -1,3 +1,3 @@
-"""The version, in a module of its own so that no other module imports the package for it."""
+"""The version, in a separate module, so that no other module must import the package to read it."""
 
 __version__ = "0.2.0"

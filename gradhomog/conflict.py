@@ -1,7 +1,7 @@
-"""Measures of how far the tasks' gradients differ in direction and in size.
+"""Measures of conflict between the tasks' gradients: cosines, norm ratios, conflict rate and distances.
 
-The measures read a Gramian `[..., tasks, tasks]`, so they cost nothing beside it; all but the rate are differentiable
-where defined. `distance_bound` bounds the distance between the gradients of two distributions.
+The measures read a Gramian `[..., tasks, tasks]`, so their own cost is negligible. All but the conflict rate are
+differentiable where they are defined. `distance_bound` bounds the distance between the gradients of two distributions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def cosines(gramian: Tensor) -> Tensor:
 
 
 def magnitude_similarity(gramian: Tensor) -> Tensor:
-    """`2 n_i n_j / (n_i² + n_j²)` of the row norms n, `[..., tasks, tasks]` in [0, 1]; 1 for equal ones.
+    """`2 n_i n_j / (n_i² + n_j²)` of the row norms n, `[..., tasks, tasks]` in [0, 1]; 1 for equal norms.
 
     Source: Yu et al. 2020 (PCGrad), definition 2.
     """
@@ -51,18 +51,18 @@ def conflict_rate(gramian: Tensor) -> Tensor:
 def distances(gramian: Tensor) -> Tensor:
     """Distances between rows by the law of cosines, `[..., tasks, tasks]` ≥ 0; the diagonal is exactly 0.
 
-    d_ij² = n_i² + n_j² − 2 n_i n_j cos(g_i, g_j),  taken as (G_ii − G_ij) + (G_jj − G_ij)
+    d_ij² = n_i² + n_j² − 2 n_i n_j cos(g_i, g_j),  computed as (G_ii − G_ij) + (G_jj − G_ij)
 
-    Both differences are exact for nearly equal rows (Sterbenz), so nothing is lost beyond the Gramian's own rounding u:
-    d_ij² is right to some 4u (G_ii + G_jj). Rows nearer than about 3√u of their norm (3e-8 in float64, 7e-4 where the
-    Gramian was multiplied in float32) are therefore not distinguished from equal ones; subtract the rows where that
+    Both differences are exact for nearly equal rows (Sterbenz), so the only error is the rounding u of the Gramian:
+    d_ij² is accurate to about 4u (G_ii + G_jj). Rows closer than about 3√u of their norm (3e-8 in float64, 7e-4 if the
+    Gramian was multiplied in float32) therefore cannot be distinguished from equal rows; subtract the rows if that
     matters.
 
-    Differentiable; the derivative at distance zero is taken as zero. Cost: O(tasks²).
+    Differentiable; the derivative at distance zero is defined as zero. Cost: O(tasks²).
 
     Source: Zhang et al. 2023 (RotoGBML), arXiv 2303.06679, section "Theoretical Analysis". Deviation: the paper infers
-    that homogenizing brings *every* pair nearer; equal norms alone can move two tasks apart (0.2 → 6.8 for the norms
-    0.1, 0.1 and 10 made equal to their mean): `tests/theory/test_law_of_cosines.py` has what is true.
+    that homogenization reduces the distance of *every* pair. Equal norms alone can increase it (0.2 → 6.8 if the norms
+    0.1, 0.1 and 10 are set to their mean); `tests/theory/test_law_of_cosines.py` tests the statements that hold.
 
     >>> distances(torch.tensor([[9.0, 0.0], [0.0, 16.0]]))
     tensor([[0., 5.],
@@ -73,7 +73,8 @@ def distances(gramian: Tensor) -> Tensor:
     """
     if gramian.dim() < 2 or gramian.shape[-1] != gramian.shape[-2]:
         raise OptionError(
-            f"`gramian` must have shape [..., tasks, tasks]; got {tuple(gramian.shape)}. Of rows it is rows @ rows.T."
+            f"`gramian` must have shape [..., tasks, tasks]; got {tuple(gramian.shape)}. "
+            "Compute it from rows: rows @ rows.T."
         )
     squares = gramian.diagonal(dim1=-2, dim2=-1)
     return safe_sqrt((squares.unsqueeze(-1) - gramian) + (squares.unsqueeze(-2) - gramian))
@@ -91,11 +92,11 @@ def distance_bound(
     hessian_smoothness: float | None = None,
     variant: Literal["corrected", "paper"] = "corrected",
 ) -> Tensor:
-    """The largest distance of two tasks' rows that the total variation of their distributions allows: Theorem 4.1.
+    """Bound the distance between two tasks' rows by the total variation of their distributions: Theorem 4.1.
 
     first order:            d_ij ≤ 2 G min{(1 + ηL)^τ δ, 1}
     through one inner step: d_ij ≤ 2 G min{((1 + ηL)² + ηL) δ, 1 + ηL}
-    `variant="paper"`:      d_ij ≤ 4 η G L δ,  as printed, which is false
+    `variant="paper"`:      d_ij ≤ 4 η G L δ,  as printed in the paper; it does not hold
 
     Rows are gradients of the expected query loss after τ steps of gradient descent on the expected support loss. The
     bound also holds for the difference of *expected* rows over sampled support and query sets of any size. It does not
@@ -107,17 +108,17 @@ def distance_bound(
         smoothness: L ≥ 0, on ‖∇²ℓ(ψ, x)‖.
         inner_lr: η ≥ 0.
         inner_steps: τ ≥ 0.
-        first_order: rows as FOMAML forms them; False: through the inner loop, as MAML does.
-        support_variation: δ of the support sets, where it is another; `total_variation` is then that of the query sets.
-        hessian_smoothness: ρ ≥ 0, ‖∇²ℓ(ψ, x) − ∇²ℓ(ψ', x)‖ ≤ ρ ‖ψ − ψ'‖. Needed through two inner steps or more:
-            with G and L alone no multiple of δ bounds d_ij there.
-        variant: the corrected bound, or the printed one, which is the same for every τ and both orders.
+        first_order: True for the rows of FOMAML; False for rows through the inner loop, as in MAML.
+        support_variation: δ of the support sets, if it differs; `total_variation` is then δ of the query sets.
+        hessian_smoothness: ρ ≥ 0, ‖∇²ℓ(ψ, x) − ∇²ℓ(ψ', x)‖ ≤ ρ ‖ψ − ψ'‖. Required for rows through two or more inner
+            steps: with G and L alone, no multiple of δ bounds d_ij.
+        variant: the corrected bound, or the printed one, which is the same for every τ and for both orders.
 
     Returns:
         The bound, float64 `[...]`. Differentiable in the total variations. Cost: O(τ) of their size.
 
-    Source: Zhang et al. 2023 (RotoGBML), arXiv 2303.06679, theorem 4.1. Deviation: the printed bound vanishes with η
-    while the query distributions still differ; derivation: docs/decisions/0007-theorem-4-1.md.
+    Source: Zhang et al. 2023 (RotoGBML), arXiv 2303.06679, theorem 4.1. Deviation: the printed bound tends to zero
+    with η although the query distributions still differ; derivation: docs/decisions/0007-theorem-4-1.md.
 
     >>> distance_bound(1.0, gradient_bound=1.0, smoothness=1.0, inner_lr=0.01)
     tensor(2., dtype=torch.float64)
@@ -125,7 +126,7 @@ def distance_bound(
     tensor(0.0400, dtype=torch.float64)
 
     Raises:
-        OptionError: an argument is out of range, or `hessian_smoothness` is needed.
+        OptionError: an argument is out of range, or `hessian_smoothness` is required and missing.
     """
     steps = inner_steps
     for name, value in (
@@ -135,7 +136,7 @@ def distance_bound(
         ("hessian_smoothness", hessian_smoothness or 0.0),
     ):
         if not 0 <= value < math.inf:
-            raise OptionError(f"`{name}` must be finite and not negative; got {value!r}.")
+            raise OptionError(f"`{name}` must be finite and non-negative; got {value!r}.")
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
         raise OptionError(f"`inner_steps` must be an integer of at least 0; got {steps!r}.")
     if variant not in ("corrected", "paper"):
@@ -149,15 +150,16 @@ def distance_bound(
         growth = math.expm1(steps * math.log1p(rate))  # (1 + ηL)^τ − 1, exact for small ηL
     except OverflowError:
         raise OptionError(
-            f"(1 + `inner_lr` · `smoothness`)^`inner_steps` must be a float; (1 + {rate:g})^{steps} overflows."
+            f"(1 + `inner_lr` · `smoothness`)^`inner_steps` must not overflow; got (1 + {rate:g})^{steps}."
         ) from None
     gradients = 2 * gradient_bound * (query + growth * support)
     if first_order:
         return gradients.clamp(max=2 * gradient_bound)
     if steps > 1 and hessian_smoothness is None:
         raise OptionError(
-            f"`hessian_smoothness` is needed with `first_order=False` and {steps} inner steps: without it no multiple "
-            "of the total variation bounds the distance. Give it, or take `first_order=True` or `inner_steps=1`."
+            f"`hessian_smoothness` is required with `first_order=False` and {steps} inner steps: without it, no "
+            "multiple of the total variation bounds the distance. Pass it, or use `first_order=True` or "
+            "`inner_steps=1`."
         )
     apart, hessians = torch.zeros_like(support), torch.zeros_like(support)  # ‖ψ_i − ψ_j‖, Σ ‖H_i − H_j‖ along the loop
     for _ in range(steps):

@@ -16,63 +16,66 @@ Labels = Sequence[int] | NDArray[np.integer[Any]] | Tensor
 
 
 def read_labels(dataset: Dataset[Any], labels: Labels | None) -> NDArray[np.int64]:
-    """The labels `[examples]` that are given, or those of the data set: see `gradhomog.TaskDataset`.
+    """Return `labels` as integers `[examples]`, or the labels of the data set: see `gradhomog.TaskDataset`.
 
     Raises:
-        DataError: there are none, they are not integers, or not one per example.
+        DataError: the labels are missing, are not integers, or are not one per example.
     """
     if isinstance(dataset, IterableDataset):
         raise DataError(
-            f"`dataset` must be a map-style dataset, as examples are drawn by index; got {_kind(dataset)}, an "
-            "IterableDataset. Store its examples, e.g. in a list with `labels=`."
+            f"`dataset` must be a map-style dataset, because examples are drawn by index; got {_type_name(dataset)}, "
+            "an IterableDataset. Store its examples, for example in a list, and pass `labels=`."
         )
-    found = _stored(dataset) if labels is None else _integers("labels", labels)
+    found = _stored_labels(dataset) if labels is None else _convert_labels("labels", labels)
     size = len(dataset)  # type: ignore[arg-type]
     if len(found) != size:
         raise DataError(
-            f"`labels` must hold one label for each of the {size} examples of {_kind(dataset)}; got {len(found)}."
+            f"`labels` must contain one label for each of the {size} examples of {_type_name(dataset)}; "
+            f"got {len(found)}."
         )
     return found
 
 
-def _stored(dataset: Dataset[Any]) -> NDArray[np.int64]:
+def _stored_labels(dataset: Dataset[Any]) -> NDArray[np.int64]:
     if isinstance(dataset, Subset):
-        return _stored(dataset.dataset)[np.asarray(dataset.indices, dtype=np.int64)]
+        return _stored_labels(dataset.dataset)[np.asarray(dataset.indices, dtype=np.int64)]
     if isinstance(dataset, ConcatDataset):
-        return np.concatenate([_stored(part) for part in dataset.datasets])
+        return np.concatenate([_stored_labels(part) for part in dataset.datasets])
     if isinstance(dataset, TensorDataset) and len(dataset.tensors) > 1:
-        return _integers("TensorDataset.tensors[1]", dataset.tensors[1])
+        return _convert_labels("TensorDataset.tensors[1]", dataset.tensors[1])
     for name in ("targets", "labels"):
         if (found := getattr(dataset, name, None)) is not None:
-            return _integers(f"{_kind(dataset)}.{name}", found)
+            return _convert_labels(f"{_type_name(dataset)}.{name}", found)
     raise DataError(
-        f"{_kind(dataset)} has neither `targets` nor `labels`, and tasks are drawn by class. Give `labels=`, one "
+        f"{_type_name(dataset)} has neither `targets` nor `labels`, but tasks are drawn by class. Pass `labels=`, one "
         "integer per example; [y for _, y in dataset] loads every example once."
     )
 
 
-def _integers(name: str, labels: Any) -> NDArray[np.int64]:
-    values = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(_sequence(name, labels))
+def _convert_labels(name: str, labels: Any) -> NDArray[np.int64]:
+    values = (
+        labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(_check_not_ragged(name, labels))
+    )
     if values.ndim != 1:
-        advice = "Give argmax(1) of one-hot labels" if values.ndim == 2 else "Give one label per example"
+        advice = "Convert one-hot labels by argmax(1)" if values.ndim == 2 else "Pass one label per example"
         raise DataError(f"`{name}` must have shape [examples]; got {values.shape}. {advice}.")
     if not np.issubdtype(values.dtype, np.integer):
         found = f"{type(labels[0]).__name__} {labels[0]!r}" if len(values) else "no label"
         raise DataError(
-            f"`{name}` must be integers; got dtype {values.dtype}, the first is {found}. Number the classes: "
+            f"`{name}` must be integers; got dtype {values.dtype}; the first is {found}. Number the classes: "
             "numpy.unique(labels, return_inverse=True)[1]."
         )
     return values.astype(np.int64)
 
 
-def _sequence(name: str, labels: Any) -> Any:
-    """Labels that NumPy can read as one array: lists of lists of several lengths are refused by name."""
+def _check_not_ragged(name: str, labels: Any) -> Any:
+    """Return labels that NumPy can convert to an array; raise for nested lists of different lengths."""
     try:
         np.asarray(labels)
     except ValueError as cause:
-        raise DataError(f"`{name}` must hold one integer per example; it is ragged ({cause}).") from cause
+        raise DataError(f"`{name}` must contain one integer per example; got a ragged list ({cause}).") from cause
     return labels
 
 
-def _kind(dataset: Dataset[Any]) -> str:
+def _type_name(dataset: Dataset[Any]) -> str:
     return type(dataset).__name__

@@ -1,4 +1,4 @@
-"""A domain: one distribution of tasks, with its own training, validation and test classes."""
+"""The base class of domains: distributions of tasks with disjoint training, validation and test classes."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from gradhomog.registry import Registry, installed
 from gradhomog.tasks import Task
 
 Split = Literal["train", "val", "test", "all"]
-"""A part of a domain's classes. `"all"` is every class: for domains that a run only ever tests on."""
+"""A part of a domain's classes. `"all"` is every class: for domains that a run uses for meta-test only."""
 
 
 class Domain(ABC):
-    """One distribution that tasks come from: a data set, a script, a family of functions.
+    """A distribution of tasks: a data set, an alphabet, a family of functions.
 
-    A subclass sets the attributes and implements `check` and `sample`. The same domain serves training and test:
-    its splits share no class (classification) or no parameter draw (regression).
+    A subclass sets the attributes and implements `check` and `sample`. The same domain provides training and test
+    tasks: its splits share no class (classification) or no draw of parameters (regression).
 
     Attributes:
-        name: what reports call it, e.g. `"glyphs:greek"`.
+        name: the name in reports, e.g. `"glyphs:greek"`.
         input_shape: shape of one input, e.g. `(3, 32, 32)` or `(1,)`.
         outputs: `None` for classification (the head has one output per way), else the number of regression targets.
-        target_variance: regression: σ² > 0, the variance of the targets over all tasks of the domain, by which
-            comparisons divide its mean squared errors; None if unknown, then errors are not divided.
+        target_variance: for regression, σ² > 0, the variance of the targets over all tasks of the domain. Comparisons
+            divide mean squared errors by it; None if unknown, then errors are not divided.
     """
 
     name: str
@@ -39,31 +39,31 @@ class Domain(ABC):
 
     @abstractmethod
     def check(self, split: Split, *, ways: int, shots: int, queries: int) -> None:
-        """Raise `DataError`, naming domain, split and numbers, if such tasks cannot be drawn from this split."""
+        """Raise `DataError` if such tasks cannot be drawn from a split; the message names domain, split and numbers."""
 
     @abstractmethod
     def sample(self, split: Split, random: np.random.Generator, *, ways: int, shots: int, queries: int) -> Task:
         """Draw one task: `ways` classes, each with `shots` support and `queries` query inputs, which are disjoint.
 
-        All randomness comes from `random`, so that the generator's seed alone decides the task. For regression `ways`
-        is ignored, and `shots` and `queries` count points.
+        All random numbers come from `random`, so that the task is a function of the generator's seed. Regression
+        ignores `ways`; `shots` and `queries` are then numbers of points.
 
-        `Task.classes`, if set, holds numbers from `classes(split)`.
+        `Task.classes`, if set, contains numbers from `classes(split)`.
         """
 
     def classes(self, split: Split) -> Sequence[int]:
-        """Numbers of all classes of a split, as `Task.classes` uses them; empty if it numbers none.
+        """Return the numbers of all classes of a split, as used in `Task.classes`; empty if classes have no numbers.
 
-        Learners that classify all training classes at once need both.
+        Learners that classify all training classes at once require both.
         """
         return ()
 
 
 def domain(text: str, *, size: int = 28, registry: Registry | None = None) -> Domain:
-    """A domain by name: `domain("glyphs:greek(background=0.3)", size=28)`, or by path: `domain("images/birds.npz")`.
+    """Create a domain from a name, `domain("glyphs:greek(background=0.3)", size=28)`, or a path, `domain("birds.npz")`.
 
-    `distribution:name` chooses between plugins of one name, and a further colon gives the variant. A text that ends in
-    `.npz` or `.json`, or holds a path separator, is a file or folder for the domain plugin `images`.
+    `distribution:name` selects one of several plugins with the same name; a variant follows after another colon. A text
+    that ends in `.npz` or `.json`, or contains a path separator, is a file or folder for the domain plugin `images`.
 
     Raises:
         UnknownPluginError, OptionError, DataError.
@@ -73,24 +73,24 @@ def domain(text: str, *, size: int = 28, registry: Registry | None = None) -> Do
     info, _, made = registry.make("domains", selector, options, variant, size=size)
     if not isinstance(made, Domain):
         raise PluginRunError(
-            f"{info} must make a gradhomog.Domain; its factory returned {type(made).__name__}. {info.advice}"
+            f"the factory of {info} must return a gradhomog.Domain; got {type(made).__name__}. {info.advice}"
         )
     return made
 
 
 def domain_plugin(text: str) -> str:
-    """The plugin named by a domain's text, as `Registry.find` accepts it."""
+    """Return the plugin named by a domain's text, in the form that `Registry.find` accepts."""
     return split_domain(text, installed())[0]
 
 
 def domain_identity(text: str) -> str:
-    """The domain of a text without its options: two texts of one identity share their classes."""
+    """Return a domain's text without its options: texts with the same identity have the same classes."""
     plugin, variant, _ = split_domain(text, installed())
     return f"{plugin}:{os.path.realpath(variant) if plugin.endswith('images') else variant}"
 
 
 def split_domain(text: str, registry: Registry) -> tuple[str, str, dict[str, Any]]:
-    """Plugin, variant and options of a domain's text."""
+    """Split a domain's text into plugin, variant and options."""
     path, bracket, inside = text.partition("(")
     plugins = {info.name for info in registry.list("domains")}
     if path.endswith((".npz", ".json")) or "/" in path or "\\" in path or (path not in plugins and os.path.isdir(path)):

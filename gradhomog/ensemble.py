@@ -17,12 +17,12 @@ from gradhomog.tasks import Task, TaskBatch
 
 
 class Ensemble:
-    """Adapts a learner at each of several states to a task, and predicts the mean of their outputs.
+    """Adapts copies of a learner with different saved states to a task, and predicts the mean of their outputs.
 
-    outputs(x) = 1/E Σ_e outputs_e(x): of classifiers these are logits, not probabilities.
+    outputs(x) = 1/E Σ_e outputs_e(x). The outputs of classifiers are logits, not probabilities.
 
     Args:
-        learner: of the states; it is copied, and not changed.
+        learner: the learner that the states belong to; it is copied and not changed.
         states: E ≥ 1 of its `state_dict`s, such as the best checkpoints by validation.
 
     Cost: E copies of the learner, and E adaptations of each task.
@@ -31,7 +31,7 @@ class Ensemble:
     averaged as in the authors' code.
 
     Raises:
-        OptionError: there is no state. ConfigError: one is of another learner.
+        OptionError: there is no state. ConfigError: a state belongs to another learner.
 
     >>> import torch
     >>> from gradhomog_adapters.maml import MAML
@@ -44,7 +44,7 @@ class Ensemble:
 
     def __init__(self, learner: Learner, states: Sequence[Mapping[str, Any]]) -> None:
         if not states:
-            raise OptionError("`states` must hold at least one state of the learner; got none.")
+            raise OptionError("`states` must contain at least one state of the learner; got none.")
         self.members: list[Learner] = []
         for state in states:
             member = copy.deepcopy(learner)
@@ -52,11 +52,11 @@ class Ensemble:
             self.members.append(member)
 
     def predict(self, support_x: Tensor, support_y: Tensor, query_x: Tensor) -> Tensor:
-        """As `Learner.predict`: the mean of the members' outputs."""
+        """Return the mean of the members' outputs; arguments as in `Learner.predict`."""
         return torch.stack([member.predict(support_x, support_y, query_x) for member in self.members]).mean(0)
 
     def evaluate(self, tasks: TaskBatch | Iterable[Task]) -> Evaluation:
-        """As `Learner.evaluate`: scores and losses of the mean outputs."""
+        """Return scores and losses of the mean outputs, as `Learner.evaluate`."""
         result, loss = Evaluation(), self.members[0].loss
         for task in tasks:
             outputs = self.predict(task.support_x, task.support_y, task.query_x)
@@ -67,5 +67,5 @@ class Ensemble:
             result.losses.append(float(loss(outputs, task.query_y)))
             result.domains.append(task.domain)
         if not result.scores:
-            raise DataError("`tasks` must hold at least one task to evaluate; got none.")
+            raise DataError("`tasks` must contain at least one task; got none.")
         return result

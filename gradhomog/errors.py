@@ -1,10 +1,10 @@
-"""Errors that name the thing, what was expected, what was found, and what to do.
+"""Exception classes. A message names the input, the expected and the actual value, and what to do.
 
-The command line prints any `GradhomogError` as one message and exits with code 2; everything else is a defect of ours
-and keeps its traceback. No torch here: the command line imports this module before anything heavy.
+The command line prints any `GradhomogError` as one message and exits with code 2. Any other exception is a bug of
+gradhomog and keeps its traceback. This module must not import torch: the command line imports it first.
 """
 
-_SHOWN = 200  # characters of a line
+_MAX_WIDTH = 200  # characters of a line in a message
 
 
 class GradhomogError(Exception):
@@ -16,23 +16,23 @@ class OptionError(GradhomogError, ValueError):
 
 
 class ExpressionError(OptionError):
-    """The text form of a pipeline does not parse; the message holds the text and a caret under the character.
+    """The text form of a pipeline does not parse; the message contains the text and a caret under the error.
 
-    `position` is the index of that character, counted from 0.
+    `position` is the index of the marked character, counted from 0.
     """
 
     def __init__(self, reason: str, text: str, position: int) -> None:
         self.reason, self.text, self.position = reason, text, position
-        start = text.rfind("\n", 0, position) + 1  # of a text over several lines only the one with the fault is shown
+        start = text.rfind("\n", 0, position) + 1  # only the line with the error is printed
         line, place = text[start:].partition("\n")[0].replace("\t", " "), position - start
-        if len(line) > _SHOWN:  # of a long line the part around the fault
-            first = max(0, min(place - _SHOWN // 2, len(line) - _SHOWN))
-            line, place = f"…{line[first : first + _SHOWN]}…", place - first + 1
+        if len(line) > _MAX_WIDTH:  # only the part around the error
+            first = max(0, min(place - _MAX_WIDTH // 2, len(line) - _MAX_WIDTH))
+            line, place = f"…{line[first : first + _MAX_WIDTH]}…", place - first + 1
         super().__init__(f"{reason}\n  {line}\n  {' ' * place}^")
 
 
 class PluginError(GradhomogError):
-    """Something is wrong with a plugin; the message names it, its distribution and its version."""
+    """Base of the errors of plugins; the message names the plugin, its distribution and its version."""
 
 
 class UnknownPluginError(PluginError, LookupError):
@@ -48,15 +48,15 @@ class DisabledPluginError(PluginError):
 
 
 class PluginLoadError(PluginError):
-    """The plugin's module does not import, or its hook is missing, misspelt or returns the wrong type."""
+    """A plugin's module cannot be imported, or its hook is missing, misspelled or returns the wrong type."""
 
 
 class PluginRunError(PluginError):
-    """A plugin raised, or returned something unusable, while it was used."""
+    """A plugin raised an exception or returned an invalid value."""
 
 
 class NonfiniteError(GradhomogError, ArithmeticError):
-    """A loss or a row holds NaN or infinity and the policy is `nonfinite="raise"`."""
+    """A loss or a row contains NaN or infinity and the policy is `nonfinite="raise"`."""
 
 
 class NotDifferentiableError(GradhomogError):
@@ -64,12 +64,12 @@ class NotDifferentiableError(GradhomogError):
 
 
 class ConvergenceWarning(UserWarning):
-    """An iterative solver of a homogenizer stopped before it converged; the step was taken with its last iterate."""
+    """An iterative solver of a homogenizer stopped before it converged; the step uses its last iterate."""
 
 
 class DataError(GradhomogError, ValueError):
-    """A data file, a domain or a split cannot serve the requested episodes."""
+    """A data file, a domain or a split cannot provide the requested tasks, or a tensor has the wrong shape or type."""
 
 
 class ConfigError(GradhomogError, ValueError):
-    """A run file, a `--set` override or a run folder is not usable; the message gives the key path."""
+    """A run file, a `--set` override, a run folder or a saved state is invalid; the message names the key."""

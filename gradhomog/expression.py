@@ -1,11 +1,11 @@
-"""The text form of a pipeline: `"reweight(beta=1.5) + pcgrad"`.
+"""Parser and printer of the text form of a pipeline: `"reweight(beta=1.5) + pcgrad"`.
 
 pipeline = "none" | "" | member { "+" member }
 member   = [ distribution ":" ] name [ "(" [ option { "," option } ] ")" ]
 option   = name "=" value
 value    = number | text in quotes | true | false | none | inf | [ values ] | { text: value }
 
-Values are nested at most 50 deep, and an integer has at most 1000 digits.
+Values may be nested 50 levels deep; an integer may have 1000 digits.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 _WORDS = {"true": True, "false": False, "none": None, "True": True, "False": False, "None": None, "inf": math.inf}
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:_\d+)*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?")
 _TEXT = re.compile(r'"(?:[^"\\]|\\.)*"|' + r"'(?:[^'\\]|\\.)*'")
-_DEPTH = 50  # far below Python's own limit, and above any option's
-_DIGITS = 1000  # Python refuses to read, and to print, integers of more than 4300
+_DEPTH = 50  # far below Python's recursion limit, and above the depth of any option
+_DIGITS = 1000  # Python neither reads nor prints integers of more than 4300 digits
 _ESCAPES = {"\\": "\\", '"': '"', "'": "'", "n": "\n", "t": "\t"}
 
 
 def parse(text: str) -> list[Member]:
-    """Read the text form.
+    """Parse a pipeline.
 
     >>> parse("reweight(beta=1.5) + pcgrad")
     [('reweight', {'beta': 1.5}), ('pcgrad', {})]
@@ -39,7 +39,7 @@ def parse(text: str) -> list[Member]:
     []
 
     Raises:
-        ExpressionError: with a caret under the character that does not fit.
+        ExpressionError: the text does not parse; the message has a caret under the unexpected character.
     """
     reader = _Reader(text)
     members = reader.members()
@@ -49,7 +49,7 @@ def parse(text: str) -> list[Member]:
 
 
 def parse_alternatives(text: str) -> list[list[Member]]:
-    """Read pipelines separated by `|`: candidates of which a comparison keeps the one that validates best.
+    """Parse pipelines separated by `|`: candidates, of which a comparison keeps the one with the best validation score.
 
     >>> parse_alternatives("none | pcgrad")
     [[], [('pcgrad', {})]]
@@ -67,21 +67,21 @@ def parse_alternatives(text: str) -> list[list[Member]]:
 
 
 def parse_one(text: str) -> Member:
-    """Read one name with options: a learner, or a domain such as `glyphs:greek(background=0.3)`."""
+    """Parse one name with options: a learner, or a domain such as `glyphs:greek(background=0.3)`."""
     reader = _Reader(text)
     member = reader.member()
     if not reader.at_end():
-        reader.fail("expected the end: a single name is meant here")
+        reader.fail("expected the end of the text: only one name is allowed here")
     return member
 
 
 def render(members: list[Member]) -> str:
-    """The text form of members; `parse` reads it back."""
+    """Return the text form of members; `parse` is the inverse."""
     return " + ".join(render_one(selector, options) for selector, options in members) or "none"
 
 
 def render_one(selector: str, options: Mapping[str, Any]) -> str:
-    """The text form of one member.
+    """Return the text form of one member.
 
     >>> render_one("static", {"weights": [1, 2.0], "key": "slot", "flag": True})
     'static(weights=[1, 2.0], key="slot", flag=true)'
@@ -99,7 +99,7 @@ def _render_value(value: Any) -> str:
         return "{" + ", ".join(f"{_render_value(k)}: {_render_value(v)}" for k, v in value.items()) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(_render_value, value)) + "]"
-    return repr(float(value) if isinstance(value, float) else value)  # NumPy's floats do not print as numbers
+    return repr(float(value) if isinstance(value, float) else value)  # the repr of NumPy's floats is no number
 
 
 class _Reader:
@@ -135,7 +135,7 @@ class _Reader:
         return found.group()
 
     def members(self) -> list[Member]:
-        """Names joined by '+'; `none`, or nothing at all, is the empty pipeline."""
+        """Parse names joined by '+'; `none` and the empty text are the empty pipeline."""
         found: list[Member] = []
         none_at = -1
         while not self.at_end() and not self.peek("|") and (not found or self.peek("+")):
@@ -194,7 +194,7 @@ class _Reader:
         if (word := self.match(_NAME)) is not None and word in _WORDS:
             return _WORDS[word]
         self.position = start
-        self.fail("expected a value: a number, a text in quotes, true, false, none, inf, [..] or {..}")
+        self.fail("expected a value: a number, a text in quotes, true, false, none, inf, [...] or {...}")
         raise AssertionError  # `fail` always raises
 
     def number(self, word: str) -> int | float:
@@ -202,12 +202,12 @@ class _Reader:
             return float(word)
         if (digits := sum(map(str.isdigit, word))) > _DIGITS:
             self.position -= len(word)
-            self.fail(f"an integer may have {_DIGITS} digits; this one has {digits}")
+            self.fail(f"an integer must have at most {_DIGITS} digits; got {digits}")
         return int(word)
 
     def items(self, closing: str, read: Any) -> list[Any]:
         if self.depth == _DEPTH:
-            self.fail(f"lists and tables may be nested {_DEPTH} deep")
+            self.fail(f"lists and tables must be nested at most {_DEPTH} levels deep")
         self.depth += 1
         self.position += 1
         found = []
@@ -239,7 +239,7 @@ class _Reader:
         def plain(escape: re.Match[str]) -> str:
             if escape[1] not in _ESCAPES:
                 self.position = start + escape.start()
-                self.fail(f"'{escape[0]}' is no escape; write \\\\ for a backslash, or \\\", \\', \\n, \\t")
+                self.fail(f"'{escape[0]}' is not a valid escape; write \\\\ for a backslash, or \\\", \\', \\n, \\t")
             return _ESCAPES[escape[1]]
 
         return None if word is None else re.sub(r"\\(.)", plain, word[1:-1])

@@ -1,4 +1,4 @@
-"""Several errors of one input as one message, so that a user corrects all of them at once."""
+"""Combine all errors of one input into one message, so that a user can correct them at once."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 
 def join_faults(messages: Iterable[object]) -> str:
-    """A single message as it is; several, each once, as a list below their number.
+    """Return a single message unchanged; several messages become a list without duplicates, headed by their number.
 
     >>> print(join_faults(["`seeds` must be an integer.", "unknown key `colour`."]))
-    2 things are wrong:
+    2 errors:
       - `seeds` must be an integer.
       - unknown key `colour`.
     """
@@ -17,4 +17,4 @@ def join_faults(messages: Iterable[object]) -> str:
     if len(different) == 1:
         return different[0]
     items = ["  - " + message.replace("\n", "\n    ") for message in different]
-    return "\n".join([f"{len(items)} things are wrong:", *items])
+    return "\n".join([f"{len(items)} errors:", *items])

@@ -13,7 +13,7 @@ from gradhomog.jacobian import Direction
 
 @dataclass(frozen=True)
 class Stage:
-    """The Gramian `[tasks, tasks]`, float64, of the rows after a homogenizer's `mix` or `rows`."""
+    """The Gramian of the rows after one `mix` or `rows` stage, float64 `[tasks, tasks]`."""
 
     name: str
     gramian: Tensor
@@ -25,11 +25,13 @@ class Homogenization:
 
     Attributes:
         direction: the mean of the homogenized rows, by parameter name.
-        tasks: indices of the tasks that took part (all, unless `nonfinite="drop"` or an absent loss left some out).
-        weights: the share of each of these tasks' own rows in the direction, float64 `[tasks]`: direction =
-            1/N Σ_i weights_i · row_i. None if a stage replaced the rows, or groups of parameters have theirs (`per`).
-        gramian: of the rows as given, float64 `[tasks, tasks]`; None unless a stage needed it or `inspect` was set.
-        stages: with `inspect`, one for each `mix` and `rows` stage, in order.
+        tasks: indices of the tasks in the step (all, except those dropped by `nonfinite="drop"` and absent tasks).
+        weights: the weight of each of these tasks' rows in the direction, float64 `[tasks]`: direction =
+            1/N Σ_i weights_i · row_i. None if a stage replaced the rows, or if groups of parameters were homogenized
+            separately (`per`).
+        gramian: of the rows before the first stage, float64 `[tasks, tasks]`; None unless a stage read it or `inspect`
+            was set.
+        stages: with `inspect`, one entry for each `mix` and `rows` stage, in order.
         measured: numbers that the homogenizers report about the step, by name.
         unconverged: names of the homogenizers whose solver did not converge.
     """
@@ -44,22 +46,22 @@ class Homogenization:
 
     @property
     def norms(self) -> Tensor | None:
-        """Norms of the rows as given, float64 `[tasks]`; None without `gramian`, which `inspect=True` always gives."""
+        """Norms of the rows before the first stage, float64 `[tasks]`; None without `gramian` (see `inspect`)."""
         return None if self.gramian is None else self.gramian.diagonal().clamp_min(0).sqrt()
 
     @property
     def cosines(self) -> Tensor | None:
-        """Cosines between the rows as given, float64 `[tasks, tasks]`; None without `gramian`."""
+        """Cosines between the rows before the first stage, float64 `[tasks, tasks]`; None without `gramian`."""
         return None if self.gramian is None else cosines(self.gramian)
 
 
 @dataclass(frozen=True, eq=False)
 class PendingStep:
-    """A step that is computed while the homogenizers' states are still those before it.
+    """A computed step whose new homogenizer states are not assigned yet.
 
     Attributes:
-        result: of the step.
-        commit: assigns the new state of every homogenizer and counts the step.
+        result: the result of the step.
+        commit: assigns the new state of every homogenizer and increments the step count.
     """
 
     result: Homogenization

@@ -11,33 +11,33 @@ from torch import Tensor, nn
 
 from gradhomog.errors import ConfigError
 from gradhomog.jacobian import Jacobian
+from gradhomog.migration_from_0_1 import check_stages
 from gradhomog.step import StageResult, Step
 from gradhomog.task_key import TaskKey
-from gradhomog.written_for_0_1 import check_stages
 
 Part = Literal["support", "query"]
 """The inputs of a task that the encoder runs on."""
 
 
 class Removable(Protocol):
-    """A handle from `attach`: of a PyTorch hook, or anything else with `remove()`."""
+    """A handle returned by `attach`: the handle of a PyTorch hook, or any object with a method `remove()`."""
 
     def remove(self) -> None: ...
 
 
 class Homogenizer:
-    """Acts at one or more of five stages between the tasks and the step of the shared parameters.
+    """Changes the rows of a step at one or more of five stages.
 
-    A subclass overrides the stages it acts at; the pipeline calls only those, in the order in which the user named the
-    homogenizers. It acts on the rows by `mix` or by `rows`, not by both. Identical rows g must lead to the step g;
-    where the paper's scale differs, `paper_scale` gives the factor.
+    A subclass overrides the stages at which it acts; the pipeline calls only those, in the order of its homogenizers. A
+    homogenizer acts on the rows by `mix` or by `rows`, not by both. For identical rows g the direction must be g; if
+    the scale of the paper differs, `paper_scale` returns the factor.
 
     Attributes:
-        state_names: names of the attributes that are the state: numbers, texts, tensors, dicts and lists of these, or
-            another Homogenizer. `state_dict` saves them; loaded into a new object, training continues bit for bit. Only
-            the host assigns them, from the result of `update`: no stage changes the object.
-        seed: of `step.generator`; a stochastic method has an option of this name.
-        needs: where options decide which statistics are read, the subset of `HomogenizerSpec.needs` that is read with
+        state_names: names of the attributes that form the state: numbers, strings, tensors, dicts and lists of these,
+            or another Homogenizer. `state_dict` saves them; after loading into a new object, training continues with
+            identical bits. Only the host assigns them, from the result of `update`: no stage changes the object.
+        seed: seed of `step.generator`; a stochastic method has an option of this name.
+        needs: if options decide which statistics are read, the subset of `HomogenizerSpec.needs` that is read with
             these options; None for all of them.
     """
 
@@ -50,21 +50,21 @@ class Homogenizer:
         check_stages(cls)
 
     def attach(self, encoder: nn.Module) -> Iterable[Removable]:
-        """Change what the encoder computes during training; return handles whose `remove()` undoes it."""
+        """Change the computation of the encoder during training; return handles whose `remove()` reverts it."""
         raise NotImplementedError
 
     def begin(self, key: TaskKey, part: Part, generator: torch.Generator) -> None:
-        """Announce the inputs that the encoder runs on until the next call, for hooks set by `attach`.
+        """Receive the task and part that the encoder runs on until the next call, for hooks set by `attach`.
 
-        `generator` is a function of (seed, step number, slot, part). Draw from it once and keep what was drawn until
-        the next step, so that second-order gradients are those of one function.
+        `generator` is a function of (seed, step number, slot, part). Draw from it once and keep the random numbers
+        until the next step, so that second-order gradients are those of one function.
         """
         raise NotImplementedError
 
     def transform(self, features: Tensor, keys: Sequence[TaskKey]) -> Tensor:
         """Map query features `[tasks, queries, features]` to features of the same shape, differentiably.
 
-        `keys` identifies the tasks: a learner may pass one task at a time.
+        `keys` identifies the tasks; a learner may pass one task at a time.
         """
         raise NotImplementedError
 
@@ -73,51 +73,51 @@ class Homogenizer:
         raise NotImplementedError
 
     def rows(self, step: Step) -> Jacobian | StageResult:
-        """Return a Jacobian like `step.jacobian`, made by its methods `map`, `replace` or `repeat`."""
+        """Return a Jacobian of the same shapes as `step.jacobian`, created by its `map`, `replace` or `repeat`."""
         raise NotImplementedError
 
     def update(self, step: Step) -> Mapping[str, Any]:
-        """Return new values of some of `state_names`, from the detached step that `mix` or `rows` received.
+        """Return new values of some of `state_names`, computed from the detached step that `mix` or `rows` received.
 
-        Called last, without gradients, after the direction is known to be finite. The host assigns the values after all
-        homogenizers have returned theirs. The old values must not be written to; numbers must be finite.
+        Called last, without gradients, once the direction is verified to be finite. The host assigns the values after
+        every homogenizer has returned. Do not modify the old values in place; numbers must be finite.
         """
         raise NotImplementedError
 
     def paper_scale(self, step: Step) -> Tensor | float:
-        """The factor from this method's step to that of the paper. Overriding it gives the plugin an option `scale`."""
+        """Return the ratio of the paper's step to this method's step. Overriding it adds the option `scale`."""
         raise NotImplementedError
 
     def measured(self, step: Step) -> Mapping[str, float | Sequence[float]]:
-        """Numbers about this step by name, one or one per task, for records and figures; before `update`."""
+        """Return numbers about this step by name, one or one per task, for records and figures; precedes `update`."""
         return {}
 
     def maps(self, encoder: nn.Module, inputs: Tensor) -> Mapping[str, Tensor]:
-        """The effect at each position of inputs `[n, *input]`, `[n, height, width]` by name, for figures.
+        """Return the effect at each position of inputs `[n, *input]`, `[n, height, width]` by name, for figures.
 
-        Leaves the encoder and all state as they were.
+        Must not change the encoder or any state.
         """
         return {}
 
     @classmethod
     def overrides(cls, stage: str) -> bool:
-        """Whether this class acts at a stage."""
+        """True if this class overrides a stage."""
         return getattr(cls, stage) is not getattr(Homogenizer, stage)
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of the state, of plain types and tensors, fit for `torch.save` with `weights_only=True`."""
+        """Return a copy of the state in plain types and tensors, which `torch.load` reads with `weights_only=True`."""
         return {name: _copy(getattr(self, name)) for name in self.state_names}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Replace the state by a saved one.
+        """Replace the state by a saved state.
 
         Raises:
-            ConfigError: the saved names are not `state_names`.
+            ConfigError: the saved names differ from `state_names`.
         """
         if set(state) != set(self.state_names):
             raise ConfigError(
-                f"the state of {type(self).__name__} must hold {sorted(self.state_names)}; found {sorted(state)}. "
-                "It was saved by another homogenizer or version."
+                f"the state of {type(self).__name__} must have the keys {sorted(self.state_names)}; got "
+                f"{sorted(state)}. It was saved by another homogenizer or version."
             )
         for name, value in state.items():
             current = getattr(self, name)
@@ -127,7 +127,7 @@ class Homogenizer:
                 setattr(self, name, _copy(value))
 
     def assign_state(self, values: Mapping[str, Any]) -> None:
-        """Assign what `update` returned. Called by the host."""
+        """Assign the values that `update` returned. Called by the host."""
         for name, value in values.items():
             current = getattr(self, name)
             if isinstance(current, Homogenizer):

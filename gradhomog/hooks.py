@@ -1,6 +1,6 @@
-"""The hooks that a plugin module can implement, and the marker to do it with.
+"""The hooks that a plugin module can implement, and the decorator that marks an implementation.
 
-pluggy assembles, plain objects run: hooks are called when something is built, never inside a training step.
+Hooks are called when an object is created, never during a training step.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @hookspec
 def gradhomog_homogenizer() -> HomogenizerSpec:
-    """Describe this module's homogenizer. Required of modules in the entry-point group `gradhomog.homogenizers`."""
+    """Describe this module's homogenizer. Required in modules of the entry-point group `gradhomog.homogenizers`."""
     raise NotImplementedError
 
 
 @hookspec
 def gradhomog_learner() -> LearnerSpec:
-    """Describe the learner of this module. Required of modules in the entry-point group `gradhomog.learners`."""
+    """Describe this module's learner. Required in modules of the entry-point group `gradhomog.learners`."""
     raise NotImplementedError
 
 
 @hookspec
 def gradhomog_domain() -> DomainSpec:
-    """Describe the domain of this module. Required of modules in the entry-point group `gradhomog.domains`."""
+    """Describe this module's domain. Required in modules of the entry-point group `gradhomog.domains`."""
     raise NotImplementedError
 
 
 @hookspec
 def gradhomog_observer() -> ObserverSpec:
-    """Describe the observer of this module. Required of modules in the entry-point group `gradhomog.observers`."""
+    """Describe this module's observer. Required in modules of the entry-point group `gradhomog.observers`."""
     raise NotImplementedError
 
 
 @hookspec(firstresult=True)
 def gradhomog_make(spec: Spec, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """Make the object that a spec describes: by default `spec.factory(*arguments, **options)`.
+    """Create the object that a spec describes: by default `spec.factory(*arguments, **options)`.
 
-    Meant to be wrapped (`@hookimpl(wrapper=True)`) by who wants to time, log or decorate what is made.
+    A plugin can wrap this hook (`@hookimpl(wrapper=True)`) to time, log or decorate the creation of objects.
     """

@@ -1,14 +1,14 @@
-"""State by key: values that follow a task slot or a domain from step to step.
+"""State of homogenizers by key: values that belong to a task slot or a domain and persist between steps.
 
-A homogenizer keeps such state in a dict from key to value and passes it through these functions in `update`; they
-return a new dict. One rule holds for all of them:
+A homogenizer keeps this state in a dict from key to value and passes it to these functions in `update`; they return a
+new dict. All of them follow the same rules:
 
-* a key that is new starts at the initial value;
+* a new key starts at the initial value;
 * a key that is absent from the batch keeps its value;
 * a key that occurs several times is updated once, with the *mean* of its tasks' values.
 
-So the order of two tasks of one key has no effect, and a task that occurs twice counts as one. Values are numbers,
-which are kept as Python floats and computed with in float64, or tensors of one shape.
+Therefore the order of two tasks with the same key has no effect, and a task that occurs twice counts once. Values are
+numbers, which are stored as Python floats and computed in float64, or tensors of one shape.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-# The published constants of Adam (Kingma and Ba 2015). EPSILON is absolute: gradients are to be free of a unit.
+# The published constants of Adam (Kingma and Ba 2015). EPSILON is absolute: gradients should be dimensionless.
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-8
 
 Moments = list[float]
@@ -27,34 +27,34 @@ Moments = list[float]
 
 
 def mean(keys: Sequence[str], values: Tensor) -> dict[str, Tensor]:
-    """The mean of `values` `[tasks, ...]` over the tasks of each key, in the order of first occurrence."""
+    """Return the mean of `values` `[tasks, ...]` over the tasks of each key, in the order of first occurrence."""
     if len(set(keys)) == len(keys):
         return dict(zip(keys, values.unbind(), strict=True))
     places: dict[str, list[int]] = {}
     for place, key in enumerate(keys):
         places.setdefault(key, []).append(place)
-    return {key: values[own].mean(0) if len(own) > 1 else values[own[0]] for key, own in places.items()}
+    return {key: values[index].mean(0) if len(index) > 1 else values[index[0]] for key, index in places.items()}
 
 
 def mean_numbers(keys: Sequence[str], values: Tensor | Sequence[float]) -> dict[str, float]:
-    """The same of numbers `[tasks]`, as floats."""
+    """Return the mean of numbers `[tasks]` over the tasks of each key, as floats."""
     numbers: Sequence[float] = values.tolist() if isinstance(values, Tensor) else values
     if len(set(keys)) == len(keys):
         return dict(zip(keys, map(float, numbers), strict=True))
-    shown: dict[str, list[float]] = {}
+    groups: dict[str, list[float]] = {}
     for key, number in zip(keys, numbers, strict=True):
-        shown.setdefault(key, []).append(number)
-    # fsum: the order of the tasks of a key changes no bit.
-    return {key: math.fsum(own) / len(own) for key, own in shown.items()}
+        groups.setdefault(key, []).append(number)
+    # fsum: the result does not depend on the order of the tasks, to the last bit.
+    return {key: math.fsum(group) / len(group) for key, group in groups.items()}
 
 
 def read(state: Mapping[str, float], keys: Sequence[str], initial: float) -> Tensor:
-    """The numbers of a batch's tasks, float64 `[tasks]`; `initial` for a new key."""
+    """Return the numbers of a batch's tasks, float64 `[tasks]`; `initial` for a new key."""
     return torch.tensor([state.get(key, initial) for key in keys], dtype=torch.float64)
 
 
 def write(state: Mapping[str, float], keys: Sequence[str], values: Tensor | Sequence[float]) -> dict[str, float]:
-    """The state with new numbers `[tasks]` for the keys of a batch.
+    """Return the state with new numbers `[tasks]` for the keys of a batch.
 
     >>> write({"a": 1.0, "b": 2.0}, ["a", "c", "a"], [3.0, 4.0, 5.0])
     {'a': 4.0, 'b': 2.0, 'c': 4.0}
@@ -65,27 +65,27 @@ def write(state: Mapping[str, float], keys: Sequence[str], values: Tensor | Sequ
 def ema(
     state: Mapping[str, float], keys: Sequence[str], values: Tensor | Sequence[float], decay: float
 ) -> dict[str, float]:
-    """Exponential averages of numbers: s ← decay · s + (1 − decay) · v; a new key starts at its first value.
+    """Exponential moving averages of numbers: s ← decay · s + (1 − decay) · v; a new key starts at its first value.
 
     >>> ema({"a": 1.0}, ["a", "b"], torch.tensor([3.0, 5.0]), decay=0.5)
     {'a': 2.0, 'b': 5.0}
     """
-    shown = mean_numbers(keys, values)
-    return {**state, **{key: decay * state.get(key, value) + (1 - decay) * value for key, value in shown.items()}}
+    means = mean_numbers(keys, values)
+    return {**state, **{key: decay * state.get(key, value) + (1 - decay) * value for key, value in means.items()}}
 
 
 def read_tensors(state: Mapping[str, Tensor], keys: Sequence[str], initial: Tensor) -> Tensor:
-    """The tensors of a batch's tasks, `[tasks, *shape]`; `initial` `[*shape]` for a new key."""
+    """Return the tensors of a batch's tasks, `[tasks, *shape]`; `initial` `[*shape]` for a new key."""
     return torch.stack([state[key].to(initial) if key in state else initial for key in keys])
 
 
 def write_tensors(state: Mapping[str, Tensor], keys: Sequence[str], values: Tensor) -> dict[str, Tensor]:
-    """The state with new tensors `[tasks, *shape]` for the keys of a batch: copies, outside the graph."""
+    """Return the state with new tensors `[tasks, *shape]` for the keys of a batch: detached copies."""
     return {**state, **{key: value.detach().clone() for key, value in mean(keys, values).items()}}
 
 
 def values(state: Mapping[str, Moments], keys: Sequence[str], initial: float = 0.0) -> Tensor:
-    """The values of Adam states, float64 `[tasks]`; `initial` for a new key."""
+    """Return the values of Adam states, float64 `[tasks]`; `initial` for a new key."""
     return torch.tensor([state[key][0] if key in state else initial for key in keys], dtype=torch.float64)
 
 
@@ -102,19 +102,19 @@ def adam(
     """One step of Adam for the number of each key in the batch.
 
     Args:
-        state: of each key; a new one starts at `initial` with moments of zero.
+        state: the state of each key; a new key starts at `initial` with moments of zero.
         gradients: `[tasks]`, averaged over the tasks of a key.
-        weight_decay: added to the gradient, times the value.
-        bound: values stay in [−bound, bound].
+        weight_decay: factor of the value that is added to the gradient.
+        bound: values are clipped to [−bound, bound].
 
     Source: Kingma and Ba 2015, arXiv 1412.6980, algorithm 1.
     """
-    moved = {}
+    updated = {}
     for key, gradient in mean_numbers(keys, gradients).items():
         value, first, second, steps = state.get(key, (initial, 0.0, 0.0, 0.0))
-        slope, steps = gradient + weight_decay * value, steps + 1
-        first = BETA_1 * first + (1 - BETA_1) * slope
-        second = BETA_2 * second + (1 - BETA_2) * slope * slope
+        gradient, steps = gradient + weight_decay * value, steps + 1
+        first = BETA_1 * first + (1 - BETA_1) * gradient
+        second = BETA_2 * second + (1 - BETA_2) * gradient * gradient
         change = first / (1 - BETA_1**steps) / (math.sqrt(second / (1 - BETA_2**steps)) + EPSILON)
-        moved[key] = [min(max(value - lr * change, -bound), bound), first, second, steps]
-    return {**state, **moved}
+        updated[key] = [min(max(value - lr * change, -bound), bound), first, second, steps]
+    return {**state, **updated}

@@ -1,4 +1,4 @@
-"""The base class of all learners: training step, probe and evaluation. A subclass computes one row per task."""
+"""The base class of all learners: meta-step, probe and evaluation. A subclass computes one row per task."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gradhomog import expression
 from gradhomog.errors import ConfigError, DataError, OptionError, PluginLoadError, PluginRunError
 from gradhomog.host.assembly import Entry
-from gradhomog.outer_optimizer import OuterOptimizer, check_holds
+from gradhomog.outer_optimizer import OuterOptimizer, check_holds_parameters
 from gradhomog.pipelines import Pipeline, pipeline
 from gradhomog.registry import Registry, installed
 from gradhomog.reports import Evaluation, StageReport, StepReport, TaskRow, TaskRows
@@ -25,7 +25,7 @@ from gradhomog.training_mode import training_mode
 
 
 class Learner(ABC):
-    """Trains an encoder and a head on many tasks at a time; homogenizers act on the tasks' rows.
+    """Trains an encoder and a head on batches of tasks; homogenizers act on the tasks' rows.
 
     Args:
         encoder: maps inputs `[n, *input]` to features `[n, features]`.
@@ -33,15 +33,15 @@ class Learner(ABC):
         homogenizers: a pipeline, or any value that `gradhomog.pipeline` accepts.
         loss: by default cross entropy for integer targets and mean squared error for others.
 
-    A parameter of the learner is called `encoder.<name>` or `head.<name>`; those with `requires_grad=False` are
-    constants. A subclass may learn more than a network (inner rates, a relation): it calls `learn`, and such parameters
-    are called `learner.<name>`.
+    Parameters of the learner have the names `encoder.<name>` and `head.<name>`; those with `requires_grad=False` are
+    constants. A subclass may train further modules (inner learning rates, a relation network): it passes them to
+    `learn`, and their parameters have the names `learner.<name>`.
     """
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         if "stepped" in vars(cls):
-            raise PluginLoadError(f"{cls.__name__}.stepped is of gradhomog 0.1. Write `def on_step_end(self)`.")
+            raise PluginLoadError(f"{cls.__name__}.stepped was renamed after 0.1. Write `def on_step_end(self)`.")
 
     def __init__(self, encoder: nn.Module, head: nn.Module, homogenizers: Any = None, loss: Loss | None = None) -> None:
         for name, module in (("encoder", encoder), ("head", head)):
@@ -52,61 +52,61 @@ class Learner(ABC):
         self.homogenizers: Pipeline = pipeline(homogenizers)
         self.loss = loss or default_loss
         if not self.named_parameters():
-            raise OptionError("encoder and head must have at least one parameter with requires_grad=True; found none.")
+            raise OptionError("encoder and head must have at least one parameter with requires_grad=True; got none.")
 
     @abstractmethod
     def task_row(self, task: Task, key: TaskKey) -> TaskRow:
-        """Adapt to a task and differentiate its query loss by the parameters.
+        """Adapt to a task and differentiate its query loss w.r.t. the parameters.
 
-        Must leave parameters and buffers as they were.
-        Calls `self.homogenizers.begin(key, "support")` before the encoder runs on the support set and
+        Must restore parameters and buffers.
+        Must call `self.homogenizers.begin(key, "support")` before the encoder runs on the support set, and
         `self.homogenizers.begin(key, "query")` before it runs on the query set.
-        Query features go through `self.homogenizers.transform(features[None], [key])`, and the last tap to the head.
+        Must pass the query features to `self.homogenizers.transform(features[None], [key])`, and the last of the
+        returned tensors to the head.
         """
 
     @abstractmethod
     def adapted_outputs(self, support_x: Tensor, support_y: Tensor, query_x: Tensor) -> Tensor:
-        """Outputs `[queries, ways]` of the network adapted to the support set, without any homogenizer.
+        """Return outputs `[queries, ways]` of the network adapted to the support set, without any homogenizer.
 
-        Called in evaluation mode. Must leave parameters and buffers as they were. Where `query_x` requires grad, the
-        outputs should be differentiable by it, the adapted network held fixed: saliency maps need this, and are
-        omitted for a learner that returns outputs outside the graph.
+        Called in evaluation mode. Must restore parameters and buffers. If `query_x` requires grad, the outputs should
+        be differentiable w.r.t. it, with the adapted network as a constant: saliency maps require this, and are omitted
+        for a learner that returns detached outputs.
         """
 
     def batch_row(self, batch: TaskBatch) -> TaskRow | None:
-        """The rows of all tasks at once, each tensor with a first dimension `tasks`: for learners that can.
+        """Return the rows of all tasks at once, each tensor with a first dimension `tasks`; optional.
 
-        None, as by default, leaves it to `task_row`, one task after the other. Must leave parameters and buffers as
-        they were.
+        With None, the default, `task_row` is called for one task after the other. Must restore parameters and buffers.
         """
         return None
 
-    def on_step_end(self) -> None:  # noqa: B027 - most learners do not
-        """Called at the end of every `step`, for learners with schedules."""
+    def on_step_end(self) -> None:  # noqa: B027 - optional
+        """Hook for schedules, called at the end of every `step`."""
 
     def learn(self, name: str, module: nn.Module) -> None:
-        """Learn a module's parameters too, as `learner.<name>.*`; for the constructors of subclasses.
+        """Add a module whose parameters are trained too, as `learner.<name>.*`; for the constructors of subclasses.
 
-        The module goes to the device and dtype of the encoder's first parameter, and is saved with the learner.
+        The module is moved to the device and dtype of the encoder's first parameter, and is saved with the learner.
         """
         like = next(iter([*self.encoder.parameters(), *self.head.parameters()]))
         self.own[name] = module.to(like)
 
     def mode(self, training: bool) -> AbstractContextManager[None]:
-        """Within the context the network is in training or evaluation mode; afterwards in the one it was in before."""
+        """Set the network to training or evaluation mode within the context; afterwards restore the previous mode."""
         return training_mode((self.encoder, self.head, self.own), training)
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters that are learnt, each once: `encoder.*`, `head.*` and, of some learners, `learner.*`."""
+        """Return the trained parameters, each once: `encoder.*`, `head.*` and, for some learners, `learner.*`."""
         everything = nn.ModuleDict({"encoder": self.encoder, "head": self.head, "learner": self.own})
         return {name: p for name, p in everything.named_parameters() if p.requires_grad}
 
     def parameters(self) -> list[nn.Parameter]:
-        """The parameters that are learnt, for an outer optimizer."""
+        """Return the trained parameters, for an outer optimizer."""
         return list(self.named_parameters().values())
 
     def state_dict(self) -> dict[str, Any]:
-        """Network and homogenizers, fit for `torch.save` with `weights_only=True`."""
+        """Return the state of network and homogenizers, which `torch.load` reads with `weights_only=True`."""
         own = {"learner": self.own.state_dict()} if len(self.own) else {}
         return {
             "encoder": self.encoder.state_dict(),
@@ -116,11 +116,11 @@ class Learner(ABC):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a saved state; network and pipeline must be built alike. An error leaves the learner as it was."""
+        """Load a saved state; network and pipeline must have the same structure. After an error nothing has changed."""
         parts = {"encoder": self.encoder, "head": self.head, **({"learner": self.own} if len(self.own) else {})}
         if set(state) != {*parts, "homogenizers"}:
-            holds = f"{', '.join(parts)} and homogenizers"
-            raise ConfigError(f"the state of {type(self).__name__} must hold {holds}; found {sorted(state)}.")
+            names = f"{', '.join(parts)} and homogenizers"
+            raise ConfigError(f"the state of {type(self).__name__} must have the keys {names}; got {sorted(state)}.")
         whole = nn.ModuleDict(parts)
         before = copy.deepcopy(whole.state_dict())
         try:
@@ -132,17 +132,17 @@ class Learner(ABC):
             raise
 
     def rows(self, batch: TaskBatch | Sequence[Task]) -> TaskRows:
-        """Compute one row per task, without changing the learner; each task's graph is freed once its row is formed.
+        """Compute one row per task without changing the learner; each task's graph is freed after its row is computed.
 
         Memory: one gradient per task, and the graph of one task.
         """
         batch = batch if isinstance(batch, TaskBatch) else TaskBatch.stack(batch)
         named = self.named_parameters()
         with (
-            self._head_checked(batch.query_x[0], batch.support_y, batch.query_y),
+            self._explain_head_errors(batch.query_x[0], batch.support_y, batch.query_y),
             self.mode(training=True), self.homogenizers.attached(self.encoder), torch.enable_grad(),
         ):  # fmt: skip
-            found = self.batch_row(batch) or self._one_by_one(batch, named)
+            found = self.batch_row(batch) or self._rows_by_task(batch, named)
         jacobian = {}
         for name, parameter in named.items():
             rows = found.gradients.get(name)
@@ -152,7 +152,7 @@ class Learner(ABC):
             found.feature_grads,
         )  # fmt: skip
 
-    def _one_by_one(self, batch: TaskBatch, named: Mapping[str, nn.Parameter]) -> TaskRow:
+    def _rows_by_task(self, batch: TaskBatch, named: Mapping[str, nn.Parameter]) -> TaskRow:
         tasks = len(batch)
         jacobian = {name: p.new_zeros(tasks, *p.shape) for name, p in named.items()}
         found: list[TaskRow] = []
@@ -172,15 +172,15 @@ class Learner(ABC):
         )  # fmt: skip
 
     def step(self, batch: TaskBatch | Sequence[Task], outer: OuterOptimizer) -> StepReport:
-        """One meta-step: rows, homogenization, `.grad`, `outer.step()`.
+        """Take one meta-step: rows, homogenization, `.grad`, `outer.step()`.
 
-        If a task, a homogenizer or the nonfinite policy raises, neither parameters nor optimizer have been touched.
+        If a task, a homogenizer or the nonfinite policy raises, parameters and optimizer are unchanged.
 
         Raises:
-            OptionError: `outer` is an optimizer of PyTorch that holds none of the learner's parameters.
+            OptionError: `outer` is a PyTorch optimizer that holds none of the learner's parameters.
         """
         named = self.named_parameters()
-        check_holds(outer, named.values())
+        check_holds_parameters(outer, named.values())
         batch = batch if isinstance(batch, TaskBatch) else TaskBatch.stack(batch)
         rows = self.rows(batch)
         result = self.homogenizers.homogenize(
@@ -200,11 +200,11 @@ class Learner(ABC):
         return StepReport.of(rows.losses, result, batch.domains, rows.accuracies)
 
     def probe(self, batch: TaskBatch | Sequence[Task]) -> list[StageReport]:
-        """Report the encoder's rows without homogenizers, with the first, with the first two, and so on, for one batch.
+        """Report the encoder's rows of one batch without homogenizers, with the first, with the first two, and so on.
 
-        Shows the effect of each module on norms and cosines, also where it acts before rows exist (`attach`,
-        `transform`). All draw the same random numbers; nothing of the learner or its homogenizers changes. Without
-        parameters `encoder.*`, of all rows.
+        The reports contain the effect of each homogenizer on norms and cosines, including those that act before rows
+        exist (`attach`, `transform`). All of them use the same random numbers; learner and homogenizers do not change.
+        If there are no parameters `encoder.*`, the reports are about all parameters.
 
         Cost: one `rows` for each homogenizer that acts before rows exist, and one more.
         """
@@ -215,9 +215,9 @@ class Learner(ABC):
         try:
             for count in range(len(whole) + 1):
                 self.homogenizers = Pipeline(whole.members[:count], whole.nonfinite)
-                self.homogenizers.steps = whole.steps  # random numbers are a function of it
+                self.homogenizers.steps = whole.steps  # random numbers are a function of the step count
                 if count == 0 or whole.members[count - 1].before_rows:
-                    with torch.random.fork_rng():  # of dropout in the network, the same for all too
+                    with torch.random.fork_rng():  # dropout in the network draws the same numbers every time
                         rows = self.rows(batch)
                 gramian = self.homogenizers.gramian_after(
                     rows.jacobian, rows.losses, pattern, domains=batch.domains or None, features=rows.features,
@@ -229,8 +229,8 @@ class Learner(ABC):
         return found
 
     @contextmanager
-    def _head_checked(self, x: Tensor, *targets: Tensor) -> Iterator[None]:
-        """Report a head with fewer outputs than there are classes, which a loss reports as an index out of bounds."""
+    def _explain_head_errors(self, x: Tensor, *targets: Tensor) -> Iterator[None]:
+        """Raise a clear error for a head with too few outputs; the loss raises only "index out of bounds"."""
         try:
             yield
         except (IndexError, RuntimeError) as cause:
@@ -240,27 +240,27 @@ class Learner(ABC):
                     outputs = self.head(self.encoder(x[:1])).shape[-1]
                 if outputs < classes:
                     raise DataError(
-                        f"`head` has {outputs} outputs, but the classes of the tasks go up to {classes - 1}. "
-                        f"Make a head with {classes} outputs, or number the classes of each task from 0."
+                        f"`head` must have at least {classes} outputs, as the largest class index is {classes - 1}; "
+                        f"got {outputs}. Use a head with {classes} outputs, or number each task's classes from 0."
                     ) from cause
             raise
 
     def predict(self, support_x: Tensor, support_y: Tensor, query_x: Tensor) -> Tensor:
-        """Adapt to a support set and return the outputs for `query_x`, with every homogenizer removed."""
-        with self._head_checked(support_x, support_y), self.mode(training=False):
+        """Adapt to a support set and return the outputs for `query_x`; homogenizers are not used."""
+        with self._explain_head_errors(support_x, support_y), self.mode(training=False):
             return self._outputs(support_x, support_y, query_x)
 
     def _outputs(self, *inputs: Tensor) -> Tensor:
-        """`adapted_outputs`, detached; leaves the caller's inference mode, because the inner loop differentiates."""
+        """Return detached `adapted_outputs`; inference mode is disabled, because the inner loop differentiates."""
         with torch.inference_mode(False):
             return self.adapted_outputs(*(x.clone() if x.is_inference() else x for x in inputs)).detach()
 
     def evaluate(self, tasks: TaskBatch | Iterable[Task]) -> Evaluation:
-        """Adapt to each task and score its query set, every homogenizer removed; nothing of the learner changes."""
+        """Adapt to each task and score its query set; homogenizers are not used, and the learner does not change."""
         result = Evaluation()
         with self.mode(training=False):
             for task in tasks:
-                with self._head_checked(task.support_x, task.support_y, task.query_y):
+                with self._explain_head_errors(task.support_x, task.support_y, task.query_y):
                     outputs = self._outputs(task.support_x, task.support_y, task.query_x)
                     loss = float(self.loss(outputs, task.query_y))
                 score = accuracy(outputs, task.query_y)
@@ -270,7 +270,7 @@ class Learner(ABC):
                 result.losses.append(loss)
                 result.domains.append(task.domain)
         if not result.scores:
-            raise DataError("`tasks` must hold at least one task to evaluate; got none.")
+            raise DataError("`tasks` must contain at least one task; got none.")
         return result
 
 
@@ -283,9 +283,9 @@ def learner(
     registry: Registry | None = None,
     **options: Any,
 ) -> Learner:
-    """A learner by name: `learner("maml", encoder, head, homogenizers="pcgrad", inner_steps=5)`.
+    """Create a learner by name: `learner("maml", encoder, head, homogenizers="pcgrad", inner_steps=5)`.
 
-    `name` may have options too, as in a run file: `"maml(first_order=true)"`; keywords override them.
+    `name` may contain options, as in a run file: `"maml(first_order=true)"`; keywords override them.
     """
     selector, written = expression.parse_one(name)
     pipe = pipeline(homogenizers, registry=registry)
@@ -294,6 +294,6 @@ def learner(
     )
     if not isinstance(made, Learner):
         raise PluginRunError(
-            f"{info} must make a gradhomog.Learner; its factory returned {type(made).__name__}. {info.advice}"
+            f"the factory of {info} must return a gradhomog.Learner; got {type(made).__name__}. {info.advice}"
         )
     return made

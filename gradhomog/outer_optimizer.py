@@ -1,4 +1,4 @@
-"""The optimizer of a learner's parameters."""
+"""The interface of outer optimizers, and a check that one holds a learner's parameters."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from gradhomog.errors import OptionError
 
 
 class OuterOptimizer(Protocol):
-    """Anything that steps on `.grad`: `torch.optim`, `torchopt.Adam`, your own."""
+    """An optimizer that reads `.grad`: of `torch.optim`, `torchopt.Adam`, or a custom one."""
 
     def zero_grad(self) -> Any: ...
     def step(self) -> Any: ...
 
 
-def check_holds(outer: OuterOptimizer, parameters: Iterable[Tensor]) -> None:
-    """Raise if an optimizer of PyTorch holds none of the parameters, so that its steps would train nothing.
+def check_holds_parameters(outer: OuterOptimizer, parameters: Iterable[Tensor]) -> None:
+    """Raise if a PyTorch optimizer holds none of the parameters, so that its steps would train nothing.
 
     Raises:
-        OptionError.
+        OptionError: the optimizer holds none of the parameters.
     """
     if not isinstance(outer, torch.optim.Optimizer):
-        return  # its parameters are its own affair
+        return  # the parameters of other optimizers cannot be read
     held = {id(parameter) for group in outer.param_groups for parameter in group["params"]}
     if held.isdisjoint(id(parameter) for parameter in parameters):
         raise OptionError(
-            "`outer` holds none of the learner's parameters, so its step would train nothing. "
-            "Make it with learner.parameters()."
+            "`outer` must hold parameters of the learner; it holds none of them, so its step would train nothing. "
+            "Create it with learner.parameters()."
         )

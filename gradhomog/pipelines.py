@@ -1,4 +1,4 @@
-"""A pipeline of homogenizers, made from names, options and objects, and its step."""
+"""Pipelines of homogenizers: creation from names, options and objects, and the homogenization of one step."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def pipeline(
     registry: Registry | None = None,
     debug: bool = False,
 ) -> Pipeline:
-    """Homogenizers by name, with options, in the order in which they act.
+    """Create a pipeline from homogenizers by name, with options, in the order in which they act.
 
     A preset, whose factory returns entries instead of a homogenizer, is expanded in place.
 
     Args:
         homogenizers: text such as `"isi + reweight(beta=1.5)"`; or a list of names, `(name, options)` and `Homogenizer`
             objects; `"none"`, `""`, `[]` or None for the empty pipeline, which is the plain learner. A Pipeline is
-            returned as it is.
+            returned unchanged.
         nonfinite: see `Pipeline`; `"raise"` by default.
-        registry: where names are looked up; by default the installed distributions.
-        debug: after every stage, raise if it wrote to what it received; costs a copy of the rows per stage.
+        registry: the registry that resolves names; by default that of the installed distributions.
+        debug: raise if a stage modifies its inputs in place; costs a copy of the rows per stage.
 
     Raises:
         ExpressionError, UnknownPluginError, AmbiguousPluginError, DisabledPluginError, PluginLoadError, OptionError.
@@ -56,24 +56,26 @@ def pipeline(
     """
     if isinstance(homogenizers, Pipeline):
         if nonfinite not in (None, homogenizers.nonfinite):
-            raise OptionError(f"the pipeline has nonfinite={homogenizers.nonfinite!r}; it cannot be {nonfinite!r} too.")
+            raise OptionError(
+                f"`nonfinite` must be that of the pipeline, {homogenizers.nonfinite!r}; got {nonfinite!r}."
+            )
         return homogenizers
     members, text = assemble(homogenizers, registry or installed())
     return Pipeline(members, nonfinite or "raise", text, debug=debug)
 
 
 class Pipeline:
-    """Homogenizers in order. Made by `gradhomog.pipeline("isi + reweight(beta=1.5)")`; empty, it is the plain learner.
+    """Homogenizers in order, created by `gradhomog.pipeline("isi + reweight(beta=1.5)")`; empty, the plain learner.
 
     Args:
-        members: in the order in which their stages act.
-        nonfinite: the policy for a task whose loss or row holds NaN or infinity: `"raise"` a `NonfiniteError` that
-            names it and leave all state as it was, or `"drop"` the task and take the mean over the others.
-        text: the text that the user wrote, where it differs from the names of the members.
+        members: the homogenizers, in the order in which their stages act.
+        nonfinite: the policy for a task whose loss or row contains NaN or infinity: `"raise"` a `NonfiniteError` that
+            names the task and change no state, or `"drop"` the task and average over the others.
+        text: the text that the user wrote, if it differs from the names of the members.
         debug: see `pipeline`.
 
     Attributes:
-        steps: the number of completed steps, from which random numbers are derived.
+        steps: the number of completed steps; random numbers are a function of it.
     """
 
     def __init__(
@@ -104,11 +106,11 @@ class Pipeline:
         return (member.homogenizer for member in self.members)
 
     def attached(self, encoder: nn.Module) -> AbstractContextManager[None]:
-        """Within the context the `attach` stages act on the encoder; afterwards it is as before, after errors too."""
+        """Apply the `attach` stages to the encoder within the context; afterwards, or after an error, restore it."""
         return attached(self.stages.attaching, encoder)
 
     def begin(self, key: TaskKey, part: Part) -> None:
-        """Announce to attached homogenizers which inputs the encoder runs on until the next call."""
+        """Pass attached homogenizers the task and part that the encoder runs on until the next call."""
         for member in self.stages.beginning:
             seed = member.homogenizer.seed + self.stages.seed_offsets[member]
             generator = seeded_generator(seed, self.steps, key.slot, PART_NUMBERS[part])
@@ -117,8 +119,8 @@ class Pipeline:
     def transform(self, features: Tensor, keys: Sequence[TaskKey]) -> list[Tensor]:
         """Apply the `transform` stages to query features `[tasks, queries, features]`.
 
-        Returns the features before the first stage and after each. The last go to the head; the gradients of the losses
-        w.r.t. all of them are the `feature_grads` of `homogenize`.
+        Returns the features before the first stage and after each stage. The last are the input of the head; the
+        gradients of the losses w.r.t. all of them are the `feature_grads` of `homogenize`.
         """
         taps = [features]
         for member in self.stages.transforming:
@@ -136,16 +138,16 @@ class Pipeline:
         targets: Tensor | None = None,
         create_graph: bool = False,
     ) -> Tensor | Direction:
-        """One whole step: task gradients in, the direction of the shared parameters out, states updated.
+        """Return the direction of the shared parameters for the task gradients, and update the homogenizers' states.
 
         Args:
             jacobian: one gradient per task, `[tasks, params]` or a dict of `[tasks, *shape]`; never copied as a whole
-                and never written to. Its dtype is the direction's; N×N algebra is done in float64.
-            losses: `[tasks]`, for homogenizers that need them.
+                and never modified. The direction has its dtype; N×N algebra is done in float64.
+            losses: `[tasks]`, for homogenizers that read them.
             domains: one name per task, for state by domain.
-            features, feature_grads: `[tasks, queries, features]`, for homogenizers that need them: the input of
-                `transform`, and the gradients of the losses w.r.t. its output. Where several homogenizers transform,
-                sequences: all that `transform` returned, and the gradients w.r.t. each.
+            features, feature_grads: `[tasks, queries, features]`, for homogenizers that read them: the input of
+                `transform`, and the gradients of the losses w.r.t. its output. If several homogenizers transform,
+                sequences: all tensors that `transform` returned, and the gradients w.r.t. each.
             targets: `[tasks, queries]`, the classes of the queries.
             create_graph: keep the graph from jacobian and losses to the direction. Every homogenizer must claim
                 `differentiable`.
@@ -154,9 +156,9 @@ class Pipeline:
             `[params]`, or a dict of `[*shape]`.
 
         Raises:
-            NonfiniteError, NotDifferentiableError, OptionError, PluginRunError, DataError: no state was changed.
+            NonfiniteError, NotDifferentiableError, OptionError, PluginRunError, DataError: no state has changed.
 
-        Cost: one read of the rows for the direction, and one for the Gramian if a method needs it.
+        Cost: one read of the rows for the direction, and one for the Gramian if a method reads it.
 
         >>> import torch, gradhomog
         >>> jacobian = torch.tensor([[1.0, 0.0], [-1.0, 1.0]])
@@ -178,7 +180,7 @@ class Pipeline:
     def homogenize(
         self, jacobian: Rows, losses: Tensor | Sequence[float] | None = None, **options: Any
     ) -> Homogenization:
-        """`combine` for learners and trainers, with a report of the step. Options as of `compute`."""
+        """Like `combine`, but return a report of the step, for learners and trainers. Options as in `compute`."""
         pending = self.compute(jacobian, losses, **options)
         pending.commit()
         return pending.result
@@ -197,14 +199,14 @@ class Pipeline:
         inspect: bool = False,
         nonfinite: Nonfinite | None = None,
     ) -> PendingStep:
-        """The step up to the new states, which `commit` of the result assigns.
+        """Compute the step without changing any state; `commit` of the result assigns the new states.
 
         Args:
-            domains, targets, create_graph: as of `combine`.
-            slots: places of the tasks in the full batch, where some tasks are absent from this step.
-            features, feature_grads: `[tasks, queries, features]` at every tap of `transform`.
-            inspect: compute the Gramian of the rows, also after every stage, even if no stage needs it.
-            nonfinite: for this step only.
+            domains, targets, create_graph: as in `combine`.
+            slots: positions of the tasks in the full batch, if some tasks are absent from this step.
+            features, feature_grads: `[tasks, queries, features]` before and after each `transform` stage.
+            inspect: compute the Gramian of the rows, also after every stage, even if no stage reads it.
+            nonfinite: the policy for this step only.
         """
         inputs = make_step_inputs(
             self.members, jacobian, losses, domains=domains, slots=slots, features=features,
@@ -212,74 +214,76 @@ class Pipeline:
         )  # fmt: skip
         with torch.set_grad_enabled(create_graph):
             if inspect or "gramian" in self.stages.needs:
-                _ = inputs.jacobian.total_gramian  # norms are then read off its diagonal
+                _ = inputs.jacobian.total_gramian  # norms are then its diagonal
             elif "norms" in self.stages.needs:
                 _ = inputs.jacobian.total_squared_norms  # before `mean`, which frees the graph of a lazy Jacobian
             if (nonfinite or self.nonfinite) == "drop":
                 inputs = drop_nonfinite(inputs, self.stages.transforming)
-            rows, acted = self.stages.run(inputs, self.steps, self.debug)
+            rows, actions = self.stages.run(inputs, self.steps, self.debug)
             direction = rows.mean()
         others = [*inputs.feature_grads] if inputs.losses is None else [inputs.losses, *inputs.feature_grads]
         if not all_finite([*direction.values(), *others]):
-            raise find_cause(inputs, acted, self.stages.transforming)
-        measured, states = self.stages.new_states(inputs, acted, self.steps, create_graph, self.debug)
+            raise find_cause(inputs, actions, self.stages.transforming)
+        measured, states = self.stages.new_states(inputs, actions, self.steps, create_graph, self.debug)
 
         def commit() -> None:
             for member, state in states:
                 member.homogenizer.assign_state(state)
             self.steps += 1
 
-        result = report(inputs, direction, rows, acted, measured, inspect)
+        result = report(inputs, direction, rows, actions, measured, inspect)
         if result.unconverged:
             warnings.warn(f"the solver of {' and '.join(result.unconverged)} did not converge", ConvergenceWarning, 3)
         return PendingStep(result, commit)
 
-    def gramian_after(self, jacobian: Rows, losses: Tensor, parameters: str = "*", **shown: Any) -> Tensor:
-        """The Gramian of the rows after all `mix` and `rows` stages, over the parameters that a glob pattern matches.
+    def gramian_after(self, jacobian: Rows, losses: Tensor, parameters: str = "*", **options: Any) -> Tensor:
+        """Return the Gramian of the rows after all `mix` and `rows` stages, over the parameters that a glob matches.
 
-        For inspection: no direction is formed and no state changes. `shown` as of `make_step_inputs`.
+        For inspection: no direction is computed and no state changes. `options` as in `make_step_inputs`.
         """
-        inputs = make_step_inputs(self.members, jacobian, losses, **shown)
+        inputs = make_step_inputs(self.members, jacobian, losses, **options)
         with torch.no_grad():
             if self.nonfinite == "drop":
                 inputs = drop_nonfinite(inputs, self.stages.transforming)
             return self.stages.run(inputs, self.steps, self.debug)[0].gramian(parameters)
 
     def part(self, name: str) -> Pipeline:
-        """The pipeline of one group of parameters, where groups are homogenized separately: with a state of its own.
+        """Return the pipeline of one group of parameters, for groups that are homogenized separately.
 
-        It starts as a copy of this one, and is saved and loaded with it.
+        It has a separate state, starts as a copy of this pipeline, and is saved and loaded with it.
 
         Raises:
-            OptionError: a homogenizer acts before the rows exist, so that there is one of it for all parameters.
+            OptionError: a homogenizer acts before the rows exist, therefore on all parameters together.
         """
         if name not in self._parts:
             for member in self.members:
                 if member.before_rows or member.homogenizer.overrides("begin"):
                     raise OptionError(
-                        f"{member} acts within the network, before there are gradients to be grouped. "
-                        "Leave it out, or homogenize all parameters together (per='model')."
+                        f"{member} acts in the network, before there are gradients, and cannot act on groups of "
+                        "parameters. Remove it, or homogenize all parameters together (per='model')."
                     )
             copies = [replace(member, homogenizer=copy.deepcopy(member.homogenizer)) for member in self.members]
             self._parts[name] = Pipeline(copies, self.nonfinite, self._text, debug=self.debug)
         return self._parts[name]
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of steps and the state of every homogenizer and group, fit for `torch.save`."""
+        """Return the number of steps and the state of every homogenizer and group, for `torch.save`."""
         whole = {f"{index}:{m.selector}": m.state_dict() for index, m in enumerate(self.members)}
         parts = {f"part {name}": part.state_dict() for name, part in self._parts.items()}
         return {"steps": self.steps, **whole, **parts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Replace the state by a saved one; the pipeline must have the same homogenizers in the same order.
+        """Replace the state by a saved state; the pipeline must have the same homogenizers in the same order.
 
         Raises:
-            ConfigError: it was saved by another pipeline; the state is unchanged.
+            ConfigError: the state was saved by another pipeline; nothing has changed.
         """
         names = [f"{index}:{member.selector}" for index, member in enumerate(self.members)]
         parts = [name for name in state if name.startswith("part ")]
         if set(state) != {"steps", *names, *parts} or type(state["steps"]) is not int:
-            raise ConfigError(f"the saved state is of the pipeline {list(state)}; this one is {['steps', *names]}.")
+            raise ConfigError(
+                f"the saved state must be of the same pipeline, with the keys {['steps', *names]}; got {list(state)}."
+            )
         before, parts_before = self.state_dict(), dict(self._parts)
         try:
             for name, member in zip(names, self.members, strict=True):

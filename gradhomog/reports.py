@@ -1,4 +1,4 @@
-"""Result classes of learners: task rows, step reports, evaluations."""
+"""Result classes of learners: task rows, step reports and evaluations."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from gradhomog.homogenization import Homogenization
 
 @dataclass
 class TaskRow:
-    """One task's row, with the losses, outputs and features that homogenizers and reports read.
+    """One task's row, with the loss, outputs and features that homogenizers and reports read.
 
     Attributes:
-        loss: query loss of the adapted network, a scalar outside the graph.
-        gradients: one per parameter of `Learner.named_parameters`; None where the loss does not depend on it.
-        outputs: of the adapted network on the query set, outside the graph.
+        loss: query loss of the adapted network, a detached scalar.
+        gradients: one per parameter of `Learner.named_parameters`; None if the loss does not depend on it.
+        outputs: outputs of the adapted network on the query set, detached.
         features: query features `[queries, features]` before and after each `transform` stage.
-        feature_grads: derivative of the loss by each of these.
+        feature_grads: gradient of the loss w.r.t. each of these.
     """
 
     loss: Tensor
@@ -35,13 +35,13 @@ class TaskRow:
 
 @dataclass
 class TaskRows:
-    """The rows of a batch of tasks: per-task (meta-)gradients as data.
+    """The rows of a task batch.
 
     Attributes:
         jacobian: by parameter name, `[tasks, *shape]`.
         losses: query losses, float64 `[tasks]`.
         accuracies: share of the query set that is classified correctly, float64 `[tasks]`; None for regression.
-        features, feature_grads: at each tap of the pipeline's `transform`, `[tasks, queries, features]`.
+        features, feature_grads: before and after each `transform` stage, `[tasks, queries, features]`.
     """
 
     jacobian: dict[str, Tensor]
@@ -53,10 +53,10 @@ class TaskRows:
 
 @dataclass
 class StageReport:
-    """The tasks' rows after a homogenizer has acted: how long they are, and how far they agree.
+    """Norms and cosines of the tasks' rows after one homogenizer.
 
     Attributes:
-        name: of the homogenizer, `"plain"` for the rows without any.
+        name: name of the homogenizer; `"plain"` for the rows without homogenizers.
         norms: float64 `[tasks]`.
         cosines: float64 `[tasks, tasks]`.
     """
@@ -70,7 +70,7 @@ class StageReport:
         return cls(name, gramian.diagonal().clamp_min(0).sqrt(), cosines(gramian))
 
     def record(self) -> dict[str, Any]:
-        """The report as plain lists, for JSON."""
+        """Return the report as plain lists, for JSON."""
         return {"name": self.name, "norms": self.norms.tolist(), "cosines": self.cosines.tolist()}
 
 
@@ -80,11 +80,11 @@ class StepReport:
 
     Attributes:
         losses, accuracies: as in `TaskRows`.
-        norms: Euclidean norms of the rows before homogenization, float64 `[tasks]`; of the tasks that took part, as
-            are cosines and weights.
+        norms: Euclidean norms of the rows before homogenization, float64 `[tasks]`. Norms, cosines and weights are
+            those of the tasks in the step.
         cosines: between these rows, float64 `[tasks, tasks]`.
-        weights: each row's share in the step (1 is the plain mean); None if a stage replaced the rows.
-        tasks: indices of the tasks that took part.
+        weights: the weight of each row in the step (1 is the plain mean); None if a stage replaced the rows.
+        tasks: indices of the tasks in the step.
         domains: one name per task.
         stages: the rows after each homogenizer that changes rows, in order.
         measured: further measurements by homogenizer and name, such as rotation angles and drop rates.
@@ -104,7 +104,7 @@ class StepReport:
     def of(
         cls, losses: Tensor, found: Homogenization, domains: Sequence[str], accuracies: Tensor | None = None
     ) -> StepReport:
-        """The report of a homogenized step; norms and cosines are NaN where the step did not compute them."""
+        """Create the report of a homogenized step; norms and cosines are NaN if the step did not compute them."""
         norms, angles = found.norms, found.cosines
         if norms is None or angles is None:
             angles = torch.full((len(found.tasks),) * 2, torch.nan, dtype=torch.float64)
@@ -115,22 +115,22 @@ class StepReport:
         )
 
     def record(self) -> dict[str, Any]:
-        """The report as plain lists, for JSON."""
+        """Return the report as plain lists, for JSON."""
         values = {name: value.tolist() if isinstance(value, Tensor) else value for name, value in vars(self).items()}
         return {**values, "stages": [stage.record() for stage in self.stages]}
 
 
 @dataclass
 class Evaluation:
-    """Scores of tasks at meta-test: accuracy for classification (higher is better), else mean squared error.
+    """Scores of tasks at meta-test: accuracy for classification (higher is better), mean squared error for regression.
 
-    Comparisons divide each mean squared error by `Domain.target_variance` where all domains have one.
+    Comparisons divide each mean squared error by `Domain.target_variance` if every domain has one.
 
     Attributes:
         scores: one per task.
         losses: one per task.
         domains: one name per task.
-        metric: `"accuracy"`, `"mse"` or, divided, `"nmse"`.
+        metric: `"accuracy"`, `"mse"`, or `"nmse"` after that division.
     """
 
     scores: list[float] = field(default_factory=list)

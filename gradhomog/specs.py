@@ -1,6 +1,6 @@
 """Descriptions that plugins return from their hooks: factory, summary, reference, traits.
 
-This module imports neither torch nor the classes that factories make: the registry and `gradhomog list` read it alone.
+This module imports neither torch nor the classes that factories create, so that `gradhomog list` starts fast.
 """
 
 from __future__ import annotations
@@ -12,34 +12,34 @@ from typing import Any, Protocol
 from gradhomog.errors import PluginLoadError
 
 STATISTICS = frozenset({"losses", "norms", "gramian", "jacobian", "features"})
-"""Statistics that a homogenizer can declare as needed: each is computed once per step, and only if one needs it."""
+"""Statistics that a homogenizer can declare in `needs`. Each is computed once per step, and only if declared."""
 
 TRAITS = frozenset(
     {
         "differentiable",  # the direction is differentiable in rows and losses: gradcheck passes
         "stateful",  # `state_names` is not empty
         "stochastic",  # draws from `step.generator`
-        "momentum",  # averages rows over steps: only its first step on identical tasks is that of the plain learner
-        "permutation_equivariant",  # the tasks' order changes nothing
-        "loss_scale_invariant",  # a common factor of the losses, 1e-12 to 1e12, changes nothing
-        "scale_equivariant",  # a common factor of the rows is the same factor of the direction
-        "rotation_equivariant",  # a rotation of parameter space rotates the direction: only inner products count
+        "momentum",  # averages rows over steps: only its first step on identical tasks equals the plain learner's
+        "permutation_equivariant",  # the order of the tasks has no effect
+        "loss_scale_invariant",  # a common factor of the losses, 1e-12 to 1e12, has no effect
+        "scale_equivariant",  # a common factor of the rows multiplies the direction
+        "rotation_equivariant",  # a rotation of parameter space rotates the direction: it depends on inner products
         "non_conflicting",  # the direction has no negative inner product with any row
-        "orthogonal",  # `transform` is a rotation of feature space: linear, keeps inner products, determinant one
+        "orthogonal",  # `transform` is a rotation of feature space: linear, preserves inner products, determinant one
     }
 )
-"""Claims about a homogenizer with default options. The conformance kit tests each one that is made."""
+"""Properties that a homogenizer can claim for its default options. The conformance kit tests every claim."""
 
 LEARNER_TRAITS = frozenset(
     {
-        "exact_rows",  # a row is the whole gradient of the task's query loss w.r.t. the parameters: finite differences
+        "exact_rows",  # a row is the full gradient of the task's query loss w.r.t. the parameters (finite differences)
     }
 )
-"""Claims about a learner."""
+"""Properties that a learner can claim."""
 
 
 Observer = Callable[[str, Mapping[str, Any]], None]
-"""Called as `observer(event, record)` with every record that a run writes; see `gradhomog_observer`."""
+"""A function that is called as `observer(event, record)` for every record of a run; see `gradhomog_observer`."""
 
 
 class Seeded(Protocol):
@@ -48,14 +48,17 @@ class Seeded(Protocol):
     seed: int
 
 
-def _subset(given: Iterable[str], allowed: frozenset[str], what: str) -> frozenset[str]:
-    if isinstance(given, str):
-        raise PluginLoadError(f"a {what} must be in a set: {{{given!r}}}; got the text {given!r}.")
-    names = frozenset(given)
+def _check_names(values: Iterable[str], allowed: frozenset[str], kind: str) -> frozenset[str]:
+    """Return the names as a frozenset; raise if one is not allowed."""
+    if isinstance(values, str):
+        raise PluginLoadError(f"a {kind} must be in a set: {{{values!r}}}; got the string {values!r}.")
+    names = frozenset(values)
     if "rows" in names - allowed:
-        raise PluginLoadError(f"{what} 'rows' is of gradhomog 0.1; write 'jacobian'.")
+        raise PluginLoadError(f"{kind} 'rows' was renamed after 0.1; write 'jacobian'.")
     if unknown := sorted(names - allowed):
-        raise PluginLoadError(f"unknown {what} {', '.join(map(repr, unknown))}; known: {', '.join(sorted(allowed))}.")
+        raise PluginLoadError(
+            f"unknown {kind} {', '.join(map(repr, unknown))}; the valid ones are {', '.join(sorted(allowed))}."
+        )
     return names
 
 
@@ -64,17 +67,17 @@ class HomogenizerSpec:
     """Returned by the hook `gradhomog_homogenizer`.
 
     Attributes:
-        factory: called with the user's options as keywords; returns a `Homogenizer`, or, as a preset, a list of entries
-            as `gradhomog.pipeline` accepts them. Its signature is the list of options; annotations such as
-            `Annotated[float, annotated_types.Gt(0)]` and `Literal["a", "b"]` are their ranges.
+        factory: called with the user's options as keywords; returns a `Homogenizer`, or, for a preset, a list of
+            entries that `gradhomog.pipeline` accepts. Its signature defines the options; annotations such as
+            `Annotated[float, annotated_types.Gt(0)]` and `Literal["a", "b"]` define their ranges.
         summary: one line for `gradhomog list`.
         reference: authors, year, DOI or arXiv number.
         traits: claims, from `TRAITS`.
-        needs: statistics read in any stage, from `STATISTICS`. Reading one that is not declared is an error.
-        last: whether it must be the last of a pipeline, because its promise is about the step itself. A pipeline with
-            another one after it is refused.
-        max_tasks: the largest number of tasks that memory and time allow; more are refused before any is allocated.
-            None without a limit.
+        needs: statistics read in any stage, from `STATISTICS`. Reading an undeclared statistic is an error.
+        last: True if it must be the last of a pipeline, because its guarantee is about the direction itself. A pipeline
+            with another homogenizer after it is rejected.
+        max_tasks: the largest number of tasks that memory and time allow; more raise an error before any allocation.
+            None: no limit.
     """
 
     factory: Callable[..., Any]
@@ -86,8 +89,8 @@ class HomogenizerSpec:
     max_tasks: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "traits", _subset(self.traits, TRAITS, "trait"))
-        object.__setattr__(self, "needs", _subset(self.needs, STATISTICS, "statistic in `needs`"))
+        object.__setattr__(self, "traits", _check_names(self.traits, TRAITS, "trait"))
+        object.__setattr__(self, "needs", _check_names(self.needs, STATISTICS, "statistic in `needs`"))
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ class LearnerSpec:
     traits: Set[str] = field(default_factory=frozenset)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "traits", _subset(self.traits, LEARNER_TRAITS, "trait"))
+        object.__setattr__(self, "traits", _check_names(self.traits, LEARNER_TRAITS, "trait"))
 
 
 @dataclass(frozen=True)
@@ -114,8 +117,8 @@ class DomainSpec:
     """Returned by the hook `gradhomog_domain`.
 
     Attributes:
-        factory: called as `factory(variant, size=size, **options)`, where `variant` is what the user wrote after the
-            colon (`""` if nothing) and `size` the side of images in pixels; returns a `Domain`.
+        factory: called as `factory(variant, size=size, **options)`, where `variant` is the text after the colon in the
+            domain's name (`""` if there is none) and `size` the side of images in pixels; returns a `Domain`.
         summary, reference: as in `HomogenizerSpec`.
         variants: the names accepted after the colon, for listings and suggestions; empty if any text is accepted.
     """
@@ -131,9 +134,9 @@ class ObserverSpec:
     """Returned by the hook `gradhomog_observer`.
 
     Attributes:
-        factory: called as `factory(config, folder, **options)` when a run begins, or goes on, in the process that
-            trains it, where `config` is the run's own configuration as nested dicts, a copy, and `folder` the
-            `pathlib.Path` of its folder. Returns an `Observer`.
+        factory: called as `factory(config, folder, **options)` when a run starts or resumes, in the process that
+            trains it. `config` is a copy of the run's configuration as nested dicts, `folder` the `pathlib.Path` of its
+            folder. Returns an `Observer`.
         summary, reference: as in `HomogenizerSpec`.
     """
 
@@ -149,4 +152,4 @@ SIGNATURE_ONLY: dict[type[Any], tuple[str, ...]] = {
     DomainSpec: ("variant", "size"),
     ObserverSpec: ("config", "folder"),
 }
-"""Parameters of each kind of factory that the host supplies; they are no options of the user."""
+"""Parameters of each kind of factory that the host supplies; users cannot set them as options."""

@@ -1,4 +1,4 @@
-"""A square root whose derivative at zero is zero."""
+"""Square root with derivative zero at zero."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 def safe_sqrt(squares: Tensor) -> Tensor:
-    """√x where x > 0, else 0, with derivative 0 there: that of `torch.sqrt` at zero is infinite and ends as NaN.
+    """√x where x > 0, else 0, with derivative 0; the derivative of `torch.sqrt` at zero is infinite and leads to NaN.
 
     Args:
-        squares: any shape and floating dtype. Values below zero, left by rounding, count as zero; NaN stays NaN.
+        squares: any shape and floating dtype. Values below zero, caused by rounding, count as zero; NaN stays NaN.
 
     Returns:
         Roots of the same shape, differentiable any number of times.

@@ -1,4 +1,4 @@
-"""The input of every stage of a homogenizer: tasks, losses, gradients and statistics of one step."""
+"""The input of a homogenizer's stages: tasks, losses, gradients and statistics of one step."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class StageResult(NamedTuple):
-    """The result of `mix` or `rows` with additional information; either may return its value alone.
+    """The result of `mix` or `rows` with additional information; both stages may also return the value alone.
 
     Attributes:
-        value: weights or a mixing matrix of `mix`, a Jacobian of `rows`.
-        aux: anything that `update`, `measured` or `paper_scale` read again as `step.aux`.
+        value: weights or a mixing matrix from `mix`, a Jacobian from `rows`.
+        aux: any object, which `update`, `measured` and `paper_scale` read as `step.aux`.
         converged: False if an iterative solver stopped before it converged; the host then warns.
     """
 
@@ -36,13 +36,13 @@ class StageResult(NamedTuple):
 class Step:
     """The inputs of a stage: immutable, with statistics that are computed once, on demand.
 
-    In `mix` and `rows` it contains the rows after earlier stages, with a graph only under `create_graph=True`; in
-    `update` and `measured` the same, detached. Only the statistics declared in `HomogenizerSpec.needs` can be read.
+    In `mix` and `rows` it contains the rows after earlier stages, with a graph only if `create_graph=True`; in `update`
+    and `measured` the same rows, detached. Only the statistics declared in `HomogenizerSpec.needs` can be read.
 
     Attributes:
-        keys: one `TaskKey` per task; with `nonfinite="drop"` of the tasks that take part.
-        number: how many steps the pipeline has completed before this one.
-        aux: what this homogenizer's own `mix` or `rows` returned beside its value; None before.
+        keys: one `TaskKey` per task; tasks dropped by `nonfinite="drop"` have none.
+        number: the number of steps that the pipeline completed before this one.
+        aux: the `aux` that this homogenizer's `mix` or `rows` returned; None before.
     """
 
     keys: tuple[TaskKey, ...]
@@ -64,19 +64,20 @@ class Step:
 
     @property
     def device(self) -> torch.device:
-        """The device of the rows, and with them of norms and Gramian."""
+        """The device of rows, norms and Gramian."""
         return self._jacobian.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The narrowest dtype of the rows; statistics are float64 but no more precise than this dtype allows."""
+        """The narrowest dtype of the rows; statistics are float64, but only as precise as this dtype allows."""
         return self._jacobian.dtype
 
     @property
     def generator(self) -> torch.Generator:
         """A new generator on the CPU, seeded by the homogenizer's `seed` and the step's number.
 
-        Every read starts the same sequence: `update` can repeat the draws of `mix`, and every process draws the same.
+        Every access restarts the sequence: `update` can repeat the draws of `mix`, and all processes draw the same
+        numbers.
         """
         return seeded_generator(self._seed, self.number)
 
@@ -85,13 +86,13 @@ class Step:
         """Losses of the tasks, float64 `[tasks]`.
 
         Raises:
-            OptionError: the caller gave none.
+            OptionError: the caller passed none.
         """
         if "losses" not in self._needs:
             raise self._undeclared("losses")
         if self._losses is None:
             raise OptionError(
-                f"{self._reader} needs the losses of the tasks; none were given. Pass losses=..., a tensor [tasks], "
+                f"{self._reader} requires the losses of the tasks; got none. Pass losses=..., a tensor [tasks], "
                 "to combine()."
             )
         return self._losses
@@ -110,7 +111,7 @@ class Step:
 
     @property
     def jacobian(self) -> Jacobian:
-        """The rows themselves."""
+        """The Jacobian."""
         if "jacobian" not in self._needs:
             raise self._undeclared("jacobian")
         return self._jacobian
@@ -131,36 +132,36 @@ class Step:
         return self._feature(self._targets, "targets", "")
 
     def matches(self, parameters: str) -> bool:
-        """Whether a glob pattern matches the name of any parameter."""
+        """True if a glob pattern matches the name of any parameter."""
         return any(fnmatch.fnmatchcase(name, parameters) for name in self._jacobian.names)
 
     def by(self, key: str) -> list[str]:
-        """The key of each task's state: `by("slot")` or `by("domain")`."""
+        """Return the key of each task's state: `by("slot")` or `by("domain")`."""
         return [task.by(key) for task in self.keys]
 
     def view(self, homogenizer: Seeded, aux: Any = None) -> Step:
-        """This step for a homogenizer that is wrapped by another: with its seed, and `aux` of its own."""
+        """Return this step for a homogenizer that another one wraps: with the seed and `aux` of the wrapped one."""
         return replace(self, _seed=homogenizer.seed, aux=aux)
 
     def with_aux(self, aux: Any) -> Step:
-        """This step after the homogenizer's own `mix` or `rows`, which returned `aux`."""
+        """Return this step with the `aux` that the homogenizer's `mix` or `rows` returned."""
         return self if aux is None else replace(self, aux=aux)
 
     def detach(self) -> Step:
-        """The same step outside the graph."""
+        """Return the same step, detached from the graph."""
         reads_rows = self._needs & {"norms", "gramian", "jacobian"}
         return replace(
             self,
             _jacobian=self._jacobian.detach() if reads_rows else self._jacobian,
-            _losses=_detached(self._losses),
-            _features=_detached(self._features),
-            _feature_grads=_detached(self._feature_grads),
-            aux=_detached_tree(self.aux),
+            _losses=_detach(self._losses),
+            _features=_detach(self._features),
+            _feature_grads=_detach(self._feature_grads),
+            aux=_detach_nested(self.aux),
         )
 
     def _undeclared(self, statistic: str) -> PluginRunError:
         return PluginRunError(
-            f"{self._reader} reads `{statistic}` but declares needs={sorted(self._needs)}. "
+            f"{self._reader} reads `{statistic}`, but its `needs` are {sorted(self._needs)}. "
             f"Add '{statistic}' to `needs` in its HomogenizerSpec."
         )
 
@@ -169,14 +170,14 @@ class Step:
             raise self._undeclared("features")
         if tensor is None:
             raise OptionError(
-                f"{self._reader} needs the {name} of the tasks; none were given. Pass {name}=..., "
+                f"{self._reader} requires the {name} of the tasks; got none. Pass {name}=..., "
                 f"a tensor [tasks, queries{shape}], to combine()."
             )
         return tensor
 
 
 def seeded_generator(*numbers: int) -> torch.Generator:
-    """A generator on the CPU whose sequence is a function of these numbers, by 32 bits of a hash of them."""
+    """Return a CPU generator seeded with 32 bits of a hash of the numbers."""
     state = 0
     for number in numbers:  # SplitMix64 (Steele et al. 2014): PyTorch's generator keeps 32 bits of a seed
         state = (state ^ number) + 0x9E3779B97F4A7C15 & _MASK
@@ -189,19 +190,19 @@ def seeded_generator(*numbers: int) -> torch.Generator:
 _MASK = 2**64 - 1
 
 
-def _detached(tensor: Tensor | None) -> Tensor | None:
+def _detach(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.detach()
 
 
-def _detached_tree(value: Any) -> Any:
-    """Tensors and Jacobians of `aux` outside the graph, in tuples, lists and dicts."""
+def _detach_nested(value: Any) -> Any:
+    """Detach the tensors and Jacobians in nested tuples, lists and dicts."""
     if isinstance(value, (Tensor, Jacobian)):
         return value.detach()
     if isinstance(value, tuple):
-        items = [_detached_tree(item) for item in value]
+        items = [_detach_nested(item) for item in value]
         return tuple(items) if type(value) is tuple else type(value)(*items)  # a NamedTuple
     if isinstance(value, list):
-        return [_detached_tree(item) for item in value]
+        return [_detach_nested(item) for item in value]
     if isinstance(value, dict):
-        return {name: _detached_tree(item) for name, item in value.items()}
+        return {name: _detach_nested(item) for name, item in value.items()}
     return value

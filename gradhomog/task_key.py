@@ -11,18 +11,18 @@ from gradhomog.errors import OptionError
 
 @dataclass(frozen=True)
 class TaskKey:
-    """The place of a task in the batch, and the name of its domain."""
+    """The position of a task in its batch, and the name of its domain."""
 
     slot: int
     domain: str = ""
 
     def by(self, key: str) -> str:
-        """The name under which state is kept: the slot's number for `"slot"`, the domain's name for `"domain"`."""
+        """Return the key of the task's state: the slot's number for `"slot"`, the domain's name for `"domain"`."""
         if key == "slot":
             return str(self.slot)
         if not self.domain:
             raise OptionError(
-                f"state by domain requires the domain of every task; slot {self.slot} has none. "
+                f"state by domain requires the domain of every task; the task in slot {self.slot} has none. "
                 "Pass domains=[...] with the tasks, or use key='slot'."
             )
         return self.domain
@@ -30,16 +30,16 @@ class TaskKey:
 
 @functools.lru_cache(maxsize=256)
 def task_keys(tasks: int, domains: tuple[str, ...] = ()) -> tuple[TaskKey, ...]:
-    """The keys of a batch; without domains they have slots only."""
+    """Return the keys of a batch; without `domains` they have slots only."""
     return tuple(TaskKey(slot, domains[slot] if domains else "") for slot in range(tasks))
 
 
 def check_domains(domains: Sequence[str] | None, tasks: int) -> tuple[str, ...]:
-    """The domains as a tuple; empty if there are none.
+    """Return the domains as a tuple; empty if there are none.
 
     Raises:
-        OptionError: their number is not the number of tasks.
+        OptionError: the number of domains differs from the number of tasks.
     """
     if domains and len(domains) != tasks:
-        raise OptionError(f"`domains` must name one domain for each of the {tasks} tasks; got {list(domains)}.")
+        raise OptionError(f"`domains` must contain one name for each of the {tasks} tasks; got {list(domains)}.")
     return tuple(domains or ())

@@ -1,4 +1,4 @@
-"""Few-shot tasks and batches of them: the inputs of learners."""
+"""Few-shot tasks and task batches: the inputs of learners."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from gradhomog.errors import DataError
 
 @dataclass(frozen=True)
 class Task:
-    """One episode: a support set to adapt on and a query set to evaluate the adapted network on.
+    """One task: a support set to adapt to and a query set to evaluate the adapted network on.
 
     Attributes:
         support_x: inputs, `[support, *input]`; images are `[support, channels, height, width]` in [-1, 1].
         support_y: int64 class indices `[support]` in 0..ways-1, or float targets `[support, outputs]`.
         query_x, query_y: the same for the query set.
-        domain: the distribution that the task comes from, e.g. `"glyphs:greek"`; `""` where unknown.
-        classes: int64 `[ways]`, which class each label is, in a numbering of more classes than the task's: that of its
-            domain, or of all domains of a stream. None where there is none.
+        domain: the name of the task's domain, e.g. `"glyphs:greek"`; `""` if unknown.
+        classes: int64 `[ways]`, the class of each label, as its number among all classes of the domain, or of all
+            domains of a stream. None if classes have no numbers.
     """
 
     support_x: Tensor
@@ -36,19 +36,19 @@ class Task:
     classes: Tensor | None = None
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Task:
-        """Copy to a device; `non_blocking` as of `torch.Tensor.to`, for tasks in pinned memory."""
-        return _mapped(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        """Copy to a device; `non_blocking` as in `torch.Tensor.to`, for tasks in pinned memory."""
+        return _map_tensors(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Task:
         """Copy to pinned memory, as `DataLoader(pin_memory=True)` does."""
-        return _mapped(self, Tensor.pin_memory)
+        return _map_tensors(self, Tensor.pin_memory)
 
 
 @dataclass(frozen=True)
 class TaskBatch:
-    """N tasks of one shape: every tensor of `Task` with a leading dimension `tasks`, and one domain name per task.
+    """N tasks of equal shape: every tensor of `Task` with a leading dimension `tasks`, and one domain name per task.
 
-    `classes` is `[tasks, ways]`, None unless every task has them.
+    `classes` is `[tasks, ways]`; None unless every task has classes.
     """
 
     support_x: Tensor
@@ -61,7 +61,7 @@ class TaskBatch:
     def __post_init__(self) -> None:
         n = self.support_x.shape[0]
         if n == 0:
-            raise DataError("a task batch needs at least one task; got none.")
+            raise DataError("a task batch must contain at least one task; got none.")
         for name in ("support_y", "query_x", "query_y", "classes"):
             if getattr(self, name) is not None and getattr(self, name).shape[0] != n:
                 raise DataError(
@@ -69,13 +69,13 @@ class TaskBatch:
                     f"got shape {tuple(getattr(self, name).shape)}."
                 )
         if self.domains and len(self.domains) != n:
-            raise DataError(f"`domains` must name one domain for each of the {n} tasks; got {self.domains}.")
+            raise DataError(f"`domains` must contain one name for each of the {n} tasks; got {self.domains}.")
 
     @classmethod
     def stack(cls, tasks: Sequence[Task]) -> TaskBatch:
         """Stack tasks of equal shape along a new first dimension."""
         if not tasks:
-            raise DataError("a task batch needs at least one task; got none.")
+            raise DataError("a task batch must contain at least one task; got none.")
         names = ["support_x", "support_y", "query_x", "query_y"]
         if all(task.classes is not None for task in tasks):
             names.append("classes")
@@ -86,17 +86,17 @@ class TaskBatch:
                 shapes = ", ".join(
                     f"{task.domain or 'task'} {tuple(t.shape)}" for task, t in zip(tasks, tensors, strict=True)
                 )
-                raise DataError(f"`{name}` must have one shape in all tasks of a batch; got {shapes}.")
+                raise DataError(f"`{name}` must have the same shape in all tasks of a batch; got {shapes}.")
             fields[name] = torch.stack(tensors)
         return cls(**fields, domains=tuple(task.domain for task in tasks))
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> TaskBatch:
-        """Copy to a device; `non_blocking` as of `torch.Tensor.to`, for batches in pinned memory."""
-        return _mapped(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
+        """Copy to a device; `non_blocking` as in `torch.Tensor.to`, for batches in pinned memory."""
+        return _map_tensors(self, lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> TaskBatch:
         """Copy to pinned memory, as `DataLoader(pin_memory=True)` does."""
-        return _mapped(self, Tensor.pin_memory)
+        return _map_tensors(self, Tensor.pin_memory)
 
     def __len__(self) -> int:
         return self.support_x.shape[0]
@@ -114,17 +114,19 @@ class TaskBatch:
 def draw_examples(
     random: np.random.Generator, counts: NDArray[np.int64], *, ways: int, size: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """`ways` different classes of those with so many examples, and `size` different examples of each.
+    """Draw `ways` classes and `size` examples of each, uniformly and without replacement.
+
+    `counts` is the number of examples of each class.
 
     Returns:
-        Positions of the classes in `counts` `[ways]`, and of examples within their class `[ways, size]`; both uniform.
+        Indices of the classes into `counts` `[ways]`, and indices of the examples within their class `[ways, size]`.
     """
     drawn = random.choice(len(counts), size=ways, replace=False)
     return drawn, np.stack([random.choice(counts[c], size=size, replace=False) for c in drawn])
 
 
 def classification_task(support_x: Tensor, query_x: Tensor, domain: str, classes: NDArray[np.int64]) -> Task:
-    """A task whose inputs are ordered by class, with equally many of each: class c_i has label i."""
+    """Return a task from inputs ordered by class, with equally many of each class; class c_i has label i."""
     labels = torch.arange(len(classes))
     support_y, query_y = (labels.repeat_interleave(len(x) // len(classes)) for x in (support_x, query_x))
     return Task(support_x, support_y, query_x, query_y, domain, torch.from_numpy(classes))
@@ -133,7 +135,7 @@ def classification_task(support_x: Tensor, query_x: Tensor, domain: str, classes
 Tasks = TypeVar("Tasks", Task, TaskBatch)
 
 
-def _mapped(tasks: Tasks, function: Callable[[Tensor], Tensor]) -> Tasks:
-    """A copy whose tensors are those that a function makes of them."""
+def _map_tensors(tasks: Tasks, function: Callable[[Tensor], Tensor]) -> Tasks:
+    """Return a copy with a function applied to every tensor."""
     fields: dict[str, Any] = {name: function(value) for name, value in vars(tasks).items() if isinstance(value, Tensor)}
     return dataclasses.replace(tasks, **fields)

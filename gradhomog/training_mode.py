@@ -1,4 +1,4 @@
-"""The training or evaluation mode of several modules, for the time of a context."""
+"""Context manager that sets several modules to training or evaluation mode."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 @contextmanager
 def training_mode(modules: Iterable[nn.Module], training: bool) -> Iterator[None]:
-    """Within the context all submodules are in one mode; afterwards each is in its own again."""
+    """Set all submodules to one mode within the context; afterwards restore the previous mode of each."""
     before = [(part, part.training) for module in modules for part in module.modules()]
     try:
         for part, _ in before:

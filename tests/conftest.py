@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    # Before torch is imported: threads of workers that share the cores wait for each other.
+    # Must precede the import of torch: threads of workers that share the cores wait for each other.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile("ci", max_examples=10, deadline=None, derandomize=True)
@@ -18,14 +18,14 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Set before test modules are imported: they run the kit on each built-in once, in full or in its fast mode.
+    # Must precede the import of test modules, which run the kit on each built-in once, in full or in its fast mode.
     os.environ["DEVELOPMENT_LOOP"] = "1" if "not slow" in config.getoption("markexpr") else ""
     points = importlib.metadata.entry_points(group="gradhomog.homogenizers")
     if not any(point.dist and point.dist.name == "gradhomog" for point in points):
-        pytest.exit("gradhomog is not installed, so it has no plugins: run pip install -e .", returncode=4)
+        pytest.exit("gradhomog must be installed, or it has no plugins: run pip install -e .", returncode=4)
 
 
 @pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports without figures, which take longer than a small comparison."""
     monkeypatch.setattr("gradhomog.experiments.report.page._save_figures", lambda *arguments: {})

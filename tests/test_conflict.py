@@ -1,4 +1,4 @@
-"""Measures of conflict against their definitions on the rows."""
+"""Measures of conflict, compared with their definitions on the rows."""
 
 import torch
 from hypothesis import given

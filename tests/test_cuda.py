@@ -1,4 +1,4 @@
-"""On a GPU everything gives what it gives on the CPU; skipped where there is none."""
+"""Results on a GPU equal those on the CPU; skipped without a GPU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def batch(tasks: int = 3, ways: int = 3) -> TaskBatch:
     return TaskBatch.stack([task() for _ in range(tasks)])
 
 
-def made(name: str, device: str, *, drop: float = 0.0, **options: Any) -> gradhomog.Learner:
+def make_learner(name: str, device: str, *, drop: float = 0.0, **options: Any) -> gradhomog.Learner:
     torch.manual_seed(0)
     encoder = nn.Sequential(
         nn.Conv2d(1, 4, 3, stride=2, padding=1), nn.BatchNorm2d(4), nn.Tanh(), nn.Dropout(drop),
@@ -41,8 +41,8 @@ def made(name: str, device: str, *, drop: float = 0.0, **options: Any) -> gradho
     return gradhomog.learner(name, encoder.to(device), head.to(device), **options)
 
 
-def close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Up to rounding relative to the largest number of all: some gradients are 0, as of a bias before normalization."""
+def assert_close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Assert equality relative to the largest entry: some gradients are 0, as of a bias before normalization."""
     assert all(tensor.device.type == GPU for tensor in found.values())
     size = max(float(tensor.abs().max()) for tensor in expected.values())
     for name, tensor in expected.items():
@@ -52,24 +52,24 @@ def close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
 @pytest.mark.parametrize("execution", [{"engine": "loop"}, {"engine": "vmap"}, {"recompute": True}])
 @pytest.mark.parametrize("name", LEARNERS)
 def test_rows_of_every_learner_are_those_of_the_cpu(name: str, execution: dict[str, Any]) -> None:
-    expected = made(name, "cpu").rows(batch())
-    close(made(name, GPU, **execution).rows(batch().to(GPU)).jacobian, expected.jacobian)
+    expected = make_learner(name, "cpu").rows(batch())
+    assert_close(make_learner(name, GPU, **execution).rows(batch().to(GPU)).jacobian, expected.jacobian)
 
 
-def test_what_is_recomputed_drops_the_same_activations() -> None:
+def test_recomputation_drops_the_same_activations() -> None:
     rows = []
     for recompute in (False, True):
-        learner = made("maml", GPU, drop=0.3, inner_steps=3, engine="loop", recompute=recompute)
+        learner = make_learner("maml", GPU, drop=0.3, inner_steps=3, engine="loop", recompute=recompute)
         torch.manual_seed(1)
         rows.append(learner.rows(batch().to(GPU)).jacobian)
-    close(rows[1], rows[0])
+    assert_close(rows[1], rows[0])
 
 
 @pytest.mark.parametrize("name", LEARNERS)
 def test_training_steps_and_scores_are_those_of_the_cpu(name: str) -> None:
     scores = []
     for device in ("cpu", GPU):
-        learner, tasks = made(name, device), batch().to(device)
+        learner, tasks = make_learner(name, device), batch().to(device)
         outer = torch.optim.SGD(learner.parameters(), lr=0.1)
         for _ in range(3):
             learner.step(tasks, outer)
@@ -78,15 +78,15 @@ def test_training_steps_and_scores_are_those_of_the_cpu(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["maml", "mamlpp", 'reptile(keep_state=true, inner="adam")'])
-def test_a_state_saved_on_the_gpu_goes_on_on_the_cpu(name: str) -> None:
-    on_gpu = made(name, GPU, homogenizers="gradnorm")
+def test_training_resumes_on_the_cpu_from_a_state_saved_on_the_gpu(name: str) -> None:
+    on_gpu = make_learner(name, GPU, homogenizers="gradnorm")
     on_gpu.step(batch().to(GPU), torch.optim.SGD(on_gpu.parameters(), lr=0.1))
     file = io.BytesIO()
     torch.save(on_gpu.state_dict(), file)
     file.seek(0)
-    on_cpu = made(name, "cpu", homogenizers="gradnorm")
+    on_cpu = make_learner(name, "cpu", homogenizers="gradnorm")
     on_cpu.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
-    close(on_gpu.rows(batch().to(GPU)).jacobian, on_cpu.rows(batch()).jacobian)
+    assert_close(on_gpu.rows(batch().to(GPU)).jacobian, on_cpu.rows(batch()).jacobian)
 
 
 @pytest.mark.parametrize("stage", ["rotate", "isi", "reweight + rotate + isi", "rotate + pcgrad", "gradnorm + cagrad"])
@@ -94,7 +94,7 @@ def test_a_state_saved_on_the_gpu_goes_on_on_the_cpu(name: str) -> None:
 def test_stages_act_on_a_learner_as_on_the_cpu(name: str, stage: str) -> None:
     reports = []
     for device in ("cpu", GPU):
-        learner = made(name, device, homogenizers=stage)
+        learner = make_learner(name, device, homogenizers=stage)
         reports.append(learner.step(batch().to(device), torch.optim.SGD(learner.parameters(), lr=0.1)))
     assert torch.isfinite(reports[1].losses).all()
     torch.testing.assert_close(reports[1].losses.cpu(), reports[0].losses, rtol=1e-6, atol=1e-8)
@@ -114,4 +114,4 @@ def test_backward_gives_the_gradients_of_the_cpu(name: str) -> None:
         losses = [(own[i](views[i]) - y[:, [i]].to(device)).square().mean() for i in range(3)]
         gradhomog.backward(losses, pipe, parameters=shared, features=views)
         grads.append({path: parameter.grad for path, parameter in shared.named_parameters()})
-    close(grads[1], grads[0])
+    assert_close(grads[1], grads[0])

@@ -31,7 +31,7 @@ def source(name: str) -> str:
 WITH_EXAMPLES = [name for name in MODULES if ">>> " in source(name)]
 
 
-def test_every_file_is_a_module_that_is_searched() -> None:
+def test_every_file_is_a_searched_module() -> None:
     files = {
         ".".join(path.relative_to(folder.parent).with_suffix("").parts).removesuffix(".__init__")
         for package in PACKAGES

@@ -30,14 +30,14 @@ pipelines = st.lists(st.tuples(selectors, st.dictionaries(names, values, max_siz
 
 
 @given(pipelines)
-def test_what_is_rendered_reads_back_with_the_same_values_and_types(members: list[tuple[str, dict[str, Any]]]) -> None:
+def test_parsing_rendered_text_gives_the_same_values_and_types(members: list[tuple[str, dict[str, Any]]]) -> None:
     read = parse(render(members))
     assert read == members
-    assert repr(read) == repr(members)  # 1, 1.0 and true are equal, and not the same
+    assert repr(read) == repr(members)  # 1, 1.0 and true are equal, but of different types
 
 
 @given(st.text(alphabet="ab1.-+e()[]{}=,:|\"'\\ \n") | st.text())
-def test_any_text_is_read_or_refused_at_a_place_within_it(text: str) -> None:
+def test_any_text_is_parsed_or_raises_with_a_position_within_it(text: str) -> None:
     members: list[Any] = []
     position = 0
     try:
@@ -49,7 +49,7 @@ def test_any_text_is_read_or_refused_at_a_place_within_it(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "  \n", "none", " none ", "none()"])
-def test_none_and_nothing_are_the_empty_pipeline(text: str) -> None:
+def test_none_and_empty_text_are_the_empty_pipeline(text: str) -> None:
     assert parse(text) == []
 
 
@@ -77,7 +77,7 @@ def test_the_empty_pipeline_is_rendered_as_none() -> None:
         ("None", None),
         ('"a + b (c)"', "a + b (c)"),
         ("'it is \"so\"'", 'it is "so"'),
-        (r'"say \"so\""', 'say "so"'),
+        (r'"a \"b\""', 'a "b"'),
         (r'"C:\\new"', "C:\\new"),
         (r'"two\nlines"', "two\nlines"),
         ('"größer"', "größer"),
@@ -93,7 +93,7 @@ def test_a_value_is_read_with_its_type(written: str, value: object) -> None:
     assert type(options["option"]) is type(value)
 
 
-def test_spaces_and_line_ends_between_tokens_do_not_count() -> None:
+def test_spaces_and_line_ends_between_tokens_are_ignored() -> None:
     text = 'a\n  + dist : b ( x = [ 1 ,\t2 ] , y = { "k" : "v w" } )'
     assert parse(text.replace(" : b", ":b")) == [("a", {}), ("dist:b", {"x": [1, 2], "y": {"k": "v w"}})]
 
@@ -102,7 +102,7 @@ def test_numbers_of_numpy_are_rendered_as_numbers() -> None:
     assert render_one("a", {"rate": np.float64(0.25)}) == "a(rate=0.25)"
 
 
-# ‸ stands before the character that the caret must be under.
+# ‸ marks the character that the caret must be under: it precedes it.
 @pytest.mark.parametrize(
     ("marked", "reason"),
     [
@@ -135,8 +135,8 @@ def test_numbers_of_numpy_are_rendered_as_numbers() -> None:
         ("a(b={'k' ‸2})", "expected ':' and a value"),
         ("a(b={'k': 2‸)", "expected ',' or '}'"),
         ("a(b={'k': 1, ‸'k': 2})", "key 'k' is given twice"),
-        (r"a(b='C:‸\dir')", r"'\d' is no escape"),
-        (r"a(b='ok', c={'‸\x41': 1})", r"'\x' is no escape"),
+        (r"a(b='C:‸\dir')", r"'\d' is not a valid escape"),
+        (r"a(b='ok', c={'‸\x41': 1})", r"'\x' is not a valid escape"),
         ("none‸(x=1)", "'none' is the empty pipeline and takes no options"),
         ("a(x=‸(1, 2))", "expected a value"),
         ("‸none + pcgrad", "'none' is the empty pipeline and cannot be combined"),
@@ -146,7 +146,7 @@ def test_numbers_of_numpy_are_rendered_as_numbers() -> None:
         ("a(b=1\n ‸c=2)", "expected ',' or ')'"),
     ],
 )
-def test_an_error_says_why_and_its_caret_is_under_the_character(marked: str, reason: str) -> None:
+def test_an_error_has_a_reason_and_a_caret_under_the_character(marked: str, reason: str) -> None:
     before, _, after = marked.partition("‸")
     with pytest.raises(ExpressionError) as raised:
         parse(before + after)
@@ -154,20 +154,20 @@ def test_an_error_says_why_and_its_caret_is_under_the_character(marked: str, rea
     assert raised.value.text == before + after
     message, line, caret = str(raised.value).split("\n")
     assert message.startswith(reason)
-    shown = before.rpartition("\n")[2] + after.partition("\n")[0]
-    assert line == "  " + shown.replace("\t", " ")
+    expected = before.rpartition("\n")[2] + after.partition("\n")[0]
+    assert line == "  " + expected.replace("\t", " ")
     assert caret == " " * (2 + len(before.rpartition("\n")[2])) + "^"
 
 
 def test_a_single_name_may_have_options_and_nothing_after_it() -> None:
     assert parse_one("glyphs:greek(background=0.3)") == ("glyphs:greek", {"background": 0.3})
     assert parse_one("dist:glyphs:greek") == ("dist:glyphs:greek", {})
-    with pytest.raises(ExpressionError, match="expected the end: a single name is meant here") as raised:
+    with pytest.raises(ExpressionError, match="expected the end of the text: only one name is allowed here") as raised:
         parse_one("maml + anil")
     assert raised.value.position == 5
 
 
-def test_alternatives_are_pipelines_with_a_bar_between() -> None:
+def test_alternatives_are_pipelines_separated_by_a_bar() -> None:
     assert parse_alternatives("none | a + b(x='|')") == [[], [("a", {}), ("b", {"x": "|"})]]
     with pytest.raises(ExpressionError, match=r"'\|' and another pipeline, or the end") as raised:
         parse_alternatives("a | b c")

@@ -35,7 +35,7 @@ PACKAGES = [*WHOLE, *PLUGINS, *ADAPTERS]
 
 
 both = pytest.mark.parametrize("package", [gradhomog, gradhomog.testing], ids=lambda package: package.__name__)
-"""The packages whose public names are listed and imported on use."""
+"""The packages that list their public names and import them on first use."""
 
 
 MODULES = {"keyed"}
@@ -47,7 +47,7 @@ def source_name(path: Path) -> str:
 
 
 def imports(path: Path, nodes: Iterator[ast.AST] | None = None) -> set[str]:
-    """Full dotted names that a file imports, wherever in it, `import_module("name")` included."""
+    """Return the full dotted names that a file imports anywhere, including `import_module("name")`."""
     package = path.relative_to(ROOT).with_suffix("").parts[:-1]
     package = package[1:] if package[0] in ("plugins", "adapters") else package
     found: set[str] = set()
@@ -74,7 +74,7 @@ def offences(paths: list[Path], *packages: str) -> list[str]:
 
 
 def at_import(tree: ast.AST) -> Iterator[ast.AST]:
-    """The nodes that run when a module is imported: not those in functions, nor those for type checkers."""
+    """Yield the nodes that run when a module is imported: neither those in functions nor those for type checkers."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             continue
@@ -94,7 +94,7 @@ def at_import(tree: ast.AST) -> Iterator[ast.AST]:
         ("importlib.import_module('a.b')", {"a.b"}),
     ],
 )
-def test_the_reader_of_imports_sees_every_form(
+def test_the_import_reader_finds_every_form_of_import(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, found: set[str]
 ) -> None:
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
@@ -135,7 +135,7 @@ def test_plugins_adapters_and_examples_use_public_names_only(path: Path) -> None
     assert used <= public | {"gradhomog.__version__"}
 
 
-def test_of_the_packages_only_adapters_import_torchopt() -> None:
+def test_only_adapters_import_torchopt() -> None:
     assert offences([*WHOLE, *PLUGINS], "torchopt") == []
 
 
@@ -148,7 +148,7 @@ def test_commands_import_nothing_heavy_when_they_are_imported() -> None:
     assert found == []
 
 
-def test_nobody_imports_the_folders() -> None:
+def test_no_module_imports_the_folders() -> None:
     assert offences([*PACKAGES, *python_files(EXAMPLES)], "plugins", "adapters", "tests", "docs") == []
     assert not [name for name in ("plugins", "adapters") if (ROOT / name / "__init__.py").exists()]
 
@@ -159,8 +159,8 @@ def module_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def circles(edges: dict[str, set[str]]) -> list[list[str]]:
-    """Groups of modules that import each other, directly or through others."""
+def circular_imports(edges: dict[str, set[str]]) -> list[list[str]]:
+    """Return groups of modules that import each other, directly or through others."""
     reached: dict[str, set[str]] = {}
     for start in edges:
         seen, stack = set[str](), [start]
@@ -171,12 +171,12 @@ def circles(edges: dict[str, set[str]]) -> list[list[str]]:
     return sorted(sorted(group) for group in groups)
 
 
-def test_the_search_for_circles_finds_one_and_only_that() -> None:
-    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]
+def test_the_search_for_circular_imports_finds_exactly_the_one_there_is() -> None:
+    assert circular_imports({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == [["b", "c"]]
 
 
-def test_no_modules_import_each_other_in_a_circle_typing_included() -> None:
-    """Except through the package itself, whose public names are imported at their first use."""
+def test_there_are_no_circular_imports_including_those_for_typing() -> None:
+    """Except through the package itself, whose public names are imported on first use."""
     modules = {module_of(path) for path in PACKAGES}
     edges = {}
     for path in PACKAGES:
@@ -184,12 +184,12 @@ def test_no_modules_import_each_other_in_a_circle_typing_included() -> None:
             continue
         found = {name if name in modules else name.rpartition(".")[0] for name in imports(path)}
         edges[module_of(path)] = (found & modules) - {"gradhomog", module_of(path)}
-    assert circles(edges) == []
+    assert circular_imports(edges) == []
 
 
 @pytest.mark.parametrize(("text", "calls", "files"), [("none", 13, 6), ("pcgrad", 35, 11)])
-def test_a_step_passes_few_functions(text: str, calls: int, files: int) -> None:
-    """One `combine` on a matrix, after the first: calls of Python functions of ours, and the files they are in."""
+def test_a_step_calls_few_functions(text: str, calls: int, files: int) -> None:
+    """Count the calls of gradhomog's Python functions, and their files, in the second `combine` on a matrix."""
     pipe, jacobian = gradhomog.pipeline(text), torch.randn(4, 1000)
     pipe.combine(jacobian)
     seen: list[str] = []
@@ -209,7 +209,7 @@ def test_a_step_passes_few_functions(text: str, calls: int, files: int) -> None:
 
 
 def keywords(path: Path, *functions: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """The place of each call of a function, by its last two names, and its keywords as text."""
+    """Yield the place of each call of a function, by its last two names, and its keywords as text."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(functions):
             place = f"{source_name(path)}:{node.lineno}"
@@ -224,7 +224,8 @@ def test_files_are_loaded_as_data_never_as_code() -> None:
     assert [place for place, given in numpy_loads if given.get("allow_pickle") != "False"] == []
     assert [place for path in PACKAGES for place, _ in keywords(path, "pickle.load", "jit.load")] == []
     assert offences([*EXPERIMENTS, *CLI], "pickle", "marshal", "shelve") == []
-    assert offences(PACKAGES, "torch.load", "numpy.load", "pickle.load") == []  # by themselves they would not be found
+    # `from torch import load` would escape the search above.
+    assert offences(PACKAGES, "torch.load", "numpy.load", "pickle.load") == []
 
 
 def test_every_file_is_under_300_lines() -> None:
@@ -232,17 +233,17 @@ def test_every_file_is_under_300_lines() -> None:
     assert {name: length for name, length in lengths.items() if length >= 300} == {}
 
 
-def test_every_module_of_the_packages_says_what_it_is() -> None:
-    silent = [
+def test_every_module_of_the_packages_has_a_docstring() -> None:
+    without = [
         source_name(path)
         for path in PACKAGES
         if (tree := ast.parse(path.read_text(encoding="utf-8"))).body and not ast.get_docstring(tree)
     ]
-    assert silent == []
+    assert without == []
 
 
 @both
-def test_the_public_names_are_sorted_and_all_there(package: ModuleType) -> None:
+def test_the_public_names_are_sorted_and_can_be_imported(package: ModuleType) -> None:
     assert package.__all__ == sorted(package.__all__)
     for name in package.__all__:
         assert getattr(package, name) is not None
@@ -253,14 +254,14 @@ def test_the_public_names_are_sorted_and_all_there(package: ModuleType) -> None:
 
 @both
 def test_no_public_name_is_hidden_by_a_module_of_the_same_name(package: ModuleType) -> None:
-    # Importing `gradhomog.x` sets the attribute `x` of the package, over what `__getattr__` would have found.
+    # Importing `gradhomog.x` sets the attribute `x` of the package, so that `__getattr__` is not called for it.
     hidden = [name for name in package.__all__ if importlib.util.find_spec(f"{package.__name__}.{name}")]
     assert [name for name in hidden if name not in MODULES] == []
 
 
 @both
-def test_type_checkers_are_told_of_the_same_names_at_the_same_places(package: ModuleType) -> None:
-    table = {f"{package.__name__}.{module}.{name}" for module, names in package._HOMES.items() for name in names}
+def test_type_checkers_import_the_same_names_from_the_same_modules(package: ModuleType) -> None:
+    table = {f"{package.__name__}.{module}.{name}" for module, names in package._EXPORTS.items() for name in names}
     table |= {f"{package.__name__}.{name}" for name in MODULES & set(package.__all__)}
     assert {name.rpartition(".")[2] for name in table} == set(package.__all__)
     path = Path(str(package.__file__))

@@ -1,4 +1,4 @@
-"""State by key: one rule for keys that are new, absent or repeated, and Adam against PyTorch's."""
+"""State by key: the rules for keys that are new, absent or repeated, and Adam compared with PyTorch's."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def test_the_order_of_two_tasks_of_one_key_has_no_effect(function):
 
 
 @each
-def test_tasks_of_one_key_move_it_once_by_their_mean(function):
+def test_tasks_of_one_key_update_it_once_by_their_mean(function):
     twice = function({}, ["a", "b", "a"], torch.tensor([0.25, -1.0, 0.75], dtype=torch.float64))
     assert equal(twice, function({}, ["a", "b"], torch.tensor([0.5, -1.0], dtype=torch.float64)))
 
 
 @each
-def test_a_key_that_is_absent_keeps_its_state_and_the_old_state_is_not_written_to(function):
+def test_an_absent_key_keeps_its_state_and_the_old_state_is_not_modified(function):
     first = function({}, ["a", "b"], torch.tensor([1.0, 2.0], dtype=torch.float64))
     before = {key: value.clone() if torch.is_tensor(value) else value for key, value in first.items()}
     second = function(first, ["b", "c"], torch.tensor([5.0, 6.0], dtype=torch.float64))
@@ -74,7 +74,7 @@ def test_an_exponential_average_starts_at_its_first_value():
     assert state == {"a": pytest.approx((4 * 0.75 + 8 * 0.25) * 0.75)}
 
 
-def test_tensors_are_copied_out_of_the_graph_and_the_batch():
+def test_stored_tensors_are_detached_copies():
     values = torch.ones(2, 3, requires_grad=True)
     state = keyed.write_tensors({}, ["a", "b"], 2 * values)
     assert not any(tensor.requires_grad for tensor in state.values())
@@ -85,7 +85,7 @@ def test_tensors_are_copied_out_of_the_graph_and_the_batch():
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_adam_moves_every_key_as_pytorchs(weight_decay):
+def test_adam_gives_the_values_of_pytorchs_adam(weight_decay):
     generator = torch.Generator().manual_seed(0)
     theirs = torch.zeros(3, dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.Adam([theirs], lr=0.03, weight_decay=weight_decay)

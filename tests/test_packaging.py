@@ -1,4 +1,4 @@
-"""Contents of the wheel, its entry points, and imports at start."""
+"""Contents of the wheel, its entry points, and the imports of `import gradhomog`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pip(*arguments: str) -> None:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # Built from a copy, so that nothing is left in the tree.
+    # Built from a copy, so that no build files remain in the tree.
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in SOURCES:
         (source / name).parent.mkdir(exist_ok=True)
@@ -90,7 +90,7 @@ def test_every_declared_entry_point_is_in_the_wheel_and_names_a_module_of_it(whe
     for points in DECLARED.values():
         for value in points.values():
             module = value.partition(":")[0].replace(".", "/")
-            assert {f"{module}.py", f"{module}/__init__.py"} & names, f"{value} is no module of the wheel"
+            assert {f"{module}.py", f"{module}/__init__.py"} & names, f"{value} is not a module of the wheel"
 
 
 @pytest.mark.slow
@@ -116,17 +116,17 @@ def test_the_installed_wheel_lists_and_loads_its_plugins_in_a_clean_process(whee
     listed, files = json.loads(output)
     ours = {group: points for group, points in PROJECT["entry-points"].items() if group.startswith("gradhomog.")}
     assert listed == ours
-    assert all(Path(file).is_relative_to(site) for file in files)  # not the tree that is installed beside it
+    assert all(Path(file).is_relative_to(site) for file in files)  # not from the editable installation
 
 
-def test_what_is_installed_has_the_entry_points_of_the_tree() -> None:
+def test_the_installed_entry_points_are_those_of_the_tree() -> None:
     installed: dict[str, dict[str, str]] = {}
     for point in importlib.metadata.distribution("gradhomog").entry_points:
         installed.setdefault(point.group, {})[point.name] = point.value
-    assert installed == DECLARED, "pyproject.toml has other entry points than what is installed: run pip install -e ."
+    assert installed == DECLARED, "the installed entry points differ from pyproject.toml: run pip install -e ."
 
 
-def test_the_version_is_written_once_in_effect() -> None:
+def test_the_version_of_the_package_is_that_of_pyproject_toml() -> None:
     assert PROJECT["version"] == gradhomog.__version__
 
 

@@ -21,7 +21,7 @@ SHAPE = {"ways": 3, "shots": 2, "queries": 4, "length": 20}
 
 
 class Numbers(Dataset[Any]):
-    """Example i is the number i; class i mod `classes`. Counts what is loaded."""
+    """Example i is the number i, of class i mod `classes`. Records the loaded examples."""
 
     def __init__(self, examples: int = 60, classes: int = 6) -> None:
         self.targets = [index % classes for index in range(examples)]
@@ -36,7 +36,7 @@ class Numbers(Dataset[Any]):
 
 
 class Noisy(Numbers):
-    """A random transform: noise from PyTorch's generator."""
+    """Examples with a random transform: noise from PyTorch's generator."""
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         value, label = super().__getitem__(index)
@@ -69,7 +69,7 @@ def test_other_seeds_and_indices_draw_other_tasks() -> None:
     assert len({tuple(task.query_x.flatten().tolist()) for task in drawn}) == 100
 
 
-def test_more_tasks_begin_with_the_same_ones() -> None:
+def test_a_larger_length_does_not_change_the_first_tasks() -> None:
     short, long = (TaskDataset(Numbers(), **(SHAPE | {"length": length})) for length in (5, 10**12))
     assert same(short[4], long[4])
     assert len(long) == 10**12
@@ -85,7 +85,7 @@ def test_drawing_does_not_change_the_generators_of_the_process() -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 2, 4), (1, 1, 1), (6, 5, 5), (2, 9, 1)])
-def test_support_and_query_are_disjoint_and_every_class_has_its_share(shape: tuple[int, int, int]) -> None:
+def test_support_and_query_are_disjoint_and_every_class_has_its_examples(shape: tuple[int, int, int]) -> None:
     ways, shots, queries = shape
     numbers = Numbers()
     for task in TaskDataset(numbers, ways=ways, shots=shots, queries=queries, length=30, classes=[5, 0, 1, 2, 3, 4]):
@@ -100,7 +100,7 @@ def test_support_and_query_are_disjoint_and_every_class_has_its_share(shape: tup
 
 
 def test_classes_examples_and_labels_are_drawn_about_equally_often() -> None:
-    """4,000 tasks: every count is binomial, and five standard deviations are allowed."""
+    """For 4,000 tasks every count is binomial; the tolerance is five standard deviations."""
     tasks = TaskDataset(Numbers(), ways=3, shots=1, queries=1, length=4000)
     classes: Counter[int] = Counter()
     positions: Counter[tuple[int, int]] = Counter()
@@ -147,7 +147,7 @@ def test_a_loader_collates_tasks_to_batches_and_pins_them(workers: int) -> None:
 
 
 def test_tasks_and_batches_pin_all_their_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By `torch.Tensor.pin_memory`, which a CPU alone does not support; `DataLoader` calls `pin_memory()`."""
+    """`torch.Tensor.pin_memory` is replaced, as it requires an accelerator; `DataLoader` calls `pin_memory()`."""
     pinned = []
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor.shape) or tensor.clone())
     task = TaskDataset(Numbers(), **SHAPE)[0]
@@ -163,7 +163,7 @@ def test_several_data_sets_give_a_batch_with_one_task_of_each() -> None:
     assert batch.domains == ("domain 0", "domain 1", "domain 2")
 
 
-def test_a_learner_that_classifies_all_training_classes_takes_their_positions() -> None:
+def test_a_learner_that_classifies_all_training_classes_receives_their_indices() -> None:
     tasks = TaskDataset(Numbers(), **SHAPE, classes=[5, 1, 3, 2])
     learner = Baseline(torch.nn.Linear(1, 4), torch.nn.Linear(4, 3), classes=tasks.class_count)
     rows = learner.rows(TaskBatch.stack([tasks[0], tasks[1]])).jacobian["learner.classifier.weight"]
@@ -233,30 +233,30 @@ class Words(Numbers):
 @pytest.mark.parametrize(
     ("dataset", "changes", "message"),
     [
-        (Numbers(), {"ways": 7}, "7-way tasks need 7 classes; found 6. Ask for fewer ways"),
-        (Numbers(), {"classes": [1, 2]}, "3-way tasks need 3 classes; found 2."),
-        (Numbers(63), {"shots": 7}, "need 11 examples of every class; class 3 has 10 and 2 more have too few. Ask for "
-            "fewer shots or queries, or leave such classes out of `classes`: 3 of 6 have enough."),
-        (Numbers(), {"classes": [0, 1, 9]}, r"`classes` must be among the labels; 9 is not \(1 in all\). The labels "
-            "are 0..5, 6 different."),
-        (Numbers(), {"classes": [0, 1, 1]}, "`classes` must not repeat a label; got 3 of which 2 differ."),
-        (labelled(), {}, "Labelled has neither `targets` nor `labels`, .*Give `labels=`, one integer per example"),
-        (labelled(targets=["cat", "dog"] * 6), {}, "`Labelled.targets` must be integers; got dtype <U3, the first is "
+        (Numbers(), {"ways": 7}, "7-way tasks require 7 classes; got 6. Reduce `ways`"),
+        (Numbers(), {"classes": [1, 2]}, "3-way tasks require 3 classes; got 2."),
+        (Numbers(63), {"shots": 7}, "require 11 examples of every class; class 3 has 10, and 2 more classes have too "
+            "few. Reduce `shots` or `queries`, or exclude such classes by `classes`: 3 of 6 have enough."),
+        (Numbers(), {"classes": [0, 1, 9]}, r"`classes` must be among the labels; got 9, which is not \(1 such "
+            r"classes\). The labels are 0..5, 6 different ones."),
+        (Numbers(), {"classes": [0, 1, 1]}, "`classes` must not repeat a label; got 3 labels, of which 2 differ."),
+        (labelled(), {}, "Labelled has neither `targets` nor `labels`, .*Pass `labels=`, one integer per example"),
+        (labelled(targets=["cat", "dog"] * 6), {}, "`Labelled.targets` must be integers; got dtype <U3; the first is "
             "str 'cat'. Number the classes"),
-        (Numbers(), {"labels": [0.0] * 60}, "`labels` must be integers; got dtype float64, the first is float 0.0"),
+        (Numbers(), {"labels": [0.0] * 60}, "`labels` must be integers; got dtype float64; the first is float 0.0"),
         (Numbers(), {"labels": [True] * 60}, "`labels` must be integers; got dtype bool"),
-        (Numbers(), {"labels": torch.zeros(60, 6).long()}, r"must have shape \[examples\]; got \(60, 6\). Give argmax"),
-        (Numbers(), {"labels": [[0], [1, 2]]}, "`labels` must hold one integer per example; it is ragged"),
+        (Numbers(), {"labels": torch.zeros(60, 6).long()}, r"shape \[examples\]; got \(60, 6\). Convert one-hot"),
+        (Numbers(), {"labels": [[0], [1, 2]]}, "`labels` must contain one integer per example; got a ragged list"),
         (Numbers(), {"labels": [0, 1]}, "one label for each of the 60 examples of Numbers; got 2."),
-        (Numbers(), {"labels": [-1] * 10 + LABELS * 4 + [2, 3]}, "`labels` must be >= 0; found -1 for 10 examples."),
-        (Subset(Numbers(), []), {}, "3-way tasks need 3 classes; found 0."),
+        (Numbers(), {"labels": [-1] * 10 + LABELS * 4 + [2, 3]}, "`labels` must be >= 0; got -1 for 10 examples."),
+        (Subset(Numbers(), []), {}, "3-way tasks require 3 classes; got 0."),
         (Subset(Numbers(), []), {"classes": [0, 1, 2]}, "`dataset` has no examples"),
         (Stream(), {}, "`dataset` must be a map-style dataset.*got Stream, an IterableDataset"),
-        (Shapes(), {}, r"inputs of `dataset` must have one shape; example \d+ has .*Resize them"),
-        (Words(), {}, "must be a tensor or an array, or a tuple that begins with one; got str. Convert it"),
+        (Shapes(), {}, r"inputs of `dataset` must have the same shape; got .* for example \d+ .*Resize them"),
+        (Words(), {}, "must be a tensor or an array, or a tuple that starts with one; got str. Convert it"),
     ],
 )  # fmt: skip
-def test_an_error_names_what_was_expected_and_what_was_found(
+def test_an_error_names_the_expected_and_the_actual_value(
     dataset: Dataset[Any], changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
@@ -284,7 +284,7 @@ def test_an_error_in_a_worker_keeps_its_class_and_text() -> None:
         next(iter(DataLoader(tasks, batch_size=None, num_workers=1)))
 
 
-def test_unlabelled_examples_are_left_out_where_classes_are_given() -> None:
+def test_unlabelled_examples_are_excluded_by_classes() -> None:
     tasks = TaskDataset(Numbers(), **SHAPE, labels=[-1] * 30 + [0, 1, 2] * 10, classes=[0, 1, 2])
     assert min(int(x) for task in tasks for x in task.query_x) >= 30
 
@@ -303,7 +303,7 @@ def test_tasks_of_omniglot_are_those_of_its_training_characters() -> None:
 
 
 @pytest.mark.parametrize("classes", [[0.5, 1.7, 2.9], "012", 3, [True, False, True]])
-def test_classes_that_are_no_integers_raise(classes: Any) -> None:
+def test_classes_that_are_not_integers_raise(classes: Any) -> None:
     with pytest.raises(DataError, match="`classes` must be a sequence of integers"):
         TaskDataset(Numbers(), **SHAPE, classes=classes)
 

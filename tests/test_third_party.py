@@ -18,7 +18,7 @@ EXAMPLE = Path(__file__).parents[1] / "docs" / "examples" / "gradhomog-signvote"
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the example installed into it."""
-    # Built from a copy, so that nothing is left in the tree.
+    # Built from a copy, so that no build files remain in the tree.
     source = shutil.copytree(
         EXAMPLE, tmp_path_factory.mktemp("source") / "example", ignore=shutil.ignore_patterns("__pycache__", ".*")
     )
@@ -32,7 +32,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(site: Path, *arguments: str) -> str:
-    """Standard output of a Python that sees the folder, started elsewhere."""
+    """Run Python in another folder, with the site folder on its path, and return its standard output."""
     environment = {**os.environ, "PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"}
     environment.pop("GRADHOMOG_DISABLE", None)
     result = subprocess.run(

@@ -62,7 +62,7 @@ def option_table(spec: Spec) -> list[str]:
     meanings: Mapping[str, str] = docstrings.arguments(inspect.getdoc(spec.factory) or "")
     meanings = {"scale": SCALE, **meanings} if options.has_paper_scale(spec) else meanings
     lines = table_head("option", "values", "meaning")
-    for name, described in zip(options.accepted(spec), accepted, strict=True):
+    for name, described in zip(options.option_parameters(spec), accepted, strict=True):
         written, _, allowed = described.partition(" (")
         lines.append(table_row(f"`{written}`", allowed.removesuffix(")"), meanings.get(name, "–")))
     return [*lines, ""]

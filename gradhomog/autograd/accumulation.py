@@ -1,4 +1,4 @@
-"""Gradient accumulation: the rows of several batches added up, and homogenized once."""
+"""Gradient accumulation: add up the rows of several batches, and homogenize their sums once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradhomog.autograd.apply import Heads, Options, compute_step, write
-from gradhomog.autograd.backward import check_options, features_are_read, scale_of
+from gradhomog.autograd.backward import check_options, pipeline_reads_features, scaler_factor
 from gradhomog.autograd.batch import Batch, Features, differentiate, trace
 from gradhomog.autograd.derivatives import LossGraph, Summed
 from gradhomog.autograd.groups import Per, group_names
@@ -32,7 +32,7 @@ class _Sums:
 
 
 class Accumulation:
-    """The object of `with gradhomog.accumulated(...)`: `add` for each batch; `step` after the block."""
+    """The context object of `gradhomog.accumulated`: call `add` for each batch; read `step` after the block."""
 
     def __init__(
         self, pipe: Pipeline, parameters: Mapping[str, Tensor], scaler: torch.amp.GradScaler | None, heads: Heads,
@@ -40,18 +40,20 @@ class Accumulation:
     ) -> None:  # fmt: skip
         self._pipe, self._shared, self._scaler = pipe, parameters, scaler
         self._heads, self._per, self._domains, self._inspect = heads, per, domains, inspect
-        self._over = False
+        self._finished = False
         self._factor = 1.0
         self._tasks = 0
-        self._labels: tuple[str, ...] | None = None  # names of all tasks so far, if they have any
+        self._labels: tuple[str, ...] | None = None  # names of all tasks so far, None without names
         self._sums: dict[int, _Sums] = {}
         self._step: Homogenization | None = None
 
     @property
     def step(self) -> Homogenization:
-        """The result of the step, once the block has ended without an error."""
+        """The result of the step, available after the block."""
         if self._step is None:
-            raise OptionError("`step` exists once `with gradhomog.accumulated(...)` has ended without an error.")
+            raise OptionError(
+                "`step` must be read after the block `with gradhomog.accumulated(...)` has ended without an error."
+            )
         return self._step
 
     def add(self, losses: Losses, features: Features | None = None) -> None:
@@ -61,15 +63,16 @@ class Accumulation:
         losses that are means by the number of batches.
 
         Raises:
-            OptionError: as of `backward`; another number of losses than before; the block is over.
+            OptionError: as in `backward`; the number of losses differs from that of earlier batches; the block has
+                ended.
         """
-        if self._over:
-            raise OptionError("`add` belongs within `with gradhomog.accumulated(...)`; that block is over.")
+        if self._finished:
+            raise OptionError("`add` must be called in the block `with gradhomog.accumulated(...)`; it has ended.")
         check_options(self._pipe, features)
-        self._factor = scale_of(self._scaler, losses)
-        reads = features_are_read(self._pipe)
+        self._factor = scaler_factor(self._scaler, losses)
+        reads = pipeline_reads_features(self._pipe)
         found = trace(losses, self._shared, features)
-        batch = differentiate(found, factor=self._factor, through_features=reads, show_features=reads)
+        batch = differentiate(found, factor=self._factor, through_features=reads, return_features=reads)
         slots = self._slots(batch.tasks)
         rows = batch.derivatives.rows()
         for index, slot in enumerate(slots):
@@ -81,21 +84,21 @@ class Accumulation:
                     before = sums.own.get(id(leaf))
                     sums.own[id(leaf)] = (leaf, gradient if before is None else before[1] + gradient)
             sums.taps.append(([tap[index] for tap in batch.features], [tap[index] for tap in batch.feature_grads]))
-        for name in list(rows):  # one parameter after the other, so that no row exists three times
+        for name in list(rows):  # one parameter after the other, to limit the number of copies of a row in memory
             for slot, gradient in zip(slots, rows.pop(name), strict=True):
                 if gradient is not None:
                     row = self._sums[slot].row
                     row[name] = row[name] + gradient if name in row else gradient
 
     def _slots(self, tasks: TaskLosses) -> list[int]:
-        """The places of a batch's tasks among all tasks: by name if they have names, else as they are."""
+        """Return the slots of a batch's tasks among all tasks; tasks with names are matched by name."""
         if self._tasks == 0:
             self._tasks, self._labels = tasks.tasks, tasks.names
         if tasks.names is None or self._labels is None:
             if tasks.tasks != self._tasks or tasks.names != self._labels:
                 raise OptionError(
-                    "every batch must have one loss per task, None for an absent one; this batch has "
-                    f"{_describe(tasks)}, the first had {self._tasks}."
+                    f"every batch must have one loss per task, None for an absent task; got {_describe(tasks)}, but "
+                    f"{self._tasks} in the first batch."
                 )
             return list(tasks.slots)
         self._labels = (*self._labels, *(name for name in tasks.names if name not in self._labels))
@@ -103,10 +106,10 @@ class Accumulation:
         return [self._labels.index(tasks.names[slot]) for slot in tasks.slots]
 
     def finish(self) -> None:
-        """Homogenize the sums, and write."""
-        self._over = True
+        """Homogenize the sums, and write the gradients."""
+        self._finished = True
         if not self._sums:
-            raise OptionError("`accumulated` needs at least one batch; got none. Call add(losses) within the block.")
+            raise OptionError("`accumulated` requires at least one batch; got none. Call add(losses) in the block.")
         slots = tuple(sorted(self._sums))
         sums = [self._sums[slot] for slot in slots]
         tasks = TaskLosses([one.loss for one in sums], slots, self._tasks, self._labels, False)
@@ -114,7 +117,7 @@ class Accumulation:
         rows = {name: [one.row.get(name) for one in sums] for name in self._shared}
         graph = LossGraph(tasks.losses, self._shared, own, self._factor)
         derivatives = Summed(graph, rows, [[gradient for _, gradient in one.own.values()] for one in sums])
-        features, grads = _joined(sums, 0), _joined(sums, 1)
+        features, grads = _concatenate_features(sums, 0), _concatenate_features(sums, 1)
         self._sums = {}
         batch = Batch(tasks, derivatives, own, features, grads)
         domains = tasks.present(self._domains or self._labels, "domains")
@@ -136,14 +139,14 @@ def accumulated(
 ) -> Iterator[Accumulation]:
     """One homogenized step from several batches: row_i = Σ_b ∂L_i,b/∂θ over the batches that are added in the block.
 
-    `gradhomog.backward` for each batch would homogenize the gradients of each alone and add up the directions; here the
-    gradients are added up first, so that N batches of one example are the same step as one batch of N. A task takes
-    part if it was present in at least one batch.
+    `gradhomog.backward` for each batch would homogenize the gradients of each batch separately and add up the
+    directions. Here the gradients are added up first, so that N batches of one example give the same step as one batch
+    of N examples. The step includes every task that was present in at least one batch.
 
-    Args: as of `gradhomog.backward`; `parameters` must be given.
+    Args: as in `gradhomog.backward`; `parameters` is required.
 
     Raises:
-        OptionError: no batch was added; as of `backward`. If the block ends with an error, nothing is written.
+        OptionError: no batch was added; as in `backward`. If the block ends with an error, nothing is written.
 
     Cost: N passes for each batch, and one addition per gradient. Memory: N gradients, and those of a batch.
 
@@ -167,16 +170,16 @@ def _describe(tasks: TaskLosses) -> str:
     return f"losses of {', '.join(tasks.names)}" if tasks.names else f"{tasks.tasks} losses"
 
 
-def _joined(sums: Sequence[_Sums], which: int) -> list[Tensor]:
-    """Features or gradients w.r.t. them, `[tasks, batch, features]` at every tap, over all batches.
+def _concatenate_features(sums: Sequence[_Sums], which: int) -> list[Tensor]:
+    """Concatenate features, or gradients w.r.t. them, over all batches: `[tasks, batch, features]` at every tap.
 
     Raises:
-        OptionError: tasks have features of different numbers of examples, as some were absent from a batch.
+        OptionError: tasks have different numbers of examples, because some were absent from a batch.
     """
     columns = [[torch.cat(tap) for tap in zip(*(taps[which] for taps in one.taps), strict=True)] for one in sums]
     if len({tuple(tensor.shape for tensor in column) for column in columns}) > 1:
         raise OptionError(
-            "a homogenizer reads features, so every task must be in every batch; some tasks were absent from one. "
-            "Accumulate batches of the same tasks."
+            "a homogenizer reads features, so every task must be present in every batch; some tasks were absent from "
+            "a batch. Accumulate batches of the same tasks."
         )
     return [torch.stack(tap) for tap in zip(*columns, strict=True)]

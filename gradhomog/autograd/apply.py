@@ -1,4 +1,4 @@
-"""The step of a traced batch: its gradients homogenized, written to `.grad`, and the states assigned."""
+"""Take the step of a traced batch: homogenize its gradients, write them to `.grad`, and assign the states."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gradhomog.task_key import TaskKey
 Level = Literal["parameters", "features"]
 Heads = Literal["own", "weighted"]
 Gradients = list[tuple[Tensor, Tensor]]
-"""Leaves with the gradients to be added to their `.grad`."""
+"""Leaves with the gradients to add to their `.grad`."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Options:
     """The options of `gradhomog.backward` that concern the step.
 
     Attributes:
-        factor: of all gradients, from a gradient scaler or an incoming gradient.
-        scaled: a gradient scaler skips a step whose gradients are infinite, so that infinity is written.
+        factor: factor of all gradients, from a gradient scaler or an incoming gradient.
+        scaled: True with a gradient scaler. On overflow infinity is then written, so that the scaler skips the step.
     """
 
     domains: tuple[str, ...] = ()
@@ -48,11 +48,12 @@ class Options:
 
 @dataclass(frozen=True)
 class ComputedStep:
-    """A step whose gradients are known, with nothing written and no state assigned yet.
+    """A computed step, before gradients are written and states are assigned.
 
     Attributes:
-        result: of the step.
+        result: the result of the step.
         shared, own: gradients of the shared parameters and of the heads, with the factor of the gradient scaler.
+        pending: the steps of the pipelines, one per group of parameters.
     """
 
     result: Homogenization
@@ -86,17 +87,17 @@ def compute_step(pipe: Pipeline, batch: Batch, jacobian: Jacobian, options: Opti
     graph = batch.derivatives.graph
     same = len({(loss.dtype, loss.device) for loss in batch.tasks.losses}) == 1
     losses = torch.stack(batch.tasks.losses if same else [loss.double() for loss in batch.tasks.losses])
-    shown: dict[str, Any] = {
+    inputs: dict[str, Any] = {
         "domains": options.domains, "slots": batch.tasks.slots, "features": batch.features,
         "feature_grads": batch.feature_grads, "targets": options.targets, "create_graph": graph.create_graph,
         "inspect": options.inspect, "nonfinite": "raise" if options.scaled else None,
     }  # fmt: skip
     try:
         if options.per == "model":
-            pending = [pipe.compute(jacobian, losses, **shown)]
+            pending = [pipe.compute(jacobian, losses, **inputs)]
             result = pending[0].result
         else:
-            result, pending = _by_group(pipe, jacobian, losses, options.per, shown)
+            result, pending = _by_group(pipe, jacobian, losses, options.per, inputs)
         if isinstance(jacobian, LazyJacobian):
             direction, unused = result.direction, jacobian.unused
         else:
@@ -105,7 +106,7 @@ def compute_step(pipe: Pipeline, batch: Batch, jacobian: Jacobian, options: Opti
     except NonfiniteError:
         if not options.scaled:
             raise
-        return _overflowed(batch)
+        return _infinite_step(batch)
     shared = [
         (graph.shared[name], gradient if graph.factor == 1 else graph.factor * gradient)
         for name, gradient in direction.items()
@@ -115,27 +116,27 @@ def compute_step(pipe: Pipeline, batch: Batch, jacobian: Jacobian, options: Opti
 
 
 def _by_group(
-    pipe: Pipeline, jacobian: Jacobian, losses: Tensor, per: Per, shown: Mapping[str, Any]
+    pipe: Pipeline, jacobian: Jacobian, losses: Tensor, per: Per, inputs: Mapping[str, Any]
 ) -> tuple[Homogenization, list[PendingStep]]:
-    """Each group of parameters homogenized by a pipeline of its own; no state is assigned unless all succeed."""
+    """Homogenize each group of parameters by a separate pipeline; no state is assigned unless all succeed."""
     assert isinstance(jacobian, LazyJacobian)  # features have no groups
-    rows, shown = jacobian.per_task, dict(shown)
-    slots, domains = shown["slots"], shown["domains"]
+    rows, inputs = jacobian.per_task, dict(inputs)
+    slots, domains = inputs["slots"], inputs["domains"]
     keys = tuple(TaskKey(slot, domains[index] if domains else "") for index, slot in enumerate(slots))
-    inputs = StepInputs(rows, keys, losses, shown["features"], shown["feature_grads"])
-    # Checked as a whole first: a task that is not finite in one group is out of all.
-    if (shown["nonfinite"] or pipe.nonfinite) == "drop":
-        inputs = drop_nonfinite(inputs, pipe.stages.transforming)
+    whole = StepInputs(rows, keys, losses, inputs["features"], inputs["feature_grads"])
+    # Checked over all groups first: a task that is not finite in one group is dropped from all groups.
+    if (inputs["nonfinite"] or pipe.nonfinite) == "drop":
+        whole = drop_nonfinite(whole, pipe.stages.transforming)
     else:
-        require_finite_inputs(inputs, ())
-    kept = [slots.index(key.slot) for key in inputs.keys]
-    shown["slots"], shown["nonfinite"] = [slots[index] for index in kept], "raise"
-    shown["domains"] = [domains[index] for index in kept] if domains else None
-    shown["targets"] = None if shown["targets"] is None else shown["targets"][kept]
-    shown["features"], shown["feature_grads"] = inputs.features, inputs.feature_grads
+        require_finite_inputs(whole, ())
+    kept = [slots.index(key.slot) for key in whole.keys]
+    inputs["slots"], inputs["nonfinite"] = [slots[index] for index in kept], "raise"
+    inputs["domains"] = [domains[index] for index in kept] if domains else None
+    inputs["targets"] = None if inputs["targets"] is None else inputs["targets"][kept]
+    inputs["features"], inputs["feature_grads"] = whole.features, whole.feature_grads
     rows = rows if len(kept) == len(slots) else rows.select(kept)
     steps = {
-        name: pipe.part(name).compute(rows.only(members), inputs.losses, **shown)
+        name: pipe.part(name).compute(rows.only(members), whole.losses, **inputs)
         for name, members in group_names(jacobian.names, per).items()
     }
     direction: Direction = {}
@@ -143,15 +144,15 @@ def _by_group(
     for name, step in steps.items():
         direction.update(step.result.direction)
         measured.update({f"{name}: {label}": numbers for label, numbers in step.result.measured.items()})
-    known = [step.result.gramian for step in steps.values() if step.result.gramian is not None]
-    gramian = torch.stack(known).sum(0) if len(known) == len(steps) else None
+    gramians = [step.result.gramian for step in steps.values() if step.result.gramian is not None]
+    gramian = torch.stack(gramians).sum(0) if len(gramians) == len(steps) else None
     unconverged = tuple(f"{name}: {label}" for name, step in steps.items() for label in step.result.unconverged)
     tasks = next(iter(steps.values())).result.tasks
     return Homogenization(direction, tasks, None, gramian, (), measured, unconverged), list(steps.values())
 
 
 def feature_jacobian(derivatives: ThroughFeatures) -> Jacobian:
-    """∂L_i/∂z as rows: `[tasks, *shape]`, float32 or wider, by the place of the tensor among the features."""
+    """Return the rows ∂L_i/∂z, `[tasks, *shape]`, float32 or wider, named by the index of the feature tensor."""
     columns = list(zip(*derivatives.feature_grads, strict=True))
     names = ["features"] if len(columns) == 1 else [f"features.{index}" for index in range(len(columns))]
     factor = derivatives.graph.factor
@@ -162,7 +163,7 @@ def feature_jacobian(derivatives: ThroughFeatures) -> Jacobian:
 
 
 def _through_shared(batch: Batch, feature_direction: Direction) -> tuple[Direction, frozenset[str]]:
-    """The shared parameters' gradients that belong to a homogenized gradient w.r.t. the features; and unused names."""
+    """Backpropagate a homogenized gradient w.r.t. the features; return the direction and the unused parameters."""
     derivatives = batch.derivatives
     assert isinstance(derivatives, ThroughFeatures)
     graph = derivatives.graph
@@ -176,14 +177,14 @@ def _through_shared(batch: Batch, feature_direction: Direction) -> tuple[Directi
     }
     if not all_finite(direction.values()):
         raise NonfiniteError(
-            "the gradient that goes back from the features is not finite, though every task's gradient w.r.t. them is. "
-            "Lower the learning rate. Nothing was changed."
+            "the gradient of the shared parameters is not finite, although every task's gradient w.r.t. the features "
+            "is. Lower the learning rate. Nothing was changed."
         )
     return direction, unused
 
 
 def _own(batch: Batch, result: Homogenization, heads: Heads) -> Iterator[tuple[Tensor, Tensor]]:
-    """The heads' leaves with their gradients, times the task's share of the step for `heads="weighted"`."""
+    """Yield the heads' leaves with their gradients, times the task's weight/N for `heads="weighted"`."""
     factors = dict.fromkeys(result.tasks, 1.0)
     if heads == "weighted":
         assert result.weights is not None  # checked before the step
@@ -194,8 +195,8 @@ def _own(batch: Batch, result: Homogenization, heads: Heads) -> Iterator[tuple[T
                 yield leaf, gradient if heads == "own" else factors[slot] * gradient
 
 
-def _overflowed(batch: Batch) -> ComputedStep:
-    """Infinity for every gradient: the gradient scaler then skips this step and lowers its scale. No state changes."""
+def _infinite_step(batch: Batch) -> ComputedStep:
+    """Return a step with infinite gradients: the gradient scaler skips it and lowers its scale. No state changes."""
     shared = batch.derivatives.graph.shared
     direction = {name: torch.full_like(parameter, torch.inf, requires_grad=False) for name, parameter in shared.items()}
     own = {id(leaf): leaf for leaves in batch.own for leaf in leaves}.values()
@@ -205,19 +206,19 @@ def _overflowed(batch: Batch) -> ComputedStep:
 
 
 def accumulate(leaf: Tensor, gradient: Tensor, shared_memory: bool = False) -> None:
-    """Add a gradient to a leaf's `.grad`; a tensor that is no leaf has none, and its gradient is only returned.
+    """Add a gradient to a leaf's `.grad`; do nothing for a tensor that is not a leaf.
 
-    `shared_memory`: the gradient is as autograd returned it, and its memory may belong to another tensor as well.
+    `shared_memory`: autograd returned the gradient, so another tensor may share its memory.
     """
     if not leaf.is_leaf:
         return
     before = as_dense(leaf.grad)
     if before is not None:
-        leaf.grad = before + gradient if gradient.requires_grad else before.add_(gradient)  # strided, if it was sparse
+        leaf.grad = before + gradient if gradient.requires_grad else before.add_(gradient)  # dense from now on
     elif gradient.requires_grad:
         leaf.grad = gradient
     elif gradient.stride() != leaf.stride() or gradient.dtype != leaf.dtype:
-        # Laid out as the leaf is: fused optimizers read both side by side.
+        # With the strides and dtype of the leaf, which fused optimizers require.
         leaf.grad = torch.empty_like(leaf, requires_grad=False).copy_(gradient)
     else:
         leaf.grad = gradient.clone() if shared_memory else gradient

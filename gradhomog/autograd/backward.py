@@ -1,4 +1,4 @@
-"""`backward`: losses in, homogenized gradients in `.grad`."""
+"""`backward`: compute homogenized gradients of several losses and accumulate them in `.grad`."""
 
 from __future__ import annotations
 
@@ -44,57 +44,58 @@ def backward(
     chunks: int = 1,
     inspect: bool = False,
 ) -> Homogenization:
-    """In place of `sum(losses).backward()`: `.grad` of what the tasks share is the homogenized mean of their gradients.
+    """Accumulate homogenized gradients of several losses in `.grad`; replaces `sum(losses).backward()`.
 
     θ.grad += 1/N Σ_i (C J)_i with J_i = ∂L_i/∂θ for shared parameters θ;  φ_i.grad += ∂L_i/∂φ_i for the others.
 
     Args:
         losses: one scalar per task, in a tensor, a sequence, or a dict by the tasks' names (which are then `domains`).
-            A task whose loss is None, or a constant without a graph, is skipped: N excludes it, its head gets no
+            A task whose loss is None, or a constant without a graph, is absent: N excludes it, its head gets no
             gradient, and its state does not change.
-        pipe: made once, before the loop: it holds the homogenizers' states.
-        parameters: the shared ones: a module, its `parameters()` or `named_parameters()`, or a dict. Without it: the
-            leaves that `features` depend on, or those of at least two losses. A shared parameter that a loss does not
-            depend on has zeros in its row.
-        features: the output of the shared part, from which the heads start, a tensor or several: the losses are
-            differentiated down to it once, and the rows then need passes through the shared part only. Required by
-            homogenizers that read features, by those that transform them (the result of `gradhomog.task_features`) and
-            by `level="features"`. Losses may depend on the shared part only through it.
-        level: `"parameters"`; or `"features"`: the rows are ∂L_i/∂z, and one pass through the shared part follows after
-            they are homogenized (an upper bound of the criterion: Sener and Koltun 2018, section 3.3).
-        per: homogenize all parameters together (`"model"`), those of each layer (`"layer"`, by name), each tensor
-            (`"tensor"`), or groups by glob patterns over names. Each group has its own state, within `pipe`.
-        heads: `"own"`: each head gets the gradient of its loss; `"weighted"`: that times weight/N, as if the weighted
-            mean of the losses were differentiated.
+        pipe: a pipeline, created once before the loop, because it holds the homogenizers' states.
+        parameters: the shared parameters: a module, its `parameters()` or `named_parameters()`, or a dict. By default
+            the leaves that `features` depend on, or, without features, the leaves that two or more losses depend on. If
+            a loss does not depend on a shared parameter, its row is zero there.
+        features: the output of the shared part, which is the input of the heads; one tensor or several. The losses are
+            differentiated w.r.t. it once, and the rows then require passes through the shared part only. Required by
+            homogenizers that read features, by those that transform them (pass the result of `gradhomog.task_features`)
+            and by `level="features"`. Losses must depend on the shared part only through it.
+        level: `"parameters"`; or `"features"`: the rows are ∂L_i/∂z, and their homogenized mean is backpropagated
+            through the shared part in one pass (an upper bound of the criterion: Sener and Koltun 2018, section 3.3).
+        per: homogenize all parameters together (`"model"`), the parameters of each layer (`"layer"`, by name), each
+            tensor (`"tensor"`), or groups by glob patterns over names. Each group has a separate state, within `pipe`.
+        heads: `"own"`: each head gets the gradient of its loss; `"weighted"`: that gradient times weight/N, as if the
+            weighted mean of the losses were differentiated.
         domains, targets: as in `Pipeline.combine`.
-        scaler: of a half-precision loop. Pass the losses without its scale: gradients are computed with it, the
-            homogenizers see them without it, and `.grad` is written with it, for `scaler.step`. If a row overflows,
-            infinity is written to every `.grad`, with any policy for NaN, so that the scaler skips the step; no state
-            changes.
-        create_graph: keep the graph of what is written. Every homogenizer must claim `differentiable`.
+        scaler: the gradient scaler of a half-precision loop. Pass unscaled losses: gradients are computed with the
+            scale, homogenizers receive them without it, and `.grad` is written with it, for `scaler.step`. If a row
+            overflows, infinity is written to every `.grad`, with any `nonfinite` policy, so that the scaler skips the
+            step; no state changes.
+        create_graph: keep the graph of the written gradients. Every homogenizer must claim `differentiable`.
         retain_graph: keep the graph of the losses.
-        chunks: for less memory, compute the rows in this many groups of parameters and keep none: norms and inner
-            products take up to `chunks` times the passes, the direction one more. Without effect where homogenizers
-            read rows, with `per`, with `nonfinite="drop"`, and where losses share a head.
-        inspect: compute the Gramian for the result even if no homogenizer needs it.
+        chunks: to save memory, compute the rows in this many groups of parameters and keep none: norms and inner
+            products require up to `chunks` times as many passes, the direction one more. No effect if homogenizers
+            read rows, with `per`, with `nonfinite="drop"`, or if losses share a head.
+        inspect: compute the Gramian for the result even if no homogenizer reads it.
 
     Returns:
-        The result of the step: direction by name (the only result for tensors that are no leaves), weights, Gramian,
-        cosines, measurements. Where `.grad` was None, it is the direction, in the same memory unless it was scaled.
+        The result of the step: direction by name (the only output for tensors that are not leaves), weights, Gramian,
+        cosines, measurements. If `.grad` was None, it shares memory with the direction, unless a scale was applied.
 
     Gradients are added to `.grad`, as by `Tensor.backward`. `gradhomog.accumulated` adds up the rows of several batches
-    before they are homogenized; `gradhomog.loss` is the same step behind a scalar's `backward()`. Frozen parameters and
-    those that no loss depends on are not changed.
+    before they are homogenized; `gradhomog.loss` takes the same step in the `backward()` of a scalar. Frozen parameters
+    and parameters that no loss depends on do not change.
 
     Raises:
-        OptionError: a loss is no scalar; none has a graph; nothing is shared; a loss reaches shared parameters past the
-            features; an option does not fit the pipeline; the process is one of several ranks.
-        NonfiniteError, NotDifferentiableError, PluginRunError: as of `Pipeline.combine`; nothing was written.
+        OptionError: a loss is not a scalar; no loss has a graph; no parameter is shared; a loss depends on shared
+            parameters other than through the features; an option is invalid for the pipeline; the process is one of
+            several ranks.
+        NonfiniteError, NotDifferentiableError, PluginRunError: as in `Pipeline.combine`; nothing was written.
 
-    Cost: N backward passes; the graph is freed with the last. One pass in all where no homogenizer reads norms, inner
+    Cost: N backward passes; the graph is freed with the last. One pass in total if no homogenizer reads norms, inner
     products or rows (the plain mean, fixed weights, weights from losses or, with `features`, from the gradients w.r.t.
-    them) and losses share nothing else: then the task that made a gradient NaN cannot be named. Memory: N gradients of
-    the shared parameters, as autograd left them; 1/`chunks` of that.
+    them) and losses share no other leaf; errors about NaN then cannot name the task. Memory: N gradients of the shared
+    parameters, without a copy; 1/`chunks` of that.
 
     >>> import torch, gradhomog
     >>> _ = torch.manual_seed(0)
@@ -106,10 +107,10 @@ def backward(
     (torch.Size([2, 2]), torch.Size([4, 3]), torch.Size([1, 4]))
     """
     check_options(pipe, features, level, per, heads, chunks, create_graph)
-    factor = scale_of(scaler, losses)
+    factor = scaler_factor(scaler, losses)
     found = trace(losses, parameters, features)
     if parameters is None:
-        check_found(pipe, per)
+        check_discovered_parameters(pipe, per)
     scaled = scaler is not None and scaler.is_enabled()
     options = step_options(found.tasks, features, domains, targets, level, per, heads, inspect, factor, scaled)
     step = compute(pipe, found, options, create_graph=create_graph, retain_graph=retain_graph, chunks=chunks)
@@ -120,7 +121,7 @@ def step_options(
     tasks: TaskLosses, features: Features | None, domains: Sequence[str] | None, targets: Tensor | None, level: Level,
     per: Per, heads: Heads, inspect: bool, factor: float, scaled: bool,
 ) -> Options:  # fmt: skip
-    """The options of a step for the tasks that are present; `scaled`: a gradient scaler handles infinity."""
+    """Return the options of a step for the present tasks; `scaled`: a gradient scaler handles infinity."""
     if isinstance(features, TaskFeatures):
         _check_same_domains(features.domains, tuple(domains or tasks.names or ()))
     present = tasks.present(domains or tasks.names, "domains")
@@ -133,18 +134,18 @@ def compute(
     pipe: Pipeline, found: Trace, options: Options, *, create_graph: bool = False, retain_graph: bool = False,
     chunks: int = 1,
 ) -> ComputedStep:  # fmt: skip
-    """The step of traced losses, with nothing written yet."""
-    reads_features = features_are_read(pipe)
-    # One pass from loss to parameters is cheaper than two, unless the gradients w.r.t. the features are needed.
+    """Compute the step of traced losses, without writing gradients."""
+    reads_features = pipeline_reads_features(pipe)
+    # One pass from loss to parameters is cheaper than two, so features are used only if gradients w.r.t. them are read.
     batch = differentiate(
         found, factor=options.factor, create_graph=create_graph, retain_graph=retain_graph,
-        through_features=reads_features or options.level == "features", show_features=reads_features,
+        through_features=reads_features or options.level == "features", return_features=reads_features,
     )  # fmt: skip
     if options.level == "features":
         assert isinstance(batch.derivatives, ThroughFeatures)  # by `through_features`
         return compute_step(pipe, batch, feature_jacobian(batch.derivatives), options)
     if options.per != "model":
-        group_names(list(found.shared), options.per)  # its errors come before any gradient
+        group_names(list(found.shared), options.per)  # raise its errors before computing gradients
     drop = pipe.nonfinite == "drop" and not options.scaled
     reads_rows = any(
         "jacobian" in m.needs for m in (*pipe.stages.acting, *pipe.stages.updating, *pipe.stages.measuring)
@@ -153,8 +154,8 @@ def compute(
     return compute_step(pipe, batch, LazyJacobian(batch.derivatives, eager=eager, chunks=chunks), options)
 
 
-def features_are_read(pipe: Pipeline) -> bool:
-    """Whether a homogenizer reads features: it declares so, or transforms them and declares nothing."""
+def pipeline_reads_features(pipe: Pipeline) -> bool:
+    """True if a homogenizer declares that it reads features, or transforms them and declares nothing."""
     reading = [member for member in pipe.members if "features" in member.needs]
     return any(member.declares_needs or member.homogenizer.overrides("transform") for member in reading)
 
@@ -163,75 +164,80 @@ def check_options(
     pipe: Pipeline, features: Features | None = None, level: Level = "parameters", per: Per = "model",
     heads: Heads = "own", chunks: int = 1, create_graph: bool = False, features_follow: bool = False,
 ) -> None:  # fmt: skip
-    """Refuse options without effect or in contradiction. `features_follow`: they are given batch by batch.
+    """Raise for invalid options, and for options without effect or in contradiction.
+
+    `features_follow`: features are passed later, with each batch.
 
     Raises:
-        OptionError.
+        OptionError: the message names the option.
     """
     require_one_process()
     if not isinstance(pipe, Pipeline):
         raise OptionError(
-            f"`pipe` must be a pipeline, made once before the loop: pipe = gradhomog.pipeline('pcgrad'); got {pipe!r}."
+            f"`pipe` must be a pipeline; got {pipe!r}. Create it once before the loop: "
+            "pipe = gradhomog.pipeline('pcgrad')."
         )
     if level not in ("parameters", "features"):
         raise OptionError(f"`level` must be 'parameters' or 'features'; got {level!r}.")
     if type(chunks) is not int or chunks < 1:
-        raise OptionError(f"`chunks` must be a whole number of at least 1; got {chunks!r}.")
+        raise OptionError(f"`chunks` must be an integer >= 1; got {chunks!r}.")
     if heads not in ("own", "weighted"):
         raise OptionError(f"`heads` must be 'own' or 'weighted'; got {heads!r}.")
     if level == "features" and per != "model":
-        raise OptionError("`per` groups parameters; with level='features' there are none to group. Leave one out.")
+        raise OptionError(
+            f"`per` must be 'model' with level='features', as it groups parameters; got {per!r}. Remove one of the two."
+        )
     if heads == "weighted" and create_graph:
-        raise OptionError("heads='weighted' has no graph to the weights; use heads='own' with create_graph=True.")
+        raise OptionError("heads='weighted' cannot keep a graph; use heads='own' with create_graph=True.")
     replacing = [member.selector for member in pipe.members if member.stage == "rows"]
     if heads == "weighted" and (replacing or per != "model"):
-        what = f"{' and '.join(replacing)} replaces rows" if replacing else f"per={per!r} weighs each group separately"
+        reason = f"{' and '.join(replacing)} replaces rows" if replacing else f"per={per!r} has weights per group"
         raise OptionError(
-            "heads='weighted' needs a step that is one weighted mean of the tasks' gradients, but "
-            f"{what}. Use heads='own'."
+            "heads='weighted' requires a direction that is a weighted mean of the tasks' gradients, but "
+            f"{reason}. Use heads='own'."
         )
     if features_follow:
         return
     reading = [m.selector for m in pipe.members if m.declares_needs and "features" in m.needs]
     if features is None and (level == "features" or reading):
-        what = f"{' and '.join(reading)} reads features" if reading else "level='features' needs features"
-        raise OptionError(f"{what}: pass the output of the shared part of the model as `features`.")
+        reason = f"{' and '.join(reading)} reads features" if reading else "level='features' requires features"
+        raise OptionError(f"{reason}: pass the output of the shared part of the model as `features`.")
     transforms = [member.selector for member in pipe.members if member.homogenizer.overrides("transform")]
     if transforms and not isinstance(features, TaskFeatures):
-        change = "change" if len(transforms) > 1 else "changes"
+        verb = "transform" if len(transforms) > 1 else "transforms"
         raise OptionError(
-            f"{' and '.join(transforms)} {change} the input of the heads. Pass them "
-            "views = gradhomog.task_features(z, pipe, tasks=N), and pass features=views here."
+            f"{' and '.join(transforms)} {verb} the input of the heads. Create it by "
+            "views = gradhomog.task_features(z, pipe, tasks=N), pass views[i] to head i, and pass features=views here."
         )
 
 
-def check_found(pipe: Pipeline, per: Per) -> None:
-    """Reject state by parameter name where parameters were discovered: their names depend on the order of the losses.
+def check_discovered_parameters(pipe: Pipeline, per: Per) -> None:
+    """Raise for state by parameter name without `parameters`: discovered names depend on the order of the losses.
 
     Raises:
-        OptionError.
+        OptionError: a homogenizer keeps rows, or `per` keeps a state per group.
     """
     keeping = [
         m.selector for m in pipe.members
         if m.spec is not None and "stateful" in m.spec.traits and m.declares_needs and "jacobian" in m.needs
     ]  # fmt: skip
     if per != "model" or keeping:
-        what = f"{' and '.join(keeping)} keeps rows" if keeping else "per keeps a state"
-        raise OptionError(f"{what} by the parameters' names. Pass the shared module as `parameters`.")
+        reason = f"{' and '.join(keeping)} keeps rows" if keeping else "`per` keeps a state"
+        raise OptionError(f"{reason} by the parameters' names. Pass the shared module as `parameters`.")
 
 
 def _check_same_domains(views: tuple[str, ...], domains: tuple[str, ...]) -> None:
     if views != domains:
         raise OptionError(
-            f"the views in `features` were made for domains {list(views) or 'unnamed'}, the losses are of "
-            f"{list(domains) or 'unnamed ones'}. Pass domains=[...] to task_features in the order of the losses."
+            f"`features` must have the domains of the losses, {list(domains) or 'without names'}; got views for "
+            f"{list(views) or 'domains without names'}. Pass domains=[...] to task_features in the order of the losses."
         )
 
 
-def scale_of(scaler: torch.amp.GradScaler | None, losses: Losses) -> float:
-    """The current factor of a gradient scaler; 1 without one."""
+def scaler_factor(scaler: torch.amp.GradScaler | None, losses: Losses) -> float:
+    """Return the current scale of a gradient scaler; 1 without a scaler."""
     if scaler is None or not scaler.is_enabled():
         return 1.0
     entries = losses.values() if isinstance(losses, Mapping) else [losses] if isinstance(losses, Tensor) else losses
     device = next((loss.device for loss in entries if isinstance(loss, Tensor)), torch.device("cpu"))
-    return float(scaler.scale(torch.ones((), device=device)))  # the scaler makes its factor at the first call
+    return float(scaler.scale(torch.ones((), device=device)))  # the scaler creates its scale at the first call

@@ -1,4 +1,4 @@
-"""One batch's losses, ready to be differentiated: shared parameters found, features separated."""
+"""Trace the losses of one batch to their leaves, and differentiate them w.r.t. parameters and features."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gradhomog.autograd.inputs import (
     shared_parameters,
     task_losses,
 )
-from gradhomog.autograd.reachability import Reachability, in_several
+from gradhomog.autograd.reachability import Reachability, in_two_or_more
 from gradhomog.autograd.task_features import TaskFeatures
 from gradhomog.errors import OptionError
 
@@ -26,13 +26,13 @@ Features = Tensor | Sequence[Tensor] | TaskFeatures
 
 @dataclass
 class Batch:
-    """The losses of one batch before any gradient is computed.
+    """The losses of one batch, whose gradients are computed on demand.
 
     Attributes:
         tasks: the present tasks with their losses.
-        derivatives: of these losses.
+        derivatives: the derivatives of these losses.
         own: for each present task the leaves that are not shared.
-        features, feature_grads: `[tasks, batch, features]` by tap, as `Pipeline.homogenize` takes them, or empty.
+        features, feature_grads: `[tasks, batch, features]` by tap, as in `Pipeline.homogenize`, or empty.
     """
 
     tasks: TaskLosses
@@ -43,20 +43,20 @@ class Batch:
 
     @property
     def own_gradients(self) -> list[list[tuple[Tensor, Tensor | None]]]:
-        """For each task its own leaves with their gradients, after the rows or their sum were computed."""
+        """For each task the leaves in `own` with their gradients; available after the rows or their sum."""
         pairs = zip(self.own, self.derivatives.own, strict=True)
         return [list(zip(leaves, gradients, strict=True)) for leaves, gradients in pairs]
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Losses with the leaves that they depend on; nothing is differentiated yet.
+    """Losses with the leaves that they depend on.
 
     Attributes:
         tasks: the present tasks with their losses.
         shared: the shared parameters by name.
-        own: for each present task its other leaves.
-        tops, views: the features that the heads start from, and each present task's views of them.
+        own: for each present task the leaves that are not shared.
+        tops, views: the features, and each present task's views of them.
     """
 
     tasks: TaskLosses
@@ -66,21 +66,21 @@ class Trace:
     views: list[Sequence[Tensor]]
 
 
-def trace(given: Losses, parameters: Parameters | None, features: Features | None) -> Trace:
+def trace(losses: Losses, parameters: Parameters | None, features: Features | None) -> Trace:
     """Find the leaves that each loss depends on.
 
     Raises:
         OptionError: see `gradhomog.backward`.
     """
-    tasks = task_losses(given)
+    tasks = task_losses(losses)
     views = features.taps if isinstance(features, TaskFeatures) else []
     if views and len(views) != tasks.tasks:
-        raise OptionError(f"`features` are views of {len(views)} tasks; there are {tasks.tasks} losses.")
+        raise OptionError(f"`features` must have one view per loss; got {len(views)} views and {tasks.tasks} losses.")
     whole = features.features if isinstance(features, TaskFeatures) else features
     tops = [] if whole is None else feature_tensors(whole)
     shared = {} if parameters is None else shared_parameters(parameters)
     graph = Reachability(until=tops, leaves=shared.values())
-    bits = [graph.by(loss) for loss in tasks.losses]
+    bits = [graph.reach(loss) for loss in tasks.losses]
     if parameters is None:
         shared = _find_shared(tasks, bits, graph, tops)
     shared_bits = graph.bits(shared.values())
@@ -93,52 +93,52 @@ def trace(given: Losses, parameters: Parameters | None, features: Features | Non
 
 def differentiate(
     found: Trace, *, factor: float = 1.0, create_graph: bool = False, retain_graph: bool = False,
-    through_features: bool = False, show_features: bool = False,
+    through_features: bool = False, return_features: bool = False,
 ) -> Batch:  # fmt: skip
-    """A batch whose gradients are computed on demand; with `through_features` those w.r.t. the features are at once.
+    """Return a batch whose gradients are computed on demand.
 
-    `show_features`: a homogenizer reads features and the gradients w.r.t. them.
+    `through_features`: compute the gradients w.r.t. the features immediately, and the others from them.
+    `return_features`: include the features and the gradients w.r.t. them in the batch, for homogenizers.
     """
     graph = LossGraph(found.tasks.losses, found.shared, found.own, factor, create_graph, retain_graph)
     if not (found.tops and through_features):
         return Batch(found.tasks, Direct(graph), found.own, [], [])
     derivatives = ThroughFeatures(graph, found.tops, found.views)
     with torch.set_grad_enabled(create_graph):
-        taps, grads = _feature_taps(found.tops, derivatives, found.views, factor) if show_features else ([], [])
+        taps, grads = _feature_taps(found.tops, derivatives, found.views, factor) if return_features else ([], [])
     return Batch(found.tasks, derivatives, found.own, taps, grads)
 
 
 def _find_shared(
     tasks: TaskLosses, bits: Sequence[int], graph: Reachability, tops: Sequence[Tensor]
 ) -> dict[str, Tensor]:
-    """The leaves below the features, or of several losses, where `parameters` is not given; `nn.Parameter`s, if any."""
+    """Return the leaves of the features, or else of two or more losses; only `nn.Parameter`s if there are any."""
     if tops:
         below = Reachability()
         for top in tops:
-            below.by(top)
+            below.reach(top)
         leaves = below.leaves
     elif tasks.stacked or len(tasks.losses) == 1:
-        which = (
-            "were stacked into one tensor, of which each reaches all that any does" if tasks.stacked else "are only one"
-        )
-        raise OptionError(f"the losses {which}, so the shared parameters cannot be found. Pass `parameters`.")
+        reason = "the losses were stacked into one tensor" if tasks.stacked else "there is only one loss"
+        raise OptionError(f"`parameters` is required, because {reason}; the shared parameters cannot be inferred.")
     else:
-        leaves = graph.tensors(in_several(bits))
+        leaves = graph.tensors(in_two_or_more(bits))
     if not leaves:
         raise OptionError(
-            f"the {len(tasks.losses)} losses must share a parameter; they share none. Pass the shared ones as "
-            "`parameters` if they are no leaves of the graph, and check that nothing is detached."
+            f"the {len(tasks.losses)} losses must share a parameter; they share none. Pass the shared tensors as "
+            "`parameters` if they are not leaves of the graph, and check that no output is detached."
         )
-    learnt = [leaf for leaf in leaves if isinstance(leaf, nn.Parameter)]
-    return {str(index): leaf for index, leaf in enumerate(learnt or leaves)}
+    parameters = [leaf for leaf in leaves if isinstance(leaf, nn.Parameter)]
+    return {str(index): leaf for index, leaf in enumerate(parameters or leaves)}
 
 
 def _check_through_features(bits: Sequence[int], shared: int, tasks: TaskLosses) -> None:
     for index, own in enumerate(bits):
         if own & shared:
             raise OptionError(
-                f"the loss of task {tasks.label(index)} reaches shared parameters past `features`. Give all the "
-                "tensors through which heads use the shared part, or leave `features` out."
+                f"the loss of task {tasks.label(index)} must depend on shared parameters only through `features`; it "
+                "depends on them by another path. Pass all outputs of the shared part that heads use, or omit "
+                "`features`."
             )
 
 
@@ -150,15 +150,16 @@ def _check_independent(tops: Sequence[Tensor]) -> None:
     for index, top in enumerate(tops):
         if top.grad_fn is not None and among.below(top) & every:
             raise OptionError(
-                f"`features` must not be computed from one another; the one at place {index} is computed from another "
-                "one, whose gradients would count twice. Give the earliest ones that the heads use, or leave them out."
+                f"`features` must not be computed from one another; features[{index}] is computed from another entry, "
+                "whose gradients would count twice. Pass only the earliest tensors that the heads use, or omit "
+                "`features`."
             )
 
 
 def _feature_taps(
     tops: Sequence[Tensor], through: ThroughFeatures, views: Sequence[Sequence[Tensor]], factor: float
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Features and the gradients w.r.t. them, `[tasks, batch, features]` at every tap; several are concatenated."""
+    """Return features and gradients w.r.t. them, `[tasks, batch, features]` at every tap; several are concatenated."""
     tasks = len(through.feature_grads)
     if views:
         taps = [torch.cat(list(tap)) for tap in zip(*views, strict=True)]
@@ -169,7 +170,7 @@ def _feature_taps(
         return taps, grads
     if len({top.shape[0] for top in tops if top.dim()}) != 1:
         raise OptionError(
-            "a homogenizer reads features, so all of them must have one batch in their first dimension; got "
+            "a homogenizer reads features, so all of them must have the same first dimension, the batch; got "
             f"{', '.join(str(tuple(top.shape)) for top in tops)}."
         )
     flat = [top.flatten(1) if top.dim() > 1 else top[:, None] for top in tops]
@@ -183,7 +184,7 @@ def _feature_taps(
 
 
 def without_factor(grad: Tensor | None, like: Tensor, factor: float) -> Tensor:
-    """A gradient w.r.t. features without the scaler's factor, in float32 or wider: half precision underflows."""
+    """Divide a gradient w.r.t. features by the scaler's factor, in float32 or wider, as half precision underflows."""
     if grad is None:
         return torch.zeros_like(like, requires_grad=False, dtype=torch.promote_types(like.dtype, torch.float32))
     return grad.to(torch.promote_types(grad.dtype, torch.float32)) / factor

@@ -1,4 +1,4 @@
-"""Gradients of the losses w.r.t. shared parameters and heads: one pass per task, or one pass for their weighted sum."""
+"""Gradients of losses w.r.t. shared parameters and heads: one pass per task, or one pass for their weighted sum."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import torch
 from torch import Tensor
 
 SMALLEST_SHARE = 1e-2
-"""The smallest weight from which a head's gradient is recovered by division: half precision underflows below."""
+"""The smallest weight by which a head's gradient is divided again; with smaller ones half precision underflows."""
 
 Gradients = list[Tensor | None]
 TaskGradients = dict[str, Gradients]
-"""For each shared parameter one gradient per task, None where the loss does not depend on it."""
+"""For each shared parameter one gradient per task, None if the loss does not depend on it."""
 
 
 @dataclass
 class LossGraph:
-    """The graph that is differentiated.
+    """The losses to differentiate, with the leaves that they depend on.
 
     Attributes:
         losses: one scalar per task.
-        shared: parameters by name.
+        shared: the shared parameters by name.
         own: for each task the other leaves that its loss depends on.
-        factor: of every gradient, against underflow in half precision.
+        factor: factor of every gradient, against underflow in half precision.
         create_graph, retain_graph: as in `torch.autograd.grad`.
     """
 
@@ -40,7 +40,7 @@ class LossGraph:
     def gradients(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], output_grads: Sequence[Tensor], last: bool
     ) -> Gradients:
-        """Σ over outputs of output_grad · ∂output/∂input; the graph is freed with the last call."""
+        """Return Σ over outputs of output_grad · ∂output/∂input; the last call frees the graph."""
         if not inputs or not outputs:
             return [None] * len(inputs)
         found = torch.autograd.grad(
@@ -49,19 +49,19 @@ class LossGraph:
         )  # fmt: skip
         if all(gradient is None or gradient.layout == torch.strided for gradient in found):
             return list(found)
-        return [as_dense(gradient) for gradient in found]  # of a sparse embedding
+        return [as_dense(gradient) for gradient in found]  # gradients of a sparse embedding
 
     def seed(self, loss: Tensor) -> Tensor:
-        """The gradient of `factor · loss` w.r.t. itself."""
+        """Return `factor` as a tensor like the loss: the first gradient of its backward pass."""
         return torch.full_like(loss, self.factor)
 
 
 @dataclass
 class Derivatives(ABC):
-    """Two ways to a direction: the gradient of each task, or the weighted sum of them in one pass.
+    """The gradients of the losses, either one per task or as a weighted sum from one pass.
 
     Attributes:
-        own: for each task the gradients of its own leaves, after either way.
+        own: for each task the gradients of its leaves in `graph.own`; available after `rows` or `weighted_sum`.
     """
 
     graph: LossGraph
@@ -69,22 +69,22 @@ class Derivatives(ABC):
 
     @abstractmethod
     def rows(self) -> TaskGradients:
-        """One gradient per task and shared parameter."""
+        """Return one gradient per task and shared parameter."""
 
     @abstractmethod
     def some_rows(self, names: Sequence[str]) -> TaskGradients:
-        """The same for some parameters; the graph is kept for others."""
+        """Return the rows of some parameters; the graph is kept for the others."""
 
     @abstractmethod
     def weighted_sum(self, weights: Tensor) -> Gradients | None:
-        """Σ_i weights_i · row_i for each shared parameter; None if it requires the rows."""
+        """Return Σ_i weights_i · row_i for each shared parameter; None if it must be computed from the rows."""
 
     def _by_name(self, rows: Sequence[Gradients], names: Iterable[str]) -> TaskGradients:
         return {name: [row[index] for row in rows] for index, name in enumerate(names)}
 
 
 class Direct(Derivatives):
-    """From the losses to all leaves in one pass."""
+    """Differentiates the losses w.r.t. all leaves in one pass."""
 
     def rows(self) -> TaskGradients:
         graph, shared = self.graph, list(self.graph.shared.values())
@@ -104,10 +104,10 @@ class Direct(Derivatives):
         graph, shared = self.graph, list(self.graph.shared.values())
         own = [leaf for leaves in graph.own for leaf in leaves]
         if len({id(leaf) for leaf in own}) < len(own):
-            return None  # of a leaf that several losses reach, the tasks' gradients cannot be separated afterwards
+            return None  # two losses depend on one leaf: the sum of its gradients cannot be split by task
         factors: list[float] = weights.tolist()
-        # A head's gradient comes out of the same pass multiplied by its task's weight; a weight so small that digits
-        # would be lost gets a pass through the head of its own.
+        # The same pass returns a head's gradient multiplied by its task's weight, which is then divided out. If the
+        # weight is so small that digits would be lost, a separate pass differentiates the head.
         together = [abs(factor) > SMALLEST_SHARE for factor in factors]
         self.own = [
             [] if shares else graph.gradients([loss], leaves, [graph.seed(loss)], False)
@@ -118,7 +118,7 @@ class Direct(Derivatives):
             return [torch.zeros_like(parameter, requires_grad=False) for parameter in shared]
         losses = [graph.losses[task] for task in active]
         shares: list[Any] = [factors[task] for task in active]
-        if weights.requires_grad:  # with its graph
+        if weights.requires_grad:  # keep the graph of the weights
             shares = [weights[task].to(loss) for task, loss in zip(active, losses, strict=True)]
             seeds = [share * graph.factor for share in shares]
         else:
@@ -136,12 +136,12 @@ class Direct(Derivatives):
 
 
 class ThroughFeatures(Derivatives):
-    """From each loss to the features at once, so that only the shared part remains for the rows or their sum.
+    """Differentiates each loss w.r.t. the features in the constructor, and then the shared part for the rows or sums.
 
     Attributes:
         features: the outputs of the shared part.
         feature_grads: for each task the gradients of its loss w.r.t. the features.
-        tap_grads: for each task those w.r.t. the tensors between features and head.
+        tap_grads: for each task the gradients w.r.t. the tensors between features and head.
     """
 
     def __init__(self, graph: LossGraph, features: Sequence[Tensor], taps: Sequence[Sequence[Tensor]] = ()) -> None:
@@ -175,7 +175,7 @@ class ThroughFeatures(Derivatives):
         return self.back(total)
 
     def back(self, feature_grads: Gradients) -> Gradients:
-        """The gradients of the shared parameters that belong to one gradient w.r.t. the features."""
+        """Backpropagate one gradient w.r.t. the features to the shared parameters."""
         return self._back(feature_grads, self.graph.shared.values(), True)
 
     def _back(self, feature_grads: Gradients, inputs: Iterable[Tensor], last: bool) -> Gradients:
@@ -184,7 +184,7 @@ class ThroughFeatures(Derivatives):
 
 
 class Summed(Derivatives):
-    """Gradients of several batches, already added up."""
+    """Sums of the gradients of several batches, computed before."""
 
     def __init__(self, graph: LossGraph, rows: TaskGradients, own: list[Gradients]) -> None:
         super().__init__(graph)
@@ -201,5 +201,5 @@ class Summed(Derivatives):
 
 
 def as_dense(gradient: Tensor | None) -> Tensor | None:
-    """A gradient as autograd gives it; that of a sparse embedding is made dense."""
+    """Convert the sparse gradient of an embedding to a dense tensor; return other gradients unchanged."""
     return gradient.to_dense() if gradient is not None and gradient.layout != torch.strided else gradient

@@ -9,14 +9,14 @@ from typing import Literal
 from gradhomog.errors import OptionError
 
 Per = Literal["model", "layer", "tensor"] | Mapping[str, str]
-"""All parameters together, those of each module, each tensor, or groups by glob patterns over names."""
+"""All parameters together, the parameters of each module, each tensor, or groups by glob patterns over names."""
 
 
 def group_names(names: Sequence[str], per: Per) -> dict[str, list[str]]:
-    """The parameters' names by group, in order; every parameter is in exactly one.
+    """Return the parameters' names by group, in order; every parameter is in exactly one group.
 
     Raises:
-        OptionError: a pattern matches nothing, a parameter matches none, or `per` is something else.
+        OptionError: a pattern matches no parameter, a parameter matches no pattern, or `per` has an invalid value.
     """
     if isinstance(per, Mapping):
         return _by_pattern(names, per)
@@ -28,17 +28,17 @@ def group_names(names: Sequence[str], per: Per) -> dict[str, list[str]]:
     for name in names:
         if per == "layer" and name.isdigit():
             raise OptionError(
-                "per='layer' groups by the parameters' names, and these have none. Pass the module, or "
+                "per='layer' groups parameters by name; got parameters without names. Pass the module, or "
                 "module.named_parameters(), as `parameters`."
             )
-        # `conv.weight` and `conv.bias` are one layer; a parameter of the outermost module is a layer by itself.
+        # `conv.weight` and `conv.bias` are one layer; a parameter of the outermost module is a separate layer.
         groups.setdefault(name.rpartition(".")[0] or name if per == "layer" else name, []).append(name)
     return groups
 
 
 def _by_pattern(names: Sequence[str], patterns: Mapping[str, str]) -> dict[str, list[str]]:
     if wrong := [entry for pair in patterns.items() for entry in pair if not isinstance(entry, str)]:
-        raise OptionError(f"`per` must hold texts, names of groups and patterns; got {wrong[0]!r}.")
+        raise OptionError(f"`per` must map names of groups to patterns, all of them strings; got {wrong[0]!r}.")
     groups: dict[str, list[str]] = {group: [] for group in patterns}
     for name in names:
         for group, pattern in patterns.items():
@@ -46,10 +46,12 @@ def _by_pattern(names: Sequence[str], patterns: Mapping[str, str]) -> dict[str, 
                 groups[group].append(name)
                 break
         else:
-            raise OptionError(f"`per` must cover every shared parameter; {name!r} matches none of {dict(patterns)}.")
+            raise OptionError(
+                f"`per` must have a pattern for every shared parameter; {name!r} matches none of {dict(patterns)}."
+            )
     if empty := [group for group, members in groups.items() if not members]:
         raise OptionError(
-            f"`per` must hold patterns that match; {patterns[empty[0]]!r} of {empty[0]!r} matches none (or only what "
-            f"an earlier one has) of {', '.join(names[:6])}{', …' if len(names) > 6 else ''}."
+            f"every pattern in `per` must match a parameter that no earlier pattern matches; {patterns[empty[0]]!r} of "
+            f"{empty[0]!r} matches none of {', '.join(names[:6])}{', …' if len(names) > 6 else ''}."
         )
     return groups

@@ -1,4 +1,4 @@
-"""Losses, shared parameters and features in the forms that training loops have them in, validated."""
+"""Validate losses, shared parameters and features, in the forms that training loops use."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class TaskLosses:
 
     Attributes:
         losses: one scalar with a graph for each present task.
-        slots: the places of these tasks in the batch.
-        tasks: N, the number of tasks, absent ones included.
-        names: of all tasks, if they have any.
-        stacked: whether the losses were computed separately and stacked: each then reaches what any of them does.
+        slots: the positions of these tasks in the batch.
+        tasks: N, the number of tasks, including absent ones.
+        names: the names of all tasks, or None.
+        stacked: True if separate losses were stacked into one tensor: each then depends on all leaves of all losses.
     """
 
     losses: list[Tensor]
@@ -36,115 +36,121 @@ class TaskLosses:
     stacked: bool
 
     def label(self, index: int) -> str:
-        """The name of a present task in error messages."""
+        """Return the name of a present task for error messages."""
         slot = self.slots[index]
         return self.names[slot] if self.names else str(slot)
 
     def present(self, values: Sequence[str] | None, option: str) -> tuple[str, ...]:
-        """The entries of the present tasks, from one per task; empty without any.
+        """Select the entries of the present tasks from one entry per task; empty if there are no entries.
 
         Raises:
-            OptionError: there are neither as many entries as tasks nor none.
+            OptionError: the number of entries is neither the number of tasks nor zero.
         """
         if not values:
             return ()
         if len(values) != self.tasks:
-            raise OptionError(f"`{option}` must name one for each of the {self.tasks} tasks; got {list(values)}.")
+            raise OptionError(
+                f"`{option}` must contain one name for each of the {self.tasks} tasks; got {list(values)}."
+            )
         return tuple(values[slot] for slot in self.slots)
 
 
-def task_losses(given: Losses) -> TaskLosses:
-    """Validate losses. A task is absent if its loss is None or a constant (a tensor that requires no grad).
+def task_losses(values: Losses) -> TaskLosses:
+    """Validate losses. A task is absent if its loss is None or a constant (a tensor that does not require grad).
 
     Raises:
-        OptionError: no task is present; a loss is no real scalar tensor.
+        OptionError: no task is present; a loss is not a real scalar tensor.
     """
-    names = tuple(given) if isinstance(given, Mapping) else None
-    scalar = isinstance(given, Tensor) and given.dim() == 0
-    if scalar or not isinstance(given, Tensor | Sequence | Mapping):
-        found = "one scalar" if scalar else type(given).__name__
+    names = tuple(values) if isinstance(values, Mapping) else None
+    scalar = isinstance(values, Tensor) and values.dim() == 0
+    if scalar or not isinstance(values, Tensor | Sequence | Mapping):
+        found = "one scalar" if scalar else type(values).__name__
         raise OptionError(f"`losses` must be a sequence, a dict or a vector with one loss per task; got {found}.")
-    with torch.enable_grad():  # the graphs exist where this is called without gradients too
-        entries = list(given.values()) if isinstance(given, Mapping) else list(given)
+    with torch.enable_grad():  # keeps the graph of each entry, even if the caller has disabled gradients
+        entries = list(values.values()) if isinstance(values, Mapping) else list(values)
     if not entries:
-        raise OptionError("`losses` must hold one loss per task; got none.")
+        raise OptionError("`losses` must contain one loss per task; got none.")
     present: list[tuple[int, Tensor]] = []
     for slot, loss in enumerate(entries):
         if loss is None:
             continue
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
-            which = f"the loss of task {names[slot] if names else slot}"
+            task = names[slot] if names else slot
             found = f"shape {tuple(loss.shape)}, {loss.dtype}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise OptionError(f"{which} must be a real scalar tensor; got {found}. Take the mean over its examples.")
+            raise OptionError(
+                f"the loss of task {task} must be a real scalar tensor; got {found}. Take the mean over its examples."
+            )
         if loss.requires_grad:
             present.append((slot, loss))
     if not present:
         raise OptionError(
-            "at least one loss must have a graph; none has. Compute the losses from the model's outputs, without "
+            "at least one loss must have a graph; got none. Compute the losses from the model's outputs, without "
             "torch.no_grad, detach or item."
         )
-    stacked = isinstance(given, Tensor) and type(given.grad_fn).__name__ in ("StackBackward0", "CatBackward0")
+    stacked = isinstance(values, Tensor) and type(values.grad_fn).__name__ in ("StackBackward0", "CatBackward0")
     with torch.enable_grad():
         losses = [loss if loss.dim() == 0 else loss.reshape(()) for _, loss in present]
     return TaskLosses(losses, tuple(slot for slot, _ in present), len(entries), names, stacked)
 
 
-def shared_parameters(given: Parameters) -> dict[str, Tensor]:
-    """The tensors that require grad, by name, each once; without names they are numbered: `"0"`.
+def shared_parameters(parameters: Parameters) -> dict[str, Tensor]:
+    """Return the tensors that require grad, by name, each once; tensors without names are numbered from `"0"`.
 
     Raises:
-        OptionError: none requires grad; an entry is no real tensor; two tensors have one name.
+        OptionError: no tensor requires grad; an entry is not a real tensor; two tensors have the same name.
     """
-    if isinstance(given, Tensor):
-        raise OptionError("`parameters` must be a module, or several tensors; got one tensor. Write [tensor].")
+    if isinstance(parameters, Tensor):
+        raise OptionError("`parameters` must be a module or several tensors; got one tensor. Write [tensor].")
     named: list[tuple[str, Tensor]]
-    if isinstance(given, nn.Module):
-        named = [*given.named_parameters()]
-    elif isinstance(given, Mapping):
-        named = [*given.items()]
+    if isinstance(parameters, nn.Module):
+        named = [*parameters.named_parameters()]
+    elif isinstance(parameters, Mapping):
+        named = [*parameters.items()]
     else:
-        named = [entry if isinstance(entry, tuple) else (str(index), entry) for index, entry in enumerate(given)]
+        named = [entry if isinstance(entry, tuple) else (str(index), entry) for index, entry in enumerate(parameters)]
     found: dict[str, Tensor] = {}
     known: set[int] = set()
     for name, tensor in named:
         if not isinstance(tensor, Tensor) or tensor.is_complex():
-            what = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise OptionError(f"`parameters` must hold real tensors; {name!r} is {what}.")
+            kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise OptionError(f"`parameters` must contain real tensors; {name!r} is {kind}.")
         if not tensor.requires_grad or id(tensor) in known:
             continue
         if name in found:
             raise OptionError(
-                f"`parameters` holds two tensors called {name!r}, of shapes {tuple(found[name].shape)} and "
-                f"{tuple(tensor.shape)}. Put their modules into one (nn.ModuleList), or leave the names out."
+                f"`parameters` must have unique names; got two tensors with the name {name!r}, of shapes "
+                f"{tuple(found[name].shape)} and {tuple(tensor.shape)}. Put their modules into one (nn.ModuleList), or "
+                "pass tensors without names."
             )
         known.add(id(tensor))
         found[name] = tensor
     if not found:
         raise OptionError(
-            f"`parameters` must hold a tensor that requires grad; of {len(named)} given none does. Is the shared part "
+            f"`parameters` must contain a tensor that requires grad; got {len(named)} that do not. Is the shared part "
             "frozen?"
         )
     return found
 
 
-def feature_tensors(given: Tensor | Sequence[Tensor]) -> list[Tensor]:
-    """The tensors from which all heads start, each once.
+def feature_tensors(features: Tensor | Sequence[Tensor]) -> list[Tensor]:
+    """Return the feature tensors, each once.
 
     Raises:
-        OptionError: there is none; an entry is no tensor or requires no grad.
+        OptionError: there is none; an entry is not a tensor or does not require grad.
     """
-    if not isinstance(given, Tensor | list | tuple) or (not isinstance(given, Tensor) and not given):
+    if not isinstance(features, Tensor | list | tuple) or (not isinstance(features, Tensor) and not features):
+        empty = "an empty " if isinstance(features, list | tuple) else ""
         raise OptionError(
-            f"`features` must be a tensor, several, or the result of task_features; got {type(given).__name__}"
-            f"{'' if isinstance(given, Tensor) or given else ' without any'}."
+            "`features` must be a tensor, a sequence of tensors or the result of task_features; got "
+            f"{empty}{type(features).__name__}."
         )
-    tensors = [given] if isinstance(given, Tensor) else list(given)
+    tensors = [features] if isinstance(features, Tensor) else list(features)
     for tensor in tensors:
         if not isinstance(tensor, Tensor) or not tensor.requires_grad:
-            found = "no tensor" if not isinstance(tensor, Tensor) else "one that requires no grad"
+            found = type(tensor).__name__ if not isinstance(tensor, Tensor) else "a tensor that does not require grad"
             raise OptionError(
                 f"`features` must be the output of the shared part of the model, with its graph; got {found}. "
-                "Leave `features` out if the shared part is frozen."
+                "Omit `features` if the shared part is frozen."
             )
     return list({id(tensor): tensor for tensor in tensors}.values())
 
@@ -153,12 +159,12 @@ def require_one_process() -> None:
     """Raise in a process group of several ranks: their homogenizers would diverge.
 
     Raises:
-        OptionError: it names the number of ranks.
+        OptionError: the message contains the number of ranks.
     """
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
         raise OptionError(
-            f"gradients are homogenized within one process, and this is one of {distributed.get_world_size()} ranks: "
-            "each would take another direction, and the replicas would diverge. Nothing was written. Train on one "
-            "rank; steps across ranks are not supported yet."
+            f"gradients are homogenized within one process, but this process is one of {distributed.get_world_size()} "
+            "ranks. Every rank would compute another direction, and the replicas would diverge. Nothing was written. "
+            "Train on one rank; steps across ranks are not supported yet."
         )

@@ -1,4 +1,4 @@
-"""A Jacobian that is computed at its first use; a weighted mean alone needs one backward pass."""
+"""A Jacobian that is computed on first use; if only a weighted mean is read, one backward pass suffices."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from gradhomog.jacobian import Direction, Jacobian, PerTaskJacobian
 
 @final
 class LazyJacobian(Jacobian):
-    """The gradients of some losses, computed on demand.
+    """The gradients of the losses, computed on demand.
 
-    A pipeline that needs neither norms, inner products nor rows (weights from losses, or from features) reads only the
-    weighted mean at its end: then there is one backward pass instead of N.
+    A pipeline that reads neither norms, inner products nor rows (weights from losses, or from features) reads only the
+    weighted mean at its end. This takes one backward pass instead of N.
 
     Args:
-        derivatives: of the losses.
-        eager: compute the rows at once.
+        derivatives: the derivatives of the losses.
+        eager: compute the rows in the constructor.
         chunks: for norms and inner products, compute the rows of this many groups of parameters one after the other,
             and keep none.
 
     Attributes:
-        unused: names of parameters that no loss depends on, known once the rows or their mean were computed.
+        unused: names of parameters that no loss depends on; available after the rows or their mean were computed.
     """
 
     def __init__(self, derivatives: Derivatives, eager: bool = False, chunks: int = 1) -> None:
@@ -68,8 +68,8 @@ class LazyJacobian(Jacobian):
     def finite_tasks(self) -> list[bool]:
         if self._freed:
             raise NonfiniteError(
-                "the gradient of the shared parameters is not finite, though every loss is. Lower the learning rate. "
-                'Nothing was changed. All tasks shared one backward pass; set nonfinite="drop" to find the task.'
+                "the gradient of the shared parameters is not finite, although every loss is. Lower the learning rate. "
+                'Nothing was changed. All tasks share one backward pass; use nonfinite="drop" to identify the task.'
             )
         return self.per_task.finite_tasks()
 
@@ -80,7 +80,7 @@ class LazyJacobian(Jacobian):
 
     def compute_squared_norms(self) -> Tensor:
         if self._freed:
-            _ = self.finite_tasks()  # raises: there is nothing to differentiate any more
+            _ = self.finite_tasks()  # raises, because the graph is freed
         if self._whole:
             return self.per_task.compute_squared_norms()
         return self._by_chunks(PerTaskJacobian.compute_squared_norms)
@@ -133,13 +133,13 @@ def require_used(shared: Mapping[str, Tensor], unused: frozenset[str]) -> None:
         some = list(shared)
         raise OptionError(
             f"the losses must depend on the shared parameters; they depend on none of {', '.join(some[:4])}"
-            f"{', …' if len(some) > 4 else ''}. The graph is cut somewhere (detach, a copy of the model), or the "
-            "parameters are another model's."
+            f"{', …' if len(some) > 4 else ''}. Either the graph is cut (detach, a copy of the model), or these are "
+            "parameters of another model."
         )
 
 
 def _even_groups(shared: Mapping[str, Tensor], chunks: int) -> list[list[str]]:
-    """The names in at most so many groups of neighbours, each of about as many elements."""
+    """Split the names into at most `chunks` consecutive groups with about the same number of elements."""
     share, filled = sum(tensor.numel() for tensor in shared.values()) / chunks, 0
     groups: list[list[str]] = [[]]
     for name, tensor in shared.items():

@@ -1,4 +1,4 @@
-"""`loss`: a scalar whose `backward()` is the homogenized backward, for trainers that call `loss.backward()`."""
+"""`loss`: a scalar whose `backward()` computes homogenized gradients, for trainers that call `loss.backward()`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gradhomog.autograd.apply import Heads, Level, Options
-from gradhomog.autograd.backward import check_found, check_options, compute, step_options
+from gradhomog.autograd.backward import check_discovered_parameters, check_options, compute, step_options
 from gradhomog.autograd.batch import Features, Trace, trace
 from gradhomog.autograd.groups import Per
 from gradhomog.autograd.inputs import Losses, Parameters
@@ -34,29 +34,30 @@ def loss(
     inspect: bool = False,
     report: Callable[[Homogenization], None] | None = None,
 ) -> Tensor:
-    """The mean of the losses, as a scalar whose `backward()` writes the gradients of `gradhomog.backward`.
+    """Return the mean of the losses, as a scalar whose `backward()` writes the gradients of `gradhomog.backward`.
 
     θ.grad += f/N Σ_i (C J)_i  and  φ_i.grad += f ∂L_i/∂φ_i,  f the incoming gradient: 1 for `loss.backward()`, 1/k for
     `(loss / k).backward()`, the scale for `scaler.scale(loss).backward()`.
 
-    One line for any trainer that calls `loss.backward()` itself. Gradients arrive through autograd, so hooks after
+    For trainers that call `loss.backward()` themselves. The gradients are returned through autograd, so hooks after
     accumulation (of data-parallel wrappers, of fused optimizers) run once; `Tensor.register_hook` runs on every task's
     gradient and on the direction.
 
     Args:
-        losses, pipe, parameters, features, level, per, heads, domains, targets, inspect: as of `gradhomog.backward`.
+        losses, pipe, parameters, features, level, per, heads, domains, targets, inspect: as in `gradhomog.backward`.
         report: called with the result of the step during `backward()`.
 
     Returns:
-        A scalar. Where gradients are disabled (`torch.no_grad`, as in validation), it is the mean without a graph.
+        A scalar. If gradients are disabled (`torch.no_grad`, as in validation), the mean without a graph.
 
-    `backward()` takes the step, once: homogenizers are updated then, not when `loss` is called. An incoming gradient
-    above 1 is taken for a gradient scaler's: if gradients overflow, infinity is written, so that the scaler skips the
-    step. Not differentiable twice: use `gradhomog.backward(create_graph=True)`. With `(loss / k).backward()` for each
-    of k batches, every batch is homogenized alone; `gradhomog.accumulated` homogenizes their sum.
+    The step is taken in `backward()`, once: it updates the homogenizers, the call of `loss` does not. An incoming
+    gradient above 1 is interpreted as the scale of a gradient scaler: on overflow, infinity is written, so that the
+    scaler skips the step. Not differentiable twice: use `gradhomog.backward(create_graph=True)`. With
+    `(loss / k).backward()` for each of k batches, each batch is homogenized separately; `gradhomog.accumulated`
+    homogenizes their sum.
 
     Raises:
-        OptionError: as of `gradhomog.backward`. NonfiniteError, PluginRunError: from `backward()`; nothing was written.
+        OptionError: as in `gradhomog.backward`. NonfiniteError, PluginRunError: from `backward()`; nothing was written.
 
     Cost: as `gradhomog.backward`.
 
@@ -74,11 +75,11 @@ def loss(
         entries = losses.values() if isinstance(losses, Mapping) else losses
         values = [entry.detach().reshape(()) for entry in entries if entry is not None]
         if not values:
-            raise OptionError("`losses` must hold at least one loss that is not None; got none.")
+            raise OptionError("`losses` must contain at least one loss that is not None; got none.")
         return torch.stack(values).mean()
     found = trace(losses, parameters, features)
     if parameters is None:
-        check_found(pipe, per)
+        check_discovered_parameters(pipe, per)
 
     options = step_options(found.tasks, features, domains, targets, level, per, heads, inspect, 1.0, False)
     leaves = {id(leaf): leaf for own in found.own for leaf in own}
@@ -89,7 +90,7 @@ def loss(
 
 
 class _StepOnBackward:
-    """The step that the backward of one loss takes."""
+    """The step that the backward pass of one `loss` takes."""
 
     def __init__(
         self, pipe: Pipeline, found: Trace, options: Options,
@@ -99,13 +100,13 @@ class _StepOnBackward:
         self._trace: Trace | None = found
 
     def gradients(self, factor: float) -> list[Tensor | None]:
-        """`factor` times the homogenized gradient of each leaf; the states are assigned."""
+        """Return `factor` times the homogenized gradient of each leaf, and assign the states."""
         if self._trace is None:
             raise OptionError(
-                "backward() of gradhomog.loss was called twice; its step is taken once. Call gradhomog.loss again."
+                "backward() of gradhomog.loss must be called once; it was called twice. Call gradhomog.loss again."
             )
         step = compute(self._pipe, self._trace, replace(self._options, factor=factor, scaled=factor > 1))
-        self._trace = None  # and with it the graph of the losses
+        self._trace = None  # frees the graph of the losses
         found: dict[int, Tensor] = {}
         for leaf, gradient in (*step.shared, *step.own):
             found[id(leaf)] = found[id(leaf)] + gradient if id(leaf) in found else gradient
@@ -118,8 +119,8 @@ class _StepOnBackward:
 class _HomogenizedMean(torch.autograd.Function):
     """The mean of the losses as a function of the leaves that they depend on.
 
-    The graph of the losses is not part of the graph of the result: the backward differentiates it itself, task by task,
-    and returns one gradient per leaf.
+    The graph of the losses is not part of the graph of the result: the backward pass differentiates it separately, task
+    by task, and returns one gradient per leaf.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The leaves that a loss depends on, found by a walk through its autograd graph."""
+"""Find the leaves that a loss depends on, by traversing its autograd graph."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ class Reachability:
     """The leaves that tensors depend on; each node of their common graph is visited once.
 
     Args:
-        until: tensors at which the walk stops, such as features: their own leaves are not included.
-        leaves: tensors that count as leaves although they have a graph of their own, such as adapted parameters.
+        until: tensors at which the traversal stops, such as features: their leaves are not included.
+        leaves: tensors that count as leaves although they have a graph, such as adapted parameters.
     """
 
     def __init__(self, until: Iterable[Tensor] = (), leaves: Iterable[Tensor] = ()) -> None:
         self.leaves: list[Tensor] = []
         self._bit: dict[int, int] = {}
-        # The leaves below a node are the bits of an integer: a union costs as much as an addition.
+        # A set of leaves is stored as the bits of an integer, so that a union is one bitwise operation.
         self._found: dict[Any, int] = {}
-        # A node may have several outputs: the key is the node and the number of the output.
+        # A node may have several outputs: the key is the node and the index of the output.
         self._stops: dict[tuple[Any, int], int] = {}
         for tensor in until:
             if tensor.grad_fn is None:
@@ -32,15 +32,15 @@ class Reachability:
             if tensor.grad_fn is not None:
                 self._stops[tensor.grad_fn, tensor.output_nr] = self._leaf(tensor)
 
-    def by(self, tensor: Tensor) -> int:
-        """The leaves that a tensor depends on, as bits; bit k is `leaves[k]`."""
+    def reach(self, tensor: Tensor) -> int:
+        """Return the leaves that a tensor depends on, as bits (bit k is `leaves[k]`); none for a tensor in `until`."""
         if tensor.grad_fn is None:
             return self._leaf(tensor) if tensor.requires_grad else 0
         stop = self._stops.get((tensor.grad_fn, tensor.output_nr))
         return self.below(tensor) if stop is None else stop
 
     def below(self, tensor: Tensor) -> int:
-        """The same, for a tensor that may be one of `until` itself."""
+        """Return the leaves that a tensor depends on, as bits, even if the tensor is in `until`."""
         found, stops = self._found, self._stops
         stack: list[Any] = [tensor.grad_fn]
         while stack:
@@ -59,7 +59,7 @@ class Reachability:
                     bits |= below
             if not complete:
                 continue
-            # A user's autograd function may have an attribute `variable` too, so the node's name decides.
+            # The node's name is checked, because a custom autograd function may also have an attribute `variable`.
             if not node.next_functions and node.name().endswith("AccumulateGrad"):
                 bits = self._leaf(node.variable)
             found[node] = bits
@@ -67,11 +67,11 @@ class Reachability:
         return found[tensor.grad_fn]
 
     def tensors(self, bits: int) -> list[Tensor]:
-        """The leaves of a set of bits."""
+        """Return the leaves of a set of bits."""
         return [leaf for index, leaf in enumerate(self.leaves) if bits >> index & 1]
 
     def bits(self, tensors: Iterable[Tensor]) -> int:
-        """The bits of those tensors that were found as leaves."""
+        """Return the bits of those tensors that were found as leaves."""
         bits = 0
         for tensor in tensors:
             bits |= self._bit.get(id(tensor), 0)
@@ -84,8 +84,8 @@ class Reachability:
         return self._bit[id(tensor)]
 
 
-def in_several(reach: Sequence[int]) -> int:
-    """The bits that are in two or more sets."""
+def in_two_or_more(reach: Sequence[int]) -> int:
+    """Return the bits that are in two or more sets."""
     once = twice = 0
     for bits in reach:
         twice |= once & bits

@@ -1,4 +1,4 @@
-"""Shared features transformed for each task by the `transform` stages of a pipeline."""
+"""Transform shared features for each task by the `transform` stages of a pipeline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gradhomog.task_key import check_domains, task_keys
 class TaskFeatures:
     """Shared features `[batch, features]` and their transformed views, one per task.
 
-    A sequence: `views[i]` is the input of the head of task i. Pass it to `gradhomog.backward(..., features=views)`.
+    `views[i]` is the input of the head of task i. Pass the object to `gradhomog.backward(..., features=views)`.
     """
 
     def __init__(self, features: Tensor, taps: Sequence[Sequence[Tensor]], domains: tuple[str, ...] = ()) -> None:
@@ -32,10 +32,10 @@ class TaskFeatures:
 
 
 def task_features(features: Tensor, pipe: Pipeline, tasks: int, domains: Sequence[str] | None = None) -> TaskFeatures:
-    """Each task's view of shared features, z_i = T_i z, by the `transform` stages of a pipeline: inputs for the heads.
+    """Return each task's view of shared features, z_i = T_i z, by the `transform` stages of a pipeline.
 
-    Only pipelines that transform (`rotograd`, `rotate`, `rotogbml`) need it; for others the views are the features
-    themselves.
+    The views are the inputs of the heads. Only pipelines that transform features (`rotograd`, `rotate`, `rotogbml`)
+    require them; for others the views are equal to the features.
 
     Args:
         features: z, `[batch, features]`, with its graph.
@@ -47,7 +47,7 @@ def task_features(features: Tensor, pipe: Pipeline, tasks: int, domains: Sequenc
         N tensors `[batch, features]`, differentiable in the features.
 
     Raises:
-        OptionError: features of another shape, or not as many domains as tasks.
+        OptionError: the features have another shape, or the number of domains differs from the number of tasks.
 
     >>> import torch, gradhomog
     >>> encoder, heads = torch.nn.Linear(3, 4), [torch.nn.Linear(4, 1) for _ in range(2)]
@@ -59,12 +59,12 @@ def task_features(features: Tensor, pipe: Pipeline, tasks: int, domains: Sequenc
     torch.Size([4, 3])
     """
     if not isinstance(pipe, Pipeline):
-        raise OptionError(f"`pipe` must be a pipeline, gradhomog.pipeline('rotograd'); got {pipe!r}.")
+        raise OptionError(f"`pipe` must be a pipeline; got {pipe!r}. Create it by gradhomog.pipeline('rotograd').")
     if not isinstance(features, Tensor):
         raise OptionError(f"`features` must be a tensor [batch, features]; got {type(features).__name__}.")
     if features.dim() != 2:
         raise OptionError(
-            f"`features` must have shape [batch, features]; got {tuple(features.shape)}. Flatten maps first."
+            f"`features` must have shape [batch, features]; got {tuple(features.shape)}. Flatten feature maps first."
         )
     named = check_domains(domains, tasks)
     taps = [pipe.transform(features[None], [key]) for key in task_keys(tasks, named)]

@@ -41,13 +41,13 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from gradhomog.registry import installed
     from gradhomog.scaffold.naming import names
-    from gradhomog.scaffold.placing import check_free, next_commands, write
     from gradhomog.scaffold.project import project
+    from gradhomog.scaffold.write_project import check_name_is_free, next_commands, write_project
 
     plugin_names = names(args.name)
-    check_free(plugin_names, installed())
+    check_name_is_free(plugin_names, installed())
     content = project(plugin_names, args.kind, args.licence, args.author)
-    folder = write(content, args.into)
+    folder = write_project(content, args.into)
     commands = next_commands(content, folder)
     if args.json:
         print_json(

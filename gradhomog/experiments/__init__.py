@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from gradhomog.experiments.execution.comparison import Comparison, compare
     from gradhomog.experiments.results.tables import Results, load
 
-_MODULES = {
+_EXPORTS = {
     "Comparison": "execution.comparison",
     "compare": "execution.comparison",
     "Results": "results.tables",
@@ -23,6 +23,6 @@ __all__ = ["Comparison", "Results", "compare", "load"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if name not in _EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_EXPORTS[name]}"), name)

@@ -1,1 +1,1 @@
-"""The host of a pipeline's stages: it makes members, validates inputs and results, and runs one step."""
+"""The host of a pipeline's stages: creates members, validates inputs and results, and runs the stages of one step."""

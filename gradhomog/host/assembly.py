@@ -1,4 +1,4 @@
-"""The members of a pipeline, made from names, options and objects."""
+"""Create the members of a pipeline from names, options and objects."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from gradhomog.registry import Registry
 from gradhomog.specs import HomogenizerSpec
 
 Entry = str | tuple[str, Mapping[str, Any]] | Homogenizer
-"""One homogenizer: a name (or text of several), a name with options, or an object."""
+"""One entry of a pipeline: a name (or a text with several), a name with options, or an object."""
 
 
 def assemble(homogenizers: str | Sequence[Entry] | None, registry: Registry) -> tuple[list[Member], str]:
-    """Members in order, and the pipeline's text as the user wrote it; a preset is expanded in place.
+    """Return the members in order, and the pipeline's text as the user wrote it; a preset is expanded in place.
 
     Raises:
         ExpressionError, UnknownPluginError, AmbiguousPluginError, DisabledPluginError, PluginLoadError, OptionError.
     """
     if not isinstance(homogenizers, str | Sequence | None):
-        raise OptionError(f"a pipeline is a text or a list of names and Homogenizer objects; got {homogenizers!r}.")
+        raise OptionError(
+            f"a pipeline must be a text or a list of names and Homogenizer objects; got {homogenizers!r}."
+        )
     entries = expression.parse(homogenizers) if isinstance(homogenizers, str) else homogenizers or []
     members: list[Member] = []
     named: list[tuple[str, dict[str, Any]]] = []
@@ -42,11 +44,11 @@ def _named_entries(entry: Any, entries: Sequence[Entry]) -> Sequence[tuple[str, 
     if isinstance(entry, str):
         found = expression.parse(entry)
         if not found and len(entries) > 1:
-            raise OptionError(f"'none' is the empty pipeline and cannot be combined; got {entries!r}.")
+            raise OptionError(f"'none' is the empty pipeline and cannot be combined with others; got {entries!r}.")
         return found
     if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str) and isinstance(entry[1], Mapping):
         return [(entry[0], dict(entry[1]))]
-    raise OptionError(f"a pipeline is made of names, (name, options) and Homogenizer objects; got {entry!r}.")
+    raise OptionError(f"an entry of a pipeline must be a name, (name, options) or a Homogenizer object; got {entry!r}.")
 
 
 def _make_members(registry: Registry, selector: str, options: Mapping[str, Any]) -> list[Member]:
@@ -55,7 +57,7 @@ def _make_members(registry: Registry, selector: str, options: Mapping[str, Any])
         return assemble(made, registry)[0]
     if not isinstance(made, Homogenizer):
         raise PluginRunError(
-            f"{info} must make a gradhomog.Homogenizer; its factory returned {type(made).__name__}. {info.advice}"
+            f"the factory of {info} must return a gradhomog.Homogenizer; got {type(made).__name__}. {info.advice}"
         )
     assert isinstance(spec, HomogenizerSpec)
     paper = made.overrides("paper_scale") and options.get("scale") == "paper"

@@ -1,4 +1,4 @@
-"""The debug check of a pipeline: a stage must not write to what it receives."""
+"""The debug check of a pipeline: a stage must not modify its inputs in place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gradhomog.jacobian import Jacobian
 
 
 class InputGuard:
-    """Copies of all that a stage can read, to be compared after it: writes through `.data` and NumPy are found too."""
+    """Copies of a stage's inputs, compared after the stage; also detects writes through `.data` and NumPy."""
 
     def __init__(self, inputs: StepInputs, rows: Jacobian) -> None:
         self._read = dict(_tensors(inputs, rows))
@@ -22,13 +22,13 @@ class InputGuard:
         """Raise if a tensor has changed.
 
         Raises:
-            PluginRunError: it names the member, its stage and the tensor.
+            PluginRunError: the message names the member, its stage and the tensor.
         """
         for name, tensor in self._read.items():
             if not torch.allclose(tensor.detach(), self._copies[name], rtol=0, atol=0, equal_nan=True):
                 raise PluginRunError(
-                    f"{member} changed `{name}` in place in `{stage or member.stage}`, but other stages and the caller "
-                    f"read the same memory. It must work on a copy, `clone()`. {member.advice}"
+                    f"{member} modified `{name}` in place in `{stage or member.stage}`, but other stages and the "
+                    f"caller read the same memory. It must modify a copy, made by `clone()`. {member.advice}"
                 )
 
 

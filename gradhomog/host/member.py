@@ -1,4 +1,4 @@
-"""One homogenizer of a pipeline: its stages are called and their results validated here."""
+"""One homogenizer of a pipeline: call its stages, validate their results, attribute their errors."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from gradhomog.step import StageResult, Step
 from gradhomog.task_key import TaskKey
 
 
-@dataclass(eq=False)  # identity: a homogenizer may hold tensors, which do not compare
+@dataclass(eq=False)  # compared by identity: `==` of tensors in a homogenizer is not a bool
 class Member:
-    """A homogenizer with its origin. An error in one of its stages names plugin, distribution and version.
+    """A homogenizer with the plugin that provides it. Errors in its stages name plugin, distribution and version.
 
     Attributes:
-        info, spec: of the plugin; None for an object that was passed without a plugin. Such an object may read every
-            statistic and claims no trait.
+        info, spec: of the plugin; None for an object that was passed directly. Such an object may read every statistic
+            and claims no trait.
         scale: `"paper"` multiplies the result of its stage by `paper_scale`.
-        stage: `"mix"` or `"rows"`, whichever it overrides; None for neither.
-        seconds: wall-clock time spent in its stages. Hooks in the encoder and derivatives of `transform` do not count.
+        stage: `"mix"` or `"rows"`, the one that it overrides; None if it overrides neither.
+        seconds: wall-clock time of its stages, without hooks in the encoder and without derivatives of `transform`.
     """
 
     homogenizer: Homogenizer
@@ -46,23 +46,23 @@ class Member:
     stage: Literal["mix", "rows"] | None = field(init=False)
 
     def __post_init__(self) -> None:
-        wanted = self.homogenizer.needs
+        needs = self.homogenizer.needs
         mixes, replaces = self.homogenizer.overrides("mix"), self.homogenizer.overrides("rows")
         if mixes and replaces:
-            raise PluginRunError(f"{self} overrides both `mix` and `rows`; a homogenizer acts by one. {self.advice}")
+            raise PluginRunError(f"{self} must override `mix` or `rows`, not both. {self.advice}")
         self.stage = "mix" if mixes else "rows" if replaces else None
         check_attributes(self.homogenizer, self.selector)
-        if self.spec is not None and wanted is not None and not wanted <= self.spec.needs:
+        if self.spec is not None and needs is not None and not needs <= self.spec.needs:
             raise PluginRunError(
-                f"{self} sets `needs` to {sorted(wanted)}, but its plugin declares {sorted(self.spec.needs)}. "
-                f"Add {sorted(wanted - self.spec.needs)} to `needs` in its HomogenizerSpec."
+                f"{self} sets `needs` to {sorted(needs)}, but its plugin declares {sorted(self.spec.needs)}. "
+                f"Add {sorted(needs - self.spec.needs)} to `needs` in its HomogenizerSpec."
             )
-        declared = (STATISTICS if self.spec is None else self.spec.needs) if wanted is None else wanted
+        declared = (STATISTICS if self.spec is None else self.spec.needs) if needs is None else needs
         self.needs = frozenset({*declared, "jacobian"} if replaces else declared)
 
     @property
     def declares_needs(self) -> bool:
-        """Whether it declares the statistics that it reads; otherwise it receives all that are available."""
+        """True if it declares the statistics that it reads; otherwise it can read every available statistic."""
         return self.spec is not None or self.homogenizer.needs is not None
 
     @property
@@ -71,11 +71,11 @@ class Member:
 
     @property
     def advice(self) -> str:
-        return self.info.advice if self.info else "Correct it, or leave it out."
+        return self.info.advice if self.info else "Correct it, or remove it from the pipeline."
 
     @property
     def before_rows(self) -> bool:
-        """Whether it changes the rows by acting in the network, before they are computed."""
+        """True if it acts in the network, before the rows are computed."""
         return self.homogenizer.overrides("attach") or self.homogenizer.overrides("transform")
 
     def __str__(self) -> str:
@@ -84,7 +84,7 @@ class Member:
     # -- stages in the network ---------------------------------------------------------------------------------------
 
     def attach(self, encoder: nn.Module) -> Callable[[], None]:
-        """Attach to the encoder; returns the call that undoes it."""
+        """Attach to the encoder; return a function that detaches."""
         before, handles = Hooks(encoder), list[Removable]()
 
         def attach() -> None:
@@ -96,15 +96,16 @@ class Member:
 
         def detach() -> None:
             try:
-                with ExitStack() as stack:  # removes the others if one raises
+                with ExitStack() as stack:  # if one raises, the others are still removed
                     for handle in handles:
                         stack.callback(self._call, "`remove` of a handle from `attach`", handle.remove)
             finally:
-                left = before.remove_new()
-            if left:
+                remaining = before.remove_new()
+            if remaining:
                 raise PluginRunError(
-                    f"{self} left {left} hook{'s' if left > 1 else ''} on the encoder after the handles from `attach` "
-                    f"were removed. Return a handle for every hook. {self.advice}"
+                    f"{self} must return from `attach` a handle for every hook; {remaining} "
+                    f"hook{'s' if remaining > 1 else ''} remained on the encoder after the handles were removed. "
+                    f"{self.advice}"
                 )
 
         try:
@@ -129,7 +130,7 @@ class Member:
     # -- stages on the rows ------------------------------------------------------------------------------------------
 
     def mix(self, step: Step) -> StageResult:
-        """The result of `mix`, validated: weights or matrix in float64 on the rows' device, at the scale chosen."""
+        """Return the validated result of `mix`: weights or matrix in float64 on the rows' device, at `scale`."""
         found = self._call("`mix`", self.homogenizer.mix, step)
         result = found if type(found) is StageResult else StageResult(found)
         if violated := validate.mixing(result.value, len(step.keys)):
@@ -140,7 +141,7 @@ class Member:
         return StageResult(mixing, result.aux, result.converged)
 
     def rows(self, step: Step) -> StageResult:
-        """The result of `rows`, validated, at the scale chosen."""
+        """Return the validated result of `rows`, at `scale`."""
         found = self._call("`rows`", self.homogenizer.rows, step)
         result = found if type(found) is StageResult else StageResult(found)
         if violated := validate.rows(result.value, step.jacobian):
@@ -155,7 +156,7 @@ class Member:
         return factor
 
     def update(self, step: Step) -> Mapping[str, Any]:
-        """New values of its state; nothing is assigned yet."""
+        """Return the validated result of `update`, without assigning it."""
         values: Mapping[str, Any] = self._call("`update`", self.homogenizer.update, step)
         if violated := validate.state(values, self.homogenizer.state_names):
             raise self.invalid("update", violated, values)
@@ -185,7 +186,7 @@ class Member:
     # -- errors ------------------------------------------------------------------------------------------------------
 
     def caused(self, error: BaseException) -> bool:
-        """Whether an error from within the encoder was raised by what this plugin attached to it."""
+        """True if an error in the encoder was raised by code of this plugin."""
         return self.info is not None and raised_in_package(error, type(self.homogenizer).__module__)
 
     def failure(self, where: str, cause: BaseException) -> PluginRunError:
@@ -205,7 +206,7 @@ class Member:
             return function(*arguments)
         except GradhomogError as error:
             if self.info is not None and self.info.name not in str(error):
-                error.args = (f"{self}, in {where}: {error}",)  # its own words and class, with its author
+                error.args = (f"{self}, in {where}: {error}",)  # same class and message, with the plugin's name
             raise
         except (Exception, SystemExit) as cause:
             raise self.failure(where, cause) from cause

@@ -1,4 +1,4 @@
-"""The policy for tasks with NaN or infinity, and the search for the cause of a direction that is not finite."""
+"""The policy for tasks with NaN or infinity, and the error for a direction that is not finite."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Nonfinite = Literal["raise", "drop"]
 
 @dataclass(frozen=True, eq=False)
 class Action:
-    """One `mix` or `rows` stage of a step: the member, what it saw, what it returned, and the rows after it."""
+    """One `mix` or `rows` stage of a step: the member, its input, its result, and the rows after it."""
 
     member: Member
     step: Step
@@ -28,34 +28,34 @@ class Action:
 
 
 def drop_nonfinite(inputs: StepInputs, transforming: Sequence[Member]) -> StepInputs:
-    """The same without the tasks that are not finite.
+    """Return the inputs without the tasks that are not finite.
 
     Raises:
         NonfiniteError: no task is finite.
-        PluginRunError: a `transform` stage made features infinite.
+        PluginRunError: a `transform` stage returned features that are not finite.
     """
     kept = inputs.finite_tasks()
     if len(kept) == len(inputs.keys):
         return inputs
     _require_finite_transforms(inputs, transforming)
     if not kept:
-        raise NonfiniteError(f"{_describe(inputs, kept)} No task is left.")
+        raise NonfiniteError(f"{_describe(inputs, kept)} No task remains.")
     return inputs.select(kept)
 
 
 def require_finite_inputs(inputs: StepInputs, transforming: Sequence[Member], cause: Exception | None = None) -> None:
-    """Raise if a task is not finite, and name it.
+    """Raise an error that names the task if a task is not finite.
 
     Raises:
         NonfiniteError: a loss, a row or a gradient w.r.t. features is not finite.
-        PluginRunError: a `transform` stage made features infinite.
+        PluginRunError: a `transform` stage returned features that are not finite.
     """
     _require_finite_transforms(inputs, transforming)
     kept = [task for task in range(len(inputs.keys)) if inputs.losses is None or torch.isfinite(inputs.losses[task])]
-    kept = inputs.finite_tasks() if len(kept) == len(inputs.keys) else kept  # a loss decides without the rows
+    kept = inputs.finite_tasks() if len(kept) == len(inputs.keys) else kept  # if a loss is not finite, skip the rows
     if len(kept) < len(inputs.keys):
         raise NonfiniteError(
-            f'{_describe(inputs, kept)} Or use nonfinite="drop" to leave such tasks out of the step.'
+            f'{_describe(inputs, kept)} Or use nonfinite="drop" to exclude such tasks from the step.'
         ) from cause
 
 
@@ -66,44 +66,44 @@ def _require_finite_transforms(inputs: StepInputs, transforming: Sequence[Member
 
 
 def require_finite_rows(
-    inputs: StepInputs, rows: Jacobian, acted: Sequence[Action], transforming: Sequence[Member]
+    inputs: StepInputs, rows: Jacobian, actions: Sequence[Action], transforming: Sequence[Member]
 ) -> None:
     """Raise unless the rows that a `rows` stage receives are finite. Cost: one read of the rows."""
     if not all(rows.finite_tasks()):
-        raise find_cause(inputs, acted, transforming)
+        raise find_cause(inputs, actions, transforming)
 
 
-def find_cause(inputs: StepInputs, acted: Sequence[Action], transforming: Sequence[Member]) -> GradhomogError:
-    """The error for a direction that is not finite: of a task, of a member, or of an overflow."""
+def find_cause(inputs: StepInputs, actions: Sequence[Action], transforming: Sequence[Member]) -> GradhomogError:
+    """Return the error for a direction that is not finite: its cause is a task, a member or an overflow."""
     if inputs.losses is None or all_finite([inputs.losses]):
-        for rows, member in ((action.rows, action.member) for action in acted):
+        for rows, member in ((action.rows, action.member) for action in actions):
             if isinstance(rows, MixedJacobian) and member.needs <= {"losses"} and not all_finite([rows.mixing]):
                 return member.not_finite("mix", _values(rows))  # from finite losses alone
     require_finite_inputs(inputs, transforming)
     before = inputs.jacobian
-    for member, after in ((action.member, action.rows) for action in acted):
+    for member, after in ((action.member, action.rows) for action in actions):
         mixes = isinstance(after, MixedJacobian)
         if all_finite([after.mixing]) if isinstance(after, MixedJacobian) else all(after.finite_tasks()):
             before = after
             continue
         return find_overflow(member, before) or member.not_finite("mix" if mixes else "rows", _values(after))
-    mixing = [(float(a.rows.mixing.abs().max()), a.member) for a in acted if isinstance(a.rows, MixedJacobian)]
+    mixing = [(float(a.rows.mixing.abs().max()), a.member) for a in actions if isinstance(a.rows, MixedJacobian)]
     if not mixing:
-        return NonfiniteError("the mean of the rows overflows, though every row is finite. Nothing was changed.")
+        return NonfiniteError("the mean of the rows overflows, although every row is finite. Nothing was changed.")
     largest, member = max(mixing, key=lambda pair: pair[0])
     return PluginRunError(
-        f"{member} returned from `mix` weights of up to {largest:.1e}, too large for rows of {inputs.jacobian.dtype}: "
-        f"the direction is not finite. Nothing was changed. {member.advice}"
+        f"{member} returned from `mix` weights of up to {largest:.1e}, so that the direction overflows in "
+        f"{inputs.jacobian.dtype}. Nothing was changed. {member.advice}"
     )
 
 
 def find_overflow(member: Member, rows: Jacobian) -> NonfiniteError | None:
-    """The error for finite rows whose inner products, which a member reads, are infinite."""
+    """Return the error for finite rows whose inner products overflow, if a member reads them; else None."""
     if not member.needs & {"gramian", "norms"} or all_finite([rows.gramian()]):
         return None
     largest = max(float(block.abs().max()) for block in rows.materialize().values() if block.numel())
     return NonfiniteError(
-        f"every row is finite, but inner products overflow float64: entries are as large as {largest:.1e}. "
+        f"inner products of the rows overflow float64: the largest entry of a row is {largest:.1e}. "
         "Divide the losses by a constant. Nothing was changed."
     )
 
@@ -124,8 +124,8 @@ def _describe(inputs: StepInputs, kept: Sequence[int]) -> str:
         squares = inputs.jacobian.block_squared_norms[:, task]
         finite = torch.isfinite(squares).tolist()
         bad = [name or "the row" for name, fine in zip(inputs.jacobian.names, finite, strict=True) if not fine]
-        where = f"its gradient is not finite in {', '.join(bad[:4]) or 'its features'}"
-        advice = f"{rate}; an Adam-like inner optimizer needs an eps_root."
+        where = f"its gradient is not finite w.r.t. {', '.join(bad[:4]) or 'its features'}"
+        advice = f"{rate}; an inner optimizer like Adam requires `eps_root` > 0."
     domain = f" of domain {inputs.keys[task].domain}" if inputs.keys[task].domain else ""
     others = f" (and tasks {', '.join(map(str, slots[1:]))})" if len(slots) > 1 else ""
     return f"task {slots[0]}{domain}{others} is not finite: {where}. {advice} Nothing was changed."

@@ -1,4 +1,4 @@
-"""The stages of a pipeline in order, and their run over one step."""
+"""Run the stages of a pipeline, in order, for one step."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from gradhomog.step import Step
 
 
 class Stages:
-    """The members that act at each stage, found once; members of no stage cost nothing in a step.
+    """The members that act at each stage, determined once, so that a step calls no member in vain.
 
     Attributes:
-        acting: members with `mix` or `rows`, in order; the others likewise by stage.
+        acting: members with `mix` or `rows`, in order.
+        attaching, beginning, transforming, updating, measuring: members that override the stage of that name, in order.
         needs: statistics that any of them reads.
-        seed_offsets: added to the seed of a member if an earlier one has the same: they draw different numbers.
+        seed_offsets: added to the seed of a member if an earlier one has the same seed, so that their draws differ.
     """
 
     def __init__(self, members: Sequence[Member]) -> None:
@@ -48,13 +49,13 @@ class Stages:
         return tuple(member for member in self.members if member.homogenizer.overrides(stage))
 
     def run(self, inputs: StepInputs, number: int, debug: bool) -> tuple[Jacobian, list[Action]]:
-        """The rows after all `mix` and `rows` stages, and each of these stages with what it saw and returned."""
-        rows, acted = inputs.jacobian, list[Action]()
+        """Return the rows after all `mix` and `rows` stages, and a record of each of these stages."""
+        rows, actions = inputs.jacobian, list[Action]()
         for member in self.acting:
             step = self._step(member, inputs, rows, number)
             guard = InputGuard(inputs, rows) if debug else None
-            if member.stage == "rows":  # which may hide NaN: a median does not show it
-                require_finite_rows(inputs, rows, acted, self.transforming)
+            if member.stage == "rows":  # the result may be finite although a row is not, for example a median
+                require_finite_rows(inputs, rows, actions, self.transforming)
             try:
                 if member.stage == "mix":
                     result = member.mix(step)
@@ -67,11 +68,11 @@ class Stages:
                 raise (find_overflow(member, rows) or error) from error.__cause__
             if guard is not None:
                 guard.check(member)
-            acted.append(Action(member, step if result.aux is None else step.with_aux(result.aux), result, rows))
-        return rows, acted
+            actions.append(Action(member, step if result.aux is None else step.with_aux(result.aux), result, rows))
+        return rows, actions
 
     def _step(self, member: Member, inputs: StepInputs, rows: Jacobian, number: int) -> Step:
-        """The step as a member sees it: features at its own `transform`, or the encoder's output."""
+        """Return a member's view of the step: features are those of its `transform`, or the encoder's output."""
         features = feature_grads = targets = None
         if "features" in member.needs:
             index = self.transforming.index(member) if member in self.transforming else -1
@@ -84,20 +85,20 @@ class Stages:
         )  # fmt: skip
 
     def new_states(
-        self, inputs: StepInputs, acted: Sequence[Action], number: int, create_graph: bool, debug: bool
+        self, inputs: StepInputs, actions: Sequence[Action], number: int, create_graph: bool, debug: bool
     ) -> tuple[dict[str, Mapping[str, float | Sequence[float]]], list[tuple[Member, Mapping[str, Any]]]]:
-        """Measurements by name (the second of one name is `name#2`) and new states, of which none is assigned yet."""
+        """Return measurements by name (the second of one name is `name#2`) and new states, without assigning them."""
         if not (self.updating or self.measuring):
             return {}, []
         measured: dict[str, Mapping[str, float | Sequence[float]]] = {}
         states = []
-        seen = {action.member: action.step for action in acted}
+        steps = {action.member: action.step for action in actions}
         with torch.no_grad():
             for member in self.members:
                 updates, measures = member in self.updating, member in self.measuring
                 if not (updates or measures):
                     continue
-                step = seen.get(member) or self._step(member, inputs, inputs.jacobian, number)
+                step = steps.get(member) or self._step(member, inputs, inputs.jacobian, number)
                 step = step.detach() if create_graph else step
                 if measures and (values := member.measured(step)):
                     again = sum(name.split("#")[0] == member.selector for name in measured)
@@ -114,7 +115,7 @@ class Stages:
 
 @contextmanager
 def attached(members: Sequence[Member], encoder: nn.Module) -> Iterator[None]:
-    """Within the context the members' `attach` acts on the encoder; afterwards it is as before, after errors too."""
+    """Attach the members to the encoder within the context; afterwards, or after an error, detach them."""
     with ExitStack() as stack:
         for member in members:
             stack.callback(member.attach(encoder))
@@ -130,33 +131,33 @@ def attached(members: Sequence[Member], encoder: nn.Module) -> Iterator[None]:
 
 
 def report(
-    inputs: StepInputs, direction: Direction, rows: Jacobian, acted: Sequence[Action],
+    inputs: StepInputs, direction: Direction, rows: Jacobian, actions: Sequence[Action],
     measured: Mapping[str, Mapping[str, float | Sequence[float]]], inspect: bool,
 ) -> Homogenization:  # fmt: skip
-    """The result of a step."""
+    """Return the result of a step."""
     weights: Tensor | None = None
     if rows is inputs.jacobian:
         weights = torch.ones(rows.tasks, dtype=torch.float64)
     elif isinstance(rows, MixedJacobian) and rows.source is inputs.jacobian:
         weights = rows.weights().detach()
-    unconverged = tuple([str(action.member) for action in acted if not action.result.converged]) if acted else ()
+    unconverged = tuple([str(action.member) for action in actions if not action.result.converged]) if actions else ()
     known = inspect or "total_gramian" in inputs.jacobian.__dict__
     kept = tuple(map(operator.attrgetter("slot"), inputs.keys))
-    gramian = inputs.jacobian.total_gramian.detach().clone() if known else None  # the cache is read by others
-    stages = [Stage(a.member.selector, a.rows.gramian().detach()) for a in acted] if inspect else ()
+    gramian = inputs.jacobian.total_gramian.detach().clone() if known else None  # a copy: the cache is shared
+    stages = [Stage(a.member.selector, a.rows.gramian().detach()) for a in actions] if inspect else ()
     return Homogenization(direction, kept, weights, gramian, stages, measured, unconverged)
 
 
 def _check_order(members: Sequence[Member]) -> None:
-    """Refuse an object that occurs twice, and a member after one that must be the last."""
+    """Raise for an object that occurs twice, and for a member after one that must be the last."""
     objects = [id(member.homogenizer) for member in members]
     if len(set(objects)) < len(objects):
-        raise OptionError("a pipeline must not hold the same homogenizer object twice; make a second one.")
+        raise OptionError("a pipeline must not contain the same homogenizer object twice; create a second one.")
     last = [member for member in members if member.must_be_last]
     if len(last) > 1:
         raise OptionError(
-            f"{' and '.join(map(str, last))} must each be the last of a pipeline, so only one of them can be chosen. "
-            f"Leave {' or '.join(repr(member.selector) for member in last)} out."
+            f"{' and '.join(map(str, last))} must each be the last of a pipeline, so they cannot be combined. "
+            f"Remove {' or '.join(repr(member.selector) for member in last)}."
         )
     if last and members[-1] is not last[0]:
         after = members[list(members).index(last[0]) + 1 :]

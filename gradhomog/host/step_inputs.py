@@ -1,4 +1,4 @@
-"""The inputs of one step of a pipeline, validated."""
+"""Validate the inputs of one step of a pipeline."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class StepInputs:
 
     Attributes:
         jacobian, keys: the rows and one key per task.
-        losses: float64 `[tasks]`, if given.
-        features, feature_grads: `[tasks, queries, features]` before the first `transform` stage and after each, if
-            given.
-        targets: `[tasks, queries]`, if given.
+        losses: float64 `[tasks]`, or None.
+        features, feature_grads: `[tasks, queries, features]` before the first `transform` stage and after each; may be
+            empty.
+        targets: `[tasks, queries]`, or None.
     """
 
     jacobian: Jacobian
@@ -37,7 +37,7 @@ class StepInputs:
     targets: Tensor | None = None
 
     def select(self, tasks: Sequence[int]) -> StepInputs:
-        """The same for some of the tasks."""
+        """Return the inputs of some of the tasks."""
         index = list(tasks)
         return replace(
             self,
@@ -50,7 +50,7 @@ class StepInputs:
         )
 
     def finite_tasks(self) -> list[int]:
-        """Indices of the tasks whose loss, gradients w.r.t. features and row are finite."""
+        """Return the indices of the tasks whose loss, gradients w.r.t. features and row are finite."""
         columns = [tensor.detach().flatten(1).sum(1, dtype=torch.float64) for tensor in self.feature_grads]
         columns += [self.jacobian.squared_norms().detach()]
         columns += [] if self.losses is None else [self.losses.detach()]
@@ -82,12 +82,12 @@ def make_step_inputs(
     for member in members:
         if create_graph and (member.spec is None or "differentiable" not in member.spec.traits):
             raise NotDifferentiableError(
-                f"{member} is not differentiable: create_graph=True would cut the graph. "
-                "Use create_graph=False, or a homogenizer that claims 'differentiable'."
+                f"{member} is not differentiable, but create_graph=True requires it. "
+                "Use create_graph=False, or a homogenizer with the trait 'differentiable'."
             )
         if member.spec is not None and tasks > (member.spec.max_tasks or tasks):
             raise OptionError(
-                f"{member} is limited to {member.spec.max_tasks} tasks by its memory and time; got {tasks}."
+                f"{member} supports at most {member.spec.max_tasks} tasks, a limit of its memory and time; got {tasks}."
             )
     for name, tensors in (("features", features), ("feature_grads", feature_grads)):
         for tensor in tensors:
@@ -114,13 +114,13 @@ def make_step_inputs(
 
 
 def _check_losses(losses: Tensor | Sequence[float], tasks: int) -> Tensor:
-    """Losses as a float64 tensor `[tasks]`."""
+    """Return the losses as a float64 tensor `[tasks]`."""
     if not isinstance(losses, Tensor):
         try:
-            given = [x if isinstance(x, Tensor) else torch.tensor(x, dtype=torch.float64) for x in losses]
-            losses = torch.stack([loss if loss.is_complex() else loss.double() for loss in given])
+            scalars = [x if isinstance(x, Tensor) else torch.tensor(x, dtype=torch.float64) for x in losses]
+            losses = torch.stack([loss if loss.is_complex() else loss.double() for loss in scalars])
         except (TypeError, ValueError, RuntimeError) as cause:
-            raise OptionError(f"`losses` must hold one number per task; got {losses!r}.") from cause
+            raise OptionError(f"`losses` must contain one number per task; got {losses!r}.") from cause
     if losses.shape != (tasks,):
         raise OptionError(f"`losses` must have shape [{tasks}], one per task; got {tuple(losses.shape)}.")
     if losses.is_complex():
@@ -128,16 +128,16 @@ def _check_losses(losses: Tensor | Sequence[float], tasks: int) -> Tensor:
     return losses.to(torch.float64)
 
 
-def features_at_taps(name: str, given: Tensor | Sequence[Tensor], transforms: int) -> Sequence[Tensor]:
-    """One tensor before and one after each `transform`, from one tensor where at most one homogenizer transforms."""
+def features_at_taps(name: str, values: Tensor | Sequence[Tensor], transforms: int) -> Sequence[Tensor]:
+    """Return the tensors before and after each `transform` stage; one tensor suffices for at most one such stage."""
     taps = transforms + 1
-    if isinstance(given, Tensor) and taps <= 2:  # the input of the one transform, or the gradients w.r.t. its output
-        return (given,) * taps
-    if isinstance(given, Tensor) or (given and len(given) != taps):
-        found = "a tensor" if isinstance(given, Tensor) else f"{len(given)} tensors"
+    if isinstance(values, Tensor) and taps <= 2:  # the input of the one transform, or the gradients w.r.t. its output
+        return (values,) * taps
+    if isinstance(values, Tensor) or (values and len(values) != taps):
+        found = "a tensor" if isinstance(values, Tensor) else f"{len(values)} tensors"
         raise OptionError(
             f"`{name}` must be a sequence of {taps} tensors, one before and one after each of the {taps - 1} "
-            f"homogenizers that transform features; got {found}. Pass what transform() returned, and the "
+            f"homogenizers that transform features; got {found}. Pass the tensors that transform() returned, and the "
             "gradients of the losses w.r.t. each."
         )
-    return given
+    return values

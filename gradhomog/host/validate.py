@@ -1,4 +1,4 @@
-"""Validation of what a plugin's stages return: each function gives the expectation that a result violates, or ""."""
+"""Validate the results of a plugin's stages: each function returns the violated requirement, or ""."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ NO_GRAPH = "outside the graph, since create_graph=False"
 
 
 def features(found: object, given: Tensor) -> str:
-    """The result of `transform`. NaN is found by the step that receives it: here it would cost a pass per task."""
+    """Validate the result of `transform`, except for NaN, which `nonfinite` finds later with fewer reads."""
     if not _dense(found) or not _alike(found, given):
         return f"features of shape {tuple(given.shape)}, {given.dtype} on {given.device}"
     if given.requires_grad and torch.is_grad_enabled() and not found.requires_grad:
-        return "features that depend on those it received, or the encoder receives no gradient"
+        return "features with a graph to its input, or the encoder receives no gradient"
     return ""
 
 
 def mixing(found: object, tasks: int) -> str:
-    """The result of `mix`."""
+    """Validate the result of `mix`."""
     if (
         not isinstance(found, Tensor)
         or found.layout != torch.strided
@@ -38,29 +38,29 @@ def mixing(found: object, tasks: int) -> str:
 
 
 def rows(found: object, given: Jacobian) -> str:
-    """The result of `rows`."""
+    """Validate the result of `rows`."""
     if not isinstance(found, Jacobian):
-        return "a Jacobian, made by `map`, `replace` or `repeat` of step.jacobian"
+        return "a Jacobian, created by `map`, `replace` or `repeat` of step.jacobian"
     if found.names != given.names or found.tasks != given.tasks:
-        return f"a Jacobian of the {given.tasks} tasks and the blocks {', '.join(map(repr, given.names))}"
+        return f"a Jacobian of {given.tasks} tasks with the blocks {', '.join(map(repr, given.names))}"
     pairs = zip(found.row_like().values(), given.row_like().values(), strict=True)
     blocks = found.blocks.values() if isinstance(found, DenseJacobian) else []
     if not all(_dense(row) and _alike(row, like) for row, like in pairs) or any(len(b) != given.tasks for b in blocks):
-        return "a Jacobian of the shapes, dtypes and device of step.jacobian"
+        return "a Jacobian with the shapes, dtypes and device of step.jacobian"
     return ""
 
 
 def state(found: object, names: Sequence[str]) -> str:
-    """The result of `update`."""
+    """Validate the result of `update`."""
     if not isinstance(found, Mapping):
-        return "a dict with new values of `state_names`; a stage does not change its homogenizer"
+        return "a dict with new values of `state_names`, without changing `self`"
     if unknown := [name for name in found if name not in names]:
-        return f"values of `state_names`, {', '.join(names) or 'which is empty'}; {unknown[0]!r} is none of them"
+        return f"only keys in `state_names` ({', '.join(names) or 'empty'}), which {unknown[0]!r} is not"
     return ""
 
 
 def numbers_finite(found: object) -> bool:
-    """Whether the numbers in nested dicts and lists are finite; tensors are not read."""
+    """True if all numbers in nested dicts and lists are finite; tensors are not read."""
     if isinstance(found, Mapping):
         return all(map(numbers_finite, found.values()))
     if isinstance(found, (list, tuple)):
@@ -69,14 +69,14 @@ def numbers_finite(found: object) -> bool:
 
 
 def measured(found: object) -> str:
-    """The result of `measured`: what a record can hold."""
+    """Validate the result of `measured`: it must be serializable in a record."""
     if isinstance(found, Mapping) and all(isinstance(name, str) and _numbers(value) for name, value in found.items()):
         return ""
     return "numbers, or lists of numbers, by name"
 
 
 def maps(found: object, inputs: Tensor) -> str:
-    """The result of `maps`."""
+    """Validate the result of `maps`."""
     if isinstance(found, Mapping) and all(
         _dense(value) and value.dim() > 0 and len(value) == len(inputs) for value in found.values()
     ):
@@ -85,7 +85,7 @@ def maps(found: object, inputs: Tensor) -> str:
 
 
 def describe(found: object) -> str:
-    """A value in the words of an error message."""
+    """Describe a value for an error message."""
     if isinstance(found, Tensor):
         graph = " with a graph" if found.requires_grad else ""
         return f"a tensor {tuple(found.shape)} {found.dtype} on {found.device}{graph}"
@@ -97,7 +97,7 @@ def describe(found: object) -> str:
 
 
 def _dense(found: object) -> TypeGuard[Tensor]:
-    """Whether it is a tensor with values in memory: neither sparse nor on the device `meta`."""
+    """True for a tensor with values in memory: neither sparse nor on the device `meta`."""
     return isinstance(found, Tensor) and found.layout == torch.strided and not found.is_meta
 
 

@@ -1,4 +1,4 @@
-"""The task gradients of one step: one row per task, read where they lie in memory."""
+"""Jacobians: the task gradients of one step, one row per task, without a copy of the gradients."""
 
 from gradhomog.jacobian.arithmetic import all_finite
 from gradhomog.jacobian.jacobian import (

@@ -1,6 +1,6 @@
-"""Arithmetic on the rows of one block: inner products, weighted sums, and the search for NaN and infinity.
+"""Arithmetic on the rows of one block: inner products, weighted sums, checks for NaN and infinity.
 
-Products are taken in the dtype of the rows (float32 for half precision), sums of products in float64.
+Products are computed in the dtype of the rows (float32 for half precision), sums of products in float64.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ import torch
 from torch import Tensor
 
 # Columns per block of the batched product. One `bmm` over blocks is 1.2 to 2.3 times as fast as `J @ J.T` on a CPU for
-# up to 8 rows of 10⁷ columns (measured; its inner dimension fits the cache), and lets partial sums be added in float64.
+# up to 8 rows of 10⁷ columns (measured; the inner dimension fits the cache), and its partial sums are added in float64.
 BLOCK = 8192
 
 Product = Callable[[Tensor, bool], Tensor]
-"""`gramian` or `squared_norms`."""
+"""The function `gramian` or `squared_norms`."""
 
 
-def products_of_blocks(blocks: Iterable[Tensor], product: Product) -> list[Tensor]:
-    """A product of each block `[tasks, *shape]`, float64 `[tasks, tasks]` or `[tasks]`.
+def block_products(blocks: Iterable[Tensor], product: Product) -> list[Tensor]:
+    """Apply a product to each block `[tasks, *shape]`; returns float64 `[tasks, tasks]` or `[tasks]` per block.
 
-    Blocks with a row whose squares leave float32's range are multiplied again, in float64. One transfer to the host.
+    If the squares of a row exceed the range of float32, its block is multiplied again in float64. One transfer to the
+    host.
     """
     found, diagonals, matrices = list[Tensor](), list[Tensor](), list[Tensor]()
     for block in blocks:
@@ -39,9 +40,9 @@ def products_of_blocks(blocks: Iterable[Tensor], product: Product) -> list[Tenso
 
 
 def outside_float32(squares: Sequence[Tensor], matrices: Sequence[Tensor]) -> list[bool]:
-    """For each matrix, whether a row's square leaves float32's range, from the squared norms `[tasks]` of its rows.
+    """For each matrix, True if a squared norm `[tasks]` of its rows may be inaccurate in float32.
 
-    A square below 1e-30 loses digits in float32 (its smallest normal number is 1.2e-38); one above 1e34 may overflow.
+    A square below 1e-30 loses digits in float32 (the smallest normal number is 1.2e-38); one above 1e34 may overflow.
     """
     if not squares:
         return []
@@ -55,16 +56,16 @@ def outside_float32(squares: Sequence[Tensor], matrices: Sequence[Tensor]) -> li
 
 
 def needs_float64(block: Tensor) -> bool:
-    """Whether a row has nonzero entries outside the range in which their squares are accurate in float32."""
+    """True if a row has nonzero entries outside the range in which their squares are accurate in float32."""
     if block.dtype == torch.float64 or block.shape[1] == 0:
         return False
     largest = torch.linalg.vector_norm(block.detach(), torch.inf, dim=1)
-    # 1e-28 is a normal number of float32; 8192 squares of 1e16 add up to less than its maximum.
+    # The square 1e-28 is a normal number of float32; 8192 squares of 1e16 add up to less than its maximum.
     return bool(((largest > 0) & (largest < 1e-14) | ~(largest < 1e16)).any())
 
 
 def gramian(block: Tensor, exact: bool = False) -> Tensor:
-    """`block @ block.T`, float64 `[tasks, tasks]`; with a graph, or if `exact`, in float64 throughout."""
+    """Return `block @ block.T`, float64 `[tasks, tasks]`; with a graph, or if `exact`, computed in float64."""
     tasks, size = block.shape
     if exact or block.requires_grad or block.dtype == torch.float64:
         wide = block.double()
@@ -75,7 +76,7 @@ def gramian(block: Tensor, exact: bool = False) -> Tensor:
     if count == 1:
         return torch.mm(block, block.T).double()
     width = size // count
-    # [tasks, count · width] seen as `count` matrices [tasks, width]: strides only, no copy.
+    # [tasks, count · width] viewed as `count` matrices [tasks, width]: strides only, no copy.
     parts = block[:, : count * width].view(tasks, count, width).transpose(0, 1)
     total = torch.bmm(parts, parts.mT).sum(0, dtype=torch.float64)
     if count * width < size:
@@ -85,7 +86,7 @@ def gramian(block: Tensor, exact: bool = False) -> Tensor:
 
 
 def squared_norms(block: Tensor, exact: bool = False) -> Tensor:
-    """The sum of squares of each row, float64 `[tasks]`; with a graph, or if `exact`, in float64 throughout."""
+    """Return the sum of squares of each row, float64 `[tasks]`; with a graph, or if `exact`, computed in float64."""
     tasks, size = block.shape
     if block.requires_grad or block.dtype == torch.float64:
         return block.double().square().sum(1)
@@ -103,23 +104,23 @@ def squared_norms(block: Tensor, exact: bool = False) -> Tensor:
 
 
 def column_parts(block: Tensor) -> Sequence[Tensor]:
-    """Views of columns, for a conversion of half precision to float32 part by part, not of all at once."""
+    """Return views of groups of columns, to convert half precision to float32 group by group."""
     parts: Sequence[Tensor] = torch.split(block, max(2**20 // max(len(block), 1), BLOCK), dim=1)
     return parts
 
 
 @functools.lru_cache(maxsize=256)
 def equal_pieces(size: int) -> int:
-    """The number of pieces of equal width, up to `BLOCK`, that the columns are cut into; one that divides them, if any.
+    """Return a number of pieces of equal width, at most `BLOCK`, for `size` columns.
 
-    Otherwise up to one column per piece remains.
+    It divides `size` if possible. Otherwise the remainder has fewer columns than there are pieces.
     """
     least = max(-(-size // BLOCK), 1)
     return next((count for count in range(least, 2 * least) if size % count == 0), least)
 
 
 def weighted_sum(block: Tensor, shares: Tensor) -> Tensor:
-    """`Σ_i shares_i · block_i` of a block `[tasks, *shape]`, in its dtype; half precision is summed in float32."""
+    """Return `Σ_i shares_i · block_i` for a block `[tasks, *shape]`, in its dtype; half precision sums in float32."""
     narrow = block.dtype.itemsize < 4
     scaled = shares.to(block.device, torch.float32 if narrow else block.dtype)
     flat = block if block.dim() == 2 else block.reshape(block.shape[0], -1)
@@ -131,25 +132,25 @@ def weighted_sum(block: Tensor, shares: Tensor) -> Tensor:
     return found if block.dim() == 2 else found.reshape(block.shape[1:])
 
 
-def mixed(block: Tensor, mixing: Tensor) -> Tensor:
-    """`mixing @ block` for a block `[tasks, *shape]`, or its rows times weights `[tasks]`, in its dtype."""
+def mix_rows(block: Tensor, mixing: Tensor) -> Tensor:
+    """Return `mixing @ block` for a block `[tasks, *shape]`, or its rows times weights `[tasks]`, in its dtype."""
     dtype = block.dtype if block.dtype.itemsize >= 4 else torch.float32
     mixing = mixing.to(block.device, dtype)
-    if mixing.dim() == 1:  # row by row: NaN in one row stays there
+    if mixing.dim() == 1:  # row by row: NaN in one row does not spread to others
         return (mixing.view(-1, *[1] * (block.dim() - 1)) * block.to(dtype)).to(block.dtype)
     flat = block.reshape(block.shape[0], -1)
     return (mixing @ flat.to(dtype)).to(block.dtype).reshape(block.shape)
 
 
 def matrix_product(later: Tensor, earlier: Tensor) -> Tensor:
-    """The mixing of two stages, one after the other."""
+    """Return the mixing of two successive stages, as weights `[tasks]` or a matrix `[tasks, tasks]`."""
     if later.dim() == 1:
         return later * earlier if earlier.dim() == 1 else later[:, None] * earlier
     return later * earlier if earlier.dim() == 1 else later @ earlier
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether no tensor holds NaN or infinity. Cost: one read, one transfer."""
+    """True if no tensor contains NaN or infinity. Cost: one read, one transfer."""
     tensors = list(tensors)
     total: Tensor | None = None
     for tensor in tensors:  # a sum takes 1/25 of the time of torch.isfinite (measured)
@@ -161,8 +162,8 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
     return all(_inspect(tensor) for tensor in tensors)  # finite numbers may add up to infinity
 
 
-def which_finite(tensors: Sequence[Tensor]) -> list[bool]:
-    """For each tensor, whether it holds neither NaN nor infinity. Cost: one read of all, one transfer."""
+def finite_tensors(tensors: Sequence[Tensor]) -> list[bool]:
+    """For each tensor, True if it contains neither NaN nor infinity. Cost: one read of all, one transfer."""
     if not tensors:
         return []
     totals: list[float] = torch.stack([_sum(tensor.detach().reshape(1, -1))[0].double() for tensor in tensors]).tolist()
@@ -170,7 +171,7 @@ def which_finite(tensors: Sequence[Tensor]) -> list[bool]:
 
 
 def finite_rows(blocks: Iterable[Tensor]) -> list[bool]:
-    """For each row of blocks `[tasks, *shape]`, whether it is finite in all of them. Cost: one read, one transfer."""
+    """For each row of blocks `[tasks, *shape]`, True if it is finite in all of them. Cost: one read, one transfer."""
     matrices = [block.detach().reshape(len(block), -1) for block in blocks]
     totals: list[float] = torch.stack([_sum(matrix).double() for matrix in matrices]).sum(0).tolist()
     return [
@@ -179,7 +180,7 @@ def finite_rows(blocks: Iterable[Tensor]) -> list[bool]:
 
 
 def _sum(matrix: Tensor) -> Tensor:
-    """Row sums; half precision in parts, as a sum in float32 would copy the whole tensor."""
+    """Return row sums; half precision is summed in parts, because a sum in float32 would copy the whole tensor."""
     if matrix.dtype.itemsize >= 4:
         return matrix.sum(1)
     return torch.stack([part.float().sum(1) for part in column_parts(matrix)]).sum(0)

@@ -1,4 +1,4 @@
-"""The abstract Jacobian, the dense one, one of equal rows, and a lazy mixture of another one's rows."""
+"""The abstract Jacobian and its dense, repeated and mixed forms."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from torch import Tensor
 
 from gradhomog.errors import DataError
 from gradhomog.jacobian import arithmetic
-from gradhomog.jacobian.arithmetic import finite_rows, matrix_product, mixed, weighted_sum
+from gradhomog.jacobian.arithmetic import finite_rows, matrix_product, mix_rows, weighted_sum
 from gradhomog.jacobian.statistics import RowStatistics
 
 Direction = dict[str, Tensor]
-"""One row: a tensor `[*shape]` for each parameter name."""
+"""A direction or one row: a tensor `[*shape]` for each parameter name."""
 
 
 class Jacobian(RowStatistics):
     """One gradient per task: row i is ∂L_i/∂θ, split into blocks by parameter name.
 
-    Most methods need a Gramian, norms and a weighted mean only, so a subclass decides how the rows are stored: in one
-    tensor per parameter, or as autograd left them. Statistics are computed once. Nothing returned may be written to.
+    Most methods require only a Gramian, norms and a weighted mean, so a subclass decides how the rows are stored: in
+    one tensor per parameter, or in the tensors that autograd returned. Statistics are computed once. Do not modify
+    returned tensors in place.
 
     Attributes:
         tasks: N, the number of rows.
-        names: of the blocks, in order; `("",)` for a Jacobian made from one tensor.
+        names: the names of the blocks, in order; `("",)` for a Jacobian from one tensor.
         device, dtype, requires_grad: of the rows; dtype is the narrowest among the blocks.
     """
 
@@ -36,58 +37,58 @@ class Jacobian(RowStatistics):
     dtype: torch.dtype
     requires_grad: bool
 
-    # -- what a subclass implements ----------------------------------------------------------------------------------
+    # -- implemented by subclasses -----------------------------------------------------------------------------------
 
     @abstractmethod
     def weighted_mean(self, weights: Tensor) -> Direction:
-        """`1/N Σ_i weights_i · row_i` for weights `[tasks]`, in the dtype of the rows. Cost: one read of the rows."""
+        """Return `1/N Σ_i weights_i · row_i` for weights `[tasks]`, in the rows' dtype. Cost: one read of the rows."""
 
     @abstractmethod
     def materialize(self) -> dict[str, Tensor]:
-        """The rows as tensors `[tasks, *shape]` by name, not to be written to."""
+        """Return the rows as tensors `[tasks, *shape]` by name; do not modify them in place."""
 
     @abstractmethod
     def row_like(self) -> Mapping[str, Tensor]:
-        """Tensors `[*shape]` by name with shape, dtype and device of one row; their values mean nothing."""
+        """Return tensors `[*shape]` by name with shape, dtype and device of one row, and arbitrary values."""
 
     @abstractmethod
     def select(self, tasks: Sequence[int]) -> Jacobian:
-        """The rows of some tasks."""
+        """Return the rows of some tasks."""
 
     @abstractmethod
     def detach(self) -> Jacobian:
-        """The same rows outside the graph."""
+        """Return the same rows, detached from the graph."""
 
     def finite_tasks(self) -> list[bool]:
-        """For each row, whether it holds neither NaN nor infinity. Cost: one read of the rows."""
+        """For each row, True if it contains neither NaN nor infinity. Cost: one read of the rows."""
         return finite_rows(self.materialize().values())
 
     def mean(self) -> Direction:
-        """The mean of the rows."""
+        """Return the mean of the rows."""
         return self.weighted_mean(torch.ones(self.tasks, dtype=torch.float64))
 
     # -- new Jacobians -----------------------------------------------------------------------------------------------
 
     def mix(self, mixing: Tensor) -> Jacobian:
-        """C·J for a matrix `[tasks, tasks]`, or rows times weights `[tasks]`; lazy: no row is computed until needed."""
+        """Return C·J for a matrix `[tasks, tasks]`, or rows times weights `[tasks]`, lazily: no row is computed yet."""
         return MixedJacobian(self, mixing)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Jacobian:
-        """The function applied to each block `[tasks, *shape]`; it returns a block of the same shape."""
+        """Apply a function to each block `[tasks, *shape]`; it must return a block of the same shape."""
         return DenseJacobian({name: function(value) for name, value in self.materialize().items()})
 
     def replace(self, blocks: Mapping[str, Tensor]) -> Jacobian:
-        """Other rows `[tasks, *shape]` under the same names."""
+        """Return a Jacobian of the rows `blocks`, `[tasks, *shape]`, with the names and order of this one."""
         return DenseJacobian({name: blocks[name] for name in self.names})
 
     def repeat(self, direction: Mapping[str, Tensor]) -> Jacobian:
-        """N rows that are all equal to `direction`, a new tensor `[*shape]` for each name; in memory it is one row."""
+        """Return N rows equal to `direction`, a new tensor `[*shape]` for each name; only one row is stored."""
         return RepeatedJacobian({name: direction[name] for name in self.names}, self.tasks)
 
 
 @final
 class DenseJacobian(Jacobian):
-    """Rows in one tensor `[tasks, *shape]` for each parameter; never concatenated, never copied as a whole."""
+    """Rows stored in one tensor `[tasks, *shape]` per parameter; never concatenated, never copied as a whole."""
 
     def __init__(self, blocks: Mapping[str, Tensor]) -> None:
         self.blocks = dict(blocks)
@@ -114,17 +115,17 @@ class DenseJacobian(Jacobian):
         return DenseJacobian({name: block.detach() for name, block in self.blocks.items()})
 
     def compute_gramians(self) -> Tensor:
-        return torch.stack(arithmetic.products_of_blocks(self.blocks.values(), arithmetic.gramian))
+        return torch.stack(arithmetic.block_products(self.blocks.values(), arithmetic.gramian))
 
     def compute_squared_norms(self) -> Tensor:
-        return torch.stack(arithmetic.products_of_blocks(self.blocks.values(), arithmetic.squared_norms))
+        return torch.stack(arithmetic.block_products(self.blocks.values(), arithmetic.squared_norms))
 
     def compute_total_gramian(self) -> Tensor:
-        gramians = arithmetic.products_of_blocks(self.blocks.values(), arithmetic.gramian)
+        gramians = arithmetic.block_products(self.blocks.values(), arithmetic.gramian)
         return gramians[0] if len(gramians) == 1 else torch.stack(gramians).sum(0)
 
     def compute_total_squared_norms(self) -> Tensor:
-        squares = arithmetic.products_of_blocks(self.blocks.values(), arithmetic.squared_norms)
+        squares = arithmetic.block_products(self.blocks.values(), arithmetic.squared_norms)
         return squares[0] if len(squares) == 1 else torch.stack(squares).sum(0)
 
     def weighted_mean(self, weights: Tensor) -> Direction:
@@ -136,7 +137,7 @@ class DenseJacobian(Jacobian):
 
 @final
 class RepeatedJacobian(Jacobian):
-    """N equal rows, of which one is in memory: the result of a method that replaces every row by its direction."""
+    """N equal rows, of which one is stored: the result of a method that replaces every row by its direction."""
 
     def __init__(self, direction: Mapping[str, Tensor], tasks: int) -> None:
         self._row = DenseJacobian({name: value[None] for name, value in direction.items()})
@@ -174,10 +175,10 @@ class RepeatedJacobian(Jacobian):
 
 @final
 class MixedJacobian(Jacobian):
-    """C·J of another Jacobian J: its Gramian is C·G·Cᵀ, its mean one weighted mean of J.
+    """C·J of another Jacobian J, lazily: its Gramian is C·G·Cᵀ, its mean a weighted mean of J.
 
     Attributes:
-        source: J, which is no mixture itself.
+        source: J, which is not a MixedJacobian.
         mixing: C, float64: weights `[tasks]` (a diagonal C) or a matrix `[tasks, tasks]`.
     """
 
@@ -197,11 +198,11 @@ class MixedJacobian(Jacobian):
         self.dtype, self.requires_grad = source.dtype, source.requires_grad or mixing.requires_grad
 
     def weights(self) -> Tensor:
-        """The factor of each row of J in N times the mean of the mixture: the column sums of C, `[tasks]`."""
+        """Return the weight of each row of J in N times the mean: the column sums of C, `[tasks]`."""
         return self.mixing if self.mixing.dim() == 1 else self.mixing.sum(0)
 
     def materialize(self) -> dict[str, Tensor]:
-        return {name: mixed(block, self.mixing) for name, block in self.source.materialize().items()}
+        return {name: mix_rows(block, self.mixing) for name, block in self.source.materialize().items()}
 
     def row_like(self) -> Mapping[str, Tensor]:
         return self.source.row_like()
@@ -229,7 +230,7 @@ class MixedJacobian(Jacobian):
         return self.total_gramian.diagonal().clamp_min(0)
 
     def _congruent(self, gramian: Tensor) -> Tensor:
-        """C·G·Cᵀ."""
+        """Return C·G·Cᵀ."""
         if self.mixing.dim() == 1:
             return self.mixing[:, None] * gramian * self.mixing
         return self.mixing @ gramian @ self.mixing.T
@@ -243,13 +244,13 @@ class MixedJacobian(Jacobian):
 
 
 def as_jacobian(rows: Tensor | Mapping[str, Tensor] | Jacobian) -> Jacobian:
-    """A Jacobian from stacked task gradients: a tensor `[tasks, params]`, or a dict of `[tasks, *shape]` by name.
+    """Create a Jacobian from task gradients: a tensor `[tasks, params]` or a dict of tensors `[tasks, *shape]` by name.
 
     Args:
-        rows: of real floating point, dense and in memory; read where they are. A Jacobian is returned as it is.
+        rows: real floating-point tensors, dense and in memory; they are not copied. A Jacobian is returned unchanged.
 
     Raises:
-        DataError: another shape, structure, dtype or layout, or no task.
+        DataError: the shape, structure, dtype or layout is invalid, or there is no task.
 
     >>> as_jacobian(torch.tensor([[3.0, 4.0], [1.0, 0.0]])).gramian()
     tensor([[25.,  3.],
@@ -273,22 +274,22 @@ def as_jacobian(rows: Tensor | Mapping[str, Tensor] | Jacobian) -> Jacobian:
         )
     tasks = -1
     for name, value in blocks.items():
-        which = f"`{name}`" if name else "it"
+        where = f" for `{name}`" if name else ""
         if not isinstance(value, Tensor):
             raise DataError(
-                f"`jacobian` must hold tensors; {which} is {type(value).__name__}. Use zeros for a parameter that a "
+                f"`jacobian` must contain tensors; got {type(value).__name__}{where}. Use zeros for a parameter that a "
                 "loss does not depend on."
             )
         if not value.is_floating_point():
-            raise DataError(f"`jacobian` must be of real floating point; {which} is {value.dtype}.")
+            raise DataError(f"`jacobian` must have a real floating-point dtype; got {value.dtype}{where}.")
         if value.layout != torch.strided or value.is_meta:
-            found = "on the device meta" if value.is_meta else f"of layout {value.layout}"
-            raise DataError(f"`jacobian` must be dense and in memory; {which} is {found}. Use to_dense() or real data.")
+            found = "a tensor on the device meta" if value.is_meta else f"layout {value.layout}"
+            raise DataError(f"`jacobian` must be dense and in memory; got {found}{where}. Use to_dense() or real data.")
         if value.dim() == 0 or len(value) == 0 or tasks not in (-1, len(value)):
             tasks = 0
             break
         tasks = len(value)
     if tasks < 1:
         counts = {name: value.shape[0] if value.dim() else 0 for name, value in blocks.items()}
-        raise DataError(f"every tensor of `jacobian` must have the tasks in its first dimension; found tasks {counts}.")
+        raise DataError(f"every tensor of `jacobian` must have the same tasks as first dimension; got sizes {counts}.")
     return DenseJacobian(blocks)

@@ -1,4 +1,4 @@
-"""Task gradients as backward passes leave them: one tensor per task and parameter, never stacked as a whole."""
+"""A Jacobian in the form that backward passes return: one tensor per task and parameter, never stacked as a whole."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ import torch
 from torch import Tensor
 
 from gradhomog.jacobian import arithmetic
-from gradhomog.jacobian.arithmetic import BLOCK, which_finite
+from gradhomog.jacobian.arithmetic import BLOCK, finite_tensors
 from gradhomog.jacobian.jacobian import Direction, Jacobian
 
-# Columns that are stacked, or added up, at a time: 16 rows of float32 of this width stay in a core's cache.
+# Columns that are stacked or added up at once: 16 float32 rows of this width fit into the cache of a core.
 WIDTH = 2 * BLOCK
-CACHED = 8 * BLOCK  # the same where rows are multiplied one by one: up to 8 of them
-# Elements up to which rows are copied into one matrix: for a small network, one operation on all parameters is faster
-# than one for each, and a copy of 4 MB is not noticed.
+CACHED = 8 * BLOCK  # the width if rows are multiplied in pairs, for at most 8 rows
+# Rows with at most this number of elements are copied into one matrix: for a small network, one operation on all
+# parameters is faster than one per parameter, and the cost of copying 4 MB is negligible.
 SMALL = 2**20
 Product = Callable[[Sequence[Tensor], bool], Tensor]
 
 
 @final
 class PerTaskJacobian(Jacobian):
-    """Row i is `scale · gradients[name][i]` over all names; None is a zero gradient.
+    """Rows in separate tensors: row i is `scale · gradients[name][i]` over all names; None is a zero gradient.
 
     Args:
         gradients: for each parameter one gradient per task.
         like: for each parameter a tensor of its shape, dtype and device.
         scale: common factor of all rows; applied to results, not to the rows.
 
-    No copy is wider than `WIDTH` columns, unless the rows are materialized or have at most `SMALL` elements in all.
+    No copy has more than `WIDTH` columns, unless the rows are materialized or have at most `SMALL` elements in total.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class PerTaskJacobian(Jacobian):
         return self._with({name: [parts[task] for task in tasks] for name, parts in self._gradients.items()})
 
     def only(self, names: Sequence[str]) -> PerTaskJacobian:
-        """The blocks of some parameters."""
+        """Return the blocks of some parameters."""
         return self._with({name: self._gradients[name] for name in names})
 
     def detach(self) -> PerTaskJacobian:
@@ -73,7 +73,7 @@ class PerTaskJacobian(Jacobian):
 
     @functools.cached_property
     def _matrix(self) -> Tensor | None:
-        """All rows as one matrix `[tasks, params]`, without `scale`; None if they are large or not of one kind."""
+        """All rows as one matrix `[tasks, params]`, without `scale`; None if they are large or differ in dtype."""
         like = list(self._like.values())
         if (
             self.requires_grad
@@ -96,12 +96,12 @@ class PerTaskJacobian(Jacobian):
     def compute_total_gramian(self) -> Tensor:
         if self._matrix is None:
             return super().compute_total_gramian()
-        return self._scale**2 * arithmetic.products_of_blocks([self._matrix], arithmetic.gramian)[0]
+        return self._scale**2 * arithmetic.block_products([self._matrix], arithmetic.gramian)[0]
 
     def compute_total_squared_norms(self) -> Tensor:
         if self._matrix is None:
             return super().compute_total_squared_norms()
-        return self._scale**2 * arithmetic.products_of_blocks([self._matrix], arithmetic.squared_norms)[0]
+        return self._scale**2 * arithmetic.block_products([self._matrix], arithmetic.squared_norms)[0]
 
     def compute_squared_norms(self) -> Tensor:
         return self._scale**2 * self._products(_squared_norms, 1)
@@ -110,7 +110,7 @@ class PerTaskJacobian(Jacobian):
         present = [
             (task, part) for parts in self._gradients.values() for task, part in enumerate(parts) if part is not None
         ]
-        flags = which_finite([part for _, part in present])
+        flags = finite_tensors([part for _, part in present])
         infinite = {task for (task, _), finite in zip(present, flags, strict=True) if not finite}
         return [task not in infinite for task in range(self.tasks)]
 
@@ -123,7 +123,10 @@ class PerTaskJacobian(Jacobian):
         return {name: _weighted_sum(self._gradients[name], shares, like) for name, like in self._like.items()}
 
     def _products(self, product: Product, dims: int) -> Tensor:
-        """A product of each parameter's rows, `[blocks, tasks]` or Gramians (`dims` 2); zero where a task has none."""
+        """Return a product of each parameter's rows, `[blocks, tasks]` or, for `dims` 2, `[blocks, tasks, tasks]`.
+
+        It is zero for a task without a gradient.
+        """
         present = [[task for task, part in enumerate(self._gradients[name]) if part is not None] for name in self.names]
         flat = [
             [_flat(part, self._like[name]) for part in self._gradients[name] if part is not None] for name in self.names
@@ -136,22 +139,22 @@ class PerTaskJacobian(Jacobian):
             if unsafe and any(arithmetic.needs_float64(row[None]) for row in flat[index]):
                 fast[index] = product(flat[index], True)
         placed = [
-            part if len(tasks) == self.tasks or not tasks else _placed(part, tasks, zeros)
+            part if len(tasks) == self.tasks or not tasks else _scatter(part, tasks, zeros)
             for part, tasks in zip(fast, present, strict=True)
         ]
         return torch.stack(placed)
 
 
-def _placed(part: Tensor, present: list[int], zeros: Tensor) -> Tensor:
-    """A product of some tasks' rows among zeros."""
+def _scatter(part: Tensor, present: list[int], zeros: Tensor) -> Tensor:
+    """Scatter a product of some tasks' rows into zeros."""
     index = torch.tensor(present, device=zeros.device)
     return zeros.index_put((index[:, None], index) if zeros.dim() == 2 else (index,), part)
 
 
 def _gramian(rows: Sequence[Tensor], exact: bool) -> Tensor:
-    """Inner products of rows in separate tensors, float64 `[len(rows), len(rows)]`."""
-    if len(rows) > 8 or not _one_by_one(rows, exact):
-        pieces = [arithmetic.gramian(piece, exact) for piece in _stacked(rows)]
+    """Return the inner products of rows in separate tensors, float64 `[len(rows), len(rows)]`."""
+    if len(rows) > 8 or not _pairwise_is_faster(rows, exact):
+        pieces = [arithmetic.gramian(piece, exact) for piece in _stack_pieces(rows)]
         return pieces[0] if len(pieces) == 1 else torch.stack(pieces).sum(0)
     pairs = torch.tril_indices(len(rows), len(rows))
     places = list(zip(*pairs.tolist(), strict=True))
@@ -162,16 +165,16 @@ def _gramian(rows: Sequence[Tensor], exact: bool) -> Tensor:
 
 
 def _squared_norms(rows: Sequence[Tensor], exact: bool) -> Tensor:
-    """Sums of squares of rows in separate tensors, float64 `[len(rows)]`."""
-    if not _one_by_one(rows, exact):
-        pieces = [arithmetic.squared_norms(piece, exact) for piece in _stacked(rows)]
+    """Return the sums of squares of rows in separate tensors, float64 `[len(rows)]`."""
+    if not _pairwise_is_faster(rows, exact):
+        pieces = [arithmetic.squared_norms(piece, exact) for piece in _stack_pieces(rows)]
         return pieces[0] if len(pieces) == 1 else torch.stack(pieces).sum(0)
     sums = [torch.stack([torch.dot(row, row) for row in piece]).double() for piece in _pieces(rows, CACHED)]
     return sums[0] if len(sums) == 1 else torch.stack(sums).sum(0)
 
 
-def _one_by_one(rows: Sequence[Tensor], exact: bool) -> bool:
-    """Whether dot products of pairs are faster than stacking pieces (measured, up to 8 rows)."""
+def _pairwise_is_faster(rows: Sequence[Tensor], exact: bool) -> bool:
+    """True if dot products of pairs are faster than stacking pieces (measured, up to 8 rows)."""
     some = rows[0]
     plain = not exact and not any(row.requires_grad for row in rows)
     return plain and some.device.type == "cpu" and some.dtype == torch.float32 and some.numel() > WIDTH
@@ -182,8 +185,8 @@ def _pieces(rows: Sequence[Tensor], width: int) -> Iterator[list[Tensor]]:
         yield [row[start : start + width] for row in rows]
 
 
-def _stacked(rows: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Matrices `[len(rows), ≤ WIDTH]`, one at a time; one of them even of empty rows."""
+def _stack_pieces(rows: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Yield matrices `[len(rows), ≤ WIDTH]`, at least one, also for empty rows."""
     width = WIDTH if rows[0].device.type == "cpu" else rows[0].numel()
     yield from (torch.stack(piece) for piece in _pieces(rows, max(width, 1)))
     if rows[0].numel() == 0:
@@ -191,7 +194,7 @@ def _stacked(rows: Sequence[Tensor]) -> Iterator[Tensor]:
 
 
 def _weighted_sum(parts: Sequence[Tensor | None], shares: Tensor, like: Tensor) -> Tensor:
-    """`Σ_i shares_i · parts_i` in the dtype of `like`; float16 and bfloat16 are summed in float32."""
+    """Return `Σ_i shares_i · parts_i` in the dtype of `like`; float16 and bfloat16 are summed in float32."""
     present = [(task, part) for task, part in enumerate(parts) if part is not None]
     if not present:
         return torch.zeros_like(like, requires_grad=False)
@@ -200,12 +203,12 @@ def _weighted_sum(parts: Sequence[Tensor | None], shares: Tensor, like: Tensor) 
         scaled = shares.to(like.device, dtype)
         return torch.stack([scaled[task] * part.to(dtype) for task, part in present]).sum(0).to(like.dtype)
     factors: list[float] = shares.tolist()
-    order = _memory_order(like)  # the sum is laid out as `like` is, without its gaps
+    order = _memory_order(like)  # the sum has the memory order of `like`, without gaps
     total = torch.empty([like.shape[axis] for axis in order], dtype=dtype, device=like.device)
     whole, (first, *rest) = total.view(-1), [(task, _flat(part, like)) for task, part in present]
     width = WIDTH if like.device.type == "cpu" else like.numel()
     for start in range(0, like.numel(), max(width, 1)):
-        # In the cache: the sum is written to memory once, however many rows there are.
+        # The sum of one piece stays in the cache, and is written to memory once for all rows.
         piece = whole[start : start + width]
         torch.mul(first[1][start : start + width].to(dtype), factors[first[0]], out=piece)
         for task, row in rest:
@@ -215,10 +218,10 @@ def _weighted_sum(parts: Sequence[Tensor | None], shares: Tensor, like: Tensor) 
 
 
 def _memory_order(like: Tensor) -> list[int]:
-    """The axes of a tensor from the outermost in memory to the innermost."""
+    """Return the axes of a tensor from the outermost in memory to the innermost."""
     return sorted(range(like.dim()), key=lambda axis: (like.stride(axis), like.shape[axis]), reverse=True)
 
 
 def _flat(part: Tensor, like: Tensor) -> Tensor:
-    """All elements of a tensor in the order in which `like` has them in memory: a view if it is laid out as `like`."""
+    """Return all elements of a tensor in the memory order of `like`; a view if both have the same memory order."""
     return part.reshape(-1) if like.is_contiguous() else part.permute(_memory_order(like)).reshape(-1)

@@ -1,4 +1,4 @@
-"""Gramians and norms of the rows of a Jacobian, computed at the first read and kept."""
+"""Gramians and norms of the rows of a Jacobian, computed on first access and cached."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from gradhomog.square_root import safe_sqrt
 class RowStatistics(ABC):
     """Inner products of N rows that are split into named blocks. A subclass computes them from its rows.
 
-    They have a graph if and only if the rows have one, in whichever mode they are read first.
+    They have a graph if and only if the rows have one, even if gradients are disabled at the first access.
 
     Attributes:
-        names: of the blocks, in order.
-        requires_grad: whether the rows have a graph.
+        names: the names of the blocks, in order.
+        requires_grad: True if the rows have a graph.
     """
 
     names: tuple[str, ...]
@@ -28,29 +28,29 @@ class RowStatistics(ABC):
 
     @abstractmethod
     def compute_gramians(self) -> Tensor:
-        """The Gramian of each block, float64 `[blocks, tasks, tasks]`. Read `block_gramians` instead."""
+        """Compute the Gramian of each block, float64 `[blocks, tasks, tasks]`. Callers read `block_gramians`."""
 
     @abstractmethod
     def compute_squared_norms(self) -> Tensor:
-        """The squared norm of each row in each block, float64 `[blocks, tasks]`. Read `block_squared_norms` instead."""
+        """Compute the squared norm of each row in each block, float64 `[blocks, tasks]`; see `block_squared_norms`."""
 
     def compute_total_gramian(self) -> Tensor:
-        """The sum of `block_gramians`; overridden where one product over all blocks is faster. Read `gramian()`."""
+        """Compute the sum of `block_gramians`; overridden if one product over all blocks is faster; see `gramian`."""
         return self.block_gramians[0] if len(self.names) == 1 else self.block_gramians.sum(0)
 
     def compute_total_squared_norms(self) -> Tensor:
-        """The sum of `block_squared_norms`; overridden likewise. Read `squared_norms()`."""
+        """Compute the sum of `block_squared_norms`; overridden likewise; see `squared_norms`."""
         return self.block_squared_norms[0] if len(self.names) == 1 else self.block_squared_norms.sum(0)
 
     @functools.cached_property
     def block_gramians(self) -> Tensor:
-        """The Gramian of each block, float64 `[blocks, tasks, tasks]`, computed at the first read."""
+        """The Gramian of each block, float64 `[blocks, tasks, tasks]`."""
         with torch.set_grad_enabled(self.requires_grad):
             return self.compute_gramians()
 
     @functools.cached_property
     def block_squared_norms(self) -> Tensor:
-        """The squared norms in each block, float64 `[blocks, tasks]`; from the Gramians if they are known."""
+        """The squared norms in each block, float64 `[blocks, tasks]`; from the Gramians if they are cached."""
         if "block_gramians" in self.__dict__:
             return self.block_gramians.diagonal(dim1=1, dim2=2)
         with torch.set_grad_enabled(self.requires_grad):
@@ -58,26 +58,27 @@ class RowStatistics(ABC):
 
     @functools.cached_property
     def total_gramian(self) -> Tensor:
-        """The Gramian over all blocks, float64 `[tasks, tasks]`, computed at the first read."""
+        """The Gramian over all blocks, float64 `[tasks, tasks]`."""
         with torch.set_grad_enabled(self.requires_grad):
             return self.compute_total_gramian()
 
     @functools.cached_property
     def total_squared_norms(self) -> Tensor:
-        """The squared norms over all blocks, float64 `[tasks]`; from the Gramian if it is known."""
+        """The squared norms over all blocks, float64 `[tasks]`; from the Gramian if it is cached."""
         if "total_gramian" in self.__dict__:
             return self.total_gramian.diagonal()
         with torch.set_grad_enabled(self.requires_grad):
             return self.compute_total_squared_norms()
 
     def gramian(self, parameters: str = "*") -> Tensor:
-        """Inner products of the rows, G_ij = ⟨row_i, row_j⟩, float64 `[tasks, tasks]`.
+        """Return the inner products of the rows, G_ij = ⟨row_i, row_j⟩, float64 `[tasks, tasks]`.
 
         Args:
-            parameters: a glob pattern; the inner product is taken over the blocks whose name matches.
+            parameters: a glob pattern; the inner product is over the blocks whose name matches.
 
-        Rows of float32 and narrower are multiplied in float32 and added up in float64; where squares leave float32's
-        range, in float64. Equivariant under a common factor of the rows from 1e-18 to 1e18. Differentiable.
+        Rows of float32 and narrower are multiplied in float32 and added up in float64; if squares exceed the range of
+        float32, they are multiplied in float64. Equivariant under a common factor of the rows from 1e-18 to 1e18.
+        Differentiable.
 
         Raises:
             OptionError: the pattern matches no block.
@@ -87,13 +88,13 @@ class RowStatistics(ABC):
         return self.total_gramian if parameters == "*" else self.block_gramians[self._matching(parameters)].sum(0)
 
     def squared_norms(self, parameters: str = "*") -> Tensor:
-        """Squared Euclidean norms of the rows, float64 `[tasks]`; arguments, precision and errors as `gramian`."""
+        """Return the squared Euclidean norms of the rows, float64 `[tasks]`; arguments and errors as in `gramian`."""
         if parameters == "*":
             return self.total_squared_norms
         return self.block_squared_norms[self._matching(parameters)].sum(0)
 
     def norms(self, parameters: str = "*") -> Tensor:
-        """Euclidean norms of the rows, float64 `[tasks]`; the derivative at a zero row is zero."""
+        """Return the Euclidean norms of the rows, float64 `[tasks]`; the derivative at a zero row is zero."""
         return safe_sqrt(self.squared_norms(parameters))
 
     def _matching(self, parameters: str) -> list[int]:

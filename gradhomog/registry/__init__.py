@@ -1,4 +1,4 @@
-"""Plugins of installed distributions: listed from metadata, imported when named, their options validated."""
+"""Plugins of installed distributions: listed from metadata, imported on first use, with validated options."""
 
 from gradhomog.registry.plugininfo import KINDS, Kind, PluginInfo
 from gradhomog.registry.registry import Registry, available, installed, using

@@ -1,7 +1,7 @@
-"""Options of a plugin: read from its factory's signature and annotations, validated and described by the host.
+"""Options of a plugin: read them from its factory's signature and annotations, validate and describe them.
 
-A range is an annotation with the library annotated_types, `Annotated[float, Gt(0)]`; a choice is a `Literal`. Floats
-must be finite unless an upper bound of infinity is annotated.
+A range is an annotation of the library annotated_types, `Annotated[float, Gt(0)]`; a choice is a `Literal`. Floats must
+be finite unless an upper bound of infinity is annotated.
 """
 
 from __future__ import annotations
@@ -29,56 +29,58 @@ _COMPARISONS: Mapping[type[BaseMetadata], tuple[str, str]] = {
     Ge: ("ge", "≥"), Gt: ("gt", ">"), Le: ("le", "≤"), Lt: ("lt", "<"),
 }  # fmt: skip
 SCALE = inspect.Parameter("scale", inspect.Parameter.KEYWORD_ONLY, default="mean", annotation=Literal["mean", "paper"])
-"""The option that the host adds to a method whose paper has another scale."""
+"""The option that the host adds to a method whose paper uses another scale than the mean."""
 
 
-def accepted(spec: Spec) -> dict[str, inspect.Parameter]:
-    """The options of a plugin, in order: its factory's parameters without those that the host supplies, and `scale`.
+def option_parameters(spec: Spec) -> dict[str, inspect.Parameter]:
+    """Return the options of a plugin, in order: its factory's parameters except those that the host supplies.
 
-    Keywords that are annotated `**keywords: Unpack[SomeTypedDict]` are options by the names of its keys. Their defaults
-    are those of the dataclass that can be given in their place, `together: SomeDataclass | None = None`.
+    The option `scale` is added if the method has a `paper_scale`. Keywords with the annotation
+    `**keywords: Unpack[SomeTypedDict]` are options with the names of its keys. Their defaults are those of the
+    dataclass that can be passed instead, `together: SomeDataclass | None = None`.
     """
     hidden = SIGNATURE_ONLY[type(spec)]
     found: dict[str, inspect.Parameter] = {}
     for name, parameter in inspect.signature(spec.factory).parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
-            found |= _unpacked(spec.factory, name)
+            found |= _typed_dict_options(spec.factory, name)
         elif name not in hidden and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             found[name] = parameter
     return {**found, "scale": SCALE} if has_paper_scale(spec) else found
 
 
-def _unpacked(factory: Callable[..., Any], keywords: str) -> dict[str, inspect.Parameter]:
-    """The options that a factory's keywords stand for; none unless their annotation is an unpacked TypedDict."""
+def _typed_dict_options(factory: Callable[..., Any], keywords: str) -> dict[str, inspect.Parameter]:
+    """Return the options in the annotation of a factory's keywords; none unless it is an unpacked TypedDict."""
     hints = _annotations(factory)
     annotation = hints.get(keywords)
     if typing.get_origin(annotation) is not typing.Unpack:
         return {}
     (options,) = typing.get_args(annotation)
-    given = {field.name: field.default for hint in hints.values() for field in _dataclass_fields(hint)}
+    defaults = {field.name: field.default for hint in hints.values() for field in _dataclass_fields(hint)}
+    empty = inspect.Parameter.empty
     return {
-        name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=given.get(name, inspect.Parameter.empty))
+        name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name, empty))
         for name in typing.get_type_hints(options)
     }
 
 
 def _dataclass_fields(annotation: Any) -> tuple[dataclasses.Field[Any], ...]:
-    """The fields of an annotated dataclass, or of one that may also be None."""
+    """Return the fields of an annotated dataclass, or of an optional dataclass."""
     candidates = (annotation, *typing.get_args(annotation))
     return next((dataclasses.fields(each) for each in candidates if dataclasses.is_dataclass(each)), ())
 
 
 def has_paper_scale(spec: Spec) -> bool:
-    """Whether the paper's scale differs from the mean, so that the host accepts the option `scale`."""
+    """True if the paper's scale differs from the mean, so that the plugin has the option `scale`."""
     if not isinstance(spec, HomogenizerSpec) or not inspect.isclass(spec.factory):
         return False
-    from gradhomog.homogenizer import Homogenizer  # imports torch, which listings do without
+    from gradhomog.homogenizer import Homogenizer  # imports torch, which listings must not
 
     return issubclass(spec.factory, Homogenizer) and spec.factory.overrides("paper_scale")
 
 
 def documentation(spec: Spec) -> str:
-    """The docstring of a plugin's factory; empty if it has none of its own (a class inherits that of its base)."""
+    """Return the docstring of a plugin's factory, or an empty string; docstrings of base classes do not count."""
     factory = spec.factory
     while isinstance(factory, functools.partial) and factory.__doc__ == functools.partial.__doc__:
         factory = factory.func
@@ -86,28 +88,29 @@ def documentation(spec: Spec) -> str:
 
 
 def describe(spec: Spec) -> list[str]:
-    """The options of a plugin as a user writes them, with the values that each accepts: `alpha=1.5 (a number ≥ 0)`."""
+    """Describe the options of a plugin, with defaults and accepted values: `alpha=1.5 (a number ≥ 0)`."""
     hints = _hints(spec)
     described = []
-    for name, parameter in accepted(spec).items():
-        default = "" if parameter.default is parameter.empty else f"={_written(parameter.default)}"
-        described.append(f"{name}{default} ({words(hints.get(name, Any))})")
+    for name, parameter in option_parameters(spec).items():
+        default = "" if parameter.default is parameter.empty else f"={_format_value(parameter.default)}"
+        described.append(f"{name}{default} ({describe_type(hints.get(name, Any))})")
     return described
 
 
-def _written(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return str(value).lower()
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
 
 
 def bind(spec: Spec, plugin: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Check that the factory accepts these options, by name and by annotated type; integers pass for floats.
+    """Check that the factory accepts these options, by name and by annotated type; an integer is a valid float.
 
     Raises:
-        OptionError: unknown names (with the accepted ones and suggestions), required ones missing, or wrong types.
+        OptionError: a name is unknown (the message lists the options), a required option is missing, or a type is
+            wrong.
     """
-    parameters = accepted(spec)
+    parameters = option_parameters(spec)
     known = ", ".join(describe(spec)) or "none"
     hints = _hints(spec)
     faults = []
@@ -115,8 +118,8 @@ def bind(spec: Spec, plugin: str, options: Mapping[str, Any]) -> dict[str, Any]:
         if name not in parameters:
             near = difflib.get_close_matches(name, parameters, n=1)
             hint = f" Did you mean '{near[0]}'?" if near else ""
-            if "options" in parameters:  # of what it wraps
-                hint += f" For what it wraps write options={{'{name}': …}}."
+            if "options" in parameters:  # a wrapper of another plugin
+                hint += f" Options of the wrapped plugin are written options={{'{name}': …}}."
             faults.append(f"{plugin} has no option '{name}'.{hint} Its options: {known}.")
             continue
         try:
@@ -125,7 +128,7 @@ def bind(spec: Spec, plugin: str, options: Mapping[str, Any]) -> dict[str, Any]:
             faults.append(str(error))
     for name, parameter in parameters.items():
         if parameter.default is parameter.empty and name not in options:
-            faults.append(f"{plugin} needs the option '{name}'. Its options: {known}.")
+            faults.append(f"{plugin} requires the option '{name}'. Its options: {known}.")
     if faults:
         raise OptionError(join_faults(faults))
     return dict(options)
@@ -135,20 +138,20 @@ def check_value(owner: str, name: str, value: Any, annotation: Any) -> None:
     """Validate one option against its annotation.
 
     Raises:
-        OptionError: it names the option, the accepted values and the value.
+        OptionError: the message names the option, the accepted values and the value.
     """
     if not fits(value, annotation):
-        raise OptionError(f"{owner}: `{name}` must be {words(annotation)}; got {value!r}.")
+        raise OptionError(f"{owner}: `{name}` must be {describe_type(annotation)}; got {value!r}.")
     if not _representable(value, annotation):
         limit = "within float64" if "float" in str(annotation) else "of at most 64 bits"
-        raise OptionError(f"{owner}: `{name}` must be {words(annotation)} {limit}; got {value!r}.")
+        raise OptionError(f"{owner}: `{name}` must be {describe_type(annotation)} {limit}; got {value!r}.")
 
 
 def check_attributes(made: object, owner: str) -> None:
-    """Validate an object whose constructor stored each parameter in the attribute of the same name.
+    """Validate the attributes of an object that have the names of its constructor's parameters.
 
     Raises:
-        OptionError: as of `check_value`.
+        OptionError: as in `check_value`.
     """
     hints, attributes = _constructor_hints(type(made)), vars(made)  # type: ignore[arg-type]  # a class is hashable
     for name, annotation in hints.items():
@@ -168,9 +171,9 @@ def _hints(spec: Spec) -> dict[str, Any]:
 
 
 def type_hints(factory: Callable[..., Any]) -> dict[str, Any]:
-    """The annotated types of a factory's options by name, those of an unpacked TypedDict among them.
+    """Return the annotated types of a factory's options by name, including those of an unpacked TypedDict.
 
-    None if one of them cannot be resolved.
+    Empty if one of them cannot be resolved.
     """
     hints: dict[str, Any] = {}
     for name, annotation in _annotations(factory).items():
@@ -182,7 +185,7 @@ def type_hints(factory: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _annotations(factory: Callable[..., Any]) -> dict[str, Any]:
-    """The annotations of the parameters of a class's constructor, a function, or what a partial or wrapper calls."""
+    """Return the annotated types of the parameters of a class or function, or of the target of a partial or wrapper."""
     while isinstance(factory, functools.partial) or hasattr(factory, "__wrapped__"):
         factory = factory.func if isinstance(factory, functools.partial) else factory.__wrapped__
     target = factory.__init__ if inspect.isclass(factory) else factory
@@ -193,7 +196,7 @@ def _annotations(factory: Callable[..., Any]) -> dict[str, Any]:
 
 
 def fits(value: Any, annotation: Any) -> bool:
-    """Whether a value is of an annotated type and within its range."""
+    """True if a value has an annotated type and is within its range."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         bounds = list(_bounds(args[1:]))
@@ -221,11 +224,11 @@ def fits(value: Any, annotation: Any) -> bool:
         return not args or all(fits(key, args[0]) and fits(item, args[1]) for key, item in value.items())
     if annotation in (bool, str):
         return isinstance(value, annotation)
-    return True  # Any, callables, tensors, classes of the plugin's own
+    return True  # Any, callables, tensors, classes of the plugin
 
 
 def _bounds(metadata: Sequence[Any]) -> Iterator[BaseMetadata]:
-    """Single bounds of annotations; `Interval` and `Len` are groups of them."""
+    """Yield the single bounds of annotations; `Interval` and `Len` are groups of bounds."""
     for item in metadata:
         if isinstance(item, GroupedMetadata):
             yield from _bounds(list(item))
@@ -243,11 +246,11 @@ def _satisfies(value: Any, bound: BaseMetadata) -> bool:
     if isinstance(bound, (Lt, Le)):
         limit = bound.lt if isinstance(bound, Lt) else bound.le
         return bool(value < limit if isinstance(bound, Lt) else value <= limit)
-    return True  # of another library
+    return True  # metadata of another library
 
 
 def _representable(value: Any, annotation: Any) -> bool:
-    """Whether integers, in lists and tables too, have 64 bits, as generators and tensors take them, or can be float."""
+    """True if all integers, also in lists and tables, fit into 64 bits, or into float64 if floats are annotated."""
     if isinstance(value, Mapping):
         return all(_representable(item, annotation) for item in value.values())
     if isinstance(value, (list, tuple)):
@@ -257,7 +260,7 @@ def _representable(value: Any, annotation: Any) -> bool:
     return "float" in str(annotation) and abs(value) < 2**1023
 
 
-def _range_words(bound: BaseMetadata) -> str:
+def _describe_bound(bound: BaseMetadata) -> str:
     if isinstance(bound, MinLen):
         return f"with at least {bound.min_length} entr{'y' if bound.min_length == 1 else 'ies'}"
     if isinstance(bound, MaxLen):
@@ -268,24 +271,24 @@ def _range_words(bound: BaseMetadata) -> str:
     return str(bound)
 
 
-def words(annotation: Any) -> str:
-    """The accepted values of an annotated type, in the words of a message."""
+def describe_type(annotation: Any) -> str:
+    """Describe the accepted values of an annotated type for a message."""
     plain = {int: "an integer", float: "a number", bool: "true or false", str: "a text", type(None): "none", Any: "any"}
     if annotation in plain:
         return plain[annotation]
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
-        ranges = " and ".join(_range_words(bound) for bound in _bounds(args[1:]))
-        return f"{words(args[0])} {ranges}".strip()
+        ranges = " and ".join(_describe_bound(bound) for bound in _bounds(args[1:]))
+        return f"{describe_type(args[0])} {ranges}".strip()
     if origin is Literal:
-        return ("one of " if len(args) > 1 else "") + ", ".join(map(_written, args))
+        return ("one of " if len(args) > 1 else "") + ", ".join(map(_format_value, args))
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(words(arg) for arg in args)
+        return " or ".join(describe_type(arg) for arg in args)
     container = origin or annotation
     if container is tuple and args and args[-1] is not ...:
-        return f"a list of {len(args)} ({', '.join(map(words, args))})"
+        return f"a list of {len(args)} ({', '.join(map(describe_type, args))})"
     if container in _LISTS:
-        return f"a list ({words(args[0])} each)" if args else "a list"
+        return f"a list ({describe_type(args[0])} each)" if args else "a list"
     if container in _TABLES:
-        return f"a table by name ({words(args[1])} each)" if args else "a table by name"
+        return f"a table by name ({describe_type(args[1])} each)" if args else "a table by name"
     return str(getattr(annotation, "__name__", annotation))

@@ -1,4 +1,4 @@
-"""The identity of a plugin before it is imported: its kind, its name, and the distribution that offers it."""
+"""The identity of a plugin before it is imported: its kind, its name and its distribution."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ KINDS: dict[Kind, tuple[str, type[Any]]] = {
 
 @dataclass(frozen=True, order=True)
 class PluginInfo:
-    """One plugin in the metadata of an installed distribution; nothing is imported to read it.
+    """One plugin in the metadata of an installed distribution, read without an import.
 
-    Control characters, which would reach the terminal in listings and messages, are escaped.
+    Control characters are escaped, so that listings and messages cannot send them to the terminal.
     """
 
     name: str
@@ -44,7 +44,7 @@ class PluginInfo:
     @property
     def advice(self) -> str:
         """The last sentence of an error that the plugin caused."""
-        return f"Report it to the authors of {self.distribution}, or leave '{self.name}' out."
+        return f"Report it to the authors of {self.distribution}, or remove '{self.name}'."
 
     def __str__(self) -> str:
         return f"{self.kind[:-1]} '{self.name}' of {self.distribution} {self.version} ({self.module})"

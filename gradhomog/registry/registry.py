@@ -1,7 +1,7 @@
-"""Plugins by entry-point name: listed without importing, loaded when named, refused with a precise reason.
+"""The registry of plugins: lists them by entry point without an import, loads them on first use, creates objects.
 
-pluggy's own `load_setuptools_entrypoints` is not used: one broken plugin stops it, a misspelt name loads nothing in
-silence, and of two plugins of one name it takes whichever the file system yields first.
+`load_setuptools_entrypoints` of pluggy is not used: one broken plugin stops it, a misspelled name loads nothing without
+an error, and of two plugins with the same name it loads the one that the file system lists first.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from gradhomog.specs import Spec
 
 __all__ = ["KINDS", "Kind", "PluginInfo", "Registry", "available", "installed", "using"]
 
-_Found = dict[PluginInfo, importlib.metadata.Distribution | None]
+_Plugins = dict[PluginInfo, importlib.metadata.Distribution | None]
 
 
 class Registry:
     """The plugins of the installed distributions.
 
     Args:
-        entry_points: candidates; by default those of all installed distributions in the groups
+        entry_points: the entry points of plugins; by default those of all installed distributions in the groups
             `gradhomog.homogenizers`, `gradhomog.learners`, `gradhomog.domains` and `gradhomog.observers`.
-        disabled: selectors (`name` or `distribution:name`) that are refused; by default those of the environment
+        disabled: selectors (`name` or `distribution:name`) of disabled plugins; by default those in the environment
             variable GRADHOMOG_DISABLE, separated by commas.
 
-    A program normally uses the one of `gradhomog.registry.installed()`; tests make their own.
+    Programs normally use `gradhomog.registry.installed()`; tests create other registries.
     """
 
     def __init__(
@@ -63,14 +63,14 @@ class Registry:
         self._loaded: dict[PluginInfo, Spec] = {}
         self.manager = pluggy.PluginManager(hooks.PROJECT)
         self.manager.add_hookspecs(hooks)
-        self.manager.register(_Maker(), name="gradhomog")
+        self.manager.register(_DefaultFactory(), name="gradhomog")
 
     # -- listing: metadata only ---------------------------------------------------------------------------------------
 
     @functools.cached_property
-    def _plugins(self) -> dict[Kind, _Found]:
-        # The path may hold a distribution twice (editable beside installed): the first on the path is the one imported.
-        found: dict[Kind, _Found] = {}
+    def _plugins(self) -> dict[Kind, _Plugins]:
+        # A distribution may be on the path twice (editable and installed): the first one is imported.
+        found: dict[Kind, _Plugins] = {}
         whole = importlib.metadata.entry_points() if self._entry_points is None else None  # reads every distribution
         for kind in KINDS:
             group = f"gradhomog.{kind}"
@@ -91,7 +91,7 @@ class Registry:
         return found
 
     def add(self, distribution: importlib.metadata.Distribution) -> None:
-        """Offer the plugins of a further distribution; one of that name that was there is forgotten. For tests."""
+        """Add the plugins of a distribution, in place of an earlier distribution of that name. For tests."""
         self._added[distribution.name] = distribution
         self.__dict__.pop("_plugins", None)
         for info in [info for info in self._loaded if info.distribution == distribution.name]:
@@ -100,13 +100,13 @@ class Registry:
                 self.manager.unregister(name=loading.registered_name(info))
 
     def list(self, kind: Kind) -> tuple[PluginInfo, ...]:
-        """All plugins of a kind, sorted by name, disabled ones included; imports none of them."""
+        """Return all plugins of a kind, sorted by name, including disabled ones; imports none of them."""
         if kind not in KINDS:
             raise OptionError(f"`kind` must be one of {', '.join(map(repr, KINDS))}; got {kind!r}.")
         return tuple(self._plugins[kind])
 
     def names(self, kind: Kind) -> tuple[str, ...]:
-        """The names a user can type; of one name offered by several distributions, the forms `distribution:name`."""
+        """Return the names that users can write; `distribution:name` if several distributions have the same name."""
         infos = [info for info in self.list(kind) if not info.disabled]
         counts: dict[str, int] = {}
         for info in infos:
@@ -114,11 +114,11 @@ class Registry:
         return tuple(info.name if counts[info.name] == 1 else info.selector for info in infos)
 
     def find(self, kind: Kind, selector: str) -> PluginInfo:
-        """The one plugin that `name` or `distribution:name` means; imports nothing.
+        """Return the plugin with the name `name` or `distribution:name`; imports nothing.
 
         Raises:
-            UnknownPluginError: no distribution offers it; the message suggests a similar name.
-            AmbiguousPluginError: several distributions do; the message names them all.
+            UnknownPluginError: no distribution has it; the message suggests a similar name.
+            AmbiguousPluginError: several distributions have it; the message names them all.
             DisabledPluginError: GRADHOMOG_DISABLE blocks it.
         """
         matches = [info for info in self.list(kind) if selector in (info.name, info.selector)]
@@ -131,12 +131,12 @@ class Registry:
             offers = " and ".join(f"{info.distribution} {info.version}" for info in enabled)
             choices = " or ".join(repr(info.selector) for info in enabled)
             raise AmbiguousPluginError(
-                f"{kind[:-1]} '{selector}' is offered by {offers}. Write {choices} to choose one."
+                f"{kind[:-1]} '{selector}' exists in several distributions: {offers}. Write {choices}."
             )
         if matches:
             raise DisabledPluginError(
                 f"{matches[0]} is disabled by GRADHOMOG_DISABLE={','.join(sorted(self._disabled))}. "
-                "Take it out of that variable to use it."
+                "Remove it from that variable to use it."
             )
         names = self.names(kind)
         known = {name: name for name in names} | {info.selector: info.selector for info in self.list(kind)}
@@ -145,14 +145,12 @@ class Registry:
         others = [other for other in KINDS if any(selector in (i.name, i.selector) for i in self.list(other))]
         hint = f" Did you mean '{lower[near[0]]}'?" if near else ""
         if others:
-            hint = f" A {others[0][:-1]} is called so."
-        raise UnknownPluginError(
-            f"no {kind[:-1]} is called '{selector}'.{hint} Installed: {', '.join(names) or 'none'}."
-        )
+            hint = f" It is the name of a {others[0][:-1]}."
+        raise UnknownPluginError(f"unknown {kind[:-1]} '{selector}'.{hint} Installed: {', '.join(names) or 'none'}.")
 
     @contextmanager
     def preferring(self, selectors: Iterable[str]) -> Iterator[None]:
-        """Within the context a name that several distributions offer means the one whose selector is among these."""
+        """Resolve a name that several distributions have to the one whose selector is listed, within the context."""
         before, self._preferred = self._preferred, frozenset(selectors)
         try:
             yield
@@ -165,8 +163,8 @@ class Registry:
         """Import a plugin's module, check its hooks, and return its spec.
 
         Raises:
-            PluginLoadError: the import fails, the hook is missing, misspelt, raises or returns the wrong type. The
-                cause is chained, and the plugin stays unregistered.
+            PluginLoadError: the import fails, or the hook is missing, misspelled, raises or returns the wrong type. The
+                cause is chained, and the plugin is not registered.
         """
         info = self.find(kind, selector)
         if info not in self._loaded:
@@ -177,58 +175,58 @@ class Registry:
     # -- making -------------------------------------------------------------------------------------------------------
 
     def make(
-        self, kind: Kind, selector: str, options: Mapping[str, Any], *arguments: Any, **given: Any
+        self, kind: Kind, selector: str, options: Mapping[str, Any], *arguments: Any, **supplied: Any
     ) -> tuple[PluginInfo, Spec, Any]:
-        """Load a plugin, bind the user's `options` against its factory's signature, and make the object.
+        """Load a plugin, check the user's `options` against its factory's signature, and create the object.
 
-        `arguments` and `given` are what the host supplies (an encoder, a size); they are not options. Goes through the
-        hook `gradhomog_make`, so that registered plugins may wrap it.
+        `arguments` and `supplied` come from the host (an encoder, a size); they are not options. The object is created
+        by the hook `gradhomog_make`, which registered plugins may wrap.
 
         Raises:
-            OptionError: an option is unknown, ill-typed or refused by the factory.
-            PluginRunError: the factory raised anything else.
+            OptionError: an option is unknown, has the wrong type or is rejected by the factory.
+            PluginRunError: the factory raised another exception.
         """
         info, spec = self.load(kind, selector)
         bound = bind(spec, info.name, options)
         if has_paper_scale(spec):
-            bound.pop("scale", None)  # of the host
+            bound.pop("scale", None)  # the host applies it
         try:
-            made = self.manager.hook.gradhomog_make(spec=spec, arguments=arguments, options={**bound, **given})
+            made = self.manager.hook.gradhomog_make(spec=spec, arguments=arguments, options={**bound, **supplied})
         except GradhomogError:
             raise
         except (Exception, SystemExit) as cause:
-            raise PluginRunError(self._unmade(info, cause)) from cause
+            raise PluginRunError(self._describe_failure(info, cause)) from cause
         if made is None and (wrappers := self._wrappers()):
             raise PluginRunError(
-                f"{info} was discarded by `gradhomog_make` of {' and '.join(map(str, wrappers))}: a wrapper "
-                f"must return what its `yield` gives it. {wrappers[0].advice}"
+                f"`gradhomog_make` of {' and '.join(map(str, wrappers))} returned None for {info}: a wrapper must "
+                f"return the result of its `yield`. {wrappers[0].advice}"
             )
         return info, spec, made
 
     def _wrappers(self) -> tuple[Author, ...]:
-        """Plugins that wrap or replace the default implementation of `gradhomog_make`, outermost first."""
+        """Return the plugins that wrap or replace the default `gradhomog_make`, outermost first."""
         impls = reversed(self.manager.hook.gradhomog_make.get_hookimpls())
-        return tuple(self._author(impl.plugin) for impl in impls if not isinstance(impl.plugin, _Maker))
+        return tuple(self._author(impl.plugin) for impl in impls if not isinstance(impl.plugin, _DefaultFactory))
 
-    def _unmade(self, info: PluginInfo, cause: BaseException) -> str:
-        if not raised_in(cause, _Maker.gradhomog_make):  # the factory was not called, or had returned
+    def _describe_failure(self, info: PluginInfo, cause: BaseException) -> str:
+        if not raised_in(cause, _DefaultFactory.gradhomog_make):  # the error is not from the factory
             for impl in self.manager.hook.gradhomog_make.get_hookimpls():
                 if raised_in(cause, impl.function):
                     author = self._author(impl.plugin)
                     return f"{author} raised in `gradhomog_make` for {info}: {describe_error(cause)}. {author.advice}"
-        return f"{info} could not be made: {describe_error(cause)}. {info.advice}"
+        return f"the factory of {info} raised {describe_error(cause)}. {info.advice}"
 
     def _author(self, plugin: object) -> Author:
         name = self.manager.get_name(plugin)
         for info in self._loaded:
             if loading.registered_name(info) == name:
                 return Author(str(info), info.advice)
-        return Author(f"the plugin {name}", "Correct it, or do not register it.")
+        return Author(f"plugin {name}", "Correct it, or do not register it.")
 
 
 def _name_and_version(distribution: importlib.metadata.Distribution | None) -> tuple[str, str]:
-    """`"?"` for what is unknown: a folder left by a broken uninstall has no metadata."""
-    # Where the backport `importlib_metadata` is imported, its distributions raise in place of giving None.
+    """Return name and version; `"?"` if unknown, as in a folder without metadata after a broken uninstall."""
+    # Distributions of the backport `importlib_metadata` raise instead of returning None.
     with suppress(FileNotFoundError, KeyError):
         if distribution is not None:
             return distribution.name or "?", distribution.version or "?"
@@ -237,7 +235,7 @@ def _name_and_version(distribution: importlib.metadata.Distribution | None) -> t
 
 @dataclass(frozen=True)
 class Author:
-    """The author of a hook: plugin, distribution and version, and advice for a fault."""
+    """The plugin that a hook belongs to, with its distribution and version, and the advice for an error."""
 
     name: str
     advice: str
@@ -246,39 +244,39 @@ class Author:
         return self.name
 
 
-class _Maker:
-    """The ordinary way to make what a spec describes; last, so that plugins can wrap or replace it."""
+class _DefaultFactory:
+    """The default `gradhomog_make`; called last, so that plugins can wrap or replace it."""
 
     @hooks.hookimpl(trylast=True)
     def gradhomog_make(self, spec: Spec, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
         return spec.factory(*arguments, **options)
 
 
-_in_use: list[Registry] = []
+_active_registries: list[Registry] = []
 
 
 def installed() -> Registry:
-    """The registry of the installed distributions, made once; within `using`, the one given to it."""
-    return _in_use[-1] if _in_use else _of_the_environment()
+    """Return the registry of the installed distributions, created once; within `using`, the registry passed to it."""
+    return _active_registries[-1] if _active_registries else _default_registry()
 
 
 @functools.cache
-def _of_the_environment() -> Registry:
+def _default_registry() -> Registry:
     return Registry()
 
 
 @contextmanager
 def using(registry: Registry) -> Iterator[Registry]:
-    """Within the context every name of the process is looked up in this registry; for tests."""
-    _in_use.append(registry)
+    """Resolve all plugin names of the process by this registry within the context; for tests."""
+    _active_registries.append(registry)
     try:
         yield registry
     finally:
-        _in_use.pop()
+        _active_registries.pop()
 
 
 def available(kind: Kind = "homogenizers") -> tuple[str, ...]:
-    """Names of the installed plugins of a kind; imports none of them.
+    """Return the names of the installed plugins of a kind; imports none of them.
 
     Args:
         kind: `"homogenizers"`, `"learners"`, `"domains"` or `"observers"`.

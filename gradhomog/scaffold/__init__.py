@@ -1,1 +1,1 @@
-"""New plugin projects: a complete distribution written from templates, for `gradhomog new`."""
+"""Generate new plugin projects for `gradhomog new`: a complete distribution from templates."""

@@ -1,4 +1,4 @@
-"""Names of a plugin, its distribution, module and class, derived from the name that a user types."""
+"""The names of a plugin's distribution, module and class, derived from the plugin's name."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from gradhomog.errors import OptionError
 
 PREFIX = "gradhomog-"
-LONGEST = 28  # with more, the import lines of the generated modules pass 120 columns
+LONGEST = 28  # longer names make the import lines of the generated modules longer than 120 columns
 _PLUGIN = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
-# They have another meaning in the text of a pipeline.
+# Reserved in the text form of a pipeline.
 _WORDS = frozenset({"none", "true", "false", "inf"})
 
 
@@ -21,10 +21,10 @@ class Names:
     """The names of one plugin.
 
     Attributes:
-        plugin: `sign_vote`, the entry point: what users type.
-        distribution: `gradhomog-sign-vote`, what is installed, and the folder of the project.
-        module: `gradhomog_sign_vote`, what is imported.
-        stem: `SignVote`, the class, unless that name is taken.
+        plugin: `sign_vote`, the entry point, which users write.
+        distribution: `gradhomog-sign-vote`, which is installed; also the folder of the project.
+        module: `gradhomog_sign_vote`, which is imported.
+        stem: `SignVote`, the name of the class, unless it is in use.
     """
 
     plugin: str
@@ -42,7 +42,7 @@ class Names:
         return "".join(part.capitalize() for part in self.plugin.split("_"))
 
     def class_name(self, kind: str, source: str) -> str:
-        """The name of the class: `SignVote`, or `SignVoteHomogenizer` where the source uses that name otherwise."""
+        """Return the name of the class: `SignVote`, or `SignVoteHomogenizer` if the source already uses that name."""
         taken = keyword.iskeyword(self.stem) or hasattr(builtins, self.stem)
         if taken or re.search(rf"\b{self.stem}\b", source):
             return self.stem + kind.capitalize()
@@ -50,34 +50,36 @@ class Names:
 
 
 def names(given: str) -> Names:
-    """Read `sign-vote`, `sign_vote` or `gradhomog-sign-vote`: all mean the same plugin.
+    """Return the names of the plugin `sign-vote`, also written `sign_vote` or `gradhomog-sign-vote`.
 
     >>> names("gradhomog-sign-vote")
     Names(plugin='sign_vote')
 
     Raises:
-        OptionError: it is not a valid name; the message suggests one.
+        OptionError: the name is invalid; the message suggests a valid one.
     """
     plugin = given.replace("-", "_").removeprefix("gradhomog_")
     if not _PLUGIN.fullmatch(plugin):
-        raise _refusal(given, "must be lower-case letters, digits and single hyphens, beginning with a letter")
+        raise _name_error(
+            given, "must start with a letter and contain only lower-case letters, digits and single hyphens"
+        )
     if keyword.iskeyword(plugin):
-        raise _refusal(given, "must be no keyword of Python")
+        raise _name_error(given, "must not be a keyword of Python")
     if plugin in _WORDS:
-        raise _refusal(given, "must be no word with another meaning in a pipeline")
+        raise _name_error(given, "must not be a reserved word of the text form of a pipeline")
     if plugin == "gradhomog":
-        raise _refusal(given, "must name the plugin, not gradhomog")
+        raise _name_error(given, "must not be gradhomog itself")
     if len(plugin) > LONGEST:
-        raise _refusal(given, f"must have at most {LONGEST} letters")
+        raise _name_error(given, f"must have at most {LONGEST} characters")
     return Names(plugin)
 
 
-def _refusal(given: str, expected: str) -> OptionError:
+def _name_error(given: str, expected: str) -> OptionError:
     return OptionError(f"the name of a plugin {expected}; got {given!r}. Write {_similar(given)!r}, for example.")
 
 
 def _similar(given: str) -> str:
-    """A valid name similar to the given one."""
+    """Return a valid name that is similar to the given name."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", given).lower()
     words = re.sub(r"[^a-z0-9]+", "-", words).removeprefix(PREFIX).strip("-0123456789")
     words = words[:LONGEST].strip("-")

@@ -1,4 +1,4 @@
-"""The files of a new plugin project, from templates."""
+"""Generate the files of a new plugin project from templates."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ DESCRIPTIONS: dict[PluginKind, str] = {
 
 @dataclass(frozen=True)
 class Project:
-    """A project that is not written yet.
+    """A project in memory.
 
     Attributes:
-        names: of the plugin and its parts.
-        kind: of plugin.
-        texts: each file's text by its path within the project.
+        names: the names of the plugin and its parts.
+        kind: the kind of the plugin.
+        texts: the text of each file by its path in the project.
     """
 
     names: Names
@@ -42,15 +42,15 @@ class Project:
 
 
 def project(names: Names, kind: PluginKind = "homogenizer", licence: str = "MIT", author: str | None = None) -> Project:
-    """The project of a plugin, nothing written yet.
+    """Return the project of a plugin, without writing it.
 
-    The templates are the project of a plugin with the name `plugin_name`.
+    The templates form the project of a plugin with the name `plugin_name`.
 
     Args:
         names: from `naming.names`.
-        kind: of plugin.
+        kind: the kind of the plugin.
         licence: an SPDX expression of `Licence`; `"none"` reserves all rights.
-        author: the holder of the rights; `"The gradhomog-… authors"` by default.
+        author: the copyright holder; `"The gradhomog-… authors"` by default.
 
     Raises:
         OptionError: the licence is unknown, or the author's name is empty or not printable.
@@ -89,13 +89,13 @@ def project(names: Names, kind: PluginKind = "homogenizer", licence: str = "MIT"
 
 
 def dependency_range(version: str) -> str:
-    """The versions of gradhomog that a plugin written for this one is expected to work with.
+    """Return the range of versions of gradhomog that a plugin for this version should support.
 
     >>> dependency_range("0.1.0"), dependency_range("1.4.2"), dependency_range("0.2.0.dev1+local")
     ('>=0.1,<0.2', '>=1.4,<2', '>=0.2.0.dev1,<0.3')
     """
     parsed = Version(version)
-    # A version before the release is below it, so `>=0.2` would refuse 0.2.0.dev1.
+    # A pre-release is lower than its release: `>=0.2` excludes 0.2.0.dev1.
     lowest = parsed.public if parsed.is_prerelease else f"{parsed.major}.{parsed.minor}"
     next_one = f"0.{parsed.minor + 1}" if parsed.major == 0 else f"{parsed.major + 1}"
     return f">={lowest},<{next_one}"
@@ -103,13 +103,13 @@ def dependency_range(version: str) -> str:
 
 def _licence_fields(licence: str) -> str:
     if licence == "none":
-        return 'classifiers = ["Private :: Do Not Upload"] # no licence is given, so the package index shall refuse it'
+        return 'classifiers = ["Private :: Do Not Upload"] # without a licence: the package index rejects uploads'
     return f'license = "{licence}"\nlicense-files = ["LICENSE"]'
 
 
 def _licence_sentence(licence: str) -> str:
     if licence == "none":
-        return "No licence is given: all rights are reserved."
+        return "This project has no licence: all rights are reserved."
     return f"Licence: {licence}, see `LICENSE`."
 
 
@@ -118,5 +118,5 @@ def _read(name: str) -> str:
 
 
 def _fill(text: str, values: Mapping[str, str]) -> str:
-    """All markers in one pass, so that values which contain markers stay as they are."""
+    """Replace all markers in one pass, so that markers in the values are not replaced."""
     return re.sub("|".join(map(re.escape, values)), lambda match: values[match[0]], text)

@@ -1,7 +1,7 @@
-"""Small N×N programs that methods share, solved in float64: independent of scale, batched, differentiable twice.
+"""Solvers of small N×N programs that methods share: float64, scale-invariant, batched, twice differentiable.
 
 Every function takes Gramians `[..., tasks, tasks]` of any floating dtype and returns a `Solution`: float64 weights
-`[..., tasks]`, and whether the solver has converged.
+`[..., tasks]`, and a flag for convergence.
 """
 
 from gradhomog.solvers.bargaining import bargaining_weights

@@ -1,4 +1,4 @@
-"""The active-set method for the shortest vector in a convex hull: slower than pivoting, without a ridge."""
+"""The active-set method for the shortest vector in a convex hull: slower than pivoting, but without a ridge."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from gradhomog.solvers.scaling import Array, Flags
 
 @np.errstate(divide="ignore", invalid="ignore")
 def active_set(unit: Array, target: Array) -> tuple[Array, Flags, Flags]:
-    """Minimise ½yᵀUy + ½(1 − tᵀy)² over y ≥ 0 by the algorithm of Lawson and Hanson 1974.
+    """Minimize ½yᵀUy + ½(1 − tᵀy)² over y ≥ 0 by the algorithm of Lawson and Hanson 1974.
 
-    Chapter 23 there (with the least distance program of section 23.4), which is also the minimum-norm-point method of
-    Wolfe 1976. Rows enter that are independent of those in (with t as one entry more), so no system is singular, also
-    where the hull holds zero.
+    Their chapter 23 (with the least distance program of section 23.4); it is also the minimum-norm-point method of
+    Wolfe 1976. A row enters the set only if it is independent of the rows in it (with t as one more entry), so that no
+    system is singular, even if the hull contains zero.
 
-    Its systems are U y = μ t and tᵀy + μ = 1 together.
+    Each system consists of U y = μ t and tᵀy + μ = 1.
 
-    Rounding may make it cycle where rows nearly cancel: the best iterate is returned.
+    Rounding can cause cycles if rows nearly cancel; then the best iterate is returned.
 
     Returns:
-        y `[..., tasks]`, the entries that are positive, and whether the algorithm has ended `[..., 1]`.
+        y `[..., tasks]`, a mask of its positive entries, and a flag for termination `[..., 1]`.
     """
     tasks = target.shape[-1]
     matrix = np.ones((*target.shape[:-1], tasks + 1, tasks + 1))
@@ -32,20 +32,21 @@ def active_set(unit: Array, target: Array) -> tuple[Array, Flags, Flags]:
     x = np.broadcast_to(identity[-1], matrix.shape[:-1])  # y and μ
     right, sizes = x[..., None], np.abs(matrix)
     inside = np.broadcast_to(~is_task, x.shape)
-    refused, best, best_inside = np.zeros_like(inside), x, inside
+    blocked, best, best_inside = np.zeros_like(inside), x, inside
     done = np.zeros_like(inside[..., :1])
     least_violation = np.full_like(x[..., :1], np.inf)
     for _ in range(4 * tasks + 20):
         wanted = solve(np.where(inside[..., None], matrix, identity), right)[..., 0]
-        wanted = np.nan_to_num(wanted, nan=-1.0, posinf=-1.0, neginf=-1.0)  # singular: the row that entered last leaves
-        # Towards it, as far as all stay positive: a row that would not leaves the set.
+        # A singular system: the row that entered last leaves the set.
+        wanted = np.nan_to_num(wanted, nan=-1.0, posinf=-1.0, neginf=-1.0)
+        # Move towards it until an entry becomes zero; that row leaves the set.
         falling = inside & is_task & ~(wanted > 0)
         shares = np.nan_to_num(np.where(falling, x / (x - wanted), 1.0), nan=0.0, posinf=0.0, neginf=0.0)
         share = shares.min(axis=-1, keepdims=True)
         arrived = ~falling.any(axis=-1, keepdims=True)
         x = np.where(falling & (shares <= share), 0.0, x + share * (wanted - x))
         kept = inside & ((x > 0) | ~is_task)
-        # The optimality conditions, relative to the terms that cancel in them.
+        # Violation of the optimality conditions, relative to the terms that cancel in them.
         slope = (matrix @ x[..., None])[..., 0]
         rounding = ROUNDING * (sizes @ np.abs(x)[..., None])[..., 0]
         violation = np.where(is_task, np.where(kept, np.abs(slope), -slope) / rounding, 0.0)
@@ -53,9 +54,9 @@ def active_set(unit: Array, target: Array) -> tuple[Array, Flags, Flags]:
         better = (violation < least_violation) & ~done
         best, best_inside = np.where(better, x, best), np.where(better, kept, best_inside)
         least_violation = np.where(better, violation, least_violation)
-        # A row that cannot become positive has entered by rounding: not again before the vector has moved.
-        refused = (refused | (inside & ~kept)) & ~arrived & (share <= 0)
-        slopes = np.where(is_task & ~inside & ~refused, slope, np.inf)
+        # A row that cannot become positive entered because of rounding; it must not enter again before y has changed.
+        blocked = (blocked | (inside & ~kept)) & ~arrived & (share <= 0)
+        slopes = np.where(is_task & ~inside & ~blocked, slope, np.inf)
         enters = arrived & (places == slopes.argmin(axis=-1)[..., None]) & (slopes < -rounding)
         done = done | (violation <= 1) | (arrived & ~enters.any(axis=-1, keepdims=True))
         inside = kept | enters

@@ -10,58 +10,59 @@ from torch import Tensor
 
 from gradhomog.errors import OptionError
 from gradhomog.solvers.pivoting import solve
-from gradhomog.solvers.scaling import Array, Flags, Solution, checked, needs_graph, to_numpy, to_tensor
+from gradhomog.solvers.scaling import Array, Flags, Solution, check_gramian, needs_graph, to_numpy, to_tensor
 
-CLOSE = 3e-4  # the last change but one is that small, relative to each weight: quadratic convergence leaves 1e-13
-STEPS = 100  # 5 on average, 97 for the hardest of 1,500 random Gramians that have a solution
-# Of 4,000 random Gramians with norms up to 1e8 apart, none that has a solution failed from 0.5 to 20; at 0.25 2 %.
+TOLERANCE = 3e-4  # relative change of the second-to-last step: by quadratic convergence the last one leaves 1e-13
+MAX_STEPS = 100  # 5 on average, at most 97 for 1,500 random Gramians that have a solution
+# For 4,000 random Gramians with norms up to 1e8 apart, no solvable one failed for α from 0.5 to 20; at 0.25, 2 % did.
 SMALLEST_ALPHA, LARGEST_ALPHA = 0.25, 20
 
 
 @np.errstate(all="ignore")
 def bargaining_weights(gramian: Tensor, alpha: float = 1.0, rounding: float | None = None) -> Solution:
-    """The w > 0 with Gw = w^(−1/α) in every entry; `alpha=1` is the Nash bargaining solution w_i (Gw)_i = 1.
+    """Return the w > 0 with Gw = w^(−1/α) in every entry; `alpha=1` is the Nash bargaining solution w_i (Gw)_i = 1.
 
     Args:
-        gramian: G, symmetric positive semi-definite `[..., tasks, tasks]`, any floating dtype; finite. Batches are its
-            leading dimensions: not for `torch.func.vmap` and `torch.compile(fullgraph=True)`, because the search is in
-            NumPy, on the CPU.
-        alpha: in [0.25, 20], the larger the fairer: 0 would weight all alike, infinity serve the worst task only.
-            Outside that range weights of rows that agree differ by more orders of magnitude than float64 can hold in
-            one sum.
-        rounding: of G relative to the rows' norms; by default `gramian_rounding` of its dtype.
+        gramian: G, symmetric positive semi-definite `[..., tasks, tasks]`, any floating dtype; finite. Leading
+            dimensions are a batch. `torch.func.vmap` and `torch.compile(fullgraph=True)` are not supported, because the
+            search runs in NumPy on the CPU.
+        alpha: in [0.25, 20]; a larger value is fairer: 0 would weight all tasks equally, infinity would maximize the
+            worst task only. Outside of this range, the weights of rows that agree differ by more orders of magnitude
+            than float64 can represent in one sum.
+        rounding: rounding of G relative to the rows' norms; by default `gramian_rounding` of its dtype.
 
     Returns:
-        w, float64 `[..., tasks]` > 0. Zero rows are left out and have w_i = 0. There is no solution where the hull of
-        the others holds zero: all w are zero, the disagreement point. So they are where the rounding
-        of one term of w_i^p Σ_j G_ij w_j = 1 reaches 1: for α = 1 rows that are opposite up to 1e-3 (float32) or 1e-7
-        (float64) of their length.
+        w, float64 `[..., tasks]` > 0. Zero rows are excluded and have w_i = 0. If the hull of the others contains zero,
+        there is no solution: all w are zero, the disagreement point. The same applies if the rounding of one term of
+        w_i^p Σ_j G_ij w_j = 1 reaches 1: for α = 1, to rows that are opposite up to 1e-3 (float32) or 1e-7 (float64) of
+        their length.
 
-    Method: with p = 1/α and v_i = w_i/a_i, where a_i = G_ii^(−1/(1+p)) solves it for orthogonal rows, B v = v^(−p)
-    with B_ij = a_i^p G_ij a_j, whose diagonal is 1. These are the stationarity conditions of a strictly convex function
-    of w, ½wᵀGw − Σ_i log w_i for p = 1. Newton's method, (B + p diag v^(−p−1)) Δ = v^(−p) − B v, from v = 1. A fall
-    by the fraction u of v_i is taken as a division by (1 + u/k)^k, k = α but from 1 to 2, so that no weight becomes
-    negative: as good near the solution, and in fewer steps from afar than the step length for all that
-    self-concordance guarantees (12 instead of 21 for α = 20). Two tasks with α = 1: the closed form.
+    Method: with p = 1/α and v_i = w_i/a_i, where a_i = G_ii^(−1/(1+p)) is the solution for orthogonal rows, the
+    equations are B v = v^(−p) with B_ij = a_i^p G_ij a_j, whose diagonal is 1. They are the stationarity conditions of
+    a strictly convex function of w, ½wᵀGw − Σ_i log w_i for p = 1. Newton's method solves them, with
+    (B + p diag v^(−p−1)) Δ = v^(−p) − B v, from v = 1. A decrease of v_i by the fraction u is replaced by a division by
+    (1 + u/k)^k, k = α clipped to [1, 2], so that no weight becomes negative. Near the solution it is equivalent; far
+    from it, it requires fewer steps than the common step length that self-concordance guarantees (12 instead of 21 for
+    α = 20). For two tasks with α = 1 the closed form is used.
 
-    Differentiable twice in G: the last step and one more are taken with the graph, from the iterate before as a
-    constant.
+    Twice differentiable w.r.t. G: the last Newton step and one more are computed with the graph, from the previous
+    iterate as a constant.
 
-    Accuracy: |w_i^p (Gw)_i − 1| ≤ 1e-10, or 4e-15 Σ_j w_i^p |G_ij| w_j if that is more.
+    Accuracy: |w_i^p (Gw)_i − 1| ≤ 1e-10, or 4e-15 Σ_j w_i^p |G_ij| w_j if that is larger.
 
-    Cost: 0.2 ms for up to 16 tasks; 1 to 4 ms where there is no solution.
+    Cost: 0.2 ms for up to 16 tasks; 1 to 4 ms if there is no solution.
 
     Source: Navon et al. 2022, arXiv 2202.01017, claim 3.1; Ban and Ji 2024, arXiv 2402.15638, equation 4.
 
     Raises:
-        OptionError: `gramian` is not square in its last two dimensions, or `alpha` out of its range.
+        OptionError: `gramian` is not square in its last two dimensions, or `alpha` is out of range.
 
     >>> bargaining_weights(torch.tensor([[4.0, 0.0], [0.0, 1.0]])).weights
     tensor([0.5000, 1.0000], dtype=torch.float64)
     """
     if not SMALLEST_ALPHA <= alpha <= LARGEST_ALPHA:
         raise OptionError(f"`alpha` must be in [{SMALLEST_ALPHA}, {LARGEST_ALPHA}]; got {alpha!r}.")
-    gramian, rounding = checked(gramian, rounding)
+    gramian, rounding = check_gramian(gramian, rounding)
     power = 1 / alpha
     if gramian.shape[-1] == 2 and power == 1:
         return _pair(gramian, rounding)
@@ -75,14 +76,14 @@ def bargaining_weights(gramian: Tensor, alpha: float = 1.0, rounding: float | No
     matrix = factors * numbers + absent * identity
     shares, settled, lost = _search(matrix, identity, power, rounding)
     none = lost | ~settled
-    if none.any():  # solved by ones, for finite derivatives
+    if none.any():  # replaced by a program whose solution is 1, so that derivatives are finite
         absent, shares = absent | none, np.where(none, 1.0, shares)
         matrix, factors = np.where(none, identity, matrix), np.where(none, 0.0, factors)
     if needs_graph(gramian):
         same = gramian - gramian.detach()  # zero, with the graph
         moving, unit = to_tensor(matrix, gramian) + to_tensor(factors, gramian) * same, to_tensor(identity, gramian)
         found = to_tensor(shares, gramian)
-        for _ in range(2):  # the first has the right first derivative, the next the second
+        for _ in range(2):  # the first step makes the first derivative exact, the second step the second derivative
             found = found + _newton(moving, unit, found, power)
     else:
         found = to_tensor(shares + _newton(matrix, identity, shares, power), gramian)
@@ -91,23 +92,23 @@ def bargaining_weights(gramian: Tensor, alpha: float = 1.0, rounding: float | No
 
 
 def _newton(matrix: Any, identity: Any, shares: Any, power: float) -> Any:
-    """Δ for v = `shares`, `[..., tasks, 1]`; of arrays or tensors."""
+    """Return the Newton step Δ for v = `shares`, `[..., tasks, 1]`; for arrays or tensors."""
     pull = shares**-power
     return solve(matrix + power * identity * (pull / shares), pull - matrix @ shares)
 
 
 def _search(matrix: Array, identity: Array, power: float, rounding: float) -> tuple[Array, Flags, Flags]:
-    """v up to `CLOSE`, `[..., tasks, 1]`; whether it is that close, and whether there is none, `[..., 1, 1]`."""
-    shares = np.ones_like(matrix[..., :1])  # right for orthogonal rows
+    """Return v up to `TOLERANCE`, `[..., tasks, 1]`; flags for convergence, and for no solution, `[..., 1, 1]`."""
+    shares = np.ones_like(matrix[..., :1])  # the solution for orthogonal rows
     sizes = np.abs(matrix)
     bend = min(max(1 / power, 1.0), 2.0)
     lost = np.zeros_like(matrix[..., :1, :1], dtype=bool)
-    for _ in range(STEPS):
+    for _ in range(MAX_STEPS):
         relative = _newton(matrix, identity, shares, power) / shares
-        # 1 + u upwards; 1/(1 − u/k)^k downwards, which is positive.
+        # An increase is 1 + u; a decrease is 1/(1 − u/k)^k, which is positive.
         shares = shares * (np.maximum(relative, 0.0) + (1 - np.minimum(relative, 0.0) / bend) ** -bend)
-        settled = (np.abs(relative) <= CLOSE).all(axis=-2, keepdims=True)
-        # Terms of an equation whose rounding is as large as their sum, 1.
+        settled = (np.abs(relative) <= TOLERANCE).all(axis=-2, keepdims=True)
+        # No solution if the rounding of one term of an equation is as large as the sum of its terms, 1.
         terms = shares**power * sizes * shares.mT
         lost = lost | (rounding * terms.max(axis=(-2, -1), keepdims=True) > 1)
         if (settled | lost).all():
@@ -116,7 +117,7 @@ def _search(matrix: Array, identity: Array, power: float, rounding: float) -> tu
 
 
 def _pair(gramian: Tensor, rounding: float) -> Solution:
-    """w_i² = P/(G_ii (P + G_12)), P = ‖g_1‖ ‖g_2‖: the two equations w_i (Gw)_i = 1."""
+    """Return w_i² = P/(G_ii (P + G_12)), P = ‖g_1‖ ‖g_2‖, the solution of w_i (Gw)_i = 1 for two tasks."""
     squares = gramian.diagonal(dim1=-2, dim2=-1)
     absent = squares <= 0
     squares = squares.masked_fill(absent, 1.0)

@@ -1,4 +1,4 @@
-"""The best direction for the worst task within a ball around the mean: CAGrad's program."""
+"""The direction in a ball around the mean that is best for the worst task: CAGrad's program."""
 
 from __future__ import annotations
 
@@ -9,28 +9,37 @@ import torch
 from torch import Tensor
 
 from gradhomog.errors import OptionError
-from gradhomog.solvers.pivoting import BLOCKS, ROUNDING, exchanged, larger_ridges, on_support, pivot, solve
+from gradhomog.solvers.pivoting import (
+    BLOCK_EXCHANGES,
+    ROUNDING,
+    entries_to_exchange,
+    larger_ridges,
+    on_support,
+    pivot,
+    solve,
+)
 from gradhomog.solvers.scaling import (
     Array,
     Flags,
     Solution,
-    checked,
+    check_gramian,
     needs_graph,
-    scaled,
-    scaled_with_graph,
+    scale_gramian,
+    scale_with_graph,
     to_numpy,
     to_tensor,
 )
 
-NOISE = 0.1  # of ‖d − g_0‖²: where the ridge has more, the hull holds zero within the Gramian's rounding
-ACROSS = 1e-6  # beyond the ball by rounding
-TINY = 1e-200  # in place of zero: two derivatives of its root are finite
+NOISE = 0.1  # share of the ridge in ‖d − g_0‖² above which the hull contains zero within the Gramian's rounding
+RADIUS_TOLERANCE = 1e-6  # relative tolerance of the ball's radius for rounding
+TINY = 1e-200  # replaces zero, so that the first two derivatives of its square root are finite
 
 
 class _Ball(NamedTuple):
-    """The program on scaled rows, of arrays or tensors.
+    """The program on scaled rows, in arrays or tensors.
 
-    U; U with the ridge; the columns t (inverse lengths) and −U m, m the weights of the mean; c² ‖g_0‖².
+    In order: U; U with the ridge; the identity; the columns t (inverse lengths) and −U m, with the weights m of the
+    mean; c² ‖g_0‖².
     """
 
     unit: Any
@@ -42,48 +51,49 @@ class _Ball(NamedTuple):
 
 @np.errstate(all="ignore")
 def conflict_averse_weights(gramian: Tensor, c: float, rounding: float | None = None) -> Solution:
-    """Weights of the direction that maximises min_i ⟨g_i, d⟩ over ‖d − g_0‖ ≤ c ‖g_0‖, g_0 the mean of the rows.
+    """Return weights of the direction that maximizes min_i ⟨g_i, d⟩ over ‖d − g_0‖ ≤ c ‖g_0‖, g_0 the mean of the rows.
 
     Args:
-        gramian: G, symmetric positive semi-definite `[..., tasks, tasks]`, any floating dtype; finite. Batches are its
-            leading dimensions: not for `torch.func.vmap` and `torch.compile(fullgraph=True)`, because the search is in
-            NumPy, on the CPU.
+        gramian: G, symmetric positive semi-definite `[..., tasks, tasks]`, any floating dtype; finite. Leading
+            dimensions are a batch. `torch.func.vmap` and `torch.compile(fullgraph=True)` are not supported, because the
+            search runs in NumPy on the CPU.
         c: radius relative to ‖g_0‖, ≥ 0; 0 gives the mean.
-        rounding: of G relative to the rows' norms; by default `gramian_rounding` of its dtype.
+        rounding: rounding of G relative to the rows' norms; by default `gramian_rounding` of its dtype.
 
     Returns:
-        v, float64 `[..., tasks]` ≥ 1/tasks: d = Σ_i v_i g_i. Where the hull of the rows holds zero up to rounding (a
-        zero row, opposite rows), no direction has ⟨g_i, d⟩ > 0 for all; of those in the ball with ⟨g_i, d⟩ ≥ 0, if
-        there are any, d is the nearest to g_0.
+        v, float64 `[..., tasks]` ≥ 1/tasks: d = Σ_i v_i g_i. If the hull of the rows contains zero up to rounding (a
+        zero row, opposite rows), no direction has ⟨g_i, d⟩ > 0 for all i; d is then the nearest to g_0 of those in the
+        ball with ⟨g_i, d⟩ ≥ 0, if there are any.
 
-    Method: d − g_0 = Σ_i x_i g_i with x ≥ 0, and x_i > 0 only where ⟨g_i, d⟩ is least, equal to τ. For a given τ, x is
-    the solution of a program that `pivot` solves; ‖d − g_0‖ grows with τ and is c ‖g_0‖ at the solution. For a given
-    set of such rows x is linear in τ, so that every exchange of block principal pivoting solves for τ too; if that has
-    not ended after some steps, τ is held until the set is right for it, which says on which side of it the solution
-    lies. Equivalent to the dual in the paper, min over the simplex of ⟨g_w, g_0⟩ + c ‖g_0‖ ‖g_w‖, with
-    x = w c ‖g_0‖/‖g_w‖.
+    Method: d − g_0 = Σ_i x_i g_i with x ≥ 0, and x_i > 0 only if ⟨g_i, d⟩ has the smallest value, τ. For a given τ, x
+    is the solution of a program that `pivot` solves; ‖d − g_0‖ increases with τ and is c ‖g_0‖ at the solution. For a
+    given set of rows with x_i > 0, x is linear in τ, so that every exchange of block principal pivoting solves for τ
+    too. If this does not end after some steps, τ is fixed until the set is correct for it; ‖d − g_0‖ then determines
+    if the solution is at a larger or a smaller τ. Equivalent to the dual in the paper, min over the simplex of
+    ⟨g_w, g_0⟩ + c ‖g_0‖ ‖g_w‖, with x = w c ‖g_0‖/‖g_w‖.
 
-    Differentiable twice in G wherever the set of rows with x > 0 does not change. A common factor that is a power of
-    two changes no bit.
+    Twice differentiable w.r.t. G if the set of rows with x > 0 does not change. A common factor that is a power of two
+    does not change the result, to the last bit.
 
-    Accuracy, float64: of both conditions up to 1e-9 max_i ‖g_i‖/tasks; where rows cancel to one part in a, up to
-    1e-16 a². Float32 rows: opposite up to 1e-3 of their length counts as opposite, and conflicts are up to 1e-4.
+    Accuracy for float64: both conditions hold up to 1e-9 max_i ‖g_i‖/tasks; if rows cancel to one part in a, up to
+    1e-16 a². For float32 rows: rows that are opposite up to 1e-3 of their length count as opposite, and conflicts are
+    up to 1e-4.
 
     Cost: 0.2 to 0.5 ms for up to 16 tasks.
 
     Raises:
-        OptionError: `gramian` is not square in its last two dimensions, or `c` out of its range.
+        OptionError: `gramian` is not square in its last two dimensions, or `c` is out of range.
 
     >>> conflict_averse_weights(torch.tensor([[4.0, 0.0], [0.0, 1.0]]), c=0.5).weights
     tensor([0.5000, 1.0590], dtype=torch.float64)
     """
     if not 0 <= c < np.inf:
-        raise OptionError(f"`c` must be finite and not negative; got {c!r}.")
-    gramian, rounding = checked(gramian, rounding)
+        raise OptionError(f"`c` must be finite and non-negative; got {c!r}.")
+    gramian, rounding = check_gramian(gramian, rounding)
     tasks = gramian.shape[-1]
     if c == 0:
         return Solution(torch.full_like(gramian[..., 0], 1 / tasks), torch.ones_like(gramian[..., 0, 0]).bool())
-    factors, unit = scaled(to_numpy(gramian))
+    factors, unit = scale_gramian(to_numpy(gramian))
     target = factors[..., None]
     mean = np.divide(1 / tasks, target, out=np.zeros_like(target), where=target > 0)
     ridge: Any = rounding
@@ -96,7 +106,7 @@ def conflict_averse_weights(gramian: Tensor, c: float, rounding: float | None = 
             solution, support, level, solved = _search(program, mean)
             if solved.all():
                 break
-    # The ridge is a private coordinate of each row: where others cancel, it alone keeps ⟨g_i, d⟩ above zero.
+    # The ridge acts as a separate coordinate of each row: if the other coordinates cancel, ⟨g_i, d⟩ > 0 only by it.
     private = ridge * (solution**2).sum(axis=-2, keepdims=True)
     no_descent = (private > NOISE * program.radius) | ((target == 0).any(axis=-2, keepdims=True) & (level > 0))
     cone = None
@@ -107,12 +117,12 @@ def conflict_averse_weights(gramian: Tensor, c: float, rounding: float | None = 
         cone = pivot(unit, target_of_cone / size, rounding)
         nearest = (cone.solution * size)[..., None]
         far = nearest.mT @ unit @ nearest
-        no_descent = no_descent & (far <= program.radius * (1 + ACROSS))
+        no_descent = no_descent & (far <= program.radius * (1 + RADIUS_TOLERANCE))
         solution = np.where(no_descent, nearest, solution)
         solved = np.where(no_descent, cone.solved[..., None], solved)
     found = to_tensor(solution, gramian)
     if needs_graph(gramian):
-        again = scaled_with_graph(gramian, to_tensor(factors, gramian))
+        again = scale_with_graph(gramian, to_tensor(factors, gramian))
         moving = _ball(
             again, to_tensor(target, gramian), to_tensor(mean, gramian), c, to_tensor(np.asarray(ridge), gramian)
         )
@@ -137,13 +147,13 @@ def _ball(unit: Any, target: Any, mean: Any, c: float, ridge: Any) -> _Ball:
 
 
 def _on_ball(program: _Ball, support: Any) -> tuple[Any, Any, Any]:
-    """U (m + y) = τ t in the rows of `support`: y = τ rise + rest as two columns, and the τ on the ball.
+    """Solve U (m + y) = τ t in the rows of `support`: return y as two columns (y = τ a + b), and the τ on the ball.
 
-    If there is none, the nearest τ; the last result flags where there is one.
+    If no τ is on the ball, the nearest τ is returned, and the last result, a flag, is False.
     """
     system = support * program.regular + ~support * program.identity
     columns = solve(system, program.right * support)
-    # The squared length of y is a τ² + 2 b τ + e.
+    # The squared length of y is a τ² + 2 b τ + e, with numbers a, b, e.
     products = program.right.mT @ columns
     a, b, e = products[..., :1, :1], products[..., :1, 1:], products[..., 1:, 1:]
     square = b * b - a * (e - program.radius)
@@ -155,24 +165,24 @@ def _at(columns: Any, level: Any) -> Any:
 
 
 def _search(program: _Ball, mean: Array) -> tuple[Array, Flags, Array, Flags]:
-    """y and the rows with y > 0 `[..., tasks, 1]`, τ `[..., 1, 1]`, and whether both are right `[..., 1, 1]`."""
+    """Return y and the rows with y > 0 `[..., tasks, 1]`, τ `[..., 1, 1]`, and a flag for convergence `[..., 1, 1]`."""
     target, minus = program.right[..., :1], program.right[..., 1:]
-    # One row alone is raised by less than the radius.
+    # Bounds of τ: within the ball, ⟨g_i, d⟩ of one row increases by less than the radius times its norm.
     bounds = np.where(target > 0, np.stack([-minus, np.sqrt(program.radius) - minus]) / target, np.inf)
     low, high = bounds.min(axis=-2, keepdims=True)
     level = (low + high) / 2
     support = level * target + minus > 0
     lowered = minus - 10 * ROUNDING * mean.max(axis=-2, keepdims=True)
     free = np.ones_like(level, dtype=bool)
-    held = np.zeros_like(level, dtype=np.int64)  # steps for which τ has been held
-    for step in range(2 * BLOCKS + 20 * target.shape[-2]):
+    fixed_steps = np.zeros_like(level, dtype=np.int64)  # number of steps for which τ has been fixed
+    for step in range(2 * BLOCK_EXCHANGES + 20 * target.shape[-2]):
         columns, root, reached = _on_ball(program, support)
         proper = (root >= low) & (root <= high)
         level = np.where(free, np.where(proper, root, (low + high) / 2), level)
         solution = _at(columns, level)
         length = np.abs(solution).sum(axis=-2, keepdims=True)
         slope = program.unit @ solution - lowered - level * target + 10 * ROUNDING * length
-        wrong = exchanged(np.where(support, solution, slope)[..., 0], held[..., 0])[..., None]
+        wrong = entries_to_exchange(np.where(support, solution, slope)[..., 0], fixed_steps[..., 0])[..., None]
         right = ~wrong.any(axis=-2, keepdims=True)
         solved = right & reached & (level == root)
         if solved.all():
@@ -180,7 +190,7 @@ def _search(program: _Ball, mean: Array) -> tuple[Array, Flags, Array, Flags]:
         square = ((level * target + minus) * solution).sum(axis=-2, keepdims=True)
         low = np.where(right & (square <= program.radius), level, low)
         high = np.where(right & (square >= program.radius), level, high)
-        free = right | np.full_like(right, step < BLOCKS)
-        held = np.where(free, 0, held + 1)
+        free = right | np.full_like(right, step < BLOCK_EXCHANGES)
+        fixed_steps = np.where(free, 0, fixed_steps + 1)
         support = support ^ wrong
     return solution, support, level, solved

@@ -20,7 +20,7 @@ class Solution(NamedTuple):
 
     Attributes:
         weights: float64 `[..., tasks]`.
-        converged: bool, of the batch shape `[...]`. Where it is false, the weights are the last iterate.
+        converged: bool, of the batch shape `[...]`. If False, the weights are the last iterate.
     """
 
     weights: Tensor
@@ -28,34 +28,36 @@ class Solution(NamedTuple):
 
 
 def gramian_rounding(dtype: torch.dtype) -> float:
-    """Rounding errors in the Gramian of rows of a dtype, relative to the rows' norms: 1e-14 for float64, else 1e-6.
+    """Return the rounding of a Gramian by the dtype of its rows, relative to their norms: 1e-14 for float64, else 1e-6.
 
-    Inner products of float32 rows are right to about 1e-7 (measured); shorter rows are multiplied in float32.
+    Inner products of float32 rows are accurate to about 1e-7 (measured); rows of narrower dtypes are multiplied in
+    float32.
     """
     return 1e-14 if dtype == torch.float64 else 1e-6
 
 
-def checked(gramian: Tensor, rounding: float | None) -> tuple[Tensor, float]:
-    """The Gramian in float64 and its rounding, by default that of its dtype.
+def check_gramian(gramian: Tensor, rounding: float | None) -> tuple[Tensor, float]:
+    """Return the Gramian in float64 and its rounding, by default that of its dtype.
 
     Raises:
-        OptionError: the last two dimensions are not square.
+        OptionError: the last two dimensions differ.
     """
     if gramian.dim() < 2 or gramian.shape[-1] != gramian.shape[-2]:
         raise OptionError(
-            f"`gramian` must have shape [..., tasks, tasks]; got {tuple(gramian.shape)}. Of rows it is rows @ rows.T."
+            f"`gramian` must have shape [..., tasks, tasks]; got {tuple(gramian.shape)}. "
+            "Compute it from rows: rows @ rows.T."
         )
     return gramian.double(), gramian_rounding(gramian.dtype) if rounding is None else rounding
 
 
-def scaled(gramian: Array) -> tuple[Array, Array]:
-    """Factors f `[..., tasks]` and the Gramian of the rows f_i g_i `[..., tasks, tasks]`.
+def scale_gramian(gramian: Array) -> tuple[Array, Array]:
+    """Return factors f `[..., tasks]` and the Gramian of the rows f_i g_i `[..., tasks, tasks]`.
 
     The scaled rows have norms in [1/2, 1). A zero row has the factor 0.
 
-    The factors are powers of two, so that no digit of the Gramian is lost: dividing by the norms would round every
-    entry, and for two rows that are opposite up to 1e-7 that error is 1 % of the square of their sum. The factors are
-    constants in derivatives; norms would need one.
+    The factors are powers of two, so that no digit of the Gramian is lost: division by the norms would round every
+    entry, and for two rows that are opposite up to 1e-7 that error is 1 % of the square of their sum. Derivatives treat
+    the factors as constants; norms would have to be differentiated.
     """
     squares = np.diagonal(gramian, axis1=-2, axis2=-1)
     exponents = np.frexp(squares)[1]  # squares = m·2^e with m in [1/2, 1): norms are below 2^⌈e/2⌉
@@ -64,20 +66,20 @@ def scaled(gramian: Array) -> tuple[Array, Array]:
     return factors, halved + halved.swapaxes(-1, -2)  # products in float32 are not symmetric to the last digit
 
 
-def scaled_with_graph(gramian: Tensor, factors: Tensor) -> Tensor:
-    """The same Gramian of scaled rows, with the graph of `gramian`."""
+def scale_with_graph(gramian: Tensor, factors: Tensor) -> Tensor:
+    """Return the Gramian of scaled rows with the graph of `gramian`."""
     halved = gramian * factors.unsqueeze(-1) * (0.5 * factors).unsqueeze(-2)
     return halved + halved.mT
 
 
 def to_numpy(tensor: Tensor) -> Array:
-    """Its numbers on the CPU, outside the graph."""
+    """Convert a tensor to a NumPy array, detached and on the CPU."""
     array: Array = tensor.detach().cpu().numpy()
     return array
 
 
 def to_tensor(array: npt.NDArray[Any], like: Tensor) -> Tensor:
-    """The array as a tensor on the device of another."""
+    """Convert an array to a tensor on the device of `like`."""
     return torch.as_tensor(array, device=like.device)
 
 

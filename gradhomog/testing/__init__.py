@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from gradhomog.testing.report import CheckReport
     from gradhomog.testing.strategies import gramians, jacobians, task_batches
 
-_MODULES = {
+_EXPORTS = {
     "check": ("Check", "CheckFailure", "CheckResult", "Outcome"),
     "kits": ("check_domain", "check_homogenizer", "check_learner", "checks"),
     "parametrization": ("parametrize_with_checks",),
     "report": ("CheckReport",),
     "strategies": ("gramians", "jacobians", "task_batches"),
 }
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}
 
 __all__ = [
     "Check",

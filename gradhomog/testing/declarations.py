@@ -13,7 +13,7 @@ from typing import Any
 
 from gradhomog.errors import GradhomogError, OptionError
 from gradhomog.registry import PluginInfo
-from gradhomog.registry.options import accepted, documentation, fits
+from gradhomog.registry.options import documentation, fits, option_parameters
 from gradhomog.testing.check import CheckFailure, NotApplicable, check
 from gradhomog.testing.import_probe import PROBE
 from gradhomog.testing.option_values import option_types
@@ -38,7 +38,7 @@ def documented(subject: PluginSubject[Any]) -> None:
     text = documentation(spec)
     if not text.strip():
         raise CheckFailure("the factory has no docstring: describe what the plugin computes, its inputs and its cost")
-    if missing := [name for name in accepted(spec) if not re.search(rf"(?<!\w){name}(?!\w)", text)]:
+    if missing := [name for name in option_parameters(spec) if not re.search(rf"(?<!\w){name}(?!\w)", text)]:
         raise CheckFailure(f"the factory's docstring does not describe these options: {', '.join(missing)}")
 
 

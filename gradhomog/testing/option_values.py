@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from hypothesis import strategies as st
 
-from gradhomog.registry.options import accepted, fits, type_hints
+from gradhomog.registry.options import fits, option_parameters, type_hints
 from gradhomog.specs import Spec
 
 LARGEST_INTEGER = 20  # an integer may be a number of iterations, which take time
@@ -19,7 +19,7 @@ SMALLEST, LARGEST = 1e-3, 1e3  # bounds of nonzero numbers: beyond them exponent
 def option_types(spec: Spec) -> Iterator[tuple[str, Any]]:
     """Yield name and annotation of each option; without an annotation, `Parameter.empty`."""
     hints = type_hints(spec.factory)
-    for name, parameter in accepted(spec).items():
+    for name, parameter in option_parameters(spec).items():
         unresolved = isinstance(parameter.annotation, str)
         yield name, hints.get(name, parameter.empty if unresolved else parameter.annotation)
 

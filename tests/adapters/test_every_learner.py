@@ -9,7 +9,7 @@ from torch import nn
 import gradhomog
 from gradhomog import DataError, NonfiniteError, TaskBatch
 from gradhomog.registry import installed
-from gradhomog.registry.options import accepted
+from gradhomog.registry.options import option_parameters
 from tests.adapters.few_shot import networks, tasks
 
 LEARNERS = (
@@ -63,7 +63,7 @@ def test_dead_units_have_finite_rows(name):
 
 
 def options_of(name):
-    return set(accepted(installed().load("learners", name)[1]))
+    return set(option_parameters(installed().load("learners", name)[1]))
 
 
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
@@ -90,7 +90,7 @@ def test_nan_in_one_task_raises_or_is_dropped_and_does_not_affect_others(name, e
 def test_a_head_with_too_few_outputs_raises_with_both_numbers(name):
     encoder, _ = networks()
     narrow, batch = nn.Linear(4, 2).double(), tasks()
-    message = r"`head` has 2 outputs, but the classes of the tasks go up to 2. Make a head with 3 outputs"
+    message = r"`head` must have at least 3 outputs, as the largest class index is 2; got 2. Use a head with 3 outputs"
     for engine in ("loop", "vmap"):
         learner = make(name, pair=(encoder, narrow), engine=engine)
         with pytest.raises(DataError, match=message):

@@ -1,4 +1,4 @@
-"""A small multi-task model, and its step taken by hand."""
+"""A small multi-task model, and its step computed by hand."""
 
 import torch
 from torch import nn
@@ -33,12 +33,12 @@ def inputs(size=7, seed=2):
     return torch.randn(size, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def by_hand(model, text, losses, **shown):
-    """Gradients of encoder and heads: rows by `torch.autograd.grad`, stacked, combined, cut up again."""
+def by_hand(model, text, losses, **options):
+    """Return the gradients of encoder and heads: rows by `torch.autograd.grad`, stacked, combined, split again."""
     shared = list(model.encoder.parameters())
     rows = [torch.autograd.grad(loss, shared, retain_graph=True) for loss in losses]
     matrix = torch.stack([torch.cat([part.flatten() for part in row]) for row in rows])
-    direction = gradhomog.pipeline(text).combine(matrix, losses=torch.stack(losses).detach(), **shown)
+    direction = gradhomog.pipeline(text).combine(matrix, losses=torch.stack(losses).detach(), **options)
     parts = direction.split([p.numel() for p in shared])
     heads = [
         gradient

@@ -1,4 +1,4 @@
-"""A task whose loss is None, or a constant, is left out of the step and keeps its state."""
+"""A task whose loss is None or a constant is excluded from the step and keeps its state."""
 
 import pytest
 import torch
@@ -9,12 +9,12 @@ from gradhomog import OptionError
 from .networks import Model, gradients, inputs
 
 ABSENT = {"none": lambda loss: None, "constant": lambda loss: loss.detach()}
-absent = pytest.mark.parametrize("leave_out", ABSENT.values(), ids=ABSENT)
+absent = pytest.mark.parametrize("remove", ABSENT.values(), ids=ABSENT)
 
 
 @absent
 @pytest.mark.parametrize("text", ["none", "pcgrad", "mgda", "moco", "gradnorm(key='domain')", "rotograd"])
-def test_the_step_is_that_of_the_tasks_that_are_present(leave_out, text):
+def test_the_step_is_that_of_the_tasks_that_are_present(remove, text):
     one, other = Model(), Model()
     del other.heads[1]
     pipes, domains = [gradhomog.pipeline(text) for _ in range(2)], ["a", "b", "c"]
@@ -29,7 +29,7 @@ def test_the_step_is_that_of_the_tasks_that_are_present(leave_out, text):
         inputs_of_heads = [torch.stack(list(view)) for view in views]
         options = [{"features": view} for view in views]
     losses = one.losses(inputs_of_heads[0])
-    losses[1] = leave_out(losses[1])
+    losses[1] = remove(losses[1])
     generator = torch.Generator().manual_seed(1)
     targets = torch.randn(3, 7, 2, dtype=torch.float64, generator=generator)[[0, 2]]
     views_of_two = inputs_of_heads[1] if text == "rotograd" else [features[1]] * 2
@@ -47,14 +47,14 @@ def test_the_step_is_that_of_the_tasks_that_are_present(leave_out, text):
 
 @absent
 @pytest.mark.parametrize("key", ["slot", "domain"])
-def test_an_absent_task_keeps_its_state_and_the_others_theirs(leave_out, key):
+def test_every_task_keeps_its_state_if_one_is_absent(remove, key):
     model, pipe = Model(), gradhomog.pipeline(f"gradnorm(key='{key}', lr=0.5)")
     names = ("a", "b", "c")
 
     def step(without=None):
         losses = dict(zip(names, model.losses(model.encoder(inputs())), strict=True))
         if without is not None:
-            losses[without] = leave_out(losses[without])
+            losses[without] = remove(losses[without])
         gradhomog.backward(losses, pipe, parameters=model.encoder)
         return pipe.state_dict()["0:gradnorm"]["first_losses"]
 
@@ -81,7 +81,7 @@ def test_accumulated_sums_each_task_over_the_batches_that_have_it():
             torch.testing.assert_close(mine.grad, theirs.grad)
 
 
-def test_accumulated_takes_named_tasks_from_batches_of_different_tasks():
+def test_accumulated_matches_tasks_by_name_in_batches_of_different_tasks():
     model = Model()
     with gradhomog.accumulated(gradhomog.pipeline("mgda"), parameters=model.encoder) as several:
         losses = model.losses(model.encoder(inputs()))
@@ -92,8 +92,8 @@ def test_accumulated_takes_named_tasks_from_batches_of_different_tasks():
     assert several.step.gramian.shape == (2, 2)
 
 
-def test_a_step_without_any_task_is_refused():
+def test_a_step_without_any_task_raises():
     model, pipe = Model(), gradhomog.pipeline("mgda")
     for call in (gradhomog.backward, gradhomog.loss):
-        with pytest.raises(OptionError, match="at least one loss must have a graph; none has"):
+        with pytest.raises(OptionError, match="at least one loss must have a graph; got none"):
             call([None, torch.tensor(1.0)], pipe, parameters=model.encoder)

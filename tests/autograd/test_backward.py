@@ -1,4 +1,4 @@
-"""`gradhomog.backward` against rows formed and combined by hand, and against TorchJD."""
+"""`gradhomog.backward` compared with rows that are computed and combined by hand, and with TorchJD."""
 
 import copy
 
@@ -63,10 +63,10 @@ def test_weights_known_from_losses_take_one_backward_pass(way, monkeypatch):
     shared = Model().encoder
     count = len(list(shared.parameters()))
     model = Model()
-    wanted = {id(p) for p in model.encoder.parameters()}
+    encoder_ids = {id(p) for p in model.encoder.parameters()}
 
     def counting(outputs, inputs, *rest, **options):
-        passes.append(sum(id(tensor) in wanted for tensor in inputs) == count)
+        passes.append(sum(id(tensor) in encoder_ids for tensor in inputs) == count)
         return original(outputs, inputs, *rest, **options)
 
     monkeypatch.setattr(torch.autograd, "grad", counting)
@@ -77,14 +77,14 @@ def test_weights_known_from_losses_take_one_backward_pass(way, monkeypatch):
     assert sum(passes) == 3
 
 
-class Nothing(gradhomog.Homogenizer):
-    """Every task gets the weight zero."""
+class ZeroWeights(gradhomog.Homogenizer):
+    """Every task has the weight zero."""
 
-    def mix(self, evidence):
-        return torch.zeros(evidence.tasks, dtype=torch.float64)
+    def mix(self, step):
+        return torch.zeros(step.tasks, dtype=torch.float64)
 
 
-def test_a_task_of_no_weight_leaves_its_head_its_own_gradient():
+def test_the_head_of_a_task_with_zero_weight_gets_the_gradient_of_its_loss():
     model = Model()
     expected = by_hand(model, "static(weights=[1, 0, 2])", model.losses(model.encoder(inputs())))
     step(model, "static(weights=[1, 0, 2])", "given")
@@ -95,7 +95,7 @@ def test_a_task_of_no_weight_leaves_its_head_its_own_gradient():
     gradhomog.backward(losses, gradhomog.pipeline("static(weights=[1e-30, 1, 1])"), parameters=tiny.encoder)
     assert bool((tiny.heads[0].weight.grad != 0).all())
     model.zero_grad()
-    step(model, gradhomog.pipeline([Nothing()]), "given")
+    step(model, gradhomog.pipeline([ZeroWeights()]), "given")
     torch.testing.assert_close(gradients(model)[4:], expected[4:])
     assert all(bool((gradient == 0).all()) for gradient in gradients(model)[:4])
 
@@ -108,7 +108,7 @@ def test_weighted_heads_are_those_of_the_weighted_mean_of_the_losses():
     torch.testing.assert_close(gradients(model), gradients(reference))
 
 
-def test_gradients_are_added_to_those_that_are_there():
+def test_gradients_are_added_to_existing_gradients():
     model, once = Model(), Model()
     step(once, "mgda", "given")
     step(model, "mgda", "given")
@@ -131,7 +131,7 @@ def test_a_parameter_that_two_of_three_losses_share_has_a_zero_in_the_third_row(
     assert found.direction.keys() == {"0", "1"}
 
 
-def test_frozen_and_unused_parameters_are_left_alone():
+def test_frozen_and_unused_parameters_are_not_changed():
     model = Model()
     model.encoder[0].requires_grad_(False)
     model.unused = nn.Linear(2, 2)
@@ -162,14 +162,14 @@ def test_several_features_and_a_module_used_twice():
     torch.testing.assert_close(torch.cat([g.flatten() for g in found]), expected)
 
 
-def test_batch_statistics_are_updated_once_whatever_the_number_of_tasks():
+def test_batch_statistics_are_updated_once_for_any_number_of_tasks():
     model, reference = Model(normalized=True), Model(normalized=True)
     step(model, "pcgrad", "features")
     reference.encoder(inputs())
     torch.testing.assert_close(dict(model.named_buffers()), dict(reference.named_buffers()))
 
 
-def test_one_task_is_its_own_gradient():
+def test_the_direction_of_one_task_is_its_gradient():
     model, reference = Model(tasks=1), Model(tasks=1)
     step(model, "mgda", "given")
     reference.losses(reference.encoder(inputs()))[0].backward()
@@ -204,7 +204,7 @@ def test_create_graph_gives_the_derivative_of_the_direction(text, way):
         return torch.cat([part.flatten() for part in result.direction.values()])
 
     start = Model(tasks=2).encoder[0].weight.detach().clone().requires_grad_()
-    assert torch.autograd.gradcheck(lambda weight: direction(weight * 1.0), start)  # weight * 1: no leaf
+    assert torch.autograd.gradcheck(lambda weight: direction(weight * 1.0), start)  # weight * 1.0 is not a leaf
     assert start.grad is None
 
 
@@ -222,7 +222,7 @@ def test_a_row_that_is_not_finite_raises_and_nothing_is_written():
         assert repr(pipe.state_dict()) == repr(before)
 
 
-def test_a_row_that_is_not_finite_is_dropped_with_its_head_where_that_is_the_policy():
+def test_with_the_policy_drop_a_row_that_is_not_finite_and_its_head_are_excluded():
     model, reference = Model(), Model(tasks=3)
     z = model.encoder(inputs())
     losses = model.losses(z)
@@ -236,7 +236,7 @@ def test_a_row_that_is_not_finite_is_dropped_with_its_head_where_that_is_the_pol
     torch.testing.assert_close(model.heads[2].weight.grad, reference.heads[2].weight.grad)
 
 
-def test_names_of_losses_are_the_domains_that_state_is_held_by():
+def test_names_of_losses_are_the_domains_of_the_state():
     model = Model()
     pipe = gradhomog.pipeline("gradnorm(key='domain')")
     z = model.encoder(inputs())
@@ -250,21 +250,21 @@ def test_names_of_losses_are_the_domains_that_state_is_held_by():
     [
         (lambda m, z, o: o.update(losses=[]), "one loss per task; got none"),
         (lambda m, z, o: o["losses"].__setitem__(1, z), r"task 1 must be a real scalar tensor; got shape \(7, 6\)"),
-        (lambda m, z, o: o.update(losses=[None, torch.tensor(1.0)]), "at least one loss must have a graph; none has"),
+        (lambda m, z, o: o.update(losses=[None, torch.tensor(1.0)]), "at least one loss must have a graph; got none"),
         (lambda m, z, o: o.update(losses=["a"]), "the loss of task 0 must be a real scalar tensor; got str"),
         (lambda m, z, o: o.update(parameters=z.detach()), "got one tensor"),
-        (lambda m, z, o: o.update(parameters=[z.detach()]), "requires grad; of 1 given none does"),
-        (lambda m, z, o: o.update(features=z.detach()), "requires no grad"),
+        (lambda m, z, o: o.update(parameters=[z.detach()]), "requires grad; got 1 that do not"),
+        (lambda m, z, o: o.update(features=z.detach()), "got a tensor that does not require grad"),
         (lambda m, z, o: o.update(level="layers"), "`level` must be"),
         (lambda m, z, o: o.update(heads="none"), "`heads` must be"),
         (lambda m, z, o: o.update(per="block"), "`per` must be"),
         (lambda m, z, o: o.update(pipe="pcgrad"), "`pipe` must be a pipeline"),
-        (lambda m, z, o: o.update(level="features"), "level='features' needs features"),
+        (lambda m, z, o: o.update(level="features"), "level='features' requires features"),
         (lambda m, z, o: o.update(losses=m.losses(z.detach()), parameters=None), "share a parameter; they share none"),
         (lambda m, z, o: o.update(losses=m.losses(z.detach())), r"depend on none of 0\.weight, 0\.bias"),
     ],
 )
-def test_a_call_that_cannot_be_meant_is_refused_in_words(change, message):
+def test_an_invalid_call_raises_and_writes_nothing(change, message):
     model = Model()
     z = model.encoder(inputs())
     options = {"losses": model.losses(z), "pipe": gradhomog.pipeline("pcgrad"), "parameters": model.encoder}
@@ -274,10 +274,10 @@ def test_a_call_that_cannot_be_meant_is_refused_in_words(change, message):
     assert gradients(model) == [None] * len(gradients(model))
 
 
-def test_a_loss_that_passes_by_the_features_is_refused():
+def test_a_loss_that_depends_on_shared_parameters_by_another_path_raises():
     model = Model()
     z = model.encoder(inputs())
     losses = model.losses(z)
     losses[2] = losses[2] + model.encoder[0].weight.square().sum()
-    with pytest.raises(OptionError, match="task 2 reaches shared parameters past `features`"):
+    with pytest.raises(OptionError, match="task 2 must depend on shared parameters only through `features`"):
         gradhomog.backward(losses, gradhomog.pipeline("pcgrad"), parameters=model.encoder, features=z)

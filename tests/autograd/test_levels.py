@@ -1,4 +1,4 @@
-"""Feature-level rows, groups of parameters, and views of features: each against its definition by hand."""
+"""Feature-level rows, groups of parameters, and views of features: each compared with its definition."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from .networks import Model, gradients, inputs
 
 
 @pytest.mark.parametrize("text", ["none", "mgda", "pcgrad(order='fixed')"])
-def test_feature_level_homogenizes_derivatives_by_the_features_and_goes_back_once(text):
+def test_feature_level_homogenizes_gradients_wrt_features_and_backpropagates_once(text):
     model, reference = Model(), Model()
     z = model.encoder(inputs())
     found = gradhomog.backward(
@@ -19,8 +19,8 @@ def test_feature_level_homogenizes_derivatives_by_the_features_and_goes_back_onc
     )
     z = reference.encoder(inputs())
     rows = torch.stack([torch.autograd.grad(loss, z, retain_graph=True)[0].flatten() for loss in reference.losses(z)])
-    cotangent = gradhomog.pipeline(text).combine(rows).view_as(z)
-    expected = torch.autograd.grad(z, list(reference.encoder.parameters()), cotangent)
+    feature_grad = gradhomog.pipeline(text).combine(rows).view_as(z)
+    expected = torch.autograd.grad(z, list(reference.encoder.parameters()), feature_grad)
     torch.testing.assert_close([p.grad for p in model.encoder.parameters()], list(expected))
     assert model.heads[0].weight.grad is not None
     named = [name for name, _ in model.encoder.named_parameters()]
@@ -38,10 +38,10 @@ def test_feature_level_of_several_tensors_and_of_maps():
                        strict=True)])
         for loss in losses
     ])  # fmt: skip
-    cotangents = gradhomog.pipeline("mgda").combine(rows).split([maps.numel(), flat.numel()])
+    feature_grads = gradhomog.pipeline("mgda").combine(rows).split([maps.numel(), flat.numel()])
     parameters = [*shared.parameters(), *other.parameters()]
     expected = torch.autograd.grad(
-        [maps, flat], parameters, [cotangents[0].view_as(maps), cotangents[1].view_as(flat)], retain_graph=True
+        [maps, flat], parameters, [feature_grads[0].view_as(maps), feature_grads[1].view_as(flat)], retain_graph=True
     )
     gradhomog.backward(losses, gradhomog.pipeline("mgda"), features=(maps, flat), level="features")
     torch.testing.assert_close([p.grad for p in parameters], list(expected))
@@ -55,7 +55,7 @@ def test_feature_level_of_several_tensors_and_of_maps():
         ({"biases": "*.bias", "rest": "*"}, [["0.bias", "2.bias"], ["0.weight", "2.weight"]]),
     ],
 )
-def test_groups_are_homogenized_apart(per, groups):
+def test_groups_are_homogenized_separately(per, groups):
     model, reference = Model(), Model()
     pipe = gradhomog.pipeline("mgda")
     z = model.encoder(inputs())
@@ -71,7 +71,7 @@ def test_groups_are_homogenized_apart(per, groups):
     assert set(found.direction) == set(named)
 
 
-def test_each_group_has_a_state_of_its_own_that_is_saved_and_goes_on():
+def test_each_group_has_a_separate_state_that_can_be_saved_and_loaded():
     def run(pipe, model, steps):
         for _ in range(steps):
             z = model.encoder(inputs())
@@ -92,26 +92,29 @@ def test_each_group_has_a_state_of_its_own_that_is_saved_and_goes_on():
     assert state["part 0"] != state["part 2"]
 
 
-def test_groups_need_names_and_rows():
+def test_groups_require_names_and_rows():
     model = Model()
     for options, message in [
         ({"parameters": list(model.encoder.parameters()), "per": "layer"}, "Pass the module"),
-        ({"parameters": model.encoder, "per": {"first": "0.*"}}, "must cover every shared parameter"),
-        ({"parameters": model.encoder, "per": {"all": "*", "none": "9.*"}}, "must hold patterns that match"),
+        ({"parameters": model.encoder, "per": {"first": "0.*"}}, "must have a pattern for every shared parameter"),
+        (
+            {"parameters": model.encoder, "per": {"all": "*", "none": "9.*"}},
+            "every pattern in `per` must match a parameter",
+        ),
     ]:
         with pytest.raises(OptionError, match=message):
             gradhomog.backward(model.losses(model.encoder(inputs())), gradhomog.pipeline("mgda"), **options)
     z = model.encoder(inputs())
-    with pytest.raises(OptionError, match="`per` groups parameters"):
+    with pytest.raises(OptionError, match="`per` must be 'model' with level='features'"):
         gradhomog.backward(model.losses(z), gradhomog.pipeline("mgda"), features=z, level="features", per="tensor")
     assert gradients(model) == [None] * len(gradients(model))
 
 
 @pytest.mark.parametrize("text", ["mgda", "gradnorm", "pcgrad(order='fixed')", "graddrop"])
 @pytest.mark.parametrize("through", [False, True])
-def test_chunks_change_how_much_is_held_and_nothing_else(text, through, monkeypatch):
+def test_chunks_reduce_the_size_of_the_passes_and_do_not_change_gradients(text, through, monkeypatch):
     model, reference = Model(), Model()
-    held = []
+    sizes = []
     original = torch.autograd.grad
     for owner, chunks in ((reference, 1), (model, 3)):
         z = owner.encoder(inputs())
@@ -119,10 +122,10 @@ def test_chunks_change_how_much_is_held_and_nothing_else(text, through, monkeypa
         shared = {id(p) for p in owner.encoder.parameters()}
 
         def noting(outputs, leaves, *rest, shared=shared, **options):
-            held.append(sum(leaf.numel() for leaf in leaves if id(leaf) in shared))
+            sizes.append(sum(leaf.numel() for leaf in leaves if id(leaf) in shared))
             return original(outputs, leaves, *rest, **options)
 
-        held.clear()
+        sizes.clear()
         monkeypatch.setattr(torch.autograd, "grad", noting)
         features = z if through else None
         pipe = gradhomog.pipeline(text)
@@ -131,12 +134,12 @@ def test_chunks_change_how_much_is_held_and_nothing_else(text, through, monkeypa
     torch.testing.assert_close(gradients(model), gradients(reference))
     total = sum(p.numel() for p in model.encoder.parameters())
     if text != "graddrop":
-        assert held[-1] == total  # the direction, in one pass
-        assert max(held[:-1]) <= 0.7 * total
+        assert sizes[-1] == total  # the direction, in one pass
+        assert max(sizes[:-1]) <= 0.7 * total
 
 
 class Turn(Homogenizer):
-    """Multiplies a task's features by its number plus one, and keeps what `update` receives."""
+    """Multiplies a task's features by its slot plus one, and stores the features that `update` receives."""
 
     state_names = ("seen",)
 
@@ -150,7 +153,7 @@ class Turn(Homogenizer):
         return {"seen": [step.features, step.feature_grads]}
 
 
-def test_views_are_what_transform_makes_for_each_task_and_the_rows_go_through_them():
+def test_views_are_the_results_of_transform_and_rows_are_differentiated_through_them():
     model, reference, turn = Model(), Model(), Turn()
     pipe = gradhomog.pipeline([turn])
     z = model.encoder(inputs())
@@ -165,14 +168,14 @@ def test_views_are_what_transform_makes_for_each_task_and_the_rows_go_through_th
         torch.testing.assert_close(mine.grad, theirs.grad / 3)
     features, grads = turn.seen
     torch.testing.assert_close(features, z.detach().expand(3, *z.shape))
-    scaled = grads * torch.tensor([1.0, 2.0, 3.0]).double()[:, None, None]  # by z again
+    scaled = grads * torch.tensor([1.0, 2.0, 3.0]).double()[:, None, None]  # gradients w.r.t. z
     torch.testing.assert_close(scaled.sum(0), z.grad)
 
 
-def test_a_pipeline_that_transforms_needs_views():
+def test_a_pipeline_that_transforms_requires_views():
     model, pipe = Model(), gradhomog.pipeline([Turn()])
     z = model.encoder(inputs())
-    with pytest.raises(OptionError, match=r"Pass them views = gradhomog\.task_features"):
+    with pytest.raises(OptionError, match=r"Create it by views = gradhomog\.task_features"):
         gradhomog.backward(model.losses(z), pipe, features=z)
-    with pytest.raises(OptionError, match="views of 2 tasks; there are 3 losses"):
+    with pytest.raises(OptionError, match="got 2 views and 3 losses"):
         gradhomog.backward(model.losses(z), pipe, features=gradhomog.task_features(z, pipe, tasks=2))

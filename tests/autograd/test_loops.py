@@ -1,4 +1,4 @@
-"""What training loops do: accumulate, scale, use half precision, step."""
+"""Training loops: gradient accumulation, gradient scalers, half precision, sparse gradients."""
 
 import copy
 
@@ -33,7 +33,7 @@ def test_rows_of_several_batches_added_up_are_those_of_the_whole_batch(text, thr
 
 
 def interrupted(model, batches):
-    """Add up some batches, each of so many losses, and fail on the way."""
+    """Add batches with the numbers of losses in `batches`, and raise before the end of the block."""
     pipe = gradhomog.pipeline("mgda")
     with gradhomog.accumulated(pipe, parameters=model.encoder) as several:
         for tasks in batches:
@@ -46,9 +46,9 @@ def interrupted(model, batches):
 
 @pytest.mark.parametrize(
     ("batches", "message"),
-    [([3], "power cut"), ([3, 2], "this batch has 2 losses, the first had 3"), ([], "at least one batch")],
+    [([3], "power cut"), ([3, 2], "got 2 losses, but 3 in the first batch"), ([], "at least one batch")],
 )
-def test_an_error_among_the_batches_writes_nothing(batches, message):
+def test_after_an_error_in_the_block_nothing_is_written(batches, message):
     model = Model()
     with pytest.raises((RuntimeError, OptionError), match=message):
         interrupted(model, batches)
@@ -56,7 +56,7 @@ def test_an_error_among_the_batches_writes_nothing(batches, message):
 
 
 @pytest.mark.parametrize("text", ["none", "mgda", "gradnorm", "gradnorm + pcgrad"])
-def test_a_scaler_gets_scaled_gradients_and_the_homogenizers_see_none_of_it(text):
+def test_gradients_have_the_scale_of_the_scaler_and_homogenizers_receive_unscaled_rows(text):
     model, reference = Model(), Model()
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     pipe, other = gradhomog.pipeline(text), gradhomog.pipeline(text)
@@ -70,7 +70,7 @@ def test_a_scaler_gets_scaled_gradients_and_the_homogenizers_see_none_of_it(text
 
 
 @pytest.mark.parametrize("text", ["none", "mgda"])
-def test_a_row_that_overflows_makes_the_scaler_skip_the_step_and_nobody_learn(text):
+def test_a_row_that_overflows_makes_the_scaler_skip_the_step_and_no_state_changes(text):
     model = Model()
     pipe = gradhomog.pipeline(f"gradnorm + {text}" if text != "none" else "none")
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
@@ -88,7 +88,7 @@ def test_a_row_that_overflows_makes_the_scaler_skip_the_step_and_nobody_learn(te
     assert found.tasks == ()
 
 
-def test_a_loop_in_half_precision_learns():
+def test_a_loop_in_half_precision_reduces_the_losses():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2))
@@ -108,7 +108,7 @@ def test_a_loop_in_half_precision_learns():
     assert (history[-1] < 0.6 * history[0]).all()
 
 
-def test_sparse_gradients_of_embeddings_are_taken_in():
+def test_sparse_gradients_of_embeddings_are_supported():
     table = nn.Embedding(10, 3, sparse=True)
     rows = table(torch.tensor([1, 1, 4]))
     gradhomog.backward([rows.sum(), rows[0].square().sum()], gradhomog.pipeline("mgda"))
@@ -116,7 +116,7 @@ def test_sparse_gradients_of_embeddings_are_taken_in():
     assert (table.weight.grad[4] >= 0).all()
 
 
-def test_two_parameters_that_autograd_gives_one_gradient_are_scaled_once_each():
+def test_two_parameters_whose_gradients_share_memory_are_each_scaled_once():
     first, second = torch.zeros(3, requires_grad=True), torch.zeros(3, requires_grad=True)
     total = (first + second) * torch.arange(3.0)
     gradhomog.backward([total.sum(), total.sum()], gradhomog.pipeline("none"))

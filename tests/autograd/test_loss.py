@@ -1,4 +1,4 @@
-"""`gradhomog.loss`: one line in any loop that calls `loss.backward()`."""
+"""`gradhomog.loss` in loops that call `loss.backward()`."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def total(model, pipe, **options):
 
 
 @pytest.mark.parametrize("text", METHODS)
-def test_its_backward_writes_the_gradients_of_gradhomog_backward_bit_for_bit_step_by_step(text):
+def test_its_backward_writes_the_gradients_of_gradhomog_backward_with_identical_bits(text):
     one, other = Model(), Model()
     pipe, reference = gradhomog.pipeline(text), gradhomog.pipeline(text)
     for _ in range(3):
@@ -34,7 +34,7 @@ def test_its_backward_writes_the_gradients_of_gradhomog_backward_bit_for_bit_ste
     assert repr(pipe.state_dict()) == repr(reference.state_dict())
 
 
-def test_its_value_is_the_mean_of_the_losses_of_the_tasks_that_take_part():
+def test_its_value_is_the_mean_of_the_losses_of_the_present_tasks():
     model, pipe = Model(), gradhomog.pipeline("mgda")
     losses = model.losses(model.encoder(inputs()))
     expected = torch.stack(losses).mean()
@@ -71,7 +71,7 @@ def test_without_gradients_it_is_the_mean_without_a_graph_and_takes_no_step():
     assert pipe.steps == 0
 
 
-def test_no_state_changes_before_backward_and_one_step_is_taken_by_it():
+def test_backward_takes_one_step_and_no_state_changes_before():
     model, pipe, reports = Model(), gradhomog.pipeline("gradnorm"), []
     value = total(model, pipe, report=reports.append)
     assert pipe.steps == 0
@@ -81,18 +81,18 @@ def test_no_state_changes_before_backward_and_one_step_is_taken_by_it():
     assert [report.tasks for report in reports] == [(0, 1, 2)]
 
 
-def test_a_second_backward_is_refused_and_changes_nothing():
+def test_a_second_backward_raises_and_changes_nothing():
     model, pipe = Model(), gradhomog.pipeline("gradnorm")
     value = total(model, pipe)
     value.backward(retain_graph=True)
     before = [gradient.clone() for gradient in gradients(model)]
-    with pytest.raises(OptionError, match="called twice; its step is taken once"):
+    with pytest.raises(OptionError, match="must be called once; it was called twice"):
         value.backward()
     assert pipe.steps == 1
     assert all(torch.equal(a, b) for a, b in zip(before, gradients(model), strict=True))
 
 
-def test_an_infinite_gradient_raises_unless_a_scaler_is_there_to_skip_the_step():
+def test_an_infinite_gradient_raises_without_a_scaler_and_is_written_with_one():
     model, pipe = Model(), gradhomog.pipeline("gradnorm")
 
     def infinite():
@@ -126,7 +126,7 @@ def test_a_gradient_scaler_trains_a_half_precision_model():
         scaler.update()
         first, last = first or float(value.detach()), float(value.detach())
     assert last < 0.5 * first
-    assert 0 < pipe.steps < 60  # steps that overflowed at 2⁴⁰ were skipped, and taught the homogenizers nothing
+    assert 0 < pipe.steps < 60  # steps that overflowed at 2⁴⁰ were skipped, and did not change the homogenizers
 
 
 def test_it_works_through_torch_autograd_grad_and_non_leaf_parameters():

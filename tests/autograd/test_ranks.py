@@ -1,4 +1,4 @@
-"""Under several ranks nothing is homogenized in one process alone: replicas would diverge."""
+"""With several ranks, homogenization in one process raises, because replicas would diverge."""
 
 import subprocess
 import sys
@@ -35,16 +35,16 @@ def rank(index, file):
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        # Forked, with everything imported: ranks that are spawned import it again, which takes longer than the test.
+        # Forked after all imports: spawned ranks would repeat the imports, which take longer than the test.
         gradhomog.pipeline("none"), gradhomog.accumulated, gradhomog.backward, gradhomog.loss
         mp.start_processes(rank, (os.path.join(folder, "store"),), nprocs=2, start_method="fork")
-    print("refused")
+    print("all raised")
 """
 
 
 @pytest.mark.slow
-def test_two_ranks_are_refused_before_anything_is_written(tmp_path):
+def test_two_ranks_raise_before_gradients_are_written(tmp_path):
     script = tmp_path / "ranks.py"
     script.write_text(SCRIPT)
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
-    assert done.stdout == "refused\n", done.stderr[-2000:]
+    assert done.stdout == "all raised\n", done.stderr[-2000:]

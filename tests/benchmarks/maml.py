@@ -49,7 +49,7 @@ class MetaStep:
         selector, own = expression.parse_one(text)
         _, spec = installed().load("learners", selector)
         common = {"inner_steps": maml_peers.STEPS, "inner_lr": maml_peers.RATE}
-        accepted = {name: value for name, value in common.items() if name in options.accepted(spec)}
+        accepted = {name: value for name, value in common.items() if name in options.option_parameters(spec)}
         self.channels_last = channels_last
         self.network = network.to(memory_format=torch.channels_last) if channels_last else network
         encoder, head = self.network

@@ -12,7 +12,7 @@ import pytest
 from gradhomog.cli import main
 from tests.experiments.conftest import SMALL
 
-pytestmark = pytest.mark.usefixtures("undrawn")
+pytestmark = pytest.mark.usefixtures("without_figures")
 
 
 def overrides(*more):

@@ -73,10 +73,10 @@ def test_a_folder_with_a_space_is_quoted_in_the_command(tmp_path, capsys):
     ("arguments", "message"),
     [
         (["SignVote"], "Write 'sign-vote', for example"),
-        (["pcgrad"], f"the name 'pcgrad' is taken: gradhomog {gradhomog.__version__} offers a homogenizer"),
+        (["pcgrad"], f"the name 'pcgrad' is in use: gradhomog {gradhomog.__version__} has a homogenizer"),
         (["x", "--licence", "GPL"], "`--licence` must be one of MIT, Apache-2.0, BSD-3-Clause, none; got 'GPL'"),
         (["x", "--author", ""], "`--author` must be a name on one line; got ''"),
-        (["x", "--into", "nowhere"], "`--into` must be a folder that exists; got 'nowhere'"),
+        (["x", "--into", "nowhere"], "`--into` must be an existing folder; got 'nowhere'"),
         (["full"], "gradhomog-full exists and is not empty"),
     ],
 )

@@ -87,7 +87,7 @@ def _options(spec: Spec) -> list[str]:
     meanings = documented(inspect.getdoc(spec.factory) or "")
     meanings = {"scale": SCALE, **meanings} if options.has_paper_scale(spec) else meanings
     rows = [("option", "values", "meaning"), ("---", "---", "---")]
-    for name, described in zip(options.accepted(spec), accepted, strict=True):
+    for name, described in zip(options.option_parameters(spec), accepted, strict=True):
         written, _, allowed = described.partition(" (")
         rows.append((f"`{_cell(written)}`", _cell(allowed.removesuffix(")")), _cell(meanings.get(name, "–"))))
     return [f"| {' | '.join(row if meanings else row[:2])} |" for row in rows]

@@ -1,4 +1,4 @@
-"""A step of a learner with the faulty homogenizer `bad` in its pipeline."""
+"""The fixture `fail`: a step of a learner with the faulty homogenizer `bad` in its pipeline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Fail = Callable[..., str]
 
 
 class Setting:
-    """Two tasks of regression for a small network that has taken one step, so that its optimizer has a state."""
+    """Two regression tasks for a small network after one step, so that its optimizer has a state."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -32,17 +32,16 @@ class Setting:
         return gradhomog.learner("maml", self.encoder, self.head, homogenizers=text, inner_steps=1)
 
     def state(self) -> str:
-        """All that a step changes, as text: parameters, their gradients, and the optimizer's state."""
+        """Return the state that a step changes, as text: parameters, their gradients, and the optimizer's state."""
         parameters = [*self.encoder.parameters(), *self.head.parameters()]
         return repr([parameters, [p.grad for p in parameters], self.outer.state_dict()])
 
 
 @pytest.fixture
 def fail(gradhomog_install) -> Fail:
-    """Install `bad` with these methods, take a step of a learner that has it, and return the message.
+    """Install `bad` with these methods, take a step of a learner with it, and return the error message.
 
-    Whichever stage fails: the network, its gradients, its hooks, the optimizer and the state of every homogenizer are
-    as they were.
+    Assert that network, gradients, hooks, optimizer and the state of every homogenizer are unchanged.
     """
 
     def fail(methods: str, spec: str = "needs=gradhomog.specs.STATISTICS", text: str = "gradnorm + bad") -> str:

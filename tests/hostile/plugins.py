@@ -1,4 +1,4 @@
-"""Faulty plugins as text, and what every message about one must tell."""
+"""Sources of faulty plugins, and a check of the messages about them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import textwrap
 IMPORTS = "import gradhomog, numpy, sys, time, torch\nfrom gradhomog import hookimpl\n"
 
 HERE = "homogenizer 'bad' of bad-dist 0.7 (bad_dist)"
-ADVICE = "Report it to the authors of bad-dist, or leave 'bad' out."
+ADVICE = "Report it to the authors of bad-dist, or remove 'bad'."
 
 
 def plugin(methods: str, spec: str = "", more: str = "") -> str:
-    """A module with one homogenizer of these methods, whose spec has these further arguments."""
+    """Return the source of a module with one homogenizer: its methods, further arguments of its spec, further code."""
     return f"""{IMPORTS}
 class Bad(gradhomog.Homogenizer):
 {textwrap.indent(textwrap.dedent(methods).strip(), "    ")}
@@ -24,12 +24,12 @@ def gradhomog_homogenizer():
 
 
 def install(gradhomog_install, methods: str, spec: str = "", more: str = "", **options) -> str:
-    """Install it as the homogenizer `bad` of bad-dist 0.7."""
+    """Install the plugin as the homogenizer `bad` of bad-dist 0.7."""
     options = {"plugin": "bad", "version": "0.7", **options}
     return gradhomog_install("bad-dist", plugin(methods, spec, more), **options)
 
 
 def assert_blamed(message: str, *words: str) -> None:
-    """It says who it was, what it was, and what to do."""
+    """Assert that the message names the plugin, contains the words, and ends with advice."""
     for word in (HERE, ADVICE, *words):
         assert word in message, f"{word!r} is missing from {message!r}"

@@ -1,4 +1,4 @@
-"""Comparisons with faulty plugins: results are kept, failures and slow plugins are named once."""
+"""Comparisons with faulty plugins: results are kept; failures and slow plugins are each reported once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.experiments.conftest import SMALL
 from tests.experiments.run_helpers import interrupted_after
 from tests.hostile.plugins import HERE, assert_blamed, install
 
-pytestmark = pytest.mark.usefixtures("undrawn")
+pytestmark = pytest.mark.usefixtures("without_figures")
 
 EVEN = "def mix(self, step): return torch.ones(step.tasks)"
 
@@ -32,8 +32,8 @@ def config(homogenizers, *more):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["mix(self, step)", "update(self, step)"])
-def test_one_that_fails_stops_its_run_and_all_results_so_far_are_kept(gradhomog_install, tmp_path, stage):
-    # One process makes the runs in turn: plain before it, pcgrad after it.
+def test_a_homogenizer_that_fails_stops_its_run_and_earlier_results_are_kept(gradhomog_install, tmp_path, stage):
+    # One process computes the runs in sequence: plain before it, pcgrad after it.
     result = "torch.ones(step.tasks)" if stage.startswith("mix") else "{}"
     methods = f"""
         def {stage}:
@@ -100,7 +100,7 @@ def test_a_learner_or_a_domain_that_fails_is_named_in_the_table(gradhomog_instal
     outcome = compare(config(["none"], *settings), tmp_path / "out")
     line = next(line for line in render_table(outcome.summary).splitlines() if line.startswith("Failed: "))
     assert f"{kind[:-1]} 'bad' of gradhomog-bad 4.2 (gradhomog_bad) raised KeyError: 'nothing here'" in line
-    assert "Report it to the authors of gradhomog-bad, or leave 'bad' out." in line
+    assert "Report it to the authors of gradhomog-bad, or remove 'bad'." in line
     [error] = outcome.failures.values()
     assert "Traceback (most recent call last)" in error
 
@@ -146,24 +146,24 @@ def test_observers_that_fail_are_each_reported_once_and_change_nothing(gradhomog
     outcome = compare(observed, tmp_path / "out")
     assert outcome.failures == {}
     assert list(map(lasting, read(outcome.folder))) == list(map(lasting, read(undisturbed.folder)))
-    told = capsys.readouterr().err.splitlines()
+    messages = capsys.readouterr().err.splitlines()
     expected = {
         "raises_late": "raised at `validation`: KeyError: 'validation' (",
         "exits": "raised at `start`: SystemExit: 3 (",
-        "raises": "could not be made: ZeroDivisionError: division by zero (",
+        "raises": "raised ZeroDivisionError: division by zero (",
         "no_observer": "must return a function; got str",
     }
-    assert len(told) == len(expected)
+    assert len(messages) == len(expected)
     for name, words in expected.items():
         distribution = name.replace("_", "-")
-        [line] = [line for line in told if f"observer '{name}' of {distribution} 0.7 ({name})" in line]
+        [line] = [line for line in messages if f"observer '{name}' of {distribution} 0.7 ({name})" in line]
         assert words in line
         assert "The run continues without" in line
         assert line.endswith(f"Report it to the authors of {distribution}, or leave '{name}' out.")
 
 
 def lasting(record):
-    """A record without what differs from run to run."""
+    """Return a record without the values that differ from run to run."""
     varying = ("time", "config", "versions", "seconds", "files", "sha256")
     return {key: value for key, value in record.items() if not key.endswith(varying)}
 
@@ -171,12 +171,12 @@ def lasting(record):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("tensorbord", r"no observer is called 'tensorbord'\. Did you mean 'tensorboard'\?"),
+        ("tensorbord", r"unknown observer 'tensorbord'\. Did you mean 'tensorboard'\?"),
         ("csv(path=1)", r"csv has no option 'path'"),
-        ("pcgrad", r"A homogenizer is called so"),
+        ("pcgrad", r"It is the name of a homogenizer"),
     ],
 )
-def test_a_wrong_observer_is_refused_before_anything_is_trained(tmp_path, text, words):
+def test_an_invalid_observer_raises_before_training(tmp_path, text, words):
     observed = dataclasses.replace(config(["static"]), observers=[text, "csv"])
     with pytest.raises(ConfigError, match=words):
         compare(observed, tmp_path / "out")
@@ -193,7 +193,7 @@ def slow_lines(summary):
 
 
 @pytest.mark.slow
-def test_one_that_is_slow_is_named_once_in_the_table_and_in_every_report_made_again(gradhomog_install, tmp_path):
+def test_a_slow_homogenizer_is_named_once_in_the_table_and_in_regenerated_reports(gradhomog_install, tmp_path):
     install(gradhomog_install, SLOW)
     settings = config(["none", "bad", "pcgrad + bad"])
 
@@ -207,7 +207,7 @@ def test_one_that_is_slow_is_named_once_in_the_table_and_in_every_report_made_ag
     assert line in html.unescape((outcome.folder / "report.html").read_text(encoding="utf-8"))
     [found] = outcome.summary.slow
     assert to_json(outcome.summary)["slow"][0]["share"] == found.share > 0.5
-    # All 12 steps of a run are counted, those before the interruption too; what was asleep is no more than the steps.
+    # All 12 steps of a run are counted, including those before the interruption, and their sleep is within their time.
     for record in read(outcome.folder):
         if record["event"] == "result" and "bad" in record["label"]:
             [mine] = [entry for entry in record["homogenizer_seconds"] if entry["homogenizer"] == "bad"]
@@ -216,7 +216,7 @@ def test_one_that_is_slow_is_named_once_in_the_table_and_in_every_report_made_ag
 
 
 @pytest.mark.slow
-def test_what_is_not_slow_leaves_the_table_as_it_was(tmp_path):
+def test_the_table_has_no_line_about_slow_homogenizers_if_there_are_none(tmp_path):
     outcome = compare(config(["none", "pcgrad", "static"]), tmp_path / "out")
     assert slow_lines(outcome.summary) == []
     assert outcome.summary.slow == ()

@@ -1,4 +1,4 @@
-"""Homogenizers that raise or return values that cannot be used, in each stage."""
+"""Homogenizers that raise or return invalid values, in each stage."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIGNATURES = {
 
 @pytest.mark.parametrize("body", ["raise ValueError('out of ideas')", "sys.exit('out of ideas')"])
 @pytest.mark.parametrize("stage", SIGNATURES)
-def test_an_error_names_stage_and_place_and_leaves_everything_as_it_was(fail, stage, body):
+def test_an_error_names_stage_file_and_line_and_nothing_changes(fail, stage, body):
     message = fail(f"def {stage}({SIGNATURES[stage]}): {body}")
     assert_blamed(message, f"raised in `{stage}`: ", "out of ideas", "bad_dist.py:5; gradhomog ")
 
@@ -63,11 +63,11 @@ def test_an_error_names_stage_and_place_and_leaves_everything_as_it_was(fail, st
     ],
     ids=["hook", "half attached", "no handle", "remove"],
 )
-def test_what_was_attached_is_removed_whatever_goes_wrong_with_it(fail, methods, words):
+def test_hooks_are_removed_after_every_error_of_attach(fail, methods, words):
     assert_blamed(fail(methods), words)
 
 
-def test_an_error_of_the_network_is_not_blamed_on_what_is_attached(gradhomog_install):
+def test_an_error_of_the_network_does_not_name_the_attached_plugin(gradhomog_install):
     attach = "def attach(self, encoder): return encoder.register_forward_hook(lambda module, given, out: out)"
     install(gradhomog_install, attach)
     encoder = torch.nn.Linear(3, 4)
@@ -75,7 +75,7 @@ def test_an_error_of_the_network_is_not_blamed_on_what_is_attached(gradhomog_ins
         encoder(torch.ones(2, 5))
 
 
-def test_an_error_class_of_ours_that_a_plugin_raises_gets_its_name(gradhomog_install):
+def test_a_gradhomog_error_raised_by_a_plugin_gets_the_plugins_name(gradhomog_install):
     install(gradhomog_install, "def mix(self, step): raise gradhomog.OptionError('`warm_up` must be positive.')")
     with pytest.raises(OptionError) as raised:
         gradhomog.pipeline("bad").combine(torch.eye(2))
@@ -89,7 +89,7 @@ def test_an_error_class_of_ours_that_a_plugin_raises_gets_its_name(gradhomog_ins
         ("def load_state_dict(self, state): state['momentum']", "raised in `load_state_dict`: KeyError: 'momentum'"),
     ],
 )
-def test_one_whose_state_cannot_be_saved_or_loaded_is_named(gradhomog_install, methods, words):
+def test_a_homogenizer_whose_state_cannot_be_saved_or_loaded_is_named(gradhomog_install, methods, words):
     install(gradhomog_install, methods)
     pipe = gradhomog.pipeline("bad")
     with pytest.raises(PluginRunError) as raised:
@@ -97,11 +97,11 @@ def test_one_whose_state_cannot_be_saved_or_loaded_is_named(gradhomog_install, m
     assert_blamed(str(raised.value), words)
 
 
-# -- what is returned ------------------------------------------------------------------------------------------------
+# -- invalid results -------------------------------------------------------------------------------------------------
 
 WEIGHTS = "weights of shape [2] or a matrix [2, 2]"
-ROWS = "a Jacobian of the shapes, dtypes and device of step.jacobian"
-MADE = "a Jacobian, made by `map`, `replace` or `repeat` of step.jacobian"
+ROWS = "a Jacobian with the shapes, dtypes and device of step.jacobian"
+CREATED = "a Jacobian, created by `map`, `replace` or `repeat` of step.jacobian"
 FEATURES = "features of shape (1, 5, 4), torch.float32 on cpu"
 
 WRONG = {
@@ -119,10 +119,10 @@ WRONG = {
         "torch.ones(2, requires_grad=True)": ("a tensor outside the graph", "with a graph"),
     },
     "rows": {
-        "None": (MADE, "got NoneType"),
-        "step.jacobian.materialize()": (MADE, "got a dict of"),
-        "step.jacobian.select([0])": ("a Jacobian of the 2 tasks and the blocks 'encoder.weight'", "of 1 tasks"),
-        "gradhomog.as_jacobian(torch.ones(2, 3))": ("a Jacobian of the 2 tasks and the blocks", "with blocks ''"),
+        "None": (CREATED, "got NoneType"),
+        "step.jacobian.materialize()": (CREATED, "got a dict of"),
+        "step.jacobian.select([0])": ("a Jacobian of 2 tasks with the blocks 'encoder.weight'", "of 1 tasks"),
+        "gradhomog.as_jacobian(torch.ones(2, 3))": ("a Jacobian of 2 tasks with the blocks", "with blocks ''"),
         "step.jacobian.map(lambda v: v[:, :1])": (ROWS, "got a Jacobian of 2 tasks"),
         "step.jacobian.map(torch.Tensor.double)": (ROWS, "torch.float64"),
         "step.jacobian.map(torch.Tensor.numpy)": ("raised in `rows`", "AttributeError"),
@@ -131,7 +131,7 @@ WRONG = {
     },
     "update": {
         "None": ("a dict with new values of `state_names`", "got NoneType"),
-        "{'momentum': 1.0}": ("values of `state_names`, which is empty; 'momentum' is none of them",),
+        "{'momentum': 1.0}": ("only keys in `state_names` (empty), which 'momentum' is not",),
     },
     "transform": {
         "None": (FEATURES, "got NoneType"),
@@ -139,7 +139,7 @@ WRONG = {
         "features[0]": (FEATURES, "got a tensor (5, 4)"),
         "features.double()": (FEATURES, "torch.float64"),
         "features.to('meta')": (FEATURES, "on meta"),
-        "features.detach()": ("features that depend on those it received", "got a tensor (1, 5, 4)"),
+        "features.detach()": ("features with a graph to its input", "got a tensor (1, 5, 4)"),
         "features / 0": ("returned NaN or infinity from `transform`",),
     },
     "measured": {
@@ -154,11 +154,11 @@ WRONG = {
 @pytest.mark.parametrize(
     ("stage", "result", "words"), [(stage, *case) for stage, cases in WRONG.items() for case in cases.items()]
 )
-def test_what_cannot_be_used_is_refused_with_what_was_expected(fail, stage, result, words):
+def test_an_invalid_result_raises_with_the_requirement(fail, stage, result, words):
     assert_blamed(fail(f"def {stage}({SIGNATURES[stage]}): return {result}"), *words)
 
 
-def test_nan_of_a_transform_is_reported_where_such_tasks_are_dropped_too(gradhomog_install):
+def test_nan_from_a_transform_raises_even_if_tasks_with_nan_are_dropped(gradhomog_install):
     install(gradhomog_install, "def transform(self, features, keys): return features / (features - features[:1])")
     pipe = gradhomog.pipeline("bad", nonfinite="drop")
     features = torch.arange(8.0).reshape(2, 2, 2)
@@ -179,7 +179,7 @@ def test_nan_of_a_transform_is_reported_where_such_tasks_are_dropped_too(gradhom
         ("{'layer': inputs.numpy()}", "'layer': ndarray"),
     ],
 )
-def test_maps_that_cannot_be_drawn_are_refused(gradhomog_install, result, words):
+def test_invalid_maps_raise(gradhomog_install, result, words):
     install(gradhomog_install, f"def maps(self, encoder, inputs): return {result}")
     with pytest.raises(PluginRunError) as raised:
         gradhomog.pipeline("bad").members[0].maps(torch.nn.Identity(), torch.ones(3, 2))

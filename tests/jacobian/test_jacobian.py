@@ -1,4 +1,4 @@
-"""Jacobians: Gramian, norms and directions against plain matrix algebra in float64, whatever form the rows have."""
+"""Jacobians: Gramian, norms and directions compared with matrix algebra in float64, for every form of the rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.pipelines.members import Doubled
 
 
 def as_dict(rows: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The same rows in up to three tensors, one of them a scalar parameter per task."""
+    """Return the same rows in up to three tensors, one of them a scalar parameter per task."""
     p = rows.shape[1]
     cut = p // 2
     parts = {"scalar": rows[:, 0], "middle": rows[:, 1 : 1 + cut], "end": rows[:, 1 + cut :].unsqueeze(1)}
@@ -26,7 +26,7 @@ def as_dict(rows: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def matrix(jacobian):
-    """All rows, `[tasks, params]`."""
+    """Return all rows, `[tasks, params]`."""
     return torch.cat([block.reshape(jacobian.tasks, -1) for block in jacobian.materialize().values()], dim=1)
 
 
@@ -55,7 +55,7 @@ def test_a_pattern_selects_blocks(rows):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("size", [1, 100, BLOCK, 3 * BLOCK + 17])
-def test_narrow_rows_give_the_gramian_of_their_values(dtype, size):
+def test_rows_of_narrow_dtypes_have_the_gramian_of_their_values(dtype, size):
     rows = torch.randn(5, size, generator=torch.Generator().manual_seed(0)).to(dtype)
     exact = rows.double() @ rows.double().T
     norms = exact.diagonal().sqrt()
@@ -103,18 +103,18 @@ def test_dtype_is_the_narrowest_and_device_and_names_are_those_of_the_blocks():
         (torch.ones(3), r"\[tasks, params\].*got \(3,\)"),
         (torch.ones(0, 3), "at least one task"),
         ({}, "first dimension"),
-        ({"a": torch.ones(2, 3), "b": torch.ones(3, 3)}, "found tasks"),
+        ({"a": torch.ones(2, 3), "b": torch.ones(3, 3)}, "got sizes"),
         ({"a": torch.tensor(1.0)}, "first dimension"),
-        (torch.ones(2, 3, dtype=torch.int64), "real floating point; it is torch.int64"),
-        (torch.ones(2, 3, dtype=torch.complex64), "real floating point; it is torch.complex64"),
+        (torch.ones(2, 3, dtype=torch.int64), "real floating-point dtype; got torch.int64"),
+        (torch.ones(2, 3, dtype=torch.complex64), "real floating-point dtype; got torch.complex64"),
         ([[1.0, 2.0]], "got list"),
-        ({"a": torch.ones(2, 3), "b": None}, "`b` is NoneType. Use zeros"),
-        (torch.ones(2, 3, device="meta"), "in memory; it is on the device meta"),
-        ({"a": torch.ones(2, 3), "b": torch.ones(2, 3, device="meta")}, "`b` is on the device meta"),
-        (torch.eye(2).to_sparse(), r"dense.*it is of layout torch.sparse_coo. Use to_dense"),
+        ({"a": torch.ones(2, 3), "b": None}, "got NoneType for `b`. Use zeros"),
+        (torch.ones(2, 3, device="meta"), "in memory; got a tensor on the device meta"),
+        ({"a": torch.ones(2, 3), "b": torch.ones(2, 3, device="meta")}, "got a tensor on the device meta for `b`"),
+        (torch.eye(2).to_sparse(), r"dense.*got layout torch.sparse_coo. Use to_dense"),
     ],
 )
-def test_other_inputs_are_refused_with_the_name_and_the_reason(bad, message):
+def test_invalid_rows_raise_with_the_name_and_the_reason(bad, message):
     with pytest.raises(DataError, match=message):
         as_jacobian(bad)
 
@@ -162,18 +162,18 @@ def test_select_map_replace_and_detach_are_those_of_the_rows():
         assert shapes == {name: (block.shape[1:], block.dtype) for name, block in made.materialize().items()}
 
 
-# -- rows that are one in memory -------------------------------------------------------------------------------------
+# -- equal rows that share memory ------------------------------------------------------------------------------------
 
 
 class Sum(gradhomog.Homogenizer):
-    """All rows become their sum, in the memory of one."""
+    """Replaces all rows by their sum, stored once."""
 
     def rows(self, step):
         return step.jacobian.repeat(step.jacobian.weighted_mean(torch.full((step.tasks,), float(step.tasks))))
 
 
 class First(gradhomog.Homogenizer):
-    """All rows become the first, in its own memory."""
+    """Replaces all rows by the first row, in the same memory."""
 
     def rows(self, step):
         return step.jacobian.map(lambda block: block[:1].expand_as(block))
@@ -201,7 +201,7 @@ def test_equal_rows_have_the_statistics_of_their_copies(row, tasks):
     assert repeated.finite_tasks() == [True] * tasks
 
 
-def test_later_stages_act_on_rows_that_are_one_in_memory_and_on_rows_that_are_not():
+def test_later_stages_act_on_repeated_rows_and_on_separate_rows():
     rows = torch.randn(3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     weighted = ("static", {"weights": [1, 2, 3]})
     for later, factor in ((weighted, 1), ("mgda", 1), (Sum(), 3)):
@@ -211,7 +211,7 @@ def test_later_stages_act_on_rows_that_are_one_in_memory_and_on_rows_that_are_no
     torch.testing.assert_close(gradhomog.pipeline([Doubled(), weighted]).combine(rows), expected)
 
 
-def test_a_row_that_all_have_become_is_the_direction_itself_and_no_copy():
+def test_a_repeated_row_is_the_direction_without_a_copy():
     memory = []
 
     class Keep(gradhomog.Homogenizer):
@@ -223,17 +223,17 @@ def test_a_row_that_all_have_become_is_the_direction_itself_and_no_copy():
     assert direction.data_ptr() == memory[0][""].data_ptr()
 
 
-def test_a_direction_never_lies_in_the_memory_of_the_rows_given():
+def test_a_direction_never_shares_memory_with_the_input():
     rows = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
-    for given_rows in ({"": rows}, {"": rows[:1].clone().expand(3, 5)}, {"a": rows[:, :2], "b": rows[:, 2]}):
-        before = {name: block.clone() for name, block in given_rows.items()}
+    for input_rows in ({"": rows}, {"": rows[:1].clone().expand(3, 5)}, {"a": rows[:, :2], "b": rows[:, 2]}):
+        before = {name: block.clone() for name, block in input_rows.items()}
         for homogenizers in ("none", [First()], [Identity()], [Sum()]):
-            for block in gradhomog.pipeline(homogenizers).combine(given_rows).values():
+            for block in gradhomog.pipeline(homogenizers).combine(input_rows).values():
                 block.zero_()
-            torch.testing.assert_close(dict(given_rows), before, rtol=0, atol=0)
+            torch.testing.assert_close(dict(input_rows), before, rtol=0, atol=0)
 
 
-def test_a_stage_that_returns_nan_is_reported_where_all_its_rows_are_one_in_memory():
+def test_a_stage_that_returns_nan_in_repeated_rows_is_named():
     class Broken(gradhomog.Homogenizer):
         def rows(self, step):
             return step.jacobian.repeat({"": torch.full((2,), torch.nan)})
@@ -242,11 +242,11 @@ def test_a_stage_that_returns_nan_is_reported_where_all_its_rows_are_one_in_memo
         gradhomog.pipeline([Broken()]).combine(torch.ones(3, 2))
 
 
-def test_derivatives_flow_through_rows_that_are_one_in_memory():
+def test_repeated_rows_are_differentiable():
     rows = torch.randn(3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
     pipe = gradhomog.pipeline("graddrop(sharpness=1e9)")
-    (slope,) = torch.autograd.grad(pipe.combine(rows, create_graph=True).sum(), rows)
-    torch.testing.assert_close(slope, (rows.sign() == rows.sum(0).sign()).double() / 3)
+    (gradient,) = torch.autograd.grad(pipe.combine(rows, create_graph=True).sum(), rows)
+    torch.testing.assert_close(gradient, (rows.sign() == rows.sum(0).sign()).double() / 3)
 
 
 # -- finiteness and memory -------------------------------------------------------------------------------------------
@@ -288,7 +288,7 @@ def test_half_precision_rows_of_any_size_have_the_statistics_of_their_numbers(dt
 
 @pytest.mark.parametrize("tasks", [1, 2, 3, 4, 5, 7, 8, 9])
 @pytest.mark.parametrize("params", [8191, 8192, 2**18, 300_007])
-def test_the_gramian_is_that_of_float64_however_its_columns_are_cut(tasks, params):
+def test_the_gramian_is_that_of_float64_for_every_division_into_pieces(tasks, params):
     rows = torch.randn(tasks, params, generator=torch.Generator().manual_seed(tasks))
     exact = rows.double() @ rows.double().T
     lengths = exact.diagonal().sqrt()
@@ -303,7 +303,7 @@ def test_expanded_rows_of_half_precision_are_read_once(dtype):
     assert peak_bytes(jacobian.finite_tasks) < 2**23
 
 
-def test_a_gramian_under_a_compilers_fake_tensors_leaves_nothing_behind():
+def test_a_gramian_of_fake_tensors_does_not_affect_later_gramians():
     with FakeTensorMode() as mode:
         arithmetic.gramian(mode.from_tensor(torch.zeros(6, 2**18)))
     rows = torch.randn(6, 2**18 + 7, generator=torch.Generator().manual_seed(0))
@@ -312,14 +312,14 @@ def test_a_gramian_under_a_compilers_fake_tensors_leaves_nothing_behind():
     torch.testing.assert_close(found, rows.double() @ rows.double().T, rtol=1e-5, atol=1.0)
 
 
-def test_only_the_abstract_class_can_be_subclassed_and_it_cannot_be_made():
+def test_the_abstract_class_cannot_be_instantiated_and_the_others_are_final():
     with pytest.raises(TypeError, match="abstract"):
         gradhomog.Jacobian()
     for final in (DenseJacobian, MixedJacobian, RepeatedJacobian):
         assert getattr(final, "__final__", False)
 
 
-def test_roots_have_derivatives_of_zero_at_zero_and_leave_nan_alone():
+def test_the_safe_square_root_has_derivative_zero_at_zero_and_keeps_nan():
     values = torch.tensor([4.0, 0.0, -1e-20, torch.nan])
     for root in (gradhomog.safe_sqrt(values), gradhomog.safe_sqrt(values.clone().requires_grad_()).detach()):
         torch.testing.assert_close(root, torch.tensor([2.0, 0.0, 0.0, torch.nan]), equal_nan=True)
@@ -330,7 +330,7 @@ def test_roots_have_derivatives_of_zero_at_zero_and_leave_nan_alone():
     assert second.tolist() == [-1 / 32, 0.0]
 
 
-def test_a_statistic_that_was_first_read_without_gradients_has_a_graph_all_the_same():
+def test_a_statistic_that_was_first_read_with_disabled_gradients_has_a_graph():
     x = torch.tensor([[3.0, 0.0], [1.0, 2.0]], dtype=torch.float64, requires_grad=True)
     read, unread = as_jacobian(x), as_jacobian(x)
     with torch.no_grad():
@@ -356,12 +356,12 @@ def test_mixing_is_converted_and_its_shape_checked():
         rows.mix(torch.ones(3))
 
 
-def test_weights_leave_nan_in_its_row():
+def test_weights_do_not_spread_nan_to_other_rows():
     rows = as_jacobian(torch.tensor([[torch.nan, 1.0], [1.0, 1.0]])).mix(torch.tensor([1.0, 2.0]))
     assert rows.finite_tasks() == [False, True]
 
 
-def test_a_result_may_be_written_to_without_changing_the_rows_statistics():
+def test_modifying_the_gramian_of_a_result_does_not_change_the_statistics_of_the_rows():
     rows = as_jacobian(torch.eye(2))
     gradhomog.pipeline("pcgrad").homogenize(rows).gramian.mul_(5)
     torch.testing.assert_close(rows.gramian(), torch.eye(2).double())

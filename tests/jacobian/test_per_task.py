@@ -1,4 +1,4 @@
-"""Gradients in separate tensors have the statistics of the same rows in one, and nothing as large is copied."""
+"""Gradients in separate tensors have the statistics of the same rows in one tensor, without large copies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gradhomog.testing import jacobians
 
 
 def per_task(stacked, missing=(), scale=1.0):
-    """Rows `[tasks, *shape]` by name as separate tensors; `missing` names (name, task) pairs without a gradient."""
+    """Return rows `[tasks, *shape]` as separate tensors; `missing` are the pairs (name, task) without a gradient."""
     parts = {
         name: [None if (name, task) in missing else row.clone() for task, row in enumerate(rows)]
         for name, rows in stacked.items()
@@ -24,14 +24,14 @@ def per_task(stacked, missing=(), scale=1.0):
 
 
 def assert_same(rows, stacked, gramians=1e-12, directions=1e-9):
-    """Statistics and directions; tolerances are relative to the longest row."""
+    """Compare statistics and directions; tolerances are relative to the longest row."""
     weights = torch.linspace(-1, 2, rows.tasks, dtype=torch.float64)
     dense = as_jacobian(stacked)
     longest = float(dense.norms().max())
     close = {"rtol": 1000 * gramians, "atol": gramians * longest**2}
     torch.testing.assert_close(rows.block_gramians, dense.block_gramians, **close)
     torch.testing.assert_close(rows.gramian(), dense.gramian(), **close)
-    fresh = rows.select(range(rows.tasks))  # without Gramians to read norms off
+    fresh = rows.select(range(rows.tasks))  # without cached Gramians, whose diagonals are the squared norms
     torch.testing.assert_close(fresh.squared_norms(), dense.squared_norms(), **close)
     torch.testing.assert_close(fresh.block_squared_norms, dense.block_squared_norms, **close)
     close = {"rtol": directions, "atol": directions * longest}
@@ -43,7 +43,7 @@ def assert_same(rows, stacked, gramians=1e-12, directions=1e-9):
 
 
 @given(jacobians(tasks=(1, 5), params=(3, 12)), st.sets(st.tuples(st.sampled_from("ab"), st.integers(0, 4))))
-def test_small_rows_with_gaps(matrix, missing):
+def test_small_rows_with_missing_gradients(matrix, missing):
     stacked = {"a": matrix[:, :2].clone(), "b": matrix[:, 2:, None].clone()}
     missing = {(name, task) for name, task in missing if task < len(matrix)}
     for name, task in missing:
@@ -82,20 +82,20 @@ def test_tiny_and_huge_rows_keep_their_products():
     torch.testing.assert_close(gramians[1].diagonal(), torch.tensor([5e-36, 5e36]).double(), rtol=1e-6, atol=0)
 
 
-def test_gradients_with_a_graph_have_derivatives_and_detach_leaves_none():
+def test_statistics_have_the_graph_of_the_gradients_unless_detached():
     leaf = torch.ones(3, dtype=torch.float64, requires_grad=True)
     rows = PerTaskJacobian({"w": [2 * leaf, None, leaf.square()]}, {"w": leaf})
-    (slope,) = torch.autograd.grad(rows.gramian().sum() + rows.mean()["w"].sum(), leaf)
-    torch.testing.assert_close(slope, torch.full((3,), 2 * (2 + 1) * (2 + 2) + (2 + 2) / 3).double())
+    (gradient,) = torch.autograd.grad(rows.gramian().sum() + rows.mean()["w"].sum(), leaf)
+    torch.testing.assert_close(gradient, torch.full((3,), 2 * (2 + 1) * (2 + 2) + (2 + 2) / 3).double())
     assert not rows.detach().gramian().requires_grad
 
 
 class Allocations(TorchDispatchMode):
-    """Shapes of all tensors that are newly made and take `size` bytes or more."""
+    """Records the shapes of all new tensors of `size` bytes or more."""
 
     def __init__(self, size):
         super().__init__()
-        self.size, self.made = size, []
+        self.size, self.new_tensors = size, []
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         known = {arg.untyped_storage().data_ptr() for arg in torch.utils._pytree.tree_leaves((args, kwargs))
@@ -104,16 +104,16 @@ class Allocations(TorchDispatchMode):
         for value in torch.utils._pytree.tree_leaves(found):
             storage = value.untyped_storage() if isinstance(value, torch.Tensor) else None
             if storage is not None and storage.data_ptr() not in known and storage.nbytes() >= self.size:
-                self.made.append((str(function), tuple(value.shape)))
+                self.new_tensors.append((str(function), tuple(value.shape)))
         return found
 
 
-def test_of_the_length_of_a_row_only_the_direction_is_allocated():
+def test_the_only_allocation_as_long_as_a_row_is_the_direction():
     rows = per_task({"a": torch.ones(4, 20 * WIDTH)})
     with Allocations(4 * 20 * WIDTH) as allocations:
         rows.gramian()
         rows.select(range(4)).squared_norms()
         rows.finite_tasks()
-        assert allocations.made == []
+        assert allocations.new_tensors == []
         rows.weighted_mean(torch.ones(4, dtype=torch.float64))
-    assert [shape for _, shape in allocations.made] == [(20 * WIDTH,)]
+    assert [shape for _, shape in allocations.new_tensors] == [(20 * WIDTH,)]

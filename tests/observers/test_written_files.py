@@ -16,7 +16,7 @@ from gradhomog.registry import installed
 from tests.experiments.conftest import SMALL
 from tests.experiments.run_helpers import interrupted_after
 
-pytestmark = pytest.mark.usefixtures("undrawn")
+pytestmark = pytest.mark.usefixtures("without_figures")
 
 OBSERVERS = """observers=["csv", "tensorboard", 'mlflow(experiment="ours")']"""
 

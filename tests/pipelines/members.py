@@ -1,4 +1,4 @@
-"""Two rows, and small homogenizers to make pipelines of."""
+"""Two rows, and small homogenizers for pipelines."""
 
 from __future__ import annotations
 
@@ -66,6 +66,6 @@ def faulty(stage, function, **attributes):
 
 
 def declared(homogenizer, **spec):
-    """A pipeline of one homogenizer, as if a plugin had this spec."""
+    """Return a pipeline of one homogenizer, as if it came from a plugin with this spec."""
     made = HomogenizerSpec(factory=type(homogenizer), summary="", **spec)
     return Pipeline([Member(homogenizer, "declared", {}, None, made)])

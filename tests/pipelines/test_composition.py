@@ -1,4 +1,4 @@
-"""Members compose: mixings multiply, and each stage receives the rows that the one before returned."""
+"""Composition of homogenizers: mixings multiply, and each stage receives the rows of the previous stage."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_empty_pipeline_is_the_mean_of_the_rows(rows):
         torch.testing.assert_close(gradhomog.pipeline(text).combine({"a": rows})["a"], rows.mean(0), **rounding)
 
 
-def test_mixing_matrices_compose_by_multiplication_and_the_second_sees_the_mixed_gramian():
+def test_mixing_matrices_compose_by_multiplication_and_the_second_receives_the_mixed_gramian():
     first, second = Matrix(*C), Matrix(*D)
     direction = gradhomog.pipeline([first, second]).combine(ROWS)
     c, d, rows = torch.tensor(C, dtype=torch.float64), torch.tensor(D, dtype=torch.float64), ROWS.double()
@@ -35,7 +35,7 @@ def test_mixing_matrices_compose_by_multiplication_and_the_second_sees_the_mixed
     torch.testing.assert_close(second.seen, c @ rows @ rows.T @ c.T)
 
 
-def test_a_rows_stage_between_mixings_gets_the_mixed_rows_and_the_next_gramian_is_of_what_it_returned():
+def test_a_rows_stage_receives_the_mixed_rows_and_the_next_gramian_is_that_of_its_result():
     last = Matrix(*D)
     direction = gradhomog.pipeline([Matrix(*C), Doubled(), last]).combine(ROWS)
     mixed = 2 * torch.tensor(C, dtype=torch.float64) @ ROWS.double()
@@ -52,7 +52,7 @@ def test_a_dict_of_rows_gives_the_direction_of_the_concatenated_matrix(members):
     torch.testing.assert_close(flat(by_name), matrix)
 
 
-def test_weights_reported_are_each_rows_share_in_the_direction():
+def test_reported_weights_are_the_weights_of_the_rows_in_the_direction():
     result = gradhomog.pipeline([Matrix(*C), Weights(1, 3)]).homogenize(ROWS)
     torch.testing.assert_close(result.direction[""], ((result.weights @ ROWS.double()) / 2).float())
     assert gradhomog.pipeline([Doubled()]).homogenize(ROWS).weights is None
@@ -67,7 +67,7 @@ def test_a_direction_is_a_tensor_for_a_tensor_and_a_dict_by_name_otherwise():
     assert list(pipe.homogenize(ROWS).direction) == [""]
 
 
-def test_combine_leaves_rows_and_graph_alone_unless_asked():
+def test_combine_does_not_change_the_rows_and_keeps_the_graph_only_with_create_graph():
     rows = ROWS.clone().requires_grad_()
     direction = gradhomog.pipeline("pcgrad").combine(rows)
     assert not direction.requires_grad
@@ -75,7 +75,7 @@ def test_combine_leaves_rows_and_graph_alone_unless_asked():
     assert gradhomog.pipeline("pcgrad").combine(rows, create_graph=True).requires_grad
 
 
-def test_create_graph_is_refused_by_name_where_a_member_does_not_claim_it():
+def test_create_graph_raises_with_the_name_of_a_member_that_is_not_differentiable():
     with pytest.raises(NotDifferentiableError, match="Weights is not differentiable"):
         gradhomog.pipeline(["pcgrad", Weights(1, 1)]).combine(ROWS, create_graph=True)
 

@@ -1,4 +1,4 @@
-"""`debug=True` finds a stage that writes to what it receives, through any view of the memory."""
+"""`debug=True` detects a stage that modifies its inputs in place, through any view of the memory."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ WRITES = {
 def run(pipe):
     generator = torch.Generator().manual_seed(0)
     features, grads = (torch.randn(2, 3, 4, generator=generator) for _ in range(2))
-    given = {"features": [features], "feature_grads": [grads], "targets": torch.ones(2, 3)}
-    pipe.homogenize(in_dict(ROWS.clone()), torch.ones(2), **given)
+    options = {"features": [features], "feature_grads": [grads], "targets": torch.ones(2, 3)}
+    pipe.homogenize(in_dict(ROWS.clone()), torch.ones(2), **options)
 
 
 RESULTS = {"mix": lambda step: ONES, "rows": lambda step: step.jacobian.map(torch.clone), "update": lambda step: {}}
@@ -34,17 +34,17 @@ RESULTS = {"mix": lambda step: ONES, "rows": lambda step: step.jacobian.map(torc
 
 @pytest.mark.parametrize("name", RESULTS)
 @pytest.mark.parametrize("write", WRITES)
-def test_a_stage_that_writes_to_what_it_receives_is_named(name, write):
+def test_a_stage_that_modifies_its_inputs_is_named(name, write):
     writing = faulty(name, lambda self, step: (WRITES[write](step), RESULTS[name](step))[1])
     with pytest.raises(PluginRunError) as raised:
         run(gradhomog.pipeline([writing], debug=True))
-    what = write.split()[0]
-    assert f"homogenizer Faulty changed `{what}" in str(raised.value)
+    tensor = write.split()[0]
+    assert f"homogenizer Faulty modified `{tensor}" in str(raised.value)
     assert f"in place in `{name}`" in str(raised.value)
     assert "clone()" in str(raised.value)
 
 
-def test_reading_and_copying_is_no_writing_and_debug_changes_no_result():
+def test_reading_and_copying_are_allowed_and_debug_does_not_change_results():
     def reads(self, step):
         step.jacobian.materialize()["bias"].clone().mul_(2)
         step.gramian().clone().zero_()
@@ -58,13 +58,13 @@ def test_reading_and_copying_is_no_writing_and_debug_changes_no_result():
         assert torch.equal(*found)
 
 
-def test_tensors_of_inference_mode_have_no_version_counter_and_are_read_all_the_same():
+def test_tensors_of_inference_mode_are_supported_although_they_have_no_version_counter():
     with torch.inference_mode():
         rows, losses = ROWS.clone(), torch.ones(2, dtype=torch.float64)
         direction = gradhomog.pipeline("static(weights=[1, 3]) + gradnorm", debug=True).combine(rows, losses=losses)
     torch.testing.assert_close(direction, torch.tensor([0.25, -0.25, 2.25]))
 
 
-def test_nan_in_the_input_is_not_taken_for_a_write():
+def test_nan_in_the_input_does_not_count_as_a_modification():
     with pytest.raises(gradhomog.NonfiniteError, match="task 0 is not finite"):
         gradhomog.pipeline("pcgrad", debug=True).combine(torch.tensor([[torch.nan, 1.0], [1.0, 1.0]]))

@@ -1,4 +1,4 @@
-"""The state of a pipeline: saved, loaded, refused where it does not fit; global random numbers are untouched."""
+"""The state of a pipeline: saving, loading, errors for other states; global generators are unchanged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.pipelines.members import ROWS
 
 
 @pytest.mark.parametrize("text", ["pcgrad", "gradnorm", "static + pcgrad(seed=3) + gradnorm(alpha=0.5)", "none"])
-def test_saved_and_loaded_into_a_fresh_pipeline_everything_goes_on_bit_for_bit(text, tmp_path):
+def test_a_pipeline_with_a_loaded_state_continues_with_identical_bits(text, tmp_path):
     generator = torch.Generator().manual_seed(0)
 
     def step(pipe):
@@ -35,16 +35,16 @@ def test_saved_and_loaded_into_a_fresh_pipeline_everything_goes_on_bit_for_bit(t
             assert torch.equal(step(other), expected)
 
 
-def test_the_state_of_another_pipeline_is_refused():
-    with pytest.raises(ConfigError, match="saved state is of the pipeline"):
+def test_the_state_of_another_pipeline_raises():
+    with pytest.raises(ConfigError, match="saved state must be of the same pipeline"):
         gradhomog.pipeline("pcgrad").load_state_dict(gradhomog.pipeline("gradnorm").state_dict())
-    with pytest.raises(ConfigError, match=r"must hold \['first_losses', 'log_weights'\]; found \[\]"):
+    with pytest.raises(ConfigError, match=r"must have the keys \['first_losses', 'log_weights'\]; got \[\]"):
         gradhomog.pipeline("gradnorm").load_state_dict({"steps": 0, "0:gradnorm": {}})
-    with pytest.raises(ConfigError, match="saved state is of the pipeline"):  # of gradhomog 0.1
+    with pytest.raises(ConfigError, match="saved state must be of the same pipeline"):  # saved by gradhomog 0.1
         gradhomog.pipeline("gradnorm").load_state_dict({"0:gradnorm": {}})
 
 
-def test_a_state_that_does_not_fit_changes_nothing():
+def test_an_invalid_state_changes_nothing():
     pipe = gradhomog.pipeline("moco + gradnorm")
     pipe.combine(ROWS, losses=[1.0, 2.0])
     before = str(pipe.state_dict())
@@ -55,7 +55,7 @@ def test_a_state_that_does_not_fit_changes_nothing():
     assert str(pipe.state_dict()) == before
 
 
-def test_global_random_numbers_are_not_touched():
+def test_the_global_generator_is_unchanged():
     before = torch.get_rng_state()
     pipe = gradhomog.pipeline("pcgrad + static(weights='random') + gradnorm + mgda")
     pipe.combine(ROWS, losses=[1.0, 2.0])

@@ -1,4 +1,4 @@
-"""Statistics of the rows: computed once, only where they are declared, without a graph for `update`."""
+"""Statistics of the rows: computed once, only if declared, and without a graph for `update`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.pipelines.members import ROWS, C, Matrix, Weights, declared
 
 @pytest.fixture
 def gramians(monkeypatch):
-    """The number of Gramians that are multiplied."""
+    """Record every computation of a Gramian."""
     calls = []
     original = DenseJacobian.compute_gramians
     total = DenseJacobian.compute_total_gramian
@@ -22,7 +22,7 @@ def gramians(monkeypatch):
     return calls
 
 
-def test_statistics_are_computed_once_for_all_that_read_them(gramians):
+def test_statistics_are_computed_once_for_all_members(gramians):
     members = [Matrix(*C), "gradnorm", Matrix(*C), "static"]
     gradhomog.pipeline(members).homogenize(ROWS, torch.ones(2), inspect=True)
     assert gramians.count("total") <= 1
@@ -30,27 +30,27 @@ def test_statistics_are_computed_once_for_all_that_read_them(gramians):
     assert gramians
 
 
-def test_a_pipeline_without_need_of_the_gramian_does_not_compute_it(gramians):
+def test_a_pipeline_that_does_not_read_the_gramian_does_not_compute_it(gramians):
     gradhomog.pipeline("static(weights=[1, 2]) + gradnorm").combine(ROWS, losses=[1.0, 2.0])
     assert not gramians
 
 
-def test_reading_an_undeclared_statistic_is_an_error_that_says_what_to_declare():
+def test_reading_an_undeclared_statistic_raises_with_the_statistic_to_declare():
     with pytest.raises(PluginRunError, match=r"reads `gramian`.*Add 'gramian' to `needs`"):
         declared(Matrix(*C), needs={"losses"}).combine(ROWS)
 
 
-def test_an_object_may_need_less_than_its_plugin_and_not_more(gramians):
-    modest = Weights(1, 3)
-    modest.needs = {"norms"}
-    declared(modest, needs={"gramian", "norms"}).combine(ROWS)
+def test_an_object_may_declare_fewer_statistics_than_its_plugin_but_not_others(gramians):
+    weights = Weights(1, 3)
+    weights.needs = {"norms"}
+    declared(weights, needs={"gramian", "norms"}).combine(ROWS)
     assert not gramians
-    modest.needs = {"losses"}
+    weights.needs = {"losses"}
     with pytest.raises(PluginRunError, match=r"sets `needs` to \['losses'\].*Add \['losses'\] to `needs`"):
-        declared(modest, needs={"gramian", "norms"})
+        declared(weights, needs={"gramian", "norms"})
 
 
-def test_update_and_measured_receive_what_mix_received_without_a_graph():
+def test_update_and_measured_receive_the_detached_step_of_mix():
     received = {}
 
     class Watching(Homogenizer):
@@ -68,15 +68,15 @@ def test_update_and_measured_receive_what_mix_received_without_a_graph():
     pipe = declared(Watching(), traits={"differentiable"}, needs=gradhomog.specs.STATISTICS)
     rows, losses = ROWS.clone().requires_grad_(), torch.ones(2, requires_grad=True)
     features = torch.ones(2, 1, 3, requires_grad=True)
-    given = {"features": features, "feature_grads": features, "targets": torch.zeros(2, 1)}
-    assert pipe.combine(rows, losses, **given, create_graph=True).requires_grad
+    options = {"features": features, "feature_grads": features, "targets": torch.zeros(2, 1)}
+    assert pipe.combine(rows, losses, **options, create_graph=True).requires_grad
     for step in received.values():
         read = [step.losses, step.gramian(), step.norms(), *step.jacobian.materialize().values(), *step.aux]
         assert not any(value.requires_grad for value in [*read, step.features, step.feature_grads, step.targets])
         assert torch.equal(step.aux[0], torch.full((2,), 2.0, dtype=torch.float64))
 
 
-def test_the_step_is_immutable_and_names_a_pattern_that_matches_nothing():
+def test_the_step_is_immutable_and_a_pattern_without_a_match_raises():
     class Reader(Homogenizer):
         def mix(self, step):
             assert step.matches("w*")
@@ -89,9 +89,9 @@ def test_the_step_is_immutable_and_names_a_pattern_that_matches_nothing():
         gradhomog.pipeline([Reader()]).combine({"weight": ROWS})
 
 
-def test_the_largest_number_of_tasks_is_checked_before_a_gramian_is_formed(gramians):
+def test_the_largest_number_of_tasks_is_checked_before_a_gramian_is_computed(gramians):
     pipe = declared(Matrix(*C), needs={"gramian"}, max_tasks=1)
-    with pytest.raises(OptionError, match="limited to 1 tasks by its memory and time; got 2"):
+    with pytest.raises(OptionError, match="supports at most 1 tasks, a limit of its memory and time; got 2"):
         pipe.combine(ROWS)
     assert not gramians
 

@@ -1,4 +1,4 @@
-"""State changes last and all at once: a step that is refused leaves no trace, and repeats the same random numbers."""
+"""State is assigned last and all at once: a failed step changes nothing, and its repetition draws the same numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STAGES = {
 
 @pytest.mark.parametrize("place", [0, 2], ids=["before", "after"])
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_stage_that_raises_leaves_no_trace_in_any_member(stage, place):
+def test_a_stage_that_raises_changes_no_state(stage, place):
     members = [Counter(), Counter()]
     members.insert(place, faulty(stage, STAGES[stage]))
     pipe = gradhomog.pipeline([*members, "gradnorm", "moco"])
@@ -33,7 +33,7 @@ def test_a_stage_that_raises_leaves_no_trace_in_any_member(stage, place):
 
 
 @pytest.mark.parametrize("found", [None, {"count": 1, "other": 2}, [3]])
-def test_what_update_returns_is_checked_before_any_state_is_assigned(found):
+def test_the_result_of_update_is_validated_before_any_state_is_assigned(found):
     one = Counter()
     pipe = gradhomog.pipeline([one, faulty("update", lambda self, step: found, state_names=("count",), count=0)])
     with pytest.raises(PluginRunError, match="must return from `update`"):
@@ -98,7 +98,7 @@ class Drawing(Homogenizer):
     def mix(self, step):
         self.drawn.append(float(torch.rand((), generator=step.generator)))
         if self.fails:
-            raise ValueError("refused")
+            raise ValueError("failed")
         return torch.ones(step.tasks)
 
     def update(self, step):
@@ -124,7 +124,7 @@ def test_random_numbers_are_a_function_of_seed_and_step():
     assert len(set(numbers)) == len(numbers)
 
 
-def test_a_refused_step_repeats_the_same_random_numbers():
+def test_the_repetition_of_a_failed_step_draws_the_same_random_numbers():
     drawing = Drawing()
     pipe = gradhomog.pipeline([drawing])
     pipe.combine(ROWS)
@@ -141,7 +141,7 @@ def test_a_refused_step_repeats_the_same_random_numbers():
     assert len(set(drawing.drawn)) == 1
 
 
-def test_methods_of_one_seed_draw_the_same_and_a_wrapped_one_draws_as_it_would_alone():
+def test_a_wrapped_method_draws_the_same_numbers_as_alone():
     class Wrapper(Homogenizer):
         def __init__(self, inner):
             self.inner = inner
@@ -180,7 +180,7 @@ def test_the_generator_of_begin_is_a_function_of_seed_step_slot_and_part():
 
 
 def test_two_threads_may_use_one_pipeline():
-    # Found as an error of db_mtl that advised to write to its authors.
+    # Regression: db_mtl raised an error with the advice to report it to its authors.
     import threading
 
     pipe = gradhomog.pipeline("db_mtl + gradnorm + rlw + moco")

@@ -1,4 +1,4 @@
-"""Stages in the encoder: hooks live as long as their context; each `transform` receives its own features."""
+"""Stages in the encoder: hooks exist only within their context; each `transform` receives the previous features."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gradhomog.task_key import TaskKey
 from tests.pipelines.members import ROWS, Plus, faulty
 
 
-def test_attached_changes_the_encoder_within_the_context_only_even_if_it_raises():
+def test_attached_changes_the_encoder_only_within_the_context_even_if_it_raises():
     encoder = nn.Linear(2, 2)
     x = torch.ones(1, 2)
     plain = encoder(x)
@@ -47,7 +47,7 @@ def test_attach_may_return_a_single_handle():
         (lambda self, encoder: (1 / 0 for _ in "x"), "raised in `attach`: ZeroDivisionError"),
     ],
 )
-def test_a_faulty_attach_is_named_and_undone(function, message):
+def test_a_faulty_attach_is_named_and_reverted(function, message):
     pipe = gradhomog.pipeline([Plus(), faulty("attach", function)])
     encoder = nn.Linear(2, 2)
     with pytest.raises(PluginRunError, match=message), pipe.attached(encoder):
@@ -75,13 +75,13 @@ def hooks(encoder):
 @pytest.mark.parametrize(
     ("attach", "message"),
     [
-        (left_behind, r"Faulty left 2 hooks on the encoder after the handles from `attach`.*handle for every hook"),
+        (left_behind, r"Faulty must return from `attach` a handle for every hook; 2 hooks remained on the encoder"),
         (attached_then_raises, "Faulty raised in `attach`: ValueError: half attached"),
     ],
 )
 def test_a_hook_without_a_handle_is_removed_and_reported(attach, message):
     encoder = nn.Sequential(nn.Linear(2, 2))
-    own = encoder.register_forward_hook(lambda module, inputs, output: output)  # of the user
+    own = encoder.register_forward_hook(lambda module, inputs, output: output)  # a hook of the user
     before = hooks(encoder)
     pipe = gradhomog.pipeline([Plus(), faulty("attach", attach), Plus()])
     with pytest.raises(PluginRunError, match=message), pipe.attached(encoder):
@@ -102,7 +102,7 @@ class Shifted(Homogenizer):
         return {}
 
 
-def test_each_transform_receives_its_own_input_and_the_gradient_of_its_own_output():
+def test_update_receives_the_input_of_its_transform_and_the_gradient_of_its_output():
     first, second = Shifted(1.0), Shifted(10.0)
     pipe = gradhomog.pipeline([first, second])
     taps = pipe.transform(torch.zeros(2, 1, 3), [TaskKey(0), TaskKey(1)])

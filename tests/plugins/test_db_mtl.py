@@ -174,7 +174,7 @@ def test_half_precision_rows_are_averaged_in_float32():
         ("beta=1", [1.0, 1.0], "`beta` must be"),
         ("sigma=-1", [1.0, 1.0], "`sigma` must be"),
         ("", [1.0, -1.0], "losses must not be negative"),
-        ("", None, "needs the losses of the tasks"),
+        ("", None, "requires the losses of the tasks"),
         ("key='domain'", [1.0, 1.0], "domain"),
     ],
 )

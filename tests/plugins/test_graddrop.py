@@ -205,7 +205,7 @@ def test_on_features_derivatives_are_those_of_a_fixed_mask():
 @pytest.mark.parametrize(
     ("features", "rows", "message"),
     [
-        ((), normal(2, 6), "needs the features of the tasks; none were given"),
+        ((), normal(2, 6), "requires the features of the tasks; got none"),
         (normal(2, 5, 3), normal(2, 15), r"got rows \[2, 15\] and features \[2, 5, 3\]"),
         (normal(2, 5, 3), {"z": normal(2, 5, 3)}, "of one batch that all tasks share"),  # other signs
         (normal(1, 5, 3).expand(2, 5, 3), {"z": normal(2, 3, 5)}, "must be 'parameters' unless rows are gradients"),

@@ -1,4 +1,4 @@
-"""A plugin whose paper has another scale than the mean."""
+"""A plugin whose paper uses another scale than the mean."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gradhomog import Homogenizer, HomogenizerSpec, StageResult, Step, hookimpl
 
 
 class Scaled(Homogenizer):
-    """Plain mean; the paper's step is `factor` times as long for every task."""
+    """The plain mean; the paper's step is `factor` · N times as long."""
 
     def __init__(self, factor: Annotated[float, Ge(1)] = 2.0) -> None:
         self.factor = factor

@@ -21,5 +21,5 @@ def gradhomog_homogenizer():
 
 
 def hook(body: str, signature: str = "gradhomog_homogenizer()") -> str:
-    """A module with one marked hook."""
+    """Return the source of a module with one marked hook."""
     return f"{IMPORTS}\n@hookimpl\ndef {signature}:\n    {body}\n"

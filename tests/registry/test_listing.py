@@ -1,4 +1,4 @@
-"""What is listed: every installed plugin once, with where it comes from, and nothing is imported for it."""
+"""Listing plugins: every installed plugin once, with its distribution, and without an import."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_listing_and_finding_import_no_plugin(gradhomog_install: Install) -> Non
         registry.load("homogenizers", name)
 
 
-def test_listing_what_is_installed_imports_neither_torch_nor_plugins() -> None:
+def test_listing_installed_plugins_imports_neither_torch_nor_plugins() -> None:
     code = (
         "import sys, gradhomog\n"
         "assert 'pcgrad' in gradhomog.available() and 'maml' in gradhomog.available('learners')\n"
@@ -36,7 +36,7 @@ def test_listing_what_is_installed_imports_neither_torch_nor_plugins() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_the_list_is_sorted_and_says_where_each_plugin_comes_from(gradhomog_install: Install) -> None:
+def test_the_list_is_sorted_and_contains_the_distribution_of_each_plugin(gradhomog_install: Install) -> None:
     gradhomog_install("zz-late", FINE, version="2.0")
     gradhomog_install("aa-early", FINE)
     infos = Registry().list("homogenizers")
@@ -47,22 +47,22 @@ def test_the_list_is_sorted_and_says_where_each_plugin_comes_from(gradhomog_inst
     assert str(late) == "homogenizer 'zz_late' of zz-late 2.0 (zz_late)"
 
 
-def test_a_registry_can_be_given_its_candidates() -> None:
+def test_a_registry_can_be_created_from_entry_points() -> None:
     registry = Registry([EntryPoint("mine", "gradhomog_plugins.pcgrad", "gradhomog.homogenizers")])
     assert registry.names("homogenizers") == ("mine",)
     assert registry.names("learners") == ()
     assert registry.load("homogenizers", "mine")[1].summary
 
 
-def test_one_distribution_twice_on_the_path_is_one_plugin_and_the_first_counts(gradhomog_install: Install) -> None:
+def test_of_a_distribution_twice_on_the_path_the_first_is_used(gradhomog_install: Install) -> None:
     gradhomog_install("twice", "raise RuntimeError('the wrong one')", version="1.0", folder="later")
-    name = gradhomog_install("twice", FINE, version="2.0", folder="earlier")  # put before what was there
+    name = gradhomog_install("twice", FINE, version="2.0", folder="earlier")  # first on the path
     registry = Registry()
     assert [info.version for info in registry.list("homogenizers") if info.name == name] == ["2.0"]
     assert registry.load("homogenizers", name)[0].version == "2.0"
 
 
-def test_what_a_broken_uninstall_leaves_behind_does_not_stop_the_list(
+def test_folders_without_metadata_after_a_broken_uninstall_do_not_stop_the_list(
     gradhomog_install: Install, tmp_path: Any
 ) -> None:
     for name in ("left-one", "left-two"):
@@ -73,12 +73,12 @@ def test_what_a_broken_uninstall_leaves_behind_does_not_stop_the_list(
 
 
 @pytest.mark.parametrize("kind", ["homogenizer", "optimizers", ""])
-def test_an_unknown_kind_is_answered_with_the_kinds(kind: Any) -> None:
-    for ask in (Registry().list, Registry().names, gradhomog.available, lambda k: Registry().find(k, "pcgrad")):
+def test_an_unknown_kind_raises_with_the_valid_kinds(kind: Any) -> None:
+    for function in (Registry().list, Registry().names, gradhomog.available, lambda k: Registry().find(k, "pcgrad")):
         with pytest.raises(
             OptionError, match=r"`kind` must be one of 'homogenizers', 'learners', 'domains', 'observers'; got"
         ):
-            ask(kind)
+            function(kind)
 
 
 def test_control_characters_of_a_name_do_not_reach_the_terminal() -> None:
@@ -90,8 +90,8 @@ def test_control_characters_of_a_name_do_not_reach_the_terminal() -> None:
     assert german.name == "größer"
     with pytest.raises(UnknownPluginError) as raised:
         registry.find("homogenizers", "redd")
-    with pytest.raises(PluginLoadError) as refused:
+    with pytest.raises(PluginLoadError) as load_error:
         registry.load("homogenizers", red.name)
-    for text in (red.name, red.selector, red.module, str(red), str(raised.value), str(refused.value)):
+    for text in (red.name, red.selector, red.module, str(red), str(raised.value), str(load_error.value)):
         assert text.isprintable()
     assert red.name == r"red\x1b[31m"

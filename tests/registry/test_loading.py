@@ -1,4 +1,4 @@
-"""What is loaded, once, and what each broken distribution is answered with."""
+"""Loading plugins: each is imported once, and each kind of broken distribution raises a specific error."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ from gradhomog.testing.pytest_plugin import Install
 from tests.registry.sources import FINE, hook
 
 BROKEN = {
-    "import fails": ("import no_such_module", ["did not load: ModuleNotFoundError", "no_such_module"], ImportError),
-    "syntax": ("def (", ["did not load: SyntaxError"], SyntaxError),
-    "script without a guard": ("raise SystemExit(3)", ["did not load: SystemExit: 3"], SystemExit),
+    "import fails": (
+        "import no_such_module",
+        ["cannot be imported: ModuleNotFoundError", "no_such_module"],
+        ImportError,
+    ),
+    "syntax": ("def (", ["cannot be imported: SyntaxError"], SyntaxError),
+    "script without a guard": ("raise SystemExit(3)", ["cannot be imported: SystemExit: 3"], SystemExit),
     "no hook": ("", ["has no hook `gradhomog_homogenizer`", "mark it with @gradhomog.hookimpl"], None),
     "hook not marked": (
         FINE.replace("@hookimpl", ""),
@@ -27,19 +31,19 @@ BROKEN = {
         ["has no hook `gradhomog_homogenizer`"],
         None,
     ),
-    "hook misspelt": (
+    "misspelled hook": (
         FINE.replace("def gradhomog_homogenizer", "def gradhomog_homogeniser"),
         ["unknown hook 'gradhomog_homogeniser'", "Did you mean 'gradhomog_homogenizer'?"],
         Exception,
     ),
-    "second hook misspelt": (
+    "second misspelled hook": (
         FINE + "\n@hookimpl\ndef gradhomog_observers(): pass\n",
         ["unknown hook 'gradhomog_observers'", "Did you mean 'gradhomog_observer'?"],
         Exception,
     ),
     "hook with an argument": (
         hook("return None", "gradhomog_homogenizer(size)"),
-        ["a hook that does not fit", "gradhomog_homogenizer(size)", "'size'"],
+        ["has an invalid hook", "gradhomog_homogenizer(size)", "'size'"],
         Exception,
     ),
     "hook raises": (hook("return 1 / 0"), ["raised in `gradhomog_homogenizer`: ZeroDivisionError"], ZeroDivisionError),
@@ -51,12 +55,12 @@ BROKEN = {
     ),
     "unknown trait": (
         FINE.replace("needs=", "traits={'linear'}, needs="),
-        ["unknown trait 'linear'; known: differentiable,"],
+        ["unknown trait 'linear'; the valid ones are differentiable,"],
         PluginLoadError,
     ),
     "unknown need": (
         FINE.replace("{'losses'}", "{'hessian'}").replace('{"losses"}', '{"hessian"}'),
-        ["unknown statistic in `needs` 'hessian'; known:", "gramian"],
+        ["unknown statistic in `needs` 'hessian'; the valid ones are", "gramian"],
         PluginLoadError,
     ),
     "factory not callable": (
@@ -73,23 +77,25 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("source", "words", "cause"), BROKEN.values(), ids=BROKEN.keys())
-def test_a_broken_plugin_is_refused_by_name_and_harms_nobody(
+def test_a_broken_plugin_raises_with_its_name_and_does_not_affect_others(
     gradhomog_install: Install, source: str, words: list[str], cause: type[BaseException] | None
 ) -> None:
     gradhomog_install("zz-broken", source, plugin="broken", version="0.3")
     fine = gradhomog_install("zz-fine", FINE)
     registry = Registry()
     before = registry.manager.get_plugins()
-    for _ in range(2):  # the second attempt must not meet the remains of the first
+    for _ in range(2):  # the second attempt must not depend on the first
         with pytest.raises(PluginLoadError) as raised:
             registry.load("homogenizers", "broken")
         message = str(raised.value)
         assert message.startswith("homogenizer 'broken' of zz-broken 0.3 (zz_broken) ")
         advice = (
-            "Reinstall zz-broken with all" if "ModuleNotFound" in message else "Report it to the authors of zz-broken"
+            "Reinstall zz-broken with its dependencies"
+            if "ModuleNotFound" in message
+            else "Report it to the authors of zz-broken"
         )
         assert f" (gradhomog {gradhomog.__version__}). {advice}" in message
-        assert message.endswith("or leave 'broken' out.")
+        assert message.endswith("or remove 'broken'.")
         for word in words:
             assert word in message
         if cause is None:
@@ -98,17 +104,17 @@ def test_a_broken_plugin_is_refused_by_name_and_harms_nobody(
             assert isinstance(raised.value.__cause__, cause)
         assert registry.manager.get_plugins() == before
     assert len(gradhomog.pipeline(f"{fine} + pcgrad", registry=registry)) == 2
-    gradhomog_install("zz-broken", FINE, plugin="broken", version="0.3")  # the author mends it
+    gradhomog_install("zz-broken", FINE, plugin="broken", version="0.3")  # a corrected version
     assert registry.load("homogenizers", "broken")[1].summary == "fine"
 
 
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        ("zz_target:Fine", "must be a module; its entry point gives a type"),
-        ("zz_target:number", "must be a module; its entry point gives a int"),
-        ("zz_target:absent", "did not load: AttributeError: module 'zz_target' has no attribute 'absent'"),
-        ("zz_elsewhere", "did not load: ModuleNotFoundError: No module named 'zz_elsewhere'"),
+        ("zz_target:Fine", "must have a module as its entry point; got a type"),
+        ("zz_target:number", "must have a module as its entry point; got a int"),
+        ("zz_target:absent", "cannot be imported: AttributeError: module 'zz_target' has no attribute 'absent'"),
+        ("zz_elsewhere", "cannot be imported: ModuleNotFoundError: No module named 'zz_elsewhere'"),
     ],
 )
 def test_an_entry_point_must_name_a_module(gradhomog_install: Install, target: str, words: str) -> None:

@@ -1,4 +1,4 @@
-"""Which plugin a name means: unknown names, names offered twice, and names that are disabled."""
+"""Resolving names of plugins: unknown names, names in several distributions, and disabled names."""
 
 from __future__ import annotations
 
@@ -10,42 +10,42 @@ from gradhomog.testing.pytest_plugin import Install
 from tests.registry.sources import FINE
 
 
-def test_an_unknown_name_is_answered_with_a_near_one_and_the_installed_ones() -> None:
+def test_an_unknown_name_raises_with_a_similar_name_and_the_installed_names() -> None:
     with pytest.raises(UnknownPluginError) as raised:
         Registry().find("homogenizers", "pcgard")
     message = str(raised.value)
-    assert message.startswith("no homogenizer is called 'pcgard'. Did you mean 'pcgrad'? Installed: ")
+    assert message.startswith("unknown homogenizer 'pcgard'. Did you mean 'pcgrad'? Installed: ")
     assert "mgda" in message
 
 
-def test_a_name_near_to_none_gets_no_suggestion() -> None:
+def test_a_name_without_similar_names_gets_no_suggestion() -> None:
     with pytest.raises(UnknownPluginError) as raised:
         Registry().find("learners", "qqqqqq")
-    assert str(raised.value).startswith("no learner is called 'qqqqqq'. Installed: ")
+    assert str(raised.value).startswith("unknown learner 'qqqqqq'. Installed: ")
 
 
-def test_the_names_of_another_kind_are_not_meant() -> None:
-    with pytest.raises(UnknownPluginError, match="no learner is called 'pcgrad'"):
+def test_a_name_of_another_kind_raises_with_that_kind() -> None:
+    with pytest.raises(UnknownPluginError, match=r"unknown learner 'pcgrad'\. It is the name of a homogenizer\."):
         Registry().find("learners", "pcgrad")
 
 
-def test_a_name_offered_twice_must_be_chosen_by_distribution(gradhomog_install: Install) -> None:
+def test_a_name_in_two_distributions_requires_the_distribution(gradhomog_install: Install) -> None:
     gradhomog_install("dist-one", FINE, plugin="twin", version="1.5")
     gradhomog_install("dist-two", FINE.replace("fine", "finer"), plugin="twin", version="3.0")
     registry = Registry()
     with pytest.raises(AmbiguousPluginError) as raised:
         registry.load("homogenizers", "twin")
     assert str(raised.value) == (
-        "homogenizer 'twin' is offered by dist-one 1.5 and dist-two 3.0. "
-        "Write 'dist-one:twin' or 'dist-two:twin' to choose one."
+        "homogenizer 'twin' exists in several distributions: dist-one 1.5 and dist-two 3.0. "
+        "Write 'dist-one:twin' or 'dist-two:twin'."
     )
     assert registry.load("homogenizers", "dist-one:twin")[1].summary == "fine"
     assert registry.load("homogenizers", "dist-two:twin")[1].summary == "finer"
-    offered = [name for name in registry.names("homogenizers") if "twin" in name]
-    assert offered == ["dist-one:twin", "dist-two:twin"]
+    twins = [name for name in registry.names("homogenizers") if "twin" in name]
+    assert twins == ["dist-one:twin", "dist-two:twin"]
 
 
-def test_a_stranger_cannot_take_the_name_of_a_built_in_plugin(
+def test_a_third_party_plugin_cannot_replace_a_built_in_plugin(
     gradhomog_install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gradhomog_install("stranger", FINE, plugin="pcgrad")
@@ -60,19 +60,19 @@ def test_a_stranger_cannot_take_the_name_of_a_built_in_plugin(
 
 
 @pytest.mark.parametrize("text", ["pcgrad", "gradhomog:pcgrad", " mgda , pcgrad,"])
-def test_a_disabled_plugin_is_listed_but_neither_offered_nor_loaded(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_a_disabled_plugin_is_listed_but_cannot_be_named_or_loaded(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("GRADHOMOG_DISABLE", text)
     registry = Registry()
     assert "pcgrad" not in registry.names("homogenizers")
     assert [info.disabled for info in registry.list("homogenizers") if info.name == "pcgrad"] == [True]
     for selector in ("pcgrad", "gradhomog:pcgrad"):
         with pytest.raises(
-            DisabledPluginError, match=r"is disabled by GRADHOMOG_DISABLE=.*pcgrad.*Take it out"
+            DisabledPluginError, match=r"is disabled by GRADHOMOG_DISABLE=.*pcgrad.*Remove it"
         ) as raised:
             registry.load("homogenizers", selector)
         assert str(raised.value).startswith(f"homogenizer 'pcgrad' of gradhomog {gradhomog.__version__}")
 
 
-def test_disabling_by_distribution_leaves_plugins_of_that_name_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disabling_by_distribution_keeps_plugins_of_that_name_in_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADHOMOG_DISABLE", "stranger:pcgrad,gradhomog")
     assert "pcgrad" in Registry().names("homogenizers")

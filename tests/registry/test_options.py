@@ -1,4 +1,4 @@
-"""Options are data: read from the factory's annotations, validated by the host, described in the words of errors."""
+"""Options: read from the factory's annotations, validated by the host, described in errors."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import gradhomog
 from gradhomog import Homogenizer, HomogenizerSpec, OptionError, Registry, StageResult
 from gradhomog.registry import options
 from gradhomog.testing.pytest_plugin import Install
-from tests.registry.choosy import Choosy
+from tests.registry.annotated_options import AnnotatedOptions
 from tests.registry.scaled import Scaled
 from tests.registry.sources import FINE
 
 REGISTRY = Registry(
-    [EntryPoint(name, f"tests.registry.{name}", "gradhomog.homogenizers") for name in ("choosy", "scaled")]
+    [EntryPoint(name, f"tests.registry.{name}", "gradhomog.homogenizers") for name in ("annotated_options", "scaled")]
 )
 
 
 def make(option: str, value: object) -> Any:
-    [made] = gradhomog.pipeline([("choosy", {"needed": 0, option: value})], registry=REGISTRY)
+    [made] = gradhomog.pipeline([("annotated_options", {"needed": 0, option: value})], registry=REGISTRY)
     return made
 
 
@@ -67,7 +67,7 @@ def make(option: str, value: object) -> Any:
     ],
 )
 def test_an_accepted_value_reaches_the_factory(option: str, value: object) -> None:
-    assert make(option, value).given[option] == value
+    assert make(option, value).options[option] == value
 
 
 @pytest.mark.parametrize(
@@ -125,13 +125,13 @@ def test_an_accepted_value_reaches_the_factory(option: str, value: object) -> No
         ("names", ["a", "b", "c"], "a list (a text each) with at least 1 entry and with at most 2 entries"),
     ],
 )
-def test_other_values_are_refused_with_those_that_are_accepted(option: str, value: object, words: str) -> None:
+def test_an_invalid_value_raises_with_the_accepted_values(option: str, value: object, words: str) -> None:
     with pytest.raises(OptionError) as raised:
         make(option, value)
-    assert str(raised.value) == f"choosy: `{option}` must be {words}; got {value!r}."
+    assert str(raised.value) == f"annotated_options: `{option}` must be {words}; got {value!r}."
 
 
-def test_an_unknown_option_is_answered_with_a_near_one_and_those_accepted() -> None:
+def test_an_unknown_option_raises_with_a_similar_option_and_all_options() -> None:
     with pytest.raises(OptionError) as raised:
         gradhomog.pipeline("pcgrad(sed=1)")
     message = str(raised.value)
@@ -140,15 +140,16 @@ def test_an_unknown_option_is_answered_with_a_near_one_and_those_accepted() -> N
         assert option in message
 
 
-def test_a_missing_option_without_a_default_is_named() -> None:
+def test_a_missing_required_option_is_named() -> None:
     with pytest.raises(
-        OptionError, match=r"choosy needs the option 'needed'. Its options: needed \(an integer\), count=1"
+        OptionError,
+        match=r"requires the option 'needed'. Its options: needed \(an integer\), count=1",
     ):
-        gradhomog.pipeline("choosy", registry=REGISTRY)
+        gradhomog.pipeline("annotated_options", registry=REGISTRY)
 
 
 def test_options_are_described_with_defaults_and_ranges() -> None:
-    described = options.describe(REGISTRY.load("homogenizers", "choosy")[1])
+    described = options.describe(REGISTRY.load("homogenizers", "annotated_options")[1])
     for line in (
         "needed (an integer)",
         'mode="fast" (one of "fast", "slow")',
@@ -159,7 +160,7 @@ def test_options_are_described_with_defaults_and_ranges() -> None:
         "anything=none (any)",
     ):
         assert line in described
-    assert len(described) == len(inspect.signature(Choosy).parameters)
+    assert len(described) == len(inspect.signature(AnnotatedOptions).parameters)
 
 
 @pytest.mark.parametrize(("attribute", "value"), [("factor", 0.5), ("factor", "2"), ("factor", math.nan)])
@@ -186,14 +187,14 @@ def test_scale_is_an_option_of_the_host_where_the_papers_scale_differs() -> None
     assert described == ["factor=2.0 (a number ≥ 1)", 'scale="mean" (one of "mean", "paper")']
 
 
-def test_another_scale_and_a_scale_where_both_are_equal_are_refused() -> None:
+def test_an_unknown_scale_raises_and_so_does_the_option_without_a_paper_scale() -> None:
     with pytest.raises(OptionError, match=r"^scaled: `scale` must be one of \"mean\", \"paper\"; got 'sum'\.$"):
         gradhomog.pipeline("scaled(scale='sum')", registry=REGISTRY)
-    with pytest.raises(OptionError, match="choosy has no option 'scale'"):
-        gradhomog.pipeline("choosy(needed=1, scale='paper')", registry=REGISTRY)
+    with pytest.raises(OptionError, match="annotated_options has no option 'scale'"):
+        gradhomog.pipeline("annotated_options(needed=1, scale='paper')", registry=REGISTRY)
 
 
-def test_rows_are_scaled_as_mixings_are_and_derivatives_flow_through_the_factor() -> None:
+def test_rows_are_scaled_like_mixings_and_the_factor_is_differentiable() -> None:
     class Rows(Homogenizer):
         def rows(self, step: gradhomog.Step) -> StageResult:
             return StageResult(step.jacobian, aux=step.jacobian.norms().sum())
@@ -209,17 +210,17 @@ def test_rows_are_scaled_as_mixings_are_and_derivatives_flow_through_the_factor(
     rows = torch.tensor([[3.0, 4.0], [0.0, 5.0]], dtype=torch.float64, requires_grad=True)
     direction = pipe.combine(rows, create_graph=True)
     torch.testing.assert_close(direction, 10 * rows.mean(0))
-    (slope,) = torch.autograd.grad(cast(torch.Tensor, direction).sum(), rows)
+    (gradient,) = torch.autograd.grad(cast(torch.Tensor, direction).sum(), rows)
     unit = rows.detach() / 5
-    torch.testing.assert_close(slope, 5.0 + unit * float(rows.detach().mean(0).sum()))
+    torch.testing.assert_close(gradient, 5.0 + unit * float(rows.detach().mean(0).sum()))
 
 
-def test_what_the_host_supplies_is_not_an_option() -> None:
+def test_arguments_that_the_host_supplies_are_not_options() -> None:
     with pytest.raises(OptionError, match="maml has no option 'encoder'"):
         Registry().make("learners", "maml", {"encoder": None})
 
 
-def test_options_are_checked_behind_a_partial_factory_too(gradhomog_install: Install) -> None:
+def test_options_of_a_partial_factory_are_validated(gradhomog_install: Install) -> None:
     source = "import functools\n" + FINE.replace("factory=Fine", "factory=functools.partial(Fine, strength=2.0)")
     name = gradhomog_install("partial", source)
     registry = Registry()

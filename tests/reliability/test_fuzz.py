@@ -91,7 +91,7 @@ def test_any_text_is_a_pipeline_or_rejected_with_a_short_message(text: str) -> N
 
 def test_the_maximal_depth_and_length_are_accepted_and_one_more_is_rejected() -> None:
     assert expression.parse(f"a(b={'[' * 50}{']' * 50})")
-    with pytest.raises(ExpressionError, match="lists and tables may be nested 50 deep"):
+    with pytest.raises(ExpressionError, match="lists and tables must be nested at most 50 levels deep"):
         expression.parse(f"a(b={'[' * 51}{']' * 51})")
     assert expression.parse(f"a(b={'9' * 1000})") == [("a", {"b": 10**1000 - 1})]
 

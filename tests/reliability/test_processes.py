@@ -121,7 +121,7 @@ def test_json_output_is_complete_if_the_output_is_not_unicode() -> None:
 def test_an_error_that_is_not_unicode_is_one_message() -> None:
     done = output("show", "größe≥", encoding="ascii")
     assert done.returncode == 2
-    assert b"no homogenizer is called 'gr??e?'" in done.stderr
+    assert b"unknown homogenizer 'gr??e?'" in done.stderr
     assert b"Traceback" not in done.stderr
 
 

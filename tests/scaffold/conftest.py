@@ -1,4 +1,4 @@
-"""One project of each kind, built and installed into an environment of its own, and how to run things there."""
+"""Fixtures: one project of each kind, and a virtual environment in which the projects are installed as wheels."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from pathlib import Path
 import pytest
 
 from gradhomog.scaffold.naming import names
-from gradhomog.scaffold.placing import write
 from gradhomog.scaffold.project import project
+from gradhomog.scaffold.write_project import write_project
 
 KINDS = {"sign_vote": "homogenizer", "ridge_head": "learner", "gratings": "domain"}
 
 
 @dataclass(frozen=True)
 class Environment:
-    """A virtual environment that sees what is installed here, and that nothing here sees."""
+    """A virtual environment that can import the packages installed here, but not the other way round."""
 
     folder: Path
     projects: dict[str, Path]
 
     def run(self, *arguments: str, cwd: Path | None = None) -> str:
-        """Standard output of its Python, started in a folder that is not on its path."""
+        """Run its Python in a folder that is not on its path, and return the standard output."""
         environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
         for name in ("PYTHONPATH", "GRADHOMOG_DISABLE"):
             environment.pop(name, None)
@@ -43,9 +43,9 @@ def pip(*arguments: str) -> None:
 
 @pytest.fixture(scope="session")
 def projects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The folder of one project of each kind, by the plugin's name."""
+    """Return the folder of one project of each kind, by the plugin's name."""
     into = tmp_path_factory.mktemp("projects")
-    return {name: write(project(names(name), kind), into) for name, kind in KINDS.items()}
+    return {name: write_project(project(names(name), kind), into) for name, kind in KINDS.items()}
 
 
 @pytest.fixture(scope="session")
@@ -54,9 +54,9 @@ def environment(projects: dict[str, Path], tmp_path_factory: pytest.TempPathFact
     pip("wheel", "--no-deps", "--no-build-isolation", "-w", str(wheels), *map(str, projects.values()))
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     [site] = folder.glob("lib/python*/site-packages")
-    # `addsitedir`, as a bare path would not follow the .pth file of an editable gradhomog.
-    seen = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
-    lines = [f"import site; site.addsitedir({path!r})\n" for path in seen]
+    # `addsitedir`, because a plain path entry would ignore the .pth file of an editable gradhomog.
+    folders = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+    lines = [f"import site; site.addsitedir({path!r})\n" for path in folders]
     (site / "host.pth").write_text("".join(lines), encoding="utf-8")
     built = [str(wheel) for wheel in wheels.iterdir()]
     pip("--python", str(folder / "bin" / "python"), "install", "--no-deps", "--no-index", *built)

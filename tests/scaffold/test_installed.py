@@ -1,4 +1,4 @@
-"""The projects installed as wheels into a clean environment: listed, used by name in a comparison, and self-tested."""
+"""The projects as wheels in a clean environment: they are listed, run in a comparison, and pass their tests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_they_are_listed_without_being_imported(environment: Environment) -> Non
         assert info["version"] == "0.1.0"
 
 
-def test_only_that_environment_sees_them(environment: Environment) -> None:
+def test_they_are_installed_in_that_environment_only(environment: Environment) -> None:
     here = {
         point.name for kind in KINDS.values() for point in importlib.metadata.entry_points(group=f"gradhomog.{kind}s")
     }
@@ -84,7 +84,7 @@ def test_its_own_tests_pass_unmodified(environment: Environment, name: str) -> N
     assert "xfailed" not in summary
 
 
-def test_nothing_is_left_in_the_project_by_building_and_testing_it(environment: Environment) -> None:
+def test_building_and_testing_a_project_leaves_no_files_in_it(environment: Environment) -> None:
     for name, folder in environment.projects.items():
         assert {path.name for path in folder.iterdir()} <= {
             ".gitignore", ".hypothesis", "LICENSE", "README.md", "pyproject.toml", "tests", f"gradhomog_{name}",

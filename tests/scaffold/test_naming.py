@@ -1,4 +1,4 @@
-"""Names: three spellings of one plugin, and what a name that cannot be has to be instead."""
+"""Names of a plugin: three spellings of one name, and suggestions for invalid names."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_all_spellings_of_a_name_give_the_same_plugin(parts: list[str], separato
 
 
 @given(PARTS.filter(usable))
-def test_an_accepted_name_is_good_as_a_distribution_a_module_a_class_and_in_a_pipeline(parts: list[str]) -> None:
+def test_an_accepted_name_is_valid_as_a_distribution_a_module_a_class_and_in_a_pipeline(parts: list[str]) -> None:
     found = names("-".join(parts))
     assert canonicalize_name(found.distribution) == found.distribution
     assert found.module.isidentifier()
@@ -43,7 +43,7 @@ def test_an_accepted_name_is_good_as_a_distribution_a_module_a_class_and_in_a_pi
 
 
 @given(st.text(max_size=40))
-def test_any_text_is_read_or_refused_with_a_name_that_is_accepted(text: str) -> None:
+def test_any_text_is_accepted_or_raises_with_a_suggestion_that_is_accepted(text: str) -> None:
     try:
         found = names(text)
     except OptionError as error:
@@ -59,25 +59,30 @@ def test_any_text_is_read_or_refused_with_a_name_that_is_accepted(text: str) -> 
     [
         (
             "",
-            "must be lower-case letters, digits and single hyphens, beginning with a letter; got ''. Write 'sign-vote'",
+            "must start with a letter and contain only lower-case letters, digits and single hyphens; got ''. "
+            "Write 'sign-vote'",
         ),
         ("SignVote", "got 'SignVote'. Write 'sign-vote'"),
         ("sign vote!", "got 'sign vote!'. Write 'sign-vote'"),
-        ("2nd-order", "beginning with a letter; got '2nd-order'. Write 'nd-order'"),
-        ("sign--vote", "single hyphens, beginning with a letter; got 'sign--vote'. Write 'sign-vote'"),
+        (
+            "2nd-order",
+            "must start with a letter and contain only lower-case letters, digits and single hyphens; got "
+            "'2nd-order'. Write 'nd-order'",
+        ),
+        ("sign--vote", "digits and single hyphens; got 'sign--vote'. Write 'sign-vote'"),
         ("sign-", "got 'sign-'. Write 'sign'"),
         ("größe", "got 'größe'. Write 'gr-e'"),
         ("gradhomog-", "got 'gradhomog-'. Write 'sign-vote'"),
-        ("gradhomog", "must name the plugin, not gradhomog; got 'gradhomog'"),
-        ("gradhomog-lambda", "must be no keyword of Python; got 'gradhomog-lambda'. Write 'lambda-rows'"),
-        ("none", "must be no word with another meaning in a pipeline; got 'none'. Write 'none-rows'"),
-        ("a" * 29, f"must have at most 28 letters; got '{'a' * 29}'. Write '{'a' * 28}'"),
+        ("gradhomog", "must not be gradhomog itself; got 'gradhomog'"),
+        ("gradhomog-lambda", "must not be a keyword of Python; got 'gradhomog-lambda'. Write 'lambda-rows'"),
+        ("none", "must not be a reserved word of the text form of a pipeline; got 'none'. Write 'none-rows'"),
+        ("a" * 29, f"must have at most 28 characters; got '{'a' * 29}'. Write '{'a' * 28}'"),
     ],
 )
-def test_a_name_that_cannot_be_is_refused_with_one_that_can(given: str, message: str) -> None:
-    with pytest.raises(OptionError) as refused:
+def test_an_invalid_name_raises_with_a_valid_one(given: str, message: str) -> None:
+    with pytest.raises(OptionError) as raised:
         names(given)
-    assert message in str(refused.value)
+    assert message in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -90,5 +95,5 @@ def test_a_name_that_cannot_be_is_refused_with_one_that_can(given: str, message:
         ("r2_d2", "", "R2D2"),
     ],
 )
-def test_the_class_hides_no_other_name(plugin: str, source: str, expected: str) -> None:
+def test_the_class_does_not_shadow_another_name(plugin: str, source: str, expected: str) -> None:
     assert Names(plugin).class_name("learner", source) == expected

@@ -1,4 +1,4 @@
-"""The texts of a project: metadata, dependencies, licences, and code that uses public names only."""
+"""The files of a project: metadata, dependencies, licences, and code that uses public names only."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import gradhomog.testing
 from gradhomog import OptionError
 from gradhomog.scaffold import project as projects_module
 from gradhomog.scaffold.naming import names
-from gradhomog.scaffold.placing import write
 from gradhomog.scaffold.project import dependency_range, project
+from gradhomog.scaffold.write_project import write_project
 from tests.test_house import imports
 
 KINDS = ("homogenizer", "learner", "domain")
@@ -25,14 +25,14 @@ LICENCES = ("MIT", "Apache-2.0", "BSD-3-Clause")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_of_the_template_is_left_in_what_is_written(kind):
+def test_the_files_contain_no_marker_of_the_templates(kind):
     for path, text in project(names("x"), kind, author="Ada").texts.items():
         for marker in ("plugin_name", "plugin-name", "PluginName", "<author>", "<year>", "<group>", "_fields>"):
             assert marker not in text, path
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_metadata_name_the_entry_point_the_range_of_gradhomog_and_the_kit(kind):
+def test_the_metadata_contain_the_entry_point_the_range_of_gradhomog_and_the_kit(kind):
     data = tomllib.loads(project(names("sign-vote"), kind).texts["pyproject.toml"])
     own = data["project"]
     assert own["name"] == "gradhomog-sign-vote"
@@ -54,7 +54,7 @@ def test_the_metadata_name_the_entry_point_the_range_of_gradhomog_and_the_kit(ki
         ("2.0rc1", ">=2.0rc1,<3"),
     ],
 )
-def test_the_range_holds_the_running_version_and_ends_before_the_next_that_may_break(version, expected):
+def test_the_range_contains_the_running_version_and_excludes_the_next_incompatible_one(version, expected):
     from packaging.specifiers import SpecifierSet
 
     assert dependency_range(version) == expected
@@ -62,7 +62,7 @@ def test_the_range_holds_the_running_version_and_ends_before_the_next_that_may_b
 
 
 @pytest.mark.parametrize("licence", LICENCES)
-def test_the_licence_is_declared_and_holds_year_and_author(licence):
+def test_the_licence_is_declared_and_contains_year_and_author(licence):
     texts = project(names("x"), licence=licence, author="Ada Lovelace").texts
     year = datetime.date.today().year
     assert f"{year} Ada Lovelace" in texts["LICENSE"]
@@ -78,12 +78,12 @@ def test_the_licence_is_declared_and_holds_year_and_author(licence):
         ("Apache-2.0", ["Version 2.0, January 2004", "Grant of Patent License", "END OF TERMS AND CONDITIONS"]),
     ],
 )
-def test_the_licence_is_the_one_it_says(licence, sentences):
+def test_the_licence_file_is_that_of_the_declared_licence(licence, sentences):
     text = project(names("x"), licence=licence).texts["LICENSE"]
     assert all(sentence in text for sentence in sentences)
 
 
-def test_without_a_licence_there_is_no_licence_file_and_the_upload_is_refused():
+def test_without_a_licence_there_is_no_licence_file_and_uploads_are_disabled():
     texts = project(names("x"), licence="none").texts
     own = tomllib.loads(texts["pyproject.toml"])["project"]
     assert "LICENSE" not in texts
@@ -95,28 +95,28 @@ def test_without_a_licence_there_is_no_licence_file_and_the_upload_is_refused():
 @given(
     st.text(st.characters(codec="utf-8"), min_size=1).map(str.strip).filter(lambda text: text and text.isprintable())
 )
-def test_any_author_comes_out_as_given(author):
+def test_any_author_is_written_unchanged(author):
     texts = project(names("x"), author=author).texts
     assert tomllib.loads(texts["pyproject.toml"])["project"]["authors"] == [{"name": author}]
     assert f" {author}\n" in texts["LICENSE"]
 
 
 @pytest.mark.parametrize("author", ["", "  ", "two\nlines", "bell\a"])
-def test_an_author_without_a_printable_name_is_refused(author):
+def test_an_author_without_a_printable_name_raises(author):
     with pytest.raises(OptionError, match="`--author` must be a name on one line; got"):
         project(names("x"), author=author)
 
 
-def test_an_unknown_licence_is_refused_with_those_known():
+def test_an_unknown_licence_raises_with_the_valid_licences():
     message = "`--licence` must be one of MIT, Apache-2.0, BSD-3-Clause, none; got 'GPL-3.0'."
-    with pytest.raises(OptionError) as refused:
+    with pytest.raises(OptionError) as raised:
         project(names("x"), licence="GPL-3.0")
-    assert str(refused.value) == message
+    assert str(raised.value) == message
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_code_uses_public_names_only(kind, tmp_path, monkeypatch):
-    folder = write(project(names("sign-vote"), kind), tmp_path)
+    folder = write_project(project(names("sign-vote"), kind), tmp_path)
     monkeypatch.setattr("tests.test_house.ROOT", folder)
     public = {"gradhomog", "gradhomog.testing"}
     public |= {f"gradhomog.{name}" for name in gradhomog.__all__}

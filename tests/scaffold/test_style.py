@@ -1,4 +1,4 @@
-"""The code that is written keeps the house's own rules: ruff, its formatter, and mypy at its strictest."""
+"""The generated code passes ruff, its formatter and strict mypy with the settings of this repository."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gradhomog.scaffold.naming import LONGEST, names
-from gradhomog.scaffold.placing import write
 from gradhomog.scaffold.project import project
+from gradhomog.scaffold.write_project import write_project
 from tests.scaffold.conftest import KINDS
 
 ROOT = Path(__file__).parents[2]
@@ -25,11 +25,9 @@ def python(*arguments: str, cwd: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS.values())
 @pytest.mark.parametrize("name", ["x", "sign-vote", "-".join(["abcdefghi", "abcdefghi", "abcdefgh"])])
-def test_the_linter_and_the_formatter_have_nothing_to_say_whatever_the_name_is(
-    name: str, kind: str, tmp_path: Path
-) -> None:
+def test_the_linter_and_the_formatter_accept_the_code_for_every_name(name: str, kind: str, tmp_path: Path) -> None:
     assert len(name) <= LONGEST
-    folder = write(project(names(name), kind), tmp_path)
+    folder = write_project(project(names(name), kind), tmp_path)
     settings = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["ruff"]
     assert settings["line-length"] == RUFF["line-length"]
     python("ruff", "check", "--no-cache", ".", cwd=folder)
@@ -39,6 +37,6 @@ def test_the_linter_and_the_formatter_have_nothing_to_say_whatever_the_name_is(
 
 
 @pytest.mark.slow
-def test_the_type_checker_finds_nothing(projects: dict[str, Path]) -> None:
-    # From here, with the house's settings: what mypy knows of torch is then in its cache, which saves 15 seconds.
+def test_the_type_checker_accepts_the_code(projects: dict[str, Path]) -> None:
+    # Run from the root with its settings, so that mypy reads torch from its cache, which saves 15 seconds.
     python("mypy", "--strict", "--config-file", "pyproject.toml", *map(str, projects.values()), cwd=ROOT)

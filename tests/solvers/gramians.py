@@ -1,16 +1,16 @@
-"""Random rows of many kinds, and how far weights are from the conditions that define them, in extended precision."""
+"""Random rows of many kinds, and helpers to measure violations of optimality conditions in extended precision."""
 
 import numpy as np
 import torch
 
-# Rows of random sizes, directions and dependence: what they have in common decides which are made opposite.
+# Rows of random norms, directions and dependence; the kind determines their common structure.
 KINDS = ("free", "agreeing", "conflicting", "zero in the hull", "narrow cone", "two bundles", "whole numbers")
 
 
 def rows(seed, tasks=None, spread=None):
-    """Rows, float64 `[tasks, params]`: 1 to 32, often fewer dimensions than rows, norms over up to 10⁸.
+    """Return 1 to 32 rows, float64 `[tasks, params]`, often with fewer dimensions than rows, norms over up to 10⁸.
 
-    Some are made zero, a duplicate, the opposite or a multiple of another, or a sum of two.
+    Some are zero, a duplicate, the opposite or a multiple of another, or a sum of two.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -47,16 +47,16 @@ def rows(seed, tasks=None, spread=None):
 
 
 def extended(*tensors):
-    """As NumPy arrays of the longest floating type, so that the residuals do not round themselves."""
+    """Convert tensors to NumPy arrays of the longest floating type, so that residuals have negligible rounding."""
     return tuple(np.asarray(tensor.detach().numpy(), dtype=np.longdouble) for tensor in tensors)
 
 
 def lengths(gramian):
-    """Norms of the rows, and the same with 1 for zero, to divide by."""
+    """Return the norms of the rows, and the same with 1 in place of zero, as divisors."""
     norms = np.sqrt(np.diag(gramian))
     return norms, np.where(norms > 0, norms, 1)
 
 
 def rounding(terms):
-    """What 32 roundings of a sum of these may come to, relative to what the caller divides by."""
+    """Return an allowance for 32 rounding errors of a sum with these terms, relative to the caller's divisor."""
     return 32 * float(np.finfo(np.float64).eps) * float(terms)

@@ -1,4 +1,4 @@
-"""The bargaining equations against themselves, closed forms, SciPy's root finder, and TorchJD's FairGrad."""
+"""Bargaining weights: their equations, closed forms, SciPy's root finder, and TorchJD's FairGrad."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from tests.solvers.gramians import extended, rows
 
 
 def residual(gramian, weights, alpha):
-    """max |w_i^(1/α) (Gw)_i − 1| over rows that are not zero, beyond the rounding of these sums."""
+    """Return max |w_i^(1/α) (Gw)_i − 1| over rows that are not zero, beyond the rounding of these sums."""
     present = gramian.diagonal() > 0
     gramian, weights = extended(gramian[present][:, present], weights[present])
     terms = weights[:, None] ** (1 / alpha) * gramian * weights
@@ -22,7 +22,7 @@ def residual(gramian, weights, alpha):
 
 
 def common_cosine(jacobian):
-    """The largest least cosine of a direction with the rows that are not zero; 0 where the hull holds zero."""
+    """Return the maximum over directions of the smallest cosine with a nonzero row; 0 if the hull contains zero."""
     unit = jacobian[jacobian.any(dim=1)]
     unit = unit / unit.norm(dim=1, keepdim=True)
     return float((minimum_norm_weights(unit @ unit.T).weights @ unit).norm()) if len(unit) else 1.0
@@ -61,7 +61,7 @@ def test_weights_equal_those_of_scipys_root_finder(alpha):
 
 
 @pytest.mark.parametrize("alpha", [1.0, 2.0])
-def test_weights_equal_those_of_torchjds_fairgrad_where_norms_are_alike(alpha):
+def test_weights_equal_those_of_torchjds_fairgrad_for_similar_norms(alpha):
     jacobian = torch.randn(4, 10, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     expected = torchjd.aggregation.FairGrad(alpha=alpha)(jacobian)
     found = bargaining_weights(jacobian @ jacobian.T, alpha).weights @ jacobian
@@ -69,7 +69,7 @@ def test_weights_equal_those_of_torchjds_fairgrad_where_norms_are_alike(alpha):
 
 
 @pytest.mark.parametrize("alpha", [0.5, 1.0, 3.0])
-def test_orthogonal_rows_are_each_weighed_alone(alpha):
+def test_the_weights_of_orthogonal_rows_depend_only_on_their_norms(alpha):
     norms = torch.logspace(-2, 2, 6, dtype=torch.float64)
     expected = norms ** (-2 / (1 + 1 / alpha))
     torch.testing.assert_close(bargaining_weights(torch.diag(norms.square()), alpha).weights, expected)
@@ -98,13 +98,13 @@ def test_two_rows_share_the_bisector_of_their_angle(jacobian):
         [[0.0, 0.0], [0.0, 0.0], [0.0, 0.0]],
     ],
 )
-def test_where_nothing_improves_all_the_weights_are_zero(jacobian, alpha):
+def test_weights_are_zero_if_no_direction_improves_all_tasks(jacobian, alpha):
     jacobian = torch.tensor(jacobian, dtype=torch.float64)
     assert not bargaining_weights(jacobian @ jacobian.T, alpha).weights.any()
 
 
 @pytest.mark.parametrize("alpha", [1.0, 2.0])
-def test_a_zero_row_is_left_out(alpha):
+def test_a_zero_row_has_zero_weight_and_does_not_change_the_others(alpha):
     jacobian = torch.tensor([[3.0, 0.0, 1.0], [0.0, 0.0, 0.0], [-1.0, 1.0, 0.5], [0.0, 2.0, 2.0]], dtype=torch.float64)
     others = jacobian[[0, 2, 3]]
     found = bargaining_weights(jacobian @ jacobian.T, alpha).weights
@@ -126,7 +126,7 @@ def test_differentiable_twice(tasks, alpha):
 
 @pytest.mark.parametrize("alpha", [1.0, 2.0])
 @pytest.mark.parametrize("jacobian", [torch.tensor([[1.0, 2.0], [-2.0, -4.0], [0.0, 1.0]]), rows(68)])
-def test_derivatives_are_finite_where_there_is_no_solution(jacobian, alpha):
+def test_derivatives_are_finite_if_there_is_no_solution(jacobian, alpha):
     jacobian = jacobian.double().requires_grad_()
     (bargaining_weights(jacobian @ jacobian.T, alpha).weights @ jacobian).sum().backward()
     assert bool(jacobian.grad.isfinite().all())

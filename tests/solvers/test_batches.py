@@ -29,15 +29,15 @@ def gramians(tasks, count):
 
 @each
 @pytest.mark.parametrize("tasks", [1, 2, 3, 8])
-def test_a_batch_is_solved_as_each_by_itself(name, tasks):
-    # Zero rows, opposite ones and Gramians without a solution are among these.
+def test_a_batch_has_the_solutions_of_its_gramians(name, tasks):
+    # The batch contains zero rows, opposite rows and Gramians without a solution.
     batch = gramians(tasks, 24)
     expected = torch.stack([SOLVERS[name](gramian) for gramian in batch])
     found = SOLVERS[name](batch.reshape(2, 3, 4, tasks, tasks)).reshape(24, tasks)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-12 * float(expected.abs().max()))
 
 
-def test_a_batch_of_gramians_takes_several_vectors_each():
+def test_a_batch_of_gramians_with_several_vectors_each():
     batch = gramians(5, 4)
     vectors = torch.rand(4, 3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     expected = torch.stack([dual_cone_weights(g, u).weights for g, u in zip(batch, vectors, strict=True)])
@@ -46,7 +46,7 @@ def test_a_batch_of_gramians_takes_several_vectors_each():
 
 @each
 @pytest.mark.parametrize("exponent", [-59, -7, 12, 59])
-def test_a_common_factor_that_is_a_power_of_two_changes_no_bit(name, exponent):
+def test_a_common_factor_that_is_a_power_of_two_gives_identical_bits(name, exponent):
     for seed in range(6):
         gramian = rows(seed, tasks=6) @ rows(seed, tasks=6).T
         plain, found = (SOLVERS[name](g) for g in (gramian, gramian * 4.0**exponent))
@@ -59,7 +59,7 @@ def test_a_common_factor_that_is_a_power_of_two_changes_no_bit(name, exponent):
 
 
 @each
-def test_the_order_of_the_tasks_changes_nothing(name):
+def test_permuting_the_tasks_permutes_the_weights(name):
     order = torch.tensor([3, 0, 4, 1, 2])
     for seed in range(6):
         jacobian = torch.randn(5, 9, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -110,7 +110,7 @@ def test_every_solver_converges_on_dependent_float32_rows(rounding):
             assert bool(solution.weights.isfinite().all())
 
 
-def test_directions_of_dependent_float32_rows_are_as_good_as_those_of_the_same_rows_in_float64():
+def test_directions_of_dependent_float32_rows_are_nearly_as_good_as_in_float64():
     for jacobian, _ in DEPENDENT:
         exact = jacobian.double()
         size = float(exact.norm(dim=1).max())

@@ -1,4 +1,4 @@
-"""CAGrad's program against its dual, its optimality conditions, SciPy, and the projection that it becomes."""
+"""CAGrad's program: its dual, its optimality conditions, SciPy, and its limit, the projection."""
 
 import numpy as np
 import pytest
@@ -13,10 +13,10 @@ from tests.solvers.gramians import extended, lengths, rounding, rows
 
 
 def violation(gramian, weights, c):
-    """Of optimality in the ball, or of being the projection on the dual cone inside it; relative to max_i ‖g_i‖/N.
+    """Return the violation of optimality on the ball, or as projection onto the dual cone, relative to max_i ‖g_i‖/N.
 
-    In the ball: ⟨g_i, d⟩ ≥ τ ‖g_i‖-relatively, with equality where v_i > 1/N, and ‖d − g_0‖ = c ‖g_0‖. A length that is
-    computed from the Gramian is not known better than to the root of rounding where rows cancel.
+    On the ball: ⟨g_i, d⟩ ≥ τ relative to ‖g_i‖, with equality if v_i > 1/N, and ‖d − g_0‖ = c ‖g_0‖. If rows cancel, a
+    length from the Gramian is accurate only to the square root of rounding.
     """
     gramian, weights = extended(gramian, weights)
     tasks = len(weights)
@@ -38,8 +38,8 @@ def violation(gramian, weights, c):
     return min(float(on_ball), float(in_cone)) / size - rounding(terms**2)
 
 
-def hold_zero(jacobian):
-    """Whether rows come near to holding zero in their hull, or one is zero."""
+def nearly_contains_zero(jacobian):
+    """True if the hull of the rows nearly contains zero, or one row is zero."""
     norms = jacobian.norm(dim=1)
     if not bool((norms > 0).all()):
         return True
@@ -63,9 +63,9 @@ def test_random_gramians_of_every_kind_satisfy_the_optimality_conditions():
 
 
 @given(jacobians(tasks=(2, 8), params=(2, 12), spread=1, zero=False), st.sampled_from([0.2, 0.4, 0.9]))
-def test_its_worst_task_gains_what_the_papers_dual_says(jacobian, c):
+def test_the_smallest_inner_product_equals_the_value_of_the_papers_dual(jacobian, c):
     # Weak duality: for every w on the simplex no direction of the ball has a larger least inner product.
-    assume(not hold_zero(jacobian))
+    assume(not nearly_contains_zero(jacobian))
     added = conflict_averse_weights(jacobian @ jacobian.T, c).weights - 1 / len(jacobian)
     mean = jacobian.mean(0)
     worst = float((jacobian @ (mean + added @ jacobian)).min())
@@ -75,7 +75,7 @@ def test_its_worst_task_gains_what_the_papers_dual_says(jacobian, c):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_its_worst_task_gains_no_less_than_with_scipys_direction(seed):
+def test_the_smallest_inner_product_is_at_least_that_of_scipys_direction(seed):
     jacobian = np.random.default_rng(seed).normal(size=(5, 7))
     mean = jacobian.mean(0)
     radius = 0.5 * np.linalg.norm(mean)
@@ -93,7 +93,7 @@ def test_its_worst_task_gains_no_less_than_with_scipys_direction(seed):
 
 @given(jacobians(tasks=(2, 2), params=(2, 5), spread=1, zero=False), st.sampled_from([0.2, 0.9]))
 def test_two_rows_have_a_closed_form(jacobian, c):
-    assume(not hold_zero(jacobian))
+    assume(not nearly_contains_zero(jacobian))
     mean = jacobian.mean(0)
 
     def dual(share):
@@ -109,7 +109,7 @@ def test_two_rows_have_a_closed_form(jacobian, c):
 
 
 def test_nearly_equal_rows_follow_the_shorter_one():
-    # ‖g_1 − g_2‖² is lost in rounding, and may be negative: what each row has more than the other is exact.
+    # ‖g_1 − g_2‖² is dominated by rounding and may be negative, whereas G_11 − G_12 and G_22 − G_12 are exact.
     jacobian = torch.tensor(
         [[1.4586614284378885, -27.54041059886956], [1.458661405775631, -27.540410444530057]], dtype=torch.float64
     )
@@ -117,8 +117,8 @@ def test_nearly_equal_rows_follow_the_shorter_one():
     assert violation(gramian, conflict_averse_weights(gramian, 0.4).weights, 0.4) < 1e-9
 
 
-def test_the_level_is_bisected_where_exchanges_end_at_no_solution():
-    # Zero is in the hull, and far from the ball: all rows have inner product zero with d = 0, which is not in it.
+def test_bisection_finds_the_level_if_exchanges_do_not_end():
+    # The hull contains zero, but the ball is far from it: d = 0, with inner products zero, is not in the ball.
     jacobian = torch.tensor([[3500, -450], [-3.6, 5.5], [-110, -200], [0.0016, 0.0024]], dtype=torch.float64)
     gramian = jacobian @ jacobian.T
     weights = conflict_averse_weights(gramian, 0.4).weights
@@ -128,7 +128,7 @@ def test_the_level_is_bisected_where_exchanges_end_at_no_solution():
 
 
 @pytest.mark.parametrize("extra", [[[0.0, 0.0, 0.0]], [[0.0, 0.0, 0.5], [0.0, 0.0, -0.5]]], ids=["zero", "opposite"])
-def test_where_the_hull_holds_zero_it_is_the_projection_if_that_is_in_the_ball(extra):
+def test_if_the_hull_contains_zero_the_result_is_the_projection_if_it_is_in_the_ball(extra):
     jacobian = torch.tensor([[3.0, 1.0, 0.0], [-0.5, 2.0, 0.3], *extra], dtype=torch.float64)
     gramian = jacobian @ jacobian.T
     mean = torch.full((len(jacobian),), 1 / len(jacobian), dtype=torch.float64)
@@ -136,7 +136,7 @@ def test_where_the_hull_holds_zero_it_is_the_projection_if_that_is_in_the_ball(e
     torch.testing.assert_close(conflict_averse_weights(gramian, 0.4).weights @ jacobian, expected)
 
 
-def test_no_radius_or_no_mean_leaves_the_mean():
+def test_radius_zero_and_mean_zero_give_the_mean():
     jacobian = rows(5, tasks=6, spread=1)
     weights = conflict_averse_weights(jacobian @ jacobian.T, 0.0).weights
     torch.testing.assert_close(weights, torch.full((6,), 1 / 6, dtype=torch.float64))
@@ -157,7 +157,7 @@ def test_differentiable_twice_where_the_support_is_constant(tasks):
     assert torch.autograd.gradgradcheck(direction, jacobian)
 
 
-def test_differentiable_where_it_is_the_projection():
+def test_differentiable_if_the_result_is_the_projection():
     jacobian = torch.tensor([[3.0, 1.0, 0.0], [-0.5, 2.0, 0.3], [0.0, 0.0, 0.0]], dtype=torch.float64)
 
     def direction(others):
@@ -170,10 +170,10 @@ def test_differentiable_where_it_is_the_projection():
 def test_pairs_of_every_kind_are_solved_in_one_batch_with_finite_derivatives():
     pairs = {
         "much shorter": [[0.1, 0.2], [3.0, 1.0]],
-        "of like norms": [[1.0, 0.0], [0.2, 1.1]],
+        "similar norms": [[1.0, 0.0], [0.2, 1.1]],
         "identical": [[1.0, 2.0], [1.0, 2.0]],
         "opposite": [[1.0, 2.0], [-1.0, -2.0]],
-        "opposite, unlike": [[1.0, 2.0], [-2.0, -4.0]],
+        "opposite, different norms": [[1.0, 2.0], [-2.0, -4.0]],
         "one zero": [[0.0, 0.0], [1.0, 2.0]],
         "both zero": [[0.0, 0.0], [0.0, 0.0]],
     }
@@ -182,13 +182,13 @@ def test_pairs_of_every_kind_are_solved_in_one_batch_with_finite_derivatives():
     weights = conflict_averse_weights(gramians, 0.4).weights
     for name, gramian, found in zip(pairs, gramians, weights, strict=True):
         assert violation(gramian, found, 0.4) < 1e-9, name
-    assert float(weights[2].detach().sum()) == pytest.approx(1.4)  # identical rows leave their shares open
+    assert float(weights[2].detach().sum()) == pytest.approx(1.4)  # for identical rows only the sum is determined
     weights.square().sum().backward()
     assert bool(jacobians.grad.isfinite().all())
 
 
 @pytest.mark.parametrize("norm", [0.2, 1.1, 5.0])
-def test_of_two_rows_either_the_shorter_is_followed_or_both_gain_alike(norm):
+def test_for_two_rows_only_the_shorter_gains_weight_or_both_inner_products_are_equal(norm):
     jacobian = torch.tensor([[1.0, 0.0, 0.0], [0.3, 1.0, 0.2]], dtype=torch.float64)
     jacobian[1] *= norm / jacobian[1].norm()
     gramian = jacobian @ jacobian.T
@@ -206,13 +206,13 @@ def test_of_two_rows_either_the_shorter_is_followed_or_both_gain_alike(norm):
     assert torch.autograd.gradcheck(direction, gramian.requires_grad_())
 
 
-HOLDING_ZERO = [[1, 0.1, 0.3], [-0.7, -0.07, -0.21], [0.2, 1, -0.5], [0.1, 0.4, 0.9]]
+CONTAINING_ZERO = [[1, 0.1, 0.3], [-0.7, -0.07, -0.21], [0.2, 1, -0.5], [0.1, 0.4, 0.9]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_rows_whose_hull_nearly_holds_zero_get_the_projection_in_every_precision(dtype):
-    # In float32 the first two rows are opposite up to rounding, which decided the direction: a conflict of 0.064.
-    jacobian = torch.tensor(HOLDING_ZERO, dtype=dtype)
+def test_rows_whose_hull_nearly_contains_zero_give_the_projection_in_every_precision(dtype):
+    # Regression: in float32 the first two rows are opposite up to rounding, which led to a conflict of 0.064.
+    jacobian = torch.tensor(CONTAINING_ZERO, dtype=dtype)
     exact = jacobian.double()
     found = conflict_averse_weights(jacobian @ jacobian.T, 0.9).weights @ exact
     expected = dual_cone_weights(exact @ exact.T, torch.full((4,), 0.25)).weights @ exact
@@ -221,14 +221,14 @@ def test_rows_whose_hull_nearly_holds_zero_get_the_projection_in_every_precision
 
 
 def orthonormal(size, generator, beside=None):
-    """An orthonormal basis of the complement of the columns of `beside`, float32."""
+    """Return an orthonormal basis of the complement of the columns of `beside`, float32."""
     beside = torch.zeros(size, 0) if beside is None else beside
     columns = torch.randn(size, size - beside.shape[1], generator=generator)
     return torch.linalg.qr(columns - beside @ (beside.T @ columns))[0]
 
 
 def of_rank(kind, tasks, params, rank, seed):
-    """Float32 rows of a rank: any, or those with a positive combination that is zero, or with none."""
+    """Return float32 rows of a rank: arbitrary ones, or with a positive combination that is zero, or without one."""
     generator = torch.Generator().manual_seed(seed)
     positive = torch.nn.functional.normalize(torch.randn(tasks, 1, generator=generator).abs(), dim=0)
     left = orthonormal(tasks, generator, None if kind == "normal" else positive)
@@ -249,8 +249,8 @@ def test_with_a_ball_that_reaches_zero_float32_rows_of_every_rank_have_no_confli
 
 
 @pytest.mark.parametrize("c", [-0.4, float("nan"), float("inf")])
-def test_a_radius_that_is_none_raises(c):
-    with pytest.raises(OptionError, match="`c` must be finite and not negative"):
+def test_an_invalid_radius_raises(c):
+    with pytest.raises(OptionError, match="`c` must be finite and non-negative"):
         conflict_averse_weights(torch.eye(2), c)
 
 

@@ -1,4 +1,4 @@
-"""Projections on the dual cone against their optimality conditions, SciPy's least squares on the rows, and quadprog."""
+"""Projections onto the dual cone: optimality conditions, SciPy's least squares on the rows, and quadprog."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from tests.solvers.gramians import extended, lengths, rounding, rows
 
 
 def violation(gramian, given_weights, weights):
-    """Of ⟨g_i, d⟩ ≥ 0, with equality where v_i > u_i, relative to ‖g_i‖ · max_j |u_j| ‖g_j‖, beyond rounding."""
+    """Return the violation of ⟨g_i, d⟩ ≥ 0, with equality if v_i > u_i, relative to ‖g_i‖ · max_j |u_j| ‖g_j‖."""
     gramian, given_weights, weights = extended(gramian, given_weights, weights)
     norms, safe = lengths(gramian)
     size = float((np.abs(given_weights) * norms).max())
@@ -47,7 +47,7 @@ def test_random_gramians_of_every_kind_satisfy_the_optimality_conditions():
 def test_the_projection_is_that_of_nonnegative_least_squares_on_the_rows(seed):
     # d = Jᵀu + Jᵀx with x = argmin ‖Jᵀx + Jᵀu‖ over x ≥ 0; SciPy solves it on J, without the Gramian.
     jacobian = rows(seed, tasks=7, spread=1).numpy()
-    given_weights = np.random.default_rng(seed).normal(size=7)  # some negative: those of a row may be too
+    given_weights = np.random.default_rng(seed).normal(size=7)  # some are negative, which is allowed
     added = scipy.optimize.nnls(jacobian.T, -jacobian.T @ given_weights)[0]
     found = dual_cone_weights(torch.from_numpy(jacobian @ jacobian.T), torch.from_numpy(given_weights)).weights.numpy()
     size = np.linalg.norm(jacobian, axis=1).max()
@@ -73,13 +73,13 @@ def test_weights_equal_quadprog_where_rows_are_independent(seed):
     np.testing.assert_allclose(dual_cone_weights(gramian, each).weights.numpy(), np.stack(expected), atol=1e-9)
 
 
-def test_rows_without_conflict_keep_what_is_given():
+def test_without_conflict_the_weights_are_unchanged():
     jacobian = rows(3, tasks=6).abs()
     given_weights = torch.rand(6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     assert torch.equal(dual_cone_weights(jacobian @ jacobian.T, given_weights).weights, given_weights)
 
 
-def test_a_zero_row_keeps_its_weight_and_changes_no_other():
+def test_a_zero_row_keeps_its_weight_and_does_not_change_others():
     jacobian = torch.tensor([[3.0, 0.0], [0.0, 0.0], [-1.0, 1.0]], dtype=torch.float64)
     found = dual_cone_weights(jacobian @ jacobian.T, torch.full((3,), 1 / 3, dtype=torch.float64)).weights
     pair = jacobian[[0, 2]]
@@ -88,8 +88,8 @@ def test_a_zero_row_keeps_its_weight_and_changes_no_other():
     assert float(found[1]) == 1 / 3
 
 
-def test_a_zero_row_does_not_drown_short_ones():
-    # Vectors are solved relative to their longest term; a zero row's weight is none, however short the others are.
+def test_a_zero_row_does_not_affect_the_accuracy_of_short_rows():
+    # Vectors are scaled by their longest term, and the weight of a zero row must not count as one.
     jacobian = torch.tensor([[3.0, 0.0], [0.0, 0.0], [-1.0, 1.0]], dtype=torch.float64)
     given_weights = torch.full((3,), 1 / 3, dtype=torch.float64)
     plain = dual_cone_weights(jacobian @ jacobian.T, given_weights).weights
@@ -97,7 +97,7 @@ def test_a_zero_row_does_not_drown_short_ones():
 
 
 @pytest.mark.parametrize("tasks", [2, 3, 5])
-def test_differentiable_twice_in_the_rows_and_in_what_is_projected(tasks):
+def test_differentiable_twice_wrt_rows_and_weights(tasks):
     generator = torch.Generator().manual_seed(tasks)
     jacobian = torch.randn(tasks, 9, generator=generator, dtype=torch.float64)
     jacobian = (jacobian - 0.9 * jacobian.mean(0)).requires_grad_()
@@ -111,8 +111,8 @@ def test_differentiable_twice_in_the_rows_and_in_what_is_projected(tasks):
 
 
 @pytest.mark.parametrize("opposite", [-1.0, -3.0])
-def test_gramians_of_float32_rows_with_opposite_ones_are_projected_too(opposite):
-    # Their products round to eigenvalues of −1e-7: without a larger ridge the exchanges went in circles.
+def test_float32_rows_that_are_opposite_are_projected(opposite):
+    # Rounding gives their Gramian eigenvalues of −1e-7: without a larger ridge the exchanges cycled.
     jacobian = torch.randn(8, 1000, generator=torch.Generator().manual_seed(0))
     jacobian[1], jacobian[2] = opposite * jacobian[0], 2 * jacobian[0]
     weights = dual_cone_weights(jacobian @ jacobian.T, torch.eye(8)).weights.mean(0)
@@ -122,5 +122,5 @@ def test_gramians_of_float32_rows_with_opposite_ones_are_projected_too(opposite)
 
 
 def test_a_vector_of_another_length_raises():
-    with pytest.raises(OptionError, match=r"`given` must hold one number for each of the 4 rows .*; got \(3,\)"):
+    with pytest.raises(OptionError, match=r"`weights` must contain one number for each of the 4 rows .*; got \(3,\)"):
         dual_cone_weights(torch.eye(4), torch.ones(3))

@@ -1,4 +1,4 @@
-"""The minimum-norm program against its optimality conditions, SciPy, and its closed form."""
+"""The minimum-norm program: optimality conditions, SciPy, and the closed form."""
 
 import numpy as np
 import pytest
@@ -10,16 +10,16 @@ from gradhomog import minimum_norm_weights
 from gradhomog.testing import jacobians
 from tests.solvers.gramians import extended, lengths, rounding, rows
 
-# Opposite rows, duplicates and one that is short.
+# Opposite rows, duplicates, and a short row.
 CANCELLING = torch.tensor(
     [[1, 5, 2.75], *[[0, 0, 1.0]] * 8, [0, 1, -1], [1, 5, 2.75], [-1, -5, -2.75], [0, 0, 10**-3.2]], dtype=torch.float64
 )
 
 
 def violation(gramian, weights):
-    """Of (Gα)_i ≥ λ, with equality where α_i > 0, relative to ‖g_i‖ · min_j ‖g_j‖, beyond the rounding of Gα.
+    """Return the violation of (Gα)_i ≥ λ, with equality if α_i > 0, relative to ‖g_i‖ · min_j ‖g_j‖, beyond rounding.
 
-    For the λ that fits best: computed as αᵀGα it would carry the rounding of the longest rows.
+    λ is chosen for the smallest violation: αᵀGα would contain the rounding of the longest rows.
     """
     gramian, weights = extended(gramian, weights)
     norms, _ = lengths(gramian)
@@ -51,8 +51,8 @@ def test_random_gramians_of_every_kind_satisfy_the_optimality_conditions():
 
 
 @pytest.mark.parametrize("ratio", [1e4, 1e6, 1e8])
-def test_long_opposite_rows_beside_a_short_one_hold_zero_in_their_hull(ratio):
-    # A ridge on the scaled Gramian, however small, prefers the short row here: the answer was that row.
+def test_long_opposite_rows_and_a_short_row_give_zero(ratio):
+    # Regression: any ridge on the scaled Gramian favours the short row, which was the result.
     jacobian = torch.tensor([[3.0, 4.0, 0.0], [-3.0, -4.0, 0.0], [0.0, 0.0, 1 / ratio]], dtype=torch.float64)
     direction = minimum_norm_weights(jacobian @ jacobian.T).weights @ jacobian
     assert float(direction.norm()) < 1e-6 / ratio
@@ -69,7 +69,7 @@ def test_two_rows_have_the_closed_form(jacobian):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_norm_is_not_above_what_scipy_finds(seed):
+def test_the_norm_is_at_most_that_of_scipys_solution(seed):
     generator = np.random.default_rng(seed)
     jacobian = generator.normal(size=(6, 8)) + generator.normal(size=8)
     gramian = jacobian @ jacobian.T
@@ -112,8 +112,8 @@ def test_differentiable_twice_where_the_support_is_constant(tasks):
     assert torch.autograd.gradgradcheck(shortest, jacobian)
 
 
-def test_differentiable_where_the_active_set_was_needed():
-    # Two long rows that nearly hold zero, beside short ones: found without a ridge, so differentiated without one.
+def test_differentiable_if_the_active_set_method_was_used():
+    # The hull of two long rows nearly contains zero, and another row is short: solved and differentiated without ridge.
     jacobian = torch.tensor([[1e4, 1.0, 0.0], [-1e4, 1.0, 0.0], [0.0, 1.0, 2.0]], dtype=torch.float64)
     jacobian = (jacobian * torch.tensor([[1.0], [1.0], [1e-2]])).requires_grad_()
 

@@ -146,7 +146,7 @@ def test_a_second_installation_replaces_the_first_even_if_it_was_used(request, g
         info, spec = installed().load("homogenizers", "fake_one")
         assert (info.version, spec.summary) == (version, summary)
     gradhomog_install("fake-one", "", version="3.0", requires=["gradhomog>=99"])
-    with pytest.raises(PluginLoadError, match=r"of fake-one 3\.0 .* needs gradhomog >=99"):
+    with pytest.raises(PluginLoadError, match=r"of fake-one 3\.0 .* requires gradhomog >=99"):
         gradhomog.pipeline("fake_one")
 
 

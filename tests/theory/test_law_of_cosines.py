@@ -1,7 +1,7 @@
-"""The paper's second claim: homogenizing sizes and directions shortens the distances between task gradients.
+"""The second claim of RotoGBML: homogenizing norms and directions reduces the distances between task gradients.
 
-True for two tasks, for equal cosines, for the sum of squares nearly always, and for every pair once directions agree;
-false for every pair in general.
+It holds for two tasks, for equal cosines, for nearly all sums of squares, and for every pair once directions agree. It
+does not hold for every pair in general.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MEANS = {  # the common norm, by reweight's option `preserve`
 
 
 def equalised(rows, preserve="norms"):
-    """The rows as RotoGBML's reweighting leaves them at its fixed point with β = 0: of one norm."""
+    """Return the rows after RotoGBML's reweighting at its fixed point with β = 0: all have the same norm."""
     pipe = gradhomog.pipeline(f"reweight(beta=0, solver='fixed_point', preserve='{preserve}')")
     return pipe.homogenize(rows).weights[:, None] * rows
 
@@ -49,20 +49,20 @@ def test_the_law_of_cosines_is_an_identity(rows):
     assert (found.diagonal() == 0).all()
 
 
-def test_nothing_is_lost_beyond_the_gramians_own_rounding():
-    """Rows of length 2²⁶ and 2²⁶ + 1: an exact Gramian, whose trace is no float."""
+def test_distances_are_exact_for_an_exact_gramian_whose_trace_is_rounded():
+    """Rows of length 2²⁶ and 2²⁶ + 1 have an exact Gramian, whose trace cannot be represented as a float."""
     long, longer = 2.0**26, 2.0**26 + 1
     gramian = torch.tensor([[long * long, long * longer], [long * longer, longer * longer]], dtype=torch.float64)
     assert float(distances(gramian)[0, 1]) == 1
     assert float(gramian[0, 0] + gramian[1, 1] - 2 * gramian[0, 1]) == 0  # the textbook order
 
 
-def test_nearly_equal_rows_are_told_apart_down_to_the_stated_rounding():
+def test_nearly_equal_rows_have_distances_accurate_to_the_stated_rounding():
     generator = torch.Generator().manual_seed(0)
     row, step = torch.nn.functional.normalize(torch.randn(2, 1000, generator=generator, dtype=torch.float64), dim=1)
     for length in (1e-2, 1e-4, 1e-6):
         rows = [row.tolist(), (row + length * step).tolist()]
-        # Exact sums: those of a matrix product depend on the processor's instruction set.
+        # Exact sums, because the rounding of a matrix product depends on the processor's instruction set.
         gramian = [[math.fsum(map(operator.mul, one, other)) for other in rows] for one in rows]
         found = float(distances(torch.tensor(gramian, dtype=torch.float64))[0, 1])
         assert abs(found**2 - length**2) < 4 * 2**-53 * 2 * (1 + length) ** 2
@@ -77,7 +77,7 @@ def test_distances_have_gradients_that_are_zero_at_distance_zero():
     assert equal.grad.tolist() == [[0.0] * 3] * 2
 
 
-def test_distances_scale_with_the_rows_and_take_batches():
+def test_distances_scale_with_the_rows_and_support_batches():
     rows = torch.stack([random_rows(seed) for seed in range(3)])
     found = distances(rows @ rows.mT)
     torch.testing.assert_close(found, torch.cdist(rows, rows), rtol=1e-7, atol=1e-7)
@@ -88,24 +88,24 @@ def test_distances_scale_with_the_rows_and_take_batches():
 
 
 @pytest.mark.parametrize("shape", [(3,), (2, 3)])
-def test_what_is_no_gramian_is_refused(shape):
+def test_a_gramian_that_is_not_square_raises(shape):
     with pytest.raises(OptionError, match=r"`gramian` must have shape \[..., tasks, tasks\]; got \(.*rows @ rows.T"):
         distances(torch.zeros(shape))
 
 
-def test_equal_norms_alone_can_move_two_tasks_apart():
-    """Norms (0.1, 0.1, 10), the small ones opposite, made equal to their mean 3.4: d_12 grows from 0.2 to 6.8."""
+def test_equal_norms_alone_can_increase_a_distance():
+    """Norms (0.1, 0.1, 10), with the short rows opposite, are set to their mean 3.4: d_12 grows from 0.2 to 6.8."""
     rows = torch.tensor([[0.1, 0.0], [-0.1, 0.0], [0.0, 10.0]], dtype=torch.float64)
     before, after = distances(rows @ rows.T), distances((new := equalised(rows)) @ new.T)
     assert new.norm(dim=1).tolist() == pytest.approx([3.4] * 3)
     assert float(before[0, 1]) == pytest.approx(0.2)
     assert float(after[0, 1]) == pytest.approx(6.8)
-    assert sum_of_squares(new) < sum_of_squares(rows)  # the others came nearer by more
+    assert sum_of_squares(new) < sum_of_squares(rows)  # the other distances decrease by more
 
 
 @pytest.mark.parametrize("preserve", MEANS)
 @given(rows=jacobians(tasks=(2, 2), params=(2, 6)))
-def test_two_tasks_always_come_nearer(preserve, rows):
+def test_the_distance_of_two_tasks_never_increases(preserve, rows):
     assume(bool((rows.norm(dim=1) > 0).all()))
     new = equalised(rows, preserve)
     assert new.norm(dim=1).tolist() == pytest.approx([float(MEANS[preserve](rows.norm(dim=1)))] * 2)
@@ -114,8 +114,8 @@ def test_two_tasks_always_come_nearer(preserve, rows):
 
 @pytest.mark.parametrize("preserve", MEANS)
 @given(seed=st.integers(0, 2**31), tasks=st.integers(2, 6), share=st.floats(0, 1))
-def test_the_sum_of_squares_shrinks_where_all_pairs_have_one_cosine(preserve, seed, tasks, share):
-    """N Σ n_i² − |Σ g_i|² falls by (N − 1 + cos)(Σ n_i² − N n̄²) at least; orthogonal rows among them."""
+def test_the_sum_of_squares_decreases_if_all_pairs_have_the_same_cosine(preserve, seed, tasks, share):
+    """N Σ n_i² − |Σ g_i|² decreases by at least (N − 1 + cos)(Σ n_i² − N n̄²); this includes orthogonal rows."""
     cosine = -1 / (tasks - 1) + share * (1 + 1 / (tasks - 1))
     gramian = torch.full((tasks, tasks), cosine, dtype=torch.float64).fill_diagonal_(1)
     values, vectors = torch.linalg.eigh(gramian)
@@ -127,13 +127,13 @@ def test_the_sum_of_squares_shrinks_where_all_pairs_have_one_cosine(preserve, se
 
 @pytest.mark.slow
 @pytest.mark.parametrize("preserve", MEANS)
-def test_the_sum_of_squares_shrinks_for_nearly_all_random_rows(preserve):
+def test_the_sum_of_squares_decreases_for_nearly_all_random_rows(preserve):
     every = [random_rows(seed) for seed in range(300)]
     assert sum(sum_of_squares(equalised(rows, preserve)) < sum_of_squares(rows) for rows in every) >= 0.98 * 300
 
 
-def test_the_sum_of_squares_can_grow_too():
-    """Nine equal rows, and a tiny one against them that is made as large as they are."""
+def test_the_sum_of_squares_can_increase():
+    """Nine equal rows, and a tiny opposite row that is scaled to their norm."""
     rows = torch.tensor([[1.0]] * 9 + [[-0.01]], dtype=torch.float64)
     assert sum_of_squares(equalised(rows)) > 3 * sum_of_squares(rows)
 
@@ -146,7 +146,7 @@ def test_every_distance_vanishes_once_norms_are_equal_and_rotation_is_complete(r
     mean = float(norms.mean())
     target = torch.zeros_like(rows[0])
     target[0] = mean
-    # A reflection takes each row to the common direction; like a rotation it changes no norm.
+    # A reflection maps each row to the common direction; like a rotation, it preserves norms.
     rotated = []
     for row in new:
         axis = row - target
@@ -158,8 +158,8 @@ def test_every_distance_vanishes_once_norms_are_equal_and_rotation_is_complete(r
 
 
 @given(seed=st.integers(0, 2**31), shares=st.tuples(st.floats(0, 1), st.floats(0, 1)))
-def test_with_equal_norms_every_pair_comes_nearer_as_all_turn_to_one_direction_of_a_plane(seed, shares):
-    """On the half circle around the common direction; the distance is 2 n sin(half the angle)."""
+def test_with_equal_norms_every_distance_decreases_when_rows_rotate_to_one_direction_in_a_plane(seed, shares):
+    """The rows are on the half circle around the common direction; a distance is 2 n sin(half the angle)."""
     generator = torch.Generator().manual_seed(seed)
     angles = math.pi * (torch.rand(5, generator=generator, dtype=torch.float64) - 0.5)
     less, more = sorted(shares)

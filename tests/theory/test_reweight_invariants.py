@@ -1,4 +1,4 @@
-"""Invariants of RotoGBML's reweighting on whole steps; its options and formulas are in tests/plugins."""
+"""Invariants of RotoGBML's reweighting over whole steps; tests of its options and formulas are in tests/plugins."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def losses_for(rows, seed=0):
 
 
 def play(text, rows, losses, steps=4, order=None):
-    """The last of several steps on the same rows, which may come in another order with every step."""
+    """Return weights and direction of the last of several steps on the same rows, in an order that may vary by step."""
     pipe = gradhomog.pipeline(text)
     for step in range(steps):
         now = torch.arange(len(rows)) if order is None else order[step]
@@ -37,7 +37,7 @@ def play(text, rows, losses, steps=4, order=None):
 @pytest.mark.parametrize("text", TEXTS)
 @given(rows=jacobians(), seed=st.integers(0, 99))
 def test_no_weight_is_negative_and_they_sum_to_the_number_of_tasks(text, rows, seed):
-    """In float32, zero, duplicate and opposite rows among them."""
+    """The rows are float32 and include zero, duplicate and opposite rows."""
     weights, _ = play(text, rows.float(), losses_for(rows, seed))
     assert float(weights.min()) > 0
     assert float(weights.sum()) == pytest.approx(len(rows), rel=1e-6)
@@ -45,10 +45,10 @@ def test_no_weight_is_negative_and_they_sum_to_the_number_of_tasks(text, rows, s
 
 @pytest.mark.parametrize("text", [*TEXTS, "reweight(beta=4, lr=0.1)", "reweight(solver='none')"])
 @given(seed=st.integers(0, 2**31), tasks=st.integers(1, 6), loss=st.floats(1e-3, 1e3))
-def test_tasks_that_agree_in_size_and_loss_take_the_plain_step_whatever_their_directions(text, seed, tasks, loss):
+def test_tasks_with_equal_norms_and_losses_take_the_plain_step(text, seed, tasks, loss):
     generator = torch.Generator().manual_seed(seed)
     signs = torch.randint(0, 2, (tasks, 5), generator=generator) * 2.0 - 1
-    # Of one norm to the last bit: the leader steps by signs, also by that of a rounding error.
+    # Norms are equal to the last bit, because the leader's steps depend on signs, even on that of a rounding error.
     rows = signs * torch.randn(5, generator=generator, dtype=torch.float64)
     weights, direction = play(text, rows, torch.full((tasks,), loss, dtype=torch.float64))
     torch.testing.assert_close(weights, torch.ones_like(weights), rtol=1e-6, atol=0)
@@ -66,8 +66,8 @@ def test_a_common_factor_of_rows_or_losses_does_not_change_the_weights(text, row
 
 @pytest.mark.parametrize("text", TEXTS)
 @given(rows=jacobians(tasks=(2, 6)), seed=st.integers(0, 2**31))
-def test_permuting_the_tasks_permutes_their_weights_and_nothing_else(text, rows, seed):
-    """The leader's state too, where it is held by domain: the order is another with every step."""
+def test_permuting_the_tasks_permutes_only_their_weights(text, rows, seed):
+    """The order varies by step, which includes the leader's state by domain."""
     generator = torch.Generator().manual_seed(seed)
     order = [torch.randperm(len(rows), generator=generator) for _ in range(4)]
     losses = losses_for(rows)
@@ -86,8 +86,8 @@ def test_a_task_with_the_larger_loss_gets_the_larger_weighted_gradient(seed, bet
     assert weighted.argsort().tolist() == losses.argsort().tolist()
 
 
-def test_the_step_is_the_gradient_of_the_reweighted_loss_with_the_weights_held_fixed():
-    """Equation 1 of the paper: 1/N Σ ω_i L_i, through the whole computation at once."""
+def test_the_step_is_the_gradient_of_the_reweighted_loss_with_constant_weights():
+    """Equation 1 of the paper: 1/N Σ ω_i L_i, differentiated in one pass."""
     theta, losses, rows = tasks_of(0)
     weights, direction = play("reweight(beta=1.5, solver='fixed_point')", rows, losses.detach())
     (expected,) = torch.autograd.grad((weights * losses).mean(), theta)
@@ -95,7 +95,7 @@ def test_the_step_is_the_gradient_of_the_reweighted_loss_with_the_weights_held_f
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.1, 1.5])
-def test_the_leader_with_falling_rates_converges_to_the_closed_form_within_a_hundredth(beta):
+def test_the_leader_with_decreasing_rates_converges_to_the_closed_form_within_a_hundredth(beta):
     norms, losses = torch.tensor([4.0, 1.0, 0.5, 2.0]), torch.tensor([1.0, 2.0, 0.5, 1.5])
     exact, _ = play(f"reweight(beta={beta}, solver='fixed_point')", norms.diag(), losses, steps=1)
     state = None
@@ -110,7 +110,7 @@ def test_the_leader_with_falling_rates_converges_to_the_closed_form_within_a_hun
 
 
 def tasks_of(seed, equal=False):
-    """Four small losses of one parameter vector, their graph, and their rows."""
+    """Return a parameter vector, four losses of it with their graph, and their rows."""
     generator = torch.Generator().manual_seed(seed)
     theta = torch.randn(5, generator=generator, dtype=torch.float64, requires_grad=True)
     maps = torch.randn(1 if equal else 4, 6, 5, generator=generator, dtype=torch.float64).expand(4, -1, -1)
@@ -124,7 +124,7 @@ def tasks_of(seed, equal=False):
 @pytest.mark.parametrize("beta", [0.1, 1.5])
 @pytest.mark.parametrize("equal", [False, True])
 def test_the_papers_variant_is_equations_4_and_5_by_a_double_backward(beta, equal):
-    """Raw ω, I = L̂ / Σ L̂, ḡ constant, Adam; tasks that agree lose all of their weight, in step."""
+    """Raw ω, I = L̂ / Σ L̂, constant ḡ, Adam; the weights of equal tasks all decrease to zero together."""
     theta, losses, rows = tasks_of(1, equal)
     omega = torch.ones(4, dtype=torch.float64, requires_grad=True)
     adam = torch.optim.Adam([omega], lr=0.01)
@@ -136,10 +136,9 @@ def test_the_papers_variant_is_equations_4_and_5_by_a_double_backward(beta, equa
         weighted = torch.stack([torch.autograd.grad(term, theta, create_graph=True)[0].norm() for term in terms])
         mean = weighted.mean().detach()
         targets = mean * (losses / losses.sum()).detach() ** beta
-        (slope,) = torch.autograd.grad((weighted - targets).abs().sum(), omega)
-        omega.grad = slope
+        (omega.grad,) = torch.autograd.grad((weighted - targets).abs().sum(), omega)
         adam.step()
-    assert float(found.min()) < 0.1  # the raw weights fall to zero, and may go below
+    assert float(found.min()) < 0.1  # the raw weights decrease to zero, and may become negative
     if equal:
         assert float(found.max()) < 0.05
         torch.testing.assert_close(found, found[:1].expand(4))

@@ -1,6 +1,6 @@
-"""Theorem 4.1 of RotoGBML: the corrected bound holds and is sharp, the printed one is false.
+"""Theorem 4.1 of RotoGBML: the corrected bound holds and is sharp; the printed bound does not hold.
 
-Rows are exact: expectations over discrete distributions, the inner loop by autograd. Derivation:
+Rows are exact: expectations over discrete distributions, with the inner loop by autograd. Derivation:
 docs/decisions/0007-theorem-4-1.md.
 """
 
@@ -20,7 +20,7 @@ from gradhomog import OptionError, distance_bound
 
 @dataclass(frozen=True)
 class Family:
-    """Losses of one parameter vector and one point (a, c) with known constants, everywhere."""
+    """Losses of a parameter vector and a point (a, c), with constants that hold everywhere."""
 
     loss: object
     smoothness: float  # L; the gradient bound G is 1 for all
@@ -52,13 +52,13 @@ FAMILIES = {
 
 
 def row(family, psi, points, support, query, lr, steps, first_order):
-    """g = ∇_ψ of the expected query loss after `steps` of gradient descent on the expected support loss."""
+    """Return ∇_ψ of the expected query loss after `steps` of gradient descent on the expected support loss."""
     start = psi.detach().requires_grad_()
     adapted = start
     for _ in range(steps):
         loss = family.expected(adapted, points, support)
-        (slope,) = torch.autograd.grad(loss, adapted, create_graph=not first_order)
-        adapted = adapted - lr * slope
+        (gradient,) = torch.autograd.grad(loss, adapted, create_graph=not first_order)
+        adapted = adapted - lr * gradient
         if first_order:
             adapted = adapted.detach().requires_grad_()
     loss = family.expected(adapted, points, query)
@@ -66,7 +66,7 @@ def row(family, psi, points, support, query, lr, steps, first_order):
 
 
 def random_problem(seed, points=4, params=3, closeness=0.0):
-    """Two distributions over the same points, from disjoint ones to nearly equal ones."""
+    """Return ψ, points, and two distributions over them, which may be nearly equal."""
     generator = torch.Generator().manual_seed(seed)
     normal = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
     a = torch.nn.functional.normalize(normal(points, params), dim=1)
@@ -84,9 +84,9 @@ def distance(family, psi, points, first, second, lr, steps, first_order):
     return float((rows[0] - rows[1]).norm())
 
 
-def bound(family, delta, lr, steps=1, **given):
-    given = {"hessian_smoothness": family.hessian_smoothness, **given}
-    return float(distance_bound(delta, 1.0, family.smoothness, lr, steps, **given))
+def bound(family, delta, lr, steps=1, **options):
+    options = {"hessian_smoothness": family.hessian_smoothness, **options}
+    return float(distance_bound(delta, 1.0, family.smoothness, lr, steps, **options))
 
 
 @pytest.mark.parametrize("first_order", [True, False])
@@ -106,7 +106,7 @@ def test_the_corrected_bound_holds_over_random_discrete_distributions(name, firs
 
 
 @given(seed=st.integers(0, 2**31), rate=st.floats(1e-3, 0.2), steps=st.integers(0, 3), first_order=st.booleans())
-def test_it_holds_for_quadratic_losses_with_the_constants_of_the_region_that_is_visited(seed, rate, steps, first_order):
+def test_it_holds_for_quadratic_losses_with_the_constants_of_the_visited_region(seed, rate, steps, first_order):
     generator = torch.Generator().manual_seed(seed)
     roots = torch.randn(4, 3, 3, generator=generator, dtype=torch.float64)
     signs = torch.tensor([[1.0, 1.0, -1.0], [1.0, 1.0, 1.0], [-1.0, 1.0, 1.0], [1.0, -1.0, -1.0]]).double()
@@ -118,7 +118,7 @@ def test_it_holds_for_quadratic_losses_with_the_constants_of_the_region_that_is_
         return (curve @ psi) @ psi / 2 - slope @ psi
 
     psi = torch.randn(3, generator=generator, dtype=torch.float64)
-    # A radius R that τ steps of length η (R + |b|) do not leave, and G = R + |b| inside it.
+    # A radius R such that τ steps of length η (R + |b|) stay within it, and G = R + |b| there.
     steepest = float(linear.norm(dim=1).max())
     radius = (float(psi.norm()) + steps * rate * steepest) / (1 - steps * rate)
     family = Family(loss, 1.0, 0.0)
@@ -139,13 +139,13 @@ def test_support_and_query_sets_may_differ_by_different_variations(seed, rate, s
         row(family, psi, points, inner, outer, rate, steps, first_order)
         for inner, outer in zip(support, query, strict=True)
     ]
-    given_variations = {"support_variation": variation(*support), "first_order": first_order}
-    assert float((rows[0] - rows[1]).norm()) <= bound(family, variation(*query), rate, steps, **given_variations) + 1e-9
+    options = {"support_variation": variation(*support), "first_order": first_order}
+    assert float((rows[0] - rows[1]).norm()) <= bound(family, variation(*query), rate, steps, **options) + 1e-9
 
 
 @pytest.mark.parametrize("first_order", [True, False])
 @pytest.mark.parametrize("seed", range(3))
-def test_expected_rows_over_sampled_sets_obey_it_and_sampled_tasks_do_not(seed, first_order):
+def test_it_holds_for_expected_rows_over_sampled_sets_but_not_for_sampled_tasks(seed, first_order):
     family = FAMILIES["sine"]
     psi, points, first, second = random_problem(seed, points=3)
     sets = list(itertools.product(range(3), repeat=2))  # all support and all query sets of two samples
@@ -162,7 +162,7 @@ def test_expected_rows_over_sampled_sets_obey_it_and_sampled_tasks_do_not(seed, 
     assert float(weights.sum()) == pytest.approx(1)
     largest = bound(family, variation(first, second), 0.5, first_order=first_order)
     assert float((weights @ rows - others @ rows).norm()) <= largest
-    # Two tasks drawn from the *same* distribution: no variation, and yet a distance.
+    # Two tasks from the *same* distribution: the total variation is zero, but the distance is not.
     assert float(torch.cdist(rows, rows).max()) > 0.1 > bound(family, 0.0, 0.5, first_order=first_order)
 
 
@@ -193,7 +193,7 @@ def test_the_printed_bound_fails_for_most_random_problems_with_a_small_rate(name
 
 @pytest.mark.parametrize("first_order", [True, False])
 def test_the_constant_2_is_attained_as_the_rate_vanishes(first_order):
-    """d / (G δ) → 2 for two opposite slopes; the printed bound goes to zero."""
+    """d / (G δ) → 2 for two opposite gradients; the printed bound tends to zero."""
     family = FAMILIES["sine"]
     points = (torch.ones(2, 1, dtype=torch.float64), torch.tensor([0.0, math.pi], dtype=torch.float64))
     psi = torch.tensor([math.pi / 2], dtype=torch.float64)
@@ -205,9 +205,9 @@ def test_the_constant_2_is_attained_as_the_rate_vanishes(first_order):
 
 
 def ripples(lr, turns):
-    """One parameter, G = L = 1: ∇ℓ = ±(1 − ε) ∓ ε sin(ψ/ε), the sign being the point's a.
+    """Return losses of one parameter with G = L = 1: ∇ℓ = ±(1 − ε) ∓ ε sin(ψ/ε), with the sign of the point's a.
 
-    At 0 the slope of + is −1, and again after each step of length η (1 − ε), which is `turns` periods.
+    At 0 the second derivative for + is −1, and again after each step of length η (1 − ε), which is `turns` periods.
     """
     epsilon = lr / (2 * math.pi * turns + lr)
 
@@ -236,7 +236,7 @@ def test_the_first_order_constant_is_sharp_for_small_variations(lr, steps):
 
 @pytest.mark.parametrize("lr", [0.01, 0.1, 1.0])
 def test_through_one_inner_step_the_constant_is_larger_and_sharp_for_small_variations(lr):
-    """2 G (1 + ηL) δ, the constant of the first-order row, is exceeded: the tasks' curvatures differ, too."""
+    """2 G (1 + ηL) δ, the bound of the first-order row, is exceeded, because the tasks' curvatures differ too."""
     found = ripple_distance(lr, 1000, 1e-6, 1, first_order=False)
     exact = float(distance_bound(1e-6, 1.0, 1.0, lr, first_order=False))
     assert 0.999 * exact < found <= exact
@@ -244,14 +244,14 @@ def test_through_one_inner_step_the_constant_is_larger_and_sharp_for_small_varia
     assert found > 1.015 * float(distance_bound(1e-6, 1.0, 1.0, lr))
 
 
-def test_the_first_order_constant_fails_through_the_inner_step_at_variations_that_matter_too():
+def test_the_first_order_constant_fails_through_the_inner_step_for_larger_variations_too():
     found = ripple_distance(0.5, 1, 0.01, 1, first_order=False)
     assert found > 1.5 * float(distance_bound(0.01, 1.0, 1.0, 0.5))
     assert found <= float(distance_bound(0.01, 1.0, 1.0, 0.5, first_order=False))
 
 
 def test_through_two_inner_steps_no_multiple_of_the_variation_bounds_the_distance():
-    """G = L = 1 and η = 0.5 throughout; curvature that turns within the distance of the adapted points makes d jump."""
+    """G = L = 1 and η = 0.5; d does not vanish if the curvature changes between the adapted points."""
     distances = []
     for delta in (1e-2, 1e-3, 1e-4):
         # The second task's first step is 2ηδ(1 − ε) shorter: half a period of the ripples.
@@ -261,7 +261,7 @@ def test_through_two_inner_steps_no_multiple_of_the_variation_bounds_the_distanc
         assert found <= bound(family, delta, 0.5, 2, first_order=False)
         distances.append(found)
     assert min(distances) > 1
-    with pytest.raises(OptionError, match=r"`hessian_smoothness` is needed .* 2 inner steps"):
+    with pytest.raises(OptionError, match=r"`hessian_smoothness` is required .* 2 inner steps"):
         distance_bound(0.1, 1.0, 1.0, 0.5, 2, first_order=False)
 
 
@@ -293,17 +293,17 @@ def test_a_matrix_of_variations_gives_a_matrix_and_gradients():
     [
         ((1.5, 1.0, 1.0, 0.1), {}, r"`total_variation` must be in \[0, 1\]; got 1.5"),
         ((math.nan, 1.0, 1.0, 0.1), {}, r"`total_variation` must be in \[0, 1\]; got nan"),
-        ((0.5, -1.0, 1.0, 0.1), {}, r"`gradient_bound` must be finite and not negative; got -1.0"),
+        ((0.5, -1.0, 1.0, 0.1), {}, r"`gradient_bound` must be finite and non-negative; got -1.0"),
         ((0.5, 1.0, math.inf, 0.1), {}, r"`smoothness` must be finite"),
         ((0.5, 1.0, 1.0, math.nan), {}, r"`inner_lr` must be finite"),
         ((0.5, 1.0, 1.0, 0.1, -1), {}, r"`inner_steps` must be an integer of at least 0; got -1"),
         ((0.5, 1.0, 1.0, 0.1, 1.5), {}, r"`inner_steps` must be an integer of at least 0; got 1.5"),
         ((0.5, 1.0, 1.0, 0.1), {"support_variation": -0.1}, r"`support_variation` must be in \[0, 1\]"),
-        ((0.5, 1.0, 1.0, 0.1), {"hessian_smoothness": -1.0}, r"`hessian_smoothness` must be finite and not negative"),
+        ((0.5, 1.0, 1.0, 0.1), {"hessian_smoothness": -1.0}, r"`hessian_smoothness` must be finite and non-negative"),
         ((0.5, 1.0, 1.0, 0.1), {"variant": "printed"}, r'`variant` must be one of "corrected", "paper"'),
-        ((0.5, 1.0, 1.0, 9.0, 10**6), {}, r"\(1 \+ 9\)\^1000000 overflows"),
+        ((0.5, 1.0, 1.0, 9.0, 10**6), {}, r"must not overflow; got \(1 \+ 9\)\^1000000"),
     ],
 )
-def test_arguments_out_of_range_are_refused(arguments, options, message):
+def test_arguments_out_of_range_raise(arguments, options, message):
     with pytest.raises(OptionError, match=message):
         distance_bound(*arguments, **options)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.config.suggestions import did_you_mean
 from gradhomog.faults import join_faults
-from gradhomog.registry.options import fits, words
+from gradhomog.registry.options import describe_type, fits
 
 Table = TypeVar("Table")
 
@@ -59,7 +59,7 @@ def _build(kind: Any, content: Mapping[str, Any], prefix: str, prebuilt: tuple[s
             else:
                 faults.append(f"`{path}` must be a table; got {value!r}.")
         elif not fits(value, hints[key]):
-            faults.append(f"`{path}` must be {words(hints[key])}; got {value!r}.")
+            faults.append(f"`{path}` must be {describe_type(hints[key])}; got {value!r}.")
         else:
             values[key] = _to_float(value) if hints[key] is float else value
             faults += _range_faults(path, values[key], fields[key].metadata)

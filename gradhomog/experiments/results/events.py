@@ -16,7 +16,7 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 
 from gradhomog.errors import ConfigError
-from gradhomog.registry.options import fits, words
+from gradhomog.registry.options import describe_type, fits
 
 VERSION = 1
 """Format version of events and results. Files of another version are rejected."""
@@ -245,7 +245,7 @@ def validate(content: Mapping[str, Any], kind: Any, where: str) -> None:
         if key not in content:
             raise ConfigError(f"{where}: `{key}` is missing from {content.get('event')!r}.")
         if not fits(content[key], hints[key]):
-            raise ConfigError(f"{where}: `{key}` must be {words(hints[key])}; got {str(content[key])[:60]}.")
+            raise ConfigError(f"{where}: `{key}` must be {describe_type(hints[key])}; got {str(content[key])[:60]}.")
 
 
 def numbers(values: Iterable[float | None] | None) -> list[float]:

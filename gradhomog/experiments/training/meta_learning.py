@@ -31,7 +31,7 @@ def make_learner(config: Config, run: Run, source: Streams) -> Learner:
     """Return the learner of a run, initialized from the run's seed. All methods get the same initialization."""
     selector, explicit = expression.parse_one(run.learner)
     _, spec = installed().load("learners", selector)
-    chosen = {**_default_options(config, source, set(options.accepted(spec)), run.learner), **explicit}
+    chosen = {**_default_options(config, source, set(options.option_parameters(spec)), run.learner), **explicit}
     torch.manual_seed(run.seed)
     encoder, head = models.build(
         config.network.name, source.input_shape, source.outputs, config.network.width,

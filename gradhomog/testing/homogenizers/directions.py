@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradhomog.errors import GradhomogError, OptionError
 from gradhomog.learners import Learner
-from gradhomog.registry.options import accepted
+from gradhomog.registry.options import option_parameters
 from gradhomog.tasks import TaskBatch
 from gradhomog.testing import small_network
 from gradhomog.testing.check import CheckFailure, NotApplicable, check, full_or_fast
@@ -110,7 +110,7 @@ def options_work(subject: HomogenizerSubject) -> None:
         try:
             direction = subject.vector(rows, pipe=subject.pipeline(**{name: value}), steps=2)
         except OptionError as error:
-            if not any(other in str(error) for other in accepted(subject.spec)):
+            if not any(other in str(error) for other in option_parameters(subject.spec)):
                 raise CheckFailure(f"the error for option `{name}`={value!r} names no option: {error}") from error
             return
         except GradhomogError as error:

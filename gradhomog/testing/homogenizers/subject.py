@@ -15,7 +15,7 @@ from gradhomog.homogenizer import Homogenizer
 from gradhomog.host.member import Member
 from gradhomog.pipelines import Pipeline, pipeline
 from gradhomog.registry import Registry
-from gradhomog.registry.options import accepted, bind, has_paper_scale
+from gradhomog.registry.options import bind, has_paper_scale, option_parameters
 from gradhomog.specs import HomogenizerSpec
 from gradhomog.task_key import TaskKey
 from gradhomog.tasks import TaskBatch
@@ -79,7 +79,7 @@ class HomogenizerSubject(PluginSubject[HomogenizerSpec]):
         raise PluginRunError(f"{self} must make a gradhomog.Homogenizer; got {type(homogenizer).__name__}.")
 
     def has_option(self, name: str) -> bool:
-        return name in accepted(self.spec)
+        return name in option_parameters(self.spec)
 
     def learner_names(self) -> tuple[str, ...]:
         """Return the learners for the check: all if the homogenizer has `attach` or `transform`, else one.

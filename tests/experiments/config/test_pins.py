@@ -15,7 +15,7 @@ from gradhomog.experiments.results.records import records
 from tests.experiments.conftest import SMALL
 from tests.experiments.run_helpers import interrupted_after
 
-pytestmark = pytest.mark.usefixtures("undrawn")
+pytestmark = pytest.mark.usefixtures("without_figures")
 
 MEAN = """
 import gradhomog, torch
@@ -70,7 +70,7 @@ def test_resume_ignores_a_plugin_of_the_same_name_of_another_distribution(
 ):
     undisturbed = compare(config(), tmp_path / "undisturbed").folder
     gradhomog_install("theirs-dist", THEIRS, plugin="even")
-    with pytest.raises(ConfigError, match=r"offered by ours-dist 1\.0 and theirs-dist"):
+    with pytest.raises(ConfigError, match=r"several distributions: ours-dist 1\.0 and theirs-dist"):
         compare(config(), tmp_path / "new")
     given = config() if again == "the configuration" else load(interrupted_folder / "run.toml")
     assert compare(given, interrupted_folder, resume=True).failures == {}

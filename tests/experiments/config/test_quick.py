@@ -23,7 +23,7 @@ def test_quick_keeps_minimum_steps_and_tasks(steps):
     assert (config.train.steps, config.test.episodes) == (2, 2)
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("without_figures")
 def test_the_command_warns_not_to_compare_methods(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     arguments = [word for text in SMALL for word in ("--set", text)]

@@ -35,7 +35,7 @@ def test_a_suite_is_expanded_when_a_run_file_or_an_override_names_it(tmp_path):
 
 
 def test_a_list_of_one_name_is_a_pipeline_not_a_suite():
-    with pytest.raises(ConfigError, match="no homogenizer is called 'ablation'"):
+    with pytest.raises(ConfigError, match="unknown homogenizer 'ablation'"):
         plan.methods(load(None, ['homogenizers=["ablation"]']))
 
 

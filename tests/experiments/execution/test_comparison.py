@@ -22,7 +22,7 @@ from tests.experiments.conftest import SMALL
 from tests.experiments.run_helpers import interrupted_after
 
 slow = pytest.mark.slow
-pytestmark = pytest.mark.usefixtures("undrawn")  # except for the fixture `uninterrupted`
+pytestmark = pytest.mark.usefixtures("without_figures")  # except for the fixture `uninterrupted`
 
 
 def results(path):

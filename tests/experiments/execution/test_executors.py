@@ -24,7 +24,7 @@ def serial(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("without_figures")
 @pytest.mark.parametrize("text", ["local", "dask", 'slurm(cluster="local", timeout_min=5)'])
 def test_results_of_every_executor_equal_those_of_one_process(serial, tmp_path, text):
     for module in {"dask": ["distributed"], "slur": ["submitit"]}.get(text[:4], []):

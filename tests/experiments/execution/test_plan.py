@@ -74,7 +74,7 @@ def test_different_runs_have_different_folders_and_methods_share_equal_runs():
 @pytest.mark.parametrize(
     ("homogenizers", "message"),
     [
-        ('["pcgard"]', r"`homogenizers`: no homogenizer is called 'pcgard'. Did you mean 'pcgrad'\?"),
+        ('["pcgard"]', r"`homogenizers`: unknown homogenizer 'pcgard'. Did you mean 'pcgrad'\?"),
         ('["pcgrad(order=3)"]', r'`order` must be one of "random", "fixed"; got 3'),
         ('["pcgrad("]', r"`homogenizers`: expected an option's name"),
         ('["pcgrad", "pcgrad "]', r"'pcgrad' occurs twice for maml"),
@@ -82,7 +82,7 @@ def test_different_runs_have_different_folders_and_methods_share_equal_runs():
         ('["static | static"]', r"contains a candidate twice"),
         ('["pcgrad |"]', r"expected a pipeline: write 'none'"),
         ('["| pcgrad"]', r"expected a pipeline: write 'none'"),
-        ('["maml"]', r"no homogenizer is called 'maml'. A learner is called so"),
+        ('["maml"]', r"unknown homogenizer 'maml'. It is the name of a learner"),
         ('["PCGrad"]', r"Did you mean 'pcgrad'\?"),
     ],
 )

@@ -102,14 +102,14 @@ def test_the_report_describes_the_problem_and_no_episodes(whole):
     assert "trajectories" not in drawn
 
 
-def test_the_resolved_file_lists_the_baselines_and_reproduces_the_table(whole, undrawn, tmp_path):
+def test_the_resolved_file_lists_the_baselines_and_reproduces_the_table(whole, without_figures, tmp_path):
     again = compare(load(whole.folder / folders.RUN_FILE), tmp_path / "again")
     assert results(again.folder) == results(whole.folder)
     assert table(again) == table(whole)
 
 
 @pytest.mark.parametrize("count", [2, 40])
-def test_an_interrupted_comparison_resumes_to_the_same_table(whole, undrawn, tmp_path, count):
+def test_an_interrupted_comparison_resumes_to_the_same_table(whole, without_figures, tmp_path, count):
     with interrupted_after(count), pytest.raises(KeyboardInterrupt):
         compare(config(), tmp_path / "out")
     outcome = compare(config(), tmp_path / "out", resume=True)
@@ -117,7 +117,7 @@ def test_an_interrupted_comparison_resumes_to_the_same_table(whole, undrawn, tmp
     assert table(outcome) == table(whole)
 
 
-def test_compare_adds_the_baselines_and_report_prints_the_same_table(undrawn, tmp_path, capsys):
+def test_compare_adds_the_baselines_and_report_prints_the_same_table(without_figures, tmp_path, capsys):
     arguments = [argument for override in [*GLYPHS, "seeds=1"] for argument in ("--set", override)]
     assert main(["compare", "--out", str(tmp_path / "out"), *arguments, "--set", 'homogenizers=["pcgrad"]']) == 0
     printed = capsys.readouterr().out
@@ -129,7 +129,7 @@ def test_compare_adds_the_baselines_and_report_prints_the_same_table(undrawn, tm
     assert capsys.readouterr().out.splitlines()[:12] == printed.splitlines()[:12]
 
 
-def test_train_runs_the_listed_methods_without_baselines(undrawn, tmp_path, capsys):
+def test_train_runs_the_listed_methods_without_baselines(without_figures, tmp_path, capsys):
     arguments = [argument for override in [*GLYPHS, "seeds=1"] for argument in ("--set", override)]
     out = tmp_path / "out"
     assert main(["train", "--json", "--out", str(out), *arguments, "--set", 'homogenizers=["mgda"]']) == 0
@@ -161,7 +161,7 @@ def test_the_landscape_has_one_run_per_method_and_paths_in_its_report(tmp_path):
         assert word not in page + text
 
 
-def test_results_of_another_configuration_or_of_other_data_are_not_continued(undrawn, tmp_path):
+def test_results_of_another_configuration_or_of_other_data_are_not_continued(without_figures, tmp_path):
     rows = np.random.default_rng(0).normal(size=(40, 3))
     data, out = tmp_path / "table.npz", tmp_path / "out"
     np.savez(data, x=rows[:, 0], y=rows.sum(1), z=rows[:, 1])

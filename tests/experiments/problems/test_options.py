@@ -137,7 +137,7 @@ def test_single_task_is_a_method_of_problems_with_networks_only():
     assert (row.label, row.candidates) == (SINGLE, (SINGLE,))
     with pytest.raises(ConfigError, match=r"'single-task' does not apply to landscape"):
         plan.methods(load(None, ["problem.name=landscape", *overrides]))
-    with pytest.raises(ConfigError, match=r"no homogenizer is called 'single-task'"):
+    with pytest.raises(ConfigError, match=r"unknown homogenizer 'single-task'"):
         plan.methods(load(None, overrides))
 
 

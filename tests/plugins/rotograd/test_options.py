@@ -63,5 +63,5 @@ def test_training_continues_bit_for_bit_from_a_saved_state():
     for step in range(3, 7):
         assert torch.equal(learn(fresh, draw(3, 2, 5, seed=step)), learn(pipe, draw(3, 2, 5, seed=step)))
     assert torch.equal(matrices(fresh, 5, 3), matrices(pipe, 5, 3))
-    with pytest.raises(ConfigError, match="the state of RotoGrad must hold"):
+    with pytest.raises(ConfigError, match="the state of RotoGrad must have the keys"):
         next(iter(pipe)).load_state_dict({"first_norms": {}, "gradients_seen": {}})

@@ -84,8 +84,8 @@ class KeepsSupportMasksOnly(Drop):
         return super().drop(module, inputs, output)
 
 
-@fails("detached_completely", "left 1 hook on the encoder after the handles from `attach` were removed")
-@fails("removed_at_meta_test", "left 1 hook on the encoder after the handles from `attach` were removed")
+@fails("detached_completely", "1 hook remained on the encoder after the handles were removed")
+@fails("removed_at_meta_test", "1 hook remained on the encoder after the handles were removed")
 class LeavesHook(Drop):
     """Registers two hooks and returns one handle."""
 

@@ -1,4 +1,4 @@
-"""A plugin whose options have every annotation that the host reads."""
+"""A plugin whose options have every annotation that the host supports."""
 # ruff: noqa: B006
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from annotated_types import Ge, Gt, Interval, Le, MaxLen, MinLen
 from gradhomog import Homogenizer, HomogenizerSpec, hookimpl
 
 
-class Choosy(Homogenizer):
+class AnnotatedOptions(Homogenizer):
     """A homogenizer that stores its options."""
 
     def __init__(
@@ -44,9 +44,9 @@ class Choosy(Homogenizer):
         by_name: Mapping[str, Annotated[float, Le(1)]] = {},
         names: Annotated[Sequence[str], MinLen(1), MaxLen(2)] = ("a",),
     ) -> None:
-        self.given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        self.options = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
 
 
 @hookimpl
 def gradhomog_homogenizer() -> HomogenizerSpec:
-    return HomogenizerSpec(factory=Choosy, summary="choosy")
+    return HomogenizerSpec(factory=AnnotatedOptions, summary="annotated_options")

@@ -1,4 +1,4 @@
-"""Errors name the faulty member and its stage; arguments that do not fit the rows are refused."""
+"""Errors name the faulty member and its stage; arguments that do not match the rows raise."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tests.pipelines.members import ROWS, faulty
         ("mix", lambda self, e: [1.0, 1.0], r"got list"),
         ("mix", lambda self, e: torch.tensor([1.0, float("nan")]), r"NaN or infinity from `mix`"),
         ("mix", lambda self, e: torch.ones(2, requires_grad=True), r"with a graph"),
-        ("rows", lambda self, s: s.jacobian.select([0]), r"from `rows` a Jacobian of the 2 tasks.*of 1 tasks"),
+        ("rows", lambda self, s: s.jacobian.select([0]), r"from `rows` a Jacobian of 2 tasks.*of 1 tasks"),
         ("rows", lambda self, s: s.jacobian.map(torch.Tensor.double), r"dtypes.*float64"),
-        ("rows", lambda self, s: s.jacobian.materialize(), r"made by `map`, `replace` or `repeat`.*got a dict of"),
+        ("rows", lambda self, s: s.jacobian.materialize(), r"created by `map`, `replace` or `repeat`.*got a dict of"),
         ("update", lambda self, e: {}["x"], r"raised in `update`: KeyError"),
     ],
 )
@@ -30,7 +30,7 @@ def test_an_error_names_the_member_and_its_stage(stage, function, message):
         gradhomog.pipeline([faulty(stage, function)]).combine(ROWS)
 
 
-def test_a_transform_that_changes_the_shape_is_refused():
+def test_a_transform_that_changes_the_shape_raises():
     with pytest.raises(
         PluginRunError, match=r"features of shape \(1, 4, 3\), torch.float32 on cpu; got a tensor \(1, 4\)"
     ):
@@ -44,25 +44,25 @@ def test_a_transform_that_changes_the_shape_is_refused():
     [
         ({"losses": torch.ones(3)}, OptionError, r"`losses` must have shape \[2\].*got \(3,\)"),
         ({"losses": []}, OptionError, r"`losses` must .*one .*per task"),
-        ({"losses": ["a", "b"]}, OptionError, r"`losses` must hold one number per task; got \['a', 'b'\]"),
+        ({"losses": ["a", "b"]}, OptionError, r"`losses` must contain one number per task; got \['a', 'b'\]"),
         ({"losses": torch.ones(2, dtype=torch.complex64)}, OptionError, r"`losses` must be real.*complex64"),
         ({"losses": [1j, 2j]}, OptionError, r"`losses` must"),
         ({"losses": [torch.tensor(1j), torch.tensor(2j)]}, OptionError, r"`losses` must be real|one number per task"),
         ({"losses": [[1.0], [2.0]]}, OptionError, r"`losses` must have shape \[2\].*got \(2, 1\)"),
-        ({"losses": 1.0}, OptionError, r"`losses` must hold one number per task; got 1.0"),
-        ({"domains": ["a"]}, OptionError, r"one domain for each of the 2 tasks"),
+        ({"losses": 1.0}, OptionError, r"`losses` must contain one number per task; got 1.0"),
+        ({"domains": ["a"]}, OptionError, r"one name for each of the 2 tasks"),
         ({"features": torch.ones(3, 1, 1), "feature_grads": torch.ones(2, 1, 1)}, DataError, r"`features` must have"),
         ({"features": torch.ones(2, 1, 1), "feature_grads": torch.ones(1, 1, 1)}, DataError, r"`feature_grads` must"),
         ({"targets": torch.ones(3, 1)}, DataError, r"`targets` must have the 2 tasks"),
     ],
 )
-def test_arguments_that_do_not_fit_the_rows_are_refused(arguments, error, message):
+def test_arguments_that_do_not_match_the_rows_raise(arguments, error, message):
     with pytest.raises(error, match=message):
         gradhomog.pipeline("none").combine(ROWS, **arguments)
 
 
-def test_missing_losses_are_requested_in_the_name_of_the_method_that_needs_them():
-    with pytest.raises(OptionError, match=r"'gradnorm' of gradhomog .* needs the losses of the tasks"):
+def test_missing_losses_raise_with_the_name_of_the_method_that_reads_them():
+    with pytest.raises(OptionError, match=r"'gradnorm' of gradhomog .* requires the losses of the tasks"):
         gradhomog.pipeline("gradnorm").combine(ROWS)
 
 
@@ -86,12 +86,12 @@ def test_losses_may_be_a_list_of_tensors_with_a_graph():
     ids=["vector", "no task", "meta", "sparse", "complex", "meta in a dict", "empty"],
 )
 @pytest.mark.parametrize("text", ["none", "gradnorm"])
-def test_rows_that_cannot_be_combined_are_refused(rows, text):
+def test_rows_that_cannot_be_combined_raise(rows, text):
     with pytest.raises(DataError, match="`jacobian`"):
         gradhomog.pipeline(text).combine(rows, losses=[1.0, 2.0])
 
 
-def test_a_homogenizer_acts_by_mix_or_by_rows_and_not_by_both():
+def test_a_homogenizer_that_overrides_both_mix_and_rows_raises():
     both = faulty("mix", lambda self, step: torch.ones(2), rows=lambda self, step: step.jacobian)
-    with pytest.raises(PluginRunError, match="overrides both `mix` and `rows`"):
+    with pytest.raises(PluginRunError, match="must override `mix` or `rows`, not both"):
         gradhomog.pipeline([both])

@@ -1,4 +1,4 @@
-"""Errors for plugins written against version 0.1, with the lines to change."""
+"""Errors for plugins that use the API of gradhomog 0.1, with the lines to change."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ REMOVED = {
     "Rows": "`rows` receives a `Step` and returns a Jacobian: "
     "`def rows(self, step): return step.jacobian.map(function)`",
 }
-"""Public names of 0.1 that are gone, with what to write instead."""
+"""Public names of 0.1 that were removed, and their replacements."""
 
 
 def check_stages(homogenizer: type) -> None:
-    """Raise for stages with the signatures of 0.1.
+    """Raise if a stage has its signature of gradhomog 0.1.
 
     Raises:
-        PluginLoadError: it names the line to change and its new form.
+        PluginLoadError: the message names the line to change and its new form.
     """
     own = vars(homogenizer)
     if "carried" in own:
@@ -41,6 +41,6 @@ def check_stages(homogenizer: type) -> None:
         ):
             advice = f" {REMOVED['Rows']}." if stage == "rows" else ""
             raise PluginLoadError(
-                f"{homogenizer.__name__}.{stage}({', '.join(positional)}) is of gradhomog 0.1. "
+                f"{homogenizer.__name__}.{stage}({', '.join(positional)}) has the signature of 0.1. "
                 f"Write `def {stage}{expected}`.{advice}"
             )

@@ -1,4 +1,4 @@
-"""A plugin written for gradhomog 0.1 gets errors that name its line and the line to write instead."""
+"""Plugins with the API of gradhomog 0.1 raise errors that name the line and its replacement."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def install(gradhomog_install, imports: str, line: str, needs: str = "set()") ->
 
 
 @pytest.mark.parametrize("case", OLD_LINES)
-def test_a_line_of_0_1_is_answered_with_the_line_to_write_instead(gradhomog_install, case):
+def test_a_line_of_0_1_raises_with_its_replacement(gradhomog_install, case):
     imports, line, advice = OLD_LINES[case]
     name = install(gradhomog_install, imports, line)
     with pytest.raises(PluginLoadError, match=advice if "\\" in advice else None) as raised:
@@ -48,25 +48,25 @@ def test_a_line_of_0_1_is_answered_with_the_line_to_write_instead(gradhomog_inst
         assert advice in str(raised.value)
 
 
-def test_a_need_of_0_1_is_answered_with_its_new_name(gradhomog_install):
+def test_a_statistic_of_0_1_raises_with_its_new_name(gradhomog_install):
     name = install(gradhomog_install, "", "def mix(self, step): return torch.ones(step.tasks)", needs="{'rows'}")
-    with pytest.raises(PluginLoadError, match=r"'rows' is of gradhomog 0\.1; write 'jacobian'"):
+    with pytest.raises(PluginLoadError, match=r"'rows' was renamed after 0\.1; write 'jacobian'"):
         gradhomog.pipeline(name)
 
 
-def test_an_update_that_returns_nothing_is_answered_with_the_dict_to_return(gradhomog_install):
+def test_an_update_that_returns_none_raises_with_the_dict_to_return(gradhomog_install):
     line = "def mix(self, step): return torch.ones(step.tasks)\n    def update(self, step): self.usual = 1"
     with pytest.raises(PluginRunError, match=r"must return from `update` a dict .*; got NoneType"):
         gradhomog.pipeline(install(gradhomog_install, "", line)).combine(torch.eye(2))
 
 
-def test_a_mix_whose_argument_is_called_evidence_still_works(gradhomog_install):
+def test_a_mix_whose_argument_has_the_name_evidence_still_works(gradhomog_install):
     name = install(gradhomog_install, "", "def mix(self, evidence): return torch.ones(evidence.tasks)")
     assert gradhomog.pipeline(name).combine(torch.eye(2)).tolist() == [0.5, 0.5]
 
 
-def test_a_learner_that_overrides_stepped_is_answered_with_its_new_name():
-    with pytest.raises(PluginLoadError, match=r"Old\.stepped is of gradhomog 0\.1\. Write `def on_step_end\(self\)`"):
+def test_a_learner_that_overrides_stepped_raises_with_the_new_name():
+    with pytest.raises(PluginLoadError, match=r"Old\.stepped was renamed after 0\.1\. Write `def on_step_end\(self\)`"):
 
         class Old(gradhomog.Learner):
             def stepped(self):

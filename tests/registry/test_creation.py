@@ -1,4 +1,4 @@
-"""The registry makes objects of the type that their kind requires; wrappers of loaded plugins take part."""
+"""Creating objects: of the type that the plugin's kind requires, through the wrappers of loaded plugins."""
 
 from __future__ import annotations
 
@@ -20,62 +20,58 @@ def test_a_factory_that_fails_is_named_and_its_error_chained(gradhomog_install: 
         gradhomog.pipeline(name, registry=Registry())
     where = rf"\(.*fails\.py:5; gradhomog {re.escape(gradhomog.__version__)}\)"
     assert re.fullmatch(
-        rf"homogenizer 'fails' of fails 1\.2 \(fails\) could not be made: KeyError: 'weights' {where}\. "
-        r"Report it to the authors of fails, or leave 'fails' out\.",
+        rf"the factory of homogenizer 'fails' of fails 1\.2 \(fails\) raised KeyError: 'weights' {where}\. "
+        r"Report it to the authors of fails, or remove 'fails'\.",
         str(raised.value),
     )
     assert isinstance(raised.value.__cause__, KeyError)
 
 
-def test_an_option_that_a_factory_refuses_keeps_the_words_of_the_factory(gradhomog_install: Install) -> None:
-    refusal = "raise OptionError(f'refuses: `strength` must be positive; got {strength}.')"
-    name = gradhomog_install("refuses", FINE.replace("self.strength = strength", refusal))
-    with pytest.raises(OptionError, match=r"^refuses: `strength` must be positive; got -1\.$"):
+def test_an_option_error_of_a_factory_keeps_its_message(gradhomog_install: Install) -> None:
+    statement = "raise OptionError(f'strict: `strength` must be positive; got {strength}.')"
+    name = gradhomog_install("strict", FINE.replace("self.strength = strength", statement))
+    with pytest.raises(OptionError, match=r"^strict: `strength` must be positive; got -1\.$"):
         gradhomog.pipeline(f"{name}(strength=-1)", registry=Registry())
 
 
-def test_a_homogenizer_plugin_must_make_a_homogenizer(gradhomog_install: Install) -> None:
+def test_the_factory_of_a_homogenizer_plugin_must_return_a_homogenizer(gradhomog_install: Install) -> None:
     name = gradhomog_install("odd", FINE.replace("factory=Fine", "factory=object"))
-    with pytest.raises(
-        PluginRunError, match=r"of odd 1\.2 \(odd\) must make a gradhomog\.Homogenizer;.*returned object"
-    ):
+    with pytest.raises(PluginRunError, match=r"of odd 1\.2 \(odd\) must return a gradhomog\.Homogenizer; got object"):
         gradhomog.pipeline(name, registry=Registry())
     name = gradhomog_install("nothing", FINE.replace("factory=Fine", "factory=lambda: None"))
-    with pytest.raises(PluginRunError, match=r"must make a gradhomog\.Homogenizer;.*returned NoneType"):
+    with pytest.raises(PluginRunError, match=r"must return a gradhomog\.Homogenizer; got NoneType"):
         gradhomog.pipeline(name, registry=Registry())
 
 
-def test_a_learner_plugin_must_make_a_learner(gradhomog_install: Install) -> None:
+def test_the_factory_of_a_learner_plugin_must_return_a_learner(gradhomog_install: Install) -> None:
     source = hook(
         "return LearnerSpec(factory=lambda encoder, head, homogenizers, rate=1.0: encoder, summary='')",
         "gradhomog_learner()",
     )
     name = gradhomog_install("odd-learner", source, kind="learners")
     module = torch.nn.Identity()
-    with pytest.raises(
-        PluginRunError, match=r"of odd-learner 1\.2.*must make a gradhomog\.Learner;.*returned Identity"
-    ):
+    with pytest.raises(PluginRunError, match=r"of odd-learner 1\.2.*must return a gradhomog\.Learner; got Identity"):
         gradhomog.learner(f"{name}(rate=2)", module, module, registry=Registry())
     with pytest.raises(OptionError, match=r"odd_learner has no option 'rat'. Did you mean 'rate'"):
         gradhomog.learner(name, module, module, rat=2, registry=Registry())
 
 
-def test_a_domain_plugin_must_make_a_domain(gradhomog_install: Install) -> None:
+def test_the_factory_of_a_domain_plugin_must_return_a_domain(gradhomog_install: Install) -> None:
     source = hook(
         "return DomainSpec(factory=lambda variant, size, noise=0.0: variant, summary='')", "gradhomog_domain()"
     )
     name = gradhomog_install("odd-domain", source, kind="domains")
-    with pytest.raises(PluginRunError, match=r"of odd-domain 1\.2.*must make a gradhomog\.Domain;.*returned str"):
+    with pytest.raises(PluginRunError, match=r"of odd-domain 1\.2.*must return a gradhomog\.Domain; got str"):
         gradhomog.domain(f"odd-domain:{name}:greek(noise=1)", registry=Registry())
 
 
-@pytest.mark.parametrize("what", [5, {"pcgrad": {}}, [("pcgrad", None)], [("pcgrad", {}, 1)], [3], ("pcgrad", {})])
-def test_a_pipeline_of_something_else_is_refused(what: Any) -> None:
-    with pytest.raises(OptionError, match=r"^a pipeline is .* Homogenizer objects; got"):
-        gradhomog.pipeline(what)
+@pytest.mark.parametrize("value", [5, {"pcgrad": {}}, [("pcgrad", None)], [("pcgrad", {}, 1)], [3], ("pcgrad", {})])
+def test_an_invalid_pipeline_argument_raises(value: Any) -> None:
+    with pytest.raises(OptionError, match=r"^(a pipeline|an entry of a pipeline) must be .* Homogenizer objects?; got"):
+        gradhomog.pipeline(value)
 
 
-def test_a_loaded_plugin_can_wrap_what_is_made(gradhomog_install: Install) -> None:
+def test_a_loaded_plugin_can_wrap_the_creation_of_objects(gradhomog_install: Install) -> None:
     wrapper = """
 @hookimpl(wrapper=True)
 def gradhomog_make(spec, arguments, options):
@@ -87,7 +83,7 @@ def gradhomog_make(spec, arguments, options):
     registry = Registry()
     [before] = gradhomog.pipeline("pcgrad", registry=registry)
     [own, other] = gradhomog.pipeline(f"{name}(strength=3) + pcgrad(seed=1)", registry=registry)
-    assert not hasattr(before, "seen")  # nothing is loaded that was not named
+    assert not hasattr(before, "seen")  # the wrapper is loaded only when it is named
     assert cast(Any, own).seen == ("fine", (), {"strength": 3})
     assert cast(Any, other).seen[1:] == ((), {"seed": 1})
     made = registry.make("homogenizers", "pcgrad", {"seed": 2})
