@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 PACKAGES = ("gradhomog", "gradhomog_adapters", "gradhomog_observers", "gradhomog_plugins")
 DECLARED = {**PROJECT["entry-points"], "console_scripts": PROJECT["scripts"]}
-SOURCES = ("pyproject.toml", "README.md", "docs/LICENSE", "gradhomog", "plugins", "adapters")
+SOURCES = ("pyproject.toml", "README.md", "LICENSE", "gradhomog", "plugins", "adapters")
 
 
 def pip(*arguments: str) -> None:

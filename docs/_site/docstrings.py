@@ -93,7 +93,8 @@ def _rst(line: str) -> str:
     parts = []
     for index, part in enumerate(_CODE.split(line)):
         if index % 2 == 0:
-            parts.append(re.sub(r"([*|])", r"\\\1", re.sub(r"(?<=\w)_(?=\W|$)", r"\\_", part)))
+            separator = "\\ " if index and part[:1].isalnum() else ""  # a letter directly after code: `state_dict`s
+            parts.append(separator + re.sub(r"([*|])", r"\\\1", re.sub(r"(?<=\w)_(?=\W|$)", r"\\_", part)))
         elif re.fullmatch(r"gradhomog(\.\w+)+", part):
             parts.append(f":py:obj:`{part}`")
         else:

@@ -17,7 +17,6 @@ FAMILIES = {
     "gramian": "From inner products",
     "rows": "On the gradients themselves",
     "features": "On features and activations",
-    "library": "Another library",
 }
 
 
@@ -37,9 +36,7 @@ def stages(spec: HomogenizerSpec) -> list[str]:
 def family(spec: HomogenizerSpec) -> str:
     """The key in `FAMILIES` of a homogenizer, from its stages and from the statistics that it reads."""
     acts = stages(spec)
-    if not acts:
-        return "features" if "orthogonal" in spec.traits else "library"
-    if {"attach", "transform"} & {*acts}:
+    if not acts or {"attach", "transform"} & {*acts}:  # the presets combine methods that act on features
         return "features"
     if "rows" in acts:
         return "rows"

@@ -24,7 +24,7 @@ ROWS = {
     "norms 4 : 1, agreement": ((1.4, 0.1), (0.12, 0.33)),
     "norms 4 : 1, conflict": ((1.4, 0.1), (-0.2, 0.29)),
 }
-"""Rows of two tasks, by what they have in common."""
+"""Rows of two tasks, by norms and angle."""
 
 STEPS = 12
 """Steps with the same rows: more than one for methods with state and for methods that draw random numbers."""

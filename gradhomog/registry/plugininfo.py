@@ -38,7 +38,7 @@ class PluginInfo:
 
     @property
     def selector(self) -> str:
-        """The unambiguous name, `distribution:name`."""
+        """The unambiguous name, of distribution and name, separated by a colon."""
         return f"{self.distribution}:{self.name}"
 
     @property

@@ -127,7 +127,7 @@ def test_targets_reach_the_homogenizers_that_read_features():
     batch = tasks()
     model.step(batch, torch.optim.SGD(model.parameters(), lr=0.1))
     assert torch.equal(seen[0], torch.stack([task.query_y for task in batch]))
-    with pytest.raises(gradhomog.OptionError, match=r"needs the targets of the tasks.*\[tasks, queries\]"):
+    with pytest.raises(gradhomog.OptionError, match=r"requires the targets of the tasks.*\[tasks, queries\]"):
         gradhomog.pipeline([Reader()]).combine(torch.eye(2))
 
 

@@ -150,7 +150,7 @@ def test_the_resolved_run_file_reproduces_the_table(tmp_path, capsys):
             ["train", "--set", 'homogenizers=["none | pcgrad"]', "--set", "seeds=1"],
             "`homogenizers` must have exactly one entry",
         ),
-        (["compare", "--resume"], "of this configuration to resume"),
+        (["compare", "--resume"], "has this configuration to resume"),
         (
             ["train", "--set", 'homogenizers=["none"]', "--set", "seeds=2"],
             "`seeds` must have exactly one entry; got [0, 1]",

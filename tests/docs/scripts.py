@@ -14,7 +14,7 @@ from gradhomog import Task
 
 
 def printed(script: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What a script prints; it may set the number of threads, which is restored."""
+    """Run a script and return its output; the number of threads is restored."""
     threads = torch.get_num_threads()
     try:
         with mock.patch.object(sys, "argv", [str(script), *arguments]):

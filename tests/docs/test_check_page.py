@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import typing
 
@@ -11,7 +12,7 @@ from gradhomog import cli, testing
 from gradhomog.testing import pytest_plugin
 from gradhomog.testing.check import Outcome
 from gradhomog.testing.report import MARKS
-from tests.docs import command_help, pages
+from tests.docs import pages
 
 PAGE = pages.text("guide/check.md")
 
@@ -22,7 +23,8 @@ def test_every_outcome_is_explained_beside_its_mark(outcome: str) -> None:
 
 
 def test_every_option_of_the_command_is_on_the_page() -> None:
-    command = command_help.commands(cli.parser())["check"]
+    [commands] = [action for action in cli.parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    command = commands.choices["check"]
     options = {text for action in command._actions for text in action.option_strings if text.startswith("--")}
     assert {option for option in options - {"--help"} if f"{option}" not in PAGE} == set()
 

@@ -10,11 +10,11 @@ import torch
 
 import gradhomog
 from gradhomog import HomogenizerSpec, OptionError, PluginRunError, Registry
-from gradhomog.testing.pytest_plugin import Install
+from gradhomog.testing.pytest_plugin import InstallDistribution
 from tests.registry.sources import FINE, hook
 
 
-def test_a_factory_that_fails_is_named_and_its_error_chained(gradhomog_install: Install) -> None:
+def test_a_factory_that_fails_is_named_and_its_error_chained(gradhomog_install: InstallDistribution) -> None:
     name = gradhomog_install("fails", FINE.replace("self.strength = strength", "raise KeyError('weights')"))
     with pytest.raises(PluginRunError) as raised:
         gradhomog.pipeline(name, registry=Registry())
@@ -27,14 +27,14 @@ def test_a_factory_that_fails_is_named_and_its_error_chained(gradhomog_install: 
     assert isinstance(raised.value.__cause__, KeyError)
 
 
-def test_an_option_error_of_a_factory_keeps_its_message(gradhomog_install: Install) -> None:
+def test_an_option_error_of_a_factory_keeps_its_message(gradhomog_install: InstallDistribution) -> None:
     statement = "raise OptionError(f'strict: `strength` must be positive; got {strength}.')"
     name = gradhomog_install("strict", FINE.replace("self.strength = strength", statement))
     with pytest.raises(OptionError, match=r"^strict: `strength` must be positive; got -1\.$"):
         gradhomog.pipeline(f"{name}(strength=-1)", registry=Registry())
 
 
-def test_the_factory_of_a_homogenizer_plugin_must_return_a_homogenizer(gradhomog_install: Install) -> None:
+def test_the_factory_of_a_homogenizer_plugin_must_return_a_homogenizer(gradhomog_install: InstallDistribution) -> None:
     name = gradhomog_install("odd", FINE.replace("factory=Fine", "factory=object"))
     with pytest.raises(PluginRunError, match=r"of odd 1\.2 \(odd\) must return a gradhomog\.Homogenizer; got object"):
         gradhomog.pipeline(name, registry=Registry())
@@ -43,7 +43,7 @@ def test_the_factory_of_a_homogenizer_plugin_must_return_a_homogenizer(gradhomog
         gradhomog.pipeline(name, registry=Registry())
 
 
-def test_the_factory_of_a_learner_plugin_must_return_a_learner(gradhomog_install: Install) -> None:
+def test_the_factory_of_a_learner_plugin_must_return_a_learner(gradhomog_install: InstallDistribution) -> None:
     source = hook(
         "return LearnerSpec(factory=lambda encoder, head, homogenizers, rate=1.0: encoder, summary='')",
         "gradhomog_learner()",
@@ -56,7 +56,7 @@ def test_the_factory_of_a_learner_plugin_must_return_a_learner(gradhomog_install
         gradhomog.learner(name, module, module, rat=2, registry=Registry())
 
 
-def test_the_factory_of_a_domain_plugin_must_return_a_domain(gradhomog_install: Install) -> None:
+def test_the_factory_of_a_domain_plugin_must_return_a_domain(gradhomog_install: InstallDistribution) -> None:
     source = hook(
         "return DomainSpec(factory=lambda variant, size, noise=0.0: variant, summary='')", "gradhomog_domain()"
     )
@@ -71,7 +71,7 @@ def test_an_invalid_pipeline_argument_raises(value: Any) -> None:
         gradhomog.pipeline(value)
 
 
-def test_a_loaded_plugin_can_wrap_the_creation_of_objects(gradhomog_install: Install) -> None:
+def test_a_loaded_plugin_can_wrap_the_creation_of_objects(gradhomog_install: InstallDistribution) -> None:
     wrapper = """
 @hookimpl(wrapper=True)
 def gradhomog_make(spec, arguments, options):

@@ -11,11 +11,11 @@ import pytest
 
 import gradhomog
 from gradhomog import OptionError, PluginLoadError, Registry, UnknownPluginError
-from gradhomog.testing.pytest_plugin import Install
+from gradhomog.testing.pytest_plugin import InstallDistribution
 from tests.registry.sources import FINE
 
 
-def test_listing_and_finding_import_no_plugin(gradhomog_install: Install) -> None:
+def test_listing_and_finding_import_no_plugin(gradhomog_install: InstallDistribution) -> None:
     name = gradhomog_install("explodes", "raise RuntimeError('imported')")
     registry = Registry()
     assert name in registry.names("homogenizers")
@@ -36,7 +36,9 @@ def test_listing_installed_plugins_imports_neither_torch_nor_plugins() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_the_list_is_sorted_and_contains_the_distribution_of_each_plugin(gradhomog_install: Install) -> None:
+def test_the_list_is_sorted_and_contains_the_distribution_of_each_plugin(
+    gradhomog_install: InstallDistribution,
+) -> None:
     gradhomog_install("zz-late", FINE, version="2.0")
     gradhomog_install("aa-early", FINE)
     infos = Registry().list("homogenizers")
@@ -54,7 +56,7 @@ def test_a_registry_can_be_created_from_entry_points() -> None:
     assert registry.load("homogenizers", "mine")[1].summary
 
 
-def test_of_a_distribution_twice_on_the_path_the_first_is_used(gradhomog_install: Install) -> None:
+def test_of_a_distribution_twice_on_the_path_the_first_is_used(gradhomog_install: InstallDistribution) -> None:
     gradhomog_install("twice", "raise RuntimeError('the wrong one')", version="1.0", folder="later")
     name = gradhomog_install("twice", FINE, version="2.0", folder="earlier")  # first on the path
     registry = Registry()
@@ -63,7 +65,7 @@ def test_of_a_distribution_twice_on_the_path_the_first_is_used(gradhomog_install
 
 
 def test_folders_without_metadata_after_a_broken_uninstall_do_not_stop_the_list(
-    gradhomog_install: Install, tmp_path: Any
+    gradhomog_install: InstallDistribution, tmp_path: Any
 ) -> None:
     for name in ("left-one", "left-two"):
         gradhomog_install(name, FINE, plugin="left")

@@ -9,7 +9,7 @@ import pytest
 
 import gradhomog
 from gradhomog import PluginLoadError, Registry
-from gradhomog.testing.pytest_plugin import Install
+from gradhomog.testing.pytest_plugin import InstallDistribution
 from tests.registry.sources import FINE, hook
 
 BROKEN = {
@@ -78,7 +78,7 @@ BROKEN = {
 
 @pytest.mark.parametrize(("source", "words", "cause"), BROKEN.values(), ids=BROKEN.keys())
 def test_a_broken_plugin_raises_with_its_name_and_does_not_affect_others(
-    gradhomog_install: Install, source: str, words: list[str], cause: type[BaseException] | None
+    gradhomog_install: InstallDistribution, source: str, words: list[str], cause: type[BaseException] | None
 ) -> None:
     gradhomog_install("zz-broken", source, plugin="broken", version="0.3")
     fine = gradhomog_install("zz-fine", FINE)
@@ -117,14 +117,14 @@ def test_a_broken_plugin_raises_with_its_name_and_does_not_affect_others(
         ("zz_elsewhere", "cannot be imported: ModuleNotFoundError: No module named 'zz_elsewhere'"),
     ],
 )
-def test_an_entry_point_must_name_a_module(gradhomog_install: Install, target: str, words: str) -> None:
+def test_an_entry_point_must_name_a_module(gradhomog_install: InstallDistribution, target: str, words: str) -> None:
     name = gradhomog_install("zz-target", FINE + "\nnumber = 3\n", target=target)
     with pytest.raises(PluginLoadError) as raised:
         Registry().load("homogenizers", name)
     assert f"homogenizer 'zz_target' of zz-target 1.2 ({target}) {words}" in str(raised.value)
 
 
-def test_a_plugin_is_imported_once_and_its_hook_called_once(gradhomog_install: Install) -> None:
+def test_a_plugin_is_imported_once_and_its_hook_called_once(gradhomog_install: InstallDistribution) -> None:
     counting = FINE.replace("    return HomogenizerSpec", "    calls.append(1)\n    return HomogenizerSpec")
     name = gradhomog_install("counts", counting + "\ncalls = []\n")
     registry = Registry()
@@ -133,7 +133,7 @@ def test_a_plugin_is_imported_once_and_its_hook_called_once(gradhomog_install: I
     assert sys.modules["counts"].calls == [1]
 
 
-def test_one_module_may_offer_plugins_of_two_kinds(gradhomog_install: Install, tmp_path: Any) -> None:
+def test_one_module_may_offer_plugins_of_two_kinds(gradhomog_install: InstallDistribution, tmp_path: Any) -> None:
     source = FINE + "\n@hookimpl\ndef gradhomog_learner():\n    return LearnerSpec(factory=object, summary='both')\n"
     name = gradhomog_install("both", source)
     points = tmp_path / "site" / "both-1.2.dist-info" / "entry_points.txt"

@@ -6,7 +6,7 @@ import pytest
 
 import gradhomog
 from gradhomog import AmbiguousPluginError, DisabledPluginError, Registry, UnknownPluginError
-from gradhomog.testing.pytest_plugin import Install
+from gradhomog.testing.pytest_plugin import InstallDistribution
 from tests.registry.sources import FINE
 
 
@@ -29,7 +29,7 @@ def test_a_name_of_another_kind_raises_with_that_kind() -> None:
         Registry().find("learners", "pcgrad")
 
 
-def test_a_name_in_two_distributions_requires_the_distribution(gradhomog_install: Install) -> None:
+def test_a_name_in_two_distributions_requires_the_distribution(gradhomog_install: InstallDistribution) -> None:
     gradhomog_install("dist-one", FINE, plugin="twin", version="1.5")
     gradhomog_install("dist-two", FINE.replace("fine", "finer"), plugin="twin", version="3.0")
     registry = Registry()
@@ -46,7 +46,7 @@ def test_a_name_in_two_distributions_requires_the_distribution(gradhomog_install
 
 
 def test_a_third_party_plugin_cannot_replace_a_built_in_plugin(
-    gradhomog_install: Install, monkeypatch: pytest.MonkeyPatch
+    gradhomog_install: InstallDistribution, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gradhomog_install("stranger", FINE, plugin="pcgrad")
     registry = Registry()

@@ -13,7 +13,7 @@ import torch
 import gradhomog
 from gradhomog import Homogenizer, HomogenizerSpec, OptionError, Registry, StageResult
 from gradhomog.registry import options
-from gradhomog.testing.pytest_plugin import Install
+from gradhomog.testing.pytest_plugin import InstallDistribution
 from tests.registry.annotated_options import AnnotatedOptions
 from tests.registry.scaled import Scaled
 from tests.registry.sources import FINE
@@ -220,7 +220,7 @@ def test_arguments_that_the_host_supplies_are_not_options() -> None:
         Registry().make("learners", "maml", {"encoder": None})
 
 
-def test_options_of_a_partial_factory_are_validated(gradhomog_install: Install) -> None:
+def test_options_of_a_partial_factory_are_validated(gradhomog_install: InstallDistribution) -> None:
     source = "import functools\n" + FINE.replace("factory=Fine", "factory=functools.partial(Fine, strength=2.0)")
     name = gradhomog_install("partial", source)
     registry = Registry()

@@ -15,13 +15,13 @@ import tomli_w
 from gradhomog.errors import ConfigError, ExpressionError
 from gradhomog.experiments import problems
 from gradhomog.experiments.config import first_comparison, suites, toml
+from gradhomog.experiments.config.overrides import apply_override
 from gradhomog.experiments.config.validation import at_least, build
 from gradhomog.experiments.problems import ProblemSpec
 from gradhomog.faults import join_faults
 
 SEEDS = 2**32
 """Exclusive upper bound of seeds, as in `episodes.EpisodeStream`."""
-
 
 MAX_SEEDS = 1000
 """Maximum number of runs per method; a larger number is probably a seed given as the number of seeds."""
@@ -206,7 +206,7 @@ def load(
     """
     content = {} if path is None else toml.read(Path(path))
     for override in overrides:
-        _override(content, override)
+        apply_override(content, override)
     try:
         spec = _build_problem(content)
         other_defaults = spec.defaults if spec else first_comparison.defaults(content)
@@ -220,27 +220,6 @@ def load(
             raise
         raise ConfigError(f"{path}: {error}") from error
     return config
-
-
-def _override(content: dict[str, Any], text: str) -> None:
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise ConfigError(f"--set must be key.path=value; got {text!r}.")
-    try:
-        parsed = toml.parse(f"value = {value}")["value"]
-    except toml.SyntaxFault:
-        parsed = value.strip()  # an unquoted word is a string: --set learner=fomaml
-    except ConfigError as error:
-        raise ConfigError(f"--set {key.strip()}: {error}") from error
-    *path, last = key.strip().split(".")
-    if len(path) > toml.MAX_DEPTH:
-        raise ConfigError(f"--set {path[0]}.{path[1]}…: {toml.TOO_DEEP}")
-    table = content
-    for part in path:
-        table = table.setdefault(part, {})
-        if not isinstance(table, dict):
-            raise ConfigError(f"--set {key.strip()}: `{part}` is not a table.")
-    table[last] = parsed
 
 
 def _build_problem(content: dict[str, Any]) -> ProblemSpec | None:

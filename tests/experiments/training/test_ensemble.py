@@ -59,7 +59,7 @@ def test_an_ensemble_of_one_is_the_learner_and_regression_is_scored_by_squared_e
 
 
 def test_an_ensemble_without_valid_states_or_tasks_is_rejected():
-    with pytest.raises(OptionError, match="`states` must hold at least one state"):
+    with pytest.raises(OptionError, match="`states` must contain at least one state"):
         Ensemble(learner(), [])
     with pytest.raises(ConfigError, match="the state of MAML must have the keys"):
         Ensemble(learner(), [{}])

@@ -162,8 +162,8 @@ def test_the_run_file_of_a_run_contains_only_that_run(small, tmp_path):
 
 def test_a_non_finite_score_is_never_better(small, tmp_path):
     trainable = trainer(small, Run("maml", "none", 0), tmp_path).trainable
-    assert trainable.metric.better(0.5, math.nan)
-    assert not trainable.metric.better(math.nan, 0.5)
+    assert trainable.metric.is_better(0.5, math.nan)
+    assert not trainable.metric.is_better(math.nan, 0.5)
 
 
 def test_files_of_one_stem_in_two_folders_are_two_domains(tmp_path):

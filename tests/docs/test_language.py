@@ -1,0 +1,68 @@
+"""Docstrings, comments, messages, names and pages avoid the words of `tests.docs.language`."""
+
+from __future__ import annotations
+
+import doctest
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.docs import console, language, signatures
+from tests.docs.language import ROOT
+
+
+def files(*endings: str) -> list[Path]:
+    """The tracked files with one of these endings; all files in an unpacked source distribution."""
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    names = tracked.stdout.split("\0")
+    found = [ROOT / name for name in names] if tracked.returncode == 0 else [*ROOT.rglob("*")]
+    lists = {Path(language.__file__), Path(__file__)}  # contain the words
+    return [path for path in found if path.suffix in endings and path.exists() and path not in lists]
+
+
+@pytest.mark.parametrize("folder", ["gradhomog", "plugins", "adapters", "tests", "docs"])
+def test_docstrings_comments_messages_and_names_avoid_the_words(folder: str) -> None:
+    modules = [path for path in files(".py") if path.relative_to(ROOT).parts[0] == folder]
+    assert modules
+    assert [str(finding) for path in modules for finding in language.of_python(path)] == []
+
+
+def test_pages_avoid_the_words() -> None:
+    pages = files(".md", ".html")
+    assert pages
+    assert [str(finding) for path in pages for finding in language.of_page(path)] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The user is told which option is wrong.",
+        "What is left out has a default.",
+        "Whether the step is finite.",
+        "It is asked for by name.",
+        "The module of one's own.",
+    ],
+)
+def test_a_sentence_with_words_to_avoid_is_found(text: str) -> None:
+    assert list(language.findings(text, "a page"))
+
+
+@pytest.mark.parametrize(
+    "text", ["What does it cost?", "The function `told` reports.", "Return the mean, such as it is."]
+)
+def test_questions_and_code_are_allowed(text: str) -> None:
+    assert list(language.findings(text, "a page")) == []
+
+
+@pytest.mark.parametrize("name", ["told", "asked_for", "whatever"])
+def test_names_of_functions_are_searched(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(language, "ROOT", tmp_path)
+    (tmp_path / "module.py").write_text(f"def {name}():\n    pass\n")
+    assert list(language.of_python(tmp_path / "module.py"))
+
+
+@pytest.mark.parametrize("module", [console, signatures], ids=lambda module: module.__name__)
+def test_doctests_pass(module: object) -> None:
+    failed, tried = doctest.testmod(module)  # type: ignore[arg-type]
+    assert (failed, tried > 0) == (0, True)
