@@ -33,10 +33,11 @@ def pages() -> dict[str, str]:
             lines.append(table_row(f"[`{name}`](python/{name}.md)", summary))
             written[f"reference/python/{name}.md"] = _page(name, found)
         lines.append("")
-    toctree = ["```{toctree}", ":hidden:", ":glob:", "", "python/*", "```", ""]
-    return {"reference/python.md": "\n".join([*lines, *toctree]), **written}
+    return {"reference/python.md": "\n".join(lines), **written}
 
 
 def _page(name: str, found: Any) -> str:
     kind = "function" if inspect.isfunction(found) else "class" if inspect.isclass(found) else "module"
-    return f"# `{name}`\n\n```{{eval-rst}}\n.. auto{kind}:: gradhomog.{name}\n```\n"
+    # Orphans are not in the navigation, whose tree is computed for every page.
+    head = f"---\norphan: true\n---\n\n# `{name}`\n\n[Python names](../python.md)\n\n"
+    return f"{head}```{{eval-rst}}\n.. auto{kind}:: gradhomog.{name}\n```\n"
