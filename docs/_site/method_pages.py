@@ -124,7 +124,7 @@ def _page(
         items = docstrings.numbered(_without_label(by_kind["Deviations:"]))
         lines += [f"1. {item[:1].upper()}{item[1:]}" for item in items]
         lines += [""]
-    lines += ["## Properties", "", *table_head("", "")]
+    lines += ["## Properties", "", *table_head("property", "meaning")]
     lines += [table_row(f"`{trait}`", TRAITS[trait]) for trait in sorted(spec.traits)]
     stages = plugin_tables.stages(spec)
     lines += [
@@ -202,4 +202,5 @@ def _results(name: str, results: Mapping[str, Mapping[str, Mapping[str, str]]]) 
     if not lines:
         return []
     note = "±: 95 % confidence interval over seeds; *: significant at the 5 % level after Holm's correction."
-    return ["## Measured", "", *table_head("", "this method", "plain", "paired difference"), *lines, "", note, ""]
+    head = table_head("problem and score", "this method", "plain", "paired difference")
+    return ["## Measured", "", *head, *lines, "", note, ""]
