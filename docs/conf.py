@@ -27,6 +27,7 @@ exclude_patterns = ["examples/**/README.md", "_site", "methods/_*.md"]
 html_theme = "furo"
 html_title = f"gradhomog {release}"
 html_static_path = ["_static"]
+html_favicon = "_static/icon.svg"
 html_css_files = ["site.css"]
 html_theme_options = {"source_repository": "", "navigation_with_keys": True}
 html_copy_source = False
@@ -34,6 +35,10 @@ html_show_sourcelink = False
 
 myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence", "deflist", "attrs_inline", "attrs_block"]
 myst_heading_anchors = 4
+myst_html_meta = {
+    "description lang=en": "Gradient homogenization for PyTorch: plugins that make the gradients of several tasks agree, "
+    "for multi-task learning and meta-learning on TorchOpt."
+}
 nb_execution_mode = "cache"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
