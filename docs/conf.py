@@ -24,6 +24,8 @@ extensions = [
 ]
 exclude_patterns = ["examples/**/README.md", "_site", "methods/_*.md"]
 
+default_role = "code"  # help texts have code in single backticks
+
 html_theme = "furo"
 html_title = f"gradhomog {release}"
 html_static_path = ["_static"]
@@ -49,4 +51,5 @@ autodoc_default_options = {"members": True, "undoc-members": False}
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True  # attributes of a docstring are a list, not objects of their own
+napoleon_use_rtype = False  # `Returns:` is a sentence, which may contain a colon
 suppress_warnings = ["myst.domains"]  # sphinx-argparse adds a domain that does not resolve links of other kinds

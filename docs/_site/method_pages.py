@@ -33,7 +33,7 @@ TRAITS = {
 MEASURED = {
     "functions": "nmse on [functions of different magnitude](../results/methods.md), lower is better",
     "landscape": "loss on [a landscape with conflict and without noise](../results/methods.md), lower is better",
-    "glyph_pairs": "accuracy in % on [pairs of glyphs](../results/methods.md), higher is better",
+    "regression": "R² on [ten related regressions](../results/methods.md), higher is better",
 }
 
 
@@ -161,7 +161,7 @@ def _list(found: Mapping[PluginInfo, HomogenizerSpec]) -> str:
 
 def _gallery(found: Mapping[PluginInfo, HomogenizerSpec]) -> str:
     """The pictures of all methods, each with a link to its page."""
-    lines = ["::::{grid} 1 1 2 2", ":gutter: 2", ""]
+    lines = ["::::{grid} 1 1 1 2", ":gutter: 2", ""]
     for info, spec in found.items():
         lines += [f":::{{grid-item-card}} {info.name}", f":link: ../methods/{info.name}", ":link-type: doc", ""]
         lines += [f"![Directions of {info.name}](../methods/pictures/{info.name}.svg)", "", spec.summary, ":::", ""]
