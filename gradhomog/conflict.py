@@ -157,8 +157,8 @@ def distance_bound(
         return gradients.clamp(max=2 * gradient_bound)
     if steps > 1 and hessian_smoothness is None:
         raise OptionError(
-            f"`hessian_smoothness` is required with `first_order=False` and {steps} inner steps: without it, no "
-            "multiple of the total variation bounds the distance. Pass it, or use `first_order=True` or "
+            f"`hessian_smoothness` is required with `first_order=False` and {steps} inner steps; without it, "
+            "the total variation gives no bound. Pass it, or use `first_order=True` or "
             "`inner_steps=1`."
         )
     apart, hessians = torch.zeros_like(support), torch.zeros_like(support)  # ‖ψ_i − ψ_j‖, Σ ‖H_i − H_j‖ along the loop

@@ -12,7 +12,7 @@ from gradhomog.jacobian import Direction
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageGramian:
     """The Gramian of the rows after one `mix` or `rows` stage, float64 `[tasks, tasks]`."""
 
     name: str
@@ -29,8 +29,8 @@ class Homogenization:
         weights: the weight of each of these tasks' rows in the direction, float64 `[tasks]`: direction =
             1/N Σ_i weights_i · row_i. None if a stage replaced the rows, or if groups of parameters were homogenized
             separately (`per`).
-        gramian: of the rows before the first stage, float64 `[tasks, tasks]`; None unless a stage read it or `inspect`
-            was set.
+        gramian: Gramian of the rows before the first stage, float64 `[tasks, tasks]`; None unless a stage read it or
+            `inspect` was set.
         stages: with `inspect`, one entry for each `mix` and `rows` stage, in order.
         measured: numbers that the homogenizers report about the step, by name.
         unconverged: names of the homogenizers whose solver did not converge.
@@ -40,7 +40,7 @@ class Homogenization:
     tasks: tuple[int, ...]
     weights: Tensor | None
     gramian: Tensor | None
-    stages: Sequence[Stage] = ()
+    stages: Sequence[StageGramian] = ()
     measured: Mapping[str, Mapping[str, float | Sequence[float]]] = field(default_factory=dict)
     unconverged: tuple[str, ...] = ()
 

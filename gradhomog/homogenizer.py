@@ -35,7 +35,7 @@ class Homogenizer:
     Attributes:
         state_names: names of the attributes that form the state: numbers, strings, tensors, dicts and lists of these,
             or another Homogenizer. `state_dict` saves them; after loading into a new object, training continues with
-            identical bits. Only the host assigns them, from the result of `update`: no stage changes the object.
+            identical bits. Only the pipeline assigns them, from the result of `update`: no stage changes the object.
         seed: seed of `step.generator`; a stochastic method has an option of this name.
         needs: if options decide which statistics are read, the subset of `HomogenizerSpec.needs` that is read with
             these options; None for all of them.
@@ -54,7 +54,9 @@ class Homogenizer:
         raise NotImplementedError
 
     def begin(self, key: TaskKey, part: Part, generator: torch.Generator) -> None:
-        """Receive the task and part that the encoder runs on until the next call, for hooks set by `attach`.
+        """Called before the encoder runs on the support or query inputs of a task, for hooks that `attach` registered.
+
+        `key` identifies the task, `part` is `"support"` or `"query"`; both are valid until the next call.
 
         `generator` is a function of (seed, step number, slot, part). Draw from it once and keep the random numbers
         until the next step, so that second-order gradients are those of one function.
@@ -79,8 +81,8 @@ class Homogenizer:
     def update(self, step: Step) -> Mapping[str, Any]:
         """Return new values of some of `state_names`, computed from the detached step that `mix` or `rows` received.
 
-        Called last, without gradients, once the direction is verified to be finite. The host assigns the values after
-        every homogenizer has returned. Do not modify the old values in place; numbers must be finite.
+        Called last, without gradients, once the direction is verified to be finite. The pipeline assigns the values
+        after every homogenizer has returned. Do not modify the old values in place; numbers must be finite.
         """
         raise NotImplementedError
 
@@ -127,7 +129,7 @@ class Homogenizer:
                 setattr(self, name, _copy(value))
 
     def assign_state(self, values: Mapping[str, Any]) -> None:
-        """Assign the values that `update` returned. Called by the host."""
+        """Assign the values that `update` returned. Called by the pipeline."""
         for name, value in values.items():
             current = getattr(self, name)
             if isinstance(current, Homogenizer):

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from gradhomog import expression
 from gradhomog.errors import ConfigError, DataError, OptionError, PluginLoadError, PluginRunError
-from gradhomog.host.assembly import Entry
 from gradhomog.outer_optimizer import OuterOptimizer, check_holds_parameters
 from gradhomog.pipelines import Pipeline, pipeline
 from gradhomog.registry import Registry, installed
 from gradhomog.reports import Evaluation, StageReport, StepReport, TaskRow, TaskRows
 from gradhomog.scoring import Loss, accuracies, accuracy, default_loss
+from gradhomog.stage_execution.assembly import Entry
 from gradhomog.task_key import TaskKey
 from gradhomog.tasks import Task, TaskBatch
 from gradhomog.training_mode import training_mode
@@ -35,7 +35,7 @@ class Learner(ABC):
 
     Parameters of the learner have the names `encoder.<name>` and `head.<name>`; those with `requires_grad=False` are
     constants. A subclass may train further modules (inner learning rates, a relation network): it passes them to
-    `learn`, and their parameters have the names `learner.<name>`.
+    `register_module`, and their parameters have the names `learner.<name>`.
     """
 
     def __init_subclass__(cls, **keywords: Any) -> None:
@@ -48,7 +48,7 @@ class Learner(ABC):
             if not isinstance(module, nn.Module):
                 raise OptionError(f"`{name}` must be a torch.nn.Module; got {type(module).__name__}.")
         self.encoder, self.head = encoder, head
-        self.own = nn.ModuleDict()
+        self.extra_modules = nn.ModuleDict()
         self.homogenizers: Pipeline = pipeline(homogenizers)
         self.loss = loss or default_loss
         if not self.named_parameters():
@@ -84,21 +84,21 @@ class Learner(ABC):
     def on_step_end(self) -> None:  # noqa: B027 - optional
         """Hook for schedules, called at the end of every `step`."""
 
-    def learn(self, name: str, module: nn.Module) -> None:
+    def register_module(self, name: str, module: nn.Module) -> None:
         """Add a module whose parameters are trained too, as `learner.<name>.*`; for the constructors of subclasses.
 
         The module is moved to the device and dtype of the encoder's first parameter, and is saved with the learner.
         """
         like = next(iter([*self.encoder.parameters(), *self.head.parameters()]))
-        self.own[name] = module.to(like)
+        self.extra_modules[name] = module.to(like)
 
     def mode(self, training: bool) -> AbstractContextManager[None]:
         """Set the network to training or evaluation mode within the context; afterwards restore the previous mode."""
-        return training_mode((self.encoder, self.head, self.own), training)
+        return training_mode((self.encoder, self.head, self.extra_modules), training)
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Return the trained parameters, each once: `encoder.*`, `head.*` and, for some learners, `learner.*`."""
-        everything = nn.ModuleDict({"encoder": self.encoder, "head": self.head, "learner": self.own})
+        everything = nn.ModuleDict({"encoder": self.encoder, "head": self.head, "learner": self.extra_modules})
         return {name: p for name, p in everything.named_parameters() if p.requires_grad}
 
     def parameters(self) -> list[nn.Parameter]:
@@ -107,17 +107,16 @@ class Learner(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of network and homogenizers, which `torch.load` reads with `weights_only=True`."""
-        own = {"learner": self.own.state_dict()} if len(self.own) else {}
-        return {
-            "encoder": self.encoder.state_dict(),
-            "head": self.head.state_dict(),
-            **own,
-            "homogenizers": self.homogenizers.state_dict(),
-        }
+        modules = {name: module.state_dict() for name, module in self._saved_modules().items()}
+        return {**modules, "homogenizers": self.homogenizers.state_dict()}
+
+    def _saved_modules(self) -> dict[str, nn.Module]:
+        modules = {"encoder": self.encoder, "head": self.head}
+        return {**modules, "learner": self.extra_modules} if len(self.extra_modules) else modules
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a saved state; network and pipeline must have the same structure. After an error nothing has changed."""
-        parts = {"encoder": self.encoder, "head": self.head, **({"learner": self.own} if len(self.own) else {})}
+        parts = self._saved_modules()
         if set(state) != {*parts, "homogenizers"}:
             names = f"{', '.join(parts)} and homogenizers"
             raise ConfigError(f"the state of {type(self).__name__} must have the keys {names}; got {sorted(state)}.")

@@ -16,13 +16,13 @@ from gradhomog import expression
 from gradhomog.errors import ConfigError, ConvergenceWarning, OptionError
 from gradhomog.homogenization import Homogenization, PendingStep
 from gradhomog.homogenizer import Homogenizer, Part
-from gradhomog.host.assembly import Entry, assemble
-from gradhomog.host.member import Member
-from gradhomog.host.nonfinite import Nonfinite, drop_nonfinite, find_cause
-from gradhomog.host.stages import Stages, attached, report
-from gradhomog.host.step_inputs import Rows, features_at_taps, make_step_inputs
 from gradhomog.jacobian import Direction, all_finite
 from gradhomog.registry import Registry, installed
+from gradhomog.stage_execution.assembly import Entry, assemble
+from gradhomog.stage_execution.member import Member
+from gradhomog.stage_execution.nonfinite import Nonfinite, drop_nonfinite, find_cause
+from gradhomog.stage_execution.stages import Stages, attached, report
+from gradhomog.stage_execution.step_inputs import Rows, features_at_stages, make_step_inputs
 from gradhomog.step import seeded_generator
 from gradhomog.task_key import TaskKey
 
@@ -57,7 +57,7 @@ def pipeline(
     if isinstance(homogenizers, Pipeline):
         if nonfinite not in (None, homogenizers.nonfinite):
             raise OptionError(
-                f"`nonfinite` must be that of the pipeline, {homogenizers.nonfinite!r}; got {nonfinite!r}."
+                f"`nonfinite` must be {homogenizers.nonfinite!r}, as in the pipeline; got {nonfinite!r}. Omit it."
             )
         return homogenizers
     members, text = assemble(homogenizers, registry or installed())
@@ -110,7 +110,7 @@ class Pipeline:
         return attached(self.stages.attaching, encoder)
 
     def begin(self, key: TaskKey, part: Part) -> None:
-        """Pass attached homogenizers the task and part that the encoder runs on until the next call."""
+        """Call `begin` of the homogenizers, before the encoder runs on the support or query inputs of a task."""
         for member in self.stages.beginning:
             seed = member.homogenizer.seed + self.stages.seed_offsets[member]
             generator = seeded_generator(seed, self.steps, key.slot, PART_NUMBERS[part])
@@ -122,10 +122,10 @@ class Pipeline:
         Returns the features before the first stage and after each stage. The last are the input of the head; the
         gradients of the losses w.r.t. all of them are the `feature_grads` of `homogenize`.
         """
-        taps = [features]
+        stage_features = [features]
         for member in self.stages.transforming:
-            taps.append(member.transform(taps[-1], keys))
-        return taps
+            stage_features.append(member.transform(stage_features[-1], keys))
+        return stage_features
 
     def combine(
         self,
@@ -167,8 +167,8 @@ class Pipeline:
         """
         if len(features) or len(feature_grads):
             transforms = len(self.stages.transforming)
-            features = features_at_taps("features", features, transforms)
-            feature_grads = features_at_taps("feature_grads", feature_grads, transforms)
+            features = features_at_stages("features", features, transforms)
+            feature_grads = features_at_stages("feature_grads", feature_grads, transforms)
         step = self.compute(
             jacobian, losses, domains=domains, features=list(features), feature_grads=list(feature_grads),
             targets=targets, create_graph=create_graph,
@@ -219,19 +219,19 @@ class Pipeline:
                 _ = inputs.jacobian.total_squared_norms  # before `mean`, which frees the graph of a lazy Jacobian
             if (nonfinite or self.nonfinite) == "drop":
                 inputs = drop_nonfinite(inputs, self.stages.transforming)
-            rows, actions = self.stages.run(inputs, self.steps, self.debug)
+            rows, outcomes = self.stages.run(inputs, self.steps, self.debug)
             direction = rows.mean()
         others = [*inputs.feature_grads] if inputs.losses is None else [inputs.losses, *inputs.feature_grads]
         if not all_finite([*direction.values(), *others]):
-            raise find_cause(inputs, actions, self.stages.transforming)
-        measured, states = self.stages.new_states(inputs, actions, self.steps, create_graph, self.debug)
+            raise find_cause(inputs, outcomes, self.stages.transforming)
+        measured, states = self.stages.new_states(inputs, outcomes, self.steps, create_graph, self.debug)
 
         def commit() -> None:
             for member, state in states:
                 member.homogenizer.assign_state(state)
             self.steps += 1
 
-        result = report(inputs, direction, rows, actions, measured, inspect)
+        result = report(inputs, direction, rows, outcomes, measured, inspect)
         if result.unconverged:
             warnings.warn(f"the solver of {' and '.join(result.unconverged)} did not converge", ConvergenceWarning, 3)
         return PendingStep(result, commit)

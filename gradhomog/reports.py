@@ -38,7 +38,7 @@ class TaskRows:
     """The rows of a task batch.
 
     Attributes:
-        jacobian: by parameter name, `[tasks, *shape]`.
+        jacobian: the rows by parameter name, `[tasks, *shape]`.
         losses: query losses, float64 `[tasks]`.
         accuracies: share of the query set that is classified correctly, float64 `[tasks]`; None for regression.
         features, feature_grads: before and after each `transform` stage, `[tasks, queries, features]`.
@@ -82,7 +82,7 @@ class StepReport:
         losses, accuracies: as in `TaskRows`.
         norms: Euclidean norms of the rows before homogenization, float64 `[tasks]`. Norms, cosines and weights are
             those of the tasks in the step.
-        cosines: between these rows, float64 `[tasks, tasks]`.
+        cosines: cosines between these rows, float64 `[tasks, tasks]`.
         weights: the weight of each row in the step (1 is the plain mean); None if a stage replaced the rows.
         tasks: indices of the tasks in the step.
         domains: one name per task.

@@ -42,7 +42,7 @@ Observer = Callable[[str, Mapping[str, Any]], None]
 """A function that is called as `observer(event, record)` for every record of a run; see `gradhomog_observer`."""
 
 
-class Seeded(Protocol):
+class HasSeed(Protocol):
     """An object with a seed, such as a homogenizer."""
 
     seed: int
@@ -76,8 +76,8 @@ class HomogenizerSpec:
         needs: statistics read in any stage, from `STATISTICS`. Reading an undeclared statistic is an error.
         last: True if it must be the last of a pipeline, because its guarantee is about the direction itself. A pipeline
             with another homogenizer after it is rejected.
-        max_tasks: the largest number of tasks that memory and time allow; more raise an error before any allocation.
-            None: no limit.
+        max_tasks: the largest number of tasks that memory and time allow; a step with more tasks causes an error before
+            any allocation. None: no limit.
     """
 
     factory: Callable[..., Any]
@@ -152,4 +152,4 @@ SIGNATURE_ONLY: dict[type[Any], tuple[str, ...]] = {
     DomainSpec: ("variant", "size"),
     ObserverSpec: ("config", "folder"),
 }
-"""Parameters of each kind of factory that the host supplies; users cannot set them as options."""
+"""Parameters of each kind of factory that gradhomog supplies; users cannot set them as options."""

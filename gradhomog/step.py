@@ -15,7 +15,7 @@ from gradhomog.specs import STATISTICS
 from gradhomog.task_key import TaskKey
 
 if TYPE_CHECKING:
-    from gradhomog.specs import Seeded
+    from gradhomog.specs import HasSeed
 
 
 class StageResult(NamedTuple):
@@ -24,7 +24,7 @@ class StageResult(NamedTuple):
     Attributes:
         value: weights or a mixing matrix from `mix`, a Jacobian from `rows`.
         aux: any object, which `update`, `measured` and `paper_scale` read as `step.aux`.
-        converged: False if an iterative solver stopped before it converged; the host then warns.
+        converged: False if an iterative solver stopped before it converged; gradhomog then issues a ConvergenceWarning.
     """
 
     value: Any
@@ -139,7 +139,7 @@ class Step:
         """Return the key of each task's state: `by("slot")` or `by("domain")`."""
         return [task.by(key) for task in self.keys]
 
-    def view(self, homogenizer: Seeded, aux: Any = None) -> Step:
+    def view(self, homogenizer: HasSeed, aux: Any = None) -> Step:
         """Return this step for a homogenizer that another one wraps: with the seed and `aux` of the wrapped one."""
         return replace(self, _seed=homogenizer.seed, aux=aux)
 

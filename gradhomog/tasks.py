@@ -65,7 +65,7 @@ class TaskBatch:
         for name in ("support_y", "query_x", "query_y", "classes"):
             if getattr(self, name) is not None and getattr(self, name).shape[0] != n:
                 raise DataError(
-                    f"`{name}` must have the {n} tasks of `support_x` in its first dimension; "
+                    f"the first dimension of `{name}` must be {n}, the number of tasks in `support_x`; "
                     f"got shape {tuple(getattr(self, name).shape)}."
                 )
         if self.domains and len(self.domains) != n:

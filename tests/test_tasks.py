@@ -40,7 +40,7 @@ def test_a_batch_has_classes_only_if_all_its_tasks_have():
 
 def test_classes_must_have_the_same_shape_in_all_tasks():
     batch = TaskBatch.stack([make_task(0), make_task(1)])
-    with pytest.raises(DataError, match="`classes` must have the 2 tasks"):
+    with pytest.raises(DataError, match="first dimension of `classes` must be 2"):
         TaskBatch(batch.support_x, batch.support_y, batch.query_x, batch.query_y, classes=torch.zeros(3, 2).long())
     three = make_task(1)
     three = Task(three.support_x, three.support_y, three.query_x, three.query_y, "three", torch.tensor([1, 2, 3]))

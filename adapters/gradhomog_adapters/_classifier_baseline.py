@@ -50,7 +50,7 @@ class ClassifierBaseline(MetricLearner):
         self.test_lr, self.test_epochs, self.test_batch = test_lr, test_epochs, test_batch
         self._make = make
         features = math.prod(feature_shape(self, input_shape))
-        self.learn("classifier", make(features, classes or self._outputs_of_head(features)))
+        self.register_module("classifier", make(features, classes or self._outputs_of_head(features)))
 
     def _outputs_of_head(self, features: int) -> int:
         linear = next((part for part in reversed(list(self.head.modules())) if isinstance(part, nn.Linear)), None)
@@ -76,7 +76,7 @@ class ClassifierBaseline(MetricLearner):
         assert query.y is not None
         support = parameters["task.features"]
         outputs = at_least_float32(
-            call_learner_module(self.own, parameters, "classifier", torch.cat([support, query.features]))
+            call_learner_module(self.extra_modules, parameters, "classifier", torch.cat([support, query.features]))
         )
         return self.loss(outputs, torch.cat([query.support.y, query.y])), outputs[len(support) :]
 
@@ -94,8 +94,9 @@ class ClassifierBaseline(MetricLearner):
             actual = "no `classes`" if ids is None else "`classes`, the indices of their classes"
             option = f"has classes={self.classes}" if self.classes else "has no option `classes`, the number of classes"
             raise DataError(
-                f"the tasks have {actual}, and {type(self).__name__} {option}. Set both (an EpisodeStream "
-                "sets `classes` of tasks, and has `class_count`) or neither."
+                f"the option `classes` of {type(self).__name__} and `classes` of the tasks must be set together: the "
+                f"tasks have {actual}, and {type(self).__name__} {option}. An EpisodeStream sets `Task.classes`; pass "
+                "its `class_count` as the option."
             )
         low, high = (int(bound) for bound in ids.aminmax())
         if low < 0 or high >= self.classes:

@@ -1,4 +1,4 @@
-"""The classifiers of Baseline and Baseline++, and the fit of one to a support set at meta-test."""
+"""The classifiers of Baseline and Baseline++, and the training of a classifier on a support set at meta-test."""
 
 from __future__ import annotations
 

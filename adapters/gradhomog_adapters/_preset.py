@@ -1,4 +1,4 @@
-"""Presets: learners that are another learner with some options fixed, under a new name."""
+"""Helper for presets: a preset is an existing learner with some options fixed, registered under its own name."""
 
 from __future__ import annotations
 

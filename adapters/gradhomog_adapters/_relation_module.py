@@ -12,7 +12,7 @@ DEFAULT_HIDDEN = 8
 MIN_UNPADDED_SIZE = 10  # pixels; smaller maps are padded
 
 
-def make_map_module(shape: Sequence[int], hidden: int) -> nn.Module:
+def make_feature_map_module(shape: Sequence[int], hidden: int) -> nn.Module:
     """Module for pairs `[n, 2C, h, w]`: two blocks of convolution, batch normalization, ReLU and pooling, then two
     linear layers.
 

@@ -36,9 +36,10 @@ class ALFA(MAML):
         seed: seed of the initial weights of g_φ, with the initialization of `torch.nn.Linear`.
         execution, engine, compile, autocast, norm, recompute: see `Execution`.
 
-    Trained besides the network: `learner.generator.*` (φ), `learner.rates.<name>` and `learner.decays.<name>` `[K]`
-    (a and b). As published, initial rates are small and of both signs, because g_φ is near zero, and the gradients in τ
-    are constants: rows are exact except for these. Cost: as MAML; g_φ has 8N² + 4N weights.
+    Besides the network, these are trained: `learner.generator.*` (φ), `learner.rates.<name>` and
+    `learner.decays.<name>` `[K]` (a and b). As published, initial rates are small and of both signs, because g_φ is
+    near zero, and the gradients in τ are constants: rows are exact except for these. Cost: as MAML; g_φ has 8N² + 4N
+    weights.
 
     Source: Baik et al. 2020, arXiv 2011.00209, equations 3 and 4 and algorithm 1; a and b as in the authors' code.
 
@@ -83,9 +84,11 @@ class ALFA(MAML):
         width = 2 * len(self.adapted)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.learn("generator", nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)))
-        self.learn("rates", rates(self.adapted, inner_steps, inner_lr))
-        self.learn("decays", rates(self.adapted, inner_steps, inner_lr * inner_weight_decay))
+            self.register_module(
+                "generator", nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
+            )
+        self.register_module("rates", rates(self.adapted, inner_steps, inner_lr))
+        self.register_module("decays", rates(self.adapted, inner_steps, inner_lr * inner_weight_decay))
 
     def scale_updates(
         self, updates: dict[str, Tensor], theta: Parameters, fixed: Parameters, k: int
@@ -98,12 +101,12 @@ class ALFA(MAML):
                 "before the learner is created."
             )
         means = [tensor.mean() for tensor in theta.values()] + [-updates[name].detach().mean() for name in theta]
-        alpha, beta = call_learner_module(self.own, fixed, "generator", torch.stack(means)).chunk(2)
+        alpha, beta = call_learner_module(self.extra_modules, fixed, "generator", torch.stack(means)).chunk(2)
         moved, k = {}, clamp_step(k, self.inner_steps)
         for place, (name, tensor) in enumerate(theta.items()):
             a, b = (
-                learner_parameter(self.own, fixed, "rates", name)[k],
-                learner_parameter(self.own, fixed, "decays", name)[k],
+                learner_parameter(self.extra_modules, fixed, "rates", name)[k],
+                learner_parameter(self.extra_modules, fixed, "decays", name)[k],
             )
             moved[name] = alpha[place] * a * updates[name] - beta[place] * b * tensor
         return moved

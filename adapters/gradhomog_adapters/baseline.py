@@ -32,8 +32,8 @@ class Baseline(ClassifierBaseline):
         execution, engine, compile, autocast, norm, recompute: see `Execution`. Support set and queries are separate
             batches for batch normalization.
 
-    The classifier is the module `learner.classifier`. Outputs in training are those of the task's own classes. Rows
-    are exact. Regression raises DataError. A `transform` acts on the query features only. A class without a support
+    The classifier is the module `learner.classifier`. Outputs in training are those of the task's own classes. Rows are
+    exact. Regression tasks cause a DataError. A `transform` acts on the query features only. A class without a support
     example is fitted as a class that never occurs. The learner does not change at meta-test. Cost per task: one forward
     and backward pass; at meta-test `test_epochs` · support / `test_batch` steps on the new layer.
 

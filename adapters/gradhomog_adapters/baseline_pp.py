@@ -33,7 +33,7 @@ class BaselinePP(ClassifierBaseline):
 
     >>> import torch
     >>> learner = BaselinePP(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2), classes=6)
-    >>> {name: tuple(p.shape) for name, p in learner.own["classifier"].named_parameters()}
+    >>> {name: tuple(p.shape) for name, p in learner.extra_modules["classifier"].named_parameters()}
     {'direction': (6, 4), 'length': (6, 1)}
     """
 

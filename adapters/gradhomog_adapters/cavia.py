@@ -87,7 +87,7 @@ class CAVIA(MAML):
         if on == "features":
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
-                self.learn("film", nn.Linear(context, 2 * _features(head), bias=False))
+                self.register_module("film", nn.Linear(context, 2 * _features(head), bias=False))
 
     def adapt(self, parameters: Parameters, support: Support) -> Parameters:
         start = next(iter(parameters.values())).new_zeros(self.context)
@@ -106,7 +106,8 @@ class CAVIA(MAML):
 
     def modulate(self, parameters: Parameters, features: Tensor) -> Tensor:
         """(1 + γ) ∘ z + β"""
-        gamma, beta = (learner_parameter(self.own, parameters, "film", "weight") @ parameters[CONTEXT]).chunk(2)
+        film = learner_parameter(self.extra_modules, parameters, "film", "weight")
+        gamma, beta = (film @ parameters[CONTEXT]).chunk(2)
         return (1 + gamma) * features + beta
 
     # -- context on inputs -------------------------------------------------------------------------------------------

@@ -47,10 +47,10 @@ class Execution:
 
     Args:
         engine: `"loop"`: one task after the other; the graph of a task is freed before the next one is built. `"vmap"`:
-            all tasks at once, `vmap(grad(task))`; up to tens of times faster for small networks, slower and with more
-            memory for convolutions. `"auto"`: selected by the network; it uses the loop if a homogenizer acts before
-            rows exist (`isi`, `rotate`) or if PyTorch cannot vectorize the network, the loss or the inner optimizer.
-            Dropout draws different masks under `"vmap"`.
+            all tasks at once, `vmap(grad(task))` (`grad(vmap(task))` is wrong for several normalization layers); up to
+            tens of times faster for small networks, slower and with more memory for convolutions. `"auto"`: selected by
+            the network; it uses the loop if a homogenizer acts before rows exist (`isi`, `rotate`) or if PyTorch cannot
+            vectorize the network, the loss or the inner optimizer. Dropout draws different masks under `"vmap"`.
         compile: compile the vectorized engine with `torch.compile`: true, or the name of a backend. The first step for
             each shape takes half a minute, and longer if many inner steps are unrolled.
         autocast: `"bfloat16"`: run forward passes in that dtype where PyTorch considers it safe. Second-order rows
@@ -82,10 +82,7 @@ class Execution:
 
     def __post_init__(self) -> None:
         if self.engine not in ("auto", "loop", "vmap"):
-            raise OptionError(
-                f"`engine` must be 'auto', 'loop' or 'vmap' (of gradients: the gradient of a vmap is wrong for several "
-                f"normalizations); got {self.engine!r}."
-            )
+            raise OptionError(f"`engine` must be 'auto', 'loop' or 'vmap'; got {self.engine!r}.")
         if not isinstance(self.compile, bool) and self.compile not in torch.compiler.list_backends(exclude_tags=()):
             backends = ", ".join(torch.compiler.list_backends(exclude_tags=()))
             raise OptionError(
@@ -97,7 +94,7 @@ class Execution:
             )
         if self.autocast not in (None, "bfloat16"):
             raise OptionError(
-                f"`autocast` must be None or 'bfloat16' (float16 has no gradients here); got {self.autocast!r}."
+                f"`autocast` must be None or 'bfloat16'; got {self.autocast!r}. float16 is not supported."
             )
         if self.norm not in ("batch", "support", "frozen"):
             raise OptionError(f"`norm` must be 'batch', 'support' or 'frozen'; got {self.norm!r}.")
@@ -127,7 +124,7 @@ class Execution:
     def check_sequential(self, requirement: str) -> None:
         """Raise OptionError for the vectorized engine; `requirement` starts the message: the option and a verb."""
         if self.engine == "vmap" or self.compile:
-            raise OptionError(f"{requirement} one task after the other. Use engine='loop', not compiled.")
+            raise OptionError(f"{requirement} one task after the other. Use engine='loop' and compile=False.")
 
     @contextmanager
     def mode(self, modules: Iterable[nn.Module], device: torch.device) -> Iterator[SupportStatistics]:

@@ -34,10 +34,10 @@ class FewShotLearner(Learner):
         execution: how rows are computed; see `Execution`.
         engine, compile, autocast, norm, recompute: the fields of `execution`, as keywords instead of an object.
 
-    Parameters are named tensors: `encoder.*`, `head.*` and, for learners that call `learn`, `learner.*`. `adapt` must
-    be a pure function of the parameters and the support set, because both the loop and `vmap` run it: it computes
-    gradients with `support.gradient` and never modifies a tensor in place. Besides the parameters, it can return
-    floating-point tensors that `outputs` needs, such as class means, under other names. To support `recompute`,
+    Parameters are named tensors: `encoder.*`, `head.*` and, for learners that call `register_module`, `learner.*`.
+    `adapt` must be a pure function of the parameters and the support set, because both the loop and `vmap` run it: it
+    computes gradients with `support.gradient` and never modifies a tensor in place. Besides the parameters, it can
+    return floating-point tensors that `outputs` needs, such as class means, under other names. To support `recompute`,
     decorate the function of an inner step with `support.recomputed`, as in `MAML`.
 
     The base class encodes the queries, passes their features through homogenizers, copies buffers for each task and
@@ -105,16 +105,20 @@ class FewShotLearner(Learner):
     def row(self, parameters: Parameters, support: Support, query_row: QueryRow) -> TaskRow:
         """Row of a task, as gradients by parameter name. A missing or None gradient is zero.
 
-        `query_row(path, at)` computes ∇ query_loss(path(at, support)) w.r.t. the tensors `at`.
+        `query_row(points, at)` computes ∇ query_loss(points(at, support)) w.r.t. the tensors `at`; `points` is usually
+        `evaluation_points`.
         """
-        return query_row(self.path, parameters)
+        return query_row(self.evaluation_points, parameters)
 
-    def path(self, parameters: Parameters, support: Support) -> Sequence[Parameters]:
-        """Parameters at which the query loss is evaluated: the adapted ones. `total` combines the losses of several."""
+    def evaluation_points(self, parameters: Parameters, support: Support) -> Sequence[Parameters]:
+        """Return a list of parameters at which the query loss is evaluated; by default only the adapted parameters.
+
+        If the list has several entries, `combine_losses` combines their losses.
+        """
         return [self.adapt(parameters, support)]
 
-    def total(self, losses: Sequence[Tensor]) -> Tensor:
-        """Combine the query losses at the points of `path` into the loss of the row. Default: their sum."""
+    def combine_losses(self, losses: Sequence[Tensor]) -> Tensor:
+        """Combine the query losses at `evaluation_points` into the loss of the row. Default: their sum."""
         return torch.stack(list(losses)).sum()
 
     # -- methods that the engines call -------------------------------------------------------------------------------

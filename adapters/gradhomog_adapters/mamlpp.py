@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gradhomog import LearnerSpec, OptionError, StepReport, Task, TaskBatch, hookimpl
 from gradhomog_adapters._inner_optimizer import Inner, make_inner_optimizer
-from gradhomog_adapters._mamlpp.multi_step import Phase
+from gradhomog_adapters._mamlpp.multi_step import MetaStepSettings
 from gradhomog_adapters._mamlpp.running_statistics import RunningStatistics, statistics
 from gradhomog_adapters._mamlpp.schedule import StepCount, anneal_rate, cosine
 from gradhomog_adapters._mamlpp.step_parameters import StepParameters, affine, clamp_step, rates
@@ -27,7 +27,7 @@ __all__ = ["MAMLPP", "cosine", "gradhomog_learner"]
 
 
 class MAMLPP(MAML):
-    """MAML with five parts for stable training, each of which can be disabled; without them it equals MAML bit for bit.
+    """MAML with five parts for stable training, each of which can be disabled; without them it is exactly MAML.
 
     θ⁰ = θ,  θ_l^{k+1} = θ_l^k − α_{l,k} ∇_l L_S(θ^k; γ_k, β_k),  row = ∇ Σ_k v_k L_Q(θ^{k+1}; γ_k, β_k),
     w.r.t. θ, the rates α_{l,k}, and the scales and shifts γ_k, β_k of batch normalization.
@@ -44,9 +44,10 @@ class MAMLPP(MAML):
             `learner.norm.<name>` `[K, channels]`, which replace those of the layer. No effect on networks without batch
             normalization.
         multi_step_steps: number of meta-steps in which the loss changes from the mean over all inner steps, v_k = 1/K,
-            to the loss after the last one: v_k = max(1 − e, 0.03)/K for k < K − 1, with e the completed share of them,
-            and the rest for the last; afterwards only the last is computed. 0: only the last from the start. Paper: 10
-            epochs of 500 steps (Omniglot) or 15 (miniImageNet) of 100 or 150.
+            to the loss after the last one: v_k = max(1 − e, 0.03)/K for k < K − 1, where e is the fraction of these
+            meta-steps that are completed; the last weight makes the sum 1. After these meta-steps only the loss after
+            the last inner step is used. 0: use only this loss from the first meta-step. Paper: 10 epochs of 500 steps
+            (Omniglot) or 15 (miniImageNet) of 100 or 150.
         first_order_steps: number of meta-steps without second derivatives: inner gradients are constants. A row still
             contains the derivatives w.r.t. rates, scales and shifts, and the first-order ones (FOMAML) w.r.t. θ.
             Paper: 50 epochs, 25 000; the authors' configurations: none.
@@ -143,22 +144,24 @@ class MAMLPP(MAML):
                     f"`inner` must be a name if rates are learned; got {inner!r}. Use a name, or learn_rates=False."
                 )
             self.inner = make_inner_optimizer(inner, 1.0)  # its updates are multiplied by the rates
-        self._step_parameters = own = StepParameters(self.own, self.network, inner_steps, step_norm)
-        self.adapted = [name for name in self.adapted if name not in own.affine_names]
+        self._step_parameters = step_parameters = StepParameters(
+            self.extra_modules, self.network, inner_steps, step_norm
+        )
+        self.adapted = [name for name in self.adapted if name not in step_parameters.affine_names]
         if not self.adapted:
             raise OptionError(
                 "`adapt` must match more than scales and shifts of batch normalization, which step_norm=True trains in "
                 f"the outer loop; got {adapt!r}."
             )
         self._running = RunningStatistics(self.network)
-        self.learn("count", StepCount())
+        self.register_module("count", StepCount())
         if learn_rates:
-            self.learn("rates", rates(self.adapted, inner_steps, inner_lr))
-        if own.affine_names:
-            self.learn("norm", affine(self.network, own.affine_names, inner_steps))
+            self.register_module("rates", rates(self.adapted, inner_steps, inner_lr))
+        if step_parameters.affine_names:
+            self.register_module("norm", affine(self.network, step_parameters.affine_names, inner_steps))
         if self._keeps_statistics:
-            self.learn("statistics", statistics(self.network, inner_steps + 1))
-        self._phase = self._current_phase()
+            self.register_module("statistics", statistics(self.network, inner_steps + 1))
+        self._settings = self._current_settings()
 
     # -- θ^{k+1} = θ^k − α_k ∇L_S(θ^k; γ_k, β_k) ---------------------------------------------------------------------
 
@@ -179,12 +182,12 @@ class MAMLPP(MAML):
 
     # -- Σ_k v_k L_Q(θ^{k+1}; γ_k, β_k) ------------------------------------------------------------------------------
 
-    def path(self, parameters: Parameters, support: Support) -> list[Parameters]:
+    def evaluation_points(self, parameters: Parameters, support: Support) -> list[Parameters]:
         points = enumerate(self.inner_loop(parameters, support))
-        return [{**p, **self.step_parameters.affine(p, k - 1)} for k, p in points if k in self._phase.passes]
+        return [{**p, **self.step_parameters.affine(p, k - 1)} for k, p in points if k in self._settings.passes]
 
-    def total(self, losses: Sequence[Tensor]) -> Tensor:
-        return (torch.stack(list(losses)) * self._phase.loss_weights).sum()
+    def combine_losses(self, losses: Sequence[Tensor]) -> Tensor:
+        return (torch.stack(list(losses)) * self._settings.loss_weights).sum()
 
     def adapt(self, parameters: Parameters, support: Support) -> Parameters:
         point = super().adapt(parameters, support)
@@ -210,10 +213,10 @@ class MAMLPP(MAML):
         with ExitStack() as stack:
             stack.enter_context(super().mode(training))
             if training:
-                self._phase = self._current_phase()
-                self.order = self._phase.order
+                self._settings = self._current_settings()
+                self.order = self._settings.order
             elif self._keeps_statistics:
-                stack.enter_context(self._running.read(dict(self.own["statistics"].named_buffers())))
+                stack.enter_context(self._running.read(dict(self.extra_modules["statistics"].named_buffers())))
             yield
 
     def step(self, batch: TaskBatch | Sequence[Task], outer: Any) -> StepReport:
@@ -224,23 +227,23 @@ class MAMLPP(MAML):
             found = self._updated_statistics(batch) if self._keeps_statistics else {}
             report = super().step(batch, outer)
         for name, buffer in found.items():
-            self.own["statistics"].get_buffer(name).copy_(buffer)
+            self.extra_modules["statistics"].get_buffer(name).copy_(buffer)
         return report
 
     def on_step_end(self) -> None:
-        self.own["count"].get_buffer("done").add_(1)
+        self.extra_modules["count"].get_buffer("done").add_(1)
 
     @property
     def _done(self) -> int:
-        return int(self.own["count"].get_buffer("done"))
+        return int(self.extra_modules["count"].get_buffer("done"))
 
-    def _current_phase(self) -> Phase:
+    def _current_settings(self) -> MetaStepSettings:
         like = next(iter(self.named_parameters().values()))
-        return Phase.of(self._done, self.inner_steps, self.multi_step_steps, self.first_order_steps, like)
+        return MetaStepSettings.of(self._done, self.inner_steps, self.multi_step_steps, self.first_order_steps, like)
 
     def _updated_statistics(self, batch: TaskBatch) -> dict[str, Tensor]:
         """Running statistics updated with those of a batch, after adaptation as at meta-test."""
-        current = dict(self.own["statistics"].named_buffers())
+        current = dict(self.extra_modules["statistics"].named_buffers())
         for task in batch:
             with super().mode(training=False), self._running.record(current) as found:
                 support = self.support_at_meta_test(task.support_x, task.support_y)

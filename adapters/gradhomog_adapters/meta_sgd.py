@@ -77,13 +77,16 @@ class MetaSGD(MAML):
         for name in self.adapted:
             share = torch.rand(weights[name].shape, generator=generator, dtype=torch.float64)
             drawn[name] = (low + (high - low) * share).to(weights[name])
-        self.learn("rates", parameter_module(drawn))
+        self.register_module("rates", parameter_module(drawn))
 
     def scale_updates(
         self, updates: dict[str, Tensor], theta: Parameters, fixed: Parameters, k: int
     ) -> dict[str, Tensor]:
         """−α∘∇L_S, from the updates of gradient descent at rate 1."""
-        return {name: learner_parameter(self.own, fixed, "rates", name) * update for name, update in updates.items()}
+        return {
+            name: learner_parameter(self.extra_modules, fixed, "rates", name) * update
+            for name, update in updates.items()
+        }
 
 
 @hookimpl

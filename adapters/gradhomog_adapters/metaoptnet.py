@@ -32,8 +32,8 @@ class MetaOptNet(MetricLearner):
 
     The system is solved in float64 and has a solution for every λ > 0: support examples can be repeated, fewer or more
     than features, or of one class only. Differentiable in every parameter of the encoder and in s; rows are exact. A
-    class without a support example has output −∞. Regression raises DataError. A `transform` acts on the query features
-    only, as in MAML; rotating W too would have no effect. Cost per task: one forward and backward pass, and
+    class without a support example has output −∞. Regression tasks cause a DataError. A `transform` acts on the query
+    features only, as in MAML; rotating W too would have no effect. Cost per task: one forward and backward pass, and
     O(support² · (features + support)).
 
     Source: Lee et al. 2019, arXiv 1904.03758, section 3.3; s is γ of its meta-learning loss.
@@ -67,7 +67,7 @@ class MetaOptNet(MetricLearner):
         if not math.isfinite(scale) or scale == 0:
             raise OptionError(f"`scale` must be a finite number other than 0; got {scale!r}.")
         self.regularization = regularization
-        self.learn("logits", nn.ParameterDict({"scale": torch.tensor([float(scale)])}))
+        self.register_module("logits", nn.ParameterDict({"scale": torch.tensor([float(scale)])}))
 
     def adapt(self, parameters: Parameters, support: Support) -> Parameters:
         task = self.class_tensors(parameters, support)
@@ -79,7 +79,7 @@ class MetaOptNet(MetricLearner):
         return {**parameters, **task, "task.weights": x.T @ dual}
 
     def outputs(self, parameters: Parameters, query: Query) -> Tensor:
-        scale = parameters.get("learner.logits.scale", self.own["logits"].get_parameter("scale"))
+        scale = parameters.get("learner.logits.scale", self.extra_modules["logits"].get_parameter("scale"))
         with torch.autocast(query.features.device.type, enabled=False):
             outputs: Tensor = (query.features.double() @ parameters["task.weights"]).to(query.features) * scale
         return self.mask_absent_classes(parameters, outputs)

@@ -24,7 +24,7 @@ class ProtoNet(MetricLearner):
 
     Outputs are −‖f(x) − c_w‖². Feature maps are flattened to vectors of length C·h·w. Differentiable in every parameter
     of the encoder; rows are exact. A class without a support example has output −∞; a query of it makes the loss
-    infinite, and the nonfinite policy applies to the task. Regression raises DataError.
+    infinite, and the nonfinite policy applies to the task. Regression tasks cause a DataError.
 
     A `transform` acts on the query features only, as in MAML: ‖Rz − c‖. Rotating the means too would have no effect,
     ‖Rz − Rc‖ = ‖z − c‖. Cost per task: one forward and backward pass over support set and queries, and

@@ -42,7 +42,7 @@ class RelationNet(MetricLearner):
             pairs of a batch; with `norm="support"`, over the pairs of support examples and class means.
 
     g is the module `learner.relation`. Outputs are relations in [0, 1], and 0 for a class without a support example;
-    with `"softmax"` they are unbounded, and −∞ for such a class. Rows are exact. Regression raises DataError. A
+    with `"softmax"` they are unbounded, and −∞ for such a class. Rows are exact. Regression tasks cause a DataError. A
     `transform` acts on the query features only; maps are transformed as vectors of length C·h·w. Cost per task: one
     forward and backward pass, and one of g over queries · ways pairs.
 
@@ -89,10 +89,13 @@ class RelationNet(MetricLearner):
         self.shape = feature_shape(self, input_shape)
         if not maps:
             self.shape = (math.prod(self.shape),)
-            self.learn("relation", _relation_module.make_vector_module(self.shape[0], hidden or self.shape[0]))
+            self.register_module(
+                "relation", _relation_module.make_vector_module(self.shape[0], hidden or self.shape[0])
+            )
         elif len(self.shape) == 3:
-            self.learn(
-                "relation", _relation_module.make_map_module(self.shape, hidden or _relation_module.DEFAULT_HIDDEN)
+            self.register_module(
+                "relation",
+                _relation_module.make_feature_map_module(self.shape, hidden or _relation_module.DEFAULT_HIDDEN),
             )
         else:
             raise OptionError(
@@ -103,8 +106,8 @@ class RelationNet(MetricLearner):
 
     @contextmanager
     def mode(self, training: bool) -> Iterator[None]:
-        own: Norm = "support" if self.execution.norm == "support" else "batch"
-        with super().mode(training), norm_policy([self.own], own) as self._relation_statistics:
+        policy: Norm = "support" if self.execution.norm == "support" else "batch"
+        with super().mode(training), norm_policy([self.extra_modules], policy) as self._relation_statistics:
             yield
 
     def adapt(self, parameters: Parameters, support: Support) -> Parameters:
@@ -132,7 +135,7 @@ class RelationNet(MetricLearner):
         pair_shape = (len(features), *means.shape)
         pairs = torch.cat([means.expand(pair_shape), features[:, None].expand(pair_shape)], dim=2)
         return (
-            call_learner_module(self.own, parameters, "relation", pairs.flatten(0, 1))
+            call_learner_module(self.extra_modules, parameters, "relation", pairs.flatten(0, 1))
             .to(features)
             .reshape(pair_shape[:2])
         )

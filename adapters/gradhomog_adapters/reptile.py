@@ -114,14 +114,14 @@ class Reptile(FewShotLearner):
         self.on = on
         self._minibatches = None if inner_batch is None else Minibatches(inner_batch, seed)
         if self._minibatches is not None:
-            self.learn("minibatches", self._minibatches)
+            self.register_module("minibatches", self._minibatches)
         self._inner_state: InnerOptimizerState | None = None
         if keep_state:
             self.execution.check_sequential("`keep_state` processes")
             self.execution = replace(self.execution, engine="loop")
             start = {name: self.network.parameters()[name] for name in self.adapted}
             self._inner_state = InnerOptimizerState(self.inner, start)
-            self.learn("inner_state", self._inner_state)
+            self.register_module("inner_state", self._inner_state)
         self._positions: Tensor | None = None
         self._support_size = 0
 

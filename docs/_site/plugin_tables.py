@@ -10,7 +10,7 @@ from gradhomog.registry import Kind, PluginInfo, Registry, options
 from gradhomog.specs import HomogenizerSpec, Spec
 
 STAGES = ("attach", "begin", "transform", "mix", "rows", "update")
-SCALE = '`"mean"`: N identical rows give that row; `"paper"`: the scale of the paper.'  # an option of the host
+SCALE = '`"mean"`: N identical rows give that row; `"paper"`: the scale of the paper.'  # an option that gradhomog adds
 FAMILIES = {
     "losses": "Weights from losses",
     "norms": "Weights from losses and norms",

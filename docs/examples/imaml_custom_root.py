@@ -38,11 +38,11 @@ class CustomRootIMAML(IMAML):
         def solve_inner(initial: None, initial_parameters: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             return tuple(solution[name] for name in adapted)
 
-        def path(at, support):
+        def evaluation_points(at, support):
             root = solve_inner(None, tuple(at[name] for name in names))
             return [{**at, **dict(zip(adapted, root, strict=True))}]
 
-        return query_row(path, parameters)
+        return query_row(evaluation_points, parameters)
 
 
 def rows(learner_class: type[IMAML]) -> dict[str, Tensor]:

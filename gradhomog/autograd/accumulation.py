@@ -11,8 +11,8 @@ from torch import Tensor
 
 from gradhomog.autograd.apply import Heads, Options, compute_step, write
 from gradhomog.autograd.backward import check_options, pipeline_reads_features, scaler_factor
-from gradhomog.autograd.batch import Batch, Features, differentiate, trace
-from gradhomog.autograd.derivatives import LossGraph, Summed
+from gradhomog.autograd.batch import Batch, Features, differentiate, find_leaves
+from gradhomog.autograd.derivatives import Gradients, LossGraph, SummedDerivatives
 from gradhomog.autograd.groups import Per, group_names
 from gradhomog.autograd.inputs import Losses, Parameters, TaskLosses, shared_parameters
 from gradhomog.autograd.lazy import LazyJacobian
@@ -27,8 +27,8 @@ class _Sums:
 
     loss: Tensor
     row: dict[str, Tensor] = field(default_factory=dict)
-    own: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    taps: list[tuple[list[Tensor], list[Tensor]]] = field(default_factory=list)
+    unshared: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    stage_features: list[tuple[list[Tensor], list[Tensor]]] = field(default_factory=list)
 
 
 class Accumulation:
@@ -71,19 +71,20 @@ class Accumulation:
         check_options(self._pipe, features)
         self._factor = scaler_factor(self._scaler, losses)
         reads = pipeline_reads_features(self._pipe)
-        found = trace(losses, self._shared, features)
-        batch = differentiate(found, factor=self._factor, through_features=reads, return_features=reads)
+        loss_leaves = find_leaves(losses, self._shared, features)
+        batch = differentiate(loss_leaves, factor=self._factor, through_features=reads, return_features=reads)
         slots = self._slots(batch.tasks)
         rows = batch.derivatives.rows()
         for index, slot in enumerate(slots):
             loss = batch.tasks.losses[index].detach().double()
             sums = self._sums.setdefault(slot, _Sums(torch.zeros_like(loss)))
             sums.loss = sums.loss + loss
-            for leaf, gradient in batch.own_gradients[index]:
+            for leaf, gradient in batch.unshared_gradients[index]:
                 if gradient is not None:
-                    before = sums.own.get(id(leaf))
-                    sums.own[id(leaf)] = (leaf, gradient if before is None else before[1] + gradient)
-            sums.taps.append(([tap[index] for tap in batch.features], [tap[index] for tap in batch.feature_grads]))
+                    before = sums.unshared.get(id(leaf))
+                    sums.unshared[id(leaf)] = (leaf, gradient if before is None else before[1] + gradient)
+            features = [stage[index] for stage in batch.features]
+            sums.stage_features.append((features, [stage[index] for stage in batch.feature_grads]))
         for name in list(rows):  # one parameter after the other, to limit the number of copies of a row in memory
             for slot, gradient in zip(slots, rows.pop(name), strict=True):
                 if gradient is not None:
@@ -113,14 +114,15 @@ class Accumulation:
         slots = tuple(sorted(self._sums))
         sums = [self._sums[slot] for slot in slots]
         tasks = TaskLosses([one.loss for one in sums], slots, self._tasks, self._labels, False)
-        own = [[leaf for leaf, _ in one.own.values()] for one in sums]
+        unshared = [[leaf for leaf, _ in one.unshared.values()] for one in sums]
         rows = {name: [one.row.get(name) for one in sums] for name in self._shared}
-        graph = LossGraph(tasks.losses, self._shared, own, self._factor)
-        derivatives = Summed(graph, rows, [[gradient for _, gradient in one.own.values()] for one in sums])
+        graph = LossGraph(tasks.losses, self._shared, unshared, self._factor)
+        unshared_gradients: list[Gradients] = [[gradient for _, gradient in one.unshared.values()] for one in sums]
+        derivatives = SummedDerivatives(graph, rows, unshared_gradients)
         features, grads = _concatenate_features(sums, 0), _concatenate_features(sums, 1)
         self._sums = {}
-        batch = Batch(tasks, derivatives, own, features, grads)
-        domains = tasks.present(self._domains or self._labels, "domains")
+        batch = Batch(tasks, derivatives, unshared, features, grads)
+        domains = tasks.select_present(self._domains or self._labels, "domains")
         scaled = self._scaler is not None and self._scaler.is_enabled()
         options = Options(domains, per=self._per, heads=self._heads, inspect=self._inspect, scaled=scaled)
         self._step = write(compute_step(self._pipe, batch, LazyJacobian(derivatives, eager=True), options), self._heads)
@@ -171,15 +173,18 @@ def _describe(tasks: TaskLosses) -> str:
 
 
 def _concatenate_features(sums: Sequence[_Sums], which: int) -> list[Tensor]:
-    """Concatenate features, or gradients w.r.t. them, over all batches: `[tasks, batch, features]` at every tap.
+    """Concatenate features, or gradients w.r.t. them, over all batches: `[tasks, batch, features]` for each stage.
 
     Raises:
         OptionError: tasks have different numbers of examples, because some were absent from a batch.
     """
-    columns = [[torch.cat(tap) for tap in zip(*(taps[which] for taps in one.taps), strict=True)] for one in sums]
+    columns = [
+        [torch.cat(stage) for stage in zip(*(batch[which] for batch in one.stage_features), strict=True)]
+        for one in sums
+    ]
     if len({tuple(tensor.shape for tensor in column) for column in columns}) > 1:
         raise OptionError(
             "a homogenizer reads features, so every task must be present in every batch; some tasks were absent from "
             "a batch. Accumulate batches of the same tasks."
         )
-    return [torch.stack(tap) for tap in zip(*columns, strict=True)]
+    return [torch.stack(stage) for stage in zip(*columns, strict=True)]

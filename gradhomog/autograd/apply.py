@@ -1,4 +1,4 @@
-"""Take the step of a traced batch: homogenize its gradients, write them to `.grad`, and assign the states."""
+"""Homogenize the gradients of one batch, add the result to `.grad`, and store the new states of the homogenizers."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from gradhomog.autograd.batch import Batch, without_factor
-from gradhomog.autograd.derivatives import ThroughFeatures, as_dense
+from gradhomog.autograd.derivatives import FeatureDerivatives, as_dense
 from gradhomog.autograd.groups import Per, group_names
 from gradhomog.autograd.lazy import LazyJacobian, require_used
 from gradhomog.errors import NonfiniteError
 from gradhomog.homogenization import Homogenization, PendingStep
-from gradhomog.host.nonfinite import drop_nonfinite, require_finite_inputs
-from gradhomog.host.step_inputs import StepInputs
 from gradhomog.jacobian import DenseJacobian, Direction, Jacobian, all_finite
 from gradhomog.pipelines import Pipeline
+from gradhomog.stage_execution.nonfinite import drop_nonfinite, require_finite_inputs
+from gradhomog.stage_execution.step_inputs import StepInputs
 from gradhomog.task_key import TaskKey
 
 Level = Literal["parameters", "features"]
@@ -52,13 +52,13 @@ class ComputedStep:
 
     Attributes:
         result: the result of the step.
-        shared, own: gradients of the shared parameters and of the heads, with the factor of the gradient scaler.
+        shared, unshared: gradients of the shared parameters and of the heads, with the factor of the gradient scaler.
         pending: the steps of the pipelines, one per group of parameters.
     """
 
     result: Homogenization
     shared: Gradients
-    own: Gradients
+    unshared: Gradients
     pending: Sequence[PendingStep]
 
     def commit(self) -> None:
@@ -69,10 +69,10 @@ class ComputedStep:
 
 def write(step: ComputedStep, heads: Heads) -> Homogenization:
     """Add the gradients to `.grad` and assign the states."""
-    with torch.set_grad_enabled(any(gradient.requires_grad for _, gradient in (*step.shared, *step.own))):
+    with torch.set_grad_enabled(any(gradient.requires_grad for _, gradient in (*step.shared, *step.unshared))):
         for leaf, gradient in step.shared:
             accumulate(leaf, gradient)
-        for leaf, gradient in step.own:
+        for leaf, gradient in step.unshared:
             accumulate(leaf, gradient, shared_memory=heads == "own")
     step.commit()
     return step.result
@@ -112,7 +112,7 @@ def compute_step(pipe: Pipeline, batch: Batch, jacobian: Jacobian, options: Opti
         for name, gradient in direction.items()
         if name not in unused
     ]
-    return ComputedStep(result, shared, list(_own(batch, result, options.heads)), pending)
+    return ComputedStep(result, shared, list(_head_gradients(batch, result, options.heads)), pending)
 
 
 def _by_group(
@@ -136,7 +136,7 @@ def _by_group(
     inputs["features"], inputs["feature_grads"] = whole.features, whole.feature_grads
     rows = rows if len(kept) == len(slots) else rows.select(kept)
     steps = {
-        name: pipe.part(name).compute(rows.only(members), whole.losses, **inputs)
+        name: pipe.part(name).compute(rows.select_parameters(members), whole.losses, **inputs)
         for name, members in group_names(jacobian.names, per).items()
     }
     direction: Direction = {}
@@ -151,29 +151,29 @@ def _by_group(
     return Homogenization(direction, tasks, None, gramian, (), measured, unconverged), list(steps.values())
 
 
-def feature_jacobian(derivatives: ThroughFeatures) -> Jacobian:
+def feature_jacobian(derivatives: FeatureDerivatives) -> Jacobian:
     """Return the rows ∂L_i/∂z, `[tasks, *shape]`, float32 or wider, named by the index of the feature tensor."""
     columns = list(zip(*derivatives.feature_grads, strict=True))
     names = ["features"] if len(columns) == 1 else [f"features.{index}" for index in range(len(columns))]
     factor = derivatives.graph.factor
     return DenseJacobian({
-        name: torch.stack([without_factor(grad, top, factor) for grad in column])
-        for name, column, top in zip(names, columns, derivatives.features, strict=True)
+        name: torch.stack([without_factor(grad, feature, factor) for grad in column])
+        for name, column, feature in zip(names, columns, derivatives.features, strict=True)
     })  # fmt: skip
 
 
 def _through_shared(batch: Batch, feature_direction: Direction) -> tuple[Direction, frozenset[str]]:
     """Backpropagate a homogenized gradient w.r.t. the features; return the direction and the unused parameters."""
     derivatives = batch.derivatives
-    assert isinstance(derivatives, ThroughFeatures)
+    assert isinstance(derivatives, FeatureDerivatives)
     graph = derivatives.graph
     pairs = zip(feature_direction.values(), derivatives.features, strict=True)
-    back = derivatives.back([(graph.factor * grad).to(top.dtype) for grad, top in pairs])
-    unused = frozenset(name for name, gradient in zip(graph.shared, back, strict=True) if gradient is None)
+    gradients = derivatives.backpropagate([(graph.factor * grad).to(feature.dtype) for grad, feature in pairs])
+    unused = frozenset(name for name, gradient in zip(graph.shared, gradients, strict=True) if gradient is None)
     require_used(graph.shared, unused)
     direction = {
         name: torch.zeros_like(like, requires_grad=False) if gradient is None else gradient / graph.factor
-        for (name, like), gradient in zip(graph.shared.items(), back, strict=True)
+        for (name, like), gradient in zip(graph.shared.items(), gradients, strict=True)
     }
     if not all_finite(direction.values()):
         raise NonfiniteError(
@@ -183,13 +183,13 @@ def _through_shared(batch: Batch, feature_direction: Direction) -> tuple[Directi
     return direction, unused
 
 
-def _own(batch: Batch, result: Homogenization, heads: Heads) -> Iterator[tuple[Tensor, Tensor]]:
+def _head_gradients(batch: Batch, result: Homogenization, heads: Heads) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the heads' leaves with their gradients, times the task's weight/N for `heads="weighted"`."""
     factors = dict.fromkeys(result.tasks, 1.0)
     if heads == "weighted":
         assert result.weights is not None  # checked before the step
         factors = dict(zip(result.tasks, (result.weights / len(result.tasks)).tolist(), strict=True))
-    for slot, pairs in zip(batch.tasks.slots, batch.own_gradients, strict=True):
+    for slot, pairs in zip(batch.tasks.slots, batch.unshared_gradients, strict=True):
         for leaf, gradient in pairs:
             if gradient is not None and slot in factors:
                 yield leaf, gradient if heads == "own" else factors[slot] * gradient
@@ -199,8 +199,8 @@ def _infinite_step(batch: Batch) -> ComputedStep:
     """Return a step with infinite gradients: the gradient scaler skips it and lowers its scale. No state changes."""
     shared = batch.derivatives.graph.shared
     direction = {name: torch.full_like(parameter, torch.inf, requires_grad=False) for name, parameter in shared.items()}
-    own = {id(leaf): leaf for leaves in batch.own for leaf in leaves}.values()
-    infinite = [(leaf, torch.full_like(leaf, torch.inf, requires_grad=False)) for leaf in own]
+    unshared = {id(leaf): leaf for leaves in batch.unshared_leaves for leaf in leaves}.values()
+    infinite = [(leaf, torch.full_like(leaf, torch.inf, requires_grad=False)) for leaf in unshared]
     pairs = [(shared[name], gradient) for name, gradient in direction.items()]
     return ComputedStep(Homogenization(direction, (), None, None), pairs, infinite, ())
 

@@ -16,8 +16,8 @@ from gradhomog.autograd.apply import (
     feature_jacobian,
     write,
 )
-from gradhomog.autograd.batch import Features, Trace, differentiate, trace
-from gradhomog.autograd.derivatives import ThroughFeatures
+from gradhomog.autograd.batch import Features, LossLeaves, differentiate, find_leaves
+from gradhomog.autograd.derivatives import FeatureDerivatives
 from gradhomog.autograd.groups import Per, group_names
 from gradhomog.autograd.inputs import Losses, Parameters, TaskLosses, require_one_process
 from gradhomog.autograd.lazy import LazyJacobian
@@ -108,12 +108,12 @@ def backward(
     """
     check_options(pipe, features, level, per, heads, chunks, create_graph)
     factor = scaler_factor(scaler, losses)
-    found = trace(losses, parameters, features)
+    loss_leaves = find_leaves(losses, parameters, features)
     if parameters is None:
         check_discovered_parameters(pipe, per)
     scaled = scaler is not None and scaler.is_enabled()
-    options = step_options(found.tasks, features, domains, targets, level, per, heads, inspect, factor, scaled)
-    step = compute(pipe, found, options, create_graph=create_graph, retain_graph=retain_graph, chunks=chunks)
+    options = step_options(loss_leaves.tasks, features, domains, targets, level, per, heads, inspect, factor, scaled)
+    step = compute(pipe, loss_leaves, options, create_graph=create_graph, retain_graph=retain_graph, chunks=chunks)
     return write(step, heads)
 
 
@@ -124,28 +124,28 @@ def step_options(
     """Return the options of a step for the present tasks; `scaled`: a gradient scaler handles infinity."""
     if isinstance(features, TaskFeatures):
         _check_same_domains(features.domains, tuple(domains or tasks.names or ()))
-    present = tasks.present(domains or tasks.names, "domains")
+    present = tasks.select_present(domains or tasks.names, "domains")
     if targets is not None and len(targets) == tasks.tasks > len(tasks.slots):
         targets = targets[list(tasks.slots)]
     return Options(present, targets, level, per, heads, inspect, factor, scaled)
 
 
 def compute(
-    pipe: Pipeline, found: Trace, options: Options, *, create_graph: bool = False, retain_graph: bool = False,
-    chunks: int = 1,
+    pipe: Pipeline, loss_leaves: LossLeaves, options: Options, *, create_graph: bool = False,
+    retain_graph: bool = False, chunks: int = 1,
 ) -> ComputedStep:  # fmt: skip
-    """Compute the step of traced losses, without writing gradients."""
+    """Compute the step of losses whose leaves are known, without writing gradients."""
     reads_features = pipeline_reads_features(pipe)
     # One pass from loss to parameters is cheaper than two, so features are used only if gradients w.r.t. them are read.
     batch = differentiate(
-        found, factor=options.factor, create_graph=create_graph, retain_graph=retain_graph,
+        loss_leaves, factor=options.factor, create_graph=create_graph, retain_graph=retain_graph,
         through_features=reads_features or options.level == "features", return_features=reads_features,
     )  # fmt: skip
     if options.level == "features":
-        assert isinstance(batch.derivatives, ThroughFeatures)  # by `through_features`
+        assert isinstance(batch.derivatives, FeatureDerivatives)  # by `through_features`
         return compute_step(pipe, batch, feature_jacobian(batch.derivatives), options)
     if options.per != "model":
-        group_names(list(found.shared), options.per)  # raise its errors before computing gradients
+        group_names(list(loss_leaves.shared), options.per)  # raise its errors before computing gradients
     drop = pipe.nonfinite == "drop" and not options.scaled
     reads_rows = any(
         "jacobian" in m.needs for m in (*pipe.stages.acting, *pipe.stages.updating, *pipe.stages.measuring)
@@ -185,7 +185,8 @@ def check_options(
         raise OptionError(f"`heads` must be 'own' or 'weighted'; got {heads!r}.")
     if level == "features" and per != "model":
         raise OptionError(
-            f"`per` must be 'model' with level='features', as it groups parameters; got {per!r}. Remove one of the two."
+            f"`per` groups parameters, so it must be 'model' if level='features'; got per={per!r}. Remove `per` or "
+            "`level`."
         )
     if heads == "weighted" and create_graph:
         raise OptionError("heads='weighted' cannot keep a graph; use heads='own' with create_graph=True.")
@@ -229,8 +230,9 @@ def check_discovered_parameters(pipe: Pipeline, per: Per) -> None:
 def _check_same_domains(views: tuple[str, ...], domains: tuple[str, ...]) -> None:
     if views != domains:
         raise OptionError(
-            f"`features` must have the domains of the losses, {list(domains) or 'without names'}; got views for "
-            f"{list(views) or 'domains without names'}. Pass domains=[...] to task_features in the order of the losses."
+            "the views in `features` must have the same domains as the losses: "
+            f"{list(domains) or 'domains without names'}; got {list(views) or 'domains without names'}. "
+            "Pass domains=[...] to task_features in the order of the losses."
         )
 
 

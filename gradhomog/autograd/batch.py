@@ -1,4 +1,4 @@
-"""Trace the losses of one batch to their leaves, and differentiate them w.r.t. parameters and features."""
+"""Find the leaves that the losses of one batch depend on; compute gradients w.r.t. parameters and features."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from gradhomog.autograd.derivatives import Derivatives, Direct, LossGraph, ThroughFeatures
+from gradhomog.autograd.derivatives import Derivatives, DirectDerivatives, FeatureDerivatives, LossGraph
 from gradhomog.autograd.inputs import (
     Losses,
     Parameters,
@@ -17,7 +17,7 @@ from gradhomog.autograd.inputs import (
     shared_parameters,
     task_losses,
 )
-from gradhomog.autograd.reachability import Reachability, in_two_or_more
+from gradhomog.autograd.reachability import Reachability, bits_in_several
 from gradhomog.autograd.task_features import TaskFeatures
 from gradhomog.errors import OptionError
 
@@ -31,68 +31,71 @@ class Batch:
     Attributes:
         tasks: the present tasks with their losses.
         derivatives: the derivatives of these losses.
-        own: for each present task the leaves that are not shared.
-        features, feature_grads: `[tasks, batch, features]` by tap, as in `Pipeline.homogenize`, or empty.
+        unshared_leaves: for each present task the leaves that are not shared.
+        features, feature_grads: `[tasks, batch, features]` before the first `transform` stage and after each, as in
+            `Pipeline.homogenize`, or empty.
     """
 
     tasks: TaskLosses
     derivatives: Derivatives
-    own: list[list[Tensor]]
+    unshared_leaves: list[list[Tensor]]
     features: list[Tensor]
     feature_grads: list[Tensor]
 
     @property
-    def own_gradients(self) -> list[list[tuple[Tensor, Tensor | None]]]:
-        """For each task the leaves in `own` with their gradients; available after the rows or their sum."""
-        pairs = zip(self.own, self.derivatives.own, strict=True)
+    def unshared_gradients(self) -> list[list[tuple[Tensor, Tensor | None]]]:
+        """For each task the unshared leaves with their gradients; available after the rows or their sum."""
+        pairs = zip(self.unshared_leaves, self.derivatives.unshared_gradients, strict=True)
         return [list(zip(leaves, gradients, strict=True)) for leaves, gradients in pairs]
 
 
 @dataclass(frozen=True)
-class Trace:
+class LossLeaves:
     """Losses with the leaves that they depend on.
 
     Attributes:
         tasks: the present tasks with their losses.
         shared: the shared parameters by name.
-        own: for each present task the leaves that are not shared.
-        tops, views: the features, and each present task's views of them.
+        unshared_leaves: for each present task the leaves that are not shared.
+        features: the features.
+        stage_features: for each present task the features before the first `transform` stage and after each; empty
+            unless `features` was a `TaskFeatures`.
     """
 
     tasks: TaskLosses
     shared: dict[str, Tensor]
-    own: list[list[Tensor]]
-    tops: list[Tensor]
-    views: list[Sequence[Tensor]]
+    unshared_leaves: list[list[Tensor]]
+    features: list[Tensor]
+    stage_features: list[Sequence[Tensor]]
 
 
-def trace(losses: Losses, parameters: Parameters | None, features: Features | None) -> Trace:
+def find_leaves(losses: Losses, parameters: Parameters | None, features: Features | None) -> LossLeaves:
     """Find the leaves that each loss depends on.
 
     Raises:
         OptionError: see `gradhomog.backward`.
     """
     tasks = task_losses(losses)
-    views = features.taps if isinstance(features, TaskFeatures) else []
+    views = features.stage_features if isinstance(features, TaskFeatures) else []
     if views and len(views) != tasks.tasks:
         raise OptionError(f"`features` must have one view per loss; got {len(views)} views and {tasks.tasks} losses.")
     whole = features.features if isinstance(features, TaskFeatures) else features
-    tops = [] if whole is None else feature_tensors(whole)
+    tensors = [] if whole is None else feature_tensors(whole)
     shared = {} if parameters is None else shared_parameters(parameters)
-    graph = Reachability(until=tops, leaves=shared.values())
-    bits = [graph.reach(loss) for loss in tasks.losses]
+    graph = Reachability(until=tensors, leaves=shared.values())
+    bits = [graph.leaf_bits(loss) for loss in tasks.losses]
     if parameters is None:
-        shared = _find_shared(tasks, bits, graph, tops)
-    shared_bits = graph.bits(shared.values())
-    if tops:
+        shared = _find_shared(tasks, bits, graph, tensors)
+    shared_bits = graph.bits_of(shared.values())
+    if tensors:
         _check_through_features(bits, shared_bits, tasks)
-        _check_independent(tops)
-    own = [graph.tensors(own_bits & ~shared_bits) for own_bits in bits]
-    return Trace(tasks, shared, own, tops, [views[slot] for slot in tasks.slots] if views else [])
+        _check_independent(tensors)
+    unshared = [graph.tensors(loss_bits & ~shared_bits) for loss_bits in bits]
+    return LossLeaves(tasks, shared, unshared, tensors, [views[slot] for slot in tasks.slots] if views else [])
 
 
 def differentiate(
-    found: Trace, *, factor: float = 1.0, create_graph: bool = False, retain_graph: bool = False,
+    loss_leaves: LossLeaves, *, factor: float = 1.0, create_graph: bool = False, retain_graph: bool = False,
     through_features: bool = False, return_features: bool = False,
 ) -> Batch:  # fmt: skip
     """Return a batch whose gradients are computed on demand.
@@ -100,29 +103,32 @@ def differentiate(
     `through_features`: compute the gradients w.r.t. the features immediately, and the others from them.
     `return_features`: include the features and the gradients w.r.t. them in the batch, for homogenizers.
     """
-    graph = LossGraph(found.tasks.losses, found.shared, found.own, factor, create_graph, retain_graph)
-    if not (found.tops and through_features):
-        return Batch(found.tasks, Direct(graph), found.own, [], [])
-    derivatives = ThroughFeatures(graph, found.tops, found.views)
-    with torch.set_grad_enabled(create_graph):
-        taps, grads = _feature_taps(found.tops, derivatives, found.views, factor) if return_features else ([], [])
-    return Batch(found.tasks, derivatives, found.own, taps, grads)
+    tasks, unshared = loss_leaves.tasks, loss_leaves.unshared_leaves
+    graph = LossGraph(tasks.losses, loss_leaves.shared, unshared, factor, create_graph, retain_graph)
+    if not (loss_leaves.features and through_features):
+        return Batch(tasks, DirectDerivatives(graph), unshared, [], [])
+    derivatives = FeatureDerivatives(graph, loss_leaves.features, loss_leaves.stage_features)
+    features, grads = list[Tensor](), list[Tensor]()
+    if return_features:
+        with torch.set_grad_enabled(create_graph):
+            features, grads = _features_of_stages(derivatives, loss_leaves.stage_features, factor)
+    return Batch(tasks, derivatives, unshared, features, grads)
 
 
 def _find_shared(
-    tasks: TaskLosses, bits: Sequence[int], graph: Reachability, tops: Sequence[Tensor]
+    tasks: TaskLosses, bits: Sequence[int], graph: Reachability, features: Sequence[Tensor]
 ) -> dict[str, Tensor]:
     """Return the leaves of the features, or else of two or more losses; only `nn.Parameter`s if there are any."""
-    if tops:
-        below = Reachability()
-        for top in tops:
-            below.reach(top)
-        leaves = below.leaves
+    if features:
+        feature_graph = Reachability()
+        for feature in features:
+            feature_graph.leaf_bits(feature)
+        leaves = feature_graph.leaves
     elif tasks.stacked or len(tasks.losses) == 1:
         reason = "the losses were stacked into one tensor" if tasks.stacked else "there is only one loss"
         raise OptionError(f"`parameters` is required, because {reason}; the shared parameters cannot be inferred.")
     else:
-        leaves = graph.tensors(in_two_or_more(bits))
+        leaves = graph.tensors(bits_in_several(bits))
     if not leaves:
         raise OptionError(
             f"the {len(tasks.losses)} losses must share a parameter; they share none. Pass the shared tensors as "
@@ -133,8 +139,8 @@ def _find_shared(
 
 
 def _check_through_features(bits: Sequence[int], shared: int, tasks: TaskLosses) -> None:
-    for index, own in enumerate(bits):
-        if own & shared:
+    for index, loss_bits in enumerate(bits):
+        if loss_bits & shared:
             raise OptionError(
                 f"the loss of task {tasks.label(index)} must depend on shared parameters only through `features`; it "
                 "depends on them by another path. Pass all outputs of the shared part that heads use, or omit "
@@ -142,45 +148,48 @@ def _check_through_features(bits: Sequence[int], shared: int, tasks: TaskLosses)
             )
 
 
-def _check_independent(tops: Sequence[Tensor]) -> None:
-    if len(tops) == 1:
+def _check_independent(features: Sequence[Tensor]) -> None:
+    if len(features) == 1:
         return
-    among = Reachability(leaves=tops)
-    every = among.bits(tops)
-    for index, top in enumerate(tops):
-        if top.grad_fn is not None and among.below(top) & every:
+    graph = Reachability(leaves=features)
+    feature_bits = graph.bits_of(features)
+    for index, feature in enumerate(features):
+        if feature.grad_fn is not None and graph.leaf_bits_beyond(feature) & feature_bits:
             raise OptionError(
-                f"`features` must not be computed from one another; features[{index}] is computed from another entry, "
-                "whose gradients would count twice. Pass only the earliest tensors that the heads use, or omit "
-                "`features`."
+                "no entry of `features` may be computed from another entry, because gradients would be counted twice; "
+                f"features[{index}] depends on another entry. Pass only the earliest tensors that the heads use, or "
+                "omit `features`."
             )
 
 
-def _feature_taps(
-    tops: Sequence[Tensor], through: ThroughFeatures, views: Sequence[Sequence[Tensor]], factor: float
+def _features_of_stages(
+    derivatives: FeatureDerivatives, stage_features: Sequence[Sequence[Tensor]], factor: float
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return features and gradients w.r.t. them, `[tasks, batch, features]` at every tap; several are concatenated."""
-    tasks = len(through.feature_grads)
-    if views:
-        taps = [torch.cat(list(tap)) for tap in zip(*views, strict=True)]
-        grads = [
-            torch.cat([without_factor(grad, like, factor) for grad, like in zip(column, tap, strict=True)])
-            for column, tap in zip(zip(*through.tap_grads, strict=True), zip(*views, strict=True), strict=True)
+    """Return the features before and after each `transform` stage, and the gradients w.r.t. them.
+
+    Both are `[tasks, batch, features]`; several feature tensors are concatenated.
+    """
+    if stage_features:
+        columns = list(zip(*stage_features, strict=True))
+        grad_columns = zip(*derivatives.stage_feature_grads, strict=True)
+        return [torch.cat(column) for column in columns], [
+            torch.cat([without_factor(grad, like, factor) for grad, like in zip(grads, column, strict=True)])
+            for grads, column in zip(grad_columns, columns, strict=True)
         ]
-        return taps, grads
-    if len({top.shape[0] for top in tops if top.dim()}) != 1:
+    features = derivatives.features
+    if len({feature.shape[0] for feature in features if feature.dim()}) != 1:
         raise OptionError(
             "a homogenizer reads features, so all of them must have the same first dimension, the batch; got "
-            f"{', '.join(str(tuple(top.shape)) for top in tops)}."
+            f"{', '.join(str(tuple(feature.shape)) for feature in features)}."
         )
-    flat = [top.flatten(1) if top.dim() > 1 else top[:, None] for top in tops]
-    features = flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)
+    flat = [feature.flatten(1) if feature.dim() > 1 else feature[:, None] for feature in features]
+    combined = flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)
     rows = [
-        torch.cat([without_factor(grad, top, factor).reshape(like.shape) for grad, top, like in
-                   zip(grads, tops, flat, strict=True)], dim=1)
-        for grads in through.feature_grads
+        torch.cat([without_factor(grad, feature, factor).reshape(like.shape) for grad, feature, like in
+                   zip(grads, features, flat, strict=True)], dim=1)
+        for grads in derivatives.feature_grads
     ]  # fmt: skip
-    return [features.expand(tasks, *features.shape)], [torch.stack(rows)]
+    return [combined.expand(len(rows), *combined.shape)], [torch.stack(rows)]
 
 
 def without_factor(grad: Tensor | None, like: Tensor, factor: float) -> Tensor:

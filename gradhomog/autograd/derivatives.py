@@ -25,14 +25,14 @@ class LossGraph:
     Attributes:
         losses: one scalar per task.
         shared: the shared parameters by name.
-        own: for each task the other leaves that its loss depends on.
+        unshared_leaves: for each task the other leaves that its loss depends on.
         factor: factor of every gradient, against underflow in half precision.
         create_graph, retain_graph: as in `torch.autograd.grad`.
     """
 
     losses: Sequence[Tensor]
     shared: Mapping[str, Tensor]
-    own: Sequence[Sequence[Tensor]]
+    unshared_leaves: Sequence[Sequence[Tensor]]
     factor: float = 1.0
     create_graph: bool = False
     retain_graph: bool = False
@@ -51,7 +51,7 @@ class LossGraph:
             return list(found)
         return [as_dense(gradient) for gradient in found]  # gradients of a sparse embedding
 
-    def seed(self, loss: Tensor) -> Tensor:
+    def initial_gradient(self, loss: Tensor) -> Tensor:
         """Return `factor` as a tensor like the loss: the first gradient of its backward pass."""
         return torch.full_like(loss, self.factor)
 
@@ -61,11 +61,12 @@ class Derivatives(ABC):
     """The gradients of the losses, either one per task or as a weighted sum from one pass.
 
     Attributes:
-        own: for each task the gradients of its leaves in `graph.own`; available after `rows` or `weighted_sum`.
+        unshared_gradients: for each task the gradients of `graph.unshared_leaves`; available after `rows` or
+            `weighted_sum`.
     """
 
     graph: LossGraph
-    own: list[Gradients] = field(default_factory=list, init=False)
+    unshared_gradients: list[Gradients] = field(default_factory=list, init=False)
 
     @abstractmethod
     def rows(self) -> TaskGradients:
@@ -83,35 +84,36 @@ class Derivatives(ABC):
         return {name: [row[index] for row in rows] for index, name in enumerate(names)}
 
 
-class Direct(Derivatives):
+class DirectDerivatives(Derivatives):
     """Differentiates the losses w.r.t. all leaves in one pass."""
 
     def rows(self) -> TaskGradients:
         graph, shared = self.graph, list(self.graph.shared.values())
-        rows, self.own = [], []
-        for task, (loss, own) in enumerate(zip(graph.losses, graph.own, strict=True)):
+        rows, self.unshared_gradients = [], []
+        for task, (loss, unshared) in enumerate(zip(graph.losses, graph.unshared_leaves, strict=True)):
             last = task == len(graph.losses) - 1
-            found = graph.gradients([loss], [*shared, *own], [graph.seed(loss)], last)
+            found = graph.gradients([loss], [*shared, *unshared], [graph.initial_gradient(loss)], last)
             rows.append(found[: len(shared)])
-            self.own.append(found[len(shared) :])
+            self.unshared_gradients.append(found[len(shared) :])
         return self._by_name(rows, graph.shared)
 
     def some_rows(self, names: Sequence[str]) -> TaskGradients:
         graph, some = self.graph, [self.graph.shared[name] for name in names]
-        return self._by_name([graph.gradients([loss], some, [graph.seed(loss)], False) for loss in graph.losses], names)
+        rows = [graph.gradients([loss], some, [graph.initial_gradient(loss)], False) for loss in graph.losses]
+        return self._by_name(rows, names)
 
     def weighted_sum(self, weights: Tensor) -> Gradients | None:
         graph, shared = self.graph, list(self.graph.shared.values())
-        own = [leaf for leaves in graph.own for leaf in leaves]
-        if len({id(leaf) for leaf in own}) < len(own):
+        unshared = [leaf for leaves in graph.unshared_leaves for leaf in leaves]
+        if len({id(leaf) for leaf in unshared}) < len(unshared):
             return None  # two losses depend on one leaf: the sum of its gradients cannot be split by task
         factors: list[float] = weights.tolist()
         # The same pass returns a head's gradient multiplied by its task's weight, which is then divided out. If the
         # weight is so small that digits would be lost, a separate pass differentiates the head.
         together = [abs(factor) > SMALLEST_SHARE for factor in factors]
-        self.own = [
-            [] if shares else graph.gradients([loss], leaves, [graph.seed(loss)], False)
-            for shares, loss, leaves in zip(together, graph.losses, graph.own, strict=True)
+        self.unshared_gradients = [
+            [] if shares else graph.gradients([loss], leaves, [graph.initial_gradient(loss)], False)
+            for shares, loss, leaves in zip(together, graph.losses, graph.unshared_leaves, strict=True)
         ]
         active = [task for task, factor in enumerate(factors) if factor or weights.requires_grad]
         if not active:
@@ -120,75 +122,82 @@ class Direct(Derivatives):
         shares: list[Any] = [factors[task] for task in active]
         if weights.requires_grad:  # keep the graph of the weights
             shares = [weights[task].to(loss) for task, loss in zip(active, losses, strict=True)]
-            seeds = [share * graph.factor for share in shares]
+            output_grads = [share * graph.factor for share in shares]
         else:
-            seeds = [torch.full_like(loss, graph.factor * share) for loss, share in zip(losses, shares, strict=True)]
-        leaves = [leaf for task in active if together[task] for leaf in graph.own[task]]
-        found = graph.gradients(losses, [*shared, *leaves], seeds, True)
+            pairs = zip(losses, shares, strict=True)
+            output_grads = [torch.full_like(loss, graph.factor * share) for loss, share in pairs]
+        leaves = [leaf for task in active if together[task] for leaf in graph.unshared_leaves[task]]
+        found = graph.gradients(losses, [*shared, *leaves], output_grads, True)
         rest = iter(found[len(shared) :])
         for task, share in zip(active, shares, strict=True):
             if not together[task]:
                 continue
-            weighted = [next(rest) for _ in graph.own[task]]
+            weighted = [next(rest) for _ in graph.unshared_leaves[task]]
             unchanged = factors[task] == 1 and not graph.create_graph
-            self.own[task] = weighted if unchanged else [None if part is None else part / share for part in weighted]
+            if not unchanged:
+                weighted = [None if part is None else part / share for part in weighted]
+            self.unshared_gradients[task] = weighted
         return found[: len(shared)]
 
 
-class ThroughFeatures(Derivatives):
+class FeatureDerivatives(Derivatives):
     """Differentiates each loss w.r.t. the features in the constructor, and then the shared part for the rows or sums.
 
     Attributes:
         features: the outputs of the shared part.
         feature_grads: for each task the gradients of its loss w.r.t. the features.
-        tap_grads: for each task the gradients w.r.t. the tensors between features and head.
+        stage_feature_grads: for each task the gradients w.r.t. the tensors between features and head.
     """
 
-    def __init__(self, graph: LossGraph, features: Sequence[Tensor], taps: Sequence[Sequence[Tensor]] = ()) -> None:
+    def __init__(
+        self, graph: LossGraph, features: Sequence[Tensor], stage_features: Sequence[Sequence[Tensor]] = ()
+    ) -> None:
         super().__init__(graph)
         self.features = list(features)
         self.feature_grads: list[Gradients] = []
-        self.tap_grads: list[Gradients] = []
-        for task, (loss, own) in enumerate(zip(graph.losses, graph.own, strict=True)):
-            between = list(taps[task]) if taps else []
-            last = task == len(graph.losses) - 1 and not taps
-            found = graph.gradients([loss], [*self.features, *between, *own], [graph.seed(loss)], last)
+        self.stage_feature_grads: list[Gradients] = []
+        for task, (loss, unshared) in enumerate(zip(graph.losses, graph.unshared_leaves, strict=True)):
+            between = list(stage_features[task]) if stage_features else []
+            last = task == len(graph.losses) - 1 and not stage_features
+            found = graph.gradients([loss], [*self.features, *between, *unshared], [graph.initial_gradient(loss)], last)
             at, after = len(self.features), len(self.features) + len(between)
             self.feature_grads.append(found[:at])
-            self.tap_grads.append(found[at:after])
-            self.own.append(found[after:])
+            self.stage_feature_grads.append(found[at:after])
+            self.unshared_gradients.append(found[after:])
 
     def rows(self) -> TaskGradients:
         tasks, shared = len(self.feature_grads), self.graph.shared
-        rows = [self._back(row, shared.values(), task == tasks - 1) for task, row in enumerate(self.feature_grads)]
+        rows = [
+            self._backpropagate(row, shared.values(), task == tasks - 1) for task, row in enumerate(self.feature_grads)
+        ]
         return self._by_name(rows, shared)
 
     def some_rows(self, names: Sequence[str]) -> TaskGradients:
         some = [self.graph.shared[name] for name in names]
-        return self._by_name([self._back(row, some, False) for row in self.feature_grads], names)
+        return self._by_name([self._backpropagate(row, some, False) for row in self.feature_grads], names)
 
     def weighted_sum(self, weights: Tensor) -> Gradients:
         total: Gradients = []
         for parts in zip(*self.feature_grads, strict=True):
             weighted = [weight.to(part) * part for weight, part in zip(weights, parts, strict=True) if part is not None]
             total.append(torch.stack(weighted).sum(0) if weighted else None)
-        return self.back(total)
+        return self.backpropagate(total)
 
-    def back(self, feature_grads: Gradients) -> Gradients:
+    def backpropagate(self, feature_grads: Gradients) -> Gradients:
         """Backpropagate one gradient w.r.t. the features to the shared parameters."""
-        return self._back(feature_grads, self.graph.shared.values(), True)
+        return self._backpropagate(feature_grads, self.graph.shared.values(), True)
 
-    def _back(self, feature_grads: Gradients, inputs: Iterable[Tensor], last: bool) -> Gradients:
+    def _backpropagate(self, feature_grads: Gradients, inputs: Iterable[Tensor], last: bool) -> Gradients:
         pairs = [(x, grad) for x, grad in zip(self.features, feature_grads, strict=True) if grad is not None]
         return self.graph.gradients([x for x, _ in pairs], list(inputs), [grad for _, grad in pairs], last)
 
 
-class Summed(Derivatives):
+class SummedDerivatives(Derivatives):
     """Sums of the gradients of several batches, computed before."""
 
-    def __init__(self, graph: LossGraph, rows: TaskGradients, own: list[Gradients]) -> None:
+    def __init__(self, graph: LossGraph, rows: TaskGradients, unshared_gradients: list[Gradients]) -> None:
         super().__init__(graph)
-        self._rows, self.own = rows, own
+        self._rows, self.unshared_gradients = rows, unshared_gradients
 
     def rows(self) -> TaskGradients:
         return self._rows

@@ -51,7 +51,8 @@ def _by_pattern(names: Sequence[str], patterns: Mapping[str, str]) -> dict[str, 
             )
     if empty := [group for group, members in groups.items() if not members]:
         raise OptionError(
-            f"every pattern in `per` must match a parameter that no earlier pattern matches; {patterns[empty[0]]!r} of "
-            f"{empty[0]!r} matches none of {', '.join(names[:6])}{', …' if len(names) > 6 else ''}."
+            f"pattern {patterns[empty[0]]!r} of group {empty[0]!r} in `per` selects no parameter: it matches none, or "
+            f"only parameters that an earlier pattern matches. Parameters: {', '.join(names[:6])}"
+            f"{', …' if len(names) > 6 else ''}."
         )
     return groups

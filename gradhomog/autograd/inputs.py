@@ -1,4 +1,4 @@
-"""Validate losses, shared parameters and features, in the forms that training loops use."""
+"""Validate losses, shared parameters and features, in the forms that training loops pass."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TaskLosses:
         slot = self.slots[index]
         return self.names[slot] if self.names else str(slot)
 
-    def present(self, values: Sequence[str] | None, option: str) -> tuple[str, ...]:
+    def select_present(self, values: Sequence[str] | None, option: str) -> tuple[str, ...]:
         """Select the entries of the present tasks from one entry per task; empty if there are no entries.
 
         Raises:
@@ -56,7 +56,9 @@ class TaskLosses:
 
 
 def task_losses(values: Losses) -> TaskLosses:
-    """Validate losses. A task is absent if its loss is None or a constant (a tensor that does not require grad).
+    """Validate the losses of one step and return those of the present tasks.
+
+    A task is absent if its loss is None or a constant (a tensor that does not require grad).
 
     Raises:
         OptionError: no task is present; a loss is not a real scalar tensor.

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from gradhomog.autograd.apply import Heads, Level, Options
 from gradhomog.autograd.backward import check_discovered_parameters, check_options, compute, step_options
-from gradhomog.autograd.batch import Features, Trace, trace
+from gradhomog.autograd.batch import Features, LossLeaves, find_leaves
 from gradhomog.autograd.groups import Per
 from gradhomog.autograd.inputs import Losses, Parameters
 from gradhomog.errors import OptionError
@@ -77,14 +77,14 @@ def loss(
         if not values:
             raise OptionError("`losses` must contain at least one loss that is not None; got none.")
         return torch.stack(values).mean()
-    found = trace(losses, parameters, features)
+    loss_leaves = find_leaves(losses, parameters, features)
     if parameters is None:
         check_discovered_parameters(pipe, per)
 
-    options = step_options(found.tasks, features, domains, targets, level, per, heads, inspect, 1.0, False)
-    leaves = {id(leaf): leaf for own in found.own for leaf in own}
-    step = _StepOnBackward(pipe, found, options, report, [*found.shared.values(), *leaves.values()])
-    value = torch.stack([entry.detach() for entry in found.tasks.losses]).mean()
+    options = step_options(loss_leaves.tasks, features, domains, targets, level, per, heads, inspect, 1.0, False)
+    leaves = {id(leaf): leaf for unshared in loss_leaves.unshared_leaves for leaf in unshared}
+    step = _StepOnBackward(pipe, loss_leaves, options, report, [*loss_leaves.shared.values(), *leaves.values()])
+    value = torch.stack([entry.detach() for entry in loss_leaves.tasks.losses]).mean()
     result: Tensor = _HomogenizedMean.apply(step, value, *step.leaves)  # type: ignore[no-untyped-call]
     return result
 
@@ -93,22 +93,22 @@ class _StepOnBackward:
     """The step that the backward pass of one `loss` takes."""
 
     def __init__(
-        self, pipe: Pipeline, found: Trace, options: Options,
+        self, pipe: Pipeline, loss_leaves: LossLeaves, options: Options,
         report: Callable[[Homogenization], None] | None, leaves: Sequence[Tensor],
     ) -> None:  # fmt: skip
         self._pipe, self._options, self._report, self.leaves = pipe, options, report, leaves
-        self._trace: Trace | None = found
+        self._loss_leaves: LossLeaves | None = loss_leaves
 
     def gradients(self, factor: float) -> list[Tensor | None]:
         """Return `factor` times the homogenized gradient of each leaf, and assign the states."""
-        if self._trace is None:
+        if self._loss_leaves is None:
             raise OptionError(
                 "backward() of gradhomog.loss must be called once; it was called twice. Call gradhomog.loss again."
             )
-        step = compute(self._pipe, self._trace, replace(self._options, factor=factor, scaled=factor > 1))
-        self._trace = None  # frees the graph of the losses
+        step = compute(self._pipe, self._loss_leaves, replace(self._options, factor=factor, scaled=factor > 1))
+        self._loss_leaves = None  # frees the graph of the losses
         found: dict[int, Tensor] = {}
-        for leaf, gradient in (*step.shared, *step.own):
+        for leaf, gradient in (*step.shared, *step.unshared):
             found[id(leaf)] = found[id(leaf)] + gradient if id(leaf) in found else gradient
         if self._report is not None:
             self._report(step.result)

@@ -32,14 +32,14 @@ class Reachability:
             if tensor.grad_fn is not None:
                 self._stops[tensor.grad_fn, tensor.output_nr] = self._leaf(tensor)
 
-    def reach(self, tensor: Tensor) -> int:
+    def leaf_bits(self, tensor: Tensor) -> int:
         """Return the leaves that a tensor depends on, as bits (bit k is `leaves[k]`); none for a tensor in `until`."""
         if tensor.grad_fn is None:
             return self._leaf(tensor) if tensor.requires_grad else 0
         stop = self._stops.get((tensor.grad_fn, tensor.output_nr))
-        return self.below(tensor) if stop is None else stop
+        return self.leaf_bits_beyond(tensor) if stop is None else stop
 
-    def below(self, tensor: Tensor) -> int:
+    def leaf_bits_beyond(self, tensor: Tensor) -> int:
         """Return the leaves that a tensor depends on, as bits, even if the tensor is in `until`."""
         found, stops = self._found, self._stops
         stack: list[Any] = [tensor.grad_fn]
@@ -50,13 +50,13 @@ class Reachability:
                 child = edge[0]
                 if child is None:
                     continue
-                below = stops.get(edge)
-                below = found.get(child) if below is None else below
-                if below is None:
+                child_bits = stops.get(edge)
+                child_bits = found.get(child) if child_bits is None else child_bits
+                if child_bits is None:
                     stack.append(child)
                     complete = False
                 else:
-                    bits |= below
+                    bits |= child_bits
             if not complete:
                 continue
             # The node's name is checked, because a custom autograd function may also have an attribute `variable`.
@@ -70,8 +70,8 @@ class Reachability:
         """Return the leaves of a set of bits."""
         return [leaf for index, leaf in enumerate(self.leaves) if bits >> index & 1]
 
-    def bits(self, tensors: Iterable[Tensor]) -> int:
-        """Return the bits of those tensors that were found as leaves."""
+    def bits_of(self, tensors: Iterable[Tensor]) -> int:
+        """Return the bits of those tensors that are in `leaves`."""
         bits = 0
         for tensor in tensors:
             bits |= self._bit.get(id(tensor), 0)
@@ -84,10 +84,10 @@ class Reachability:
         return self._bit[id(tensor)]
 
 
-def in_two_or_more(reach: Sequence[int]) -> int:
+def bits_in_several(bit_sets: Sequence[int]) -> int:
     """Return the bits that are in two or more sets."""
     once = twice = 0
-    for bits in reach:
+    for bits in bit_sets:
         twice |= once & bits
         once |= bits
     return twice

@@ -18,14 +18,16 @@ class TaskFeatures:
     `views[i]` is the input of the head of task i. Pass the object to `gradhomog.backward(..., features=views)`.
     """
 
-    def __init__(self, features: Tensor, taps: Sequence[Sequence[Tensor]], domains: tuple[str, ...] = ()) -> None:
-        self.features, self.taps, self.domains = features, taps, domains
+    def __init__(
+        self, features: Tensor, stage_features: Sequence[Sequence[Tensor]], domains: tuple[str, ...] = ()
+    ) -> None:
+        self.features, self.stage_features, self.domains = features, stage_features, domains
 
     def __len__(self) -> int:
-        return len(self.taps)
+        return len(self.stage_features)
 
     def __getitem__(self, task: int) -> Tensor:
-        return self.taps[operator.index(task)][-1][0]
+        return self.stage_features[operator.index(task)][-1][0]
 
     def __iter__(self) -> Iterator[Tensor]:
         return (self[task] for task in range(len(self)))
@@ -67,5 +69,5 @@ def task_features(features: Tensor, pipe: Pipeline, tasks: int, domains: Sequenc
             f"`features` must have shape [batch, features]; got {tuple(features.shape)}. Flatten feature maps first."
         )
     named = check_domains(domains, tasks)
-    taps = [pipe.transform(features[None], [key]) for key in task_keys(tasks, named)]
-    return TaskFeatures(features, taps, named)
+    stage_features = [pipe.transform(features[None], [key]) for key in task_keys(tasks, named)]
+    return TaskFeatures(features, stage_features, named)

@@ -10,8 +10,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from gradhomog.blame import in_one_line
 from gradhomog.cli._output import duration
+from gradhomog.error_source import in_one_line
 
 LINE_INTERVAL = 10.0
 """Seconds between two lines if standard error is not a terminal."""

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from gradhomog.cli._output import add_json, print_json
 from gradhomog.cli.completion import plugin_names
+from gradhomog.error_lists import join_errors
 from gradhomog.errors import GradhomogError, OptionError
-from gradhomog.faults import join_faults
 
 if TYPE_CHECKING:
     from gradhomog.registry import Kind
@@ -105,7 +105,7 @@ def _resolve_kinds(names: Sequence[str], kind: Kind | None) -> list[Kind]:
     if len(errors) == 1:
         raise errors[0]
     if errors:
-        raise OptionError(join_faults(errors))
+        raise OptionError(join_errors(errors))
     return kinds
 
 

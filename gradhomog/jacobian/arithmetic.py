@@ -23,8 +23,8 @@ Product = Callable[[Tensor, bool], Tensor]
 def block_products(blocks: Iterable[Tensor], product: Product) -> list[Tensor]:
     """Apply a product to each block `[tasks, *shape]`; returns float64 `[tasks, tasks]` or `[tasks]` per block.
 
-    If the squares of a row exceed the range of float32, its block is multiplied again in float64. One transfer to the
-    host.
+    If the squares of a row exceed the range of float32, its block is multiplied again in float64. One transfer from the
+    device to the CPU.
     """
     found, diagonals, matrices = list[Tensor](), list[Tensor](), list[Tensor]()
     for block in blocks:
@@ -33,13 +33,13 @@ def block_products(blocks: Iterable[Tensor], product: Product) -> list[Tensor]:
         found.append(value)
         matrices.append(matrix)
         diagonals.append(value if value.dim() == 1 else value.diagonal())
-    for index, unsafe in enumerate(outside_float32(diagonals, matrices)):
+    for index, unsafe in enumerate(outside_float32_range(diagonals, matrices)):
         if unsafe and needs_float64(matrices[index]):
             found[index] = product(matrices[index], True)
     return found
 
 
-def outside_float32(squares: Sequence[Tensor], matrices: Sequence[Tensor]) -> list[bool]:
+def outside_float32_range(squares: Sequence[Tensor], matrices: Sequence[Tensor]) -> list[bool]:
     """For each matrix, True if a squared norm `[tasks]` of its rows may be inaccurate in float32.
 
     A square below 1e-30 loses digits in float32 (the smallest normal number is 1.2e-38); one above 1e34 may overflow.
@@ -71,8 +71,8 @@ def gramian(block: Tensor, exact: bool = False) -> Tensor:
         wide = block.double()
         return wide @ wide.T
     if block.dtype != torch.float32:
-        return torch.stack([gramian(part.float()) for part in column_parts(block)]).sum(0)
-    count = equal_pieces(size)
+        return torch.stack([gramian(part.float()) for part in column_chunks(block)]).sum(0)
+    count = chunk_count(size)
     if count == 1:
         return torch.mm(block, block.T).double()
     width = size // count
@@ -91,29 +91,30 @@ def squared_norms(block: Tensor, exact: bool = False) -> Tensor:
     if block.requires_grad or block.dtype == torch.float64:
         return block.double().square().sum(1)
     if block.dtype != torch.float32:
-        return torch.stack([squared_norms(part.float(), exact) for part in column_parts(block)]).sum(0)
+        return torch.stack([squared_norms(part.float(), exact) for part in column_chunks(block)]).sum(0)
     if exact:
         norm: Tensor = torch.linalg.vector_norm(block, dim=1, dtype=torch.float64)
         return norm.square()
-    # Norms of pieces in float32, their squares added in float64: a reduction in float64 is 20 times as slow (measured).
+    # Norms of chunks in float32, their squares added in float64: a reduction in float64 is 20 times as slow (measured).
     whole = size // BLOCK
-    pieces = [block[:, : whole * BLOCK].view(tasks, whole, BLOCK)] if whole else []
-    pieces += [block[:, None, whole * BLOCK :]] if whole * BLOCK < size else []
-    norms = [torch.linalg.vector_norm(piece, dim=2, dtype=torch.float32).double() for piece in pieces]
+    chunks = [block[:, : whole * BLOCK].view(tasks, whole, BLOCK)] if whole else []
+    chunks += [block[:, None, whole * BLOCK :]] if whole * BLOCK < size else []
+    norms = [torch.linalg.vector_norm(chunk, dim=2, dtype=torch.float32).double() for chunk in chunks]
     return torch.cat(norms, dim=1).square().sum(1) if norms else block.new_zeros(tasks, dtype=torch.float64)
 
 
-def column_parts(block: Tensor) -> Sequence[Tensor]:
-    """Return views of groups of columns, to convert half precision to float32 group by group."""
+def column_chunks(block: Tensor) -> Sequence[Tensor]:
+    """Return views of chunks of columns, to convert half precision to float32 chunk by chunk."""
     parts: Sequence[Tensor] = torch.split(block, max(2**20 // max(len(block), 1), BLOCK), dim=1)
     return parts
 
 
 @functools.lru_cache(maxsize=256)
-def equal_pieces(size: int) -> int:
-    """Return a number of pieces of equal width, at most `BLOCK`, for `size` columns.
+def chunk_count(size: int) -> int:
+    """Return the number of chunks into which `size` columns are split, so that no chunk has more than `BLOCK` columns.
 
-    It divides `size` if possible. Otherwise the remainder has fewer columns than there are pieces.
+    It divides `size` if possible. Otherwise the remainder has fewer columns than there are chunks.
+
     """
     least = max(-(-size // BLOCK), 1)
     return next((count for count in range(least, 2 * least) if size % count == 0), least)
@@ -125,7 +126,7 @@ def weighted_sum(block: Tensor, shares: Tensor) -> Tensor:
     scaled = shares.to(block.device, torch.float32 if narrow else block.dtype)
     flat = block if block.dim() == 2 else block.reshape(block.shape[0], -1)
     if narrow:
-        parts = column_parts(flat)
+        parts = column_chunks(flat)
         found = torch.cat([torch.mv(part.t().float(), scaled).to(block.dtype) for part in parts])
     else:
         found = torch.mv(flat.t(), scaled)  # block.mean(0) takes up to twice as long (measured)
@@ -183,7 +184,7 @@ def _sum(matrix: Tensor) -> Tensor:
     """Return row sums; half precision is summed in parts, because a sum in float32 would copy the whole tensor."""
     if matrix.dtype.itemsize >= 4:
         return matrix.sum(1)
-    return torch.stack([part.float().sum(1) for part in column_parts(matrix)]).sum(0)
+    return torch.stack([part.float().sum(1) for part in column_chunks(matrix)]).sum(0)
 
 
 def _inspect(value: Tensor) -> bool:

@@ -28,7 +28,7 @@ class Jacobian(RowStatistics):
     Attributes:
         tasks: N, the number of rows.
         names: the names of the blocks, in order; `("",)` for a Jacobian from one tensor.
-        device, dtype, requires_grad: of the rows; dtype is the narrowest among the blocks.
+        device, dtype, requires_grad: those of the rows; dtype is the narrowest among the blocks.
     """
 
     tasks: int
@@ -214,10 +214,10 @@ class MixedJacobian(Jacobian):
         return MixedJacobian(self.source.detach(), self.mixing.detach())
 
     def compute_gramians(self) -> Tensor:
-        return self._congruent(self.source.block_gramians)
+        return self._congruence(self.source.block_gramians)
 
     def compute_total_gramian(self) -> Tensor:
-        return self._congruent(self.source.total_gramian)
+        return self._congruence(self.source.total_gramian)
 
     def compute_squared_norms(self) -> Tensor:
         if self.mixing.dim() == 1:  # norms are enough
@@ -229,7 +229,7 @@ class MixedJacobian(Jacobian):
             return self.source.total_squared_norms * self.mixing.square()
         return self.total_gramian.diagonal().clamp_min(0)
 
-    def _congruent(self, gramian: Tensor) -> Tensor:
+    def _congruence(self, gramian: Tensor) -> Tensor:
         """Return C·G·Cᵀ."""
         if self.mixing.dim() == 1:
             return self.mixing[:, None] * gramian * self.mixing

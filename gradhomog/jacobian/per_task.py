@@ -56,19 +56,19 @@ class PerTaskJacobian(Jacobian):
         return self._like
 
     def select(self, tasks: Sequence[int]) -> PerTaskJacobian:
-        return self._with({name: [parts[task] for task in tasks] for name, parts in self._gradients.items()})
+        return self._with_gradients({name: [parts[task] for task in tasks] for name, parts in self._gradients.items()})
 
-    def only(self, names: Sequence[str]) -> PerTaskJacobian:
+    def select_parameters(self, names: Sequence[str]) -> PerTaskJacobian:
         """Return the blocks of some parameters."""
-        return self._with({name: self._gradients[name] for name in names})
+        return self._with_gradients({name: self._gradients[name] for name in names})
 
     def detach(self) -> PerTaskJacobian:
         detached = {
             name: [None if part is None else part.detach() for part in parts] for name, parts in self._gradients.items()
         }
-        return self._with(detached)
+        return self._with_gradients(detached)
 
-    def _with(self, gradients: Mapping[str, Sequence[Tensor | None]]) -> PerTaskJacobian:
+    def _with_gradients(self, gradients: Mapping[str, Sequence[Tensor | None]]) -> PerTaskJacobian:
         return PerTaskJacobian(gradients, {name: self._like[name] for name in gradients}, self._scale)
 
     @functools.cached_property
@@ -135,7 +135,7 @@ class PerTaskJacobian(Jacobian):
         fast = [product(rows, False) if rows else zeros for rows in flat]
         squares = [part.diagonal() if dims == 2 else part for part in fast]
         sizes = [rows[0] if rows else zeros[:0] for rows in flat]
-        for index, unsafe in enumerate(arithmetic.outside_float32(squares, sizes)):
+        for index, unsafe in enumerate(arithmetic.outside_float32_range(squares, sizes)):
             if unsafe and any(arithmetic.needs_float64(row[None]) for row in flat[index]):
                 fast[index] = product(flat[index], True)
         placed = [
@@ -154,11 +154,11 @@ def _scatter(part: Tensor, present: list[int], zeros: Tensor) -> Tensor:
 def _gramian(rows: Sequence[Tensor], exact: bool) -> Tensor:
     """Return the inner products of rows in separate tensors, float64 `[len(rows), len(rows)]`."""
     if len(rows) > 8 or not _pairwise_is_faster(rows, exact):
-        pieces = [arithmetic.gramian(piece, exact) for piece in _stack_pieces(rows)]
-        return pieces[0] if len(pieces) == 1 else torch.stack(pieces).sum(0)
+        chunks = [arithmetic.gramian(chunk, exact) for chunk in _stack_chunks(rows)]
+        return chunks[0] if len(chunks) == 1 else torch.stack(chunks).sum(0)
     pairs = torch.tril_indices(len(rows), len(rows))
     places = list(zip(*pairs.tolist(), strict=True))
-    sums = [torch.stack([torch.dot(piece[i], piece[j]) for i, j in places]).double() for piece in _pieces(rows, CACHED)]
+    sums = [torch.stack([torch.dot(chunk[i], chunk[j]) for i, j in places]).double() for chunk in _chunks(rows, CACHED)]
     lower = torch.zeros(len(rows), len(rows), dtype=torch.float64)
     lower[pairs[0], pairs[1]] = sums[0] if len(sums) == 1 else torch.stack(sums).sum(0)
     return lower + lower.tril(-1).T
@@ -167,28 +167,28 @@ def _gramian(rows: Sequence[Tensor], exact: bool) -> Tensor:
 def _squared_norms(rows: Sequence[Tensor], exact: bool) -> Tensor:
     """Return the sums of squares of rows in separate tensors, float64 `[len(rows)]`."""
     if not _pairwise_is_faster(rows, exact):
-        pieces = [arithmetic.squared_norms(piece, exact) for piece in _stack_pieces(rows)]
-        return pieces[0] if len(pieces) == 1 else torch.stack(pieces).sum(0)
-    sums = [torch.stack([torch.dot(row, row) for row in piece]).double() for piece in _pieces(rows, CACHED)]
+        chunks = [arithmetic.squared_norms(chunk, exact) for chunk in _stack_chunks(rows)]
+        return chunks[0] if len(chunks) == 1 else torch.stack(chunks).sum(0)
+    sums = [torch.stack([torch.dot(row, row) for row in chunk]).double() for chunk in _chunks(rows, CACHED)]
     return sums[0] if len(sums) == 1 else torch.stack(sums).sum(0)
 
 
 def _pairwise_is_faster(rows: Sequence[Tensor], exact: bool) -> bool:
-    """True if dot products of pairs are faster than stacking pieces (measured, up to 8 rows)."""
+    """True if dot products of pairs are faster than stacking chunks (measured, up to 8 rows)."""
     some = rows[0]
     plain = not exact and not any(row.requires_grad for row in rows)
     return plain and some.device.type == "cpu" and some.dtype == torch.float32 and some.numel() > WIDTH
 
 
-def _pieces(rows: Sequence[Tensor], width: int) -> Iterator[list[Tensor]]:
+def _chunks(rows: Sequence[Tensor], width: int) -> Iterator[list[Tensor]]:
     for start in range(0, rows[0].numel(), width):
         yield [row[start : start + width] for row in rows]
 
 
-def _stack_pieces(rows: Sequence[Tensor]) -> Iterator[Tensor]:
+def _stack_chunks(rows: Sequence[Tensor]) -> Iterator[Tensor]:
     """Yield matrices `[len(rows), ≤ WIDTH]`, at least one, also for empty rows."""
     width = WIDTH if rows[0].device.type == "cpu" else rows[0].numel()
-    yield from (torch.stack(piece) for piece in _pieces(rows, max(width, 1)))
+    yield from (torch.stack(chunk) for chunk in _chunks(rows, max(width, 1)))
     if rows[0].numel() == 0:
         yield torch.stack(list(rows))
 
@@ -208,11 +208,11 @@ def _weighted_sum(parts: Sequence[Tensor | None], shares: Tensor, like: Tensor) 
     whole, (first, *rest) = total.view(-1), [(task, _flat(part, like)) for task, part in present]
     width = WIDTH if like.device.type == "cpu" else like.numel()
     for start in range(0, like.numel(), max(width, 1)):
-        # The sum of one piece stays in the cache, and is written to memory once for all rows.
-        piece = whole[start : start + width]
-        torch.mul(first[1][start : start + width].to(dtype), factors[first[0]], out=piece)
+        # The sum of one chunk stays in the cache, and is written to memory once for all rows.
+        chunk = whole[start : start + width]
+        torch.mul(first[1][start : start + width].to(dtype), factors[first[0]], out=chunk)
         for task, row in rest:
-            piece.add_(row[start : start + width].to(dtype), alpha=factors[task])
+            chunk.add_(row[start : start + width].to(dtype), alpha=factors[task])
     inverse = sorted(range(len(order)), key=order.__getitem__)
     return total.permute(inverse).to(like.dtype)
 

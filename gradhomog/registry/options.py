@@ -19,8 +19,8 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import BaseMetadata, Ge, GroupedMetadata, Gt, Le, Lt, MaxLen, MinLen
 
+from gradhomog.error_lists import join_errors
 from gradhomog.errors import OptionError
-from gradhomog.faults import join_faults
 from gradhomog.specs import SIGNATURE_ONLY, HomogenizerSpec, Spec
 
 _LISTS = (list, tuple, Sequence)
@@ -29,11 +29,11 @@ _COMPARISONS: Mapping[type[BaseMetadata], tuple[str, str]] = {
     Ge: ("ge", "≥"), Gt: ("gt", ">"), Le: ("le", "≤"), Lt: ("lt", "<"),
 }  # fmt: skip
 SCALE = inspect.Parameter("scale", inspect.Parameter.KEYWORD_ONLY, default="mean", annotation=Literal["mean", "paper"])
-"""The option that the host adds to a method whose paper uses another scale than the mean."""
+"""The option that gradhomog adds to a method whose paper uses another scale than the mean of the rows."""
 
 
 def option_parameters(spec: Spec) -> dict[str, inspect.Parameter]:
-    """Return the options of a plugin, in order: its factory's parameters except those that the host supplies.
+    """Return the options of a plugin, in order: its factory's parameters except those that gradhomog supplies.
 
     The option `scale` is added if the method has a `paper_scale`. Keywords with the annotation
     `**keywords: Unpack[SomeTypedDict]` are options with the names of its keys. Their defaults are those of the
@@ -71,7 +71,10 @@ def _dataclass_fields(annotation: Any) -> tuple[dataclasses.Field[Any], ...]:
 
 
 def has_paper_scale(spec: Spec) -> bool:
-    """True if the paper's scale differs from the mean, so that the plugin has the option `scale`."""
+    """True if the factory overrides `paper_scale`; the plugin then has the option `scale`.
+
+    It does so if the paper's direction has another length than the direction of gradhomog.
+    """
     if not isinstance(spec, HomogenizerSpec) or not inspect.isclass(spec.factory):
         return False
     from gradhomog.homogenizer import Homogenizer  # imports torch, which listings must not
@@ -113,24 +116,24 @@ def bind(spec: Spec, plugin: str, options: Mapping[str, Any]) -> dict[str, Any]:
     parameters = option_parameters(spec)
     known = ", ".join(describe(spec)) or "none"
     hints = _hints(spec)
-    faults = []
+    errors = []
     for name, value in options.items():
         if name not in parameters:
             near = difflib.get_close_matches(name, parameters, n=1)
             hint = f" Did you mean '{near[0]}'?" if near else ""
             if "options" in parameters:  # a wrapper of another plugin
                 hint += f" Options of the wrapped plugin are written options={{'{name}': …}}."
-            faults.append(f"{plugin} has no option '{name}'.{hint} Its options: {known}.")
+            errors.append(f"{plugin} has no option '{name}'.{hint} Its options: {known}.")
             continue
         try:
             check_value(plugin, name, value, hints.get(name, Any))
         except OptionError as error:
-            faults.append(str(error))
+            errors.append(str(error))
     for name, parameter in parameters.items():
         if parameter.default is parameter.empty and name not in options:
-            faults.append(f"{plugin} requires the option '{name}'. Its options: {known}.")
-    if faults:
-        raise OptionError(join_faults(faults))
+            errors.append(f"{plugin} requires the option '{name}'. Its options: {known}.")
+    if errors:
+        raise OptionError(join_errors(errors))
     return dict(options)
 
 
@@ -228,7 +231,7 @@ def fits(value: Any, annotation: Any) -> bool:
 
 
 def _bounds(metadata: Sequence[Any]) -> Iterator[BaseMetadata]:
-    """Yield the single bounds of annotations; `Interval` and `Len` are groups of bounds."""
+    """Yield each bound of an annotation; groups of bounds (`Interval`, `Len`) are split into their bounds."""
     for item in metadata:
         if isinstance(item, GroupedMetadata):
             yield from _bounds(list(item))

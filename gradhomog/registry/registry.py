@@ -18,7 +18,7 @@ from typing import Any
 import pluggy
 
 from gradhomog import hooks
-from gradhomog.blame import describe_error, raised_in
+from gradhomog.error_source import describe_error, raised_in
 from gradhomog.errors import (
     AmbiguousPluginError,
     DisabledPluginError,
@@ -179,7 +179,7 @@ class Registry:
     ) -> tuple[PluginInfo, Spec, Any]:
         """Load a plugin, check the user's `options` against its factory's signature, and create the object.
 
-        `arguments` and `supplied` come from the host (an encoder, a size); they are not options. The object is created
+        `arguments` and `supplied` come from gradhomog (an encoder, a size); they are not options. The object is created
         by the hook `gradhomog_make`, which registered plugins may wrap.
 
         Raises:
@@ -189,7 +189,7 @@ class Registry:
         info, spec = self.load(kind, selector)
         bound = bind(spec, info.name, options)
         if has_paper_scale(spec):
-            bound.pop("scale", None)  # the host applies it
+            bound.pop("scale", None)  # the pipeline applies it
         try:
             made = self.manager.hook.gradhomog_make(spec=spec, arguments=arguments, options={**bound, **supplied})
         except GradhomogError:
@@ -203,25 +203,25 @@ class Registry:
             )
         return info, spec, made
 
-    def _wrappers(self) -> tuple[Author, ...]:
+    def _wrappers(self) -> tuple[HookOwner, ...]:
         """Return the plugins that wrap or replace the default `gradhomog_make`, outermost first."""
         impls = reversed(self.manager.hook.gradhomog_make.get_hookimpls())
-        return tuple(self._author(impl.plugin) for impl in impls if not isinstance(impl.plugin, _DefaultFactory))
+        return tuple(self._hook_owner(impl.plugin) for impl in impls if not isinstance(impl.plugin, _DefaultFactory))
 
     def _describe_failure(self, info: PluginInfo, cause: BaseException) -> str:
         if not raised_in(cause, _DefaultFactory.gradhomog_make):  # the error is not from the factory
             for impl in self.manager.hook.gradhomog_make.get_hookimpls():
                 if raised_in(cause, impl.function):
-                    author = self._author(impl.plugin)
-                    return f"{author} raised in `gradhomog_make` for {info}: {describe_error(cause)}. {author.advice}"
+                    owner = self._hook_owner(impl.plugin)
+                    return f"{owner} raised in `gradhomog_make` for {info}: {describe_error(cause)}. {owner.advice}"
         return f"the factory of {info} raised {describe_error(cause)}. {info.advice}"
 
-    def _author(self, plugin: object) -> Author:
+    def _hook_owner(self, plugin: object) -> HookOwner:
         name = self.manager.get_name(plugin)
         for info in self._loaded:
             if loading.registered_name(info) == name:
-                return Author(str(info), info.advice)
-        return Author(f"plugin {name}", "Correct it, or do not register it.")
+                return HookOwner(str(info), info.advice)
+        return HookOwner(f"plugin {name}", "Correct it, or do not register it.")
 
 
 def _name_and_version(distribution: importlib.metadata.Distribution | None) -> tuple[str, str]:
@@ -234,7 +234,7 @@ def _name_and_version(distribution: importlib.metadata.Distribution | None) -> t
 
 
 @dataclass(frozen=True)
-class Author:
+class HookOwner:
     """The plugin that a hook belongs to, with its distribution and version, and the advice for an error."""
 
     name: str

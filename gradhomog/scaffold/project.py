@@ -47,7 +47,7 @@ def project(names: Names, kind: PluginKind = "homogenizer", licence: str = "MIT"
     The templates form the project of a plugin with the name `plugin_name`.
 
     Args:
-        names: from `naming.names`.
+        names: the result of `naming.names`.
         kind: the kind of the plugin.
         licence: an SPDX expression of `Licence`; `"none"` reserves all rights.
         author: the copyright holder; `"The gradhomog-… authors"` by default.

@@ -1,4 +1,4 @@
-"""The active-set method for the shortest vector in a convex hull: slower than pivoting, but without a ridge."""
+"""The active-set method for the shortest vector in a convex hull; slower than pivoting, but needs no ridge."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from gradhomog.solvers.scaling import Array, Flags
 def active_set(unit: Array, target: Array) -> tuple[Array, Flags, Flags]:
     """Minimize ½yᵀUy + ½(1 − tᵀy)² over y ≥ 0 by the algorithm of Lawson and Hanson 1974.
 
-    Their chapter 23 (with the least distance program of section 23.4); it is also the minimum-norm-point method of
-    Wolfe 1976. A row enters the set only if it is independent of the rows in it (with t as one more entry), so that no
-    system is singular, even if the hull contains zero.
+    See their chapter 23 (with the least distance program of section 23.4). The algorithm is equivalent to the
+    minimum-norm-point method of Wolfe 1976. A row enters the set only if it is independent of the rows in it (with t as
+    one more entry), so that no system is singular, even if the hull contains zero.
 
     Each system consists of U y = μ t and tᵀy + μ = 1.
 

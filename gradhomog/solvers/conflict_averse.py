@@ -62,8 +62,8 @@ def conflict_averse_weights(gramian: Tensor, c: float, rounding: float | None = 
 
     Returns:
         v, float64 `[..., tasks]` ≥ 1/tasks: d = Σ_i v_i g_i. If the hull of the rows contains zero up to rounding (a
-        zero row, opposite rows), no direction has ⟨g_i, d⟩ > 0 for all i; d is then the nearest to g_0 of those in the
-        ball with ⟨g_i, d⟩ ≥ 0, if there are any.
+        zero row, opposite rows), no direction has ⟨g_i, d⟩ > 0 for all i. In this case d is the projection of g_0 on
+        the directions in the ball with ⟨g_i, d⟩ ≥ 0 for all i, if the ball contains such a direction.
 
     Method: d − g_0 = Σ_i x_i g_i with x ≥ 0, and x_i > 0 only if ⟨g_i, d⟩ has the smallest value, τ. For a given τ, x
     is the solution of a program that `pivot` solves; ‖d − g_0‖ increases with τ and is c ‖g_0‖ at the solution. For a

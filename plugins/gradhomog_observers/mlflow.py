@@ -27,7 +27,7 @@ class MLflow:
 
     Args:
         experiment: name of the MLflow experiment; created if missing.
-        tracking_uri: of the server or store; defaults to MLflow's default, the environment variable
+        tracking_uri: URI of the server or store; defaults to MLflow's default, the environment variable
             `MLFLOW_TRACKING_URI`.
 
     Names of metrics: `loss/mean`, `cosine/mean`, `loss/<domain>`, `accuracy/<domain>`, `norm/<domain>`,

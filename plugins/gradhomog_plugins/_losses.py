@@ -14,8 +14,8 @@ LARGEST_SQUARED = 1e150
 """Adam sums squares: those of larger gradients are infinite, and the variable would never change again."""
 
 
-def require(valid: Tensor, step: Step, expected: str, advice: str = "") -> None:
-    """Raise an error with the first task that is not `valid` `[tasks]`, and its loss.
+def require_valid(valid: Tensor, step: Step, expected: str, advice: str = "") -> None:
+    """Raise an OptionError that names the first task with `valid` False, and its loss; `valid` is bool `[tasks]`.
 
     `expected` starts with the name of the method: "uw: losses must not be negative".
     """
@@ -28,18 +28,18 @@ def require(valid: Tensor, step: Step, expected: str, advice: str = "") -> None:
 
 
 def require_weights(weights: Tensor, step: Step, method: str, formula: str) -> None:
-    """Raise an error with the first task whose weight `[tasks]` in the paper's scale would make its row overflow.
+    """Raise an OptionError that names the first task whose weight in the paper's scale would make its row overflow.
 
     `formula` is that of the weight: "N/L".
     """
     expected = f"{method}: weights {formula} must be at most {LARGEST_WEIGHT:g}"
-    require(weights <= LARGEST_WEIGHT, step, expected, "Divide the losses by constants, or use scale='mean'.")
+    require_valid(weights <= LARGEST_WEIGHT, step, expected, "Divide the losses by constants, or use scale='mean'.")
 
 
 def require_squares(weighted: Tensor, step: Step, method: str) -> None:
-    """Raise an error with the first task whose weighted loss `[tasks]` is too large for Adam."""
+    """Raise an OptionError that names the first task whose weighted loss is too large for Adam."""
     expected = f"{method}: losses times their weights must be below {LARGEST_SQUARED:g}, because Adam squares them"
-    require(weighted < LARGEST_SQUARED, step, expected, "Divide this loss by a constant.")
+    require_valid(weighted < LARGEST_SQUARED, step, expected, "Divide this loss by a constant.")
 
 
 def exponential_weights(logarithms: Tensor) -> Tensor:

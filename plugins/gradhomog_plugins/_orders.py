@@ -28,14 +28,17 @@ def task_orders(tasks: int, order: Literal["random", "fixed"], generator: torch.
 def projection_coefficients(
     products: Tensor, orders: Tensor, amount: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Return the multiples of other rows added to each row, and its inner products before; both shaped as `orders`.
+    """Return the factors of the other rows that are added to each row, and its inner products with them.
+
+    Each inner product is that before the addition. Both results have the shape of `orders`.
+
 
     With `products` P `[tasks, tasks]` it computes, for all rows i at once,
 
-        for k, met in enumerate(orders[i]):
-            before[i, k] = inner[i, met]         # inner = P at first
+        for k, other in enumerate(orders[i]):
+            before[i, k] = inner[i, other]       # inner = P at first
             amounts[i, k] = amount(before[i, k])
-            inner[i] += amounts[i, k] * P[met]
+            inner[i] += amounts[i, k] * P[other]
     """
     inner, amounts, before = products, [products[:, :0]], [products[:, :0]]
     for start in range(0, orders.shape[1], BLOCK):

@@ -30,7 +30,7 @@ def pool_gradients(gradients: Tensor, pool: Pool, targets: Tensor | None = None)
     return members.transpose(1, 2) @ gradients
 
 
-def unit(vectors: Tensor) -> Tensor:
+def unit_vectors(vectors: Tensor) -> Tensor:
     """Divide each vector by its length; zero stays zero."""
     norms = vectors.norm(dim=-1, keepdim=True)
     return torch.where(norms > 0, vectors / torch.where(norms > 0, norms, torch.ones_like(norms)), 0.0)
@@ -45,7 +45,7 @@ def matching_orders(vectors: Tensor, reference: Tensor) -> Tensor:
     tasks, count, _ = vectors.shape
     orders, total = [], reference.clone()
     for task in range(tasks):
-        cosines = unit(total) @ vectors[task].T
+        cosines = unit_vectors(total) @ vectors[task].T
         order = torch.zeros(count, dtype=torch.int64, device=vectors.device)
         for _ in range(count):
             place, chosen = divmod(int(cosines.argmax()), count)

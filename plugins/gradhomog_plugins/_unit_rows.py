@@ -24,16 +24,16 @@ class EqualCosines(NamedTuple):
         norms: norms of the rows, the largest instead of zero, `[tasks]`.
         present: zero for a zero row, otherwise one, `[tasks]`.
         weights: y `[tasks]`, with ‖d‖² = Σ_i y_i.
-        inner: ⟨d, u_i⟩ `[tasks]`.
-        within: Σ_i ⟨d, u_i⟩, which is Σ_i ⟨d, u_i⟩²; infinite where d is only rounding, because the
-            rows cancel, as opposite rows do.
+        inner_products: ⟨d, u_i⟩ `[tasks]`.
+        projection_sum: Σ_i ⟨d, u_i⟩, which is Σ_i ⟨d, u_i⟩²; infinite where d consists of rounding errors only, for
+            example for opposite rows.
     """
 
     norms: Tensor
     present: Tensor
     weights: Tensor
-    inner: Tensor
-    within: Tensor
+    inner_products: Tensor
+    projection_sum: Tensor
 
 
 def equal_cosines(gramian: Tensor, rounding: float) -> EqualCosines:
@@ -48,7 +48,7 @@ def equal_cosines(gramian: Tensor, rounding: float) -> EqualCosines:
     present = gramian.diagonal().sign()
     inverse = torch.linalg.pinv(unit, atol=rounding * len(unit), rtol=0.0, hermitian=True)
     weights = inverse.mv(present) * present  # zero rows: exactly zero, in any unit of length
-    inner = unit.mv(weights)
-    total = inner.dot(present)
-    within = torch.where(total > rounding**2 * len(unit), total, torch.inf)
-    return EqualCosines(norms, present, weights, inner, within)
+    inner_products = unit.mv(weights)
+    total = inner_products.dot(present)
+    projection_sum = torch.where(total > rounding**2 * len(unit), total, torch.inf)
+    return EqualCosines(norms, present, weights, inner_products, projection_sum)

@@ -1,4 +1,4 @@
-"""Solve for the rows that are not zero, for methods whose direction a zero row would make zero."""
+"""Call a solver on the nonzero rows only, for methods in which a single zero row makes the direction zero."""
 
 from __future__ import annotations
 

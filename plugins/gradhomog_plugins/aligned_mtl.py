@@ -1,4 +1,4 @@
-"""Aligned-MTL: the nearest orthogonal gradients of equal length."""
+"""Aligned-MTL: replace the gradients by the nearest orthogonal gradients of equal length."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class AlignedMTL(Homogenizer):
     Source: Senushkin et al. 2023, "Independent Component Alignment for Multi-Task Learning", arXiv 2305.19000,
     algorithm 1; `scale_mode` as in the authors' code.
 
-    Deviations: (1) The mean by default; the authors' code sums, TorchJD uses the mean. (2) The rank is that of the
-    cosines, with a tolerance relative to the rows. The authors' tolerance is that of the dtype, relative to the longest
-    row: a row 1000 times shorter than another is dropped in float32, and float64 rows that differ by rounding count as
-    independent (measured: for float32 rows a, 0.3 a, b of 10⁵ parameters, passed in float64, TorchJD's d is 10⁷ times
-    too short). (3) Singular values of a factor of G instead of eigenvalues of G, so that lengths of rows may differ by
-    a factor of 1e14 instead of 1e7. (4) First and second derivatives at equal eigenvalues; TorchJD 0.18 has no finite
-    first derivative there.
+    Deviations: (1) The mean by default; the authors' code sums, TorchJD uses the mean. (2) The rank is computed from
+    the cosines, with a tolerance relative to the rows. The authors' tolerance is the machine epsilon of the dtype,
+    relative to the longest row: a row 1000 times shorter than another is dropped in float32, and float64 rows that
+    differ by rounding count as independent (measured: for float32 rows a, 0.3 a, b of 10⁵ parameters, passed in
+    float64, TorchJD's d is 10⁷ times too short). (3) Singular values of a factor of G instead of eigenvalues of G, so
+    that lengths of rows may differ by a factor of 1e14 instead of 1e7. (4) First and second derivatives at equal
+    eigenvalues; TorchJD 0.18 has no finite first derivative there.
 
     >>> import torch, gradhomog
     >>> gradhomog.pipeline("aligned_mtl").combine(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
@@ -61,13 +61,13 @@ class AlignedMTL(Homogenizer):
         self.scale_mode = scale_mode
 
     def mix(self, step: Step) -> Tensor:
-        return balance(step.gramian(), self.scale_mode, gramian_rounding(step.dtype))
+        return balancing_matrix(step.gramian(), self.scale_mode, gramian_rounding(step.dtype))
 
     def paper_scale(self, step: Step) -> float:
         return step.tasks
 
 
-def balance(
+def balancing_matrix(
     gramian: Tensor, scale_mode: ScaleMode = "min", rounding: float = gramian_rounding(torch.float64)
 ) -> Tensor:
     """Return the mixing matrix B, float64 `[tasks, tasks]`.

@@ -41,13 +41,13 @@ class ConFIG(Homogenizer):
     Source: Liu, Chu, Thuerey 2024, "ConFIG", arXiv 2408.11104, equations 2 and 3; lengths as in its code, conflictfree.
 
     Deviations: (1) The Gramian; conflictfree and TorchJD decompose the N×params matrix. For independent rows d̂ is the
-    same. (2) One tolerance for the rank, relative to the rows. Theirs is that of the dtype times the number of
-    parameters: for 10⁶ float32 parameters, singular values below 12 % of the largest are dropped, and float64 rows that
-    differ by rounding count as independent (measured: for three rows, two of which have a cosine of 0.965, the cosines
-    with TorchJD's d are 0.68, 0.79, 0.73; for rows a, b, a + b, rounded to float32 and passed in float64, d is 10⁷
-    times too short). (3) For opposite rows both return rounding errors, scaled to the length of the rows, and
-    conflictfree's form for two tasks returns NaN; here d = 0. (4) "min" and the means ignore zero rows; in conflictfree
-    they are then zero or NaN. (5) Equal preferences only.
+    same. (2) One tolerance for the rank, relative to the rows. Their tolerance is the machine epsilon of the dtype
+    times the number of parameters: for 10⁶ float32 parameters, singular values below 12 % of the largest are dropped,
+    and float64 rows that differ by rounding count as independent (measured: for three rows, two of which have a cosine
+    of 0.965, the cosines with TorchJD's d are 0.68, 0.79, 0.73; for rows a, b, a + b, rounded to float32 and passed in
+    float64, d is 10⁷ times too short). (3) For opposite rows both return rounding errors, scaled to the length of the
+    rows, and conflictfree's form for two tasks returns NaN; here d = 0. (4) "min" and the means ignore zero rows; in
+    conflictfree they are then zero or NaN. (5) Equal preferences only.
 
     >>> import torch, gradhomog
     >>> gradhomog.pipeline("config").combine(torch.tensor([[1.0, 0.0], [0.0, 5.0]]))
@@ -68,9 +68,9 @@ def conflict_free_weights(
     gramian: Tensor, length: Length = "projection", rounding: float = gramian_rounding(torch.float64)
 ) -> Tensor:
     """Return weights w, float64 `[tasks]`, with d = Σ_i w_i g_i in the paper's scale."""
-    norms, present, coefficients, inner, within = equal_cosines(gramian, rounding)
-    square = torch.where(within < torch.inf, coefficients.sum(), torch.inf)  # ‖Û⁺1‖²
-    total = (norms if length == "projection" else _length(norms, present > 0, length) * present) * inner
+    norms, present, coefficients, inner_products, projection_sum = equal_cosines(gramian, rounding)
+    square = torch.where(projection_sum < torch.inf, coefficients.sum(), torch.inf)  # ‖Û⁺1‖²
+    total = (norms if length == "projection" else _length(norms, present > 0, length) * present) * inner_products
     return coefficients * (total.sum() / square) / norms
 
 

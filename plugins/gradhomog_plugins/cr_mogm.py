@@ -32,7 +32,7 @@ class CRMOGM(Homogenizer):
         d = 1/N Σ_i λ_i g_i
 
     Args:
-        of: the other method, a pipeline of one homogenizer that acts by `mix` alone, for example `"mgda"` or
+        method: the other method: the name of one homogenizer that acts by `mix` alone, for example `"mgda"` or
             `"cagrad(c=0.5)"`; it may have options, including `scale`.
         alpha: α; 0 is the other method itself.
         key: averages by `"slot"` (position in the batch) or by `"domain"`.
@@ -45,7 +45,8 @@ class CRMOGM(Homogenizer):
     The average of a new key is its weight in its first step. Traits of the other method, such as `non_conflicting` and
     `scale_equivariant`, are not claimed.
 
-    Differentiable if `of` claims it, with past weights as constants; otherwise `create_graph=True` raises.
+    Differentiable if the other method claims it, with past weights as constants; otherwise `create_graph=True` raises
+    an error.
 
     State: the averages, and the state of the other method.
 
@@ -58,43 +59,43 @@ class CRMOGM(Homogenizer):
     that the number of tasks may change; TorchJD requires a reset.
 
     >>> import torch, gradhomog
-    >>> pipe = gradhomog.pipeline("cr_mogm(of='mgda', alpha=0.5)")
+    >>> pipe = gradhomog.pipeline("cr_mogm(method='mgda', alpha=0.5)")
     >>> pipe.combine(torch.tensor([[2.0, 0.0], [0.0, 2.0]]))  # weights 1, 1
     tensor([1., 1.])
     >>> pipe.combine(torch.tensor([[2.0, 0.0], [2.0, 2.0]]))  # MGDA's are 2, 0; their average with 1, 1 is 1.5, 0.5
     tensor([2.0000, 0.5000])
     """
 
-    state_names = ("of", "averages", "inner")
+    state_names = ("method", "averages", "inner")
 
     def __init__(
         self,
-        of: str = "mgda",
+        method: str = "mgda",
         alpha: Annotated[float, Interval(ge=0, le=1)] = 0.9,
         key: Literal["slot", "domain"] = "slot",
     ) -> None:
-        members = gradhomog.pipeline(of).members
+        members = gradhomog.pipeline(method).members
         if len(members) != 1:
             raise OptionError(
-                f"cr_mogm: `of` must name one homogenizer; got {of!r}. Put others before it in the pipeline: "
-                "'static + cr_mogm(of=\"mgda\")'."
+                f"cr_mogm: `method` must name one homogenizer; got {method!r}. Put others before it in the pipeline: "
+                "'static + cr_mogm(method=\"mgda\")'."
             )
-        self.of, self.alpha, self.key = of, alpha, key
+        self.method, self.alpha, self.key = method, alpha, key
         self.averages: dict[str, float] = {}
         member = members[0]
         self.inner, self.needs = member.homogenizer, member.needs
-        self._mix = member.mix  # validated, in the scale of the option `scale` in `of`
+        self._mix = member.mix  # validated, in the scale of the option `scale` in `method`
         self._differentiable = member.spec is not None and "differentiable" in member.spec.traits
         others = [stage for stage in ("attach", "begin", "transform", "rows") if self.inner.overrides(stage)]
         if others or not self.inner.overrides("mix"):
-            found = f"{of!r} acts by `{others[0]}`" if others else f"{of!r} does not"
-            raise OptionError(f"cr_mogm: `of` must name a homogenizer that acts by `mix` alone; {found}.")
+            found = f"{method!r} acts by `{others[0]}`" if others else f"{method!r} does not"
+            raise OptionError(f"cr_mogm: `method` must name a homogenizer that acts by `mix` alone; {found}.")
 
     def mix(self, step: Step) -> StageResult:
         if torch.is_grad_enabled() and not self._differentiable:
             raise NotDifferentiableError(
-                f"cr_mogm: {self.of!r} is not differentiable, so create_graph=True would omit "
-                "the derivatives of its weights. Use create_graph=False, or an `of` that claims 'differentiable'."
+                f"cr_mogm: {self.method!r} is not differentiable, so create_graph=True would omit "
+                "the derivatives of its weights. Use create_graph=False, or a `method` that claims 'differentiable'."
             )
         mixing, aux, converged = self._mix(step.view(self.inner))
         current = mixing if mixing.dim() == 1 else mixing.sum(dim=0)
@@ -114,9 +115,9 @@ class CRMOGM(Homogenizer):
         return self.inner.measured(step.view(self.inner, aux))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if state.get("of", self.of) != self.of:
+        if state.get("method", self.method) != self.method:
             raise ConfigError(
-                f"cr_mogm: the state was saved with `of` {state['of']!r}; this homogenizer has {self.of!r}."
+                f"cr_mogm: the state was saved with `method` {state['method']!r}; this homogenizer has {self.method!r}."
             )
         super().load_state_dict(state)
 

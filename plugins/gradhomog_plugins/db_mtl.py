@@ -25,14 +25,15 @@ class NewAverages(NamedTuple):
     Attributes:
         averages: weighted means of the given rows, finite for losses of any size, `[tasks, *shape]` by parameter.
         units: the averages of 1/L_i, float64 `[tasks]`.
-        masses: the averages of 1, that is 1 − Π_s β/s^σ, float64 `[tasks]`.
+        weight_sums: the sums of the weights in the averages, 1 − Π_s β/s^σ, which correct the start from zero, float64
+            `[tasks]`.
         counts: t, float64 `[tasks]`.
         paper_scale: N · max_k ‖b_k‖ over the length of the rows.
     """
 
     averages: dict[str, Tensor]
     units: Tensor
-    masses: Tensor
+    weight_sums: Tensor
     counts: Tensor
     paper_scale: Tensor
 
@@ -60,7 +61,7 @@ class DBMTL(Homogenizer):
     With the factors 1/N · min_j L_j and the correction, neither the magnitude of the losses nor the number of steps
     changes the length of d. A task whose average is zero has a zero row. The logarithm of a loss of zero has no
     gradient, and a loss that cannot be negative has a zero gradient there: its task adds zero to its average. Negative
-    losses raise, as do losses so near zero that rows overflow their dtype. t counts the steps of one task.
+    losses cause an error, and so do losses so near zero that rows overflow their dtype. t counts the steps of one task.
 
     Differentiable in rows and losses, with the averages before the step as constants.
 
@@ -80,7 +81,7 @@ class DBMTL(Homogenizer):
     tensor([1.5000, 1.5000])
     """
 
-    state_names = ("averages", "units", "masses", "counts")
+    state_names = ("averages", "units", "weight_sums", "counts")
 
     def __init__(
         self,
@@ -93,36 +94,38 @@ class DBMTL(Homogenizer):
         self.needs = {"jacobian", "losses"} if log else {"jacobian"}
         self.averages: RowState = {}
         self.units: dict[str, float] = {}
-        self.masses: dict[str, float] = {}
+        self.weight_sums: dict[str, float] = {}
         self.counts: dict[str, float] = {}
 
     def rows(self, step: Step) -> StageResult:
         keys, rows = step.by(self.key), step.jacobian.materialize()
         inverses, least = self._inverse_losses(step)
         fits = _row_state.fits(self.averages, rows)
-        units, masses, counts = (
+        units, weight_sums, counts = (
             keyed.read(state if fits else {}, keys, 0.0).to(step.device)
-            for state in (self.units, self.masses, self.counts)
+            for state in (self.units, self.weight_sums, self.counts)
         )
-        units, masses, shares = update_averages(units, masses, self.beta / (counts + 1) ** self.sigma, inverses)
+        units, weight_sums, shares = update_averages(
+            units, weight_sums, self.beta / (counts + 1) ** self.sigma, inverses
+        )
         before = _row_state.read(self.averages if fits else {}, keys, rows)
         averages = {
             name: torch.lerp(old, rows[name].to(old.dtype), _row_state.broadcast_per_task(shares, old))
             for name, old in before.items()
         }
         norms = as_jacobian(averages).norms()
-        lengths = norms * units / masses * least
+        lengths = norms * units / weight_sums * least
         nonzero, longest = lengths > 0, lengths.max()
         stretch = torch.where(nonzero, longest / torch.where(nonzero, norms, 1.0), 0.0)
         stretched = step.jacobian.replace(_row_state.cast_like(averages, rows)).mix(stretch)
         if longest > torch.finfo(step.dtype).max and not all(stretched.finite_tasks()):
             raise OptionError(
                 f"db_mtl: the average of ∇ log L of {self.key} {keys[int(lengths.argmax())]!r} has the norm "
-                f"{longest.item():.3g}, and all rows are stretched to it; that exceeds {step.dtype}. Its loss is, "
-                f"or was, near zero. {WITHOUT_LOG}"
+                f"{longest.item():.3g}. All rows are scaled to this norm, which overflows {step.dtype}. The loss of "
+                f"this task is (or was) near zero. {WITHOUT_LOG}"
             )
         paper = step.tasks * (norms * units).max() / torch.where(longest > 0, longest, 1.0)
-        return StageResult(stretched, aux=NewAverages(averages, units, masses, counts + 1, paper))
+        return StageResult(stretched, aux=NewAverages(averages, units, weight_sums, counts + 1, paper))
 
     def paper_scale(self, step: Step) -> Tensor:
         factor: Tensor = step.aux.paper_scale
@@ -139,7 +142,7 @@ class DBMTL(Homogenizer):
         return {
             "averages": _row_state.write(self.averages if fits else {}, keys, weighted),
             "units": units,
-            "masses": keyed.write(self.masses if fits else {}, keys, new.masses),
+            "weight_sums": keyed.write(self.weight_sums if fits else {}, keys, new.weight_sums),
             "counts": keyed.write(self.counts if fits else {}, keys, new.counts),
         }
 
@@ -149,26 +152,28 @@ class DBMTL(Homogenizer):
             ones = torch.ones(step.tasks, dtype=torch.float64, device=step.device)
             return ones, ones[0]
         losses = step.losses.to(step.device)
-        _losses.require(
+        _losses.require_valid(
             losses >= 0, step, "db_mtl: losses must not be negative, because of their logarithm", WITHOUT_LOG
         )
         inverted = f"db_mtl: losses must be zero or at least {SMALLEST:g}, because rows are divided by them"
-        _losses.require((losses == 0) | (losses >= SMALLEST), step, inverted, WITHOUT_LOG)
+        _losses.require_valid((losses == 0) | (losses >= SMALLEST), step, inverted, WITHOUT_LOG)
         nonzero = losses > 0
         safe = torch.where(nonzero, losses, 1.0)
         least = torch.where(nonzero | ~nonzero.any(), safe, torch.inf).min()
         return torch.where(nonzero, 1 / safe, 0.0), least
 
 
-def update_averages(units: Tensor, masses: Tensor, kept: Tensor, inverses: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the averages of 1/L and of 1 after a step, and the factor by which the average moves towards the row.
+def update_averages(
+    units: Tensor, weight_sums: Tensor, kept: Tensor, inverses: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return units and weight sums after a step, and the factor by which the average moves towards the row.
 
     With b = unit · c, the step b ← kept · b + (1 − kept) · g / L is c ← c + share · (g − c): c is a weighted mean of
     the given rows, finite for losses of any size, and is the first row after the first step.
     """
     units = kept * units + (1 - kept) * inverses
-    masses = kept * masses + (1 - kept)
-    return units, masses, (1 - kept) * inverses / (units + (units == 0))
+    weight_sums = kept * weight_sums + (1 - kept)
+    return units, weight_sums, (1 - kept) * inverses / (units + (units == 0))
 
 
 @hookimpl

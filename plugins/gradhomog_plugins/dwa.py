@@ -34,10 +34,10 @@ class DWA(Homogenizer):
     passes are too expensive: it reads losses only. It is of no use where the means of the losses are dominated by
     noise, and it does not resolve conflicts. A task whose loss cannot fall further gets more weight, too.
 
-    Acts on rows: shared parameters receive the gradient of the weighted losses, the heads of a multi-task network those
-    of their own unweighted losses. In the first two epochs, and for a task that has occurred in fewer than two, r = 1,
-    the rate of a constant loss. Losses must not be negative, because their ratio is then no rate. A task whose mean
-    loss rises from zero gets all weight.
+    Acts on rows: shared parameters receive the gradient of the weighted losses; each head of a multi-task network
+    receives the gradient of its own, unweighted loss. In the first two epochs, and for a task that has occurred in
+    fewer than two, r = 1, the rate of a constant loss. Losses must not be negative, because their ratio is then no
+    rate. A task whose mean loss rises from zero gets all weight.
 
     Differentiable in the rows, with the weights as constants.
 
@@ -83,7 +83,9 @@ class DWA(Homogenizer):
         return step.tasks
 
     def update(self, step: Step) -> dict[str, dict[str, float]]:
-        _losses.require(step.losses >= 0, step, "dwa: losses must not be negative, because weights use their ratios")
+        _losses.require_valid(
+            step.losses >= 0, step, "dwa: losses must not be negative, because weights use their ratios"
+        )
         keys = step.by(self.key)
         totals = keyed.write(self.totals, keys, keyed.read(self.totals, keys, 0.0) + step.losses.cpu())
         counts = keyed.write(self.counts, keys, keyed.read(self.counts, keys, 0.0) + 1)

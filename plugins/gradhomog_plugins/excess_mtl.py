@@ -52,13 +52,13 @@ class ExcessMTL(Homogenizer):
     Source: He et al. 2024, "Robust Multi-Task Learning with Excess Risks", arXiv 2402.02009, equations 6, 7 and 9. The
     default of `lr` is that of the authors' code.
 
-    Deviations: (1) No epsilon; the authors' code adds 1e-7 to S, which changes the metric for small rows. (2) The rows
-    of a step update w after its direction is computed; in the authors' code before. (3) The mean of the weighted rows;
-    the authors' code sums, so its directions are N times as long. (4) In a batch that has only some keys, weights are
-    divided by their mean, and their ratio to the weights of other keys is kept. (5) No weight falls below 1e-3 of the
-    mean; otherwise a task whose first gradient happened to be small would suppress the others permanently. (6) The
-    default of `lr`; TorchJD has 1.0, and updates w in the first step by e itself, which for 10⁶ parameters is of the
-    order of 10⁶: one task permanently gets all weight.
+    Deviations: (1) No epsilon; the authors' code adds 1e-7 to S, which changes the metric for small rows. (2) w is
+    updated after the direction of the step is computed; the authors' code updates it before. (3) The mean of the
+    weighted rows; the authors' code sums, so its directions are N times as long. (4) In a batch that has only some
+    keys, weights are divided by their mean, and their ratio to the weights of other keys is kept. (5) No weight falls
+    below 1e-3 of the mean; otherwise a task whose first gradient happened to be small would suppress the others
+    permanently. (6) The default of `lr`; TorchJD has 1.0, and updates w in the first step by e itself, which for 10⁶
+    parameters is of the order of 10⁶: one task permanently gets all weight.
 
     >>> import torch, gradhomog
     >>> pipe = gradhomog.pipeline("excess_mtl(lr=1)")
@@ -89,7 +89,7 @@ class ExcessMTL(Homogenizer):
         fits = _row_state.fits(self.roots, rows)
         before = _row_state.read(self.roots if fits else {}, keys, rows, initial=TINY)
         roots = {name: torch.hypot(root, rows[name].to(root.dtype)) for name, root in before.items()}
-        excess = keyed.mean(keys, torch.stack([estimate(rows[name], roots[name]) for name in rows]).sum(0))
+        excess = keyed.mean(keys, torch.stack([excess_risks(rows[name], roots[name]) for name in rows]).sum(0))
         first = self.first if fits else {}
         first = {**{key: float(value) for key, value in excess.items() if value > 0}, **first}
         relative = torch.stack([excess[key] / first[key] if key in first else torch.ones(()) for key in keys])
@@ -105,7 +105,7 @@ class ExcessMTL(Homogenizer):
         }
 
 
-def estimate(rows: Tensor, roots: Tensor) -> Tensor:
+def excess_risks(rows: Tensor, roots: Tensor) -> Tensor:
     """Return Σ_p g_ip² / √S_ip over a block `[tasks, *shape]`, float64 `[tasks]`."""
     totals = []
     for row, root in zip(rows, roots, strict=True):  # one task at a time, which fits the cache

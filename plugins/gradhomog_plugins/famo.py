@@ -25,7 +25,7 @@ class FAMO(Homogenizer):
         ξ ← Adam(ξ, (∂z/∂ξ)ᵀ δ = z ∘ (δ − ⟨z, δ⟩))
 
     Args:
-        lr: of the Adam that updates ξ.
+        lr: learning rate of the Adam that updates ξ.
         weight_decay: γ, pulls ξ to zero and with it z to equal weights.
         smoothing: s, the factor of the averages ℓ; 0 where every step has the same batch.
         lowest: b, lower bounds of the losses: one number, a list by slot, or a dict by domain with the entry `"*"` for
@@ -38,15 +38,15 @@ class FAMO(Homogenizer):
     use where the noise between batches exceeds the decrease of the losses by far, and it does not resolve conflicts. A
     loss that reaches its lower bound takes nearly all of the step.
 
-    Acts on rows: shared parameters receive the gradient of the weighted losses, the heads of a multi-task network those
-    of their own unweighted losses. The decrease of the losses is computed from the losses of the next step. On a full
-    batch with s = 0 this is exactly the paper, which evaluates the same batch again after the step. On mini-batches the
-    difference between two batches exceeds the decrease. The noise cancels in the sum of δ over the steps, but Adam
-    divides by its size, so the weights hardly change. With averaged logarithms the weights change almost as much as in
-    the paper (measurements: docs/decisions/0017-famo-in-one-pass.md). A new key starts with ξ = 0 and is updated from
-    its second occurrence on. A loss below its `lowest` raises.
+    Acts on rows: shared parameters receive the gradient of the weighted losses; each head of a multi-task network
+    receives the gradient of its own, unweighted loss. The decrease of the losses is computed from the losses of the
+    next step. On a full batch with s = 0 this is exactly the paper, which evaluates the same batch again after the
+    step. On mini-batches the difference between two batches exceeds the decrease. The noise cancels in the sum of δ
+    over the steps, but Adam divides by its size, so the weights hardly change. With averaged logarithms the weights
+    change almost as much as in the paper (measurements: docs/decisions/0017-famo-in-one-pass.md). A new key starts with
+    ξ = 0 and is updated from its second occurrence on. A loss below its `lowest` causes an error.
 
-    Not differentiable, because ξ depends on the losses of the step itself: `create_graph=True` raises.
+    Not differentiable, because ξ depends on the losses of the step itself: `create_graph=True` raises an error.
 
     State: by key, ξ, Adam's moments, and ℓ.
 
@@ -101,7 +101,9 @@ class FAMO(Homogenizer):
     def _log_gaps(self, step: Step) -> Tensor:
         """Return log D, `[tasks]`."""
         gaps = step.losses - _per_task.numbers("famo: `lowest`", self.lowest, step, default=0.0).to(step.losses.device)
-        _losses.require(gaps >= 0, step, "famo: losses must not be below `lowest`", "Set `lowest` to a smaller number.")
+        _losses.require_valid(
+            gaps >= 0, step, "famo: losses must not be below `lowest`", "Set `lowest` to a smaller number."
+        )
         mean = (gaps / step.tasks).sum()  # the sum without the division might overflow
         return (gaps.clamp_min(SMALLEST_GAP * mean) + (mean == 0)).log()  # if all gaps are zero, all D are 1
 

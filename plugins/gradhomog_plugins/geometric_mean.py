@@ -19,10 +19,11 @@ class GeometricMean(Homogenizer):
     harmful where a loss approaches zero, because its task then takes nearly all weight, and it does not resolve
     conflicts.
 
-    In the mean scale this and `scale_invariant` are the same method: both weight by 1/L_i, and only their lengths
-    differ. Acts on rows: shared parameters receive the gradient of the weighted losses, the heads of a multi-task
-    network those of their own unweighted losses. Losses must be positive: zero or negative losses raise, and in the
-    paper's scale a weight above 1e30 raises too. Computed from logarithms, so that no product of losses overflows.
+    With the default `scale="mean"` this and `scale_invariant` are the same method: both weight by 1/L_i, and only their
+    lengths differ. Acts on rows: shared parameters receive the gradient of the weighted losses; each head of a
+    multi-task network receives the gradient of its own, unweighted loss. Losses must be positive: zero or negative
+    losses cause an error, and so does a weight above 1e30 in the paper's scale. Computed from logarithms, so that no
+    product of losses overflows.
 
     Differentiable in rows and losses.
 
@@ -43,7 +44,9 @@ class GeometricMean(Homogenizer):
 
     def mix(self, step: Step) -> Tensor:
         losses = step.losses
-        _losses.require(losses > 0, step, "geometric_mean: losses must be positive, because tasks are weighted by 1/L")
+        _losses.require_valid(
+            losses > 0, step, "geometric_mean: losses must be positive, because tasks are weighted by 1/L"
+        )
         return _losses.exponential_weights(-losses.log())
 
     def paper_scale(self, step: Step) -> Tensor:

@@ -1,4 +1,4 @@
-"""GradDrop: keep in each coordinate only entries of one sign, chosen at random by mass."""
+"""GradDrop: keep in each coordinate only the entries of one sign, which is chosen at random."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Share = Annotated[float, Interval(ge=0, le=1)]
 
 
 class GradDrop(Homogenizer):
-    """Keep in each coordinate either the positive or the negative entries of the rows, at random by their mass.
+    """Keep in each coordinate only the positive or only the negative entries of the rows; the sign is random.
 
         P = ½ (1 + Σ_i g_i / Σ_i |g_i|),  f(P) = ½ + sharpness · (P − ½) within [0, 1],  U uniform in [0, 1)
         M_i = [g_i > 0] where U < f(P), else [g_i < 0]
@@ -24,13 +24,13 @@ class GradDrop(Homogenizer):
     Args:
         leak: ℓ in [0, 1], the share of a row that is never dropped: one number for all tasks, or a list by slot. A task
             with leak 1 is never dropped, for example the main task beside auxiliary tasks.
-        sharpness: ≥ 1, the derivative of f at ½. With 1, f is the identity, and the mean over many draws weights the
-            entries by mass; a large value keeps the sign of the sum.
+        sharpness: ≥ 1, the derivative of f at ½. With 1, f is the identity, and the probability of a sign is the share
+            of its entries in Σ_i |g_i|; with a large value the sign of the sum is kept.
         on: `"parameters"`: coordinates are parameters. `"features"`, the layer of the paper: rows must be the gradients
             of the losses w.r.t. features z of one batch that all tasks share, `[tasks, batch, *features]`, as in
             `gradhomog.backward(losses, pipe, features=z, level="features")`. P is then that of G_i = Σ_batch sgn(z) ⊙
             ∇_z L_i, with one draw per feature, and an entry of the mask applies to the whole batch.
-        seed: of the generator of U; the global generator is not used.
+        seed: seed of the generator of U; the global generator is not used.
 
     Use it when the entries of the rows have different signs in many coordinates, so that they cancel in the mean. It
     does not balance norms: a long row determines P in most coordinates. The random mask adds noise to every step, and
@@ -91,10 +91,12 @@ class GradDrop(Homogenizer):
         tasks, params = matrix.shape
         # A block fits the cache, and its temporaries take no more memory than the direction.
         columns = min(2**15, max(2**12, params // (tasks + 8)))
-        dropped = [self._dropped(matrix[:, start : start + columns], generator) for start in range(0, params, columns)]
+        dropped = [
+            self._drop_entries(matrix[:, start : start + columns], generator) for start in range(0, params, columns)
+        ]
         return torch.cat([*dropped, matrix.new_empty(0)]).reshape(rows.shape[1:])
 
-    def _dropped(self, matrix: Tensor, generator: torch.Generator) -> Tensor:
+    def _drop_entries(self, matrix: Tensor, generator: torch.Generator) -> Tensor:
         wide = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
         uniform = torch.rand(wide.shape[1], generator=generator).to(wide)
         return (drop(wide, uniform, self._leaks(wide), self.sharpness) / len(wide)).to(matrix.dtype)
@@ -118,7 +120,7 @@ class GradDrop(Homogenizer):
         sums = torch.einsum("tbf,bf->tf", wide, signs[0].reshape(batch, -1).to(wide))
         uniform = torch.rand(sums.shape[1], generator=generator).to(sums)
         above, below = sums.clamp_min(0).sum(0), sums.clamp_max(0).sum(0)
-        positive = positive_kept(above, below, uniform, self.sharpness).bool()
+        positive = positive_mask(above, below, uniform, self.sharpness).bool()
         kept = torch.where(positive, sums >= 0, sums <= 0).to(wide)
         leaks = self._leaks(wide)
         shares = kept if leaks is None else torch.lerp(kept, torch.ones_like(kept), leaks[:, None])
@@ -145,14 +147,14 @@ def drop(rows: Tensor, uniform: Tensor, leak: Tensor | None = None, sharpness: f
     """
     ones = rows.new_ones(len(rows))
     above, below = ones @ rows.clamp_min(0), ones @ rows.clamp_max(0)
-    kept = positive_kept(above, below, uniform, sharpness)
+    kept = positive_mask(above, below, uniform, sharpness)
     # Not `torch.where`: it takes ten times as long (mispredicted branches) and would hide infinity in dropped entries.
     if leak is None:
         return torch.lerp(below, above, kept)
     return leak @ rows + torch.lerp((1 - leak) @ rows.clamp_max(0), (1 - leak) @ rows.clamp_min(0), kept)
 
 
-def positive_kept(above: Tensor, below: Tensor, uniform: Tensor, sharpness: float) -> Tensor:
+def positive_mask(above: Tensor, below: Tensor, uniform: Tensor, sharpness: float) -> Tensor:
     """Return 1 where U < f(P), else 0; `above` and `below` are the sums of the positive and of the negative entries.
 
     The inequality is multiplied by Σ|g_i|. Of the two sums, one is exactly zero where all tasks agree, so rounding
@@ -167,7 +169,7 @@ def positive_kept(above: Tensor, below: Tensor, uniform: Tensor, sharpness: floa
 def gradhomog_homogenizer() -> HomogenizerSpec:
     return HomogenizerSpec(
         factory=GradDrop,
-        summary="keeps in each coordinate only entries of one sign, chosen at random by mass",
+        summary="keeps in each coordinate only the entries of one sign, which is chosen at random",
         reference="Chen et al. 2020, arXiv 2010.06808",
         traits={"differentiable", "stochastic", "permutation_equivariant", "scale_equivariant"},
         needs={"jacobian", "features"},

@@ -37,7 +37,7 @@ class GradNorm(Homogenizer):
 
     The gradient of the weights needs row norms only: no second backward pass, no retained graph, and the gradients of
     the model are not written. The weight of a task with zero gradient changes by the normalization only. Negative
-    losses and first losses of zero have no training rate and raise.
+    losses and first losses of zero cause an error, because they have no training rate.
 
     Differentiable in the rows, with the weights as constants, as in the paper.
 
@@ -102,11 +102,13 @@ class GradNorm(Homogenizer):
 
     def _training_rates(self, step: Step, losses: Tensor, first: Tensor) -> Tensor:
         """Return r, `[tasks]`; ones if all losses are zero."""
-        _losses.require(losses >= 0, step, "gradnorm: losses must not be negative, because r^α is undefined for them")
+        _losses.require_valid(
+            losses >= 0, step, "gradnorm: losses must not be negative, because r^α is undefined for them"
+        )
         if self.initial_loss != "first":
             first = torch.full_like(losses, self.initial_loss)
         expected = "gradnorm: the first loss of a task must not be zero, because its training rate is then undefined"
-        _losses.require(first > 0, step, expected, "Set `initial_loss` to a number.")
+        _losses.require_valid(first > 0, step, expected, "Set `initial_loss` to a number.")
         if not losses.any():
             return torch.ones_like(losses)
         return _losses.exponential_weights(losses.log() - first.log())

@@ -1,4 +1,4 @@
-"""GradVac: add other tasks' gradients to each gradient until low cosines reach their past average."""
+"""GradVac: add multiples of other tasks' gradients to each gradient, to raise low cosines to their past average."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class GradVac(Homogenizer):
             factor.
         key: targets by pairs of `"slot"`s (positions in the batch) or of `"domain"`s.
         order: `"random"`, a new permutation for every task and step; or `"fixed"`, the order of the tasks in the batch.
-        seed: of the random orders.
+        seed: seed of the random orders.
 
     Use it when the cosines of two tasks are positive on average but fall far below their average in single steps;
     unlike PCGrad it also corrects pairs that do not conflict. Where the average cosine is near zero, it is nearly

@@ -56,14 +56,14 @@ class IMTLG(Homogenizer):
 
 def impartial_weights(gramian: Tensor, rounding: float = gramian_rounding(torch.float64)) -> Tensor:
     """Return weights w, float64 `[tasks]`, with d = Σ_i w_i g_i."""
-    norms, present, coefficients, _, within = equal_cosines(gramian, rounding)
+    norms, present, coefficients, _, projection_sum = equal_cosines(gramian, rounding)
     weights = coefficients * ((norms * present).max() / norms)  # v times the largest norm, which cannot overflow
     # ‖Û⁺1‖² divided by the share of 1 in the span of U; the share is 1 unless no d has equal cosines.
-    bound = coefficients.sum() * (present.sum() / within)
+    bound = coefficients.sum() * (present.sum() / projection_sum)
     total = weights.sum()
     # For equal norms both are equal up to rounding; the sum is preferred there.
     total = torch.where(total > bound * (1 - 1e-9), total, bound)
-    return weights / torch.where(within < torch.inf, total, torch.inf)
+    return weights / torch.where(projection_sum < torch.inf, total, torch.inf)
 
 
 @hookimpl

@@ -19,7 +19,7 @@ class IMTLL(Homogenizer):
         d = 1/N Σ_i ω_i g_i,  ω_i = e^{s_i} / mean_j e^{s_j};  paper's scale: ω_i = N e^{s_i}, so that d = ∇L
 
     Args:
-        lr: of the Adam that updates s after each step.
+        lr: learning rate of the Adam that updates s after each step.
         bound: s stays in [−bound, bound]. Without it, a loss of zero drives its weight to infinity; 10 limits the
             weight to e¹⁰ = 22 026 times its initial value. At most 69, because e⁶⁹ ≈ 1e30 is the largest weight
             accepted.
@@ -31,11 +31,11 @@ class IMTLL(Homogenizer):
     change. It is harmful where a loss approaches zero, because its weight grows to the bound, and it does not resolve
     conflicts.
 
-    The loss is half of that of `uw(kind="regression")` at −s. Adam is invariant to the factor two, so in the mean scale
-    and with one `lr` the two are the same method; in the paper's scale the step of this one is twice as long. Acts on
-    rows: shared parameters receive the gradient of the weighted losses, the heads of a multi-task network those of
-    their own unweighted losses. Losses must not be negative (s would reach the bound), and their squares in Adam must
-    not overflow (from 1e150).
+    The loss is half of that of `uw(kind="regression")` at −s. Adam is invariant to the factor two, so with the default
+    `scale="mean"` and with one `lr` the two are the same method; in the paper's scale the step of this one is twice as
+    long. Acts on rows: shared parameters receive the gradient of the weighted losses; each head of a multi-task network
+    receives the gradient of its own, unweighted loss. Losses must not be negative (s would reach the bound), and their
+    squares in Adam must not overflow (from 1e150).
 
     Differentiable in the rows, with the weights as constants, because s is updated after the step.
 
@@ -77,7 +77,9 @@ class IMTLL(Homogenizer):
 
     def update(self, step: Step) -> dict[str, Any]:
         losses, keys = step.losses.cpu(), step.by(self.key)
-        _losses.require(losses >= 0, step, "imtl_l: losses must not be negative, because no factor scales them to one")
+        _losses.require_valid(
+            losses >= 0, step, "imtl_l: losses must not be negative, because no factor scales them to one"
+        )
         weighted = keyed.values(self.log_scales, keys).exp() * losses
         _losses.require_squares(weighted, step, "imtl_l")
         return {"log_scales": keyed.adam(self.log_scales, keys, weighted - 1, self.lr, bound=self.bound)}

@@ -34,26 +34,27 @@ class ISI(Homogenizer):
     Args:
         layers: a number: the first convolutions, or all if there are fewer; or a name in the encoder, a glob pattern,
             or several of them: convolutions of 1 to 3 dimensions, and max-poolings of the output of a convolution (with
-            the smallest S of each window). The published code drops behind block and pooling.
+            the smallest S of each window). The published code applies the mask after the block and its pooling.
         rate: in [0, 1), P where all patches are equally common. The smaller T, the further P̄ is below `rate`.
         temperature: T ≥ 0. 0: only positions of the largest S, in equal shares; there P = 1 − (1 − rate)^positions,
             which is close to 1 on large maps.
-        radius: C ≥ 1, all (2C + 1)^dims shifts: the paper's "Manhattan radius" is a maximum norm by its own count.
+        radius: C ≥ 1, the largest shift in each dimension; there are (2C + 1)^dims shifts. The paper calls C a
+            "Manhattan radius", but its number of shifts is that of the maximum norm.
         bandwidth: h > 0, relative to the root mean square patch distance of the sample.
-        neighbours: ≥ 1, the number of neighbours to compare with, drawn for each mask, each weighted as several; None:
-            all of them.
+        neighbours: ≥ 1, the number of neighbours to compare with, drawn at random for each mask; their terms are scaled
+            up to estimate the sum over all neighbours. None: all neighbours.
         sampling: `"bernoulli"`, or `"multinomial"`: −log(1 − rate) · positions draws with replacement from s, a
             fractional part rounded at random. With a Poisson distributed number of draws the two would be equal.
         parts: drop on `"support"`, on `"query"`, or on `"both"`.
         rescale: divide by the sample's mean probability of being kept, so that T = ∞ is inverted dropout and the
             magnitude of the activations is the same at meta-test. False: the published code.
         until: ≥ 0, the meta-step from which on nothing is dropped, for a last phase of training without dropout.
-        seed: of all masks.
+        seed: seed of all masks.
 
     Use it when the network relies on misleading texture or background: training accuracy is high, and accuracy on other
     backgrounds is low. In docs/results/ablation.md it helped only where textures misled, and made no significant
-    difference elsewhere; compare with plain dropout, `temperature=inf`. Norms and cosines of the rows are not its
-    subject.
+    difference elsewhere; compare with plain dropout, `temperature=inf`. It is not designed to change norms or cosines
+    of the rows.
 
     p are the patches of its input that a layer reads, one for each position of its output; N(p) are the patches at
     shifts of up to `radius` input pixels per dimension, p included. T = ∞ is dropout at `rate`. It acts in training
@@ -82,9 +83,9 @@ class ISI(Homogenizer):
     the published code: (1) Bernoulli draws; its multinomial draws drop 1 − e^(−r), not r. (2) m is that of the sample,
     not of the batch, so samples do not influence each other, and a constant image has plain dropout instead of NaN. (3)
     The map is padded by its border instead of by zeros, which would count as information. (4) All neighbours; the code
-    draws 9 with replacement. (5) Rescaled. (6) At the convolution; the code drops behind the block. `isi(layers=["3",
-    "7"], neighbours=9, sampling="multinomial", rescale=False)` has the published place and sampling for a four-block
-    network.
+    draws 9 with replacement. (5) Rescaled. (6) The mask is applied after the convolution; the code applies it after the
+    block. `isi(layers=["3", "7"], neighbours=9, sampling="multinomial", rescale=False)` has the published place and
+    sampling for a four-block network.
 
     >>> import torch, gradhomog
     >>> encoder = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3, padding=1), torch.nn.Flatten())
@@ -226,10 +227,10 @@ class _MetaStep:
 
     Attributes:
         number: the number of the meta-step.
-        generator: for passes without `begin`.
+        generator: generator for passes without `begin`.
         key, part: the arguments of the latest `begin`.
         inputs: masks of that task by part.
-        drawn: by call, the number of dropped activations (on the device) and of all activations.
+        drawn: for each call, the number of dropped activations (on the device) and of all activations.
     """
 
     number: int

@@ -30,11 +30,11 @@ class Krum(Homogenizer):
     is harmful where tasks rightly differ: rows that are not selected have no influence, and a task whose gradient
     always differs from the others is never trained. The selected row may conflict with others.
 
-    Ties: of rows with equal scores, those with the smallest sum of distances to all rows are selected; rows that tie in
-    this sum too share the remaining places, so that the order of the tasks does not matter. With one neighbour, the two
-    rows that are nearest to each other always have equal scores, and the one nearer to the others is selected; of two
-    rows, d is the mean. Rows within a thousandth of their length are equal: inner products of float32 rows do not
-    distinguish them. A zero row is treated as any other row and may be selected.
+    Ties: among rows with equal scores, the rows with the smallest sum of distances to all rows are selected. If these
+    sums are equal too, the tied rows share the remaining weight equally, so that the order of the tasks does not
+    matter. With one neighbour, the two rows that are nearest to each other always have equal scores, and the one nearer
+    to the others is selected; of two rows, d is the mean. Rows within a thousandth of their length are equal: inner
+    products of float32 rows do not distinguish them. A zero row is treated as any other row and may be selected.
 
     Differentiable in the rows where the same rows are selected; the selection is a constant.
 
@@ -86,14 +86,14 @@ def selection_weights(gramian: Tensor, neighbours: int, selected: int, squared: 
     distances = distances if squared else distances.sqrt()
     to_others = distances + torch.diag(torch.full_like(squares, torch.inf))
     nearest = to_others.sort(dim=1).values
-    better, equal = _below_and_tied(nearest[:, :neighbours].sum(dim=1), selected)
+    better, equal = _selection_masks(nearest[:, :neighbours].sum(dim=1), selected)
     left = selected - better.sum()
     totals = torch.where(equal, nearest[:, :-1].sum(dim=1), torch.inf)
-    best, still_equal = _below_and_tied(totals, left)
+    best, still_equal = _selection_masks(totals, left)
     return (better + best + still_equal * (left - best.sum()) / still_equal.sum()) / selected
 
 
-def _below_and_tied(scores: Tensor, places: Tensor | int) -> tuple[Tensor, Tensor]:
+def _selection_masks(scores: Tensor, places: Tensor | int) -> tuple[Tensor, Tensor]:
     """Return masks of the rows below the `places`-th lowest score, and of those that tie with it."""
     last = scores.sort().values.gather(0, torch.as_tensor(places, device=scores.device)[None] - 1)
     better, enough = scores < last * (1 - TIE), scores <= last * (1 + TIE)

@@ -98,10 +98,12 @@ class MGDA(Homogenizer):
         if self.normalize in ("loss", "loss+"):
             method = f"mgda(normalize={self.normalize!r})"
             losses = step.losses.to(gramian.device)
-            _losses.require(losses > 0, step, f"{method}: losses must be positive, because rows are divided by them")
+            _losses.require_valid(
+                losses > 0, step, f"{method}: losses must be positive, because rows are divided by them"
+            )
             least = losses.min().detach()
             relative = losses / least  # a common factor of all rows changes no weight
-            _losses.require(
+            _losses.require_valid(
                 relative <= MAX_LOSS_RATIO,
                 step,
                 f"{method}: no loss must be more than {MAX_LOSS_RATIO:g} times the smallest, {least.item():g}",

@@ -19,13 +19,13 @@ class NewAverages(NamedTuple):
     """The averages of a batch's tasks after this step.
 
     Attributes:
-        averages: y_i / mass_i, `[tasks, *shape]` by parameter.
-        masses: 1 − Π (1 − β_t), the correction of the start from zero, float64 `[tasks]`.
+        averages: ŷ_i = y_i / weight_sums_i, `[tasks, *shape]` by parameter.
+        weight_sums: 1 − Π (1 − β_t), the correction of the start from zero, float64 `[tasks]`.
         counts: t, float64 `[tasks]`.
     """
 
     averages: dict[str, Tensor]
-    masses: Tensor
+    weight_sums: Tensor
     counts: Tensor
 
 
@@ -39,8 +39,9 @@ class MoCo(Homogenizer):
         Π_Δ: the nearest point with entries ≥ 0 and sum 1;  λ_i = 1/N in the first step, the new λ in the next
 
     Args:
-        beta, beta_decay: in (0, 1], and ≥ 0.
-        gamma, gamma_decay: ≥ 0 both.
+        beta: in (0, 1].
+        beta_decay: ≥ 0.
+        gamma, gamma_decay: both ≥ 0.
         rho: ρ ≥ 0, pull towards equal weights.
         relative: the step above, which a common factor of the rows does not change. False is the paper's: y_i instead
             of ŷ_i and s = 1, for which `gamma` has to be of the order of 1/‖g‖².
@@ -55,7 +56,7 @@ class MoCo(Homogenizer):
     MGDA are biased, because they are not linear in the gradients; the noise of the averages decreases, and with it the
     bias. Zero rows, duplicates, opposite rows and single tasks need no exception. In β_t, t counts the steps of one
     task, in γ_t all steps. In a batch that has only some keys, weights are divided by their sum, and their ratio to the
-    weights of other keys is kept. Rows whose inner products overflow float64 raise.
+    weights of other keys is kept. Rows whose inner products overflow float64 cause an error.
 
     Differentiable in the rows, with weights and earlier averages as constants.
 
@@ -69,8 +70,8 @@ class MoCo(Homogenizer):
 
     Deviations: (1) `relative`. (2) The projection Π_Δ of the paper. LibMTL first divides each row by its norm and
     multiplies it by its loss, and uses a softmax instead of Π_Δ, which pulls weights together even where the gradient
-    is zero: it maps (1, 0) to (0.73, 0.27). (3) The rows of a step update λ after its direction is computed; in LibMTL
-    before.
+    is zero: it maps (1, 0) to (0.73, 0.27). (3) λ is updated after the direction of the step is computed; LibMTL
+    updates it before.
 
     >>> import torch, gradhomog
     >>> pipe = gradhomog.pipeline("moco(gamma=1)")
@@ -79,7 +80,7 @@ class MoCo(Homogenizer):
     (tensor([1.0000, 0.5000]), tensor([0.4000, 0.8000]))
     """
 
-    state_names = ("averages", "masses", "counts", "weights", "steps")
+    state_names = ("averages", "weight_sums", "counts", "weights", "steps")
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class MoCo(Homogenizer):
         self.beta, self.beta_decay, self.gamma, self.gamma_decay = beta, beta_decay, gamma, gamma_decay
         self.rho, self.relative, self.key = rho, relative, key
         self.averages: RowState = {}
-        self.masses: dict[str, float] = {}
+        self.weight_sums: dict[str, float] = {}
         self.counts: dict[str, float] = {}
         self.weights: dict[str, float] = {}  # N λ_i
         self.steps = 0
@@ -105,19 +106,19 @@ class MoCo(Homogenizer):
         return StageResult(averages.mix(step.tasks * self._weights(step.by(self.key))), aux=new)
 
     def paper_scale(self, step: Step) -> Tensor:
-        masses: Tensor = step.aux.masses
-        return masses
+        weight_sums: Tensor = step.aux.weight_sums
+        return weight_sums
 
     def update(self, step: Step) -> Mapping[str, Any]:
-        keys, (averages, masses, counts) = step.by(self.key), step.aux
+        keys, (averages, weight_sums, counts) = step.by(self.key), step.aux
         kept = self.averages if _row_state.fits(self.averages, averages) else {}
         before, steps = self._weights(keys), self.steps + 1
-        after = self._descend(before, as_jacobian(averages).gramian().cpu(), masses, steps)
+        after = self._descend(before, as_jacobian(averages).gramian().cpu(), weight_sums, steps)
         # The sum over this batch's keys is preserved, and with it their ratio to the weights of other keys.
         together = sum(self.weights.get(key, 1.0) for key in keys) or float(len(keys))
         return {
             "averages": _row_state.write(kept, keys, averages),
-            "masses": keyed.write(self.masses if kept else {}, keys, masses),
+            "weight_sums": keyed.write(self.weight_sums if kept else {}, keys, weight_sums),
             "counts": keyed.write(self.counts if kept else {}, keys, counts),
             "weights": keyed.write(self.weights, keys, together * after),
             "steps": steps,
@@ -128,23 +129,23 @@ class MoCo(Homogenizer):
         kept = self.averages if _row_state.fits(self.averages, rows) else {}
         counts = keyed.read(self.counts if kept else {}, keys, 0.0) + 1
         beta = self.beta / counts**self.beta_decay
-        masses = (1 - beta) * keyed.read(self.masses if kept else {}, keys, 0.0) + beta
+        weight_sums = (1 - beta) * keyed.read(self.weight_sums if kept else {}, keys, 0.0) + beta
         before = _row_state.read(kept, keys, rows)
-        shares = beta / masses  # y / mass moves towards the row by this factor, which is 1 in the first step
+        shares = beta / weight_sums  # ŷ moves towards the row by this factor, which is 1 in the first step
         averages = {
             name: torch.lerp(old, rows[name].to(old.dtype), _row_state.broadcast_per_task(shares, old))
             for name, old in before.items()
         }
-        return NewAverages(averages, masses, counts)
+        return NewAverages(averages, weight_sums, counts)
 
     def _weights(self, keys: list[str]) -> Tensor:
         """Return λ of a batch, float64 `[tasks]`."""
         weights = keyed.read(self.weights, keys, 1.0)
         return weights / weights.sum() if weights.sum() > 0 else torch.full_like(weights, 1 / len(keys))
 
-    def _descend(self, weights: Tensor, gramian: Tensor, masses: Tensor, steps: int) -> Tensor:
+    def _descend(self, weights: Tensor, gramian: Tensor, weight_sums: Tensor, steps: int) -> Tensor:
         if not self.relative:
-            gramian = masses[:, None] * gramian * masses
+            gramian = weight_sums[:, None] * gramian * weight_sums
         if not bool(torch.isfinite(gramian).all()):
             raise OptionError(
                 "moco: inner products of the averaged rows overflow float64. Divide the losses by a constant."

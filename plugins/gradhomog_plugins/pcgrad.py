@@ -19,7 +19,7 @@ class PCGrad(Homogenizer):
 
     Args:
         order: `"random"`, a new permutation for every task and step; or `"fixed"`, the order of the tasks in the batch.
-        seed: of the random orders.
+        seed: seed of the random orders.
 
     Use it when the conflict rate is high, in particular when a conflicting row is much longer than the others. Where no
     inner product is negative it is the plain mean: it does not balance norms, and with nearly orthogonal rows, as those

@@ -85,7 +85,10 @@ class Reweight(Homogenizer):
         variant: Literal["corrected", "paper"] = "corrected",
     ) -> None:
         if variant == "paper" and solver == "fixed_point":
-            raise OptionError('reweight: the only fixed point of `variant="paper"` is zero; use `solver="gradient"`.')
+            raise OptionError(
+                'reweight: `solver` must not be "fixed_point" with variant="paper", because its only fixed point is '
+                'zero. Use solver="gradient".'
+            )
         self.beta, self.solver, self.lr, self.key = beta, solver, lr, key
         self.initial_loss, self.parameters, self.max_weight = initial_loss, parameters, max_weight
         self.preserve, self.variant = preserve, variant

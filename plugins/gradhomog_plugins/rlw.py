@@ -18,17 +18,17 @@ class RLW(Homogenizer):
         d = Σ_i w_i g_i,  w = softmax(ξ),  ξ ~ N(0, I)
 
     Args:
-        distribution: of the weights. `"normal"`: softmax of normal numbers, the paper's; `"uniform"`: softmax of
-            uniform numbers in [0, 1); `"dirichlet"`: uniform on the simplex; `"bernoulli"`: equal weights of a random
-            nonempty subset of the tasks; `"constrained_bernoulli"`: one task.
-        seed: of the weights.
+        distribution: distribution of the weights. `"normal"`: softmax of normal numbers, as in the paper; `"uniform"`:
+            softmax of uniform numbers in [0, 1); `"dirichlet"`: uniform on the simplex; `"bernoulli"`: equal weights of
+            a random nonempty subset of the tasks; `"constrained_bernoulli"`: one task.
+        seed: seed of the weights.
 
     Use it when an adaptive method needs a control: the expected weights are all 1/N, so the expected direction is the
     plain mean, and a gain over this method is not a gain by noise. It addresses no symptom of losses, norms or cosines
     itself, and it adds variance to every step.
 
-    Acts on rows: shared parameters receive the gradient of the weighted losses, the heads of a multi-task network those
-    of their own unweighted losses.
+    Acts on rows: shared parameters receive the gradient of the weighted losses; each head of a multi-task network
+    receives the gradient of its own, unweighted loss.
 
     Differentiable in the rows, with the weights as constants.
 

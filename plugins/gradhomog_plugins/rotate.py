@@ -11,7 +11,7 @@ from annotated_types import Ge, Gt, Interval
 from torch import Tensor
 
 from gradhomog import DataError, Homogenizer, HomogenizerSpec, OptionError, Step, TaskKey, hookimpl, keyed
-from gradhomog_plugins._pooling import matching_orders, mean_cosine, pool_gradients, pooled_energy, unit
+from gradhomog_plugins._pooling import matching_orders, mean_cosine, pool_gradients, pooled_energy, unit_vectors
 from gradhomog_plugins._rotations.base import Rotation
 from gradhomog_plugins._rotations.by_key import angles, check_features, rotate_tasks, updated_state
 from gradhomog_plugins._rotations.geodesic import Geodesic
@@ -44,9 +44,10 @@ class Rotate(Homogenizer):
     gradients (`pooled_energy` is small), and large angles lower accuracy: see docs/results/ablation.md and
     docs/decisions/0008-rotation.md; `rotate_rows` acts on the parameter gradients.
 
-    The rows of a step are not changed. The first step is bit for bit that of the plain learner. Rotations are not
-    applied at meta-test. Reports `angle` per task, the mean cosine of the pooled gradients before and after rotation
-    (at the encoder's output), and `pooled_energy`, the share of the gradients' energy that pooling keeps.
+    The rows of a step are not changed. The first step is exactly that of the plain learner (every bit is equal).
+    Rotations are not applied at meta-test. Reports `angle` per task, the mean cosine of the pooled gradients before and
+    after rotation (at the encoder's output), and `pooled_energy`, the share of the gradients' energy that pooling
+    keeps.
 
     Differentiable in the features.
 
@@ -104,14 +105,14 @@ class Rotate(Homogenizer):
     def update(self, step: Step) -> Mapping[str, Any]:
         keys, directions = step.by(self.key), self._directions(step)
         if self.variant == "corrected":
-            goal = unit(directions.encoder.sum(0))
+            goal = unit_vectors(directions.encoder.sum(0))
             u, v = keyed.mean(keys, directions.head), dict.fromkeys(keys, goal)
         else:
-            goal = unit(directions.pooled.sum(0))
+            goal = unit_vectors(directions.pooled.sum(0))
             u, v = dict.fromkeys(keys, goal), keyed.mean(keys, directions.encoder)
         updated = {}
         for key in u:
-            heads, goals = unit(u[key]), unit(v[key])
+            heads, goals = unit_vectors(u[key]), unit_vectors(v[key])
             nonzero = (heads != 0).any(1) & (goals != 0).any(1)
             if bool(nonzero.any()):
                 heads, goals = heads[nonzero], goals[nonzero]
@@ -144,7 +145,7 @@ class Rotate(Homogenizer):
         _check(grads, step.tasks, "feature_grads")
         sums = pool_gradients(grads, self.pool, step.targets if self.pool == "class" else None)
         rotations = [self._rotation(key, sums.shape[-1]) for key in step.by(self.key)]
-        head = unit(sums)
+        head = unit_vectors(sums)
         encoder = rotate_tasks(rotations, head, transposed=True)
         if self.pool != "class":
             return _Directions(rotations, sums, head, encoder, self.class_directions)
@@ -154,7 +155,7 @@ class Rotate(Homogenizer):
             torch.stack([task[own] for task, own in zip(vectors, order, strict=True)])
             for vectors in (sums, head, encoder)
         )
-        return _Directions(rotations, sums, head, encoder, unit(encoder.sum(0)))
+        return _Directions(rotations, sums, head, encoder, unit_vectors(encoder.sum(0)))
 
 
 class _Directions(NamedTuple):

@@ -29,9 +29,9 @@ class RotateRows(Homogenizer):
         max_angle: in [0, π], radians. π aligns all rows except those opposite to v; 0 is the plain learner.
 
     Use it when the cosines of the rows are low or negative, but their norms should be kept. It does not balance norms,
-    and a row that is opposite to the mean direction is not changed. d remains in the span of the rows: for orthogonal
-    rows, as those of few-shot tasks nearly are, the result is weights in the ratio 1/‖g_i‖ and a longer step, which
-    reweighting achieves too.
+    and a row that is opposite to the mean direction is not changed. d remains in the span of the rows. Rows of few-shot
+    tasks are nearly orthogonal; for orthogonal rows this method only weights each row in proportion to 1/‖g_i‖ and
+    makes the step longer, which `reweight` can do too.
 
     `rotate` acts on the encoder's gradients through features; this method acts on the gradients themselves. A zero row,
     a row within 1e-3 radians of v or of its opposite, and all rows where ‖Σ u_j‖² ≤ 1e-4 N are unchanged: below that,
@@ -44,7 +44,8 @@ class RotateRows(Homogenizer):
     Cost: one Gramian and one read of the rows; O(N²).
 
     Source: none for this form; equation 6 of RotoGBML (Zhang et al. 2023, arXiv 2303.06679) for the gradients ∇_θ
-    instead of ∇_z. The paper mentions ∇_θ and excludes them for their size, which the span of N rows avoids.
+    instead of ∇_z. The paper mentions ∇_θ, but does not use it because of its size. Here all computations are in the
+    span of the N rows, so this size does not matter.
 
     Deviations: (1) Gradients w.r.t. parameters instead of features, and a closed form instead of a learned rotation.
 

@@ -22,14 +22,14 @@ def rotogbml(
     Args:
         isi, rotate, reweight: true, false, or a table of options, such as `reweight={"beta": 0.1}`.
         key: state of rotations and weights by `"slot"`, or by `"domain"` if every task has one.
-        variant: of `rotate` and `reweight`; `"paper"` implements equations 4 to 6 literally.
+        variant: variant of `rotate` and `reweight`; `"paper"` implements equations 4 to 6 literally.
 
     Use it when you reproduce RotoGBML, or when its three symptoms occur together: misleading backgrounds (`isi`),
     conflicting feature gradients (`rotate`), and gradient norms that differ (`reweight`). For one symptom use that
     module alone. In docs/results/ablation.md `isi` was the only module with a visible effect, where textures misled.
 
-    With all three omitted it is bit for bit the plain learner. The pipeline contains the modules themselves, and
-    reports have an entry for each of them.
+    With all three omitted it is exactly the plain learner (every bit is equal). The pipeline contains the modules
+    themselves, and reports have an entry for each of them.
 
     Differentiable in the rows; see the modules for the rest.
 

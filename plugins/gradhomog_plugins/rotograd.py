@@ -11,7 +11,7 @@ from annotated_types import Ge, Gt, Interval
 from torch import Tensor
 
 from gradhomog import DataError, Homogenizer, HomogenizerSpec, Step, TaskKey, hookimpl, keyed, safe_sqrt
-from gradhomog_plugins._pooling import mean_cosine, pool_gradients, unit
+from gradhomog_plugins._pooling import mean_cosine, pool_gradients, unit_vectors
 from gradhomog_plugins._rotations.by_key import angles, check_features, rotate_tasks, updated_state
 from gradhomog_plugins._rotations.geodesic import Geodesic, haar
 
@@ -30,23 +30,24 @@ class RotoGrad(Homogenizer):
             network: regression of three outputs ended with errors of 0.022 without rotations, 0.023, 0.030, 0.19 with
             rates of 0.005, 0.05, 0.5 (measured, three seeds, networks by Adam at 1e-3).
         decay: in (0, 1], factor of a rotation's η after each of its steps.
-        rotation, magnitude: whether each half acts.
+        rotation: rotate the features.
+        magnitude: scale the rows.
         variant: `"paper"`, v as above; `"reference"`: v times ‖1/N Σ_k G_k‖ (also relative to the mean ‖G_k‖), as in
             the authors' code, so that steps are short where gradients conflict.
-        start: of the rotations: `"identity"`; or `"haar"`, drawn uniformly, another for each key, which also separates
-            tasks that agree.
+        start: initial value of the rotations: `"identity"`; or `"haar"`, drawn uniformly, another for each key, which
+            also separates tasks that agree.
         size: ≥ 1, only the first `size` features are rotated; all by default.
         pool: `"sample"`, the gradients of the tasks at the same input are compared, as in the paper; `"task"`, their
             sums over the batch, for tasks with different inputs, as in meta-learning.
         burn_in: the number of steps with a gradient after which ‖G_k⁰‖ is measured again, once; 0 for never. The
             authors' code: 20.
         key: state by `"slot"` or by `"domain"`.
-        seed: of `start="haar"`.
+        seed: seed of `start="haar"`.
         scale: `"paper"`, the sum of the scaled rows instead of their mean.
 
     Use it when tasks with the same inputs share features, and their feature gradients differ in norm (`magnitude`) or
-    have low or negative cosines (`rotation`). Rotations that are as fast as the network raise the error (see `lr`). In
-    few-shot learning, where a pooled gradient keeps little energy, do not expect an effect of the rotations
+    have low or negative cosines (`rotation`). Rotations that are as fast as the network increase the error (see `lr`).
+    In few-shot learning, where a pooled gradient keeps little energy, do not expect an effect of the rotations
     (docs/decisions/0008-rotation.md).
 
     By the linear chain rule, scaling a row equals scaling the feature gradient, as the paper does; rotations keep
@@ -145,8 +146,8 @@ class RotoGrad(Homogenizer):
         at_encoder = rotate_tasks(rotations, heads, transposed=True)
         return {
             "angle": angles(rotations),
-            "feature_cosine_before": mean_cosine(unit(heads.flatten(1))[:, None]),
-            "feature_cosine_after": mean_cosine(unit(at_encoder.flatten(1))[:, None]),
+            "feature_cosine_before": mean_cosine(unit_vectors(heads.flatten(1))[:, None]),
+            "feature_cosine_after": mean_cosine(unit_vectors(at_encoder.flatten(1))[:, None]),
         }
 
     # -- magnitude ---------------------------------------------------------------------------------------------------
@@ -193,7 +194,7 @@ class RotoGrad(Homogenizer):
         mean_norm = lengths(heads).mean()
         if not mean_norm > 0:
             return {}
-        goal = unit(at_encoder.flatten(1)).reshape(at_encoder.shape).mean(0)
+        goal = unit_vectors(at_encoder.flatten(1)).reshape(at_encoder.shape).mean(0)
         if self.variant == "reference":
             goal = goal * (at_encoder.mean(0).norm() / mean_norm)
         # A rotation uses the mean over its samples; times their number it is the sum over the batch.

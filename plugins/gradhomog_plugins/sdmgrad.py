@@ -34,9 +34,9 @@ class SDMGrad(Homogenizer):
         solver: `"exact"`; or `"sgd"`, the authors' descent, which starts from the result of the previous step:
             `iterations` steps of gradient A (w + λ w̃), A = J Jᵀ / s², s the mean norm of the rows, w̃ = 1/N, each
             followed by the projection onto the simplex.
-        lr: of `"sgd"`.
-        momentum: of `"sgd"`; its velocity starts from zero in every step of training.
-        iterations: of `"sgd"`.
+        lr: learning rate of `"sgd"`.
+        momentum: momentum of `"sgd"`; its velocity starts from zero in every step of training.
+        iterations: number of iterations of `"sgd"`.
         key: w of `"sgd"` is kept by `"slot"` or by `"domain"`.
 
     Use it when rows conflict, but `mgda` follows the shortest rows so closely that the mean loss hardly falls: λ
@@ -62,11 +62,11 @@ class SDMGrad(Homogenizer):
     section 6.1; the authors' code, SDMGrad in methods/weight_methods.py.
 
     Deviations: (1) One Jacobian. The paper estimates J Jᵀ from two independent batches and computes the direction from
-    a third; callers of this library have one batch in a step. The authors' code uses one, too, without documenting it:
-    its three are one buffer, so that all of them are the last batch. (2) `"exact"`, as described above. (3) A is
-    relative to the norms alone. The code adds 1e-4 to their squares and TorchJD 0.18 1e-8 to s², which makes A vanish
-    for small gradients, so that w hardly changes from its start (2026-11). (4) The length of d is the paper's; the code
-    multiplies d by N and clips it to norm 1.
+    a third; callers of this library have one batch in a step. The authors' code also uses only one batch, but does not
+    document it: its three batches share one buffer, which contains the last batch. (2) `"exact"`, as described above.
+    (3) A is relative to the norms alone. The code adds 1e-4 to their squares and TorchJD 0.18 1e-8 to s², which makes A
+    vanish for small gradients, so that w hardly changes from its start (2026-11). (4) The length of d is the paper's;
+    the code multiplies d by N and clips it to norm 1.
 
     >>> import torch, gradhomog
     >>> gradhomog.pipeline("sdmgrad(regularization=1)").combine(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
@@ -91,7 +91,7 @@ class SDMGrad(Homogenizer):
     def mix(self, step: Step) -> StageResult:
         gramian = step.gramian()
         if self.solver == "exact":
-            shifted = towards_mean(gramian, self.regularization)
+            shifted = gramian_with_mean(gramian, self.regularization)
             weights, converged = minimum_norm_weights(shifted, gramian_rounding(step.dtype))
         else:
             start = self._start(step.by(self.key)).to(gramian.device)
@@ -111,7 +111,7 @@ class SDMGrad(Homogenizer):
         return weights / weights.sum() if bool(weights.sum() > 0) else torch.full_like(weights, 1 / len(keys))
 
 
-def towards_mean(gramian: Tensor, regularization: float) -> Tensor:
+def gramian_with_mean(gramian: Tensor, regularization: float) -> Tensor:
     """Return the Gramian of the rows g_i + λ g_0, `[..., tasks, tasks]`."""
     half = gramian + regularization * gramian.mean(dim=-2, keepdim=True)
     return half + regularization * half.mean(dim=-1, keepdim=True)

@@ -26,8 +26,8 @@ class Static(Homogenizer):
             domains (1 without it); `"random"`, a weight per domain (or per slot where domains are not defined),
             log-uniform in [1/spread, spread], a function of `seed` and the domain's name alone; or None, all equal. The
             weights of a batch must not all be zero.
-        spread: for `"random"`.
-        seed: for `"random"`.
+        spread: bound of the random weights, used with `"random"`.
+        seed: seed of the random weights, used with `"random"`.
 
     Use it when you compare methods: tuned static weights are the baseline that an adaptive method must exceed. With
     `"random"`, draw several seeds and keep the one with the best validation score; then the plain sum is tuned as much
@@ -46,7 +46,8 @@ class Static(Homogenizer):
     6.3) is the list [0.1, 0.5, 0.3, 0.4]. Evidence that tuned weights match adaptive methods: Kurin et al. 2022 (arXiv
     2201.04122), Xin et al. 2022 (arXiv 2209.11379).
 
-    Deviations: (1) Weights of 1 are 1, and the mean is taken; LibMTL documents 1/T and uses 1.
+    Deviations: (1) With equal weights the direction is the mean of the rows. LibMTL documents weights of 1/T, but its
+    code uses 1.
 
     >>> import torch, gradhomog
     >>> gradhomog.pipeline("static(weights=[1, 3])").combine(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))

@@ -39,9 +39,9 @@ class STCH(Homogenizer):
     harmful where the loss of one task stays high for other reasons, such as noisy labels: that task then takes nearly
     all weight. It reads losses only and does not resolve conflicts.
 
-    Acts on rows: shared parameters receive the gradient of the weighted losses, the heads of a multi-task network those
-    of their own unweighted losses. Losses may have any sign without `log`; they must be positive with it. Computed from
-    logarithms: nothing overflows.
+    Acts on rows: shared parameters receive the gradient of the weighted losses; each head of a multi-task network
+    receives the gradient of its own, unweighted loss. Losses may have any sign without `log`; they must be positive
+    with it. Computed from logarithms: nothing overflows.
 
     Differentiable in rows and losses.
 
@@ -54,9 +54,9 @@ class STCH(Homogenizer):
     Deviations: (1) The formula of the paper is the default. The authors' multi-task code is another method, and with
     its own μ = 1 it does not adapt: p_i/L_i is then proportional to 1/m_i, fixed weights, and only the length of the
     step changes. (2) μ = 0.1 is between the 0.01 of the authors' code for losses in [0, 1] and the 1 of the other; the
-    paper compares 0.01 to 1 and finds none best. (3) No 1e-20 inside the logarithms. (4) With a `warmup` of 4 the fifth
-    epoch is still one of Σ log L, as in the authors' code. (5) The mean of the weights is one by default. (6) λ is
-    divided by its sum; TorchJD does not divide it.
+    paper compares values from 0.01 to 1, and none of them is the best in all experiments. (3) No 1e-20 inside the
+    logarithms. (4) With a `warmup` of 4 the fifth epoch is still one of Σ log L, as in the authors' code. (5) The mean
+    of the weights is one by default. (6) λ is divided by its sum; TorchJD does not divide it.
 
     >>> import torch, gradhomog
     >>> gradhomog.pipeline("stch").combine(torch.eye(2), losses=[1.0, 1.2])
@@ -114,7 +114,7 @@ class STCH(Homogenizer):
         """Return y/μ up to a constant, and the logarithms of ∂y_i/∂L_i, each `[tasks]`."""
         losses = step.losses
         if self.log:
-            _losses.require(losses > 0, step, "stch: losses must be positive for `log=True`")
+            _losses.require_valid(losses > 0, step, "stch: losses must be positive for `log=True`")
             measured = keyed.read(self.references, step.by(self.key), 0.0).to(losses.device)
             # A task without m has y = 0, which gives the sum of logarithms of the warm-up.
             references = torch.where(measured > 0, measured, losses)

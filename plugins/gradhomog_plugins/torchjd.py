@@ -48,7 +48,7 @@ class TorchJD(Homogenizer):
             `QuadprogProjector`. Where TorchJD has no default: CAGrad `c=0.4` and FairGrad `alpha=2.0`, as in their
             authors' scripts; NashMTL `n_tasks`, the tasks of the step; `n_byzantine` of Krum, `trim_number` of
             TrimmedMean and `weights` of Constant are required.
-        seed: of its random numbers; the global generators are not changed.
+        seed: seed of its random numbers; the global generators are not changed.
 
     Use it when you compare with TorchJD in the same scale, need a test oracle, or need an aggregator that is not built
     in here, such as `"PCD"`. For all others the built-in homogenizers are preferable: they are differentiable and have
@@ -61,9 +61,9 @@ class TorchJD(Homogenizer):
 
     Not differentiable.
 
-    State: the aggregator's `state_dict`: N² numbers of GradVac, N of PCD, and of ExcessMTL as many as the rows have. It
-    restarts when the number of tasks or the dtype changes. State outside the `state_dict` cannot be saved: NashMTL
-    restarts in every step, and ExcessMTL does not accept `n_warmup_steps`.
+    State: the aggregator's `state_dict`: N² numbers for GradVac, N numbers for PCD, and for ExcessMTL as many numbers
+    as the rows contain. It restarts when the number of tasks or the dtype changes. State outside the `state_dict`
+    cannot be saved: NashMTL restarts in every step, and ExcessMTL does not accept `n_warmup_steps`.
 
     Cost: that of the aggregator. In addition, rows in a dict of several tensors are copied into one matrix,
     half-precision rows into float32; A is also called on a column of N ones, and an aggregator with state twice,
@@ -123,8 +123,8 @@ class TorchJD(Homogenizer):
             ) from cause
         if not 0 < factor < math.inf:
             raise OptionError(
-                f"torchjd: `options` of {self.aggregator} must map identical rows to a positive multiple of that row; "
-                f"for {step.tasks} tasks the factor is {factor:g}."
+                f"torchjd: with these `options`, {self.aggregator} maps {step.tasks} identical rows to {factor:g} "
+                "times the row; the factor must be positive and finite. Change `options`."
             )
         parts = (vector / factor).split([part.shape[1] for part in flat])
         direction = {

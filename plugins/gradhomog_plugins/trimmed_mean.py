@@ -43,8 +43,9 @@ class TrimmedMean(Homogenizer):
 
     Source: Yin et al. 2018, "Byzantine-Robust Distributed Learning", arXiv 1803.01498, definition 2.
 
-    Deviations: (1) None in the result. TorchJD's `trim_number` is k; SciPy's `trim_mean` has β. (2) NaN: TorchJD's
-    treats NaN as the largest number and removes it; here a task with NaN raises, or is dropped before.
+    Deviations: the result is that of the paper. (1) TorchJD's option `trim_number` is k, the argument of SciPy's
+    `trim_mean` is β. (2) TorchJD's TrimmedMean treats NaN as the largest number and removes it; here a task with NaN
+    causes an error, or is dropped earlier (`nonfinite="drop"`).
 
     >>> import torch, gradhomog
     >>> jacobian = torch.tensor([[1.0, 2.0], [2.0, -50.0], [3.0, 4.0], [900.0, 0.0]])

@@ -25,10 +25,10 @@ class UW(Homogenizer):
         d = 1/N Σ_i ω_i g_i,  ω_i = κ_i e^{−s_i} / mean_j κ_j e^{−s_j};  paper's scale: ω_i = N κ_i e^{−s_i}, d = ∇L
 
     Args:
-        kind: of the losses, `"regression"` (a squared error) or `"classification"` (a cross-entropy): one for all, or a
-            dict by domain with the entry `"*"` for other domains (an error without it). One for all cancels in the mean
-            scale.
-        lr: of the Adam that updates s after each step.
+        kind: kind of the losses, `"regression"` (a squared error) or `"classification"` (a cross-entropy): one for all,
+            or a dict by domain with the entry `"*"` for other domains (an error without it). If all tasks have the same
+            kind, κ cancels in ω, except with `scale="paper"`.
+        lr: learning rate of the Adam that updates s after each step.
         bound: s stays in [−bound, bound]. Without it, a loss of zero drives its weight to infinity; 10 limits the
             weight to e¹⁰ = 22 026 times its initial value. At most 69, because e⁶⁹ ≈ 1e30 is the largest weight
             accepted.
@@ -39,9 +39,9 @@ class UW(Homogenizer):
     short training with a small `lr` the weights hardly change. It is harmful where a task is difficult rather than
     noisy, because its high loss lowers its weight, and it does not resolve conflicts.
 
-    Acts on rows: shared parameters receive the gradient of the weighted losses, the heads of a multi-task network those
-    of their own unweighted losses. Losses must not be negative (s would reach the bound), and their squares in Adam
-    must not overflow (from 1e150).
+    Acts on rows: shared parameters receive the gradient of the weighted losses; each head of a multi-task network
+    receives the gradient of its own, unweighted loss. Losses must not be negative (s would reach the bound), and their
+    squares in Adam must not overflow (from 1e150).
 
     Differentiable in the rows, with the weights as constants, because s is updated after the step.
 
@@ -85,7 +85,7 @@ class UW(Homogenizer):
 
     def update(self, step: Step) -> dict[str, Any]:
         losses = step.losses.cpu()
-        _losses.require(losses >= 0, step, "uw: losses must not be negative, because they have no variance")
+        _losses.require_valid(losses >= 0, step, "uw: losses must not be negative, because they have no variance")
         weighted = self._log_weights(step).exp() * losses
         _losses.require_squares(weighted, step, "uw")
         keys = step.by(self.key)

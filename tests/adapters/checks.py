@@ -85,14 +85,14 @@ def assert_rows_match_autograd(learner, batch, loss):
 def assert_learner_unchanged(learner, batch):
     """Check that rows, evaluation and prediction change no parameter, buffer, mode or generator."""
     before, random = copy.deepcopy(learner.state_dict()), torch.get_rng_state()
-    modes = [part.training for part in (*learner.encoder.modules(), *learner.own.modules())]
+    modes = [part.training for part in (*learner.encoder.modules(), *learner.extra_modules.modules())]
     learner.rows(batch)
     first = learner.evaluate(batch)
     learner.predict(batch[0].support_x, batch[0].support_y, batch[0].query_x)
     assert learner.evaluate(batch) == first
     assert str(learner.state_dict()) == str(before)
     assert torch.equal(torch.get_rng_state(), random)
-    assert [part.training for part in (*learner.encoder.modules(), *learner.own.modules())] == modes
+    assert [part.training for part in (*learner.encoder.modules(), *learner.extra_modules.modules())] == modes
 
 
 def assert_homogenizers_act_in_training_only(make, batch):

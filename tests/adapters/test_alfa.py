@@ -15,7 +15,7 @@ from tests.adapters.few_shot import assert_rows_are_derivatives, networks, tasks
 
 def make_generator_constant(learner, rate, decay):
     """Set the generator to return one rate and one decay for all tensors."""
-    last, count = learner.own["generator"][2], len(learner.adapted)
+    last, count = learner.extra_modules["generator"][2], len(learner.adapted)
     with torch.no_grad():
         last.weight.zero_()
         last.bias.copy_(torch.tensor([rate] * count + [decay] * count))
@@ -27,8 +27,8 @@ def test_rows_are_derivatives_if_the_generator_ignores_gradients(recompute):
     # The gradients in τ are constants, so rows are exact derivatives if the generator ignores them.
     learner = ALFA(*networks(), inner_lr=0.3, inner_weight_decay=0.1, inner_steps=2, recompute=recompute)
     with torch.no_grad():
-        learner.own["generator"][0].weight[:, len(learner.adapted) :] = 0
-        learner.own["generator"][2].bias += 1
+        learner.extra_modules["generator"][0].weight[:, len(learner.adapted) :] = 0
+        learner.extra_modules["generator"][2].bias += 1
     names = [
         "encoder.0.weight", "head.bias", "learner.generator.2.weight", "learner.rates.head.weight",
         "learner.decays.encoder.0.weight",
@@ -58,7 +58,7 @@ def test_predictions_equal_a_hand_written_inner_loop():
         at = {name: tensor.requires_grad_() for name, tensor in theta.items()}
         gradients = torch.autograd.grad(cross_entropy(outputs(task.support_x, at), task.support_y), [*at.values()])
         tau = torch.stack([t.detach().mean() for t in at.values()] + [s.mean() for s in gradients])
-        alpha, beta = learner.own["generator"](tau).detach().chunk(2)
+        alpha, beta = learner.extra_modules["generator"](tau).detach().chunk(2)
         theta = {
             name: ((1 - 0.5 * 0.2 * beta[i]) * at[name] - 0.5 * alpha[i] * gradients[i]).detach()
             for i, name in enumerate(at)
@@ -76,7 +76,7 @@ def test_further_steps_than_in_training_use_the_last_rates():
 def test_initial_weights_of_the_generator_have_a_separate_seed():
     encoder, head = networks()
     state = torch.get_rng_state()
-    first, same, other = (ALFA(encoder, head, seed=seed).own["generator"][0].weight for seed in (0, 0, 1))
+    first, same, other = (ALFA(encoder, head, seed=seed).extra_modules["generator"][0].weight for seed in (0, 0, 1))
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(first, same)
     assert not torch.equal(first, other)

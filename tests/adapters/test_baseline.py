@@ -20,7 +20,7 @@ CLASSES = 7
 
 def reference_outputs(learner, z):
     """Outputs of the training classifier, from its formula."""
-    own = dict(learner.own["classifier"].named_parameters())
+    own = dict(learner.extra_modules["classifier"].named_parameters())
     if "weight" in own:
         return z @ own["weight"].T + own["bias"]
     cosines = nn.functional.cosine_similarity(z[:, None], own["direction"][None], dim=2)
@@ -58,7 +58,7 @@ def test_without_classes_labels_are_used_directly(kind):
     encoder, head = checks.networks()
     plain = kind(encoder, head)
     numbered = kind(encoder, head, classes=checks.WAYS)
-    numbered.own.load_state_dict(plain.own.state_dict())
+    numbered.extra_modules.load_state_dict(plain.extra_modules.state_dict())
     batch = checks.tasks()
     same = torch.arange(checks.WAYS).expand(len(batch), -1)
     named = TaskBatch(batch.support_x, batch.support_y, batch.query_x, batch.query_y, batch.domains, same)

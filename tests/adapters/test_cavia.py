@@ -45,7 +45,7 @@ def test_a_context_appended_to_a_scalar_input_has_the_closed_form():
 def test_predictions_equal_hand_written_scales_and_shifts():
     encoder, head = networks()
     learner = CAVIA(encoder, head, context=2, inner_lr=0.5, inner_steps=2)
-    film, task = learner.own["film"].weight.detach(), tasks()[1]
+    film, task = learner.extra_modules["film"].weight.detach(), tasks()[1]
 
     def outputs(x, phi):
         gamma, beta = (film @ phi).chunk(2)
@@ -102,7 +102,7 @@ def test_support_statistics_of_a_head_are_those_of_modulated_features():
     encoder, head = networks()
     head = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3)).double()
     learner = CAVIA(encoder, head, context=2, inner_lr=0.5, inner_steps=2, norm="support")
-    film, task = learner.own["film"].weight.detach(), tasks()[1]
+    film, task = learner.extra_modules["film"].weight.detach(), tasks()[1]
 
     def hidden(x, phi):
         gamma, beta = (film @ phi).chunk(2)

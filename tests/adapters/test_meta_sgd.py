@@ -51,7 +51,7 @@ def test_initial_rates_are_uniform_from_a_separate_generator():
     state = torch.get_rng_state()
     encoder, head = networks()
     after = torch.get_rng_state()
-    drawn = [MetaSGD(encoder, head, rates=(0.2, 0.3), seed=seed).own.state_dict() for seed in (0, 0, 1)]
+    drawn = [MetaSGD(encoder, head, rates=(0.2, 0.3), seed=seed).extra_modules.state_dict() for seed in (0, 0, 1)]
     assert torch.equal(torch.get_rng_state(), after)
     assert not torch.equal(state, after)  # advanced by the initialization of the networks
     values = torch.cat([value.flatten() for value in drawn[0].values()])
@@ -76,7 +76,7 @@ def test_rates_are_trained_homogenized_and_saved():
 
 def test_frozen_rates_keep_their_values():
     learner = MetaSGD(*networks(), rates=0.1, inner_steps=3, engine="loop")
-    for parameter in learner.own.parameters():
+    for parameter in learner.extra_modules.parameters():
         parameter.requires_grad_(False)
     maml = MAML(*networks(), inner_lr=0.1, inner_steps=3, engine="loop").rows(tasks()).jacobian
     rows = learner.rows(tasks()).jacobian

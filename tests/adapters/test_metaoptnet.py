@@ -54,7 +54,7 @@ def test_the_scale_is_trained():
     rows = learner.rows(checks.tasks(shots=5))
     assert rows.jacobian["learner.logits.scale"].shape == (3, 1)
     assert rows.jacobian["learner.logits.scale"].abs().min() > 0
-    learner.own.requires_grad_(False)
+    learner.extra_modules.requires_grad_(False)
     assert "learner.logits.scale" not in learner.rows(checks.tasks(shots=5)).jacobian
 
 

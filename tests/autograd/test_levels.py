@@ -99,13 +99,13 @@ def test_groups_require_names_and_rows():
         ({"parameters": model.encoder, "per": {"first": "0.*"}}, "must have a pattern for every shared parameter"),
         (
             {"parameters": model.encoder, "per": {"all": "*", "none": "9.*"}},
-            "every pattern in `per` must match a parameter",
+            "selects no parameter: it matches none, or only parameters that an earlier pattern matches",
         ),
     ]:
         with pytest.raises(OptionError, match=message):
             gradhomog.backward(model.losses(model.encoder(inputs())), gradhomog.pipeline("mgda"), **options)
     z = model.encoder(inputs())
-    with pytest.raises(OptionError, match="`per` must be 'model' with level='features'"):
+    with pytest.raises(OptionError, match="it must be 'model' if level='features'"):
         gradhomog.backward(model.losses(z), gradhomog.pipeline("mgda"), features=z, level="features", per="tensor")
     assert gradients(model) == [None] * len(gradients(model))
 

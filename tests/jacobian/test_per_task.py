@@ -53,7 +53,7 @@ def test_small_rows_with_missing_gradients(matrix, missing):
     assert torch.equal(rows.select([0]).materialize()["b"], stacked["b"][:1])
     halves = per_task(stacked, missing, scale=0.5)
     assert_same(halves, {name: 0.5 * block for name, block in stacked.items()})
-    assert_same(rows.only(["b"]), {"b": stacked["b"]})
+    assert_same(rows.select_parameters(["b"]), {"b": stacked["b"]})
 
 
 @pytest.mark.parametrize(("dtype", "gramians"), [(torch.float32, 1e-6), (torch.float64, 1e-13), (torch.bfloat16, 1e-5)])

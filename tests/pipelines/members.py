@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from gradhomog import Homogenizer
-from gradhomog.host.member import Member
 from gradhomog.pipelines import Pipeline
 from gradhomog.specs import HomogenizerSpec
+from gradhomog.stage_execution.member import Member
 
 ROWS = torch.tensor([[1.0, 2.0, 0.0], [0.0, -1.0, 3.0]])
 C = ((0.5, 0.5), (-1.0, 2.0))

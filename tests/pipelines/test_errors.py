@@ -51,9 +51,9 @@ def test_a_transform_that_changes_the_shape_raises():
         ({"losses": [[1.0], [2.0]]}, OptionError, r"`losses` must have shape \[2\].*got \(2, 1\)"),
         ({"losses": 1.0}, OptionError, r"`losses` must contain one number per task; got 1.0"),
         ({"domains": ["a"]}, OptionError, r"one name for each of the 2 tasks"),
-        ({"features": torch.ones(3, 1, 1), "feature_grads": torch.ones(2, 1, 1)}, DataError, r"`features` must have"),
+        ({"features": torch.ones(3, 1, 1), "feature_grads": torch.ones(2, 1, 1)}, DataError, r"`features` must be 2"),
         ({"features": torch.ones(2, 1, 1), "feature_grads": torch.ones(1, 1, 1)}, DataError, r"`feature_grads` must"),
-        ({"targets": torch.ones(3, 1)}, DataError, r"`targets` must have the 2 tasks"),
+        ({"targets": torch.ones(3, 1)}, DataError, r"first dimension of `targets` must be 2"),
     ],
 )
 def test_arguments_that_do_not_match_the_rows_raise(arguments, error, message):

@@ -107,7 +107,7 @@ def test_weights_of_any_real_dtype_are_accepted(dtype):
 def test_a_wrapped_method_draws_the_same_numbers_as_alone_when_a_task_is_dropped():
     rows, losses = torch.eye(4), torch.ones(4)
     rows[2, 1] = torch.nan
-    wrapped = gradhomog.pipeline("cr_mogm(of='rlw', alpha=0)", nonfinite="drop")
+    wrapped = gradhomog.pipeline("cr_mogm(method='rlw', alpha=0)", nonfinite="drop")
     bare = gradhomog.pipeline("rlw", nonfinite="drop")
     torch.testing.assert_close(wrapped.combine(rows, losses), bare.combine(rows, losses))
 

@@ -24,7 +24,7 @@ def test_invalid_inputs_raise():
         gradhomog.pipeline([42])
     with pytest.raises(OptionError, match="'none' is the empty pipeline and cannot be combined"):
         gradhomog.pipeline(["none", "pcgrad"])
-    with pytest.raises(OptionError, match="`nonfinite` must be that of the pipeline, 'raise'; got 'drop'"):
+    with pytest.raises(OptionError, match="`nonfinite` must be 'raise', as in the pipeline; got 'drop'"):
         gradhomog.pipeline(gradhomog.pipeline("pcgrad"), nonfinite="drop")
     with pytest.raises(OptionError, match="`nonfinite` must be 'raise' or 'drop'"):
         gradhomog.pipeline("none", nonfinite="ignore")

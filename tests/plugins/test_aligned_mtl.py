@@ -8,7 +8,7 @@ from hypothesis import assume, given
 
 import gradhomog
 from gradhomog.testing import jacobians
-from gradhomog_plugins.aligned_mtl import balance
+from gradhomog_plugins.aligned_mtl import balancing_matrix
 
 MODES = ["min", "median", "rmse"]
 
@@ -41,7 +41,7 @@ def test_independent_rows_become_orthogonal_and_of_one_length(rows):
     units = rows / rows.norm(dim=1, keepdim=True)
     assume(float(torch.linalg.cond(units)) < 30)
     assume(float(torch.linalg.cond(rows)) < 1e5)
-    changed = balance(rows @ rows.T) @ rows
+    changed = balancing_matrix(rows @ rows.T) @ rows
     inner = changed @ changed.T
     torch.testing.assert_close(inner, float(inner[0, 0]) * torch.eye(len(rows), dtype=torch.float64), rtol=1e-4,
                                atol=1e-4 * float(inner[0, 0]))  # fmt: skip
@@ -86,7 +86,7 @@ def test_a_short_row_is_no_rounding(longer, dtype):
 
 def test_rows_of_very_different_lengths_become_orthogonal_in_directions_that_are_not_those_of_axes():
     rows = torch.tensor([[3e8, 4e8, 0.0], [1.0, 0.0, 1.0]], dtype=torch.float64)
-    changed = balance(rows @ rows.T) @ rows
+    changed = balancing_matrix(rows @ rows.T) @ rows
     inner = changed @ changed.T
     torch.testing.assert_close(inner, float(inner[0, 0]) * torch.eye(2, dtype=torch.float64), rtol=1e-6, atol=1e-6)
     left, values, right = np.linalg.svd(rows.numpy(), full_matrices=False)
@@ -104,7 +104,7 @@ def test_identical_rows_stay_opposite_rows_cancel_and_zero_rows_stay_zero():
 
 
 def directions(mode):
-    return lambda rows: balance(rows @ rows.T, mode) @ rows
+    return lambda rows: balancing_matrix(rows @ rows.T, mode) @ rows
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -151,7 +151,7 @@ def test_derivatives_beside_a_zero_row_are_finite():
 def test_the_mixing_matrix_runs_under_vmap_and_compile(mode):
     rows = random_rows(12, 7).reshape(3, 4, 7)
     gramians = rows @ rows.transpose(1, 2)
-    each = torch.stack([balance(gramian, mode) for gramian in gramians])
-    torch.testing.assert_close(torch.func.vmap(lambda gramian: balance(gramian, mode))(gramians), each)
-    compiled = torch.compile(balance, fullgraph=True, backend="eager")
+    each = torch.stack([balancing_matrix(gramian, mode) for gramian in gramians])
+    torch.testing.assert_close(torch.func.vmap(lambda gramian: balancing_matrix(gramian, mode))(gramians), each)
+    compiled = torch.compile(balancing_matrix, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(gramians[0], mode), each[0])

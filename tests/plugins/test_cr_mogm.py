@@ -19,7 +19,7 @@ def random_rows(tasks, params, seed=0):
 
 @pytest.mark.parametrize("alpha", [0.0, 0.7, 1.0])
 def test_the_averaged_weights_of_a_method_that_torchjd_has_exactly_are_torchjds(alpha):
-    pipe = gradhomog.pipeline(f"cr_mogm(of='aligned_mtl', alpha={alpha})")
+    pipe = gradhomog.pipeline(f"cr_mogm(method='aligned_mtl', alpha={alpha})")
     theirs = GramianWeightedAggregator(CRMOGMWeighting(AlignedMTLWeighting(), alpha=alpha))
     for seed in range(10):
         rows = random_rows(3, 6, seed)
@@ -28,7 +28,7 @@ def test_the_averaged_weights_of_a_method_that_torchjd_has_exactly_are_torchjds(
 
 def test_of_a_mixing_matrix_the_column_sums_are_averaged():
     steps = [random_rows(3, 4, seed) for seed in range(4)]
-    pipe, alone = gradhomog.pipeline("cr_mogm(of='pcgrad(seed=5)')"), gradhomog.pipeline("pcgrad(seed=5)")
+    pipe, alone = gradhomog.pipeline("cr_mogm(method='pcgrad(seed=5)')"), gradhomog.pipeline("pcgrad(seed=5)")
     average = None
     for rows in steps:
         current = alone.homogenize(rows).weights
@@ -37,7 +37,7 @@ def test_of_a_mixing_matrix_the_column_sums_are_averaged():
 
 
 def test_averages_follow_a_domain_and_a_new_one_begins_with_its_weight():
-    pipe = gradhomog.pipeline("cr_mogm(of='mgda', alpha=0.5, key='domain')")
+    pipe = gradhomog.pipeline("cr_mogm(method='mgda', alpha=0.5, key='domain')")
     rows = torch.diag(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
     pipe.combine(rows[:2], domains=["a", "b"])  # MGDA: 8/5, 2/5
     weights = pipe.homogenize(rows[1:], domains=["b", "c"]).weights  # MGDA: 18/13, 8/13
@@ -47,45 +47,45 @@ def test_averages_follow_a_domain_and_a_new_one_begins_with_its_weight():
 
 
 def test_tasks_of_one_key_move_their_average_together():
-    pipe = gradhomog.pipeline("cr_mogm(of='mgda', key='domain')")
+    pipe = gradhomog.pipeline("cr_mogm(method='mgda', key='domain')")
     pipe.combine(torch.diag(torch.tensor([1.0, 2.0, 4.0])), domains=["a", "a", "b"])
     averages = pipe.state_dict()["0:cr_mogm"]["averages"]
     assert averages == {"a": pytest.approx(3 * 10 / 21), "b": pytest.approx(3 * 1 / 21)}
 
 
-@pytest.mark.parametrize("of", ["gradvac(beta=0.3)", "gradnorm", "cr_mogm(of='pcgrad')"])
-def test_the_state_of_the_method_wrapped_is_saved_and_resumed(of):
+@pytest.mark.parametrize("method", ["gradvac(beta=0.3)", "gradnorm", "cr_mogm(method='pcgrad')"])
+def test_the_state_of_the_method_wrapped_is_saved_and_resumed(method):
     def steps(pipe, start):
         losses = [1.0, 2.0, 0.5]
         return torch.stack([pipe.combine(random_rows(3, 5, seed), losses) for seed in range(start, start + 4)])
 
-    first = gradhomog.pipeline([("cr_mogm", {"of": of})])
+    first = gradhomog.pipeline([("cr_mogm", {"method": method})])
     steps(first, 0)
     torch.save(first.state_dict(), file := io.BytesIO())
     file.seek(0)
-    second = gradhomog.pipeline([("cr_mogm", {"of": of})])
+    second = gradhomog.pipeline([("cr_mogm", {"method": method})])
     second.load_state_dict(torch.load(file, weights_only=True))
     assert torch.equal(steps(first, 4), steps(second, 4))
 
 
 def test_only_the_statistics_of_the_wrapped_method_are_computed():
-    assert gradhomog.pipeline("cr_mogm(of='static')").members[0].needs == set()
-    assert gradhomog.pipeline("cr_mogm(of='gradnorm')").members[0].needs == {"losses", "norms"}
-    assert gradhomog.pipeline("cr_mogm(of='static')").homogenize(torch.eye(2)).gramian is None
+    assert gradhomog.pipeline("cr_mogm(method='static')").members[0].needs == set()
+    assert gradhomog.pipeline("cr_mogm(method='gradnorm')").members[0].needs == {"losses", "norms"}
+    assert gradhomog.pipeline("cr_mogm(method='static')").homogenize(torch.eye(2)).gramian is None
 
 
 @pytest.mark.parametrize(
-    ("of", "message"),
+    ("method", "message"),
     [
-        ("none", "`of` must name one homogenizer; got 'none'"),
-        ("static + mgda", "`of` must name one homogenizer; got 'static \\+ mgda'"),
+        ("none", "`method` must name one homogenizer; got 'none'"),
+        ("static + mgda", "`method` must name one homogenizer; got 'static \\+ mgda'"),
         ("isi", "acts by `mix` alone; 'isi' acts by `attach`"),
         ("rotate", "acts by `mix` alone; 'rotate' acts by `transform`"),
     ],
 )
-def test_a_method_that_does_not_act_by_mix_alone_raises(of, message):
+def test_a_method_that_does_not_act_by_mix_alone_raises(method, message):
     with pytest.raises(OptionError, match=f"cr_mogm: .*{message}"):
-        gradhomog.pipeline([("cr_mogm", {"of": of})])
+        gradhomog.pipeline([("cr_mogm", {"method": method})])
 
 
 def test_an_average_outside_zero_and_one_raises():
@@ -95,27 +95,27 @@ def test_an_average_outside_zero_and_one_raises():
 
 def test_an_error_of_the_wrapped_method_names_it():
     with pytest.raises(OptionError, match=r"mgda\(normalize='loss'\): losses must be positive"):
-        gradhomog.pipeline("cr_mogm(of=\"mgda(normalize='loss')\")").combine(torch.eye(2), losses=[0.0, 1.0])
+        gradhomog.pipeline("cr_mogm(method=\"mgda(normalize='loss')\")").combine(torch.eye(2), losses=[0.0, 1.0])
 
 
 def test_create_graph_works_for_a_differentiable_method_and_raises_for_others():
     rows = random_rows(3, 4)
 
     def second_step(jacobian):
-        pipe = gradhomog.pipeline("cr_mogm(of='aligned_mtl', alpha=0.5)")
+        pipe = gradhomog.pipeline("cr_mogm(method='aligned_mtl', alpha=0.5)")
         pipe.combine(random_rows(3, 4, seed=1))
         return pipe.combine(jacobian, create_graph=True)
 
     assert torch.autograd.gradcheck(second_step, rows.clone().requires_grad_())
-    other = gradhomog.pipeline("cr_mogm(of='famo')")
+    other = gradhomog.pipeline("cr_mogm(method='famo')")
     with pytest.raises(NotDifferentiableError, match="cr_mogm: 'famo' is not differentiable"):
         other.combine(rows.clone().requires_grad_(), [1.0, 1.0, 1.0], create_graph=True)
 
 
 def test_the_state_of_another_method_raises():
-    saved = gradhomog.pipeline("cr_mogm(of='mgda')").state_dict()
-    with pytest.raises(gradhomog.ConfigError, match="the state was saved with `of` 'mgda'"):
-        gradhomog.pipeline("cr_mogm(of='cagrad')").load_state_dict(saved)
+    saved = gradhomog.pipeline("cr_mogm(method='mgda')").state_dict()
+    with pytest.raises(gradhomog.ConfigError, match="the state was saved with `method` 'mgda'"):
+        gradhomog.pipeline("cr_mogm(method='cagrad')").load_state_dict(saved)
 
 
 def test_the_average_is_one_function_of_past_and_weights():

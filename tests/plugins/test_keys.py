@@ -9,8 +9,8 @@ import gradhomog
 from gradhomog.registry import installed
 
 STATEFUL = [
-    "cr_mogm(of='mgda', key='domain')",
-    "cr_mogm(of='gradvac(order=\"fixed\", key=\"domain\")', key='domain')",
+    "cr_mogm(method='mgda', key='domain')",
+    "cr_mogm(method='gradvac(order=\"fixed\", key=\"domain\")', key='domain')",
     "db_mtl(key='domain')",
     "dwa(period=2, key='domain')",
     "excess_mtl(key='domain')",

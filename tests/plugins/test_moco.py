@@ -107,7 +107,7 @@ def test_two_tasks_of_one_domain_share_a_weight_and_an_average():
     pipe.combine(rows, domains=["a", "a", "b"])
     state = pipe.state_dict()["0:moco"]
     torch.testing.assert_close(state["averages"][""]["a"], rows[:2].mean(0))
-    assert state["masses"] == {"a": 0.5, "b": 0.5}  # updated once
+    assert state["weight_sums"] == {"a": 0.5, "b": 0.5}  # updated once
     assert state["counts"] == {"a": 1, "b": 1}
     assert state["weights"]["a"] * 2 + state["weights"]["b"] == pytest.approx(3)
     assert state["weights"]["a"] < 1 < state["weights"]["b"]

@@ -145,7 +145,7 @@ def test_two_tasks_of_one_domain_move_their_weight_once_by_their_mean():
         ("reweight(lr=0)", [1.0, 1.0], "`lr` must be"),
         ("reweight(initial_loss=0)", [1.0, 1.0], "`initial_loss` must be"),
         ("reweight(max_weight=0.5)", [1.0, 1.0], "`max_weight` must be"),
-        ("reweight(variant='paper', solver='fixed_point')", [1.0, 1.0], "is zero; use"),
+        ("reweight(variant='paper', solver='fixed_point')", [1.0, 1.0], "only fixed point is zero"),
         ("reweight(solver='fixed_point')", [-1.0, 1.0], "must not be negative unless beta=0"),
         ("reweight", None, "requires the losses"),
         ("reweight(key='domain')", [1.0, 1.0], "requires the domain"),

@@ -207,7 +207,7 @@ def test_features_of_another_shape_raise_with_advice():
     pipe = gradhomog.pipeline("rotate")
     with pytest.raises(gradhomog.DataError, match=r"\[tasks, queries, features\] with 1 tasks.*Flatten"):
         pipe.transform(torch.zeros(1, 3, 4, 5, 5), [TaskKey(0)])
-    with pytest.raises(gradhomog.DataError, match="must have the 2 tasks of the rows"):
+    with pytest.raises(gradhomog.DataError, match="must be 2, the number of rows"):
         pipe.combine(torch.eye(2), features=torch.zeros(3, 1, 4), feature_grads=torch.zeros(3, 1, 4))
 
 

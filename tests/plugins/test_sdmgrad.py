@@ -11,7 +11,7 @@ from torchjd.aggregation import SDMGradWeighting
 import gradhomog
 from gradhomog import OptionError
 from gradhomog.testing import jacobians
-from gradhomog_plugins.sdmgrad import descend, towards_mean
+from gradhomog_plugins.sdmgrad import descend, gramian_with_mean
 
 
 def draw(*shape, seed=0):
@@ -81,7 +81,7 @@ def test_two_tasks_have_a_closed_form(norm, cosine, regularization):
 def test_the_gramian_of_the_shifted_rows_is_theirs():
     rows = draw(5, 8)
     shifted = rows + 0.7 * rows.mean(0)
-    torch.testing.assert_close(towards_mean(rows @ rows.T, 0.7), shifted @ shifted.T)
+    torch.testing.assert_close(gramian_with_mean(rows @ rows.T, 0.7), shifted @ shifted.T)
 
 
 @pytest.mark.parametrize("solver", ["exact", "sgd"])
@@ -189,7 +189,7 @@ def test_the_functions_run_over_batches_and_compile_without_a_break():
     gramians, start = rows @ rows.mT, torch.full((4,), 0.25, dtype=torch.float64)
 
     def both(gramian):
-        return towards_mean(gramian, 0.3), descend(gramian, start, 0.3, 0.5, 0.5, 4)
+        return gramian_with_mean(gramian, 0.3), descend(gramian, start, 0.3, 0.5, 0.5, 4)
 
     batched = torch.func.vmap(both)(gramians)
     compiled = torch.compile(both, fullgraph=True, backend="eager")

@@ -1,4 +1,4 @@
-"""A plugin whose options have every annotation that the host supports."""
+"""A plugin whose options have every annotation that gradhomog supports."""
 # ruff: noqa: B006
 
 from __future__ import annotations

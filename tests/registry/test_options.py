@@ -1,4 +1,4 @@
-"""Options: read from the factory's annotations, validated by the host, described in errors."""
+"""Options: read from the factory's annotations, validated by gradhomog, described in errors."""
 
 from __future__ import annotations
 
@@ -202,8 +202,8 @@ def test_rows_are_scaled_like_mixings_and_the_factor_is_differentiable() -> None
         def paper_scale(self, step: gradhomog.Step) -> Any:
             return step.aux
 
-    from gradhomog.host.member import Member
     from gradhomog.pipelines import Pipeline
+    from gradhomog.stage_execution.member import Member
 
     spec = HomogenizerSpec(factory=Rows, summary="", traits={"differentiable"})
     pipe = Pipeline([Member(Rows(), "rows", {}, None, spec, "paper")])

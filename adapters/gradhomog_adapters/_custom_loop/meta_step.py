@@ -32,7 +32,7 @@ class MetaStep:
     def task(self, domain: str = "") -> Iterator[None]:
         """Context for one task, in which the network may be adapted; all state is restored on exit, also on errors.
 
-        A task that raises is not part of the step, if the loop catches the error and continues.
+        A task with an error is not part of the step, if the loop catches the error and continues.
 
         Raises:
             OptionError: another task is open, `add` was not called, or a parameter was modified in place.
@@ -127,13 +127,13 @@ class MetaStep:
         domains = tuple(task.key.domain for task in done) if any(task.key.domain for task in done) else ()
         losses = torch.stack([task.loss for task in done if task.loss is not None])
         needed = self._needs.features
-        targets = _stack_taps("targets", [task.targets for task in done], needed)
+        targets = _stack_features("targets", [task.targets for task in done], needed)
         result = self._pipe.homogenize(
             {name: _stack_rows(name, parameter, done) for name, parameter in self._parameters.items()},
             losses,
             domains=domains or None,
-            features=_stack_taps("features", [task.features for task in done], needed),
-            feature_grads=_stack_taps("feature_grads", [task.feature_grads for task in done], needed),
+            features=_stack_features("features", [task.features for task in done], needed),
+            feature_grads=_stack_features("feature_grads", [task.feature_grads for task in done], needed),
             targets=targets[0] if targets else None,
             inspect=True,
         )
@@ -148,17 +148,21 @@ def _stack_rows(name: str, parameter: Tensor, done: Sequence[OpenTask]) -> Tenso
     return torch.stack([torch.zeros_like(parameter, requires_grad=False) if row is None else row for row in rows])
 
 
-def _stack_taps(name: str, taps_by_task: Sequence[Sequence[Tensor]], needed: bool) -> list[Tensor]:
-    """Stack the tensors of each tap, `[tasks, queries, ...]`; empty unless every task has them."""
-    if not all(taps_by_task):
+def _stack_features(name: str, tensors_by_task: Sequence[Sequence[Tensor]], needed: bool) -> list[Tensor]:
+    """Stack the features, or the gradients w.r.t. them, of all tasks for each stage, `[tasks, queries, ...]`.
+
+    Empty unless every task has them.
+    """
+    if not all(tensors_by_task):
         return []
-    taps = list(zip(*taps_by_task, strict=True))
-    for tap in taps:
-        if len({tensor.shape for tensor in tap}) > 1:
+    stages = list(zip(*tensors_by_task, strict=True))
+    for stage in stages:
+        if len({tensor.shape for tensor in stage}) > 1:
             if not needed:
                 return []
             raise DataError(
-                f"`{name}` must have one shape in all tasks of a step; got {[tuple(tensor.shape) for tensor in tap]}. "
+                f"`{name}` must have one shape in all tasks of a step; got "
+                f"{[tuple(tensor.shape) for tensor in stage]}. "
                 "Use the same number of queries in every task."
             )
-    return [torch.stack(tap) for tap in taps]
+    return [torch.stack(stage) for stage in stages]

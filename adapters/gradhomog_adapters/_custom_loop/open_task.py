@@ -1,4 +1,4 @@
-"""`OpenTask`: one task of a custom loop, and its row."""
+"""`OpenTask`: the task inside `with step.task()`, which later holds its results: loss, row and features."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class OpenTask:
         self._parameters = parameters
         self._part: Literal["support", "query"] = "support"
         self._queried = False
-        self._taps: list[Tensor] = []
+        self._stage_features: list[Tensor] = []
         self.loss: Tensor | None = None
         self.row: dict[str, Tensor | None] = dict.fromkeys(parameters)
         self.features: list[Tensor] = []
@@ -69,8 +69,8 @@ class OpenTask:
             raise OptionError(f"`features` must have shape [queries, features]; got {tuple(features.shape)}.")
         if not features.requires_grad:  # the features of a frozen encoder are leaves: derivatives end there
             features = features.detach().requires_grad_()
-        self._taps = self._needs.pipe.transform(features[None], [self.key])
-        return self._taps[-1][0]
+        self._stage_features = self._needs.pipe.transform(features[None], [self.key])
+        return self._stage_features[-1][0]
 
     def add(self, loss: Tensor, retain_graph: bool) -> None:
         self._check_loss(loss)
@@ -81,13 +81,13 @@ class OpenTask:
             self.row[name] = before if gradient is None else gradient if before is None else before + gradient
         value = loss.detach().reshape(()).double()
         self.loss = value if self.loss is None else self.loss + value
-        if self._taps:
-            self.features, self.feature_grads = [tap[0].detach() for tap in self._taps], feature_grads
-            self._taps = []
+        if self._stage_features:
+            self.features, self.feature_grads = [x[0].detach() for x in self._stage_features], feature_grads
+            self._stage_features = []
 
     def close(self) -> None:
         """Release the graph of the features."""
-        self._taps = []
+        self._stage_features = []
 
     def _check_loss(self, loss: Tensor) -> None:
         if not isinstance(loss, Tensor) or loss.numel() != 1:
@@ -100,8 +100,9 @@ class OpenTask:
             )
         if split := self._snapshot.split_parameters():
             raise OptionError(
-                f"{' and '.join(split)} are one parameter, but TorchOpt's inner loop made a tensor of each. Adapt only "
-                "modules that do not share it (MetaSGD(net.head)), or use gradhomog_adapters.maml, which keeps it tied."
+                f"{' and '.join(f'`{name}`' for name in split)} are the same (tied) parameter, but TorchOpt's inner "
+                "loop replaced them by different tensors. Adapt only modules that do not share it "
+                "(MetaSGD(net.head)), or use gradhomog_adapters.maml, which keeps it tied."
             )
 
     def _check_calls(self) -> None:
@@ -111,17 +112,17 @@ class OpenTask:
                 f"the pipeline '{needs.pipe}' distinguishes support and query inputs, but {self} did not call "
                 "step.query. Call step.query() before the network runs on query inputs."
             )
-        if needs.features and not self._taps and not self.features:
+        if needs.features and not self._stage_features and not self.features:
             raise OptionError(
                 f"the pipeline '{needs.pipe}' requires query features, but {self} passed none. Between encoder and "
                 "head write features = step.transform(features)."
             )
 
     def _differentiate(self, loss: Tensor, retain_graph: bool) -> tuple[dict[str, Tensor | None], list[Tensor]]:
-        """Gradients w.r.t. the parameters, by name, and w.r.t. the features at every tap."""
-        taps = self._taps
+        """Gradients w.r.t. the parameters, by name, and w.r.t. the features before and after each `transform` stage."""
+        features = self._stage_features
         try:
-            row, by_taps = differentiate(loss, self._parameters, taps, retain_graph)
+            row, by_features = differentiate(loss, self._parameters, features, retain_graph)
         except RuntimeError as cause:
             if "second time" not in str(cause):  # PyTorch has no exception class for a freed graph
                 raise
@@ -131,9 +132,9 @@ class OpenTask:
                 f"`loss` of {self} must depend on a parameter of `net` that requires grad; it depends on none. The "
                 "graph is cut (detach, a copy of the network), or the loss is that of another network."
             )
-        if self._needs.transforms and taps and by_taps[-1] is None:
+        if self._needs.transforms and features and by_features[-1] is None:
             raise OptionError(f"`loss` of {self} must depend on the result of step.transform. Pass it to the head.")
-        return row, [gradient[0].detach() for gradient in zeros_for_missing(by_taps, taps)]
+        return row, [gradient[0].detach() for gradient in zeros_for_missing(by_features, features)]
 
     def _freed_message(self) -> str:
         if self.loss is not None:

@@ -116,11 +116,12 @@ def _check_inner(optimizer: object, containers: Sequence[Container]) -> None:
     tensors: list[Any] = torchopt.pytree.tree_leaves(state)
     if any(isinstance(tensor, Tensor) and tensor.grad_fn is not None for tensor in tensors):
         raise OptionError(
-            f"`inner` must have its state from before the inner loop; the state of this {type(optimizer).__name__} is "
-            "the result of one. Create a new optimizer, or recover its earlier state."
+            f"the state of `inner` must not depend on an earlier inner loop, but the state of this "
+            f"{type(optimizer).__name__} has a graph. Create a new optimizer, or restore the state that it had before "
+            "the inner loop."
         )
     if closure_variable(optimizer.impl.update, "dampening"):
         raise OptionError(
-            "`inner` with momentum and dampening cannot be restored: TorchOpt stores in a closure if it has "
-            "stepped before. Create a new one in each task, after `with step.task(...):`, and omit `inner`."
+            "`inner` with momentum and dampening cannot be restored, because TorchOpt keeps a flag for the first "
+            "step in a closure. Create a new one in each task, after `with step.task(...):`, and omit `inner`."
         )

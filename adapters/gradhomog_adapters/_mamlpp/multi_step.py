@@ -1,4 +1,4 @@
-"""The multi-step loss: weights of the query losses after each inner step, as a function of completed meta-steps."""
+"""Schedules of MAML++ by meta-step: order of derivatives, and weights of the query losses after each inner step."""
 
 from __future__ import annotations
 
@@ -29,8 +29,11 @@ def loss_weights(inner_steps: int, done: int, until: int) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Phase:
-    """The schedule's settings for the next rows, computed once per step because it synchronizes with the device.
+class MetaStepSettings:
+    """Settings of one meta-step according to the schedules: order of derivatives, and weights of the losses.
+
+    Computed once per meta-step, because this synchronizes with the device.
+
 
     Attributes:
         order: order of the derivatives of inner steps.
@@ -43,7 +46,9 @@ class Phase:
     loss_weights: Tensor
 
     @classmethod
-    def of(cls, done: int, inner_steps: int, multi_step_steps: int, first_order_steps: int, like: Tensor) -> Phase:
+    def of(
+        cls, done: int, inner_steps: int, multi_step_steps: int, first_order_steps: int, like: Tensor
+    ) -> MetaStepSettings:
         weights = {k + 1: v for k, v in enumerate(loss_weights(inner_steps, done, multi_step_steps)) if v} or {0: 1.0}
         order: Order = "first" if done < first_order_steps else "second"
         return cls(order, tuple(weights), like.new_tensor(list(weights.values())))

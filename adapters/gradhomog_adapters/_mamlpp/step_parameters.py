@@ -29,8 +29,8 @@ def batch_norm_layers(network: Network) -> dict[str, _BatchNorm]:
 
 def affine_names(network: Network) -> list[str]:
     """Names of the trainable scales and shifts of batch normalization."""
-    own = {id(p) for layer in batch_norm_layers(network).values() for p in layer.parameters(recurse=False)}
-    return [name for name, parameter in network.parameters().items() if id(parameter) in own]
+    affine_ids = {id(p) for layer in batch_norm_layers(network).values() for p in layer.parameters(recurse=False)}
+    return [name for name, parameter in network.parameters().items() if id(parameter) in affine_ids]
 
 
 def affine(network: Network, names: Sequence[str], inner_steps: int) -> nn.Module:
@@ -43,14 +43,14 @@ class StepParameters:
     """Rates, scales and shifts of each inner step. Steps beyond K use those of the last one.
 
     Args:
-        own: the learner's modules, with `rates` and `norm`: tensors `[K, ...]` by parameter name.
+        extra_modules: the extra modules of the learner, with `rates` and `norm`: tensors `[K, ...]` by parameter name.
         network: the network with the batch normalization layers.
         inner_steps: K.
         norm: true if scales and shifts are learned per step.
     """
 
-    def __init__(self, own: nn.ModuleDict, network: Network, inner_steps: int, norm: bool) -> None:
-        self.own, self.inner_steps = own, inner_steps
+    def __init__(self, extra_modules: nn.ModuleDict, network: Network, inner_steps: int, norm: bool) -> None:
+        self.extra_modules, self.inner_steps = extra_modules, inner_steps
         parameters = network.parameters()
         self._layers = {name: parameters[name] for name in affine_names(network)} if norm else {}
 
@@ -64,14 +64,18 @@ class StepParameters:
         return {name: self._look_up(meta, "rates", name, k) for name in names}
 
     def affine(self, meta: Parameters, k: int) -> dict[str, Tensor]:
-        """γ_k and β_k; frozen layers are omitted and use their own."""
+        """γ_k and β_k; frozen layers are omitted and use their own parameters."""
         live = [name for name, parameter in self._layers.items() if parameter.requires_grad]
         return {name: self._look_up(meta, "norm", name, k) for name in live}
 
     def trained_parameters(self, named: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-        """Omit the scales and shifts of layers that are learned per step; for frozen layers, also those per step."""
+        """Return the parameters that are trained.
+
+        For batch normalization layers with parameters per step, exclude the original scale and shift; for frozen
+        layers, exclude the parameters per step.
+        """
         excluded = {name if name in named else f"learner.norm.{name}" for name in self._layers}
         return {name: parameter for name, parameter in named.items() if name not in excluded}
 
     def _look_up(self, meta: Parameters, part: str, name: str, k: int) -> Tensor:
-        return learner_parameter(self.own, meta, part, name)[clamp_step(k, self.inner_steps)]
+        return learner_parameter(self.extra_modules, meta, part, name)[clamp_step(k, self.inner_steps)]

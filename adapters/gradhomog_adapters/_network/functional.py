@@ -28,7 +28,7 @@ class Network:
         for name, parameter in self._both.named_parameters(remove_duplicate=False):
             canonical.setdefault(id(parameter), name)
         self._parts = {
-            prefix: _Part.of(prefix, module, canonical)
+            prefix: _Submodel.of(prefix, module, canonical)
             for prefix, module in (("", self._both), ("encoder.", encoder), ("head.", head))
         }
 
@@ -63,8 +63,14 @@ class Network:
 
 
 @dataclass(frozen=True)
-class _Part:
-    """A callable part: its parameters, as pairs of local and canonical name, and the names of its submodules.
+class _Submodel:
+    """The encoder, the head, or both, as one callable.
+
+    Attributes:
+        module: the module that is called.
+        parameters: its parameters, as pairs of local and canonical name.
+        module_names: the names of its submodules.
+
 
     A module with two names is listed once, because `functional_call` must replace each tensor once.
     """
@@ -74,7 +80,7 @@ class _Part:
     module_names: set[str]
 
     @classmethod
-    def of(cls, prefix: str, module: nn.Module, canonical: Mapping[int, str]) -> _Part:
+    def of(cls, prefix: str, module: nn.Module, canonical: Mapping[int, str]) -> _Submodel:
         parameters = [
             (local, canonical[id(parameter)])
             for path, part in module.named_modules()
@@ -83,17 +89,17 @@ class _Part:
         return cls(module, parameters, {(prefix + path).rstrip(".") for path, _ in module.named_modules()})
 
 
-def learner_parameter(own: nn.ModuleDict, parameters: Parameters, part: str, name: str) -> Tensor:
+def learner_parameter(extra_modules: nn.ModuleDict, parameters: Parameters, part: str, name: str) -> Tensor:
     """Parameter `learner.<part>.<name>`: from `parameters`, or its stored value if it is frozen."""
     found = parameters.get(f"learner.{part}.{name}")
-    return own[part].get_parameter(name).detach() if found is None else found
+    return extra_modules[part].get_parameter(name).detach() if found is None else found
 
 
-def call_learner_module(own: nn.ModuleDict, parameters: Parameters, part: str, inputs: Tensor) -> Tensor:
+def call_learner_module(extra_modules: nn.ModuleDict, parameters: Parameters, part: str, inputs: Tensor) -> Tensor:
     """Output of a learner's module with the parameters `learner.<part>.*`; frozen ones keep their stored values."""
     prefix = f"learner.{part}."
     tensors = {n.removeprefix(prefix): tensor for n, tensor in parameters.items() if n.startswith(prefix)}
-    result: Tensor = functional_call(own[part], tensors, (inputs,))
+    result: Tensor = functional_call(extra_modules[part], tensors, (inputs,))
     return result
 
 

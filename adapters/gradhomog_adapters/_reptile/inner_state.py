@@ -15,7 +15,10 @@ from gradhomog_adapters._rows.gradients import detach_all
 
 
 class InnerOptimizerState(nn.Module):
-    """State of the inner optimizer: after the last meta-step (saved buffers), and after the last task of this one.
+    """Two states of the inner optimizer, after the previous meta-step and after the previous task of this meta-step.
+
+    The first is stored in buffers.
+
 
     Args:
         inner: the inner optimizer.

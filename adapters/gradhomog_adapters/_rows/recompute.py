@@ -10,7 +10,7 @@ import torchopt
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-Step = Callable[..., tuple[dict[str, Tensor], Any]]
+InnerStep = Callable[..., tuple[dict[str, Tensor], Any]]
 """`step(k, adapted, state, fixed) -> adapted, state`: inner step k, as a function of the tensors that it changes, the
 state of the inner optimizer, and the tensors that it only reads."""
 
@@ -50,7 +50,7 @@ class _Recomputed(torch.autograd.Function):
         return None, None, *(next(gradients) if x.requires_grad else None for x in variables)
 
 
-def recompute_step(step: Step, buffers: dict[str, Tensor]) -> Step:
+def recompute_step(step: InnerStep, buffers: dict[str, Tensor]) -> InnerStep:
     """Wrap an inner step so that it keeps only its arguments and a copy of the task's buffers.
 
     All tensors that are differentiated through must be arguments. Buffers are reset before the second run, so a layer

@@ -13,14 +13,17 @@ from gradhomog import Pipeline, TaskRow
 from gradhomog_adapters._network.batch_norm import Statistics, SupportStatistics
 from gradhomog_adapters._network.functional import Network, Parameters
 from gradhomog_adapters._rows.gradients import Loss, Operator, Order
-from gradhomog_adapters._rows.recompute import Step, recompute_step
+from gradhomog_adapters._rows.recompute import InnerStep, recompute_step
 from gradhomog_adapters.execution import Execution
 
-Path = Callable[[Parameters, "Support"], Sequence[Parameters]]
-"""Maps the tensors that rows are taken with respect to, to the parameters at which the query loss is evaluated."""
+EvaluationPoints = Callable[[Parameters, "Support"], Sequence[Parameters]]
+"""Function that returns the parameters at which the query loss is evaluated.
 
-QueryRow = Callable[[Path, Parameters], TaskRow]
-"""`query_row(path, at)`: the row ∇ L_Q(path(at)) w.r.t. `at`, with loss, outputs, features and feature gradients."""
+Its inputs are the parameters w.r.t. which the row is computed, and the support set.
+"""
+
+QueryRow = Callable[[EvaluationPoints, Parameters], TaskRow]
+"""`query_row(points, at)`: the row ∇ L_Q(points(at)) w.r.t. `at`, with loss, outputs, features and their gradients."""
 
 
 class RowLearner(Protocol):
@@ -37,7 +40,7 @@ class RowLearner(Protocol):
 
     def row(self, parameters: Parameters, support: Support, query_row: QueryRow) -> TaskRow: ...
     def query_loss(self, parameters: Parameters, query: Query) -> tuple[Tensor, Tensor]: ...
-    def total(self, losses: Sequence[Tensor]) -> Tensor: ...
+    def combine_losses(self, losses: Sequence[Tensor]) -> Tensor: ...
     def support(
         self, x: Tensor, y: Tensor, begin: Callable[[Any], None], differentiate: Any, differentiate_twice: Any,
         buffers: Parameters | None = None,
@@ -93,7 +96,7 @@ class Support:
         """v ↦ ∇²loss(at) v, for named tensors."""
         return self.differentiate_twice(loss, at)
 
-    def recomputed(self, step: Step) -> Step:
+    def recomputed(self, step: InnerStep) -> InnerStep:
         """Decorator of `step(k, adapted, state, fixed) -> adapted, state`: inner step k, as a function of the tensors
         that it changes, the inner optimizer's state, and the tensors that it only reads.
 

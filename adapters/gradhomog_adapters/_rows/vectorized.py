@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from gradhomog import OptionError, TaskBatch, TaskRow
 from gradhomog_adapters._network.functional import Parameters
 from gradhomog_adapters._rows.gradients import func_gradient, func_hessian
-from gradhomog_adapters._rows.task_sets import Path, Query, RowLearner
+from gradhomog_adapters._rows.task_sets import EvaluationPoints, Query, RowLearner
 
 # Multiplications for one support set; above, arithmetic takes longer than calling the operations.
 MAX_SMALL_WORK = 2e6
@@ -57,7 +57,7 @@ class VectorizedRows:
                     "other. Use engine='loop' or 'auto'."
                 )
             return self.rows(learner, batch)
-        if early or not is_small(learner, batch):
+        if early or not prefers_vmap(learner, batch):
             return None
         try:
             return self.rows(learner, batch)
@@ -106,9 +106,9 @@ def func_row(
     """
     support = learner.support(support_x, support_y, _ignore, func_gradient, func_hessian, buffers)
 
-    def query_row(path: Path, at: Parameters) -> TaskRow:
+    def query_row(evaluation_points: EvaluationPoints, at: Parameters) -> TaskRow:
         def features_from(at: dict[str, Tensor]) -> Any:
-            points = path(at, support)
+            points = evaluation_points(at, support)
             statistics = [learner.support_statistics(point, support) for point in points]
             pairs = zip(points, statistics, strict=True)
             queries = [learner.query(point, support, query_x, query_y, record) for point, record in pairs]
@@ -119,7 +119,7 @@ def func_row(
             for point, record, query_features in zip(points, statistics, features, strict=True):
                 loss, outputs = learner.query_loss(point, Query(query_features, query_y, support, record))
                 losses.append(loss)
-            return losses[0] if len(losses) == 1 else learner.total(losses), outputs
+            return losses[0] if len(losses) == 1 else learner.combine_losses(losses), outputs
 
         vjp: Any = torch.func.vjp(features_from, dict(at)) if at else (features_from({}), lambda gradients: ({},))
         inputs, pullback = vjp
@@ -136,8 +136,11 @@ def _ignore(part: Any) -> None:
     """Do nothing: no homogenizer acts before rows."""
 
 
-def is_small(learner: RowLearner, batch: TaskBatch) -> bool:
-    """True if calling operations takes longer than their arithmetic, and all layers can be vectorized."""
+def prefers_vmap(learner: RowLearner, batch: TaskBatch) -> bool:
+    """True if the vectorized engine is expected to be faster and its rows do not differ from those of the loop.
+
+    It is faster if calling operations takes longer than their arithmetic.
+    """
     parts = [*learner.encoder.modules(), *learner.head.modules()]
     if any(isinstance(part, SLOW_UNDER_VMAP) for part in parts):
         return False

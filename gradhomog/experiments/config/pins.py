@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from gradhomog import expression
+from gradhomog.error_lists import join_errors
 from gradhomog.errors import ConfigError, GradhomogError
 from gradhomog.experiments.config.schema import Config
-from gradhomog.faults import join_faults
 from gradhomog.registry import KINDS, Kind, PluginInfo, installed
 
 _PIN = re.compile(r"(?P<selector>(?P<distribution>[^:=\s]+):[^:=\s]+)==(?P<version>[^=\s]+)")
@@ -53,7 +53,7 @@ def _check(pins: Sequence[str]) -> None:
                 f"{match['distribution']}=={match['version']}, or remove this pin and use another output folder."
             )
     if faults:
-        raise ConfigError(f"`plugins`: {join_faults(faults)}")
+        raise ConfigError(f"`plugins`: {join_errors(faults)}")
 
 
 def _installed_state(selector: str, distribution: str, offers: dict[str, str]) -> str:

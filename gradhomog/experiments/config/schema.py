@@ -12,13 +12,13 @@ from typing import Any, Literal
 
 import tomli_w
 
+from gradhomog.error_lists import join_errors
 from gradhomog.errors import ConfigError, ExpressionError
 from gradhomog.experiments import problems
 from gradhomog.experiments.config import first_comparison, suites, toml
 from gradhomog.experiments.config.overrides import apply_override
 from gradhomog.experiments.config.validation import at_least, build
 from gradhomog.experiments.problems import ProblemSpec
-from gradhomog.faults import join_faults
 
 SEEDS = 2**32
 """Exclusive upper bound of seeds, as in `episodes.EpisodeStream`."""
@@ -282,4 +282,4 @@ def _check(config: Config) -> None:
         f"`seeds` must be from 0 to {SEEDS - 1}; got {seed}." for seed in config.seed_list if not 0 <= seed < SEEDS
     ]
     if faults:
-        raise ConfigError(join_faults(faults))
+        raise ConfigError(join_errors(faults))

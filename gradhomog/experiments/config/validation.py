@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, TypeVar
 
+from gradhomog.error_lists import join_errors
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.config.suggestions import did_you_mean
-from gradhomog.faults import join_faults
 from gradhomog.registry.options import describe_type, fits
 
 Table = TypeVar("Table")
@@ -37,7 +37,7 @@ def build(kind: type[Table], content: Mapping[str, Any], prefix: str = "", prebu
     faults: list[str] = []
     table = _build(kind, content, prefix, prebuilt, faults)
     if faults:
-        raise ConfigError(join_faults(faults))
+        raise ConfigError(join_errors(faults))
     return typing.cast(Table, table)
 
 

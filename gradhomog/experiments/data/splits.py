@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradhomog.domains import Domain, Split, domain, domain_identity
+from gradhomog.error_lists import join_errors
 from gradhomog.errors import ConfigError, GradhomogError
 from gradhomog.experiments.config.schema import Config, Episodes
 from gradhomog.experiments.data import target_variance
 from gradhomog.experiments.data.sampler import EpisodeStream
-from gradhomog.faults import join_faults
 from gradhomog.registry import Registry, installed
 
 # Validation and test tasks are the same for every method and every training seed.
@@ -99,7 +99,7 @@ def _open_domains(config: Config, size: int, registry: Registry) -> tuple[list[D
     if len(errors) == 1:
         raise next(iter(errors.values()))
     if errors:
-        raise ConfigError(f"`domains`: {join_faults(f'{text}: {error}' for text, error in errors.items())}")
+        raise ConfigError(f"`domains`: {join_errors(f'{text}: {error}' for text, error in errors.items())}")
     return [opened[text] for text in config.domains.train], [opened[text] for text in config.domains.test]
 
 
@@ -115,7 +115,7 @@ def _check_episodes(shape: Episodes, uses: list[tuple[list[Domain], Split]]) -> 
     if len(errors) == 1:
         raise errors[0]
     if errors:
-        raise ConfigError(f"`domains`: {join_faults(errors)}")
+        raise ConfigError(f"`domains`: {join_errors(errors)}")
 
 
 def _common_outputs(domains: list[Domain]) -> int | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import traceback
 
 from gradhomog import expression
-from gradhomog.blame import describe_error, raised_in_package
 from gradhomog.domains import domain_plugin
+from gradhomog.error_source import describe_error, raised_in_package
 from gradhomog.errors import GradhomogError
 from gradhomog.experiments.config.schema import Config
 from gradhomog.experiments.results.plan import Run

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from gradhomog import expression
-from gradhomog.blame import describe_error
+from gradhomog.error_lists import join_errors
+from gradhomog.error_source import describe_error
 from gradhomog.errors import ConfigError, GradhomogError
 from gradhomog.experiments.config.schema import Config
-from gradhomog.faults import join_faults
 from gradhomog.registry import PluginInfo, installed
 from gradhomog.registry.options import bind
 from gradhomog.specs import Observer
@@ -35,7 +35,7 @@ def check(config: Config) -> None:
         except GradhomogError as cause:
             faults.append(str(cause))
     if faults:
-        raise ConfigError(f"`observers`: {join_faults(faults)}")
+        raise ConfigError(f"`observers`: {join_errors(faults)}")
 
 
 def make(config: Config, folder: Path, warn: Warn) -> Observers:

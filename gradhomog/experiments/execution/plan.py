@@ -6,11 +6,11 @@ import itertools
 from collections import Counter
 
 from gradhomog import expression
+from gradhomog.error_lists import join_errors
 from gradhomog.errors import ConfigError, GradhomogError
 from gradhomog.experiments import problems
 from gradhomog.experiments.config.schema import Config
 from gradhomog.experiments.results.plan import SINGLE, Method
-from gradhomog.faults import join_faults
 from gradhomog.pipelines import pipeline
 
 
@@ -46,7 +46,7 @@ def methods(config: Config) -> list[Method]:
         if count > 1:
             faults.append(f"{label!r} occurs twice for {learner}; labels of table rows must be unique.")
     if faults:
-        raise ConfigError(f"`homogenizers`: {join_faults(faults)}")
+        raise ConfigError(f"`homogenizers`: {join_errors(faults)}")
     return rows
 
 

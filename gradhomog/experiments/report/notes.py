@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from gradhomog.blame import in_one_line
+from gradhomog.error_source import in_one_line
 from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.analysis.rows import Row
 from gradhomog.experiments.analysis.summary import Summary

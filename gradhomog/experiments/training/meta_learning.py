@@ -20,11 +20,11 @@ from gradhomog.experiments.data.target_variance import normalize_scores
 from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.training.saliency import write_saliency_maps
 from gradhomog.experiments.training.trainable import device
-from gradhomog.host.member import Member
 from gradhomog.learners import Learner
 from gradhomog.pipelines import pipeline
 from gradhomog.registry import installed, options
 from gradhomog.reports import Evaluation, StageReport, StepReport
+from gradhomog.stage_execution.member import Member
 
 
 def make_learner(config: Config, run: Run, source: Streams) -> Learner:

@@ -15,10 +15,10 @@ from gradhomog.experiments.config.schema import Config
 from gradhomog.experiments.problems.data import Data, Part, batch_indices, r_squared
 from gradhomog.experiments.results.plan import SINGLE, Run
 from gradhomog.experiments.training.trainable import device
-from gradhomog.host.member import Member
 from gradhomog.pipelines import pipeline
 from gradhomog.reports import Evaluation, StageReport, StepReport
 from gradhomog.scoring import accuracy, default_loss
+from gradhomog.stage_execution.member import Member
 
 
 class MultiTask:

@@ -10,8 +10,8 @@ import torch
 
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.analysis.metrics import Metric
-from gradhomog.host.member import Member
 from gradhomog.reports import Evaluation, StageReport, StepReport
+from gradhomog.stage_execution.member import Member
 
 
 class Trainable(Protocol):

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradhomog.blame import describe_error
+from gradhomog.error_source import describe_error
 from gradhomog.errors import GradhomogError, PluginRunError
 from gradhomog.homogenizer import Homogenizer
-from gradhomog.host.member import Member
 from gradhomog.pipelines import Pipeline, pipeline
 from gradhomog.registry import Registry
 from gradhomog.registry.options import bind, has_paper_scale, option_parameters
 from gradhomog.specs import HomogenizerSpec
+from gradhomog.stage_execution.member import Member
 from gradhomog.task_key import TaskKey
 from gradhomog.tasks import TaskBatch
 from gradhomog.testing import small_network

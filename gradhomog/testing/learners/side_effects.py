@@ -36,7 +36,7 @@ def require_unchanged(learner: Learner, when: str, outer: torch.optim.Optimizer 
 def _state(learner: Learner, outer: torch.optim.Optimizer | None = None) -> dict[str, object]:
     """Parameters, buffers, gradients, modes, hooks, optimizer, global generators and settings, by description."""
     state: dict[str, object] = {}
-    for part, module in {"encoder": learner.encoder, "head": learner.head, "learner": learner.own}.items():
+    for part, module in {"encoder": learner.encoder, "head": learner.head, "learner": learner.extra_modules}.items():
         for name, parameter in module.named_parameters():
             key = f"{part}.{name}"
             state[f"the parameter `{key}`"] = snapshot(parameter)

@@ -92,10 +92,15 @@ def register_hooks(
             return act(_convolution_call(name, module, _input(args, kwargs), output))
         found = latest[0] if latest else None
         if found is None or found.size != _input(args, kwargs).shape[-len(found.size) :]:
+            previous = (
+                f"the output of the previous convolution has the size {list(found.size)}"
+                if found
+                else ("no convolution was called before it")
+            )
             raise OptionError(
                 f"isi: the max-pooling {name!r} in `layers` must pool the output of a convolution; its input has "
-                f"the size {list(_input(args, kwargs).shape[2:])}, the output of the convolution before it "
-                f"{list(found.size) if found else 'nothing'}. Use the name of the convolution instead."
+                f"the size {list(_input(args, kwargs).shape[2:])}, but {previous}. "
+                "Use the name of the convolution instead."
             )
         return act(Call(name, module, found.inputs, found.patches, found.size, output))
 
@@ -118,7 +123,10 @@ def register_hooks(
 
 
 def pool_log_s(log_s: Tensor, layer: Any) -> Tensor:
-    """Return log S, or behind a max-pooling the smallest log S of each window, that of its most informative patch."""
+    """Return log S unchanged for a convolution, and the smallest log S of each window for a max-pooling.
+
+    The smallest log S of a window belongs to its most informative patch.
+    """
     if not isinstance(layer, POOLS):
         return log_s
     pooling = getattr(torch.nn.functional, f"max_pool{log_s.dim() - 1}d")

@@ -51,7 +51,7 @@ def log_kernel_sum(
     Args:
         size: the size of the layer's output.
         bandwidth: h > 0, relative to the root mean square distance.
-        shifts: compare with these neighbours only, each weighted as several.
+        shifts: compare with these neighbours only; their terms are scaled up to estimate the sum over all neighbours.
 
     Cost: a subtraction, a product and a sum per input element and pair of opposite shifts; memory for one block.
     """

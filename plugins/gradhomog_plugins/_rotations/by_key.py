@@ -40,9 +40,9 @@ def angles(rotations: Sequence[Rotation | None]) -> list[float]:
 def updated_state(
     state: Mapping[str, Tensor], keys: Sequence[str], updated: Mapping[str, Rotation], limit: int | None = None
 ) -> dict[str, Tensor]:
-    """Return the state after a batch, with the keys of the batch last, in order.
+    """Return the stored rotations after a batch, ordered from the least to the most recently used key.
 
-    If there are more than `limit` keys, the least recently used are removed, but none of the batch.
+    If there are more than `limit` keys, the least recently used ones are removed; keys of this batch are never removed.
     """
     current = {key: updated[key].tensor if key in updated else state[key] for key in dict.fromkeys(keys)
                if key in updated or key in state}  # fmt: skip

@@ -48,8 +48,8 @@ class Plane(Rotation):
         if length < OPPOSITE:
             return self
         reach = min(lr / 6, angle_between(base, v))
-        base, half = towards(base, v, reach), towards(half, middle / length, lr / 2 - 2 * reach)
-        return type(self)(torch.stack([base, towards(base, half, max_angle / 2)]))
+        base, half = move_towards(base, v, reach), move_towards(half, middle / length, lr / 2 - 2 * reach)
+        return type(self)(torch.stack([base, move_towards(base, half, max_angle / 2)]))
 
 
 def half_turn(x: Tensor, axis: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ def angle_between(one: Tensor, other: Tensor) -> float:
     return 2 * math.atan2(float((one - other).norm()), float((one + other).norm()))
 
 
-def towards(start: Tensor, goal: Tensor, reach: float) -> Tensor:
+def move_towards(start: Tensor, goal: Tensor, reach: float) -> Tensor:
     """Return the unit vector `reach` radians from `start` on the great circle to `goal`, or `goal` if it is nearer.
 
     Opposite vectors have no unique great circle: `start` is returned.

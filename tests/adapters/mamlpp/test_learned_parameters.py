@@ -26,7 +26,7 @@ def test_scales_and_shifts_per_step_replace_those_of_the_layer():
 def test_a_normalization_or_a_rate_that_is_frozen_is_a_constant():
     expected = make_learner().rows(tasks())
     learner = make_learner()
-    learner.own["rates"].requires_grad_(False)
+    learner.extra_modules["rates"].requires_grad_(False)
     found = learner.rows(tasks())
     assert {name for name in expected.jacobian if "rates" not in name} == set(found.jacobian)
     assert all(torch.equal(found.jacobian[name], expected.jacobian[name]) for name in found.jacobian)
@@ -34,7 +34,7 @@ def test_a_normalization_or_a_rate_that_is_frozen_is_a_constant():
     learner.encoder[1].requires_grad_(False)  # every step then uses the layer's scale and shift
     plain = make_learner()
     for part in ("weight", "bias"):
-        whole = dict(plain.own.named_parameters())[f"norm.encoder.1.{part}"]
+        whole = dict(plain.extra_modules.named_parameters())[f"norm.encoder.1.{part}"]
         whole.data.copy_(getattr(plain.encoder[1], part).detach().expand(3, 6))
     assert not any("norm" in name or name.startswith("encoder.1") for name in learner.named_parameters())
     torch.testing.assert_close(learner.rows(tasks()).losses, plain.rows(tasks()).losses, rtol=1e-12, atol=0)
@@ -49,9 +49,9 @@ def test_without_batch_normalization_there_are_no_parameters_per_step():
 
 def test_further_steps_than_in_training_use_the_last_parameters():
     few, many = make_learner(inner_steps=2, test_steps=5), make_learner(inner_steps=5)
-    for name, parameter in many.own.named_parameters():
+    for name, parameter in many.extra_modules.named_parameters():
         if parameter.dim():
-            known = dict(few.own.named_parameters())[name]
+            known = dict(few.extra_modules.named_parameters())[name]
             parameter.data.copy_(known[[0, 1, 1, 1, 1]])
     assert few.evaluate(tasks()) == many.evaluate(tasks())
 

@@ -15,7 +15,7 @@ from tests.adapters.quadratic import Point
 
 
 def step_value(learner, name, k):
-    return dict(learner.own.named_parameters())[name][k]
+    return dict(learner.extra_modules.named_parameters())[name][k]
 
 
 def reference_loss_and_row(learner, task, weights, first_order=False):

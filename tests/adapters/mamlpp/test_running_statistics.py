@@ -23,7 +23,7 @@ def test_running_statistics_average_the_inputs_of_each_step():
     for index, x in enumerate(seen[:4]):
         mean[index % 2] = 0.9 * mean[index % 2] + 0.1 * x.mean(0)
         var[index % 2] = 0.9 * var[index % 2] + 0.1 * x.var(0)
-    found = dict(learner.own["statistics"].named_buffers())
+    found = dict(learner.extra_modules["statistics"].named_buffers())
     torch.testing.assert_close(found["encoder.1.running_mean"], mean)
     torch.testing.assert_close(found["encoder.1.running_var"], var)
     assert found["encoder.1.num_batches_tracked"].tolist() == [2, 2]
@@ -53,7 +53,7 @@ def test_statistics_of_failed_and_dropped_tasks_are_not_recorded():
     assert str(learner.state_dict()) == str(before)
     learner = MAMLPP(*networks(True), pipeline("none", nonfinite="drop"), norm="running")
     learner.step(broken, torch.optim.SGD(learner.parameters(), lr=0.1))
-    found = dict(learner.own["statistics"].named_buffers())
+    found = dict(learner.extra_modules["statistics"].named_buffers())
     assert bool(torch.isfinite(found["encoder.1.running_mean"]).all())
     assert found["encoder.1.num_batches_tracked"].tolist() == [2] * 6
 

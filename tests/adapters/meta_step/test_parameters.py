@@ -61,7 +61,7 @@ class Tied(nn.Module):
 
 def test_an_inner_loop_that_splits_a_tied_parameter_raises_with_its_names():
     net = Tied()
-    with pytest.raises(OptionError, match=r"one\.weight and two\.weight are one parameter, but TorchOpt"):
+    with pytest.raises(OptionError, match=r"`one\.weight` and `two\.weight` are the same \(tied\) parameter"):
         loop(net, gradhomog.pipeline("none"), tasks(), INNER["sgd"][1])
     assert net.one.weight is net.two.weight
 

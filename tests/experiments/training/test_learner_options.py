@@ -43,7 +43,7 @@ def test_a_relation_network_receives_feature_maps_unless_vectors_are_requested()
 def test_a_baseline_receives_the_number_of_training_classes(name):
     learner, source = build(name)
     expected = sum(len(domain.classes("train")) for domain in source.train.domains)
-    sizes = {len(p) for p in learner.own["classifier"].parameters()}
+    sizes = {len(p) for p in learner.extra_modules["classifier"].parameters()}
     assert sizes == {expected}
     for index in range(3):
         assert learner.rows(source.train.batch(index)).losses.isfinite().all()

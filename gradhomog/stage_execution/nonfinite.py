@@ -9,17 +9,17 @@ from typing import Literal
 import torch
 
 from gradhomog.errors import GradhomogError, NonfiniteError, PluginRunError
-from gradhomog.host.member import Member
-from gradhomog.host.step_inputs import StepInputs
 from gradhomog.jacobian import Jacobian, MixedJacobian, all_finite
+from gradhomog.stage_execution.member import Member
+from gradhomog.stage_execution.step_inputs import StepInputs
 from gradhomog.step import StageResult, Step
 
 Nonfinite = Literal["raise", "drop"]
 
 
 @dataclass(frozen=True, eq=False)
-class Action:
-    """One `mix` or `rows` stage of a step: the member, its input, its result, and the rows after it."""
+class StageOutcome:
+    """The outcome of one `mix` or `rows` stage: the member, its input, its result, and the rows after it."""
 
     member: Member
     step: Step
@@ -66,28 +66,32 @@ def _require_finite_transforms(inputs: StepInputs, transforming: Sequence[Member
 
 
 def require_finite_rows(
-    inputs: StepInputs, rows: Jacobian, actions: Sequence[Action], transforming: Sequence[Member]
+    inputs: StepInputs, rows: Jacobian, outcomes: Sequence[StageOutcome], transforming: Sequence[Member]
 ) -> None:
     """Raise unless the rows that a `rows` stage receives are finite. Cost: one read of the rows."""
     if not all(rows.finite_tasks()):
-        raise find_cause(inputs, actions, transforming)
+        raise find_cause(inputs, outcomes, transforming)
 
 
-def find_cause(inputs: StepInputs, actions: Sequence[Action], transforming: Sequence[Member]) -> GradhomogError:
+def find_cause(inputs: StepInputs, outcomes: Sequence[StageOutcome], transforming: Sequence[Member]) -> GradhomogError:
     """Return the error for a direction that is not finite: its cause is a task, a member or an overflow."""
     if inputs.losses is None or all_finite([inputs.losses]):
-        for rows, member in ((action.rows, action.member) for action in actions):
+        for rows, member in ((outcome.rows, outcome.member) for outcome in outcomes):
             if isinstance(rows, MixedJacobian) and member.needs <= {"losses"} and not all_finite([rows.mixing]):
                 return member.not_finite("mix", _values(rows))  # from finite losses alone
     require_finite_inputs(inputs, transforming)
     before = inputs.jacobian
-    for member, after in ((action.member, action.rows) for action in actions):
+    for member, after in ((outcome.member, outcome.rows) for outcome in outcomes):
         mixes = isinstance(after, MixedJacobian)
         if all_finite([after.mixing]) if isinstance(after, MixedJacobian) else all(after.finite_tasks()):
             before = after
             continue
         return find_overflow(member, before) or member.not_finite("mix" if mixes else "rows", _values(after))
-    mixing = [(float(a.rows.mixing.abs().max()), a.member) for a in actions if isinstance(a.rows, MixedJacobian)]
+    mixing = [
+        (float(outcome.rows.mixing.abs().max()), outcome.member)
+        for outcome in outcomes
+        if isinstance(outcome.rows, MixedJacobian)
+    ]
     if not mixing:
         return NonfiniteError("the mean of the rows overflows, although every row is finite. Nothing was changed.")
     largest, member = max(mixing, key=lambda pair: pair[0])

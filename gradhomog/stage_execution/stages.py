@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog.errors import GradhomogError, OptionError
-from gradhomog.homogenization import Homogenization, Stage
-from gradhomog.host.input_guard import InputGuard
-from gradhomog.host.member import Member
-from gradhomog.host.nonfinite import Action, find_overflow, require_finite_inputs, require_finite_rows
-from gradhomog.host.step_inputs import StepInputs
-from gradhomog.host.validate import numbers_finite
+from gradhomog.homogenization import Homogenization, StageGramian
 from gradhomog.jacobian import Direction, Jacobian, MixedJacobian
+from gradhomog.stage_execution.input_guard import InputGuard
+from gradhomog.stage_execution.member import Member
+from gradhomog.stage_execution.nonfinite import StageOutcome, find_overflow, require_finite_inputs, require_finite_rows
+from gradhomog.stage_execution.step_inputs import StepInputs
+from gradhomog.stage_execution.validate import numbers_finite
 from gradhomog.step import Step
 
 
@@ -48,14 +48,14 @@ class Stages:
     def _overriding(self, stage: str) -> tuple[Member, ...]:
         return tuple(member for member in self.members if member.homogenizer.overrides(stage))
 
-    def run(self, inputs: StepInputs, number: int, debug: bool) -> tuple[Jacobian, list[Action]]:
+    def run(self, inputs: StepInputs, number: int, debug: bool) -> tuple[Jacobian, list[StageOutcome]]:
         """Return the rows after all `mix` and `rows` stages, and a record of each of these stages."""
-        rows, actions = inputs.jacobian, list[Action]()
+        rows, outcomes = inputs.jacobian, list[StageOutcome]()
         for member in self.acting:
             step = self._step(member, inputs, rows, number)
             guard = InputGuard(inputs, rows) if debug else None
             if member.stage == "rows":  # the result may be finite although a row is not, for example a median
-                require_finite_rows(inputs, rows, actions, self.transforming)
+                require_finite_rows(inputs, rows, outcomes, self.transforming)
             try:
                 if member.stage == "mix":
                     result = member.mix(step)
@@ -68,8 +68,9 @@ class Stages:
                 raise (find_overflow(member, rows) or error) from error.__cause__
             if guard is not None:
                 guard.check(member)
-            actions.append(Action(member, step if result.aux is None else step.with_aux(result.aux), result, rows))
-        return rows, actions
+            step = step if result.aux is None else step.with_aux(result.aux)
+            outcomes.append(StageOutcome(member, step, result, rows))
+        return rows, outcomes
 
     def _step(self, member: Member, inputs: StepInputs, rows: Jacobian, number: int) -> Step:
         """Return a member's view of the step: features are those of its `transform`, or the encoder's output."""
@@ -85,14 +86,14 @@ class Stages:
         )  # fmt: skip
 
     def new_states(
-        self, inputs: StepInputs, actions: Sequence[Action], number: int, create_graph: bool, debug: bool
+        self, inputs: StepInputs, outcomes: Sequence[StageOutcome], number: int, create_graph: bool, debug: bool
     ) -> tuple[dict[str, Mapping[str, float | Sequence[float]]], list[tuple[Member, Mapping[str, Any]]]]:
         """Return measurements by name (the second of one name is `name#2`) and new states, without assigning them."""
         if not (self.updating or self.measuring):
             return {}, []
         measured: dict[str, Mapping[str, float | Sequence[float]]] = {}
         states = []
-        steps = {action.member: action.step for action in actions}
+        steps = {outcome.member: outcome.step for outcome in outcomes}
         with torch.no_grad():
             for member in self.members:
                 updates, measures = member in self.updating, member in self.measuring
@@ -131,7 +132,7 @@ def attached(members: Sequence[Member], encoder: nn.Module) -> Iterator[None]:
 
 
 def report(
-    inputs: StepInputs, direction: Direction, rows: Jacobian, actions: Sequence[Action],
+    inputs: StepInputs, direction: Direction, rows: Jacobian, outcomes: Sequence[StageOutcome],
     measured: Mapping[str, Mapping[str, float | Sequence[float]]], inspect: bool,
 ) -> Homogenization:  # fmt: skip
     """Return the result of a step."""
@@ -140,11 +141,11 @@ def report(
         weights = torch.ones(rows.tasks, dtype=torch.float64)
     elif isinstance(rows, MixedJacobian) and rows.source is inputs.jacobian:
         weights = rows.weights().detach()
-    unconverged = tuple([str(action.member) for action in actions if not action.result.converged]) if actions else ()
+    unconverged = tuple([str(one.member) for one in outcomes if not one.result.converged]) if outcomes else ()
     known = inspect or "total_gramian" in inputs.jacobian.__dict__
     kept = tuple(map(operator.attrgetter("slot"), inputs.keys))
     gramian = inputs.jacobian.total_gramian.detach().clone() if known else None  # a copy: the cache is shared
-    stages = [Stage(a.member.selector, a.rows.gramian().detach()) for a in actions] if inspect else ()
+    stages = [StageGramian(one.member.selector, one.rows.gramian().detach()) for one in outcomes] if inspect else ()
     return Homogenization(direction, kept, weights, gramian, stages, measured, unconverged)
 
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from gradhomog.errors import PluginRunError
-from gradhomog.host.member import Member
-from gradhomog.host.step_inputs import StepInputs
 from gradhomog.jacobian import Jacobian
+from gradhomog.stage_execution.member import Member
+from gradhomog.stage_execution.step_inputs import StepInputs
 
 
 class InputGuard:

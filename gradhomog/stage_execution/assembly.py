@@ -8,9 +8,9 @@ from typing import Any
 from gradhomog import expression
 from gradhomog.errors import OptionError, PluginRunError
 from gradhomog.homogenizer import Homogenizer
-from gradhomog.host.member import Member
 from gradhomog.registry import Registry
 from gradhomog.specs import HomogenizerSpec
+from gradhomog.stage_execution.member import Member
 
 Entry = str | tuple[str, Mapping[str, Any]] | Homogenizer
 """One entry of a pipeline: a name (or a text with several), a name with options, or an object."""

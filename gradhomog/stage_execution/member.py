@@ -11,14 +11,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from gradhomog.blame import describe_error, raised_in_package
+from gradhomog.error_source import describe_error, raised_in_package
 from gradhomog.errors import GradhomogError, PluginRunError
 from gradhomog.homogenizer import Homogenizer, Part, Removable
-from gradhomog.host import validate
-from gradhomog.host.attachment import Hooks
 from gradhomog.registry import PluginInfo
 from gradhomog.registry.options import check_attributes
 from gradhomog.specs import STATISTICS, HomogenizerSpec
+from gradhomog.stage_execution import validate
+from gradhomog.stage_execution.attachment import Hooks
 from gradhomog.step import StageResult, Step
 from gradhomog.task_key import TaskKey
 
@@ -28,8 +28,8 @@ class Member:
     """A homogenizer with the plugin that provides it. Errors in its stages name plugin, distribution and version.
 
     Attributes:
-        info, spec: of the plugin; None for an object that was passed directly. Such an object may read every statistic
-            and claims no trait.
+        info, spec: `PluginInfo` and spec of the plugin; None for an object that was passed directly. Such an object may
+            read every statistic and claims no trait.
         scale: `"paper"` multiplies the result of its stage by `paper_scale`.
         stage: `"mix"` or `"rows"`, the one that it overrides; None if it overrides neither.
         seconds: wall-clock time of its stages, without hooks in the encoder and without derivatives of `transform`.

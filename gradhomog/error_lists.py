@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-def join_faults(messages: Iterable[object]) -> str:
+def join_errors(messages: Iterable[object]) -> str:
     """Return a single message unchanged; several messages become a list without duplicates, headed by their number.
 
-    >>> print(join_faults(["`seeds` must be an integer.", "unknown key `colour`."]))
+    >>> print(join_errors(["`seeds` must be an integer.", "unknown key `colour`."]))
     2 errors:
       - `seeds` must be an integer.
       - unknown key `colour`.

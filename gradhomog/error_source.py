@@ -1,4 +1,4 @@
-"""Attribution of an exception to the plugin or function that raised it, and its description in one message."""
+"""Find the plugin or function that raised an exception, and describe the exception in one message."""
 
 from __future__ import annotations
 

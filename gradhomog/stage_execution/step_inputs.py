@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from gradhomog.errors import DataError, NotDifferentiableError, OptionError
-from gradhomog.host.member import Member
 from gradhomog.jacobian import Jacobian, as_jacobian
+from gradhomog.stage_execution.member import Member
 from gradhomog.task_key import TaskKey, check_domains, task_keys
 
 Rows = Tensor | Mapping[str, Tensor] | Jacobian
@@ -87,18 +87,19 @@ def make_step_inputs(
             )
         if member.spec is not None and tasks > (member.spec.max_tasks or tasks):
             raise OptionError(
-                f"{member} supports at most {member.spec.max_tasks} tasks, a limit of its memory and time; got {tasks}."
+                f"{member} supports at most {member.spec.max_tasks} tasks, because more would need too much memory or "
+                f"time; got {tasks}."
             )
     for name, tensors in (("features", features), ("feature_grads", feature_grads)):
         for tensor in tensors:
             if tensor.dim() < 2 or len(tensor) != tasks:
                 raise DataError(
-                    f"`{name}` must have the {tasks} tasks of the rows in its first dimension; "
-                    f"got {tuple(tensor.shape)}."
+                    f"the first dimension of `{name}` must be {tasks}, the number of rows; got shape "
+                    f"{tuple(tensor.shape)}."
                 )
     if targets is not None and (targets.dim() == 0 or len(targets) != tasks):
         raise DataError(
-            f"`targets` must have the {tasks} tasks of the rows in its first dimension; got {tuple(targets.shape)}."
+            f"the first dimension of `targets` must be {tasks}, the number of rows; got shape {tuple(targets.shape)}."
         )
     keys = task_keys(tasks, check_domains(domains, tasks) if domains else ())
     if slots is not None:
@@ -128,15 +129,15 @@ def _check_losses(losses: Tensor | Sequence[float], tasks: int) -> Tensor:
     return losses.to(torch.float64)
 
 
-def features_at_taps(name: str, values: Tensor | Sequence[Tensor], transforms: int) -> Sequence[Tensor]:
+def features_at_stages(name: str, values: Tensor | Sequence[Tensor], transforms: int) -> Sequence[Tensor]:
     """Return the tensors before and after each `transform` stage; one tensor suffices for at most one such stage."""
-    taps = transforms + 1
-    if isinstance(values, Tensor) and taps <= 2:  # the input of the one transform, or the gradients w.r.t. its output
-        return (values,) * taps
-    if isinstance(values, Tensor) or (values and len(values) != taps):
+    count = transforms + 1
+    if isinstance(values, Tensor) and count <= 2:  # the input of the one transform, or the gradients w.r.t. its output
+        return (values,) * count
+    if isinstance(values, Tensor) or (values and len(values) != count):
         found = "a tensor" if isinstance(values, Tensor) else f"{len(values)} tensors"
         raise OptionError(
-            f"`{name}` must be a sequence of {taps} tensors, one before and one after each of the {taps - 1} "
+            f"`{name}` must be a sequence of {count} tensors, one before and one after each of the {count - 1} "
             f"homogenizers that transform features; got {found}. Pass the tensors that transform() returned, and the "
             "gradients of the losses w.r.t. each."
         )
