@@ -38,8 +38,8 @@ html_show_sourcelink = False
 myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence", "deflist", "attrs_inline", "attrs_block"]
 myst_heading_anchors = 4
 myst_html_meta = {
-    "description lang=en": "Gradient homogenization for PyTorch: plugins that make the gradients of several tasks agree, "
-    "for multi-task learning and meta-learning on TorchOpt."
+    "description lang=en": "Gradient homogenization for PyTorch: plugins that make the gradients of several tasks "
+    "agree, for multi-task learning and meta-learning on TorchOpt."
 }
 nb_execution_mode = "cache"
 nb_execution_raise_on_error = True

@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from gradhomog.experiments.config.schema import Config
 
 
-def add_run_command(commands: Any, name: str, summary: str, description: str | None, run: Run) -> None:
-    """Add a command that takes a run file, overrides and an output folder."""
+def add_run_command(
+    commands: Any, name: str, summary: str, description: str | None, run: Run, *, several_runs: bool
+) -> None:
+    """Add a command that takes a run file, overrides and an output folder; `--jobs` only if it has several runs."""
     command = commands.add_parser(
         name, help=summary, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -32,17 +34,21 @@ def add_run_command(commands: Any, name: str, summary: str, description: str | N
         "--out", type=_parse_folder, metavar="DIR", help="output folder (default: a new folder under runs/)"
     )
     command.add_argument(
-        "--quick", action="store_true", help="one tenth of the training and one seed: checks that the run file works"
-    )
+        "--quick", action="store_true",
+        help="use one seed and one tenth of the training steps and test tasks, to check that the run file works",
+    )  # fmt: skip
     command.add_argument(
-        "--resume", action="store_true", help="continue an interrupted comparison of the same configuration"
-    )
-    command.add_argument(
-        "--jobs", type=_parse_jobs, default=0, metavar="N", help="number of simultaneous runs (default: one per core)"
-    )
+        "--resume", action="store_true",
+        help=f"continue an interrupted {'comparison' if several_runs else 'run'} of the same configuration",
+    )  # fmt: skip
+    command.set_defaults(jobs=0)
+    if several_runs:
+        command.add_argument(
+            "--jobs", type=_parse_jobs, metavar="N", help="number of simultaneous runs (default: one per core)"
+        )
     command.add_argument(
         "--executor", default="local", metavar="NAME(options)",
-        help="where runs are computed: local (default), dask, ray or slurm, for example "
+        help="executor of the runs: local (default), dask, ray or slurm, for example "
         "'slurm(slurm_partition=\"cpu\", timeout_min=60)'",
     )  # fmt: skip
     add_json(command)
@@ -67,12 +73,12 @@ def execute(args: argparse.Namespace, config: Config, stem: str) -> int:
 
     from gradhomog.cli._progress import Progress
     from gradhomog.experiments.analysis.summary import to_json
-    from gradhomog.experiments.config.quick import quick
+    from gradhomog.experiments.config.quick import shorten
     from gradhomog.experiments.execution.comparison import compare
     from gradhomog.experiments.report.tables import render_table
 
     if args.quick:
-        config, stem = quick(config), f"{stem}-quick"
+        config, stem = shorten(config), f"{stem}-quick"
     with Progress() as progress:
         try:
             outcome = compare(config, args.out, args.resume, progress, stem, jobs=args.jobs, executor=args.executor)
@@ -89,6 +95,9 @@ def execute(args: argparse.Namespace, config: Config, stem: str) -> int:
     else:
         print(render_table(outcome.summary))
         if args.quick:
-            print("\n--quick: one tenth of the training and one seed. Do not compare methods by these numbers.")
+            print(
+                "\n--quick: one seed and one tenth of the training steps and test tasks. Do not compare methods by "
+                "these numbers."
+            )
         print(f"\n{outcome.folder / 'report.html'}  the report; figures/, summary.csv and runs/ are in the same folder")
     return 1 if outcome.failures else 0

@@ -1,4 +1,7 @@
-"""`gradhomog check NAME`: run the conformance kit: the checks of all plugins of a kind, and those of claimed traits."""
+"""`gradhomog check NAME`: run the conformance kit on one or more plugins.
+
+The kit has the checks that every plugin of a kind must pass, and the checks of the traits that the plugin claims.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ CHECKABLE_KINDS: tuple[Kind, ...] = ("homogenizers", "learners", "domains")
 def add(commands: Any) -> None:
     command = commands.add_parser(
         "check",
-        help="run the conformance kit on plugins",
+        help="check that plugins have the required and claimed properties",
         description=__doc__,
         epilog="Exit codes: 0 no required check failed; 1 a required check failed; 2 invalid input.",
     )

@@ -16,7 +16,7 @@ from gradhomog.cli._run_options import add_run_command, execute
 
 
 def add(commands: Any) -> None:
-    add_run_command(commands, "compare", "compare homogenizers with the plain learner", __doc__, run)
+    add_run_command(commands, "compare", "compare homogenizers with the plain learner", __doc__, run, several_runs=True)
 
 
 def run(args: argparse.Namespace) -> int:

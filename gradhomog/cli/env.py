@@ -1,4 +1,4 @@
-"""`gradhomog env`: print versions, machine and installed plugins, for example for an issue."""
+"""`gradhomog env`: print versions, machine and installed plugins, for a bug report."""
 
 from __future__ import annotations
 

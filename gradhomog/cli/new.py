@@ -1,7 +1,7 @@
 """`gradhomog new NAME`: write a complete plugin project, which can be installed and has passing tests.
 
-NAME may be sign-vote, sign_vote or gradhomog-sign-vote. In each case the folder and the distribution are named
-gradhomog-sign-vote, the module gradhomog_sign_vote, and the plugin sign_vote.
+For example, NAME can be written as sign-vote, sign_vote or gradhomog-sign-vote. In each case the folder and the
+distribution are named gradhomog-sign-vote, the module gradhomog_sign_vote, and the plugin sign_vote.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def add(commands: Any) -> None:
     )  # fmt: skip
     command.add_argument("name", metavar="NAME", help="name of the plugin")
     command.add_argument(
-        "--kind", choices=("homogenizer", "learner", "domain"), default="homogenizer",
-        help="kind of the plugin (default: homogenizer)",
+        "--kind", choices=("homogenizers", "learners", "domains"), default="homogenizers",
+        help="kind of the plugin (default: homogenizers)",
     )  # fmt: skip
     command.add_argument(
         "--into", type=Path, default=Path(), metavar="DIR",

@@ -1,8 +1,8 @@
 """`gradhomog profile`: measure the time and memory that each homogenizer adds to a training step on this machine.
 
-The run file is that of `compare`. There is one learner per homogenizer (of `a | b` only `a`) and two plain learners.
-All start from the same network and take steps in turn on the same batches. Ratios to plain are computed within each
-round.
+The run file has the same format as for `compare`. The command creates one learner for each pipeline (for candidates
+`a | b`, only for `a`) and two learners without homogenizers. All learners start from the same network and take steps
+alternately on the same batches. The ratio to the plain learner is computed for each round.
 
 Close other programs first: a constant load cancels in the ratios, a varying load does not.
 """

@@ -1,7 +1,7 @@
 """`gradhomog train`: train one learner with one pipeline and one seed, and save the best network as `best.pt`.
 
-The run file is that of `compare`, with exactly one learner, one pipeline and one seed in `learner`, `homogenizers` and
-`seeds` (default: MAML without homogenizers, seed 0).
+Use a run file as for `compare`, in which `learner`, `homogenizers` and `seeds` have exactly one entry each (default:
+MAML without homogenizers, seed 0).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gradhomog.cli._run_options import add_run_command, execute
 
 
 def add(commands: Any) -> None:
-    add_run_command(commands, "train", "train one learner with one pipeline", __doc__, run)
+    add_run_command(commands, "train", "train one learner with one pipeline", __doc__, run, several_runs=False)
 
 
 def run(args: argparse.Namespace) -> int:

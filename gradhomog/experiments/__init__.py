@@ -9,17 +9,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gradhomog.experiments.execution.comparison import Comparison, compare
+    from gradhomog.experiments.execution.comparison import ComparisonResult, compare
     from gradhomog.experiments.results.tables import Results, load
 
 _EXPORTS = {
-    "Comparison": "execution.comparison",
+    "ComparisonResult": "execution.comparison",
     "compare": "execution.comparison",
     "Results": "results.tables",
     "load": "results.tables",
 }
 
-__all__ = ["Comparison", "Results", "compare", "load"]
+__all__ = ["ComparisonResult", "Results", "compare", "load"]
 
 
 def __getattr__(name: str) -> Any:

@@ -45,7 +45,7 @@ class Names:
         """Return the name of the class: `SignVote`, or `SignVoteHomogenizer` if the source already uses that name."""
         taken = keyword.iskeyword(self.stem) or hasattr(builtins, self.stem)
         if taken or re.search(rf"\b{self.stem}\b", source):
-            return self.stem + kind.capitalize()
+            return self.stem + kind.removesuffix("s").capitalize()
         return self.stem
 
 

@@ -16,13 +16,13 @@ import gradhomog
 from gradhomog.errors import OptionError
 from gradhomog.scaffold.naming import Names
 
-PluginKind = Literal["homogenizer", "learner", "domain"]
+PluginKind = Literal["homogenizers", "learners", "domains"]
 Licence = Literal["MIT", "Apache-2.0", "BSD-3-Clause", "none"]
 
 DESCRIPTIONS: dict[PluginKind, str] = {
-    "homogenizer": "Gradient homogenization by rescaling rows towards their mean norm",
-    "learner": "A meta-learner that adapts its head by ridge regression",
-    "domain": "Few-shot classification of gratings drawn from formulas",
+    "homogenizers": "Gradient homogenization by rescaling rows towards their mean norm",
+    "learners": "A meta-learner that adapts its head by ridge regression",
+    "domains": "Few-shot classification of gratings drawn from formulas",
 }
 
 
@@ -41,7 +41,9 @@ class Project:
     texts: Mapping[str, str]
 
 
-def project(names: Names, kind: PluginKind = "homogenizer", licence: str = "MIT", author: str | None = None) -> Project:
+def project(
+    names: Names, kind: PluginKind = "homogenizers", licence: str = "MIT", author: str | None = None
+) -> Project:
     """Return the project of a plugin, without writing it.
 
     The templates form the project of a plugin with the name `plugin_name`.
@@ -76,7 +78,7 @@ def project(names: Names, kind: PluginKind = "homogenizer", licence: str = "MIT"
         "plugin_name": names.plugin,
         "plugin-name": names.plugin.replace("_", "-"),
         "PluginName": names.class_name(kind, code),
-        "<group>": f"{kind}s",
+        "<group>": kind,
         "<description>": DESCRIPTIONS[kind],
         "<gradhomog_range>": dependency_range(gradhomog.__version__),
         "<licence_fields>": _licence_fields(licence),

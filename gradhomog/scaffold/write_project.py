@@ -13,9 +13,9 @@ from gradhomog.scaffold.naming import Names
 from gradhomog.scaffold.project import PluginKind, Project
 
 EXAMPLES: dict[PluginKind, tuple[str, ...]] = {
-    "homogenizer": ('homogenizers=["none", "{0}"]',),
-    "learner": ('learner=["maml", "{0}"]', 'homogenizers=["none", "pcgrad"]'),
-    "domain": ('domains.train=["{0}:stripes", "{0}:checks"]', 'domains.test=["{0}:waves"]'),
+    "homogenizers": ('homogenizers=["none", "{0}"]',),
+    "learners": ('learner=["maml", "{0}"]', 'homogenizers=["none", "pcgrad"]'),
+    "domains": ('domains.train=["{0}:stripes", "{0}:checks"]', 'domains.test=["{0}:waves"]'),
 }
 """Arguments of `gradhomog compare --set` that run the generated plugin of each kind."""
 
@@ -64,7 +64,7 @@ def next_commands(project: Project, folder: Path) -> list[str]:
     name = project.names.plugin
     # Without `./`, pip would interpret the folder as the name of a package to download.
     where = str(folder) if folder.is_absolute() else f"./{folder}"
-    checked = f"{name}:stripes" if project.kind == "domain" else name
+    checked = f"{name}:stripes" if project.kind == "domains" else name
     settings = [part for text in EXAMPLES[project.kind] for part in ("--set", text.format(name))]
     return [
         shlex.join(["python", "-m", "pip", "install", "-e", f"{where}[test]"]),

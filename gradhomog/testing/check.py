@@ -18,7 +18,7 @@ Outcome = Literal["passed", "failed", "held", "not held", "expected", "not appli
 """The result of a check.
 
 `"passed"`, `"failed"`: a check required of every plugin or of a claimed trait. `"held"`, `"not held"`: a check of a
-trait that is not claimed; neither is a fault. `"expected"`: a failure listed in `expected_failures`. `"reported"`: a
+trait that is not claimed; neither is a failure. `"expected"`: a failure listed in `expected_failures`. `"reported"`: a
 measurement.
 """
 
@@ -84,7 +84,7 @@ class CheckResult:
     Attributes:
         check: name of the check.
         outcome: see `Outcome`.
-        message: the fault, the measurement, or the reason why the check is not applicable.
+        message: the failure, the measurement, or the reason why the check is not applicable.
         example: the failing input by name, tensors as nested lists.
         seconds: duration of the check.
     """
@@ -96,7 +96,7 @@ class CheckResult:
     seconds: float = 0.0
 
     def record(self) -> dict[str, Any]:
-        """JSON values. NaN and infinity in an example become None, because JSON has neither."""
+        """Return the fields as a dict for JSON; NaN and infinity in the example become None: JSON has neither."""
         return {
             "check": self.check, "outcome": self.outcome, "message": self.message,
             "example": _replace_nonfinite(dict(self.example)), "seconds": round(self.seconds, 3),

@@ -31,10 +31,10 @@ def require_close(found: Any, expected: Tensor, what: str, *, rtol: float, atol:
 
 
 def require_equal(found: Tensor, expected: Tensor, what: str, **example: Any) -> None:
-    """Raise unless two tensors are equal, bit for bit."""
+    """Raise unless two tensors are exactly equal."""
     if not torch.equal(found, expected):
         off = _largest_difference(found, expected) if found.shape == expected.shape else float("nan")
-        raise CheckFailure(f"{what}: not equal, bit for bit (off by {off:.3g})", **example)
+        raise CheckFailure(f"{what}: not exactly equal (off by {off:.3g})", **example)
 
 
 def _largest_difference(found: Tensor, expected: Tensor) -> float:

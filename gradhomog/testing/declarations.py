@@ -91,16 +91,16 @@ def imports_cleanly(subject: PluginSubject[Any]) -> None:
     """
     if subject.info is None:
         raise NotApplicable("a spec without a distribution cannot be listed or imported")
-    if fault := _import_fault(subject.info):
-        raise CheckFailure(fault)
+    if failure := _import_failure(subject.info):
+        raise CheckFailure(failure)
 
 
 _probe_results: dict[tuple[object, ...], tuple[int, dict[str, str]]] = {}
-"""Time of the probe and faults by plugin. One fresh interpreter, which needs seconds to import torch, probes all
+"""Time of the probe and failures by plugin. One fresh interpreter, which needs seconds to import torch, probes all
 plugins of a distribution."""
 
 
-def _import_fault(info: PluginInfo) -> str:
+def _import_failure(info: PluginInfo) -> str:
     file = getattr(sys.modules.get(info.module.partition(":")[0]), "__file__", None)
     released = os.stat(file).st_mtime_ns if file and os.path.exists(file) else 0
     key = info.kind, info.distribution, info.version, tuple(sys.path)
@@ -115,7 +115,7 @@ def _run_probe(info: PluginInfo) -> dict[str, str]:
     command = [sys.executable, "-W", "error::ImportWarning", "-c", PROBE, json.dumps(arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     try:
-        return {selector: fault[:500] for selector, fault in json.loads(done.stdout).items()}
+        return {selector: failure[:500] for selector, failure in json.loads(done.stdout).items()}
     except ValueError:  # the interpreter exited before it printed the results
         return {
             info.selector: (

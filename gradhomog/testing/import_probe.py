@@ -63,7 +63,7 @@ def state():
         "numpy's generator": str(numpy.random.get_state()), "Python's generator": random.getstate(),
     }
 
-def import_fault(selector, module):
+def import_failure(selector, module):
     if found := {"torch", module} & early:
         return f"listing the plugins imports {', '.join(sorted(found))}"
     for name in [name for name in sys.modules if name not in base and name.partition(".")[0] in own]:
@@ -81,5 +81,5 @@ def import_fault(selector, module):
 
 own = {module.partition(".")[0] for module in modules.values()} - {"gradhomog"}
 base = set(sys.modules)
-json.dump({selector: import_fault(selector, module) for selector, module in modules.items()}, sys.stdout)
+json.dump({selector: import_failure(selector, module) for selector, module in modules.items()}, sys.stdout)
 '''

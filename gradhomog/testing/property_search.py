@@ -1,4 +1,4 @@
-"""Search for the simplest input that violates a property, by hypothesis, from within a check."""
+"""Search for the simplest input that violates a property, with the library Hypothesis; called by checks."""
 
 from __future__ import annotations
 

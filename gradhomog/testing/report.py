@@ -46,7 +46,7 @@ class CheckReport:
         raise KeyError(check)
 
     def record(self) -> dict[str, Any]:
-        """JSON values."""
+        """Return the report as a dict for JSON."""
         return {
             "subject": self.subject,
             "passed": self.passed,

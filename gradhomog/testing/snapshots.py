@@ -50,7 +50,7 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
 
 
 def snapshot(value: Any, _seen: tuple[int, ...] = ()) -> object:
-    """Return nested tuples that compare by `==`, tensors bit for bit. Later writes to the value do not change them."""
+    """Return nested tuples for exact comparison by `==`. Later writes to the value do not change them."""
     if isinstance(value, Tensor):
         return _bits(value)
     if isinstance(value, torch.Generator):

@@ -46,7 +46,7 @@ def _require_continued(subject: Trainable, duplicate: Callable[[Any], Any], how:
 
 @check("homogenizers", "learners")
 def same_seed_same_results(subject: Trainable) -> None:
-    """Two instances with the same options give equal results, bit for bit, for any state of the global generators."""
+    """Two instances with the same options give exactly equal results for any state of the global generators."""
     found = []
     for seed in (1, 2):
         with seeded_global_generators(seed):
@@ -56,7 +56,7 @@ def same_seed_same_results(subject: Trainable) -> None:
 
 @check("homogenizers", "learners")
 def resumes_from_state_dict(subject: Trainable) -> None:
-    """A fresh instance continues bit for bit from a `state_dict` that was saved and read with `weights_only=True`.
+    """A fresh instance continues exactly from a `state_dict` that was saved and read with `weights_only=True`.
 
     `torch.save` and `torch.load` are used. A learner's fresh network is initialized from another seed, and the
     optimizer's state is saved with it.
@@ -80,13 +80,13 @@ def resumes_from_state_dict(subject: Trainable) -> None:
 
 @check("homogenizers", "learners")
 def resumes_from_pickle(subject: Trainable) -> None:
-    """An instance that is pickled during training, as for a worker process, continues bit for bit."""
+    """An instance that is pickled during training, as for a worker process, continues exactly."""
     _require_continued(subject, lambda run: pickle.loads(pickle.dumps(run)), "pickled")
 
 
 @check("homogenizers", "learners")
 def resumes_from_copy(subject: Trainable) -> None:
-    """A `copy.deepcopy` taken during training continues bit for bit and shares no state with the original."""
+    """A `copy.deepcopy` taken during training continues exactly and shares no state with the original."""
     _require_continued(subject, copy.deepcopy, "copied")
     original, alone = subject.begin(), subject.begin()
     for run in (original, alone):

@@ -10,7 +10,7 @@ from typing import Any
 
 from gradhomog.experiments.profiling import memory
 from gradhomog.experiments.profiling.quantiles import Quantiles
-from gradhomog.experiments.profiling.table import Row, Table
+from gradhomog.experiments.profiling.table import Table, TimingRow
 from gradhomog.experiments.profiling.timing import Progress, Timings, Workload, interleave
 from tests.benchmarks.comparison import Column, Comparison, cosines, differences, ratios
 
@@ -66,10 +66,10 @@ class Case:
         table = Table(title, self.references[0], self.rows(timings, peaks), self.notes, timings.failures)
         return Comparison(table, self.columns(timings, cosine_values))
 
-    def rows(self, timings: Timings, peaks: Mapping[str, int]) -> tuple[Row, ...]:
+    def rows(self, timings: Timings, peaks: Mapping[str, int]) -> tuple[TimingRow, ...]:
         """One row per workload that did not fail, with its ratio to the first reference."""
         return tuple(
-            Row(label, Quantiles.of([*timings.measured_seconds(label).values()]), ratio, peaks.get(label))
+            TimingRow(label, Quantiles.of([*timings.measured_seconds(label).values()]), ratio, peaks.get(label))
             for label, ratio in self._ratios(timings, self.references[0]).items()
         )
 

@@ -26,7 +26,7 @@ def test_files_and_next_commands_are_printed(spelling, tmp_path, monkeypatch, ca
     assert compare == """gradhomog compare --set 'homogenizers=["none", "sign_vote"]'"""
 
 
-@pytest.mark.parametrize("kind", ["homogenizer", "learner", "domain"])
+@pytest.mark.parametrize("kind", ["homogenizers", "learners", "domains"])
 def test_json_has_names_folder_files_and_commands(kind, tmp_path, capsys):
     given = ["new", "x-y", "--kind", kind, "--into", str(tmp_path), "--licence", "none", "--author", "Ada", "--json"]
     assert main(given) == 0
@@ -40,7 +40,7 @@ def test_json_has_names_folder_files_and_commands(kind, tmp_path, capsys):
     assert 'name = "Ada"' in (tmp_path / "gradhomog-x-y" / "pyproject.toml").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("kind", ["homogenizer", "learner", "domain"])
+@pytest.mark.parametrize("kind", ["homogenizers", "learners", "domains"])
 def test_the_printed_compare_command_is_valid(kind, tmp_path, capsys):
     from gradhomog.experiments.config.schema import load
 
@@ -51,7 +51,7 @@ def test_the_printed_compare_command_is_valid(kind, tmp_path, capsys):
     assert "x_y" in str(load(None, given.overrides).to_dict())
 
 
-@pytest.mark.parametrize("kind", ["homogenizer", "learner", "domain"])
+@pytest.mark.parametrize("kind", ["homogenizers", "learners", "domains"])
 def test_the_commands_of_the_readme_are_valid(kind, tmp_path, capsys):
     main(["new", "x-y", "--kind", kind, "--into", str(tmp_path)])
     readme = (tmp_path / "gradhomog-x-y" / "README.md").read_text(encoding="utf-8")
@@ -95,7 +95,7 @@ def test_an_unknown_kind_is_an_error_with_the_known_kinds(capsys):
     with pytest.raises(SystemExit) as stop:
         main(["new", "x", "--kind", "adapter"])
     assert stop.value.code == 2
-    assert "homogenizer" in capsys.readouterr().err
+    assert "homogenizers" in capsys.readouterr().err
 
 
 def test_new_does_not_import_torch(tmp_path):

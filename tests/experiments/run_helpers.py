@@ -59,8 +59,8 @@ def write_comparison(folder: Path, records: Sequence[Record]) -> None:
     seeds = tuple(dict.fromkeys(record["seed"] for record in results)) or (0,)
     count = config.get("seeds")
     seeds = tuple(range(count)) if isinstance(count, int) and count > len(seeds) else seeds
-    about = {key: start[key] for key in ("tasks", "notes", "fingerprint", "held_out") if key in start}
-    Plan(config, start.get("digest", ""), tuple(methods), seeds, about).write(folder)
+    metadata = {key: start[key] for key in ("tasks", "notes", "fingerprint", "held_out") if key in start}
+    Plan(config, start.get("digest", ""), tuple(methods), seeds, metadata).write(folder)
     runs_by_name = {}
     for record in results:
         run = Run(record["learner"], record["homogenizers"], record["seed"])

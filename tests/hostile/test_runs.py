@@ -159,7 +159,7 @@ def test_observers_that_fail_are_each_reported_once_and_change_nothing(gradhomog
         [line] = [line for line in messages if f"observer '{name}' of {distribution} 0.7 ({name})" in line]
         assert words in line
         assert "The run continues without" in line
-        assert line.endswith(f"Report it to the authors of {distribution}, or leave '{name}' out.")
+        assert line.endswith(f"Report it to the authors of {distribution}, or remove '{name}'.")
 
 
 def lasting(record):
@@ -202,11 +202,11 @@ def test_a_slow_homogenizer_is_named_once_in_the_table_and_in_regenerated_report
     outcome = compare(settings, tmp_path / "out", resume=True)
     [line] = slow_lines(outcome.summary)
     assert line.startswith(f"Slow: {HERE} took ")
-    assert line.endswith("`gradhomog profile --homogenizer bad` measures what it adds to a step.")
+    assert line.endswith("`gradhomog profile --homogenizer bad` measures its overhead.")
     assert slow_lines(write_report(outcome.folder)) == [line]
     assert line in html.unescape((outcome.folder / "report.html").read_text(encoding="utf-8"))
-    [found] = outcome.summary.slow
-    assert to_json(outcome.summary)["slow"][0]["share"] == found.share > 0.5
+    [found] = outcome.summary.slow_homogenizers
+    assert to_json(outcome.summary)["slow_homogenizers"][0]["share"] == found.share > 0.5
     # All 12 steps of a run are counted, including those before the interruption, and their sleep is within their time.
     for record in read(outcome.folder):
         if record["event"] == "result" and "bad" in record["label"]:
@@ -219,4 +219,4 @@ def test_a_slow_homogenizer_is_named_once_in_the_table_and_in_regenerated_report
 def test_the_table_has_no_line_about_slow_homogenizers_if_there_are_none(tmp_path):
     outcome = compare(config(["none", "pcgrad", "static"]), tmp_path / "out")
     assert slow_lines(outcome.summary) == []
-    assert outcome.summary.slow == ()
+    assert outcome.summary.slow_homogenizers == ()

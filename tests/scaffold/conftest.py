@@ -14,7 +14,7 @@ from gradhomog.scaffold.naming import names
 from gradhomog.scaffold.project import project
 from gradhomog.scaffold.write_project import write_project
 
-KINDS = {"sign_vote": "homogenizer", "ridge_head": "learner", "gratings": "domain"}
+KINDS = {"sign_vote": "homogenizers", "ridge_head": "learners", "gratings": "domains"}
 
 
 @dataclass(frozen=True)

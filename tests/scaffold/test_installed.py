@@ -30,7 +30,7 @@ def test_they_are_listed_without_being_imported(environment: Environment) -> Non
         "assert not found & set(sys.modules)\n"
     )
     listed = {info["name"]: info for info in json.loads(environment.run("-c", code)) if info["name"] in KINDS}
-    assert {name: info["kind"] for name, info in listed.items()} == {name: f"{kind}s" for name, kind in KINDS.items()}
+    assert {name: info["kind"] for name, info in listed.items()} == KINDS
     for name, info in listed.items():
         assert info["distribution"] == "gradhomog-" + name.replace("_", "-")
         assert info["version"] == "0.1.0"
@@ -38,7 +38,7 @@ def test_they_are_listed_without_being_imported(environment: Environment) -> Non
 
 def test_they_are_installed_in_that_environment_only(environment: Environment) -> None:
     here = {
-        point.name for kind in KINDS.values() for point in importlib.metadata.entry_points(group=f"gradhomog.{kind}s")
+        point.name for kind in KINDS.values() for point in importlib.metadata.entry_points(group=f"gradhomog.{kind}")
     }
     assert "pcgrad" in here
     assert not here & set(KINDS)

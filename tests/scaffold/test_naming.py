@@ -36,7 +36,7 @@ def test_an_accepted_name_is_valid_as_a_distribution_a_module_a_class_and_in_a_p
     assert canonicalize_name(found.distribution) == found.distribution
     assert found.module.isidentifier()
     assert expression.parse(found.plugin) == [(found.plugin, {})]
-    name = found.class_name("homogenizer", "")
+    name = found.class_name("homogenizers", "")
     assert name.isidentifier()
     assert not keyword.iskeyword(name)
     assert name[0].isupper()
@@ -96,4 +96,4 @@ def test_an_invalid_name_raises_with_a_valid_one(given: str, message: str) -> No
     ],
 )
 def test_the_class_does_not_shadow_another_name(plugin: str, source: str, expected: str) -> None:
-    assert Names(plugin).class_name("learner", source) == expected
+    assert Names(plugin).class_name("learners", source) == expected

@@ -20,7 +20,7 @@ from gradhomog.scaffold.project import dependency_range, project
 from gradhomog.scaffold.write_project import write_project
 from tests.test_house import imports
 
-KINDS = ("homogenizer", "learner", "domain")
+KINDS = ("homogenizers", "learners", "domains")
 LICENCES = ("MIT", "Apache-2.0", "BSD-3-Clause")
 
 
@@ -36,7 +36,7 @@ def test_the_metadata_contain_the_entry_point_the_range_of_gradhomog_and_the_kit
     data = tomllib.loads(project(names("sign-vote"), kind).texts["pyproject.toml"])
     own = data["project"]
     assert own["name"] == "gradhomog-sign-vote"
-    assert own["entry-points"] == {f"gradhomog.{kind}s": {"sign_vote": "gradhomog_sign_vote"}}
+    assert own["entry-points"] == {f"gradhomog.{kind}": {"sign_vote": "gradhomog_sign_vote"}}
     versions = dependency_range(gradhomog.__version__)
     assert own["dependencies"] == [f"gradhomog{versions}", "annotated-types>=0.7"]
     assert f"gradhomog[check]{versions}" in own["optional-dependencies"]["test"]

@@ -25,7 +25,7 @@ Verdict = Literal["better", "worse", "undecided"]
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PairedComparison:
     """A method compared with a reference method of the same learner, over the seeds that both have.
 
     Attributes:
@@ -53,7 +53,7 @@ class Comparison:
     seeds_needed: int | None
 
 
-def compare_runs(runs: Runs, reference: Runs) -> Comparison | None:
+def compare_runs(runs: Runs, reference: Runs) -> PairedComparison | None:
     """Compare two methods, without correction for multiple comparisons; None without a common seed."""
     common = sorted(seed for seed in runs if seed in reference)
     if not common:
@@ -66,7 +66,7 @@ def compare_runs(runs: Runs, reference: Runs) -> Comparison | None:
     time, reference_time = step_seconds(runs, common), step_seconds(reference, common)
     detectable = metric(runs[common[0]]["metric"]).detectable_difference(mean_interval(reference_scores).mean)
     has_spread = unit == "seeds" and test.deviation > 0
-    return Comparison(
+    return PairedComparison(
         reference=reference[common[0]]["label"],
         difference=test.difference,
         unit=unit,
@@ -80,12 +80,12 @@ def compare_runs(runs: Runs, reference: Runs) -> Comparison | None:
 
 
 def correct_for_multiple_tests(
-    comparisons: Sequence[Comparison | None], higher_is_better: bool
-) -> list[Comparison | None]:
+    comparisons: Sequence[PairedComparison | None], higher_is_better: bool
+) -> list[PairedComparison | None]:
     """The comparisons with verdicts, and with p values adjusted by Holm's procedure over all of them."""
     tested = [comparison for comparison in comparisons if comparison is not None and comparison.p_value is not None]
     adjusted = iter(holm([comparison.p_value for comparison in tested if comparison.p_value is not None]))
-    result: list[Comparison | None] = []
+    result: list[PairedComparison | None] = []
     for comparison in comparisons:
         if comparison is not None and comparison.p_value is not None:
             p_value = next(adjusted)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from gradhomog.experiments.analysis.improvement import improvement, improvement_baseline
 from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.analysis.paired_comparison import (
-    Comparison,
+    PairedComparison,
     Runs,
     Unit,
     compare_runs,
@@ -33,7 +33,7 @@ Groups = Mapping[tuple[str, str], Runs]
 
 
 @dataclass(frozen=True)
-class Row:
+class MethodRow:
     """One method of the table.
 
     Attributes:
@@ -48,7 +48,7 @@ class Row:
         step_seconds: mean time of a training step; None if unknown.
         improvement: for a multi-task problem, Δm on `Summary.improvement_baseline`; None for that baseline, and if
             ratios of scores are not meaningful.
-        also: additional scores of a problem by name, over seeds.
+        additional_scores: additional scores of a problem by name, over seeds.
         tuned_from: the pipelines that were candidates of a tuned method.
         chosen: the chosen candidate; None if the method was not tuned.
     """
@@ -62,16 +62,16 @@ class Row:
     unit: Unit
     by_domain: dict[str, Interval]
     seed_scores: tuple[float, ...]
-    to_plain: Comparison | None = None
-    to_baseline: Comparison | None = None
+    to_plain: PairedComparison | None = None
+    to_baseline: PairedComparison | None = None
     step_seconds: float | None = None
     improvement: Interval | None = None
-    also: dict[str, Interval] = field(default_factory=dict)
+    additional_scores: dict[str, Interval] = field(default_factory=dict)
     tuned_from: tuple[str, ...] = ()
     chosen: str | None = None
 
 
-def make_rows(groups: Groups, order: Sequence[tuple[str, str]], expected_seeds: int | None) -> list[Row]:
+def make_method_rows(groups: Groups, order: Sequence[tuple[str, str]], expected_seeds: int | None) -> list[MethodRow]:
     """Rows in this order, with p values corrected over all rows of the table."""
     rows = [_score_row(groups[pair], _improvement_runs(groups, pair[0]), expected_seeds) for pair in order]
     if not rows:
@@ -79,7 +79,7 @@ def make_rows(groups: Groups, order: Sequence[tuple[str, str]], expected_seeds: 
     higher_is_better = metric(next(iter(groups[order[0]].values()))["metric"]).higher_is_better
     best = best_baselines(rows, higher_is_better)
 
-    def compare(row: Row, reference: str | None) -> Comparison | None:
+    def compare(row: MethodRow, reference: str | None) -> PairedComparison | None:
         if reference is None or row.label == reference or (row.learner, reference) not in groups:
             return None
         return compare_runs(groups[row.learner, row.label], groups[row.learner, reference])
@@ -92,9 +92,9 @@ def make_rows(groups: Groups, order: Sequence[tuple[str, str]], expected_seeds: 
     ]
 
 
-def best_baselines(rows: Sequence[Row], higher_is_better: bool) -> dict[str, str]:
-    """By learner, the label of the baseline with the best score; the plain learner if scores are equal."""
-    best: dict[str, Row] = {}
+def best_baselines(rows: Sequence[MethodRow], higher_is_better: bool) -> dict[str, str]:
+    """The label of the baseline with the best score, by learner; the plain learner if scores are equal."""
+    best: dict[str, MethodRow] = {}
     for row in sorted(rows, key=lambda row: row.label != PLAIN):
         if row.label in BASELINES and math.isfinite(row.score.mean):
             other = best.setdefault(row.learner, row)
@@ -109,7 +109,7 @@ def _improvement_runs(groups: Groups, learner: str) -> Runs | None:
     return None if label is None else groups[learner, label]
 
 
-def _score_row(runs: Runs, improvement_runs: Runs | None, expected_seeds: int | None) -> Row:
+def _score_row(runs: Runs, improvement_runs: Runs | None, expected_seeds: int | None) -> MethodRow:
     """The row of a method without comparisons."""
     seeds = sorted(runs)
     first = runs[seeds[0]]
@@ -121,7 +121,7 @@ def _score_row(runs: Runs, improvement_runs: Runs | None, expected_seeds: int | 
         name: mean_interval(independent_values([_domain_scores(name, row, domains) for row in scores], sampled)[0])
         for name in dict.fromkeys(domains)
     }
-    return Row(
+    return MethodRow(
         first["learner"],
         first["label"],
         first["homogenizers"],
@@ -135,9 +135,9 @@ def _score_row(runs: Runs, improvement_runs: Runs | None, expected_seeds: int | 
         improvement=None
         if sampled or improvement_runs is None or improvement_runs is runs
         else improvement(runs, improvement_runs),
-        also={
-            name: mean_interval(numbers(runs[seed]["also"].get(name) for seed in seeds))
-            for name in first.get("also", ())
+        additional_scores={
+            name: mean_interval(numbers(runs[seed]["additional_scores"].get(name) for seed in seeds))
+            for name in first.get("additional_scores", ())
         },
         tuned_from=tuple(first.get("tuned_from") or ()),
         chosen=first.get("chosen"),

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from gradhomog.experiments.analysis.consistency import check_consistency
 from gradhomog.experiments.analysis.improvement import improvement_baseline
 from gradhomog.experiments.analysis.metrics import metric
-from gradhomog.experiments.analysis.rows import Row, best_baselines, make_rows
+from gradhomog.experiments.analysis.rows import MethodRow, best_baselines, make_method_rows
 from gradhomog.experiments.analysis.slow_homogenizers import SlowHomogenizer, find_slow_homogenizers
 from gradhomog.experiments.analysis.tuning import Candidate, candidates
 from gradhomog.experiments.results.events import Record, json_compatible
@@ -23,39 +23,39 @@ class Summary:
 
     Attributes:
         tasks: number of test tasks, the same for all runs.
-        finished: number of finished runs that belong to a row.
-        expected: number of runs of the comparison; None if unknown.
+        finished_runs: number of finished runs that belong to a row.
+        expected_runs: number of runs of the comparison; None if unknown.
         failures: the last message of each run that failed and has no result.
-        slow: homogenizers that took more than half the time of their training steps.
-        best_baselines: by learner, the label of the baseline with the best score.
+        slow_homogenizers: homogenizers that took more than half the time of their training steps.
+        best_baselines: the label of the baseline with the best score, by learner.
         problem: name of the multi-task problem.
         notes: sentences about the data of the problem.
-        improvement_baseline: the label of the baseline of `Row.improvement`.
+        improvement_baseline: the label of the baseline of `MethodRow.improvement`.
         held_out: True if candidates were chosen on validation data, and scores are of other data.
-        tried: True if there are runs of candidates, finished or failed.
+        has_candidate_runs: True if there are runs of candidates, finished or failed.
         parallel: True if several runs used the machine simultaneously, or if this is unknown.
     """
 
     metric: str
     tasks: int
-    rows: tuple[Row, ...]
+    rows: tuple[MethodRow, ...]
     candidates: tuple[Candidate, ...]
-    finished: int
-    expected: int | None
+    finished_runs: int
+    expected_runs: int | None
     failures: dict[str, str]
-    slow: tuple[SlowHomogenizer, ...] = ()
+    slow_homogenizers: tuple[SlowHomogenizer, ...] = ()
     best_baselines: dict[str, str] = field(default_factory=dict)
     problem: str | None = None
     notes: tuple[str, ...] = ()
     improvement_baseline: str | None = None
     held_out: bool = True
-    tried: bool = False
+    has_candidate_runs: bool = False
     parallel: bool = True
 
-    def score_of(self, part: Literal["test", "validation"]) -> str:
+    def score_name(self, split: Literal["test", "validation"]) -> str:
         """The name of a score, such as "test accuracy"; only the name of the metric if no data are held out."""
         words = metric(self.metric).words
-        return f"{part} {words}" if self.held_out else words
+        return f"{split} {words}" if self.held_out else words
 
     @property
     def learners(self) -> tuple[str, ...]:
@@ -65,7 +65,7 @@ class Summary:
     def domains(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(domain for row in self.rows for domain in row.by_domain))
 
-    def rows_of(self, learner: str) -> tuple[Row, ...]:
+    def rows_of(self, learner: str) -> tuple[MethodRow, ...]:
         return tuple(row for row in self.rows if row.learner == learner)
 
 
@@ -89,7 +89,7 @@ def summarize(records: Iterable[Record], expected_runs: int | None = None) -> Su
     for record in compared:
         groups.setdefault((record["learner"], record["label"]), {})[record["seed"]] = record
     problem = next((record["problem"] for record in compared if "problem" in record), None)
-    rows = make_rows(groups, row_order(records), _number_of(config.get("seeds")))
+    rows = make_method_rows(groups, row_order(records), _number_of(config.get("seeds")))
     done = {record["run"] for record in results}
     base = improvement_baseline(groups, problem) if problem else None
     name = compared[0]["metric"] if compared else "accuracy"
@@ -98,16 +98,16 @@ def summarize(records: Iterable[Record], expected_runs: int | None = None) -> Su
         tasks=len(compared[0]["scores"]) if compared else 0,
         rows=tuple(rows),
         candidates=tuple(candidates(results, rows)),
-        finished=len(compared),
-        expected=expected_runs if expected_runs is not None else _expected_runs(config),
+        finished_runs=len(compared),
+        expected_runs=expected_runs if expected_runs is not None else _expected_runs(config),
         failures={r["run"]: str(r["error"]) for r in records if r["event"] == "failed" and r["run"] not in done},
-        slow=find_slow_homogenizers(results),
+        slow_homogenizers=find_slow_homogenizers(results),
         best_baselines=best_baselines(rows, metric(name).higher_is_better),
         problem=problem,
         notes=tuple(start.get("notes") or ()),
         improvement_baseline=base if any(row.improvement for row in rows) else None,
         held_out=start.get("held_out", True),
-        tried=any(record.get("role") == "candidate" for record in records),
+        has_candidate_runs=any(record.get("role") == "candidate" for record in records),
         parallel=any(record.get("jobs") != 1 for record in records if record["event"] == "start") or not start,
     )
 

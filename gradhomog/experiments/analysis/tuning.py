@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gradhomog.experiments.analysis.rows import Row
+from gradhomog.experiments.analysis.rows import MethodRow
 from gradhomog.experiments.results.events import Record, numbers
 
 
@@ -22,7 +22,7 @@ class Candidate:
     chosen: bool
 
 
-def candidates(results: Sequence[Record], rows: Sequence[Row]) -> list[Candidate]:
+def candidates(results: Sequence[Record], rows: Sequence[MethodRow]) -> list[Candidate]:
     """All candidates with a result, in the order of the configuration; candidates without a row are last."""
     chosen = {(row.learner, row.label, row.chosen) for row in rows if row.chosen is not None}
     order = [(row.learner, text) for row in rows for text in row.tuned_from]

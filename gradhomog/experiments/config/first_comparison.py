@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gradhomog.experiments.config.suites import members
+from gradhomog.experiments.config.suites import suite_pipelines
 
 FAMILIES = ("line", "quadratic", "step", "exponential")
 """Families of `functions` that the network learns in these few steps; it does not learn sinusoids and bumps."""
@@ -22,7 +22,7 @@ def defaults(content: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     domains = [f"functions:{family}" for family in FAMILIES]
     return {
-        "homogenizers": members("default"),
+        "homogenizers": suite_pipelines("default"),
         "seeds": 4,
         "domains": {"train": domains, "test": list(domains)},
         "episodes": {"shots": 10, "queries": 10, "tasks": len(domains)},  # a task of each family in every batch

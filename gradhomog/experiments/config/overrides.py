@@ -19,7 +19,7 @@ def apply_override(content: dict[str, Any], text: str) -> None:
         raise ConfigError(f"--set must be key.path=value; got {text!r}.")
     try:
         parsed = toml.parse(f"value = {value}")["value"]
-    except toml.SyntaxFault:
+    except toml.TomlSyntaxError:
         parsed = value.strip()  # an unquoted word is a string: --set learner=fomaml
     except ConfigError as error:
         raise ConfigError(f"--set {key.strip()}: {error}") from error

@@ -42,18 +42,18 @@ def versions(pins: Sequence[str]) -> dict[str, str]:
 
 def _check(pins: Sequence[str]) -> None:
     offers = {info.selector: info.version for kind in KINDS for info in installed().list(kind)}
-    faults = []
+    errors = []
     for pin in pins:
         match = _PIN.fullmatch(pin)
         if match is None:
-            faults.append(f"expected distribution:name==version; got {pin!r}.")
+            errors.append(f"expected distribution:name==version; got {pin!r}.")
         elif offers.get(match["selector"]) != match["version"]:
-            faults.append(
+            errors.append(
                 f"{pin} is pinned, and {_installed_state(match['selector'], match['distribution'], offers)}. Install "
                 f"{match['distribution']}=={match['version']}, or remove this pin and use another output folder."
             )
-    if faults:
-        raise ConfigError(f"`plugins`: {join_errors(faults)}")
+    if errors:
+        raise ConfigError(f"`plugins`: {join_errors(errors)}")
 
 
 def _installed_state(selector: str, distribution: str, offers: dict[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""A shortened comparison, which checks that a run file works; its scores do not compare methods."""
+"""Shorten a comparison, to check that a run file works; the scores must not be used to compare methods."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ REDUCTION = 10
 """Factor by which training steps and test tasks are reduced."""
 
 
-def quick(config: Config) -> Config:
-    """The configuration with its first seed only, a tenth of the training steps and a tenth of the test tasks."""
+def shorten(config: Config) -> Config:
+    """Return the configuration with its first seed only, one tenth of the training steps and of the test tasks."""
     train, test = config.train, config.test
     steps = max(2, train.steps // REDUCTION)
     return replace(

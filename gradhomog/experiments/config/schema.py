@@ -112,11 +112,11 @@ class Config:
 
     The defaults of this class suit images; `load` has other defaults for a configuration that names no domains.
     `problem` has the options of a multi-task problem of `experiments.problems`. With a problem, learners, domains and
-    episodes are `unused`: these keys are neither accepted in a run file nor written to one.
+    episodes are `unused_keys`: these keys are neither accepted in a run file nor written to one.
     """
 
     learner: str | list[str] = "maml"
-    homogenizers: list[str] = field(default_factory=lambda: suites.members("few_shot"))
+    homogenizers: list[str] = field(default_factory=lambda: suites.suite_pipelines("few_shot"))
     seeds: int | list[int] = 3
     threads: int = at_least(1, 1)
     device: str = "cpu"
@@ -141,15 +141,15 @@ class Config:
         return list(range(self.seeds)) if isinstance(self.seeds, int) else list(self.seeds)
 
     @property
-    def unused(self) -> tuple[str, ...]:
+    def unused_keys(self) -> tuple[str, ...]:
         """Key paths that are not used with this problem, or without a problem."""
-        return ("problem",) if self.problem is None else problems.find(self.problem.name).unused
+        return ("problem",) if self.problem is None else problems.find(self.problem.name).unused_keys
 
     def to_dict(self) -> dict[str, Any]:
         content = dataclasses.asdict(self)
         if self.problem is not None:
             content["problem"] = {"name": self.problem.name, **content["problem"]}  # `name` is the first key
-        for path in self.unused:
+        for path in self.unused_keys:
             *tables, last = path.split(".")
             table = content
             for name in tables:
@@ -212,7 +212,7 @@ def load(
         other_defaults = spec.defaults if spec else first_comparison.defaults(content)
         content = _with_defaults(content, _with_defaults(defaults or {}, other_defaults))
         if isinstance(suite := content.get("homogenizers"), str):
-            content["homogenizers"] = suites.members(suite)
+            content["homogenizers"] = suites.suite_pipelines(suite)
         config = build(Config, content, prebuilt=("problem",))
         _check(config)
     except ConfigError as error:
@@ -234,7 +234,7 @@ def _build_problem(content: dict[str, Any]) -> ProblemSpec | None:
     if not isinstance(table, Mapping):
         raise ConfigError(f'`problem` must be a table, such as problem.name = "{problems.NAMES[0]}"; got {table!r}.')
     spec = problems.find(table.get("name"))
-    for path in spec.unused:
+    for path in spec.unused_keys:
         *names, last = path.split(".")
         inner: Any = content
         for name in names:
@@ -263,7 +263,7 @@ def _check(config: Config) -> None:
         raise ConfigError(
             f"`seeds` must be at most {MAX_SEEDS}: it is the number of runs per method; got {count}.{hint}"
         )
-    faults = []
+    errors = []
     for path, values in (
         ("learner", config.learners),
         ("homogenizers", config.homogenizers),
@@ -273,13 +273,13 @@ def _check(config: Config) -> None:
         ("observers", config.observers),
     ):
         if not values and path != "observers":
-            faults.append(f"`{path}` must have at least one entry; got none.")
+            errors.append(f"`{path}` must have at least one entry; got none.")
         if len(set(values)) < len(values):
-            faults.append(f"`{path}` must not contain duplicates; got {values}.")
+            errors.append(f"`{path}` must not contain duplicates; got {values}.")
     if config.threads > 1024:
-        faults.append(f"`threads` must be at most 1024; got {config.threads}.")
-    faults += [
+        errors.append(f"`threads` must be at most 1024; got {config.threads}.")
+    errors += [
         f"`seeds` must be from 0 to {SEEDS - 1}; got {seed}." for seed in config.seed_list if not 0 <= seed < SEEDS
     ]
-    if faults:
-        raise ConfigError(join_errors(faults))
+    if errors:
+        raise ConfigError(join_errors(errors))

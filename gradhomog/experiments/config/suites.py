@@ -53,10 +53,10 @@ SUITES: dict[str, tuple[str, ...]] = {
 }
 
 
-def members(name: str) -> list[str]:
+def suite_pipelines(name: str) -> list[str]:
     """The pipelines of a suite.
 
-    >>> members("ablation")[:2]
+    >>> suite_pipelines("ablation")[:2]
     ['none', 'static(weights=[0.1, 0.5, 0.3, 0.4])']
 
     Raises:

@@ -28,7 +28,7 @@ MAX_DIGITS = 1000
 TOO_MANY_DIGITS = f"an integer may have {MAX_DIGITS} digits; one has more."
 
 
-class SyntaxFault(ConfigError):
+class TomlSyntaxError(ConfigError):
     """The text is not valid TOML."""
 
 
@@ -60,7 +60,7 @@ def parse(text: str) -> dict[str, Any]:
     """The content of a TOML text.
 
     Raises:
-        SyntaxFault: the text is not valid TOML.
+        TomlSyntaxError: the text is not valid TOML.
         ConfigError: the text has more than 32,768 bytes, more than 50 levels, or an integer of more than 1000 digits.
     """
     if len(text) > MAX_BYTES:
@@ -68,7 +68,7 @@ def parse(text: str) -> dict[str, Any]:
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as cause:
-        raise SyntaxFault(f"invalid TOML: {cause}.") from cause
+        raise TomlSyntaxError(f"invalid TOML: {cause}.") from cause
     except RecursionError as cause:
         raise ConfigError(TOO_DEEP) from cause
     except ValueError as cause:  # `int` rejects more than 4300 digits

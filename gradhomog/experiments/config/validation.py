@@ -32,17 +32,17 @@ def build(kind: type[Table], content: Mapping[str, Any], prefix: str = "", prebu
 
     Raises:
         ConfigError: keys are unknown (with suggestions), or values have the wrong type or are out of range; the message
-            lists all faults.
+            lists all errors.
     """
-    faults: list[str] = []
-    table = _build(kind, content, prefix, prebuilt, faults)
-    if faults:
-        raise ConfigError(join_errors(faults))
+    errors: list[str] = []
+    table = _build(kind, content, prefix, prebuilt, errors)
+    if errors:
+        raise ConfigError(join_errors(errors))
     return typing.cast(Table, table)
 
 
-def _build(kind: Any, content: Mapping[str, Any], prefix: str, prebuilt: tuple[str, ...], faults: list[str]) -> Any:
-    """The dataclass; None if there are faults, which are appended to `faults`."""
+def _build(kind: Any, content: Mapping[str, Any], prefix: str, prebuilt: tuple[str, ...], errors: list[str]) -> Any:
+    """The dataclass; None if there are errors, which are appended to `errors`."""
     fields = {item.name: item for item in dataclasses.fields(kind)}
     hints = typing.get_type_hints(kind)
     values: dict[str, Any] = {}
@@ -50,20 +50,20 @@ def _build(kind: Any, content: Mapping[str, Any], prefix: str, prebuilt: tuple[s
         path = f"{prefix}{key}"
         if key not in fields:
             hint = did_you_mean(key, fields, f"`{prefix}{{}}`")
-            faults.append(f"unknown key `{path}`.{hint} Keys of this table: {', '.join(fields)}.")
+            errors.append(f"unknown key `{path}`.{hint} Keys of this table: {', '.join(fields)}.")
         elif key in prebuilt:
             values[key] = value
         elif dataclasses.is_dataclass(hints[key]):
             if isinstance(value, Mapping):
-                values[key] = _build(hints[key], value, f"{path}.", (), faults)
+                values[key] = _build(hints[key], value, f"{path}.", (), errors)
             else:
-                faults.append(f"`{path}` must be a table; got {value!r}.")
+                errors.append(f"`{path}` must be a table; got {value!r}.")
         elif not fits(value, hints[key]):
-            faults.append(f"`{path}` must be {describe_type(hints[key])}; got {value!r}.")
+            errors.append(f"`{path}` must be {describe_type(hints[key])}; got {value!r}.")
         else:
             values[key] = _to_float(value) if hints[key] is float else value
-            faults += _range_faults(path, values[key], fields[key].metadata)
-    return None if faults else kind(**values)
+            errors += _range_errors(path, values[key], fields[key].metadata)
+    return None if errors else kind(**values)
 
 
 def _to_float(value: float) -> float:
@@ -74,7 +74,7 @@ def _to_float(value: float) -> float:
         return math.inf if value > 0 else -math.inf
 
 
-def _range_faults(path: str, value: Any, limits: Mapping[str, Any]) -> list[str]:
+def _range_errors(path: str, value: Any, limits: Mapping[str, Any]) -> list[str]:
     minimum = limits.get("min")
     if minimum is None:
         return []

@@ -137,7 +137,10 @@ def _common_outputs(domains: list[Domain]) -> int | None:
 
 
 def _rename_duplicates(texts: list[str], domains: list[Domain]) -> None:
-    """Rename domains that share a name (files with the same stem in two folders) to their texts."""
+    """If several domains have the same name, use the text of the run file as the name of each.
+
+    For example, files with the same stem in two folders have the same name.
+    """
     names = [domain.name for domain in domains]
     for index, (text, name) in enumerate(zip(texts, names, strict=True)):
         if names.count(name) > 1:

@@ -26,7 +26,7 @@ from gradhomog.experiments.training.dry_run import dry_run
 
 
 @dataclass
-class Comparison:
+class ComparisonResult:
     """The outcome of a comparison.
 
     Attributes:
@@ -48,7 +48,7 @@ def compare(
     stem: str = "compare",
     jobs: int = 1,
     executor: str = "local",
-) -> Comparison:
+) -> ComparisonResult:
     """Train and test every method with every seed; see `Config`.
 
     The configuration is validated, and a dry run takes two steps of each method, before the first training starts.
@@ -72,24 +72,24 @@ def compare(
         return _compare(pinned, folder, resume, progress, jobs, executor)
 
 
-def _compare(config: Config, out: Path, resume: bool, progress: Progress, jobs: int, executor: str) -> Comparison:
+def _compare(config: Config, out: Path, resume: bool, progress: Progress, jobs: int, executor: str) -> ComparisonResult:
     rows = plan.methods(config)
     observers.check(config)
     comparison_dir.check_writable(out)
     run_executor = find_executor(executor, jobs, out)
-    about: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
     for learner in config.learners:
-        about = trainer.make_trainable(config, Run(learner, "none", config.seed_list[0])).about()
+        metadata = trainer.make_trainable(config, Run(learner, "none", config.seed_list[0])).metadata()
     seconds = None
     if not resume:  # the dry run was done at the first start; a comparison with fewer methods would be another one
         seconds = dry_run(config, rows, progress).seconds
     path = comparison_dir.create_folder(config, out)
-    written_plan = Plan(config.to_dict(), config.digest, tuple(rows), tuple(config.seed_list), about)
+    written_plan = Plan(config.to_dict(), config.digest, tuple(rows), tuple(config.seed_list), metadata)
     written_plan.write(path)
     runner = _Runner(config, rows, path, progress)
     with run_executor:
         runner.compute_all(run_executor, seconds)
-    return Comparison(path, write_report(path), runner.failures)
+    return ComparisonResult(path, write_report(path), runner.failures)
 
 
 class _Runner:
@@ -136,7 +136,9 @@ class _Runner:
         if result is None:
             return
         if result["digest"] != self.config.for_run(run.learner, run.homogenizers, run.seed).digest:
-            raise ConfigError(f"{self.path} holds a result of another configuration: {run.id}. Choose another --out.")
+            raise ConfigError(
+                f"{self.path} contains a result of another configuration: {run.id}. Choose another --out."
+            )
         self.results[run.id] = result
 
     def _compute(self, executor: Executor, pending: list[Run]) -> None:

@@ -22,7 +22,7 @@ class Monitor:
     """Report the last event of each run in progress.
 
     Args:
-        folder: of the comparison.
+        folder: folder of the comparison.
         progress: called for each new last event `step` (or `start`) of a run, with the content of that event and
             `Run.identity`, as the event `progress`.
     """

@@ -26,16 +26,16 @@ def check(config: Config) -> None:
     Raises:
         ConfigError: names or options are invalid, or a package is missing; lists all of them.
     """
-    faults = []
+    errors = []
     for text in config.observers:
         try:
             selector, options = expression.parse_one(text)
             info, spec = installed().load("observers", selector)
             bind(spec, info.name, options)
         except GradhomogError as cause:
-            faults.append(str(cause))
-    if faults:
-        raise ConfigError(f"`observers`: {join_errors(faults)}")
+            errors.append(str(cause))
+    if errors:
+        raise ConfigError(f"`observers`: {join_errors(errors)}")
 
 
 def make(config: Config, folder: Path, warn: Warn) -> Observers:
@@ -44,8 +44,8 @@ def make(config: Config, folder: Path, warn: Warn) -> Observers:
     A plugin that raises, or that does not return a callable, is reported by `warn` and skipped.
 
     Args:
-        config: of the run.
-        folder: of the run.
+        config: configuration of the run.
+        folder: folder of the run.
     """
     observers: list[tuple[PluginInfo, Observer]] = []
     for text in config.observers:

@@ -40,8 +40,8 @@ class Job:
     """One run to compute, sent to a worker, possibly on another machine that shares the folder.
 
     Attributes:
-        config: of the comparison.
-        folder: of the comparison.
+        config: configuration of the comparison.
+        folder: folder of the comparison.
         stop: path of the stop file; once it exists, the run writes a checkpoint and stops.
         jobs: number of runs that are computed at the same time; recorded only.
     """

@@ -13,8 +13,8 @@ from gradhomog.experiments.analysis.metrics import Metric, metric
 from gradhomog.experiments.data.seeding import generator
 
 
-class Part(NamedTuple):
-    """Examples for training, validation or test.
+class SplitData(NamedTuple):
+    """The examples of one split: training, validation or test.
 
     Attributes:
         inputs: float32 `[n, *input]`.
@@ -33,24 +33,24 @@ class Data:
         tasks: names of the tasks.
         outputs: number of outputs of each task's head: its number of classes, or 1.
         metric: metric of the scores: "accuracy", or "r2" with a mean squared error as the loss.
-        train, validation, test: the parts; no example is in two of them.
+        train, validation, test: the three splits; no example is in two of them.
         notes: sentences for the report that describe the data.
     """
 
     tasks: tuple[str, ...]
     outputs: tuple[int, ...]
     metric: Metric
-    train: Part
-    validation: Part
-    test: Part
+    train: SplitData
+    validation: SplitData
+    test: SplitData
     notes: tuple[str, ...] = ()
 
     @property
     def fingerprint(self) -> str:
         """Short hash of all inputs and targets, so that a comparison does not continue results of other data."""
         digest = hashlib.sha256()
-        for part in (self.train, self.validation, self.test):
-            for tensor in (part.inputs, *part.targets):
+        for split in (self.train, self.validation, self.test):
+            for tensor in (split.inputs, *split.targets):
                 digest.update(tensor.contiguous().numpy().tobytes())
         return digest.hexdigest()[:12]
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import interpolate
 
-from gradhomog.experiments.config.suites import members
+from gradhomog.experiments.config.suites import suite_pipelines
 from gradhomog.experiments.problems import pairs
 from gradhomog.experiments.problems.data import Data
 from gradhomog.experiments.problems.optional_import import import_optional
@@ -58,5 +58,5 @@ PROBLEM = ProblemSpec(
     name="digit_pairs",
     options=DigitPairOptions,
     trainable=multi_task_trainable(data),
-    defaults={**pairs.DEFAULTS, "homogenizers": members("multitask")},
+    defaults={**pairs.DEFAULTS, "homogenizers": suite_pipelines("multitask")},
 )

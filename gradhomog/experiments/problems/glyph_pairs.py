@@ -8,7 +8,7 @@ from typing import Literal
 
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.config.suggestions import did_you_mean
-from gradhomog.experiments.config.suites import members
+from gradhomog.experiments.config.suites import suite_pipelines
 from gradhomog.experiments.config.validation import at_least
 from gradhomog.experiments.data.domains import glyphs
 from gradhomog.experiments.problems import pairs
@@ -55,5 +55,5 @@ PROBLEM = ProblemSpec(
     name="glyph_pairs",
     options=GlyphPairOptions,
     trainable=multi_task_trainable(data),
-    defaults={**pairs.DEFAULTS, "homogenizers": members("multitask")},
+    defaults={**pairs.DEFAULTS, "homogenizers": suite_pipelines("multitask")},
 )

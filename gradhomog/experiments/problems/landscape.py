@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.config.schema import Config
-from gradhomog.experiments.config.suites import members
+from gradhomog.experiments.config.suites import suite_pipelines
 from gradhomog.experiments.problems import toy
 from gradhomog.experiments.problems.spec import EPISODIC, ProblemSpec
 from gradhomog.experiments.results.plan import Run
@@ -118,9 +118,9 @@ class Landscape:
         grid = torch.stack(torch.meshgrid(axis, axis, indexing="xy"), dim=-1)
         surface = toy.losses(grid).mean(-1)
         Trajectory(self.path.numpy(), axis.numpy(), surface.numpy(), front.numpy()).write(folder)
-        return {"also": {FROM_FRONT: float(toy.distance_from_front(self._positions(), front).mean())}}
+        return {"additional_scores": {FROM_FRONT: float(toy.distance_from_front(self._positions(), front).mean())}}
 
-    def about(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         starts = ", ".join(
             f"{name} from ({', '.join(f'{x:g}' for x in start)})"
             for name, start in zip(self.names, self.starts, strict=True)
@@ -161,16 +161,16 @@ def _check_members(members: Sequence[Member]) -> None:
         within = member.before_rows or member.homogenizer.overrides("begin")
         if within or (member.declares_needs and "features" in member.needs):
             raise ConfigError(
-                f"{member} needs {'a network to act within' if within else 'features of a network'}, and the landscape "
-                "has none: it consists of two losses of a point in the plane. Remove this homogenizer, or choose a "
-                "problem with a network."
+                f"{member} requires {'a network' if within else 'the features of a network'}, but the problem "
+                "`landscape` has none: its parameters are points in the plane with two losses. Remove this "
+                "homogenizer, or choose a problem with a network."
             )
 
 
 def _check(config: Config, options: LandscapeOptions) -> None:
     if len(config.seed_list) > 1:
         raise ConfigError(
-            f"`seeds` must be one: nothing on the landscape is random, so that all seeds give the same result; "
+            f"`seeds` must be one seed: nothing in the problem is random, so all seeds give the same result; "
             f"got {config.seed_list}."
         )
     if not 1 <= len(options.starts) <= len(string.ascii_lowercase):
@@ -185,11 +185,11 @@ PROBLEM = ProblemSpec(
     options=LandscapeOptions,
     trainable=Landscape,
     defaults={
-        "homogenizers": members("landscape"),
+        "homogenizers": suite_pipelines("landscape"),
         "seeds": 1,
         # A tenth of the paper's 100,000 steps at five times its rate: half a minute per method, and the same figure.
         "train": {"steps": 10000, "outer_lr": 0.005, "validate_every": 100, "log_every": 50, "checkpoint_every": 2000},
     },
-    unused=(*EPISODIC, "network"),
-    single=False,
+    unused_keys=(*EPISODIC, "network"),
+    has_single_task=False,
 )

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.config.validation import at_least
 from gradhomog.experiments.data.seeding import generator
-from gradhomog.experiments.problems.data import ACCURACY, Data, Part
+from gradhomog.experiments.problems.data import ACCURACY, Data, SplitData
 
 TASKS = ("left", "right")
 
@@ -29,7 +29,7 @@ DEFAULTS: dict[str, Any] = {
 
 @dataclasses.dataclass(frozen=True)
 class PairOptions:
-    """Options of all problems with pairs: numbers of pairs per part and per batch, and the seed."""
+    """Options of all problems with pairs: numbers of pairs per split and per batch, and the seed."""
 
     train: int = at_least(1, 6000)
     validation: int = at_least(1, 1000)
@@ -58,37 +58,37 @@ def overlay(left: NDArray[np.uint8], right: NDArray[np.uint8], size: int) -> NDA
 
 
 def data(pictures: Sequence[NDArray[np.uint8]], options: PairOptions, size: int, notes: tuple[str, ...]) -> Data:
-    """Return pairs of side `size` from the pictures `[n, side, side]` of each class; parts share no picture.
+    """Return pairs of side `size` from the pictures `[n, side, side]` of each class; splits share no picture.
 
-    Both pictures of a pair are drawn from all pictures of a part, so that a class is as frequent as its pictures.
+    Both pictures of a pair are drawn from all pictures of a split, so that a class is as frequent as its pictures.
 
     Raises:
         ConfigError: a class has too few pictures.
     """
-    parts: list[list[NDArray[np.uint8]]] = [[], [], []]
+    splits: list[list[NDArray[np.uint8]]] = [[], [], []]
     for number, images in enumerate(pictures):
         order = generator(options.seed, 0, number).permutation(len(images))
         ends = np.cumsum([round(share * len(images)) for share in SHARES])
-        for part, chosen in zip(parts, np.split(order, ends), strict=True):
+        for split, chosen in zip(splits, np.split(order, ends), strict=True):
             if not len(chosen):
                 raise ConfigError(f"pairs need at least 8 pictures of each class; class {number} has {len(images)}.")
-            part.append(images[chosen])
+            split.append(images[chosen])
     counts = (options.train, options.validation, options.test)
     train, validation, test = (
-        _pairs(part, count, size, generator(options.seed, 1, index))
-        for index, (part, count) in enumerate(zip(parts, counts, strict=True))
+        _pairs(split, count, size, generator(options.seed, 1, index))
+        for index, (split, count) in enumerate(zip(splits, counts, strict=True))
     )
-    sizes = [sum(map(len, part)) for part in parts]
+    sizes = [sum(map(len, split)) for split in splits]
     note = (
         f"{options.train}, {options.validation} and {options.test} pairs for training, validation and test, of "
-        f"{sizes[0]}, {sizes[1]} and {sizes[2]} single pictures; no picture is in two of these parts."
+        f"{sizes[0]}, {sizes[1]} and {sizes[2]} single pictures; no picture is in two of these splits."
     )
     return Data(TASKS, (len(pictures),) * 2, ACCURACY, train, validation, test, notes=(*notes, note))
 
 
-def _pairs(part: Sequence[NDArray[np.uint8]], count: int, size: int, generator: np.random.Generator) -> Part:
-    images = np.concatenate(part)
-    labels = np.repeat(np.arange(len(part)), [len(pictures) for pictures in part])
+def _pairs(split: Sequence[NDArray[np.uint8]], count: int, size: int, generator: np.random.Generator) -> SplitData:
+    images = np.concatenate(split)
+    labels = np.repeat(np.arange(len(split)), [len(pictures) for pictures in split])
     left, right = generator.integers(len(images), size=(2, count))
     pixels = torch.from_numpy(overlay(images[left], images[right], size))[:, None].float().div_(127.5).sub_(1.0)
-    return Part(pixels, (torch.from_numpy(labels[left]), torch.from_numpy(labels[right])))
+    return SplitData(pixels, (torch.from_numpy(labels[left]), torch.from_numpy(labels[right])))

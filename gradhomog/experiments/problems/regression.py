@@ -10,16 +10,16 @@ import torch
 from numpy.typing import NDArray
 
 from gradhomog.errors import DataError
-from gradhomog.experiments.config.suites import members
+from gradhomog.experiments.config.suites import suite_pipelines
 from gradhomog.experiments.config.validation import at_least
 from gradhomog.experiments.data.seeding import generator
 from gradhomog.experiments.problems import table
-from gradhomog.experiments.problems.data import R2, Data, Part
+from gradhomog.experiments.problems.data import R2, Data, SplitData
 from gradhomog.experiments.problems.spec import EPISODIC, ProblemSpec
 from gradhomog.experiments.training.multi_task import multi_task_trainable
 
 MIN_ROWS = 2
-"""Minimum number of rows of a part, because R² needs two."""
+"""Minimum number of rows of a split, because R² needs two."""
 
 
 @dataclass(frozen=True)
@@ -63,25 +63,25 @@ def data(options: RegressionOptions) -> Data:
     for title in tasks:
         if tasks.count(title) > 1:  # tables of results and homogenizers identify a task by its title
             raise DataError(
-                f"`problem.targets`: two columns of {options.data} have the title {title!r}: the array of this "
-                f"name, and a column of {title.rpartition('[')[0]!r}. Rename one of the arrays."
+                f"`problem.targets`: two columns of {options.data} have the title {title!r}: an array with this "
+                f"name, and a column of the array {title.rpartition('[')[0]!r}. Rename one of the arrays."
             )
     rows = _split_rows(options, len(x))
     for number, name in enumerate(tasks):
-        for part in rows:
-            if np.ptp(y[part, number]) == 0:
+        for split in rows:
+            if np.ptp(y[split, number]) == 0:
                 raise DataError(
-                    f"`problem.targets`: {name!r} is constant in a part of {len(part)} rows, so that R² is undefined. "
-                    "Remove it from the targets, or choose another `problem.seed`."
+                    f"`problem.targets`: column {name!r} is constant in one of the three splits ({len(split)} rows), "
+                    "so R² is undefined. Remove it from the targets, or choose another `problem.seed`."
                 )
     train = rows[0]
     x, y = _standardize(x, train), _standardize(y, train)
     first, second, third = (
-        Part(
-            torch.from_numpy(x[part]).float(),
-            tuple(torch.from_numpy(y[part][:, [number]]).float() for number in range(len(tasks))),
+        SplitData(
+            torch.from_numpy(x[split]).float(),
+            tuple(torch.from_numpy(y[split][:, [number]]).float() for number in range(len(tasks))),
         )
-        for part in rows
+        for split in rows
     )
     note = (
         f"{options.data}: {', '.join(tasks)}, each from {x.shape[1]} inputs; {len(rows[0])}, {len(rows[1])} and "
@@ -98,7 +98,7 @@ def _split_rows(options: RegressionOptions, count: int) -> list[NDArray[np.int64
         raise DataError(
             f"{options.data} has {count} rows, of which `problem.validation` = {options.validation:g} and "
             f"`problem.test` = {options.test:g} leave {max(train, 0)} to train on; "
-            f"at least {MIN_ROWS} are needed in each part."
+            f"at least {MIN_ROWS} are needed in each split."
         )
     order = generator(options.seed).permutation(count)
     return [order[:train], order[train : train + validation], order[train + validation :]]
@@ -120,9 +120,9 @@ PROBLEM = ProblemSpec(
     options=RegressionOptions,
     trainable=multi_task_trainable(lambda options, size: data(options)),
     defaults={
-        "homogenizers": members("multitask"),
+        "homogenizers": suite_pipelines("multitask"),
         "network": {"name": "mlp", "width": 32},
         "train": {"steps": 1000, "outer_lr": 0.001, "validate_every": 50},
     },
-    unused=(*EPISODIC, "network.size"),
+    unused_keys=(*EPISODIC, "network.size"),
 )

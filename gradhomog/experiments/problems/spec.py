@@ -29,13 +29,13 @@ class ProblemSpec:
         options: dataclass of the table; fields with a range are created with `validation.at_least`.
         trainable: called as `trainable(config, run)` with a validated configuration; returns the `Trainable` of a run.
         defaults: defaults of other keys of the run file, as nested tables.
-        unused: key paths that have no meaning with this problem.
-        single: True if the method "single-task" exists, which trains a separate network for each task.
+        unused_keys: key paths that have no meaning with this problem.
+        has_single_task: True if the method "single-task" exists, which trains a separate network for each task.
     """
 
     name: str
     options: type[Any]
     trainable: Callable[..., Any]
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    unused: tuple[str, ...] = EPISODIC
-    single: bool = True
+    unused_keys: tuple[str, ...] = EPISODIC
+    has_single_task: bool = True

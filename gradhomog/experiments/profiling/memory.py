@@ -14,7 +14,7 @@ def peak_bytes(work: Callable[[], object]) -> int:
 
     Counts every allocation by PyTorch's CPU allocator in this thread, from the profiler's memory events: tensors, saved
     activations and temporaries. Unlike the peak memory of the process, it depends neither on earlier calls nor on the
-    load of the machine. Not counted: scratch memory of libraries such as oneDNN and MKL, allocations of intra-op
+    load of the machine. It does not count scratch memory of libraries such as oneDNN and MKL, allocations of intra-op
     threads, and the release of tensors that were allocated before the call. (For a convolution, its backward pass, and
     sums of several tensors of 34 MB it differed by less than 0.2 % from the growth of the process's resident memory,
     VmHWM after a reset.)

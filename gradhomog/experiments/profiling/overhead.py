@@ -56,8 +56,8 @@ def step_overheads(
 ) -> list[Table]:
     """One table per learner: time and memory of `learner.step` with each pipeline, as ratios to plain.
 
-    Pipelines take steps in turn on the same batches. All learners start from the network of the first seed. `seconds`
-    is divided equally between learners.
+    Pipelines take steps alternately on the same batches. All learners start from the network of the first seed.
+    `seconds` is divided equally between learners.
 
     Raises:
         GradhomogError: names, options, data or device are invalid, or the plain learner fails.
@@ -110,7 +110,7 @@ def _table(
     network = f"{config.network.name}, width {config.network.width}, inputs {source.input_shape}"
     title = f"one meta-step of {learner}: {network}, {config.episodes.tasks} tasks"
     notes = (
-        f"Methods took steps in turn on the same batches, on {device}, with {config.threads} thread"
+        f"Methods took steps alternately on the same batches, on {device}, with {config.threads} thread"
         f"{'s' if config.threads > 1 else ''}; {WARM_UP} warm-up rounds are not included.",
         "to plain: median over rounds of (time of the method / time of plain in the same round).",
         INTERVAL_NOTE,
@@ -121,7 +121,9 @@ def _table(
             else []
         ),
     )
-    return Table(title, PLAIN, table.make_rows(timings, PLAIN, peaks=peaks, states=states), notes, timings.failures)
+    return Table(
+        title, PLAIN, table.make_timing_rows(timings, PLAIN, peaks=peaks, states=states), notes, timings.failures
+    )
 
 
 def _synchronizer(device: torch.device) -> Callable[[], None]:

@@ -52,7 +52,7 @@ class Quantiles:
         )  # fmt: skip
 
     def record(self) -> dict[str, float | int | None]:
-        """Plain data for JSON, which has no NaN."""
+        """Return the fields as a dict for JSON; NaN becomes None, because JSON has no NaN."""
         return {name: None if value != value else value for name, value in vars(self).items()}
 
 

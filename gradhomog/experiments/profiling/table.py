@@ -12,7 +12,7 @@ from gradhomog.experiments.profiling.timing import Timings
 
 
 @dataclass(frozen=True)
-class Row:
+class TimingRow:
     """The measurements of one workload.
 
     Attributes:
@@ -31,7 +31,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Workloads that were timed in turn.
+    """Workloads that were timed alternately.
 
     Attributes:
         reference: label of the workload that the others are compared with.
@@ -41,11 +41,11 @@ class Table:
 
     title: str
     reference: str
-    rows: tuple[Row, ...]
+    rows: tuple[TimingRow, ...]
     notes: tuple[str, ...]
     failures: dict[str, str] = field(default_factory=dict)
 
-    def added_bytes(self, row: Row) -> int | None:
+    def added_bytes(self, row: TimingRow) -> int | None:
         """Memory in addition to that of the reference, including the state; None if not measured."""
         base = next((other for other in self.rows if other.label == self.reference), None)
         if base is None or base.peak_bytes is None or row.peak_bytes is None:
@@ -53,13 +53,13 @@ class Table:
         return row.peak_bytes + row.state_bytes - base.peak_bytes - base.state_bytes
 
 
-def make_rows(
+def make_timing_rows(
     timings: Timings,
     reference: str,
     *,
     peaks: Mapping[str, int] = MappingProxyType({}),
     states: Mapping[str, int] = MappingProxyType({}),
-) -> tuple[Row, ...]:
+) -> tuple[TimingRow, ...]:
     """One row per workload that did not fail, with ratios within rounds.
 
     Args:
@@ -67,7 +67,7 @@ def make_rows(
         states: size of the homogenizers' state in bytes, by label.
     """
     return tuple(
-        Row(
+        TimingRow(
             label,
             Quantiles.of([*timings.measured_seconds(label).values()]),
             Quantiles.of(timings.ratios(label, reference)),
@@ -80,7 +80,7 @@ def make_rows(
 
 
 def to_json(table: Table) -> dict[str, Any]:
-    """The table as plain data for JSON, in seconds, ratios and bytes."""
+    """Return the table as a dict for JSON, in seconds, ratios and bytes."""
     return {
         "title": table.title,
         "reference": table.reference,

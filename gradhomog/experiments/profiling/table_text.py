@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from gradhomog.experiments.profiling.quantiles import Quantiles
-from gradhomog.experiments.profiling.table import Row, Table
+from gradhomog.experiments.profiling.table import Table, TimingRow
 from gradhomog.experiments.report.formatting import NOTHING
 from gradhomog.experiments.report.text_table import align_columns
 
@@ -60,7 +60,7 @@ def time_text(seconds: float) -> str:
     return f"{seconds * 1e9:.0f} ns"
 
 
-def memory_text(table: Table, row: Row) -> str:
+def memory_text(table: Table, row: TimingRow) -> str:
     """Memory as text: the total for the reference, the difference to it for other rows."""
     if row.peak_bytes is None:
         return NOTHING

@@ -1,4 +1,4 @@
-"""Time several workloads in turn on the same inputs, so that load of the machine affects all of them."""
+"""Time several workloads alternately on the same inputs, so that load of the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Timings:
 
     Attributes:
         warm_up: number of warm-up rounds; they are used only for a workload without later rounds.
-        seconds: by label and round.
-        failures: by label, the message of the error after which the workload was not called again.
+        seconds: seconds, by label and round.
+        failures: message of the error after which a workload was not called again, by label.
     """
 
     warm_up: int
@@ -73,7 +73,7 @@ def interleave(
     """Call every workload once per round, all on the same input, in an order that rotates.
 
     Args:
-        workloads: by label.
+        workloads: functions to time, by label.
         inputs: creates the input of round 0, 1, 2, …; not timed.
         reference: the workload that the others are compared with; if it fails, its error is raised.
         rounds: the maximum number of rounds after the warm-up.

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gradhomog.experiments.analysis.metrics import metric
-from gradhomog.experiments.analysis.paired_comparison import Comparison
-from gradhomog.experiments.analysis.rows import Row
+from gradhomog.experiments.analysis.paired_comparison import PairedComparison
+from gradhomog.experiments.analysis.rows import MethodRow
 from gradhomog.experiments.analysis.statistics import Interval
 from gradhomog.experiments.analysis.summary import Summary
 from gradhomog.experiments.report.formatting import (
@@ -32,8 +32,8 @@ class Column:
     """A column: `text` gives the text of a cell, `value` its sort value."""
 
     title: str
-    text: Callable[[Row], str]
-    value: Callable[[Row], Value]
+    text: Callable[[MethodRow], str]
+    value: Callable[[MethodRow], Value]
 
 
 def score_columns(summary: Summary) -> list[Column]:
@@ -41,7 +41,7 @@ def score_columns(summary: Summary) -> list[Column]:
     kind = metric(summary.metric)
     several_units = len({row.unit for row in summary.rows}) > 1
 
-    def score(row: Row) -> str:
+    def score(row: MethodRow) -> str:
         # Mark intervals over tasks if others are over seeds: they do not include the variation between trainings.
         mark = " †" if several_units and row.unit == "tasks" else ""
         return interval_text(row.score, summary.metric, mean_only=row.unit == "one") + mark
@@ -53,7 +53,7 @@ def score_columns(summary: Summary) -> list[Column]:
     ]
     if summary.improvement_baseline:
         columns.append(_interval_column(DELTA_M, "accuracy", lambda row: row.improvement, signed=True))
-    additional = dict.fromkeys(name for row in summary.rows for name in row.also)
+    additional = dict.fromkeys(name for row in summary.rows for name in row.additional_scores)
     columns += [_additional_column(name, summary.metric) for name in additional]
     columns.append(
         Column("step time", _step_time, lambda row: _time_ratio(row.to_plain) if row.label != PLAIN else 1.0)
@@ -64,11 +64,11 @@ def score_columns(summary: Summary) -> list[Column]:
     return columns
 
 
-def answer_columns(summary: Summary) -> list[Column]:
+def baseline_columns(summary: Summary) -> list[Column]:
     """The columns that compare each method with the best baseline of its learner."""
     several = len(set(summary.best_baselines.values())) > 1
 
-    def baseline(row: Row) -> str:
+    def baseline(row: MethodRow) -> str:
         return NOTHING if row.to_baseline is None else row.to_baseline.reference
 
     columns = [*_name_columns(summary)]
@@ -97,7 +97,7 @@ def detectable_words(summary: Summary) -> str:
     return "1 point" if metric(summary.metric).percent else "5 % of the score"
 
 
-def cells(columns: Sequence[Column], row: Row) -> list[str]:
+def cells(columns: Sequence[Column], row: MethodRow) -> list[str]:
     """The texts of the cells of one row."""
     return [column.text(row) for column in columns]
 
@@ -109,8 +109,10 @@ def _name_columns(summary: Summary) -> list[Column]:
     return [Column("learner", lambda row: row.learner, lambda row: row.learner), method]
 
 
-def _difference_column(title: str, summary: Summary, get_comparison: Callable[[Row], Comparison | None]) -> Column:
-    def text(row: Row) -> str:
+def _difference_column(
+    title: str, summary: Summary, get_comparison: Callable[[MethodRow], PairedComparison | None]
+) -> Column:
+    def text(row: MethodRow) -> str:
         comparison = get_comparison(row)
         if comparison is None:
             return NOTHING
@@ -118,7 +120,7 @@ def _difference_column(title: str, summary: Summary, get_comparison: Callable[[R
         mean_only = comparison.unit == "one"
         return interval_text(comparison.difference, summary.metric, signed=True, mean_only=mean_only) + mark
 
-    def value(row: Row) -> Value:
+    def value(row: MethodRow) -> Value:
         comparison = get_comparison(row)
         return None if comparison is None else _none_if_nan(comparison.difference.mean)
 
@@ -126,13 +128,13 @@ def _difference_column(title: str, summary: Summary, get_comparison: Callable[[R
 
 
 def _interval_column(
-    title: str, kind: str, get_interval: Callable[[Row], Interval | None], signed: bool = False
+    title: str, kind: str, get_interval: Callable[[MethodRow], Interval | None], signed: bool = False
 ) -> Column:
-    def text(row: Row) -> str:
+    def text(row: MethodRow) -> str:
         interval = get_interval(row)
         return NOTHING if interval is None else interval_text(interval, kind, signed, mean_only=row.unit == "one")
 
-    def value(row: Row) -> Value:
+    def value(row: MethodRow) -> Value:
         interval = get_interval(row)
         return None if interval is None else _none_if_nan(interval.mean)
 
@@ -140,11 +142,11 @@ def _interval_column(
 
 
 def _additional_column(name: str, kind: str) -> Column:
-    return _interval_column(name, kind, lambda row: row.also.get(name))
+    return _interval_column(name, kind, lambda row: row.additional_scores.get(name))
 
 
 def _domain_column(name: str, kind: str) -> Column:
-    def mean(row: Row) -> float:
+    def mean(row: MethodRow) -> float:
         return row.by_domain[name].mean if name in row.by_domain else math.nan
 
     return Column(
@@ -154,27 +156,27 @@ def _domain_column(name: str, kind: str) -> Column:
     )
 
 
-def _step_time(row: Row) -> str:
+def _step_time(row: MethodRow) -> str:
     if row.label == PLAIN and row.step_seconds is not None:
         return f"{1000 * row.step_seconds:.3g} ms"
     return ratio_text(_time_ratio(row.to_plain))
 
 
-def _seed_count(row: Row) -> str:
+def _seed_count(row: MethodRow) -> str:
     if row.expected_seeds is None or row.expected_seeds == len(row.seeds):
         return f"{len(row.seeds)}"
     return f"{len(row.seeds)} of {row.expected_seeds}"
 
 
-def _p_value(comparison: Comparison | None) -> float | None:
+def _p_value(comparison: PairedComparison | None) -> float | None:
     return None if comparison is None else comparison.adjusted_p_value
 
 
-def _time_ratio(comparison: Comparison | None) -> float | None:
+def _time_ratio(comparison: PairedComparison | None) -> float | None:
     return None if comparison is None else comparison.time_ratio
 
 
-def _seeds_needed(comparison: Comparison | None) -> int | None:
+def _seeds_needed(comparison: PairedComparison | None) -> int | None:
     return None if comparison is None else comparison.seeds_needed
 
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from gradhomog.experiments.analysis.paired_comparison import Comparison
+from gradhomog.experiments.analysis.paired_comparison import PairedComparison
 from gradhomog.experiments.analysis.statistics import Interval
 from gradhomog.experiments.analysis.summary import Summary
 
 
 def write_csv(summary: Summary, path: str | Path) -> None:
     """Write one line per method; accuracies are fractions, and unknown values are empty."""
-    also = list(dict.fromkeys(name for row in summary.rows for name in row.also))
+    additional = list(dict.fromkeys(name for row in summary.rows for name in row.additional_scores))
     names = [
         "learner", "label", "homogenizers", "seeds", "expected_seeds", "metric", "mean", "half_width", "n", "unit",
         *_comparison_names(""), "baseline", *_comparison_names("baseline_"), "step_seconds", "chosen",
         *(f"mean[{domain}]" for domain in summary.domains),
-        *(["improvement", "improvement_half_width"] if summary.improvement_baseline else []), *also,
+        *(["improvement", "improvement_half_width"] if summary.improvement_baseline else []), *additional,
     ]  # fmt: skip
     with Path(path).open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -30,7 +30,7 @@ def write_csv(summary: Summary, path: str | Path) -> None:
                 row.step_seconds, row.chosen,
                 *(row.by_domain[d].mean if d in row.by_domain else None for d in summary.domains),
                 *(_mean_and_half_width(row.improvement) if summary.improvement_baseline else ()),
-                *(row.also[name].mean if name in row.also else None for name in also),
+                *(row.additional_scores[name].mean if name in row.additional_scores else None for name in additional),
             ]  # fmt: skip
             writer.writerow(["" if value is None or value != value else value for value in values])
 
@@ -40,7 +40,7 @@ def _comparison_names(prefix: str) -> list[str]:
     return [prefix + name for name in (*names, "verdict", "time_ratio", "seeds_needed")]
 
 
-def _comparison_values(comparison: Comparison | None) -> tuple[object, ...]:
+def _comparison_values(comparison: PairedComparison | None) -> tuple[object, ...]:
     if comparison is None:
         return (None,) * 9
     difference = comparison.difference

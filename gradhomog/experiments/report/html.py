@@ -12,8 +12,8 @@ from markupsafe import Markup
 from gradhomog.experiments.analysis.summary import Summary
 from gradhomog.experiments.report.captions import TITLES, captions, tuning_note
 from gradhomog.experiments.report.figures import SavedFigure
-from gradhomog.experiments.report.html_table import answer_table, candidate_table, score_table
-from gradhomog.experiments.report.narrative import answer_notes, answers, scope
+from gradhomog.experiments.report.findings import baseline_notes, findings, scope
+from gradhomog.experiments.report.html_table import baseline_table, candidate_table, score_table
 from gradhomog.experiments.report.notes import notes
 from gradhomog.experiments.report.run_sections import run_sections
 from gradhomog.experiments.report.svg import inline_svg
@@ -32,7 +32,7 @@ class Figure:
 
 
 def render_page(summary: Summary, records: Sequence[Record], saved_figures: Mapping[str, SavedFigure]) -> str:
-    """The page: answers, table, figures, tuning, runs, configuration and versions. All texts are escaped."""
+    """The page: findings, table, figures, tuning, runs, configuration and versions. All texts are escaped."""
     environment = Environment(
         loader=PackageLoader("gradhomog.experiments.report"),
         autoescape=True,
@@ -42,20 +42,20 @@ def render_page(summary: Summary, records: Sequence[Record], saved_figures: Mapp
         keep_trailing_newline=True,
     )
     start: Record = next((record for record in reversed(records) if record["event"] == "start"), {})
-    about = f" {'on' if summary.problem else 'of'} {', '.join(summary.learners)}" if summary.rows else ""
+    subject = f" {'on' if summary.problem else 'of'} {', '.join(summary.learners)}" if summary.rows else ""
     return environment.get_template("report.html").render(
-        title=f"gradhomog: comparison{about}",
+        title=f"gradhomog: comparison{subject}",
         scope=scope(summary),
-        answers=answers(summary),
-        answer_table=answer_table(summary),
-        answer_notes=answer_notes(summary),
+        findings=findings(summary),
+        baseline_table=baseline_table(summary),
+        baseline_notes=baseline_notes(summary),
         score_table=score_table(summary) if summary.rows else None,
         notes=notes(summary),
         figures=_figures(summary, saved_figures),
         candidates=candidate_table(summary) if summary.candidates else None,
         tuning_note=tuning_note(summary) if summary.candidates else "",
         runs=run_sections(records, summary),
-        about=_about(summary, start),
+        facts=_facts(summary, start),
         version=(start.get("versions") or {}).get("gradhomog"),
         configuration=tomli_w.dumps(start.get("config") or {}) if start else None,
         versions={str(k): str(v) for part in ("versions", "machine") for k, v in (start.get(part) or {}).items()},
@@ -77,7 +77,7 @@ def _figures(summary: Summary, saved_figures: Mapping[str, SavedFigure]) -> list
     ]
 
 
-def _about(summary: Summary, start: Record) -> dict[str, str]:
+def _facts(summary: Summary, start: Record) -> dict[str, str]:
     """Facts about the comparison (learners, methods, domains) by name; unknown facts are omitted."""
     config = start.get("config") or {}
     problem_entries = {"tasks": ", ".join(map(str, start.get("tasks") or ())), "data": " ".join(summary.notes)}

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from gradhomog.experiments.analysis.metrics import metric
-from gradhomog.experiments.analysis.rows import Row
+from gradhomog.experiments.analysis.rows import MethodRow
 from gradhomog.experiments.analysis.summary import Summary
-from gradhomog.experiments.report.columns import Column, Value, answer_columns, score_columns
+from gradhomog.experiments.report.columns import Column, Value, baseline_columns, score_columns
 from gradhomog.experiments.report.formatting import NOTHING, number_text
 
 
@@ -34,9 +34,9 @@ def score_table(summary: Summary) -> Table:
     return _method_table(score_columns(summary), summary.rows)
 
 
-def answer_table(summary: Summary) -> Table:
+def baseline_table(summary: Summary) -> Table:
     """All methods compared with the best baseline, which is not a row of this table."""
-    return _method_table(answer_columns(summary), [row for row in summary.rows if row.to_baseline is not None])
+    return _method_table(baseline_columns(summary), [row for row in summary.rows if row.to_baseline is not None])
 
 
 def candidate_table(summary: Summary) -> Table:
@@ -64,13 +64,13 @@ def text_cell(text: str) -> Cell:
     return Cell(text, "" if text == NOTHING else text)
 
 
-def _method_table(columns: Sequence[Column], rows: Iterable[Row]) -> Table:
+def _method_table(columns: Sequence[Column], rows: Iterable[MethodRow]) -> Table:
     titles = [column.title for column in columns]
     cells = [[Cell(column.text(row), _sort_key(column.value, row)) for column in columns] for row in rows]
     return Table(titles, cells, sticky=titles.index("method"))
 
 
-def _sort_key(get_value: Callable[[Row], Value], row: Row) -> str:
+def _sort_key(get_value: Callable[[MethodRow], Value], row: MethodRow) -> str:
     value = get_value(row)
     return value if isinstance(value, str) else _number_key(value)
 

@@ -6,7 +6,7 @@ import math
 
 from gradhomog.error_source import in_one_line
 from gradhomog.experiments.analysis.metrics import metric
-from gradhomog.experiments.analysis.rows import Row
+from gradhomog.experiments.analysis.rows import MethodRow
 from gradhomog.experiments.analysis.summary import Summary
 from gradhomog.experiments.results.plan import PLAIN
 
@@ -45,13 +45,13 @@ def notes(summary: Summary) -> list[str]:
             lines.append(f"{_row_name(row, summary)}: {row.chosen} was chosen from {count} candidates by {score}.")
     busy = " while other runs used the machine" if summary.parallel else ""
     lines.append(f"step time: processor time{busy}; an indication, no benchmark.")
-    lines += [str(homogenizer) for homogenizer in summary.slow]
+    lines += [str(homogenizer) for homogenizer in summary.slow_homogenizers]
     not_finite = [_row_name(row, summary) for row in summary.rows if math.isnan(row.score.mean)]
     if not_finite:
         lines.append(f"nan: a score is not finite, so there is no mean ({', '.join(not_finite)}).")
-    if summary.expected is not None and summary.finished < summary.expected:
-        uncounted = "; candidates of tuned methods are not counted" if summary.tried else ""
-        lines.append(f"Partial: {summary.finished} of {summary.expected} runs finished{uncounted}.")
+    if summary.expected_runs is not None and summary.finished_runs < summary.expected_runs:
+        uncounted = "; candidates of tuned methods are not counted" if summary.has_candidate_runs else ""
+        lines.append(f"Partial: {summary.finished_runs} of {summary.expected_runs} runs finished{uncounted}.")
     lines += [f"Failed: {run}: {in_one_line(message)}" for run, message in summary.failures.items()]
     return lines
 
@@ -73,6 +73,6 @@ def _difference_notes(summary: Summary) -> list[str]:
     return [f"Differences are paired by {pairs}; *: significant at the 5 % level (t test{holm})."]
 
 
-def _row_name(row: Row, summary: Summary) -> str:
+def _row_name(row: MethodRow, summary: Summary) -> str:
     several = len({other.learner for other in summary.rows}) > 1
     return f"{row.learner}, {row.label}" if several else row.label

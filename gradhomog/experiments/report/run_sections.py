@@ -69,7 +69,7 @@ def _finished_section(record: Record, summary: Summary, charts: Sequence[Chart])
         "learner": record["learner"],
         "homogenizers": record["homogenizers"],
         "seed": str(record["seed"]),
-        summary.score_of("test"): score,
+        summary.score_name("test"): score,
         "validation": NOTHING if math.isnan(validation) else number_text(validation, summary.metric) + kind.unit,
         "tested network": _step(record.get("best_step")),
         "training steps": str(record.get("steps", NOTHING)),
@@ -114,7 +114,7 @@ def _charts(steps: Sequence[Record], validations: Sequence[Record], summary: Sum
     widths = [kind.factor * numbers([record.get("half_width")])[0] for record in validations]
     charts = [
         line_chart("training loss, mean over tasks", losses),
-        line_chart(f"{summary.score_of('validation')}{kind.unit}", scores, widths),
+        line_chart(f"{summary.score_name('validation')}{kind.unit}", scores, widths),
     ]
     return [chart for chart in charts if chart is not None]
 

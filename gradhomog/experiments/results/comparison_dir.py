@@ -29,15 +29,15 @@ class Plan:
         config: the resolved configuration.
         digest: hash of the configuration.
         methods: the rows of the table, in its order.
-        about: for a multi-task problem: `tasks` (names), `notes` (sentences about the data) and `fingerprint` (hash of
-            the data). `held_out` is False if candidates are selected by the same scores that the table reports.
+        metadata: for a multi-task problem: `tasks` (names), `notes` (sentences about the data) and `fingerprint` (hash
+            of the data). `held_out` is False if candidates are selected by the same scores that the table reports.
     """
 
     config: dict[str, Any]
     digest: str
     methods: tuple[Method, ...]
     seeds: tuple[int, ...]
-    about: dict[str, Any]
+    metadata: dict[str, Any]
 
     def write(self, folder: Path) -> None:
         """Write `plan.json`; an existing one is not changed.
@@ -49,19 +49,19 @@ class Plan:
             existing = Plan.read(folder)
             different = {
                 "configuration": (existing.digest, self.digest),  # the run file may have been edited
-                "data (the file has changed)": (existing.about.get("fingerprint"), self.about.get("fingerprint")),
+                "data (the file has changed)": (existing.metadata.get("fingerprint"), self.metadata.get("fingerprint")),
             }
-            for what, (theirs, ours) in different.items():
-                if theirs != ours:
+            for name, (existing_value, value) in different.items():
+                if existing_value != value:
                     raise ConfigError(
-                        f"{folder} holds results of another {what}; one table must not mix the two. Choose another "
-                        "--out."
+                        f"{folder} contains results of another {name}. They cannot be combined in one table. Choose "
+                        "another --out."
                     )
-            if (theirs := existing.config["plugins"]) != self.config["plugins"]:
-                changed = sorted({*theirs} ^ {*self.config["plugins"]})
+            if (existing_pins := existing.config["plugins"]) != self.config["plugins"]:
+                changed = sorted({*existing_pins} ^ {*self.config["plugins"]})
                 raise ConfigError(
-                    f"{folder} holds results of other plugins; one table must not mix the two. Only one of them uses "
-                    f"{', '.join(changed)}. Choose another --out."
+                    f"{folder} contains results of other plugins. They cannot be combined in one table. These plugins "
+                    f"are pinned in only one of the two configurations: {', '.join(changed)}. Choose another --out."
                 )
             return
         content = {"version": events.VERSION, **events.json_compatible(asdict(self))}
@@ -86,7 +86,7 @@ class Plan:
             methods = tuple(
                 Method(row["learner"], row["label"], tuple(row["candidates"])) for row in content["methods"]
             )
-            return cls(content["config"], content["digest"], methods, tuple(content["seeds"]), content["about"])
+            return cls(content["config"], content["digest"], methods, tuple(content["seeds"]), content["metadata"])
         except OSError as cause:
             raise ConfigError(
                 f"{folder}: cannot read {PLAN}: {cause.strerror}. Pass an output folder of `gradhomog compare` or "
@@ -112,7 +112,7 @@ def choose_folder(config: Config, out: Path | None, resume: bool, stem: str) -> 
     configuration.
 
     Raises:
-        ConfigError: the folder holds results and `resume` is False, or it has another configuration, or there is no
+        ConfigError: the folder contains results and `resume` is False, or it has another configuration, or there is no
             folder to resume.
     """
     if out is None:
@@ -123,7 +123,7 @@ def choose_folder(config: Config, out: Path | None, resume: bool, stem: str) -> 
     if existing.exists():
         _check_same_configuration(config, load(existing), out)
         if (out / PLAN).exists() and not resume:
-            raise ConfigError(f"{out} already holds results. Add --resume to continue, or choose another --out.")
+            raise ConfigError(f"{out} already contains results. Add --resume to continue, or choose another --out.")
     return out
 
 

@@ -28,7 +28,7 @@ Record = dict[str, Any]
 """An event with its run and method, for reports and figures; see `records`."""
 
 
-class Start(TypedDict):
+class StartEvent(TypedDict):
     """A process starts the run, or continues it after `step` steps. The first line of the file."""
 
     event: Literal["start"]
@@ -41,7 +41,7 @@ class Start(TypedDict):
     """Number of runs that the comparison computed at the same time."""
 
 
-class Stage(TypedDict):
+class StageRecord(TypedDict):
     """Rows after a homogenizer: their norms `[tasks]` and the cosines between them `[tasks, tasks]`."""
 
     name: str
@@ -49,7 +49,7 @@ class Stage(TypedDict):
     cosines: list[list[Number]]
 
 
-class Step(TypedDict):
+class StepEvent(TypedDict):
     """A training step, written every `train.log_every` steps: the fields of `StepReport`."""
 
     event: Literal["step"]
@@ -63,20 +63,20 @@ class Step(TypedDict):
     weights: list[Number] | None
     tasks: list[int]
     domains: list[str]
-    stages: list[Stage]
+    stages: list[StageRecord]
     measured: dict[str, dict[str, Any]]
 
 
-class Probe(TypedDict):
+class ProbeEvent(TypedDict):
     """The encoder's rows of one batch without homogenizers, with the first one, with the first two, and so on, at the
     same parameters. Only written if a homogenizer acts before the rows exist."""
 
     event: Literal["probe"]
     step: int
-    stages: list[Stage]
+    stages: list[StageRecord]
 
 
-class Validation(TypedDict):
+class ValidationEvent(TypedDict):
     """A validation score, every `train.validate_every` steps, with the `half_width` of its 95 % interval over tasks."""
 
     event: Literal["validation"]
@@ -85,7 +85,7 @@ class Validation(TypedDict):
     half_width: Number
 
 
-class Failed(TypedDict):
+class FailureEvent(TypedDict):
     """The run ended with an error; the last line of the file."""
 
     event: Literal["failed"]
@@ -93,7 +93,7 @@ class Failed(TypedDict):
     error: str
 
 
-class Finished(TypedDict):
+class FinishedResult(TypedDict):
     """The result of a finished run. `sha256` is the digest of the other entries."""
 
     event: Literal["result"]
@@ -122,18 +122,20 @@ class Finished(TypedDict):
     sha256: str
 
 
-class Result(Finished, total=False):
+class Result(FinishedResult, total=False):
     """The content of `result.json`, with the entries that only some runs have."""
 
     ensemble: list[int]
     """Steps of the states of the tested ensemble."""
     problem: str
-    also: dict[str, Number]
+    additional_scores: dict[str, Number]
     """Additional scores of a problem."""
 
 
-Event = Start | Step | Probe | Validation | Failed
-KINDS: dict[str, Any] = {"start": Start, "step": Step, "probe": Probe, "validation": Validation, "failed": Failed}
+Event = StartEvent | StepEvent | ProbeEvent | ValidationEvent | FailureEvent
+KINDS: dict[str, Any] = {
+    "start": StartEvent, "step": StepEvent, "probe": ProbeEvent, "validation": ValidationEvent, "failed": FailureEvent,
+}  # fmt: skip
 
 
 class EventLog:
@@ -142,7 +144,7 @@ class EventLog:
     When `append` returns, the operating system has the event: a killed process loses at most an unfinished line.
 
     Args:
-        path: of the file; created if missing.
+        path: path of the file; created if missing.
         size: keep this many bytes and truncate the rest: events after the last checkpoint, which are written again.
     """
 

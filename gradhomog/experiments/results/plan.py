@@ -72,7 +72,7 @@ def decided_runs(
     the tuned methods whose candidate is selected.
 
     Args:
-        results: of the finished runs, by `Run.id`.
+        results: results of the finished runs, by `Run.id`.
         failed: ids of the failed runs; failed candidates are excluded from the selection.
     """
     tuning = [Run(row.learner, text, seeds[0]) for row in rows if row.tuned for text in row.candidates]

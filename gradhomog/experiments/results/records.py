@@ -4,7 +4,7 @@ A record is an event or a result of a run, with the entries of its method: `run`
 `seed` and `role`. The role is "candidate" for runs of a tuned method's candidates, else "compare". Results of tuned
 methods also have `tuned_from` (the candidates) and `chosen`. The first record is `start`: the `config` of the
 comparison, `rows` (learner and label of each method), `time`, `versions` and `machine` of the run that started last,
-the largest number of `jobs`, and `Plan.about`.
+the largest number of `jobs`, and `Plan.metadata`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Reader:
         last: Record = max(starts, key=lambda event: event["time"], default=default)
         versions: Record = {**last["versions"], **pin_versions(plan.config.get("plugins", ()))}
         return {
-            **plan.about, "event": "start", "config": plan.config, "digest": plan.digest,
+            **plan.metadata, "event": "start", "config": plan.config, "digest": plan.digest,
             "rows": [{"learner": method.learner, "label": method.label} for method in plan.methods],
             "time": last["time"], "versions": versions, "machine": last["machine"],
             "jobs": max((event["jobs"] for event in starts), default=1),

@@ -29,7 +29,7 @@ class SaliencyMaps:
 
     Attributes:
         images: `[n, channels, height, width]` in [-1, 1].
-        domains: of the images' tasks.
+        domains: domain names of the images' tasks.
         probabilities: `[n]`, of the true class, by the adapted network.
         saliency: derivative of the true class's output w.r.t. the image, averaged over noise, with the images' shape;
             None if the learner's outputs are not differentiable w.r.t. the inputs.

@@ -107,7 +107,7 @@ class MetaLearning:
         write_saliency_maps(self.learner, self.source.test, self.config.device, folder)
         return {}
 
-    def about(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         return {}
 
     def state_dict(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import gradhomog
 from gradhomog.experiments import models
 from gradhomog.experiments.config.schema import Config
-from gradhomog.experiments.problems.data import Data, Part, batch_indices, r_squared
+from gradhomog.experiments.problems.data import Data, SplitData, batch_indices, r_squared
 from gradhomog.experiments.results.plan import SINGLE, Run
 from gradhomog.experiments.training.trainable import device
 from gradhomog.pipelines import pipeline
@@ -37,12 +37,14 @@ class MultiTask:
     def __init__(self, config: Config, run: Run, data: Data, batch: int) -> None:
         self.data, self.metric, self.batch, self.seed = data, data.metric, batch, run.seed
         self.device = device(config.device)
-        self.single = run.homogenizers == SINGLE
-        self.homogenizers = pipeline(None if self.single else run.homogenizers, nonfinite=config.train.nonfinite)
+        self.is_single_task = run.homogenizers == SINGLE
+        self.homogenizers = pipeline(
+            None if self.is_single_task else run.homogenizers, nonfinite=config.train.nonfinite
+        )
         shape, network = tuple(data.train.inputs.shape[1:]), config.network
         torch.manual_seed(run.seed)
         networks = [models.build(network.name, shape, outputs, network.width) for outputs in data.outputs]
-        self.encoders = nn.ModuleList(encoder for encoder, _ in (networks if self.single else networks[:1]))
+        self.encoders = nn.ModuleList(encoder for encoder, _ in (networks if self.is_single_task else networks[:1]))
         self.heads = nn.ModuleList(head for _, head in networks)
         self.network = nn.ModuleDict({"encoders": self.encoders, "heads": self.heads}).to(self.device)
 
@@ -57,7 +59,7 @@ class MultiTask:
         inputs, targets = self._batch(index)
         self.network.train()
         optimizer.zero_grad()
-        if self.single:
+        if self.is_single_task:
             outputs = self._outputs(inputs)
             losses = self._losses(outputs, targets)
             report = self._single_task_report(losses)
@@ -100,9 +102,9 @@ class MultiTask:
             _detached(losses), None, _detached(norms), cosines.fill_diagonal_(1.0), None, all_tasks, self.data.tasks
         )
 
-    def _batch(self, index: int) -> Part:
+    def _batch(self, index: int) -> SplitData:
         indices = batch_indices(len(self.data.train.inputs), self.batch, self.seed, index)
-        return Part(
+        return SplitData(
             self.data.train.inputs[indices].to(self.device),
             tuple(targets[indices].to(self.device) for targets in self.data.train.targets),
         )
@@ -110,7 +112,7 @@ class MultiTask:
     def _outputs(self, inputs: Tensor) -> list[Tensor]:
         """Return the outputs of each task's head, without homogenizers."""
         features = [encoder(inputs) for encoder in self.encoders]
-        per_task = features if self.single else features * len(self.heads)
+        per_task = features if self.is_single_task else features * len(self.heads)
         return [head(task_features) for head, task_features in zip(self.heads, per_task, strict=True)]
 
     def probe(self, index: int) -> list[StageReport]:
@@ -125,14 +127,14 @@ class MultiTask:
         return self._evaluate(self.data.test)
 
     @torch.no_grad()
-    def _evaluate(self, part: Part) -> Evaluation:
+    def _evaluate(self, split: SplitData) -> Evaluation:
         """Return one score and one loss per task."""
         self.network.eval()
         # In chunks: memory must not grow with the data set.
-        chunks = [self._outputs(inputs.to(self.device)) for inputs in torch.split(part.inputs, 256)]
+        chunks = [self._outputs(inputs.to(self.device)) for inputs in torch.split(split.inputs, 256)]
         outputs = [torch.cat(chunk).cpu() for chunk in zip(*chunks, strict=True)]
         result = Evaluation(metric=self.metric.name)
-        for name, output, target in zip(self.data.tasks, outputs, part.targets, strict=True):
+        for name, output, target in zip(self.data.tasks, outputs, split.targets, strict=True):
             score = accuracy(output, target)
             result.scores.append(r_squared(output, target) if score is None else score)
             result.losses.append(float(default_loss(output, target)))
@@ -142,7 +144,7 @@ class MultiTask:
     def write_artifacts(self, folder: Path) -> dict[str, Any]:
         return {}
 
-    def about(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         return {"tasks": list(self.data.tasks), "notes": list(self.data.notes), "fingerprint": self.data.fingerprint}
 
     # -- state -------------------------------------------------------------------------------------------------------

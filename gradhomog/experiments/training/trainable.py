@@ -18,7 +18,7 @@ class Trainable(Protocol):
     """Training step, evaluation and state of a run. A step is a function of its index and the state only.
 
     Attributes:
-        metric: of the scores of `validate` and `test`.
+        metric: metric of the scores of `validate` and `test`.
         members: the homogenizers, whose time is measured.
         samples_tasks: True if the tasks are a sample of a larger population: their scores then have a confidence
             interval.
@@ -41,7 +41,7 @@ class Trainable(Protocol):
         """Return the rows of batch `index` after each homogenizer; empty if the reports of all steps include them."""
 
     def validate(self) -> Evaluation:
-        """Return the scores that select the state and the candidate of a tuned method; see `held_out` in `about`."""
+        """Return the scores that select the state and the candidate of a tuned method; see `held_out` in `metadata`."""
 
     def test(self, states: Sequence[Mapping[str, Any]]) -> Evaluation:
         """Return the test scores of `states`: the first is the best and already loaded; several form an ensemble."""
@@ -49,7 +49,7 @@ class Trainable(Protocol):
     def write_artifacts(self, folder: Path) -> dict[str, Any]:
         """Write the files that figures need, and return further entries for the record of the result. Called last."""
 
-    def about(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Return metadata for the report: `tasks` and `notes` of a multi-task problem, and `held_out`, False if
         `validate` and `test` use the same data."""
 

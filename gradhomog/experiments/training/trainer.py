@@ -1,4 +1,4 @@
-"""Trainer of one run: training with validation, selection of the best states, and test; resumes bit for bit."""
+"""Trainer of one run: training with validation, selection of the best states, and test; resumes exactly."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class Trainer:
     """Train and test one run, and write its folder: events, checkpoints, and finally networks, figure data and result.
 
     Args:
-        config: of this run only, see `Config.for_run`.
+        config: configuration of this run only, see `Config.for_run`.
         run: learner, homogenizers and seed.
-        folder: of the run; this process holds its lock.
+        folder: folder of the run; this process holds its lock.
         observe: called with every event that is written, and with the result.
         jobs: number of runs that are computed at the same time; recorded only.
 

@@ -48,7 +48,7 @@ def global_generators_unchanged(subject: DomainSubject) -> None:
 
 @check("domains")
 def determined_by_generator(subject: DomainSubject) -> None:
-    """The generator's seed alone determines a task, bit for bit.
+    """The generator's seed alone determines a task exactly (every bit).
 
     Two domains made with the same options draw equal tasks, independently of the global generators and earlier draws.
     """

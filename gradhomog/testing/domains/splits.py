@@ -31,7 +31,7 @@ POINTS: Numbers = {
 
 
 def _disjoint_splits(subject: DomainSubject) -> list[Split]:
-    """Those of train, val and test that the domain supports."""
+    """Return the splits among train, val and test that the domain supports."""
     splits = [split for split in DISJOINT if split in subject.supported]
     if len(splits) < 2:
         raise NotApplicable(f"fewer than two of train, val and test are supported: {splits[0] if splits else 'none'}")
@@ -79,11 +79,12 @@ def splits_share_no_class(subject: DomainSubject) -> None:
     total = largest_accepted(subject.domain, "all", "ways", TOO_MANY)
     if total == TOO_MANY:
         raise NotApplicable("`check` accepts any number of ways: see the check `excessive_requests_rejected`")
-    parts = {split: largest_accepted(subject.domain, split, "ways", TOO_MANY) for split in _disjoint_splits(subject)}
-    if sum(parts.values()) > total:
-        counts = ", ".join(f"{count} for {split!r}" for split, count in parts.items())
+    ways = {split: largest_accepted(subject.domain, split, "ways", TOO_MANY) for split in _disjoint_splits(subject)}
+    if sum(ways.values()) > total:
+        counts = ", ".join(f"{count} for {split!r}" for split, count in ways.items())
         raise CheckFailure(
-            f"`check` accepts up to {counts} ways, but only {total} for 'all': some classes are in two splits"
+            f"`check` accepts {total} ways for the split 'all', fewer than for the other splits together ({counts}): "
+            "some classes are in two splits"
         )
 
 

@@ -188,7 +188,7 @@ def classes_consistent(subject: DomainSubject) -> None:
 def support_and_query_disjoint(subject: DomainSubject) -> None:
     """No input is in both the support set and the query set, because memorization would classify such a query.
 
-    Inputs are compared bit for bit, so a data set that contains an image twice fails too.
+    Inputs are compared exactly (every bit), so a data set that contains an image twice fails too.
     """
 
     def require(task: Task, split: Split, numbers: Numbers) -> None:
@@ -204,7 +204,7 @@ def input_bits(x: Tensor) -> list[bytes]:
 
 
 def same_task(one: Task, two: Task) -> bool:
-    """True if two tasks are equal, bit for bit."""
+    """True if two tasks are exactly equal."""
     return all(torch.equal(getattr(one, name), getattr(two, name)) for name in TENSORS)
 
 

@@ -79,25 +79,25 @@ def inputs_unchanged(subject: HomogenizerSubject) -> None:
     This includes the caller's tensors over two steps, features passed through `transform`, and the inputs of the
     attached encoder. Values are compared, so writes through `.data` or NumPy are found.
     """
-    faults: list[str] = []
+    changes: list[str] = []
 
     def compare(homogenizer: Any, stage: str, call: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         before = _inputs(arguments[0])
         result = call(*arguments)
-        faults.extend(f"`{stage}` writes to `{name}`" for name in changed_names(before, _inputs(arguments[0])))
+        changes.extend(f"`{stage}` writes to `{name}`" for name in changed_names(before, _inputs(arguments[0])))
         return result
 
     pipe = wrap_stages(subject.pipeline(), compare)
     try:
         _run_all_stages(subject, pipe)
     except CheckFailure as failure:
-        raise failure if not faults else _in_place_failure(faults) from failure
-    if faults:
-        raise _in_place_failure(faults)
+        raise failure if not changes else _in_place_failure(changes) from failure
+    if changes:
+        raise _in_place_failure(changes)
 
 
-def _in_place_failure(faults: list[str]) -> CheckFailure:
-    return CheckFailure(f"{', '.join(dict.fromkeys(faults))} in place: work on a copy")
+def _in_place_failure(changes: list[str]) -> CheckFailure:
+    return CheckFailure(f"{', '.join(dict.fromkeys(changes))} in place: work on a copy")
 
 
 def _inputs(argument: Any) -> Mapping[str, object]:
@@ -125,21 +125,21 @@ def no_stage_writes_to_self(subject: HomogenizerSubject) -> None:
     So a step that raises later changes nothing. All attributes are compared before and after `transform`, `mix`,
     `rows`, `update`, `measured` and `paper_scale`. `measured` must return the same numbers if it is called twice.
     """
-    faults: list[str] = []
+    changes: list[str] = []
 
     def compare(homogenizer: Any, stage: str, call: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         before = {name: snapshot(value) for name, value in vars(homogenizer).items()}
         result = call(*arguments)
         after = {name: snapshot(value) for name, value in vars(homogenizer).items()}
-        faults.extend(f"`{stage}` changes `self.{name}`" for name in changed_names(before, after))
+        changes.extend(f"`{stage}` changes `self.{name}`" for name in changed_names(before, after))
         if stage == "measured" and snapshot(call(*arguments)) != snapshot(result):
-            faults.append("`measured` returns other numbers in a second call")
+            changes.append("`measured` returns other numbers in a second call")
         return result
 
     _run_all_stages(subject, wrap_stages(subject.pipeline(), compare))
-    if faults:
+    if changes:
         raise CheckFailure(
-            f"{', '.join(dict.fromkeys(faults))}: return new state from `update` under names listed in `state_names`; "
+            f"{', '.join(dict.fromkeys(changes))}: return new state from `update` under names listed in `state_names`; "
             "pass values from `mix` or `rows` to `update` by `StageResult(value, aux=...)`"
         )
 

@@ -122,15 +122,17 @@ def momentum(subject: HomogenizerSubject) -> None:
     found = subject.vector(second.repeat(3, 1), pipe=pipe)
     if torch.allclose(found, second, rtol=1e-9, atol=1e-12):
         raise CheckFailure(
-            "identical rows give that row, independently of the rows of the previous step", direction=found
+            "the direction for identical rows is that row, so it does not depend on earlier steps, as the trait "
+            "`momentum` claims",
+            direction=found,
         )
 
 
 @check("homogenizers")
 def nonfinite_policy(subject: HomogenizerSubject) -> None:
-    """A task with NaN or infinity raises and does not change state; with `nonfinite="drop"` the other tasks continue.
+    """A row with NaN or infinity causes an error and changes no state; with `nonfinite="drop"` other tasks continue.
 
-    Checked in the first step and between steps with all tasks.
+    The check covers the first step, and a step between steps in which all rows are finite.
     """
     rows = torch.randn(4, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for value in (torch.nan, torch.inf):

@@ -7,7 +7,7 @@ import torch
 from gradhomog.scoring import accuracy
 from gradhomog.testing.check import CheckFailure, check
 from gradhomog.testing.comparisons import central_difference, derivatives_close, require_close, require_equal
-from gradhomog.testing.learners.probes import Recorder, ZeroEncoder, ZeroFeatures
+from gradhomog.testing.learners.auxiliary_homogenizers import Recorder, ZeroEncoder, ZeroFeatures
 from gradhomog.testing.learners.subject import LearnerSubject
 
 

@@ -15,7 +15,7 @@ from gradhomog.task_key import TaskKey
 from gradhomog.tasks import TaskBatch
 from gradhomog.testing.check import CheckFailure, check, describe_error
 from gradhomog.testing.comparisons import STEP, derivatives_close, require_close
-from gradhomog.testing.learners.probes import ShiftedFeatures
+from gradhomog.testing.learners.auxiliary_homogenizers import ShiftedFeatures
 from gradhomog.testing.learners.subject import LearnerSubject, TaskType
 
 METRICS: Mapping[TaskType, str] = {"classification": "accuracy", "regression": "mse"}

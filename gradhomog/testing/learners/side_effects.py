@@ -12,7 +12,7 @@ from gradhomog.learners import Learner
 from gradhomog.reports import TaskRows
 from gradhomog.testing.check import CheckFailure, check
 from gradhomog.testing.comparisons import require_equal
-from gradhomog.testing.learners.probes import Call, Recorder, RowRecorder
+from gradhomog.testing.learners.auxiliary_homogenizers import Call, Recorder, RowRecorder
 from gradhomog.testing.learners.subject import LearnerSubject
 from gradhomog.testing.snapshots import (
     changed_names,
@@ -71,8 +71,8 @@ def _with_mixed_modes(subject: LearnerSubject, homogenizers: Any = None) -> Lear
 def no_side_effects(subject: LearnerSubject) -> None:
     """`rows`, `evaluate` and `predict` do not change the learner, the tasks or the global generators.
 
-    Compared are parameters, `.grad`, buffers, modes, hooks and attributes of the modules, the gradient mode and the
-    default dtype.
+    The check compares parameters, `.grad`, buffers, modes, hooks and attributes of the modules, the gradient mode and
+    the default dtype.
     """
     batch = subject.batch()
     task, inputs = batch[0], [batch.support_x, batch.support_y, batch.query_x, batch.query_y]

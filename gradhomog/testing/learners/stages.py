@@ -11,7 +11,7 @@ from gradhomog.homogenizer import Homogenizer
 from gradhomog.task_key import TaskKey
 from gradhomog.tasks import TaskBatch
 from gradhomog.testing.check import CheckFailure, check
-from gradhomog.testing.learners.probes import Call, Recorder, ZeroEncoder, ZeroFeatures
+from gradhomog.testing.learners.auxiliary_homogenizers import Call, Recorder, ZeroEncoder, ZeroFeatures
 from gradhomog.testing.learners.subject import LearnerSubject
 
 
@@ -75,7 +75,7 @@ def transforms_queries(subject: LearnerSubject) -> None:
             raise CheckFailure(f"`transform` is not called with {key}; it is called with {list(transformed)}")
         if not torch.equal(transformed[key], rows.features[0][slot]):
             raise CheckFailure(
-                f"`transform` receives other features of task {slot} than the query features that `rows` returns"
+                f"for task {slot}, the input of `transform` differs from the query features that `rows` returns"
             )
     _require_equal_outputs(subject, ZeroFeatures(), "`transform` sets all query features to zero")
 

@@ -13,7 +13,7 @@ from gradhomog.pipelines import Pipeline, pipeline
 from gradhomog.tasks import TaskBatch
 from gradhomog.testing.check import CheckFailure, check
 from gradhomog.testing.comparisons import require_close
-from gradhomog.testing.learners.probes import InputDependentWeights
+from gradhomog.testing.learners.auxiliary_homogenizers import InputDependentWeights
 from gradhomog.testing.learners.side_effects import require_unchanged
 from gradhomog.testing.learners.subject import LearnerSubject
 

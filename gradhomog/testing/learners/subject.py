@@ -17,7 +17,7 @@ from gradhomog.registry.options import bind
 from gradhomog.specs import LearnerSpec
 from gradhomog.tasks import Task, TaskBatch
 from gradhomog.testing.check import NotApplicable
-from gradhomog.testing.learners.probes import InputDependentWeights
+from gradhomog.testing.learners.auxiliary_homogenizers import InputDependentWeights
 from gradhomog.testing.plugin_subject import PluginSubject
 from gradhomog.testing.small_network import WAYS, network, task
 from gradhomog.testing.snapshots import seeded_global_generators

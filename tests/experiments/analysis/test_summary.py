@@ -14,7 +14,7 @@ from scipy import stats
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.analysis.summary import summarize, to_json
 from gradhomog.experiments.report.csv_table import write_csv
-from gradhomog.experiments.report.narrative import answers
+from gradhomog.experiments.report.findings import findings
 from gradhomog.experiments.report.tables import render_table
 from tests.experiments.synthetic_records import METHODS, comparison, result, start
 
@@ -25,9 +25,9 @@ score_table = st.integers(1, 4).flatmap(
 )
 
 
-def answer_text(summary):
-    """All sentences of the answers."""
-    return " ".join(" ".join([answer.headline, *answer.sentences]) for answer in answers(summary))
+def findings_text(summary):
+    """All sentences of the findings."""
+    return " ".join(" ".join([answer.headline, *answer.sentences]) for answer in findings(summary))
 
 
 def row_of(records, label):
@@ -141,8 +141,8 @@ def test_the_verdict_depends_on_whether_higher_scores_are_better(gap, metric, ve
     records += [result("m", 0, [score + gap + score / 100 for score in base], metric=metric)]
     summary = summarize(records)
     assert summary.rows[1].to_plain.verdict == verdict
-    assert f"m is {verdict} by" in answer_text(summary)
-    assert ("m is significantly better" in answer_text(summary)) == (verdict == "better")
+    assert f"m is {verdict} by" in findings_text(summary)
+    assert ("m is significantly better" in findings_text(summary)) == (verdict == "better")
 
 
 def bonferroni_holm(p_values):
@@ -168,7 +168,7 @@ def test_a_difference_is_claimed_if_and_only_if_holms_procedure_rejects(table, m
     p_values = [stats.ttest_rel(other, plain).pvalue for other in others]
     rejected = bonferroni_holm(p_values)
     summary = summarize(records)
-    text = answer_text(summary)
+    text = findings_text(summary)
     for index, (row, line) in enumerate(zip(summary.rows[1:], render_table(summary).splitlines()[3:], strict=False)):
         assert row.to_plain.p_value == pytest.approx(p_values[index])
         assert (row.to_plain.verdict == "undecided") == (index not in rejected)
@@ -213,7 +213,7 @@ def test_without_a_baseline_with_a_score_there_is_no_comparison_with_one():
     summary = summarize([result("plain", 0, [None, 0.5]), result("m", 0, [0.6, 0.7])])
     assert summary.best_baselines == {}
     assert summary.rows[1].to_baseline is None
-    assert "No baseline (plain or static (tuned)) has a finished run with a score" in answer_text(summary)
+    assert "No baseline (plain or static (tuned)) has a finished run with a score" in findings_text(summary)
 
 
 def paired(gaps, metric="accuracy"):
@@ -248,7 +248,7 @@ def test_a_score_that_is_not_finite_makes_the_mean_nan_with_a_note():
     assert math.isnan(row.score.mean)
     assert row.to_plain.verdict is None
     assert "nan: a score is not finite, so there is no mean (m)" in render_table(summary)
-    assert "There is no interval of the difference for m." in answer_text(summary)
+    assert "There is no interval of the difference for m." in findings_text(summary)
 
 
 def test_one_test_task_gives_a_mean_without_an_interval():
@@ -261,15 +261,15 @@ def test_without_plain_there_are_no_differences_and_a_note_with_the_reason():
     summary = summarize([result("m", 0, [0.5, 0.6])])
     assert summary.rows[0].to_plain is None
     assert "No differences" in render_table(summary)
-    assert "no method can be compared" in answer_text(summary)
+    assert "no method can be compared" in findings_text(summary)
 
 
 def test_a_log_without_results_gives_a_note_instead_of_a_table():
     summary = summarize([start()])
-    assert summary.expected == 18
+    assert summary.expected_runs == 18
     assert "No run has finished" in render_table(summary)
     assert "0 of 18 runs finished" in render_table(summary)
-    assert answers(summary) == []
+    assert findings(summary) == []
 
 
 ERROR = "loss is not finite\nin this network\n\nTraceback (most recent call last):\n  File x\n"
@@ -313,7 +313,7 @@ def test_candidates_are_not_rows_of_the_table_and_the_chosen_one_is_marked():
         ("static(seed=2)", False),
     ]
     assert summary.rows[1].tuned_from == ("static(seed=1)", "static(seed=2)")
-    assert summary.finished == 18
+    assert summary.finished_runs == 18
 
 
 def test_results_of_different_tests_are_not_averaged():

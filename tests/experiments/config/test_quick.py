@@ -6,20 +6,20 @@ import pytest
 
 from gradhomog.cli import main
 from gradhomog.experiments import load as results
-from gradhomog.experiments.config.quick import quick
+from gradhomog.experiments.config.quick import shorten
 from gradhomog.experiments.config.schema import load
 from tests.experiments.conftest import SMALL
 
 
 def test_quick_has_the_first_seed_and_a_tenth_of_steps_and_tasks():
-    config = quick(load(None, ["seeds=[7, 8]", "train.steps=200", "train.validate_every=50", "test.episodes=300"]))
+    config = shorten(load(None, ["seeds=[7, 8]", "train.steps=200", "train.validate_every=50", "test.episodes=300"]))
     assert config.seed_list == [7]
     assert (config.train.steps, config.train.validate_every, config.test.episodes) == (20, 20, 30)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 19])
 def test_quick_keeps_minimum_steps_and_tasks(steps):
-    config = quick(load(None, [f"train.steps={steps}", "test.episodes=2", "train.validation_episodes=1"]))
+    config = shorten(load(None, [f"train.steps={steps}", "test.episodes=2", "train.validation_episodes=1"]))
     assert (config.train.steps, config.test.episodes) == (2, 2)
 
 

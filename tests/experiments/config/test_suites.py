@@ -40,7 +40,7 @@ def test_a_list_of_one_name_is_a_pipeline_not_a_suite():
 
 
 def test_the_ablation_has_the_papers_nine_rows_first_and_no_row_twice():
-    texts = suites.members("ablation")
+    texts = suites.suite_pipelines("ablation")
     names = [[name for name, _ in expression.parse(text)] for text in texts[:9]]
     assert names == [
         [], ["static"], ["reweight"], ["rotate"], ["isi"],
@@ -58,7 +58,7 @@ def test_the_ablation_has_the_papers_nine_rows_first_and_no_row_twice():
 
 
 def test_changing_the_list_of_a_suite_does_not_change_the_suite():
-    suites.members("default").clear()
+    suites.suite_pipelines("default").clear()
     assert load().homogenizers == list(suites.SUITES["default"])
 
 
@@ -72,7 +72,7 @@ def test_changing_the_list_of_a_suite_does_not_change_the_suite():
 )
 def test_an_unknown_suite_is_an_error_with_advice(name, message):
     with pytest.raises(ConfigError) as raised:
-        suites.members(name)
+        suites.suite_pipelines(name)
     assert message in str(raised.value)
     if "as a list" in message:
         advice = str(raised.value).rpartition("homogenizers = ")[2].rstrip(".")

@@ -350,7 +350,7 @@ def test_a_result_of_another_configuration_is_rejected_without_a_plan(tmp_path):
     for name in ("plan.json", "run.toml"):
         (tmp_path / "out" / name).unlink()
     other = load(None, [*SMALL, 'homogenizers=["none"]', "seeds=1", "train.steps=6"])
-    with pytest.raises(ConfigError, match="holds a result of another configuration"):
+    with pytest.raises(ConfigError, match="contains a result of another configuration"):
         compare(other, tmp_path / "out")
 
 

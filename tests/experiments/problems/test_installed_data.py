@@ -17,7 +17,7 @@ ROWS = {"linnerud": 20, "diabetes": 442, "breast_cancer": 569}
 def test_a_data_set_of_scikit_learn_needs_only_its_name(name):
     data = regression.data(RegressionOptions(data=name))
     assert data.tasks == table.TARGETS[name]
-    assert sum(len(part.inputs) for part in (data.train, data.validation, data.test)) == ROWS[name]
+    assert sum(len(split.inputs) for split in (data.train, data.validation, data.test)) == ROWS[name]
     assert data.train.inputs.isfinite().all()
 
 

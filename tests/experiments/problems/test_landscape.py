@@ -91,7 +91,7 @@ def test_the_path_of_the_plain_learner_is_that_of_adam_on_the_mean_of_the_losses
     assert result["domains"] == ["a: f1", "a: f2", "b: f1", "b: f2", "c: f1", "c: f2"]
     assert result["best_step"] == 30  # the last step, not the best one
     assert result["validation"] == pytest.approx(np.mean(result["scores"]))
-    assert result["also"]["from the front"] > 1
+    assert result["additional_scores"]["from the front"] > 1
 
 
 @pytest.mark.slow
@@ -115,7 +115,7 @@ def test_a_few_hundred_points_of_a_long_run_are_kept():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("seeds=3", r"`seeds` must be one: nothing on the landscape is random"),
+        ("seeds=3", r"`seeds` must be one seed: nothing in the problem is random"),
         ("problem.starts=[]", r"`problem.starts` must hold 1 to 26 points; got 0"),
         ("problem.starts=[[1, 2, 3]]", r"`problem.starts` must hold points \[x1, x2\]; got \[1, 2, 3\]"),
         ("problem.starts=[[1, inf]]", r"`problem.starts` must be a list .*a number.*; got \[\[1, inf\]\]"),

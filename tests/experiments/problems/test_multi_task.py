@@ -103,14 +103,14 @@ def test_homogenizers_receive_the_names_of_tasks_and_act_within_the_encoder(pair
 
 def test_scores_are_accuracies_without_homogenizers(pairs):
     network, _ = run_steps(pairs, run("isi"), steps=1)
-    part = data(pairs.problem, 16).test
+    split = data(pairs.problem, 16).test
     result = network.test([])
     again = network.test([])
     assert result.scores == again.scores
     with torch.no_grad():
         right = [
-            (head(network.encoders[0](part.inputs)).argmax(1) == y).double().mean().item()
-            for head, y in zip(network.heads, part.targets, strict=True)
+            (head(network.encoders[0](split.inputs)).argmax(1) == y).double().mean().item()
+            for head, y in zip(network.heads, split.targets, strict=True)
         ]
     assert result.scores == right
     assert result.domains == ["left", "right"]

@@ -62,7 +62,7 @@ def test_every_method_has_every_seed_and_static_weights_have_the_largest_budget(
     assert list(rows) == LABELS
     assert all(row.seeds == (0, 1) for row in rows.values())
     assert len(rows["static (tuned)"].tuned_from) == len(rows["gradnorm (tuned)"].tuned_from) == 3
-    assert whole.summary.finished == whole.summary.expected == 10
+    assert whole.summary.finished_runs == whole.summary.expected_runs == 10
 
 
 def test_the_table_has_a_column_per_task_and_the_improvement_over_single_task_training(whole):
@@ -72,7 +72,7 @@ def test_the_table_has_a_column_per_task_and_the_improvement_over_single_task_tr
     assert all(title in header for title in ("accuracy %", "Δm %", "left", "right"))
     assert "than with single-task" in text
     assert "10 single pictures" not in text
-    assert "no picture is in two of these parts" in text
+    assert "no picture is in two of these splits" in text
     for row in whole.summary.rows:
         changes = []
         for seed in (0, 1):

@@ -1,4 +1,4 @@
-"""Pairs of overlaid pictures: positions, separate parts, targets, and the same pairs for the same seed."""
+"""Pairs of overlaid pictures: positions, separate splits, targets, and the same pairs for the same seed."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def marked(classes=3, instances=20, side=13):
     return list(np.broadcast_to(values, (classes, instances, side, side)).copy())
 
 
-def sources(part, size):
+def sources(split, size):
     """The pictures of pairs: the grey value at the top left, and at the bottom right."""
-    grey = ((part.inputs[:, 0] + 1) * 127.5).round().int()
+    grey = ((split.inputs[:, 0] + 1) * 127.5).round().int()
     return grey[:, 0, 0], grey[:, size - 1, size - 1]
 
 
@@ -45,15 +45,15 @@ def test_digits_of_28_pixels_are_shifted_by_six_pixels_as_in_the_literature():
 
 def test_no_picture_is_in_pairs_of_two_parts():
     result = data(marked(), OPTIONS, 16, ())
-    used = [set(torch.cat(sources(part, 16)).tolist()) for part in (result.train, result.validation, result.test)]
-    assert [len(part) for part in used] == [42, 6, 12]  # 70, 10 and 20 % of 60, all used
+    used = [set(torch.cat(sources(split, 16)).tolist()) for split in (result.train, result.validation, result.test)]
+    assert [len(split) for split in used] == [42, 6, 12]  # 70, 10 and 20 % of 60, all used
     assert not used[0] & used[1] | used[0] & used[2] | used[1] & used[2]
 
 
 def test_targets_are_the_classes_of_the_pictures():
     result = data(marked(), OPTIONS, 16, ())
-    for part in (result.train, result.validation, result.test):
-        for grey, target in zip(sources(part, 16), part.targets, strict=True):
+    for split in (result.train, result.validation, result.test):
+        for grey, target in zip(sources(split, 16), split.targets, strict=True):
             assert torch.equal((grey - 1) // 20, target.int())
     assert result.outputs == (3, 3)
 

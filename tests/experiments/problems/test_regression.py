@@ -59,7 +59,7 @@ def test_two_tasks_with_one_title_raise_with_the_title(columns, tmp_path):
     pair = np.stack([columns["a"], columns["b"]], 1)
     np.savez(tmp_path / "alike.npz", **{"x": columns["c"], "y": pair, "y[0]": columns["sum"]})
     with pytest.raises(
-        DataError, match=r"`problem.targets`: two columns of .* have the title 'y\[0\]': .* a column of 'y'"
+        DataError, match=r"`problem.targets`: two columns of .* have the title 'y\[0\]': .* a column of the array 'y'"
     ):
         load_data(tmp_path / "alike.npz", targets=["y", "y[0]"])
     assert load_data(tmp_path / "alike.npz", targets=["y[0]"]).tasks == ("y[0]",)
@@ -68,9 +68,9 @@ def test_two_tasks_with_one_title_raise_with_the_title(columns, tmp_path):
 
 def test_each_row_is_in_one_part_with_its_inputs_and_targets(csv, columns):
     result = load_data(csv, inputs=["a"], targets=["b"])
-    parts = (result.train, result.validation, result.test)
-    assert [len(part.inputs) for part in parts] == [30, 10, 10]
-    pairs = torch.cat([torch.cat([part.inputs, part.targets[0]], dim=1) for part in parts]).double().numpy()
+    splits = (result.train, result.validation, result.test)
+    assert [len(split.inputs) for split in splits] == [30, 10, 10]
+    pairs = torch.cat([torch.cat([split.inputs, split.targets[0]], dim=1) for split in splits]).double().numpy()
     # Standardization keeps the order within a column, so that sorted rows can be compared.
     order, expected = np.argsort(pairs[:, 0]), np.argsort(columns["a"])
     assert np.corrcoef(pairs[order, 1], columns["b"][expected])[0, 1] == pytest.approx(1, abs=1e-6)
@@ -95,12 +95,12 @@ def test_the_seed_determines_the_parts(csv):
 def test_parts_of_any_sizes_contain_every_row_once_or_raise(count, validation, test):
     options = RegressionOptions(validation=validation, test=test)
     if count - max(2, round(validation * count)) - max(2, round(test * count)) < 2:
-        with pytest.raises(DataError, match="at least 2 are needed in each part"):
+        with pytest.raises(DataError, match="at least 2 are needed in each split"):
             regression._split_rows(options, count)
         return
-    parts = regression._split_rows(options, count)
-    assert sorted(np.concatenate(parts).tolist()) == list(range(count))
-    assert min(map(len, parts)) >= 2
+    splits = regression._split_rows(options, count)
+    assert sorted(np.concatenate(splits).tolist()) == list(range(count))
+    assert min(map(len, splits)) >= 2
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,11 @@ def test_parts_of_any_sizes_contain_every_row_once_or_raise(count, validation, t
         ("a,b\n1,2\n", {"targets": ["b"], "inputs": ["b"]}, "`problem.inputs` must name columns that are not targets"),
         ("a,b\n1,2\n", {"targets": ["a", "b"]}, "`problem.inputs` must name columns that are not targets; got \\[\\]"),
         ("a,b\n1,2\n3,4\n", {"targets": ["b"]}, "has 2 rows, of which .* leave 0 to train on"),
-        ("a,b\n" + "1,2\n" * 20, {"targets": ["b"]}, "`problem.targets`: 'b' is constant in a part of 12 rows"),
+        (
+            "a,b\n" + "1,2\n" * 20,
+            {"targets": ["b"]},
+            r"column 'b' is constant in one of the three splits \(12 rows\)",
+        ),
     ],
 )
 def test_an_invalid_table_raises_with_column_row_or_key(content, options, message, tmp_path):

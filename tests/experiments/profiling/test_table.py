@@ -30,7 +30,7 @@ def test_numbers_are_written_with_three_digits(function, value, text):
 
 def test_the_table_has_times_ratios_and_added_memory_as_text_and_plain_data():
     timings = Timings(0, {"plain": dict.fromkeys(range(6), 0.1), "b": dict.fromkeys(range(6), 0.103)})
-    rows = table.make_rows(timings, "plain", peaks={"plain": 10**7, "b": 12 * 10**6}, states={"b": 10**6})
+    rows = table.make_timing_rows(timings, "plain", peaks={"plain": 10**7, "b": 12 * 10**6}, states={"b": 10**6})
     made = table.Table("a step", "plain", rows, ("a note",), {"c": "broke"})
     text = table_text.render(made)
     first, second = text.splitlines()[4:6]

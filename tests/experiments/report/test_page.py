@@ -105,7 +105,7 @@ def test_all_figures_with_data_are_written(finished):
     drawn = ("scores", "domains", "conflict", "stages", "weights", "measured", "validation")
     pictures = {f"figures/{name}.{ending}" for name in drawn for ending in ("svg", "png")}
     assert names == {"plan.json", "summary.csv", "report.html", *pictures}
-    assert summary.finished == summary.expected == 8
+    assert summary.finished_runs == summary.expected_runs == 8
 
 
 def test_the_page_loads_no_external_resource(finished):
@@ -128,15 +128,15 @@ def test_every_reference_within_the_page_has_exactly_one_target(finished):
     assert {reference[1:] for reference in page.references} <= set(page.ids)
 
 
-def test_the_answers_come_first(finished):
+def test_the_findings_come_first(finished):
     _, _, page = finished
-    titles = ("Answers", "Scores", "Figures", "Tuning", "Runs", "Configuration")
+    titles = ("Findings", "Scores", "Figures", "Tuning", "Runs", "Configuration")
     places = [page.text.index(f"\n{title}\n") for title in titles]
     assert places == sorted(places)
     assert places[0] < page.text.index("significantly better than the best baseline") < places[1]
 
 
-def test_table_answers_candidates_and_versions_are_on_the_page(finished):
+def test_table_findings_candidates_and_versions_are_on_the_page(finished):
     _, summary, page = finished
     for row in summary.rows:
         assert f"{100 * row.score.mean:.2f} ± {100 * row.score.half_width:.2f}" in page.text
@@ -204,7 +204,7 @@ def test_the_report_of_a_truncated_log_has_the_number_of_missing_runs(tmp_path, 
     records = comparison(METHODS[:3], seeds=3)[: count + 1]
     finished = sum(record["event"] == "result" and record["role"] == "compare" for record in records)
     summary, page = report(tmp_path, records, expected_runs=9)
-    assert summary.finished == finished
+    assert summary.finished_runs == finished
     assert f"{finished} of 9" in page.text
 
 

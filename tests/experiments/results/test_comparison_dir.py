@@ -45,7 +45,7 @@ def test_existing_results_need_resume(tmp_path):
     config = load()
     out = start(config, tmp_path / "out")
     Plan(config.to_dict(), config.digest, (), (0,), {}).write(out)
-    with pytest.raises(ConfigError, match=r"already holds results\. Add --resume"):
+    with pytest.raises(ConfigError, match=r"already contains results\. Add --resume"):
         start(config, out)
     assert start(config, out, resume=True) == out
 
@@ -89,7 +89,7 @@ def test_a_plan_round_trips_and_rejects_other_data(tmp_path):
     plan = Plan({"seeds": 2}, "abc", methods, (0, 1), {"fingerprint": "one"})
     plan.write(tmp_path)
     assert Plan.read(tmp_path) == plan
-    with pytest.raises(ConfigError, match="holds results of another data"):
+    with pytest.raises(ConfigError, match="contains results of another data"):
         Plan({"seeds": 2}, "abc", methods, (0, 1), {"fingerprint": "two"}).write(tmp_path)
     assert Plan.read(tmp_path) == plan
 

@@ -47,8 +47,8 @@ def test_all_homogenizers_that_need_a_network_are_rejected_on_the_landscape_in_o
     attached = ["isi", "rotate", "rotograd"]
     others = ["pcgrad + isi", "mgda(on='features')", "graddrop(on='features')", "uw", "none", "pcgrad"]
     message = error_of([*LANDSCAPE, methods(*attached, *others)], tmp_path)
-    assert message.count("needs a network to act within, and the landscape has none") == len(attached)
-    assert message.count("needs features of a network, and the landscape has none") == 2
+    assert message.count("requires a network, but the problem `landscape` has none") == len(attached)
+    assert message.count("requires the features of a network, but the problem `landscape` has none") == 2
     assert "uw: losses must not be negative" in message
     lines = [line.strip() for line in message.splitlines()]
     assert {"isi, pcgrad + isi", "rotate", "rotograd", "uw"} <= set(lines)
@@ -88,7 +88,7 @@ def test_a_resumed_comparison_has_no_dry_run(small, tmp_path, monkeypatch):
     monkeypatch.setattr("gradhomog.experiments.execution.comparison.dry_run", lambda *args: dry_runs.append(args))
     compare(small, out, resume=True)
     assert not dry_runs
-    with pytest.raises(ConfigError, match="already holds results"):
+    with pytest.raises(ConfigError, match="already contains results"):
         compare(small, out)
     assert not dry_runs  # the folder is rejected before the dry run
 

@@ -61,7 +61,7 @@ class Shifts(Rotate):
         return super().transform(features - 1, keys) + 1
 
 
-@fails("constant_between_begins", "in a second run on support inputs: not equal")
+@fails("constant_between_begins", "in a second run on support inputs: not exactly equal")
 class RedrawsMasks(Drop):
     """Draws a new mask for every pass."""
 
@@ -70,7 +70,7 @@ class RedrawsMasks(Drop):
         return super().drop(module, inputs, output)
 
 
-@fails("constant_between_begins", "in a second run on query inputs: not equal")
+@fails("constant_between_begins", "in a second run on query inputs: not exactly equal")
 class KeepsSupportMasksOnly(Drop):
     """Keeps masks for support inputs, but draws new masks for every pass of the queries."""
 
@@ -128,8 +128,8 @@ class LeavesHookOnParameter(Drop):
         return super().attach(encoder)
 
 
-@fails("detached_completely", "the encoder's `0.weight` after the handles were removed: not equal")
-@fails("removed_at_meta_test", "`0.weight`.*not equal")
+@fails("detached_completely", "the encoder's `0.weight` after the handles were removed: not exactly equal")
+@fails("removed_at_meta_test", "`0.weight`.*not exactly equal")
 class ScalesWeights(Drop):
     """Changes weights in place and does not restore them."""
 

@@ -113,7 +113,7 @@ class RotatesInPlace(Rotate):
         return rotated - 1
 
 
-@fails("inputs_unchanged", "`support_x` after the steps: not equal")
+@fails("inputs_unchanged", "`support_x` after the steps: not exactly equal")
 class DropsPixels(Drop):
     """Masks the caller's images in place."""
 
@@ -159,7 +159,7 @@ class SeedsTorch(Drop):
         super().__init__(seed)
 
 
-@fails("same_seed_same_results", "of two instances with the same options: not equal, bit for bit")
+@fails("same_seed_same_results", "of two instances with the same options: not exactly equal")
 class SeedsFromTheClock(Drop):
     """Masks from a random seed."""
 
@@ -168,7 +168,7 @@ class SeedsFromTheClock(Drop):
         super().begin(key, part, generator)
 
 
-@fails("same_seed_same_results", "of two instances with the same options: not equal, bit for bit")
+@fails("same_seed_same_results", "of two instances with the same options: not exactly equal")
 class SharesState(LossRatio):
     """State in a class attribute, which all instances share."""
 

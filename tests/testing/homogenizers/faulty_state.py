@@ -11,7 +11,7 @@ from tests.testing.homogenizers.faults import fails
 from tests.testing.homogenizers.good import Balance, Clip, Drop, LossRatio
 
 
-@fails("resumes_from_state_dict", "after it was saved and loaded during training: not equal")
+@fails("resumes_from_state_dict", "after it was saved and loaded during training: not exactly equal")
 class SavesNothing(Drop):
     """An empty state_dict."""
 
@@ -62,7 +62,7 @@ class HoldsLambda(Clip):
         self.median = lambda norms: norms.median()
 
 
-@fails("resumes_from_pickle", "after it was pickled during training: not equal")
+@fails("resumes_from_pickle", "after it was pickled during training: not exactly equal")
 class PicklesOptionsOnly(LossRatio):
     """Pickles options without state."""
 
@@ -70,7 +70,7 @@ class PicklesOptionsOnly(LossRatio):
         return {"size": self.size, "losses": {}}
 
 
-@fails("resumes_from_copy", "after it was copied during training: not equal")
+@fails("resumes_from_copy", "after it was copied during training: not exactly equal")
 class CopiesShallowly(LossRatio):
     """A copy that shares its state with the original."""
 
@@ -91,7 +91,7 @@ class ClaimsState(Clip):
     """Claims to be stateful, but has no state."""
 
 
-@fails("momentum", "give that row, independently of the rows of the previous step", claims="momentum")
+@fails("momentum", "does not depend on earlier steps, as the trait `momentum` claims", claims="momentum")
 class ClaimsMomentum(LossRatio):
     """Carries losses from step to step, but no rows."""
 

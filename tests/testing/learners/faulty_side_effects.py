@@ -10,7 +10,7 @@ from tests.testing.learners.good import OneStep
 
 
 @fails("no_side_effects", "after `rows`, these have changed: the buffer `encoder.1.running_mean`")
-@fails("batch_norm", "the buffer `encoder.1.running_mean` after three steps: not equal")
+@fails("batch_norm", "the buffer `encoder.1.running_mean` after three steps: not exactly equal")
 class WritesStatistics(OneStep):
     """Runs the modules with their own buffers."""
 
@@ -60,7 +60,7 @@ class SeedsTorch(OneStep):
         return super().adapt(x, y, buffers)
 
 
-@fails("no_side_effects", "the tasks' tensors after `rows`: not equal")
+@fails("no_side_effects", "the tasks' tensors after `rows`: not exactly equal")
 class CentresInPlace(OneStep):
     """Subtracts the mean from the caller's images in place."""
 
@@ -107,7 +107,7 @@ class SwallowsErrors(OneStep):
             return TaskRow(task.query_x.new_zeros(()), zeros, task.query_x.new_zeros(9, 3), features, features)
 
 
-@fails("restored_after_failure", "the next losses after the encoder raised .*: not equal")
+@fails("restored_after_failure", "the next losses after the encoder raised .*: not exactly equal")
 class KeepsRunningFlag(OneStep):
     """Sets a flag while the encoder runs and does not reset it after an error."""
 

@@ -66,7 +66,7 @@ class DetachesHalf(OneStep):
         return super().adapted_outputs(support_x, support_y, (query_x + query_x.detach()) / 2)
 
 
-@fails("same_seed_same_results", "of two instances with the same options: not equal")
+@fails("same_seed_same_results", "of two instances with the same options: not exactly equal")
 class DrawsFromTorch(OneStep):
     """Noise from the global generator."""
 
@@ -107,7 +107,7 @@ class HoldsLambda(OneStep):
         self.loss = lambda outputs, targets: torch.nn.functional.cross_entropy(outputs, targets)
 
 
-@fails("resumes_from_copy", "the losses of step 5 after it was copied during training: not equal")
+@fails("resumes_from_copy", "the losses of step 5 after it was copied during training: not exactly equal")
 class HoldsClosure(OneStep):
     """A lambda made in the constructor refers to the network of the original."""
 
@@ -116,7 +116,7 @@ class HoldsClosure(OneStep):
         self.starting_point = lambda: self.named_parameters()
 
 
-@fails("resumes_from_copy", "during training: not equal")
+@fails("resumes_from_copy", "during training: not exactly equal")
 class SharesNetwork(OneStep):
     """A copy that shares its parameters with the original."""
 

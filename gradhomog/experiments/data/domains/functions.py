@@ -73,7 +73,7 @@ class Functions(Domain):
     """Regression tasks, inputs `[points, 1]` in [-5, 5] and targets `[points, 1]`, float32.
 
     The splits share no function: the range of the first parameter (the amplitude of a sinusoid, the slope of a line) is
-    divided into 64 cells, which are assigned to train, val, train, test in turn. The cells of every split are spread
+    divided into 64 cells, which are assigned cyclically to train, val, train, test. The cells of every split are spread
     over the whole range: train has half of it, val and test have a quarter each. `all` is the whole range, as in the
     paper that introduced the sinusoids.
     """

@@ -27,7 +27,7 @@ def executor(text: str, jobs: int, folder: Path) -> Executor:
 
     Args:
         jobs: number of runs at the same time; 0: one per core, or as many as the cluster accepts.
-        folder: of the comparison; all machines share it.
+        folder: folder of the comparison; all machines share it.
 
     Raises:
         ConfigError: the name or an option is unknown.

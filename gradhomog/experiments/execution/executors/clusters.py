@@ -18,8 +18,9 @@ class Dask(Executor):
 
     Args:
         jobs: number of runs at the same time; 0: as many as the cluster has workers.
-        folder: of the comparison.
-        address: of the scheduler, `"tcp://head:8786"`; None starts workers with one thread each on this machine.
+        folder: folder of the comparison.
+        address: address of the scheduler, `"tcp://head:8786"`; None starts workers with one thread each on this
+            machine.
     """
 
     def __init__(self, *, jobs: int, folder: Path, address: str | None = None) -> None:
@@ -71,8 +72,8 @@ class Ray(Executor):
 
     Args:
         jobs: number of runs at the same time; 0: one per processor of the cluster.
-        folder: of the comparison.
-        address: of the head node, or `"auto"`; None starts Ray on this machine.
+        folder: folder of the comparison.
+        address: address of the head node, or `"auto"`; None starts Ray on this machine.
     """
 
     def __init__(self, *, jobs: int, folder: Path, address: str | None = None) -> None:

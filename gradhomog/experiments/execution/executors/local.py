@@ -26,7 +26,7 @@ class Local(Executor):
 
     Args:
         jobs: number of runs at the same time; 1: in this process, 0: one per core.
-        folder: of the comparison.
+        folder: folder of the comparison.
     """
 
     def __init__(self, *, jobs: int, folder: Path) -> None:

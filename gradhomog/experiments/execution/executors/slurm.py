@@ -17,9 +17,10 @@ class Slurm(Executor):
 
     Args:
         jobs: number of runs at the same time; 0: as many as Slurm allows.
-        folder: of the comparison; job logs are written to its subfolder `slurm`.
+        folder: folder of the comparison; job logs are written to its subfolder `slurm`.
         cluster: `"slurm"`, or `"local"` for processes on this machine, to test without a cluster.
-        options: of submitit's `AutoExecutor.update_parameters`, such as `slurm_partition`, `timeout_min`, `mem_gb`.
+        options: options of submitit's `AutoExecutor.update_parameters`, such as `slurm_partition`, `timeout_min`,
+            `mem_gb`.
     """
 
     def __init__(self, *, jobs: int, folder: Path, cluster: str = "slurm", **options: Any) -> None:

@@ -28,8 +28,8 @@ CELL_SIZE = 0.82
 
 
 @dataclass(frozen=True)
-class Row:
-    """A row of the figure: for each image, `heat` is drawn over it and a note in its corner."""
+class ImageRow:
+    """A row of images in the figure: `heat` is drawn over each image, and a note in its corner."""
 
     label: str
     heat: Sequence[Picture]
@@ -141,19 +141,19 @@ def overlay(picture: Picture, heat: Picture, opacity: float) -> Picture:
     return blended
 
 
-def _saliency_rows(looks: Mapping[tuple[str, str], SaliencyMaps]) -> list[Row]:
-    rows: list[Row] = []
+def _saliency_rows(looks: Mapping[tuple[str, str], SaliencyMaps]) -> list[ImageRow]:
+    rows: list[ImageRow] = []
     for pair in _drawn_methods(looks):
         look = looks[pair]
         notes = [f"{probability:.2f}" for probability in look.probabilities]
         heat = [scaled_magnitude(saliency) for saliency in look.saliency] if look.saliency is not None else []
-        rows.append(Row(f"saliency:\n{_method_name(pair, looks)}", heat, notes, 0.9))
+        rows.append(ImageRow(f"saliency:\n{_method_name(pair, looks)}", heat, notes, 0.9))
     return rows
 
 
-def _map_rows(looks: Mapping[tuple[str, str], SaliencyMaps]) -> list[Row]:
+def _map_rows(looks: Mapping[tuple[str, str], SaliencyMaps]) -> list[ImageRow]:
     with_maps = [pair for pair, look in looks.items() if look.maps]
-    rows: list[Row] = []
+    rows: list[ImageRow] = []
     # Only the first and the last method: many methods share a homogenizer, and the last method often has most of them.
     for pair in dict.fromkeys([*with_maps[:1], *with_maps[-1:]]):
         maps = looks[pair].maps
@@ -165,7 +165,7 @@ def _map_rows(looks: Mapping[tuple[str, str], SaliencyMaps]) -> list[Row]:
             heat = list(np.clip(values / top, 0, 1) if top > 0 else np.zeros_like(values))
             method = f"\nin {_method_name(pair, looks)}" if len(with_maps) > 1 else ""
             label = f"map of {style.wrap_label(name, 26)}{method}\n0 to {top:.2g}"
-            rows.append(Row(label, heat, [""] * len(heat), 0.65))  # the image must be visible below large areas
+            rows.append(ImageRow(label, heat, [""] * len(heat), 0.65))  # the image must be visible below large areas
     return rows
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from gradhomog.experiments.analysis.rows import Row
+    from gradhomog.experiments.analysis.rows import MethodRow
     from gradhomog.experiments.analysis.summary import Summary
 
 
@@ -87,7 +87,7 @@ def domain_scores(summary: Summary) -> Figure | None:
 
 def _draw_intervals(
     panel: Axes,
-    rows: Sequence[Row],
+    rows: Sequence[MethodRow],
     intervals: Sequence[Interval | None],
     kind: str,
     colors: dict[str, tuple[str, str]],
@@ -113,7 +113,7 @@ def _draw_intervals(
     panel.tick_params(axis="y", length=0)
 
 
-def _draw_seeds(panel: Axes, rows: Sequence[Row], factor: float, colors: dict[str, tuple[str, str]]) -> None:
+def _draw_seeds(panel: Axes, rows: Sequence[MethodRow], factor: float, colors: dict[str, tuple[str, str]]) -> None:
     """Draw the scores of seeds below the intervals, so that seeds near the mean are visible."""
     for height, row in enumerate(rows):
         if len(row.seed_scores) > 1:

@@ -128,9 +128,9 @@ def scale_interval(interval: Interval, metric: str) -> tuple[float, float]:
     return factor * interval.mean, factor * interval.half_width
 
 
-def score_axis_label(summary: Summary, part: Literal["test", "validation"]) -> str:
+def score_axis_label(summary: Summary, split: Literal["test", "validation"]) -> str:
     """The label of an axis of scores, with its unit."""
-    return f"{summary.score_of(part)}{' (%)' if metrics.metric(summary.metric).percent else ''}"
+    return f"{summary.score_name(split)}{' (%)' if metrics.metric(summary.metric).percent else ''}"
 
 
 def add_legend(figure: Figure, axes: Sequence[Axes]) -> None:

@@ -1,4 +1,4 @@
-"""Results in sentences: the methods that are better than the best baseline, and the limits of the comparison."""
+"""The findings of a comparison in sentences: methods better than the best baseline, and limits of the comparison."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gradhomog.experiments.analysis.metrics import metric
-from gradhomog.experiments.analysis.paired_comparison import Comparison
+from gradhomog.experiments.analysis.paired_comparison import PairedComparison
 from gradhomog.experiments.analysis.power import deviation_factors
-from gradhomog.experiments.analysis.rows import BASELINES, Row
+from gradhomog.experiments.analysis.rows import BASELINES, MethodRow
 from gradhomog.experiments.analysis.summary import Summary
 from gradhomog.experiments.report.columns import detectable_words
 from gradhomog.experiments.report.formatting import interval_text, p_text, ratio_text
 
 
 @dataclass(frozen=True)
-class Answer:
-    """The result of one learner: a headline and further sentences."""
+class LearnerFinding:
+    """The findings for one learner: a headline and further sentences."""
 
     learner: str
     headline: str
@@ -25,7 +25,8 @@ class Answer:
 
 def scope(summary: Summary) -> str:
     """One sentence about the number of finished runs and of test tasks."""
-    count = f"{summary.finished}" if summary.expected is None else f"{summary.finished} of {summary.expected}"
+    finished, expected = summary.finished_runs, summary.expected_runs
+    count = f"{finished}" if expected is None else f"{finished} of {expected}"
     runs = "run" if count == "1" else "runs"
     if summary.problem or not summary.rows:
         return f"{count} {runs} finished."
@@ -33,12 +34,12 @@ def scope(summary: Summary) -> str:
     return f"{count} {runs} finished, each tested on the same {summary.tasks} {tasks}."
 
 
-def answers(summary: Summary) -> list[Answer]:
+def findings(summary: Summary) -> list[LearnerFinding]:
     """For each learner, sentences about the methods that are significantly better or worse than its best baseline."""
-    return [_answer(summary, learner) for learner in summary.learners]
+    return [_learner_finding(summary, learner) for learner in summary.learners]
 
 
-def answer_notes(summary: Summary) -> list[str]:
+def baseline_notes(summary: Summary) -> list[str]:
     """Definitions and limits of the columns that compare methods with the best baseline."""
     comparisons = [row.to_baseline for row in summary.rows if row.to_baseline is not None]
     if not comparisons:
@@ -73,7 +74,7 @@ def answer_notes(summary: Summary) -> list[str]:
     return lines
 
 
-def _answer(summary: Summary, learner: str) -> Answer:
+def _learner_finding(summary: Summary, learner: str) -> LearnerFinding:
     rows = summary.rows_of(learner)
     prefix = f"{learner}: " if len(summary.learners) > 1 else ""
     label = summary.best_baselines.get(learner)
@@ -82,12 +83,12 @@ def _answer(summary: Summary, learner: str) -> Answer:
             f"{prefix}No baseline ({' or '.join(BASELINES)}) has a finished run with a score, so no method can be "
             "compared."
         )
-        return Answer(learner, text, ())
+        return LearnerFinding(learner, text, ())
     base = next(row for row in rows if row.label == label)
     score = interval_text(base.score, summary.metric, mean_only=base.unit == "one") + metric(summary.metric).unit
     where = f"On {summary.problem} the" if summary.problem else "The"
     mean = ", the mean over its tasks" if summary.problem else ""
-    sentences = [f"{where} best baseline is {label}, with a {summary.score_of('test')} of {score}{mean}."]
+    sentences = [f"{where} best baseline is {label}, with a {summary.score_name('test')} of {score}{mean}."]
     compared = [(row, row.to_baseline) for row in rows if row.to_baseline is not None]
     better = [(row, comparison) for row, comparison in compared if comparison.verdict == "better"]
     worse = [(row, comparison) for row, comparison in compared if comparison.verdict == "worse"]
@@ -108,10 +109,10 @@ def _answer(summary: Summary, learner: str) -> Answer:
         sentences.append(f"No significant difference to {label} was found for {_join_names(undecided)}.")
     if untested:
         sentences.append(f"There is no interval of the difference for {_join_names(untested)}.")
-    return Answer(learner, prefix + headline, sentences)
+    return LearnerFinding(learner, prefix + headline, sentences)
 
 
-def _significance_sentence(summary: Summary, row: Row, comparison: Comparison, word: str) -> str:
+def _significance_sentence(summary: Summary, row: MethodRow, comparison: PairedComparison, word: str) -> str:
     kind = metric(summary.metric)
     difference = interval_text(comparison.difference, summary.metric, signed=True)
     points = " points" if kind.percent else f" in {kind.words}"
@@ -121,7 +122,7 @@ def _significance_sentence(summary: Summary, row: Row, comparison: Comparison, w
     return f"{row.label} is {word} by {difference}{points} (p {equals}){cost}."
 
 
-def _seeds_note(summary: Summary, comparisons: Sequence[Comparison]) -> list[str]:
+def _seeds_note(summary: Summary, comparisons: Sequence[PairedComparison]) -> list[str]:
     counts = [comparison.difference.n for comparison in comparisons if comparison.seeds_needed is not None]
     if not counts:
         return []
