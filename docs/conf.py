@@ -24,6 +24,7 @@ extensions = [
 ]
 exclude_patterns = ["examples/**/README.md", "_site", "methods/_*.md"]
 
+smartquotes = False  # help texts contain commands to copy
 default_role = "code"  # help texts have code in single backticks
 
 html_theme = "furo"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import inspect
+import json
 import re
+import textwrap
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -61,8 +63,13 @@ def _page(
     results: Mapping[str, Mapping[str, Mapping[str, str]]],
 ) -> str:
     blocks = list(docstrings.paragraphs(inspect.getdoc(spec.factory) or ""))
-    by_kind = {block.kind: block.text for block in blocks if block.kind != "text"}
-    first, *texts = [block.text for block in blocks if block.kind in ("text", "State:")]
+    by_kind = {block.kind: block.text for block in blocks if block.kind not in ("text", "formula")}
+    formulas = [block for block in blocks if block.kind == "formula"]
+    first, *texts = [
+        f"```text\n{textwrap.dedent(block.text)}\n```" if block.kind == "formula" else _linked(block.text)
+        for block in blocks
+        if block.kind in ("text", "State:") or block in formulas[1:]  # the first formula is set in LaTeX
+    ]
     arxiv = re.search(r"(?:arXiv |arxiv:)(\d{4}\.\d{4,5})", spec.reference)
     source = f"[{spec.reference}](https://arxiv.org/abs/{arxiv[1]})" if arxiv else spec.reference
     title = plugin_tables.title(info)
@@ -72,7 +79,7 @@ def _page(
         f"{spec.summary[:1].upper()}{spec.summary[1:]}. {source + '.' if source else ''}",
         "",
         f"```{{figure}} pictures/{info.name}.svg",
-        f":alt: {picture}",
+        f":alt: {picture.replace('`', '')}",
         "",
         picture,
         "```",
@@ -90,22 +97,19 @@ def _page(
         "",
         "## When to use it",
         "",
-        by_kind.get("Use it when", ""),
+        _linked(by_kind.get("Use it when", "")),
         "",
         *_results(info.name, results),
         "## Use it",
         "",
         "```python",
-        f'pipe = gradhomog.pipeline("{info.name}")',
-        "report = gradhomog.backward(losses, pipe, parameters=encoder)  # in a multi-task loop",
-        f'learner = MAML(encoder, head, homogenizers="{info.name}")  # in a meta-learner',
+        *_use(info.name, spec),
         "```",
         "",
-        "Compare it with the plain learner and tuned static weights, on functions and on your own run file:",
+        "Compare it with the plain learner and tuned static weights:",
         "",
         "```sh",
-        f'gradhomog compare --set \'homogenizers=["none", "{info.name}"]\'',
-        f'gradhomog compare run.toml --set \'homogenizers=["none", "{info.name}"]\'',
+        *_comparison(info.name),
         "```",
         "",
         "## Options",
@@ -121,13 +125,14 @@ def _page(
         lines += ["## Source", "", _without_label(by_kind["Source:"]), ""]
     if "Deviations:" in by_kind:
         lines += ["## Deviations from the paper and other implementations", ""]
-        items = docstrings.numbered(_without_label(by_kind["Deviations:"]))
-        lines += [f"1. {item[:1].upper()}{item[1:]}" for item in items]
+        items = docstrings.numbered(_linked(_without_label(by_kind["Deviations:"])))
+        lines += [f"1. {_capitalized(item)}" for item in items]
         lines += [""]
     lines += ["## Properties", "", *table_head("property", "meaning")]
     lines += [table_row(f"`{trait}`", TRAITS[trait]) for trait in sorted(spec.traits)]
     stages = plugin_tables.stages(spec)
     lines += [
+        table_row("backward passes", _passes(info.name, spec)),
         table_row("stages", code(stages) if stages else "depend on its options"),
         table_row("reads", code(sorted(spec.needs))),
         *([table_row("place", "the last of its pipeline")] if spec.last else []),
@@ -141,9 +146,60 @@ def _page(
     return "\n".join(lines)
 
 
+def _linked(text: str) -> str:
+    """The text with paths of pages, public names and methods as links."""
+    text = re.sub(r"`?docs/((?:results|decisions|guide)/[\w./-]+?)\.md`?", r"[\1](../\1.md)", text)
+    return re.sub(r"`(gradhomog\.\w+)`", r"{py:obj}`\1`", text)
+
+
 def _without_label(text: str) -> str:
-    text = text.partition(":")[2].strip()
-    return f"{text[:1].upper()}{text[1:]}"
+    return _capitalized(text.partition(":")[2].strip())
+
+
+def _capitalized(text: str) -> str:
+    """The text with a capital at its beginning, unless it begins with a symbol such as λ."""
+    return f"{text[:1].upper()}{text[1:]}" if re.match(r"(?:a|[a-z]{2,})\b", text) else text
+
+
+def _use(name: str, spec: HomogenizerSpec) -> list[str]:
+    """The lines that use a method in a multi-task loop and in a meta-learner."""
+    expression = pictures.OPTIONS.get(name, name)
+    acts = plugin_tables.stages(spec)
+    lines = [f"pipe = gradhomog.pipeline({json.dumps(expression)})", ""]
+    if "attach" in acts:
+        lines += [
+            "with pipe.attached(encoder):  # in a multi-task loop: a new mask in each pass of the encoder",
+            "    ...",
+        ]
+    elif "transform" in acts or not acts:
+        lines += [
+            "features = gradhomog.task_features(encoder(x), pipe, tasks=2)  # in a multi-task loop",
+            "losses = [loss(head(z), y) for loss, head, z, y in zip(criteria, heads, features, targets)]",
+            "report = gradhomog.backward(losses, pipe, parameters=encoder, features=features)",
+        ]
+    else:
+        lines += ["report = gradhomog.backward(losses, pipe, parameters=encoder)  # in a multi-task loop"]
+    return [*lines, "", 'learner = gradhomog.learner("maml", encoder, head, homogenizers=pipe)  # a meta-learner']
+
+
+def _comparison(name: str) -> list[str]:
+    """The command that compares a method; methods that act on convolutions need images."""
+    static = 'static | static(weights=\\"random\\", seed=1)'
+    run_file = "docs/examples/glyphs.toml " if name in {"isi", "rotogbml"} else ""
+    expression = pictures.OPTIONS.get(name, name).replace('"', '\\"')
+    expression = expression.replace("'", '\\"') if name != "static" else 'static(weights=\\"random\\", seed=2)'
+    return [f'gradhomog compare {run_file}--set \'homogenizers=["none", "{static}", "{expression}"]\'']
+
+
+def _passes(name: str, spec: HomogenizerSpec) -> str:
+    """The number of backward passes of a multi-task step of N tasks."""
+    if plugin_tables.family(spec) == "losses":
+        return "1"
+    if name in {"isi"}:
+        return "1"
+    if name == "rotograd":
+        return "1, and one through each head"
+    return "N, one per task" + ('; 1 and one through each head with `on="features"`' if name == "mgda" else "")
 
 
 def _list(found: Mapping[PluginInfo, HomogenizerSpec]) -> str:

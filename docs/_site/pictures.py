@@ -13,7 +13,10 @@ from matplotlib.figure import Figure
 
 import gradhomog
 
-PLANE = "Directions of `{name}` for two tasks with the same gradients in {steps} steps, while the losses fall."
+PLANE = (
+    "Directions of `{name}` in {steps} steps with constant gradients of two tasks and falling losses (later: darker), "
+    "in three situations."
+)
 
 
 def _load_plane() -> ModuleType:
@@ -27,7 +30,11 @@ def _load_plane() -> ModuleType:
 
 
 plane = _load_plane()
-OPTIONS = {"torchjd": 'torchjd(aggregator="UPGrad")', "static": "static(weights=[0.5, 1.5])"}
+OPTIONS = {
+    "reweight": "reweight(beta=0, solver='fixed_point')",
+    "torchjd": 'torchjd(aggregator="UPGrad")',
+    "static": "static(weights=[0.5, 1.5])",
+}
 
 
 def draw(name: str, folder: Path) -> str:
@@ -35,7 +42,7 @@ def draw(name: str, folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     make, caption = SPECIAL.get(name, (plane.method, PLANE))
     plane.save(make(OPTIONS.get(name, name)), folder / f"{name}.svg")
-    return caption.format(name=name, steps=plane.STEPS)
+    return caption.format(name=OPTIONS.get(name, name), steps=plane.STEPS)
 
 
 def rotated(name: str) -> Figure:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import textwrap
 
 from _site import docstrings, plugin_tables
 from _site.plugin_tables import code
@@ -43,7 +44,7 @@ def _documentation(docstring: str) -> list[str]:
     lines: list[str] = []
     for block in docstrings.paragraphs(docstring):
         if block.kind == "formula":
-            lines += ["```text", inspect.cleandoc(block.text), "```", ""]
+            lines += ["```text", textwrap.dedent(block.text), "```", ""]
         elif block.kind == "example":
             lines += ["```pycon", block.text, "```", ""]
         elif block.kind == "Raises:":
