@@ -113,9 +113,7 @@ def bind(spec: Spec, plugin: str, options: Mapping[str, Any]) -> dict[str, Any]:
         OptionError: a name is unknown (the message lists the options), a required option is missing, or a type is
             wrong.
     """
-    parameters = option_parameters(spec)
-    known = ", ".join(describe(spec)) or "none"
-    hints = _hints(spec)
+    parameters, hints = option_parameters(spec), _hints(spec)
     errors = []
     for name, value in options.items():
         if name not in parameters:
@@ -123,7 +121,7 @@ def bind(spec: Spec, plugin: str, options: Mapping[str, Any]) -> dict[str, Any]:
             hint = f" Did you mean '{near[0]}'?" if near else ""
             if "options" in parameters:  # a wrapper of another plugin
                 hint += f" Options of the wrapped plugin are written options={{'{name}': …}}."
-            errors.append(f"{plugin} has no option '{name}'.{hint} Its options: {known}.")
+            errors.append(f"{plugin} has no option '{name}'.{hint} Its options: {_known_options(spec)}.")
             continue
         try:
             check_value(plugin, name, value, hints.get(name, Any))
@@ -131,10 +129,14 @@ def bind(spec: Spec, plugin: str, options: Mapping[str, Any]) -> dict[str, Any]:
             errors.append(str(error))
     for name, parameter in parameters.items():
         if parameter.default is parameter.empty and name not in options:
-            errors.append(f"{plugin} requires the option '{name}'. Its options: {known}.")
+            errors.append(f"{plugin} requires the option '{name}'. Its options: {_known_options(spec)}.")
     if errors:
         raise OptionError(join_errors(errors))
     return dict(options)
+
+
+def _known_options(spec: Spec) -> str:
+    return ", ".join(describe(spec)) or "none"
 
 
 def check_value(owner: str, name: str, value: Any, annotation: Any) -> None:

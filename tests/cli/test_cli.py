@@ -122,9 +122,11 @@ def test_the_resolved_run_file_reproduces_the_table(tmp_path, capsys):
     run = tmp_path / "my.toml"
     run.write_text('learner = "fomaml"\nhomogenizers = ["none"]\nseeds = 1\n', encoding="utf-8")
     more = [a for o in SMALL if not o.startswith(("homog", "seeds")) for a in ("--set", o)]
+    more.append("--jobs=1")
     assert main(["compare", str(run), *more, "--out", str(tmp_path / "a"), "--json"]) == 0
     first = json.loads(capsys.readouterr().out)
-    assert main(["compare", str(tmp_path / "a" / "run.toml"), "--out", str(tmp_path / "b"), "--json"]) == 0
+    again = ["compare", str(tmp_path / "a" / "run.toml"), "--jobs=1"]
+    assert main([*again, "--out", str(tmp_path / "b"), "--json"]) == 0
     second = json.loads(capsys.readouterr().out)
     assert first["rows"][0]["score"] == second["rows"][0]["score"]
 
@@ -173,7 +175,7 @@ def test_a_failed_run_is_exit_code_1_with_the_others_in_the_table(gradhomog_inst
 
     gradhomog_install("faulty-dist", FAULTY, plugin="faulty")
     arguments = overrides("seeds=1", 'homogenizers=["none", "faulty"]')
-    assert main(["compare", *arguments, "--out", str(tmp_path / "out")]) == 1
+    assert main(["compare", *arguments, "--out", str(tmp_path / "out"), "--jobs=1"]) == 1
     printed = capsys.readouterr()
     assert "out of ideas" in printed.err
     assert "plain" in printed.out

@@ -32,6 +32,7 @@ def blocks(page, language):
 EXAMPLES = [(page, index) for page in PAGES for index in range(len(blocks(page, "python")))]
 
 
+@pytest.mark.usefixtures("without_figures")
 @pytest.mark.parametrize(("page", "index"), EXAMPLES, ids=[f"{page.name}-{index}" for page, index in EXAMPLES])
 def test_a_python_example_runs_after_those_before_it(page, index, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

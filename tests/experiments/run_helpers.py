@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,20 @@ from gradhomog.experiments.results.run_dir import RunDir
 from gradhomog.experiments.training.trainer import Trainer
 
 Record = dict[str, Any]
+
+# Arguments of Python for the command `gradhomog` without the figures of its report, which take longer than the runs.
+WITHOUT_FIGURES = (
+    "-c",
+    "import sys\n"
+    "import gradhomog.experiments.report.page as page\n"
+    "page._save_figures = lambda *arguments: {}\n"
+    "from gradhomog.cli import main\n"
+    "sys.exit(main())\n",
+)
+
+
+def gradhomog_without_figures(*arguments: str) -> list[str]:
+    return [sys.executable, *WITHOUT_FIGURES, *arguments]
 
 
 def trainer(config: Config, run: Run, folder: Path, records: list[Record] | None = None) -> Trainer:

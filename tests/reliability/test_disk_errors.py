@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gradhomog.experiments.results.records import records
+from tests.experiments.run_helpers import gradhomog_without_figures
 
 SMALL = [
     "problem.name=landscape", "train.steps=40", "train.validate_every=4", "train.checkpoint_every=1",
@@ -19,9 +20,18 @@ SMALL = [
 ]  # fmt: skip
 
 
+def arguments(out: Path, *more: str) -> list[str]:
+    return ["compare", *(word for text in SMALL for word in ("--set", text)), "--out", str(out), *more]
+
+
 def command(out: Path, *more: str) -> list[str]:
-    overrides = [word for text in SMALL for word in ("--set", text)]
-    return [sys.executable, "-m", "gradhomog", "compare", *overrides, "--out", str(out), *more]
+    return [sys.executable, "-m", "gradhomog", *arguments(out, *more)]
+
+
+def complete(out: Path, *more: str) -> None:
+    """Compute the comparison in one process, without figures: both take longer than the runs."""
+    process = gradhomog_without_figures(*arguments(out, "--jobs=1", *more))
+    subprocess.run(process, check=True, capture_output=True, timeout=300)
 
 
 def scores(folder: Path) -> list[tuple[str, list[float]]]:
@@ -31,7 +41,7 @@ def scores(folder: Path) -> list[tuple[str, list[float]]]:
 @pytest.fixture(scope="module")
 def reference_scores(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, list[float]]]:
     folder = tmp_path_factory.mktemp("undisturbed") / "out"
-    subprocess.run(command(folder), check=True, capture_output=True, timeout=300)
+    complete(folder)
     return scores(folder)
 
 
@@ -59,7 +69,7 @@ def test_a_full_disk_is_reported_and_the_comparison_resumes_once_there_is_space(
     done = subprocess.run(command(small_disk / "out"), capture_output=True, text=True, timeout=300)
     assert "No space left on device" in error_output(done)
     subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
-    subprocess.run(command(small_disk / "out", "--resume"), check=True, capture_output=True, timeout=300)
+    complete(small_disk / "out", "--resume")
     assert scores(small_disk / "out") == reference_scores
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gradhomog.experiments.results.records import records
+from tests.experiments.run_helpers import WITHOUT_FIGURES
 from tests.scaffold.conftest import KINDS, Environment
 
 pytestmark = pytest.mark.slow
@@ -54,7 +55,7 @@ def test_they_are_used_by_name_in_a_comparison(environment: Environment, tmp_pat
         'domains.train=["gratings:stripes", "gratings:checks"]', 'domains.test=["gratings:waves(noise=0.2)"]', *TINY,
     ]  # fmt: skip
     arguments = [part for setting in settings for part in ("--set", setting)]
-    command = ("-m", "gradhomog", "compare", *arguments, "--out", "out", "--json")
+    command = (*WITHOUT_FIGURES, "compare", *arguments, "--out", "out", "--json")
     data = json.loads(environment.run(*command, cwd=tmp_path))
     assert data["failures"] == {}
     rows = {(row["learner"], row["label"]): row["score"]["mean"] for row in data["rows"]}

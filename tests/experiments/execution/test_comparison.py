@@ -19,7 +19,7 @@ from gradhomog.experiments.results.comparison_dir import run_dir
 from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.results.records import records
 from tests.experiments.conftest import SMALL
-from tests.experiments.run_helpers import interrupted_after
+from tests.experiments.run_helpers import gradhomog_without_figures, interrupted_after
 
 slow = pytest.mark.slow
 pytestmark = pytest.mark.usefixtures("without_figures")  # except for the fixture `uninterrupted`
@@ -37,9 +37,12 @@ def table(outcome):
     return [(row.label, row.score.mean, row.score.half_width) for row in outcome.summary.rows]
 
 
+def arguments(folder, overrides, *more):
+    return ["compare", "--out", str(folder), *more, *(word for override in overrides for word in ("--set", override))]
+
+
 def command(folder, overrides, *more):
-    arguments = [argument for override in overrides for argument in ("--set", override)]
-    return [sys.executable, "-m", "gradhomog", "compare", "--out", str(folder), *more, *arguments]
+    return [sys.executable, "-m", "gradhomog", *arguments(folder, overrides, *more)]
 
 
 def has_step_on_disk(folder):
@@ -147,7 +150,10 @@ def test_a_comparison_killed_at_any_moment_resumes_to_the_same_table(uninterrupt
 def test_a_run_of_another_process_is_awaited_and_computed_once(uninterrupted, tmp_path):
     """Two commands use one folder at the same time, as on two machines that share it."""
     out = tmp_path / "out"
-    first = subprocess.Popen(command(out, SMALL, "--jobs=1"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    first = subprocess.Popen(
+        gradhomog_without_figures(*arguments(out, SMALL, "--jobs=1")), stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
     while first.poll() is None and not has_step_on_disk(out):
         time.sleep(0.01)
     outcome = compare(load(None, SMALL), out, resume=True)
@@ -216,6 +222,8 @@ def test_a_script_without_a_main_guard_works(tmp_path):
         "from pathlib import Path\n"
         "from gradhomog.experiments.execution.comparison import compare\n"
         "from gradhomog.experiments.config.schema import load\n"
+        "from gradhomog.experiments.report import page\n"
+        "page._save_figures = lambda *arguments: {}  # takes longer than the runs\n"
         f"config = load(None, {[*SMALL, 'seeds=1', TWO]!r})\n"
         f"outcome = compare(config, Path({str(tmp_path / 'out')!r}), jobs=2)\n"
         "print(len(outcome.failures), len(outcome.summary.rows))\n",

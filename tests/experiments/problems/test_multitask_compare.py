@@ -118,7 +118,7 @@ def test_an_interrupted_comparison_resumes_to_the_same_table(whole, without_figu
 
 
 def test_compare_adds_the_baselines_and_report_prints_the_same_table(without_figures, tmp_path, capsys):
-    arguments = [argument for override in [*GLYPHS, "seeds=1"] for argument in ("--set", override)]
+    arguments = ["--jobs=1", *(argument for override in [*GLYPHS, "seeds=1"] for argument in ("--set", override))]
     assert main(["compare", "--out", str(tmp_path / "out"), *arguments, "--set", 'homogenizers=["pcgrad"]']) == 0
     printed = capsys.readouterr().out
     assert [line.split("  ")[0] for line in printed.splitlines()[2:5]] == ["plain", "static (tuned)", "pcgrad"]
