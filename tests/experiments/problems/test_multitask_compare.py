@@ -70,7 +70,7 @@ def test_the_table_has_a_column_per_task_and_the_improvement_over_single_task_tr
     text = render_table(whole.summary)
     header = text.splitlines()[0]
     assert all(title in header for title in ("accuracy %", "Δm %", "left", "right"))
-    assert "than with single-task" in text
+    assert "relative improvement on single-task in percent" in text
     assert "10 single pictures" not in text
     assert "no picture is in two of these splits" in text
     for row in whole.summary.rows:
@@ -93,7 +93,7 @@ def test_the_report_describes_the_problem_and_no_episodes(whole):
     assert "comparison on glyph_pairs" in page
     assert "On glyph_pairs the best baseline is plain, with a test accuracy of" in page
     assert "left, right" in page
-    assert "Test scores have no influence on the choice." in page
+    assert "Test scores do not affect the choice." in page
     assert "validation accuracy" in page
     for word in ("test tasks", "training domains", "episodes"):
         assert word not in page
@@ -123,7 +123,7 @@ def test_compare_adds_the_baselines_and_report_prints_the_same_table(without_fig
     printed = capsys.readouterr().out
     assert [line.split("  ")[0] for line in printed.splitlines()[2:5]] == ["plain", "static (tuned)", "pcgrad"]
     assert "±" not in printed  # one seed, and the tasks are not a sample
-    assert "With one run of a method there is no interval." in printed
+    assert "A method with one run has no interval." in printed
     assert "than with plain" in printed
     assert main(["report", str(tmp_path / "out")]) == 0
     assert capsys.readouterr().out.splitlines()[:12] == printed.splitlines()[:12]
@@ -154,10 +154,10 @@ def test_the_landscape_has_one_run_per_method_and_paths_in_its_report(tmp_path):
     page = (outcome.folder / "report.html").read_text(encoding="utf-8")
     assert "Pareto optimal points" in page
     # There are no held-out data: methods are tuned on the reported losses, and the report states this.
-    assert "static (tuned): the loss in this table chose" in text
+    assert "was chosen from 2 candidates by loss in this table" in text
     assert "The candidate with the best loss in this report is the row of its method" in page
     assert "which favours them over methods with one trial" in page
-    for word in ("test loss", "validation loss", "Validation score", "validation chose", "Test scores"):
+    for word in ("test loss", "validation loss", "Validation score", "by validation score", "Test scores"):
         assert word not in page + text
 
 
