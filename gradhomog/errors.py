@@ -1,8 +1,10 @@
 """Exception classes. A message names the input, the expected and the actual value, and what to do.
 
 The command line prints any `GradhomogError` as one message and exits with code 2. Any other exception is a bug of
-gradhomog and keeps its traceback. This module must not import torch: the command line imports it first.
+gradhomog and keeps its traceback.
 """
+
+# This module must not import torch, because the command line imports it first.
 
 _MAX_WIDTH = 200  # characters of a line in a message
 
@@ -12,7 +14,7 @@ class GradhomogError(Exception):
 
 
 class OptionError(GradhomogError, ValueError):
-    """An option of a homogenizer, learner or domain is unknown, of the wrong type or out of range."""
+    """An option is unknown, of the wrong type or out of range, or an argument is missing or has a wrong shape."""
 
 
 class ExpressionError(OptionError):

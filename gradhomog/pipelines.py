@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -89,6 +89,7 @@ class Pipeline:
         self.steps = 0
         self._text = text
         self._parts: dict[str, Pipeline] = {}
+        self._attachments = 0  # number of active contexts of `attached`
         self.stages = Stages(self.members)
 
     def __str__(self) -> str:
@@ -105,9 +106,20 @@ class Pipeline:
     def __iter__(self) -> Iterator[Homogenizer]:
         return (member.homogenizer for member in self.members)
 
-    def attached(self, encoder: nn.Module) -> AbstractContextManager[None]:
+    @contextmanager
+    def attached(self, encoder: nn.Module) -> Iterator[None]:
         """Apply the `attach` stages to the encoder within the context; afterwards, or after an error, restore it."""
-        return attached(self.stages.attaching, encoder)
+        with attached(self.stages.attaching, encoder):
+            self._attachments += 1
+            try:
+                yield
+            finally:
+                self._attachments -= 1
+
+    @property
+    def is_attached(self) -> bool:
+        """True within the context of `attached`."""
+        return self._attachments > 0
 
     def begin(self, key: TaskKey, part: Part) -> None:
         """Call `begin` of the homogenizers, before the encoder runs on the support or query inputs of a task."""

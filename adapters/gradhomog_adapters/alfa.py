@@ -19,9 +19,9 @@ from gradhomog_adapters.maml import MAML
 class ALFA(MAML):
     """MAML with inner rates α and weight decays β that a network generates for each task and step.
 
-    θ_l^{k+1} = (1 − β_{l,k}) θ_l^k − α_{l,k} ∇_l L_S(θ^k)
-    α_{l,k} = a_{l,k} g_φ(τ^k)_l,  β_{l,k} = b_{l,k} g_φ(τ^k)_{N+l},  τ^k = (mean θ_1^k, …, mean ∇_1 L_S(θ^k), …)
-    row_i = ∇ L_Q(θ_i^K) w.r.t. θ, φ, a and b
+        θ_l^{k+1} = (1 − β_{l,k}) θ_l^k − α_{l,k} ∇_l L_S(θ^k)
+        α_{l,k} = a_{l,k} g_φ(τ^k)_l,  β_{l,k} = b_{l,k} g_φ(τ^k)_{N+l},  τ^k = (mean θ_1^k, …, mean ∇_1 L_S(θ^k), …)
+        row_i = ∇ L_Q(θ_i^K) w.r.t. θ, φ, a and b
 
     for the N adapted tensors l; g_φ is a network with one hidden layer of 2N ReLUs.
 

@@ -29,8 +29,10 @@ __all__ = ["MAMLPP", "cosine", "gradhomog_learner"]
 class MAMLPP(MAML):
     """MAML with five parts for stable training, each of which can be disabled; without them it is exactly MAML.
 
-    θ⁰ = θ,  θ_l^{k+1} = θ_l^k − α_{l,k} ∇_l L_S(θ^k; γ_k, β_k),  row = ∇ Σ_k v_k L_Q(θ^{k+1}; γ_k, β_k),
-    w.r.t. θ, the rates α_{l,k}, and the scales and shifts γ_k, β_k of batch normalization.
+        θ⁰ = θ,  θ_l^{k+1} = θ_l^k − α_{l,k} ∇_l L_S(θ^k; γ_k, β_k)
+        row = ∇ Σ_k v_k L_Q(θ^{k+1}; γ_k, β_k)
+
+    Rows are derivatives w.r.t. θ, the rates α_{l,k}, and the scales and shifts γ_k, β_k of batch normalization.
 
     Args:
         encoder, head, homogenizers, loss: see `Learner`.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradhomog.autograd.apply import Heads, Options, compute_step, write
-from gradhomog.autograd.backward import check_options, pipeline_reads_features, scaler_factor
+from gradhomog.autograd.backward import check_attached, check_options, pipeline_reads_features, scaler_factor
 from gradhomog.autograd.batch import Batch, Features, differentiate, find_leaves
 from gradhomog.autograd.derivatives import Gradients, LossGraph, SummedDerivatives
 from gradhomog.autograd.groups import Per, group_names
@@ -69,6 +69,7 @@ class Accumulation:
         if self._finished:
             raise OptionError("`add` must be called in the block `with gradhomog.accumulated(...)`; it has ended.")
         check_options(self._pipe, features)
+        check_attached(self._pipe)
         self._factor = scaler_factor(self._scaler, losses)
         reads = pipeline_reads_features(self._pipe)
         loss_leaves = find_leaves(losses, self._shared, features)

@@ -88,8 +88,9 @@ def backward(
 
     Raises:
         OptionError: a loss is not a scalar; no loss has a graph; no parameter is shared; a loss depends on shared
-            parameters other than through the features; an option is invalid for the pipeline; the process is one of
-            several ranks.
+            parameters other than through the features; an option is invalid for the pipeline; a homogenizer
+            that acts in the encoder, such as `isi`, is not attached to it (see `Pipeline.attached`); the process is one
+            of several ranks.
         NonfiniteError, NotDifferentiableError, PluginRunError: as in `Pipeline.combine`; nothing was written.
 
     Cost: N backward passes; the graph is freed with the last. One pass in total if no homogenizer reads norms, inner
@@ -107,6 +108,7 @@ def backward(
     (torch.Size([2, 2]), torch.Size([4, 3]), torch.Size([1, 4]))
     """
     check_options(pipe, features, level, per, heads, chunks, create_graph)
+    check_attached(pipe)
     factor = scaler_factor(scaler, losses)
     loss_leaves = find_leaves(losses, parameters, features)
     if parameters is None:
@@ -209,6 +211,21 @@ def check_options(
         raise OptionError(
             f"{' and '.join(transforms)} {verb} the input of the heads. Create it by "
             "views = gradhomog.task_features(z, pipe, tasks=N), pass views[i] to head i, and pass features=views here."
+        )
+
+
+def check_attached(pipe: Pipeline) -> None:
+    """Raise if a homogenizer acts in the encoder but is not attached: the step would be computed without it.
+
+    Raises:
+        OptionError: the message names the homogenizer.
+    """
+    attaching = [str(member.selector) for member in pipe.stages.attaching]
+    if attaching and not pipe.is_attached:
+        raise OptionError(
+            f"{' and '.join(attaching)} must be attached to the encoder, in whose forward pass it acts. "
+            "Compute the losses and take the step within `with pipe.attached(encoder):`, or use a learner or "
+            "`meta_step(..., encoder=encoder)`."
         )
 
 

@@ -79,9 +79,11 @@ def task_losses(values: Losses) -> TaskLosses:
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
             task = names[slot] if names else slot
             found = f"shape {tuple(loss.shape)}, {loss.dtype}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise OptionError(
-                f"the loss of task {task} must be a real scalar tensor; got {found}. Take the mean over its examples."
-            )
+            advice = "Take the mean over its examples."
+            if not isinstance(loss, Tensor):
+                number = ", not as a number (`.item()`)" if isinstance(loss, int | float) else ""
+                advice = f"Pass the loss as a tensor{number}."
+            raise OptionError(f"the loss of task {task} must be a real scalar tensor; got {found}. {advice}")
         if loss.requires_grad:
             present.append((slot, loss))
     if not present:

@@ -69,7 +69,8 @@ class LazyJacobian(Jacobian):
         if self._freed:
             raise NonfiniteError(
                 "the gradient of the shared parameters is not finite, although every loss is. Lower the learning rate. "
-                'Nothing was changed. All tasks share one backward pass; use nonfinite="drop" to identify the task.'
+                "Nothing was changed. All tasks share one backward pass; to identify the task, create the pipeline by "
+                'gradhomog.pipeline(..., nonfinite="drop").'
             )
         return self.per_task.finite_tasks()
 

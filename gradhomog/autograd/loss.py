@@ -11,7 +11,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gradhomog.autograd.apply import Heads, Level, Options
-from gradhomog.autograd.backward import check_discovered_parameters, check_options, compute, step_options
+from gradhomog.autograd.backward import (
+    check_attached,
+    check_discovered_parameters,
+    check_options,
+    compute,
+    step_options,
+)
 from gradhomog.autograd.batch import Features, LossLeaves, find_leaves
 from gradhomog.autograd.groups import Per
 from gradhomog.autograd.inputs import Losses, Parameters
@@ -77,6 +83,7 @@ def loss(
         if not values:
             raise OptionError("`losses` must contain at least one loss that is not None; got none.")
         return torch.stack(values).mean()
+    check_attached(pipe)
     loss_leaves = find_leaves(losses, parameters, features)
     if parameters is None:
         check_discovered_parameters(pipe, per)

@@ -2,12 +2,12 @@
 
 Add one line to the configuration of your shell:
 
-bash, in ~/.bashrc:                    eval "$(gradhomog completion bash)"
-zsh, in ~/.zshrc after compinit:       eval "$(gradhomog completion zsh)"
-fish, in ~/.config/fish/config.fish:   gradhomog completion fish | source
+- bash, in `~/.bashrc`: `eval "$(gradhomog completion bash)"`
+- zsh, in `~/.zshrc` after `compinit`: `eval "$(gradhomog completion zsh)"`
+- fish, in `~/.config/fish/config.fish`: `gradhomog completion fish | source`
 
 Plugins that are installed later are included, because the shell calls gradhomog for each completion. Requires the
-library argcomplete: pip install 'gradhomog[completion]'.
+library argcomplete: `pip install 'gradhomog[completion]'`.
 """
 
 from __future__ import annotations

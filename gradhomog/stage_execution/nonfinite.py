@@ -55,7 +55,8 @@ def require_finite_inputs(inputs: StepInputs, transforming: Sequence[Member], ca
     kept = inputs.finite_tasks() if len(kept) == len(inputs.keys) else kept  # if a loss is not finite, skip the rows
     if len(kept) < len(inputs.keys):
         raise NonfiniteError(
-            f'{_describe(inputs, kept)} Or use nonfinite="drop" to exclude such tasks from the step.'
+            f"{_describe(inputs, kept)} To exclude such tasks from the step, create the pipeline by "
+            'gradhomog.pipeline(..., nonfinite="drop").'
         ) from cause
 
 
@@ -127,8 +128,11 @@ def _describe(inputs: StepInputs, kept: Sequence[int]) -> str:
     else:
         squares = inputs.jacobian.block_squared_norms[:, task]
         finite = torch.isfinite(squares).tolist()
-        bad = [name or "the row" for name, fine in zip(inputs.jacobian.names, finite, strict=True) if not fine]
-        where = f"its gradient is not finite w.r.t. {', '.join(bad[:4]) or 'its features'}"
+        bad = [name for name, fine in zip(inputs.jacobian.names, finite, strict=True) if not fine]
+        if bad == [""]:  # rows in one tensor
+            where = "its row contains NaN or infinity"
+        else:
+            where = f"its gradient is not finite w.r.t. {', '.join(bad[:4]) or 'its features'}"
         advice = f"{rate}; an inner optimizer like Adam requires `eps_root` > 0."
     domain = f" of domain {inputs.keys[task].domain}" if inputs.keys[task].domain else ""
     others = f" (and tasks {', '.join(map(str, slots[1:]))})" if len(slots) > 1 else ""

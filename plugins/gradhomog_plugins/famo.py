@@ -22,7 +22,7 @@ class FAMO(Homogenizer):
         D_i = L_i − b_i,  z = softmax(ξ),  c = 1 / Σ_i z_i/D_i
         d = Σ_i (c z_i/D_i) g_i = c ∇Σ_i z_i log D_i
         ℓ_i ← s ℓ_i + (1 − s) log D_i;  δ_i: the decrease of ℓ_i from the previous step to this one
-        ξ ← Adam(ξ, (∂z/∂ξ)ᵀ δ = z ∘ (δ − ⟨z, δ⟩))
+        ξ ← Adam(ξ, (∂z/∂ξ)ᵀ δ + γ ξ),  (∂z/∂ξ)ᵀ δ = z ∘ (δ − ⟨z, δ⟩)
 
     Args:
         lr: learning rate of the Adam that updates ξ.

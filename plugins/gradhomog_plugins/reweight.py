@@ -16,12 +16,12 @@ ROUNDING = 1e-6
 
 
 class Reweight(Homogenizer):
-    """Weights ω, Σ_i ω_i = N, that solve ω_i G_i = ḡ t_i: gradients of equal size, larger for tasks with large losses.
+    """Weights ω, Σ_i ω_i = N, that solve ω_i n_i = ḡ t_i: gradients of equal size, larger for tasks with large losses.
 
-        G_i = ‖∇_θ L_i‖ over the encoder,  ḡ = mean_i ω_i G_i,  L̂_i = L_i / L⁰,  r_i = L̂_i / mean_j L̂_j
-        t_i = r_i^β / mean_j r_j^β,  fixed point: ω_i ∝ t_i / G_i
-        leader: ω = N softmax(a), descent in a on Σ_i |ω_i G_i − ḡ t_i| with ḡ and t constant,
-            ∂/∂ω_i = sign(ω_i G_i − ḡ t_i) · G_i
+        n_i = ‖∇_θ L_i‖ over the encoder,  ḡ = mean_i ω_i n_i,  L̂_i = L_i / L⁰,  r_i = L̂_i / mean_j L̂_j
+        t_i = r_i^β / mean_j r_j^β,  fixed point: ω_i ∝ t_i / n_i
+        leader: ω = N softmax(a), descent in a on Σ_i |ω_i n_i − ḡ t_i| with ḡ and t constant,
+            ∂/∂ω_i = sign(ω_i n_i − ḡ t_i) · n_i
         d = 1/N Σ_i ω_i g_i
 
     Args:
@@ -37,7 +37,7 @@ class Reweight(Homogenizer):
             where such names exist, otherwise all.
         max_weight: ≥ 1, upper bound of every ω_i; the excess is shared by the others. Without it, a task whose gradient
             vanishes gets all of N and pulls the common norm to zero.
-        preserve: the sum that reweighting preserves: `"weights"`, Σ ω_i = N, the paper's; `"norms"`, Σ ω_i G_i = Σ G_i.
+        preserve: the sum that reweighting preserves: `"weights"`, Σ ω_i = N, the paper's; `"norms"`, Σ ω_i n_i = Σ n_i.
         variant: `"paper"` is equations 4 and 5 literally (I_i = L̂_i / Σ L̂, raw ω, no normalization), with
             `solver="gradient"`. It shrinks all weights to zero when tasks agree. Its Adam receives absolute gradients.
 
@@ -47,7 +47,8 @@ class Reweight(Homogenizer):
     (docs/results/ablation.md), and it does not resolve conflicts. Set `max_weight` if the gradient of a task may
     vanish.
 
-    Only norms are needed, no second backward pass. A task with zero gradient keeps weight one. Losses must not be
+    Needs one gradient per task (N backward passes), for the norms n_i (the paper's G_i), but no derivatives of
+    these norms. A task with zero gradient keeps weight one. Losses must not be
     negative unless β = 0.
 
     Differentiable in rows and losses with `"fixed_point"`, in the rows with the other solvers.
@@ -155,7 +156,7 @@ class Reweight(Homogenizer):
 
 
 def fixed_point(norms: Tensor, targets: Tensor) -> Tensor:
-    """Return ω_i ∝ t_i / G_i with Σω = N; weight one for a zero gradient, weight zero for a zero target."""
+    """Return ω_i ∝ t_i / n_i with Σω = N; weight one for a zero gradient, weight zero for a zero target."""
     nonzero = norms > 0
     if not bool(nonzero.any()):
         return torch.ones_like(norms)

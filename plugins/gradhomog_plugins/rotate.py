@@ -25,10 +25,13 @@ class Rotate(Homogenizer):
         v = unit mean of R_jᵀ u_j;  leader: raise Σ_i ⟨R_iᵀ u_i, v⟩ in R_i, with u_i and v constant
         variant="paper": raise Σ_i ⟨R_i g_i, ḡ⟩, g_i = R_iᵀ Σ_q g̃_iq and ḡ = mean of R_j g_j constant
 
+    z_i are the features `[queries, m]` of task i, m is their number for each query, and q is a query. The leader is the
+    update of the rotations after each step.
+
     Args:
         parameterization: `"plane"`, the smallest rotation that maps v to u, in closed form, for directions that follow
             u and v slowly; `"geodesic"`, a dense matrix, updated along the Riemannian gradient.
-        lr: > 0, the largest angle in radians of a leader step, for every m.
+        lr: > 0, the largest angle in radians of one update of a rotation, for every m.
         max_angle: in (0, π], the largest angle from the identity in radians (for several planes, the root sum of
             squares). The head was adapted to features that are not rotated: large rotations ruin its accuracy.
         pool: the vectors that are compared: `"task"`, summed over all queries; `"class"`, over the queries of each

@@ -1,4 +1,4 @@
-"""Fixed weights; when tuned, the baseline for adaptive methods."""
+"""Static weights: fixed weights; when tuned, the baseline for adaptive methods."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class Static(Homogenizer):
         d = 1/N Σ_i ω_i g_i,  ω_i = N w_i / Σ_j w_j;  paper's scale: d = Σ_i w_i g_i
 
     Args:
-        weights: a list, one weight per slot of the batch; a dict, one weight per domain, with the entry `"*"` for other
+        weights: a list, one weight per slot of the batch (with fewer tasks the first weights are used, because tasks
+            may be absent; with more an error is raised); a dict, one weight per domain, with the entry `"*"` for other
             domains (1 without it); `"random"`, a weight per domain (or per slot where domains are not defined),
             log-uniform in [1/spread, spread], a function of `seed` and the domain's name alone; or None, all equal. The
             weights of a batch must not all be zero.

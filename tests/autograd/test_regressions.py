@@ -434,11 +434,20 @@ def test_weighted_heads_with_create_graph_raise():
 
 
 def test_debug_works_with_methods_that_override_only_update():
-    model = Model()
+    class Count(gradhomog.Homogenizer):
+        state_names = ("count",)
+
+        def __init__(self):
+            self.count = 0.0
+
+        def update(self, step):
+            return {"count": self.count + 1}
+
+    model, count = Model(), Count()
     z = model.encoder(inputs())
-    gradhomog.backward(
-        model.losses(z), gradhomog.pipeline("isi + uw + pcgrad", debug=True), parameters=model.encoder, features=z
-    )
+    pipe = gradhomog.pipeline([count, "uw", "pcgrad"], debug=True)
+    gradhomog.backward(model.losses(z), pipe, parameters=model.encoder, features=z)
+    assert count.count == 1
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 

@@ -23,6 +23,12 @@ def test_a_nonfinite_row_raises_with_task_domain_and_parameter_and_changes_no_st
     assert str(pipe.state_dict()) == str(before)
 
 
+def test_a_nonfinite_row_without_parameter_names_raises_with_the_way_to_drop_it():
+    message = r"task 1 is not finite: its row contains NaN or infinity\..*gradhomog\.pipeline\(\.\.\., nonfinite="
+    with pytest.raises(NonfiniteError, match=message):
+        gradhomog.pipeline("none").combine(torch.tensor([[1.0, 0.0], [0.0, float("nan")]]))
+
+
 def test_a_nonfinite_loss_raises():
     with pytest.raises(NonfiniteError, match="task 0 is not finite: its loss is nan"):
         gradhomog.pipeline("none").combine(ROWS, losses=[float("nan"), 1.0])

@@ -66,10 +66,10 @@ class MultiTask:
         else:
             with self.homogenizers.attached(self.encoders[0]):
                 features = self.encoders[0](inputs)
-            views = gradhomog.task_features(features, self.homogenizers, len(targets), self.data.tasks)
-            outputs = [head(view) for head, view in zip(self.heads, views, strict=True)]
-            losses = self._losses(outputs, targets)
-            report = self._homogenized_report(losses, views, torch.stack(targets), inspect)
+                views = gradhomog.task_features(features, self.homogenizers, len(targets), self.data.tasks)
+                outputs = [head(view) for head, view in zip(self.heads, views, strict=True)]
+                losses = self._losses(outputs, targets)
+                report = self._homogenized_report(losses, views, torch.stack(targets), inspect)
         optimizer.step()
         scores = [accuracy(output, target) for output, target in zip(outputs, targets, strict=True)]
         if None not in scores:
