@@ -76,6 +76,7 @@ class Pipeline:
 
     Attributes:
         steps: the number of completed steps; random numbers are a function of it.
+        is_attached: True within the context of `attached`.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Pipeline:
         self.steps = 0
         self._text = text
         self._parts: dict[str, Pipeline] = {}
-        self._attachments = 0  # number of active contexts of `attached`
+        self.is_attached = False
         self.stages = Stages(self.members)
 
     def __str__(self) -> str:
@@ -109,24 +110,18 @@ class Pipeline:
     @contextmanager
     def attached(self, encoder: nn.Module) -> Iterator[None]:
         """Apply the `attach` stages to the encoder within the context; afterwards, or after an error, restore it."""
-        with attached(self.stages.attaching, encoder):
-            self._attachments += 1
-            try:
+        before, self.is_attached = self.is_attached, True
+        try:
+            with attached(self.stages.attaching, encoder):
                 yield
-            finally:
-                self._attachments -= 1
-
-    @property
-    def is_attached(self) -> bool:
-        """True within the context of `attached`."""
-        return self._attachments > 0
+        finally:
+            self.is_attached = before
 
     def begin(self, key: TaskKey, part: Part) -> None:
         """Call `begin` of the homogenizers, before the encoder runs on the support or query inputs of a task."""
         for member in self.stages.beginning:
             seed = member.homogenizer.seed + self.stages.seed_offsets[member]
-            generator = seeded_generator(seed, self.steps, key.slot, PART_NUMBERS[part])
-            member.begin(key, part, generator)
+            member.begin(key, part, seeded_generator(seed, self.steps, key.slot, PART_NUMBERS[part]))
 
     def transform(self, features: Tensor, keys: Sequence[TaskKey]) -> list[Tensor]:
         """Apply the `transform` stages to query features `[tasks, queries, features]`.
@@ -186,8 +181,7 @@ class Pipeline:
             targets=targets, create_graph=create_graph,
         )  # fmt: skip
         step.commit()
-        direction = step.result.direction
-        return direction[""] if isinstance(jacobian, Tensor) else direction
+        return step.result.direction[""] if isinstance(jacobian, Tensor) else step.result.direction
 
     def homogenize(
         self, jacobian: Rows, losses: Tensor | Sequence[float] | None = None, **options: Any
@@ -268,12 +262,7 @@ class Pipeline:
             OptionError: a homogenizer acts before the rows exist, therefore on all parameters together.
         """
         if name not in self._parts:
-            for member in self.members:
-                if member.before_rows or member.homogenizer.overrides("begin"):
-                    raise OptionError(
-                        f"{member} acts in the network, before there are gradients, and cannot act on groups of "
-                        "parameters. Remove it, or homogenize all parameters together (per='model')."
-                    )
+            self.stages.require_rows_only()
             copies = [replace(member, homogenizer=copy.deepcopy(member.homogenizer)) for member in self.members]
             self._parts[name] = Pipeline(copies, self.nonfinite, self._text, debug=self.debug)
         return self._parts[name]
@@ -281,8 +270,7 @@ class Pipeline:
     def state_dict(self) -> dict[str, Any]:
         """Return the number of steps and the state of every homogenizer and group, for `torch.save`."""
         whole = {f"{index}:{m.selector}": m.state_dict() for index, m in enumerate(self.members)}
-        parts = {f"part {name}": part.state_dict() for name, part in self._parts.items()}
-        return {"steps": self.steps, **whole, **parts}
+        return {"steps": self.steps, **whole, **{f"part {name}": p.state_dict() for name, p in self._parts.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace the state by a saved state; the pipeline must have the same homogenizers in the same order.

@@ -48,6 +48,19 @@ class Stages:
     def _overriding(self, stage: str) -> tuple[Member, ...]:
         return tuple(member for member in self.members if member.homogenizer.overrides(stage))
 
+    def require_rows_only(self) -> None:
+        """Raise if a member acts before the rows exist, and therefore not on groups of parameters.
+
+        Raises:
+            OptionError: a member acts in the network.
+        """
+        for member in self.members:
+            if member.before_rows or member.homogenizer.overrides("begin"):
+                raise OptionError(
+                    f"{member} acts in the network, before there are gradients, and cannot act on groups of "
+                    "parameters. Remove it, or homogenize all parameters together (per='model')."
+                )
+
     def run(self, inputs: StepInputs, number: int, debug: bool) -> tuple[Jacobian, list[StageOutcome]]:
         """Return the rows after all `mix` and `rows` stages, and a record of each of these stages."""
         rows, outcomes = inputs.jacobian, list[StageOutcome]()
