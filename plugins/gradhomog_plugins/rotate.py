@@ -25,9 +25,6 @@ class Rotate(Homogenizer):
         v = unit mean of R_jᵀ u_j;  leader: raise Σ_i ⟨R_iᵀ u_i, v⟩ in R_i, with u_i and v constant
         variant="paper": raise Σ_i ⟨R_i g_i, ḡ⟩, g_i = R_iᵀ Σ_q g̃_iq and ḡ = mean of R_j g_j constant
 
-    z_i are the features `[queries, m]` of task i, m is their number for each query, and q is a query. The leader is the
-    update of the rotations after each step.
-
     Args:
         parameterization: `"plane"`, the smallest rotation that maps v to u, in closed form, for directions that follow
             u and v slowly; `"geodesic"`, a dense matrix, updated along the Riemannian gradient.
@@ -46,6 +43,9 @@ class Rotate(Homogenizer):
     multi-task learning with common inputs. In few-shot classification it hardly changes the encoder's parameter
     gradients (`pooled_energy` is small), and large angles lower accuracy: see docs/results/ablation.md and
     docs/decisions/0008-rotation.md; `rotate_rows` acts on the parameter gradients.
+
+    z_i are the features `[queries, m]` of task i, m is their number for each query, and q is a query. The leader is the
+    update of the rotations after each step.
 
     The rows of a step are not changed. The first step is exactly that of the plain learner (every bit is equal).
     Rotations are not applied at meta-test. Reports `angle` per task, the mean cosine of the pooled gradients before and
