@@ -51,6 +51,6 @@ autodoc_typehints = "signature"
 autodoc_default_options = {"members": True, "undoc-members": False}
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
-napoleon_use_ivar = True  # attributes of a docstring are a list, not objects of their own
+napoleon_use_ivar = True  # attributes of a docstring are a list, not separate objects
 napoleon_use_rtype = False  # `Returns:` is a sentence, which may contain a colon
 suppress_warnings = ["myst.domains"]  # sphinx-argparse adds a domain that does not resolve links of other kinds

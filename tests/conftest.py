@@ -25,16 +25,6 @@ def pytest_configure(config: pytest.Config) -> None:
         pytest.exit("gradhomog must be installed, or it has no plugins: run pip install -e .", returncode=4)
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """Give each worker consecutive tests, so that it rarely repeats a fixture of a module for another worker."""
-    if config.getoption("dist") != "load":  # the default of `-n`
-        return None
-    from xdist.scheduler import WorkStealingScheduling
-
-    return WorkStealingScheduling(config, log)
-
-
 @pytest.fixture
 def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports without figures, which take longer than a small comparison."""

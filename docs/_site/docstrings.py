@@ -64,6 +64,15 @@ def numbered(text: str) -> list[str]:
     return [item.strip().rstrip(";") for item in items if item.strip()]
 
 
+def capitalized(text: str) -> str:
+    """The text with a capital at its beginning, unless it begins with a symbol.
+
+    >>> capitalized("the mean"), capitalized("a row"), capitalized("λ = 1")
+    ('The mean', 'A row', 'λ = 1')
+    """
+    return f"{text[:1].upper()}{text[1:]}" if re.match(r"(?:a|[a-z]{2,})\b", text) else text
+
+
 def to_rst(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Convert the lines of a docstring in place: docstrings are plain text with code in single backticks."""
     if re.match(r"(?:collections|builtins)\b", getattr(obj, "__module__", None) or ""):

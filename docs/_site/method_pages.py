@@ -32,6 +32,13 @@ TRAITS = {
     "non_conflicting": "The direction conflicts with no row.",
     "orthogonal": "The transform of the features is a rotation.",
 }
+PASSES = {
+    "isi": "1",
+    "mgda": 'N, one per task; 1 and one through each head with `on="features"`',
+    "rotograd": "1, and one through each head",
+}
+"""Backward passes of a multi-task step, where its family does not decide."""
+
 MEASURED = {
     "functions": "nmse on [functions of different magnitude](../results/methods.md), lower is better",
     "landscape": "loss on [a landscape with conflict and without noise](../results/methods.md), lower is better",
@@ -76,7 +83,7 @@ def _page(
     lines = [
         f"# {title}" + ("" if title == info.name else f" (`{info.name}`)"),
         "",
-        f"{spec.summary[:1].upper()}{spec.summary[1:]}. {source + '.' if source else ''}",
+        f"{docstrings.capitalized(spec.summary)}. {source + '.' if source else ''}",
         "",
         f"```{{figure}} pictures/{info.name}.svg",
         f":alt: {picture.replace('`', '')}",
@@ -109,7 +116,7 @@ def _page(
         "Compare it with the plain learner and tuned static weights:",
         "",
         "```sh",
-        *_comparison(info.name),
+        _comparison(info.name),
         "```",
         "",
         "## Options",
@@ -126,13 +133,13 @@ def _page(
     if "Deviations:" in by_kind:
         lines += ["## Deviations from the paper and other implementations", ""]
         items = docstrings.numbered(_linked(_without_label(by_kind["Deviations:"])))
-        lines += [f"1. {_capitalized(item)}" for item in items]
+        lines += [f"1. {docstrings.capitalized(item)}" for item in items]
         lines += [""]
     lines += ["## Properties", "", *table_head("property", "meaning")]
     lines += [table_row(f"`{trait}`", TRAITS[trait]) for trait in sorted(spec.traits)]
     stages = plugin_tables.stages(spec)
     lines += [
-        table_row("backward passes", _passes(info.name, spec)),
+        table_row("backward passes", PASSES.get(info.name, _passes(spec))),
         table_row("stages", code(stages) if stages else "depend on its options"),
         table_row("reads", code(sorted(spec.needs))),
         *([table_row("place", "the last of its pipeline")] if spec.last else []),
@@ -153,12 +160,7 @@ def _linked(text: str) -> str:
 
 
 def _without_label(text: str) -> str:
-    return _capitalized(text.partition(":")[2].strip())
-
-
-def _capitalized(text: str) -> str:
-    """The text with a capital at its beginning, unless it begins with a symbol such as λ."""
-    return f"{text[:1].upper()}{text[1:]}" if re.match(r"(?:a|[a-z]{2,})\b", text) else text
+    return docstrings.capitalized(text.partition(":")[2].strip())
 
 
 def _use(name: str, spec: HomogenizerSpec) -> list[str]:
@@ -182,24 +184,16 @@ def _use(name: str, spec: HomogenizerSpec) -> list[str]:
     return [*lines, "", 'learner = gradhomog.learner("maml", encoder, head, homogenizers=pipe)  # a meta-learner']
 
 
-def _comparison(name: str) -> list[str]:
+def _comparison(name: str) -> str:
     """The command that compares a method; methods that act on convolutions need images."""
-    static = 'static | static(weights=\\"random\\", seed=1)'
+    method = 'static(weights="random", seed=2)' if name == "static" else pictures.OPTIONS.get(name, name)
+    methods = ["none", 'static | static(weights="random", seed=1)', method.replace("'", '"')]
     run_file = "docs/examples/glyphs.toml " if name in {"isi", "rotogbml"} else ""
-    expression = pictures.OPTIONS.get(name, name).replace('"', '\\"')
-    expression = expression.replace("'", '\\"') if name != "static" else 'static(weights=\\"random\\", seed=2)'
-    return [f'gradhomog compare {run_file}--set \'homogenizers=["none", "{static}", "{expression}"]\'']
+    return f"gradhomog compare {run_file}--set 'homogenizers={json.dumps(methods)}'"  # TOML's strings are those of JSON
 
 
-def _passes(name: str, spec: HomogenizerSpec) -> str:
-    """The number of backward passes of a multi-task step of N tasks."""
-    if plugin_tables.family(spec) == "losses":
-        return "1"
-    if name in {"isi"}:
-        return "1"
-    if name == "rotograd":
-        return "1, and one through each head"
-    return "N, one per task" + ('; 1 and one through each head with `on="features"`' if name == "mgda" else "")
+def _passes(spec: HomogenizerSpec) -> str:
+    return "1" if plugin_tables.family(spec) == "losses" else "N, one per task"
 
 
 def _list(found: Mapping[PluginInfo, HomogenizerSpec]) -> str:

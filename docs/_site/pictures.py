@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
 
 import gradhomog
+from _site import plane
 
 PLANE = (
     "Directions of `{name}` in {steps} steps with constant gradients of two tasks and falling losses (later: darker), "
@@ -19,17 +18,6 @@ PLANE = (
 )
 
 
-def _load_plane() -> ModuleType:
-    path = Path(__file__).parents[1] / "images" / "plane.py"
-    spec = importlib.util.spec_from_file_location("plane", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-plane = _load_plane()
 OPTIONS = {
     "reweight": "reweight(beta=0, solver='fixed_point')",
     "torchjd": 'torchjd(aggregator="UPGrad")',
@@ -94,9 +82,9 @@ def masked(name: str) -> Figure:
 
 
 ROTATED = (
-    "Gradients that two tasks send to the encoder, for constant gradients of the heads, over 60 steps of `{name}`: "
+    "Gradients w.r.t. the output of the encoder for two tasks whose heads have constant gradients, over 60 steps of "
+    "`{name}` (later: darker)."
 )
-ROTATED += "darker is later."
 MASKED = "Glyphs before a texture; beside each, the probability with which activations are dropped: brighter is higher."
 SPECIAL: Mapping[str, tuple[Callable[[str], Figure], str]] = {
     "rotate": (rotated, ROTATED),

@@ -25,11 +25,9 @@ def pages() -> dict[str, str]:
 def _page(kind: Kind, head: str) -> str:
     lines = [f"# Built-in {kind}", "", f"`gradhomog show NAME` prints the same. {head}", ""]
     for info, spec in plugin_tables.built_in(kind):
-        title = plugin_tables.title(info)
         lines += [f"({kind[:-1]}-{info.name})=", f"## `{info.name}`", ""]
-        lines += [
-            f"{title}: {spec.summary}." if kind == "learners" else f"{spec.summary[:1].upper()}{spec.summary[1:]}."
-        ]
+        summary = docstrings.capitalized(spec.summary)
+        lines += [f"{plugin_tables.title(info)}: {spec.summary}." if kind == "learners" else f"{summary}."]
         lines += ["", f"Source: {spec.reference}.", ""] if spec.reference else [""]
         if isinstance(spec, LearnerSpec) and spec.traits:
             lines += [f"Traits: {code(sorted(spec.traits))}.", ""]

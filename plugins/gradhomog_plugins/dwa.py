@@ -35,7 +35,7 @@ class DWA(Homogenizer):
     noise, and it does not resolve conflicts. A task whose loss cannot fall further gets more weight, too.
 
     Acts on rows: shared parameters receive the gradient of the weighted losses; each head of a multi-task network
-    receives the gradient of its own, unweighted loss. In the first two epochs, and for a task that has occurred in
+    receives the unweighted gradient of its loss. In the first two epochs, and for a task that has occurred in
     fewer than two, r = 1, the rate of a constant loss. Losses must not be negative, because their ratio is then no
     rate. A task whose mean loss rises from zero gets all weight.
 

@@ -39,7 +39,7 @@ class FAMO(Homogenizer):
     loss that reaches its lower bound takes nearly all of the step.
 
     Acts on rows: shared parameters receive the gradient of the weighted losses; each head of a multi-task network
-    receives the gradient of its own, unweighted loss. The decrease of the losses is computed from the losses of the
+    receives the unweighted gradient of its loss. The decrease of the losses is computed from the losses of the
     next step. On a full batch with s = 0 this is exactly the paper, which evaluates the same batch again after the
     step. On mini-batches the difference between two batches exceeds the decrease. The noise cancels in the sum of δ
     over the steps, but Adam divides by its size, so the weights hardly change. With averaged logarithms the weights

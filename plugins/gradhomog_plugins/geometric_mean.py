@@ -21,7 +21,7 @@ class GeometricMean(Homogenizer):
 
     With the default `scale="mean"` this and `scale_invariant` are the same method: both weight by 1/L_i, and only their
     lengths differ. Acts on rows: shared parameters receive the gradient of the weighted losses; each head of a
-    multi-task network receives the gradient of its own, unweighted loss. Losses must be positive: zero or negative
+    multi-task network receives the unweighted gradient of its loss. Losses must be positive: zero or negative
     losses cause an error, and so does a weight above 1e30 in the paper's scale. Computed from logarithms, so that no
     product of losses overflows.
 

@@ -34,7 +34,7 @@ class IMTLL(Homogenizer):
     The loss is half of that of `uw(kind="regression")` at −s. Adam is invariant to the factor two, so with the default
     `scale="mean"` and with one `lr` the two are the same method; in the paper's scale the step of this one is twice as
     long. Acts on rows: shared parameters receive the gradient of the weighted losses; each head of a multi-task network
-    receives the gradient of its own, unweighted loss. Losses must not be negative (s would reach the bound), and their
+    receives the unweighted gradient of its loss. Losses must not be negative (s would reach the bound), and their
     squares in Adam must not overflow (from 1e150).
 
     Differentiable in the rows, with the weights as constants, because s is updated after the step.

@@ -28,7 +28,7 @@ class RLW(Homogenizer):
     itself, and it adds variance to every step.
 
     Acts on rows: shared parameters receive the gradient of the weighted losses; each head of a multi-task network
-    receives the gradient of its own, unweighted loss.
+    receives the unweighted gradient of its loss.
 
     Differentiable in the rows, with the weights as constants.
 

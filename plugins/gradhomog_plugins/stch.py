@@ -40,7 +40,7 @@ class STCH(Homogenizer):
     all weight. It reads losses only and does not resolve conflicts.
 
     Acts on rows: shared parameters receive the gradient of the weighted losses; each head of a multi-task network
-    receives the gradient of its own, unweighted loss. Losses may have any sign without `log`; they must be positive
+    receives the unweighted gradient of its loss. Losses may have any sign without `log`; they must be positive
     with it. Computed from logarithms: nothing overflows.
 
     Differentiable in rows and losses.

@@ -40,7 +40,7 @@ class UW(Homogenizer):
     noisy, because its high loss lowers its weight, and it does not resolve conflicts.
 
     Acts on rows: shared parameters receive the gradient of the weighted losses; each head of a multi-task network
-    receives the gradient of its own, unweighted loss. Losses must not be negative (s would reach the bound), and their
+    receives the unweighted gradient of its loss. Losses must not be negative (s would reach the bound), and their
     squares in Adam must not overflow (from 1e150).
 
     Differentiable in the rows, with the weights as constants, because s is updated after the step.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import re
+import subprocess
 import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -84,19 +85,27 @@ def of_page(path: Path) -> Iterator[Finding]:
         yield from findings(line, f"{name}, paragraph {number}")
 
 
+def of_file(path: Path) -> Iterator[Finding]:
+    """Findings in a Python module, a page or a template; none in other files."""
+    if path.suffix == ".py":
+        yield from of_python(path)
+    elif path.suffix in {".md", ".html"}:
+        yield from of_page(path)
+
+
+def project_files() -> list[Path]:
+    """The files of the repository or of an unpacked source distribution, without those that list the words."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    paths = ROOT.rglob("*") if listing.returncode else (ROOT / name for name in listing.stdout.split("\0"))
+    lists = {Path(__file__), Path(__file__).with_name("test_language.py")}
+    return sorted(path for path in paths if path.is_file() and path not in lists)
+
+
 if __name__ == "__main__":  # `python -m tests.docs.language gradhomog/cli`: the findings in some folders or files
     import sys
 
-    total = 0
-    for start in sys.argv[1:] or ["."]:
-        chosen = Path(start).resolve()
-        for file in sorted(chosen.rglob("*")) if chosen.is_dir() else [chosen]:
-            if file == Path(__file__).resolve() or any(part.startswith(".") for part in file.relative_to(ROOT).parts):
-                continue
-            found = (
-                of_python(file) if file.suffix == ".py" else of_page(file) if file.suffix in {".md", ".html"} else ()
-            )
-            for finding in found:
-                total += 1
-                print(finding)
-    print(f"{total} findings")
+    chosen = [Path(start).resolve() for start in sys.argv[1:] or ["."]]
+    paths = [path for path in project_files() if any(path.is_relative_to(start) for start in chosen)]
+    found = [finding for path in paths for finding in of_file(path)]
+    print(*found, f"{len(found)} findings", sep="\n")

@@ -5,7 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from gradhomog.registry import Kind, installed
+
 DOCS = Path(__file__).parents[2] / "docs"
+
+
+def built_in(kind: Kind) -> list[str]:
+    """The names of the plugins of a kind that come with gradhomog."""
+    return [info.name for info in installed().list(kind) if info.distribution == "gradhomog"]
 
 
 def text(page: str) -> str:

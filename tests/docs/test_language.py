@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,26 +11,17 @@ from tests.docs import console, language, signatures
 from tests.docs.language import ROOT
 
 
-def files(*endings: str) -> list[Path]:
-    """The tracked files with one of these endings; all files in an unpacked source distribution."""
-    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
-    names = tracked.stdout.split("\0")
-    found = [ROOT / name for name in names] if tracked.returncode == 0 else [*ROOT.rglob("*")]
-    lists = {Path(language.__file__), Path(__file__)}  # contain the words
-    return [path for path in found if path.suffix in endings and path.exists() and path not in lists]
-
-
 @pytest.mark.parametrize("folder", ["gradhomog", "plugins", "adapters", "tests", "docs"])
 def test_docstrings_comments_messages_and_names_avoid_the_words(folder: str) -> None:
-    modules = [path for path in files(".py") if path.relative_to(ROOT).parts[0] == folder]
+    modules = [path for path in language.project_files() if path.suffix == ".py" and path.is_relative_to(ROOT / folder)]
     assert modules
-    assert [str(finding) for path in modules for finding in language.of_python(path)] == []
+    assert [str(finding) for path in modules for finding in language.of_file(path)] == []
 
 
 def test_pages_avoid_the_words() -> None:
-    pages = files(".md", ".html")
-    assert pages
-    assert [str(finding) for path in pages for finding in language.of_page(path)] == []
+    pages = [path for path in language.project_files() if path.suffix != ".py"]
+    assert any(path.name == "README.md" for path in pages)
+    assert [str(finding) for path in pages for finding in language.of_file(path)] == []
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,12 @@ from pathlib import Path
 import pytest
 
 from gradhomog.experiments.config.schema import Config, load
-from gradhomog.registry import installed
 from tests.docs import pages
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-HOMOGENIZERS = [info.name for info in installed().list("homogenizers") if info.distribution == "gradhomog"]
 GENERATED = {  # by the site
-    *(DOCS / "methods" / f"{name}.md" for name in [*HOMOGENIZERS, "_list", "_traits", "_gallery"]),
+    *(DOCS / "methods" / f"{name}.md" for name in [*pages.built_in("homogenizers"), "_list", "_traits", "_gallery"]),
     *(DOCS / "reference" / f"{name}.md" for name in ("python", "learners", "domains", "observers", "checks")),
 }
 PAGES = [
@@ -72,7 +70,7 @@ def test_the_guide_lists_every_default_that_differs_without_domains():
 @pytest.mark.parametrize("kind", ["homogenizers", "learners"])
 def test_the_readme_names_every_built_in(kind):
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    names = [info.name for info in installed().list(kind) if info.distribution == "gradhomog"]
+    names = pages.built_in(kind)
     assert f"**{len(names)} {kind}**" in text
     assert [name for name in names if f"`{name}`" not in text] == []
 

@@ -17,7 +17,6 @@ import pytest
 
 import gradhomog
 from gradhomog import cli, errors
-from gradhomog.registry import Registry
 from gradhomog.testing import checks
 from tests.docs import pages
 
@@ -49,10 +48,6 @@ class Page(HTMLParser):
             self.loaded.append(href)
         if tag == "img" and not values.get("alt"):
             self.pictures_without_text.append(values.get("src") or "")
-
-
-def built_in(kind: str) -> list[str]:
-    return [info.name for info in Registry().list(kind) if info.distribution == "gradhomog"]  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -89,9 +84,8 @@ def test_the_site_builds_and_is_complete(tmp_path: Path, subtests: pytest.Subtes
 
     with subtests.test("every page has a language, a title, one main landmark and one first heading"):
         for path, page in parsed.items():
-            if (
-                path.parent.name != "_static" and path.name != "search.html"
-            ):  # a script writes the heading of the search
+            # A script writes the heading of the search.
+            if path.parent.name != "_static" and path.name != "search.html":
                 assert page.attributes["html"].get("lang"), path
                 assert "title" in page.tags, path
                 assert page.tags.count("h1") == 1, path
@@ -102,7 +96,7 @@ def test_the_site_builds_and_is_complete(tmp_path: Path, subtests: pytest.Subtes
             (path.name, page.pictures_without_text) for path, page in parsed.items() if page.pictures_without_text
         ] == []
 
-    for name in built_in("homogenizers"):
+    for name in pages.built_in("homogenizers"):
         with subtests.test("a homogenizer has its page with formula, picture, use, cost and command", name=name):
             content = text[site / "methods" / f"{name}.html"]
             for heading in ("Formula", "When to use it", "Options", "Cost", "Properties", "Source"):
@@ -113,7 +107,7 @@ def test_the_site_builds_and_is_complete(tmp_path: Path, subtests: pytest.Subtes
 
     index = (site / "searchindex.js").read_text(encoding="utf-8")
     titles = json.loads(index[index.index("(") + 1 : index.rindex(")")])["titles"]
-    for name in built_in("learners"):
+    for name in pages.built_in("learners"):
         with subtests.test("a learner has its section", name=name):
             assert f'id="learner-{name.replace("_", "-")}"' in text[site / "reference" / "learners.html"]
     for name in gradhomog.__all__:
@@ -152,7 +146,7 @@ def test_doctests_of_the_page_makers_pass() -> None:
 def test_the_picture_of_the_readme_is_that_of_its_script(tmp_path: Path) -> None:
     """Equal shapes: the positions of the paths of the committed picture are those of a new one, up to rounding."""
     pytest.importorskip("matplotlib")
-    plane = importlib.import_module("_site.pictures").plane
+    plane = importlib.import_module("_site.plane")
     plane.save(plane.readme(), tmp_path / "new.svg")
     numbers = [
         [float(number) for number in re.findall(r"-?\d+\.\d+", "".join(re.findall(r' d="([^"]+)"', path.read_text())))]

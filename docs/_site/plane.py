@@ -1,6 +1,6 @@
 """Pictures of two task gradients in the plane, their mean, and the directions of homogenizers.
 
-`python docs/images/plane.py` draws the picture of the README, `directions.svg`; the site draws one per method.
+`python docs/_site/plane.py` draws the picture of the README, `images/directions.svg`; the site draws one per method.
 Colors have contrast on white and on black, because pages are read in both.
 """
 
@@ -120,4 +120,4 @@ def readme() -> Figure:
 
 
 if __name__ == "__main__":
-    save(readme(), Path(__file__).with_name("directions.svg"))
+    save(readme(), Path(__file__).parents[1] / "images" / "directions.svg")
