@@ -32,7 +32,8 @@ class Domains:
     """Domains of the training and test tasks: names such as `glyphs:greek`, or paths of images.
 
     For a domain that is only in `test`, all classes are test classes. For a domain that is also in `train`, only the
-    classes of its test split are. Validation tasks come from the validation classes of the training domains.
+    classes of its test split are. Validation tasks come from the validation classes of the domains in `validation`,
+    or of the training domains if it is empty.
     """
 
     train: list[str] = field(
@@ -46,6 +47,7 @@ class Domains:
         ]
     )
     test: list[str] = field(default_factory=lambda: ["glyphs:georgian", "glyphs:dingbats", "glyphs:geometric"])
+    validation: list[str] = field(default_factory=list)
     setting: Literal["weak", "strong"] = "strong"
 
 
@@ -79,6 +81,7 @@ class Train:
 
     The settings of the inner loop are passed to learners that have these options; options in the expression of the
     learner override them. The `ensemble` states with the best validation scores are tested, and their outputs averaged.
+    `augmentation = "standard"` crops, jitters and flips training images; see `data.augmentation`.
     """
 
     steps: int = at_least(1, 250)
@@ -91,14 +94,16 @@ class Train:
     log_every: int = at_least(1, 5)
     checkpoint_every: int = at_least(1, 25)
     ensemble: int = at_least(1, 1)
+    augmentation: Literal["none", "standard"] = "none"
     nonfinite: Literal["raise", "drop"] = "raise"
 
 
 @dataclass(frozen=True)
 class Test:
-    """Meta-test: the same tasks for every run."""
+    """Meta-test: the same tasks for every run, with `queries` queries per class; 0: as many as in training."""
 
     episodes: int = at_least(2, 300)
+    queries: int = at_least(0, 0)
 
 
 @dataclass(frozen=True)
@@ -269,10 +274,11 @@ def _check(config: Config) -> None:
         ("homogenizers", config.homogenizers),
         ("domains.train", config.domains.train),
         ("domains.test", config.domains.test),
+        ("domains.validation", config.domains.validation),
         ("seeds", config.seed_list),
         ("observers", config.observers),
     ):
-        if not values and path != "observers":
+        if not values and path not in ("observers", "domains.validation"):
             errors.append(f"`{path}` must have at least one entry; got none.")
         if len(set(values)) < len(values):
             errors.append(f"`{path}` must not contain duplicates; got {values}.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, get_args
 
 import numpy as np
@@ -17,12 +17,15 @@ from gradhomog.errors import DataError, OptionError
 from gradhomog.experiments.data.seeding import generator
 from gradhomog.tasks import Task, TaskBatch
 
+Augmentation = Callable[[Tensor, torch.Generator], Tensor]
+"""A function of images `[n, channels, height, width]` and a generator on the CPU."""
+
 Setting = Literal["weak", "strong"]
 
 _SPLIT_CODES = {"train": 0, "val": 1, "test": 2, "all": 3}
 # First word of every seed: two different numbers, both nonzero. SeedSequence pads with zeros, so that [seed, 0, 7]
 # would equal [seed, 0, 7, 0], and tasks would share random numbers with the choice of a batch's domains.
-_TASK, _BATCH = 1, 2
+_TASK, _BATCH, _AUGMENTATION = 1, 2, 3
 _LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R BT.601
 
 
@@ -46,6 +49,8 @@ class EpisodeStream:
             `"weak"`: all tasks of a batch come from one domain. Domains and their order are drawn for every batch.
         seed: 0 .. 2**32 - 1.
         channels: 1 or 3 converts images, by luminance or repetition; None keeps the channels of the domains.
+        augmentation: applied to the support and query images of every task, with a generator seeded by the task's
+            index; None: images are not changed. Requires domains of images.
 
     Raises:
         OptionError: a number is out of range. DataError: the domains differ in kind or input size, share a name, or
@@ -64,12 +69,15 @@ class EpisodeStream:
         setting: Setting,
         seed: int,
         channels: int | None = None,
+        augmentation: Augmentation | None = None,
     ) -> None:
         self.domains = tuple(domains)
         self.split, self.setting, self.seed, self.channels = split, setting, seed, channels
+        self.augmentation = augmentation
         self.ways, self.shots, self.queries, self.tasks = ways, shots, queries, tasks
         _check_numbers(self)
         _check_agreement(self.domains, channels)
+        _check_augmentation(self)
         for domain in self.domains:
             domain.check(split, ways=ways, shots=shots, queries=queries)
         shape = self.domains[0].input_shape
@@ -116,13 +124,17 @@ class EpisodeStream:
         )
         if task.classes is not None:
             task = dataclasses.replace(task, classes=self._renumber(domain, task.classes))
-        if self.channels is None or domain.input_shape[0] == self.channels:
+        if self.channels is not None and domain.input_shape[0] != self.channels:
+            task = dataclasses.replace(
+                task,
+                support_x=_convert_channels(task.support_x, self.channels),
+                query_x=_convert_channels(task.query_x, self.channels),
+            )
+        if self.augmentation is None:
             return task
-        return dataclasses.replace(
-            task,
-            support_x=_convert_channels(task.support_x, self.channels),
-            query_x=_convert_channels(task.query_x, self.channels),
-        )
+        random = torch.Generator().manual_seed(int(self._generator(_AUGMENTATION, index).integers(2**63)))
+        support_x = self.augmentation(task.support_x, random)
+        return dataclasses.replace(task, support_x=support_x, query_x=self.augmentation(task.query_x, random))
 
     def _renumber(self, domain: Domain, classes: Tensor) -> Tensor | None:
         numbers = self._class_numbers[domain.name]
@@ -193,6 +205,14 @@ def _check_agreement(domains: tuple[Domain, ...], channels: int | None) -> None:
                 f"the domains of a stream must have inputs of the same shape; {first.name} has {first.input_shape} "
                 f"and {domain.name} has {domain.input_shape}. {advice}."
             )
+
+
+def _check_augmentation(stream: EpisodeStream) -> None:
+    if stream.augmentation is not None and len(shape := stream.domains[0].input_shape) != 3:
+        raise OptionError(
+            f"`augmentation` must be None for inputs that are not images; domain {stream.domains[0].name} has inputs "
+            f"of shape {shape}."
+        )
 
 
 def _describe_kind(domain: Domain) -> str:

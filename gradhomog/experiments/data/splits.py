@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 from dataclasses import dataclass
-from typing import Any
 
 from gradhomog.domains import Domain, Split, domain, domain_identity
 from gradhomog.error_lists import join_errors
 from gradhomog.errors import ConfigError, GradhomogError
 from gradhomog.experiments.config.schema import Config, Episodes
 from gradhomog.experiments.data import target_variance
+from gradhomog.experiments.data.augmentation import augment
 from gradhomog.experiments.data.sampler import EpisodeStream
 from gradhomog.registry import Registry, installed
 
@@ -49,17 +50,16 @@ def streams(config: Config, seed: int) -> Streams:
         raise ConfigError(f"`problem` {config.problem.name} has no episodes; remove `problem` from the configuration.")
     size, shape = config.network.size, config.episodes
     registry = installed()
-    train, test = _open_domains(config, size, registry)
+    train, validation, test = _open_domains(config, size, registry)
     trained = {domain_identity(text) for text in config.domains.train}
     seen = [domain_identity(text) in trained for text in config.domains.test]
-    _rename_duplicates(config.domains.train, train)
-    _rename_duplicates(config.domains.test, test)
+    everything = train + validation + test
     channels = None
     if len(train[0].input_shape) == 3:
-        native = max(domain.input_shape[0] for domain in train + test)
+        native = max(domain.input_shape[0] for domain in everything)
         channels = int(config.network.channels) or native
-    outputs = _common_outputs(train + test)
-    normalize = target_variance.all_have_variance([*train, *test])
+    outputs = _common_outputs(everything)
+    normalize = target_variance.all_have_variance(everything)
     both = [domain for domain, trained_on in zip(test, seen, strict=True) if trained_on]
     unseen = [domain for domain, trained_on in zip(test, seen, strict=True) if not trained_on]
     if both and unseen:
@@ -68,30 +68,40 @@ def streams(config: Config, seed: int) -> Streams:
             "`domains.test` must hold only domains that are trained on (their test classes are used), or only domains "
             f"that are not (all their classes are used); it mixes {both_names} with {unseen_names}."
         )
+    test_split: Split = "test" if both else "all"
+    test_queries = config.test.queries or shape.queries
 
-    def stream(domains: list[Domain], split: Any, tasks: int, seed: int) -> EpisodeStream:
+    def evaluation(domains: list[Domain], split: Split, queries: int) -> EpisodeStream:
         return EpisodeStream(
-            domains, split=split, ways=shape.ways, shots=shape.shots, queries=shape.queries, tasks=tasks,
-            setting=config.domains.setting, seed=seed, channels=channels,
+            domains, split=split, ways=shape.ways, shots=shape.shots, queries=queries, tasks=1,
+            setting=config.domains.setting, seed=EVALUATION_SEED, channels=channels,
         )  # fmt: skip
 
-    _check_episodes(shape, [(train, "train"), (train, "val"), (test, "test" if both else "all")])
+    _check_episodes(
+        shape, [(train, "train", shape.queries), (validation, "val", shape.queries), (test, test_split, test_queries)]
+    )
     input_shape = train[0].input_shape if channels is None else (channels, *train[0].input_shape[1:])
     return Streams(
-        stream(train, "train", shape.tasks, seed),
-        stream(train, "val", 1, EVALUATION_SEED),
-        stream(test, "test" if both else "all", 1, EVALUATION_SEED),
+        EpisodeStream(
+            train, split="train", ways=shape.ways, shots=shape.shots, queries=shape.queries, tasks=shape.tasks,
+            setting=config.domains.setting, seed=seed, channels=channels,
+            augmentation=augment if config.train.augmentation == "standard" else None,
+        ),
+        evaluation(validation, "val", shape.queries),
+        evaluation(test, test_split, test_queries),
         input_shape,
         shape.ways if outputs is None else outputs,
         "accuracy" if outputs is None else "nmse" if normalize else "mse",
-    )
+    )  # fmt: skip
 
 
-def _open_domains(config: Config, size: int, registry: Registry) -> tuple[list[Domain], list[Domain]]:
-    """Return the training and the test domains; an error names all domains that cannot be opened."""
+def _open_domains(config: Config, size: int, registry: Registry) -> tuple[list[Domain], list[Domain], list[Domain]]:
+    """Return the training, validation and test domains; an error names all domains that cannot be opened."""
+    chosen = config.domains
+    uses = (chosen.train, chosen.validation or chosen.train, chosen.test)
     opened: dict[str, Domain] = {}
     errors: dict[str, GradhomogError] = {}
-    for text in dict.fromkeys(config.domains.train + config.domains.test):
+    for text in dict.fromkeys(itertools.chain(*uses)):
         try:
             opened[text] = _domain(text, size, registry)
         except GradhomogError as error:
@@ -100,16 +110,17 @@ def _open_domains(config: Config, size: int, registry: Registry) -> tuple[list[D
         raise next(iter(errors.values()))
     if errors:
         raise ConfigError(f"`domains`: {join_errors(f'{text}: {error}' for text, error in errors.items())}")
-    return [opened[text] for text in config.domains.train], [opened[text] for text in config.domains.test]
+    train, validation, test = (_with_different_names(texts, [opened[text] for text in texts]) for texts in uses)
+    return train, validation, test
 
 
-def _check_episodes(shape: Episodes, uses: list[tuple[list[Domain], Split]]) -> None:
+def _check_episodes(shape: Episodes, uses: list[tuple[list[Domain], Split, int]]) -> None:
     """Raise the error of a domain that cannot provide the episodes, or one error that names all such domains."""
     errors: list[GradhomogError] = []
-    for domains, split in uses:
+    for domains, split, queries in uses:
         for each in domains:
             try:
-                each.check(split, ways=shape.ways, shots=shape.shots, queries=shape.queries)
+                each.check(split, ways=shape.ways, shots=shape.shots, queries=queries)
             except GradhomogError as error:
                 errors.append(error)
     if len(errors) == 1:
@@ -136,13 +147,14 @@ def _common_outputs(domains: list[Domain]) -> int | None:
     )
 
 
-def _rename_duplicates(texts: list[str], domains: list[Domain]) -> None:
-    """If several domains have the same name, use the text of the run file as the name of each.
+def _with_different_names(texts: list[str], domains: list[Domain]) -> list[Domain]:
+    """Return the domains; if several have the same name, the name of each is its text in the run file.
 
     For example, files with the same stem in two folders have the same name.
     """
-    names = [domain.name for domain in domains]
-    for index, (text, name) in enumerate(zip(texts, names, strict=True)):
-        if names.count(name) > 1:
-            domains[index] = copy.copy(domains[index])
-            domains[index].name = text
+    renamed = [copy.copy(each) for each in domains]
+    names = [each.name for each in domains]
+    for each, text in zip(renamed, texts, strict=True):
+        if names.count(each.name) > 1:
+            each.name = text
+    return renamed

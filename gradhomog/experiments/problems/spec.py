@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 EPISODIC = (
     "learner", "domains", "episodes", "test", "network.channels", "train.inner", "train.inner_steps", "train.inner_lr",
-    "train.validation_episodes", "train.ensemble",
+    "train.validation_episodes", "train.ensemble", "train.augmentation",
 )  # fmt: skip
 """Keys of a run file that concern episodes, which multi-task problems do not have."""
 

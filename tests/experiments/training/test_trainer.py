@@ -139,6 +139,27 @@ def test_training_domains_are_tested_on_their_test_split_and_others_on_all_class
     assert unseen.test.split == "all"
 
 
+def test_validation_tasks_come_from_the_listed_domains_and_test_tasks_have_their_own_number_of_queries():
+    overrides = ['domains.validation=["functions:line"]', "test.queries=9"]
+    source = streams(load(None, [*SMALL, *overrides]), 0)
+    assert [domain.name for domain in source.validation.domains] == ["functions:line"]
+    assert len(source.train.domains) == 3
+    assert len(source.validation.task(0).query_y) == 5
+    assert len(source.test.task(0).query_y) == 9
+    default = streams(load(None, SMALL), 0)
+    assert [domain.name for domain in default.validation.domains] == [domain.name for domain in default.train.domains]
+    assert len(default.test.task(0).query_y) == 5
+
+
+def test_training_images_are_augmented_and_those_of_validation_and_test_are_not():
+    images = ['domains.train=["glyphs:greek"]', 'domains.test=["glyphs:latin"]']
+    augmented = streams(load(None, [*images, "train.augmentation=standard"]), 0)
+    plain = streams(load(None, images), 0)
+    assert not torch.equal(augmented.train.task(0).query_x, plain.train.task(0).query_x)
+    assert torch.equal(augmented.validation.task(0).query_x, plain.validation.task(0).query_x)
+    assert torch.equal(augmented.test.task(0).query_x, plain.test.task(0).query_x)
+
+
 def test_the_checkpoint_stays_until_the_result_is_on_disk(small, tmp_path, monkeypatch):
     training = trainer(small, Run("maml", "none", 0), tmp_path)
     monkeypatch.setattr(checksums, "write_result", lambda *args: (_ for _ in ()).throw(OSError("no space")))

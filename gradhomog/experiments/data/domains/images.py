@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from gradhomog.errors import DataError, OptionError
 from gradhomog.experiments.data.domains import _options
@@ -16,7 +17,14 @@ from gradhomog.hooks import hookimpl
 from gradhomog.specs import DomainSpec
 
 
-def images(variant: str, *, size: int = 84, per_class: int | None = None, max_bytes: int = MAX_BYTES) -> ClassImages:
+def images(
+    variant: str,
+    *,
+    size: int = 84,
+    per_class: int | None = None,
+    class_split: Literal["own", "train", "val", "test"] = "own",
+    max_bytes: int = MAX_BYTES,
+) -> ClassImages:
     """Read a data set into memory, as uint8, at the network's input size.
 
     Args:
@@ -25,6 +33,8 @@ def images(variant: str, *, size: int = 84, per_class: int | None = None, max_by
             the domain.
         size: side in pixels, 1..1024; pictures are cropped to their central square and resized without aliasing.
         per_class: number of pictures of each class to read from folders and lists, the first ones; None reads all.
+        class_split: `"own"` is the official split of the data, or 50/25/25; another value is the split of all classes.
+            For leave-one-domain-out training on data of few classes, use all of them: `"train"`.
         max_bytes: limit in bytes, 4 GiB by default, on the arrays that are read from an `.npz` file, as their headers
             declare them, and on all images at the network's input size. Reading uses up to twice as much memory. The
             limit of a file list is 1/64 of it, because parsed JSON takes up to 40 times its size. The limit of a
@@ -44,9 +54,12 @@ def images(variant: str, *, size: int = 84, per_class: int | None = None, max_by
     except RuntimeError as error:  # ~name/pictures, and no user has this name
         raise OptionError(f"`images`: {variant}: {error}") from error
     try:
-        return _read(path, size, per_class, max_bytes)
+        read = _read(path, size, per_class, max_bytes)
     except OSError as error:  # permission denied, a name that is too long, a folder removed while it is read
         raise DataError(f"{path}: cannot be read ({error.strerror or error}).") from error
+    if class_split != "own":
+        read.class_split = (class_split,) * len(read.class_names)
+    return read
 
 
 def _read(path: Path, size: int, per_class: int | None, max_bytes: int) -> ClassImages:

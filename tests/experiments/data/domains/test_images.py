@@ -149,6 +149,13 @@ def test_pictures_of_every_common_mode_are_read(tmp_path, mode):
         assert np.abs(read.astype(int) - 128).max() <= 1
 
 
+def test_class_split_assigns_all_classes_to_one_split(tmp_path):
+    write_pictures(tmp_path / "set", {name: [1] for name in "abcdefgh"})
+    own = images.images(str(tmp_path / "set"), size=8)
+    assert set(own.class_split) == {"train", "val", "test"}
+    assert set(images.images(str(tmp_path / "set"), size=8, class_split="train").class_split) == {"train"}
+
+
 def test_per_class_takes_the_first_files_by_name(tmp_path):
     write_pictures(tmp_path / "set", {"a": [1, 2, 3], "b": [4]})
     assert contents(images.images(str(tmp_path / "set"), size=8, per_class=2)) == {"a": [1, 2], "b": [4]}
