@@ -1,0 +1,54 @@
+"""The benchmarks that are present on this machine: files of a data folder, and files that the user assigns by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gradhomog.errors import ConfigError
+from gradhomog.experiments.config.suggestions import did_you_mean
+from gradhomog.experiments.reproduce.protocol import TARGETS, TRAINING_ONLY
+
+NAMES = (TRAINING_ONLY, *TARGETS)
+"""The nine benchmarks."""
+
+
+def find_domains(data: Path | None, assigned: Sequence[str], size: int) -> dict[str, str]:
+    """The text of a domain for each benchmark that is present, in the order of `NAMES`.
+
+    Args:
+        data: folder of the data; see `gradhomog data list` for the names within it.
+        assigned: `NAME=PATH`: a benchmark, and a file or folder; relative to `data`, or else to the working directory.
+        size: side of the images in pixels, for files that exist in several sizes.
+
+    Raises:
+        ConfigError: a name is unknown, or a path does not exist.
+    """
+    if data is not None and not data.is_dir():
+        raise ConfigError(f"--data must be an existing folder; got {data}.")
+    found = {name: path for name in NAMES if data is not None and (path := _find(data, name, size)) is not None}
+    found |= _assigned(data, assigned)
+    return {name: str(found[name].absolute()) for name in NAMES if name in found}
+
+
+def _find(data: Path, name: str, size: int) -> Path | None:
+    candidates = (data / f"{name}-{size}.npz", data / f"{name}.npz", data / "filelists" / name, data / name)
+    return next((path for path in candidates if path.exists()), None)
+
+
+def _assigned(data: Path | None, assigned: Sequence[str]) -> Mapping[str, Path]:
+    found = {}
+    for text in assigned:
+        name, equals, value = text.partition("=")
+        if not equals or not value:
+            raise ConfigError(f"--domain must be NAME=PATH; got {text!r}.")
+        if name not in NAMES:
+            raise ConfigError(
+                f"--domain: unknown benchmark {name!r}; known: {', '.join(NAMES)}.{did_you_mean(name, NAMES)}"
+            )
+        paths = [folder / value for folder in ([data] if data is not None else []) + [Path()]]
+        path = next((path for path in paths if path.exists()), None)
+        if path is None:
+            raise ConfigError(f"--domain {text}: there is no file or folder {' or '.join(map(str, paths))}.")
+        found[name] = path
+    return found
