@@ -52,6 +52,8 @@ class Progress:
 
     def __call__(self, record: Mapping[str, Any]) -> None:
         match record["event"]:
+            case "part":
+                self._write(f"{record['index'] + 1}/{record['of']} {record['name']}")
             case "dry_run":
                 if self._bar is None:
                     if not self._terminal:
@@ -78,6 +80,7 @@ class Progress:
     def _plan(self, record: Mapping[str, Any]) -> None:
         self.started = True
         self._several_learners = len(record["learners"]) > 1
+        self._done = {}
         if self._bar is not None:
             self._bar.close()
         self._steps, self._total = record["steps"], record["runs"] * record["steps"]

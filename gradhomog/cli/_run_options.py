@@ -31,15 +31,21 @@ def add_run_command(
         help="override a key of the run file; may be repeated",
     )  # fmt: skip
     command.add_argument(
-        "--out", type=_parse_folder, metavar="DIR", help="output folder (default: a new folder under runs/)"
-    )
-    command.add_argument(
         "--quick", action="store_true",
         help="use one seed and one tenth of the training steps and test tasks, to check that the run file works",
     )  # fmt: skip
+    resume_help = f"continue an interrupted {'comparison' if several_runs else 'run'} of the same configuration"
+    add_execution_options(command, several_runs=several_runs, resume_help=resume_help)
+
+
+def add_execution_options(command: argparse.ArgumentParser, *, several_runs: bool, resume_help: str) -> None:
+    """Add the output folder, resumption, executor, output format and, for several runs, their number."""
+    command.add_argument(
+        "--out", type=_parse_folder, metavar="DIR", help="output folder (default: a new folder under runs/)"
+    )
     command.add_argument(
         "--resume", action="store_true",
-        help=f"continue an interrupted {'comparison' if several_runs else 'run'} of the same configuration",
+        help=resume_help,
     )  # fmt: skip
     command.set_defaults(jobs=0)
     if several_runs:

@@ -33,32 +33,40 @@ class Figure:
 
 def render_page(summary: Summary, records: Sequence[Record], saved_figures: Mapping[str, SavedFigure]) -> str:
     """The page: findings, table, figures, tuning, runs, configuration and versions. All texts are escaped."""
-    environment = Environment(
+    start: Record = next((record for record in reversed(records) if record["event"] == "start"), {})
+    subject = f" {'on' if summary.problem else 'of'} {', '.join(summary.learners)}" if summary.rows else ""
+    return (
+        environment()
+        .get_template("report.html")
+        .render(
+            title=f"gradhomog: comparison{subject}",
+            scope=scope(summary),
+            findings=findings(summary),
+            baseline_table=baseline_table(summary),
+            baseline_notes=baseline_notes(summary),
+            score_table=score_table(summary) if summary.rows else None,
+            notes=notes(summary),
+            figures=_figures(summary, saved_figures),
+            candidates=candidate_table(summary) if summary.candidates else None,
+            tuning_note=tuning_note(summary) if summary.candidates else "",
+            runs=run_sections(records, summary),
+            facts=_facts(summary, start),
+            version=(start.get("versions") or {}).get("gradhomog"),
+            configuration=tomli_w.dumps(start.get("config") or {}) if start else None,
+            versions={str(k): str(v) for part in ("versions", "machine") for k, v in (start.get(part) or {}).items()},
+        )
+    )
+
+
+def environment() -> Environment:
+    """The template environment of all pages: every text is escaped."""
+    return Environment(
         loader=PackageLoader("gradhomog.experiments.report"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-    )
-    start: Record = next((record for record in reversed(records) if record["event"] == "start"), {})
-    subject = f" {'on' if summary.problem else 'of'} {', '.join(summary.learners)}" if summary.rows else ""
-    return environment.get_template("report.html").render(
-        title=f"gradhomog: comparison{subject}",
-        scope=scope(summary),
-        findings=findings(summary),
-        baseline_table=baseline_table(summary),
-        baseline_notes=baseline_notes(summary),
-        score_table=score_table(summary) if summary.rows else None,
-        notes=notes(summary),
-        figures=_figures(summary, saved_figures),
-        candidates=candidate_table(summary) if summary.candidates else None,
-        tuning_note=tuning_note(summary) if summary.candidates else "",
-        runs=run_sections(records, summary),
-        facts=_facts(summary, start),
-        version=(start.get("versions") or {}).get("gradhomog"),
-        configuration=tomli_w.dumps(start.get("config") or {}) if start else None,
-        versions={str(k): str(v) for part in ("versions", "machine") for k, v in (start.get(part) or {}).items()},
     )
 
 

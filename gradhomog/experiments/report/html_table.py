@@ -49,7 +49,7 @@ def candidate_table(summary: Summary) -> Table:
         [
             *([text_cell(candidate.learner)] if several else []),
             text_cell(candidate.homogenizers),
-            Cell(number_text(candidate.validation, summary.metric), _number_key(candidate.validation)),
+            Cell(number_text(candidate.validation, summary.metric), number_key(candidate.validation)),
             text_cell("chosen" if candidate.chosen else ""),
             text_cell(candidate.label),
             text_cell(NOTHING if candidate.best_step is None else str(candidate.best_step)),
@@ -72,8 +72,9 @@ def _method_table(columns: Sequence[Column], rows: Iterable[MethodRow]) -> Table
 
 def _sort_key(get_value: Callable[[MethodRow], Value], row: MethodRow) -> str:
     value = get_value(row)
-    return value if isinstance(value, str) else _number_key(value)
+    return value if isinstance(value, str) else number_key(value)
 
 
-def _number_key(value: float | None) -> str:
+def number_key(value: float | None) -> str:
+    """The sort key of a number; empty for unknown numbers."""
     return "" if value is None or value != value else repr(value)

@@ -1,0 +1,114 @@
+"""`gradhomog reproduce EXPERIMENT`: an experiment of the RotoGBML paper on your copy of its data, as one table.
+
+The table has our number, the paper's number and the difference, with tuned static weights and PCGrad as further
+baselines. Benchmarks that are not present are omitted, and the report lists them. Results are kept in one folder per
+comparison; `--resume` continues.
+
+  gradhomog reproduce weak --data DIR --scale smoke
+  gradhomog reproduce strong --data DIR --scale small --learner MAML --target cub --shots 1 --jobs 4
+  gradhomog reproduce ablation --data DIR --domain plantae=flowers.npz --set train.steps=1000
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from gradhomog.cli._output import print_json
+from gradhomog.cli._run_options import add_execution_options
+
+
+def add(commands: Any) -> None:
+    command = commands.add_parser(
+        "reproduce", help="compute a table or figure of the RotoGBML paper", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    command.set_defaults(run=run)
+    command.add_argument(
+        "experiment", metavar="EXPERIMENT",
+        help="weak (Table 1), strong (Table 2), ablation (Table 3), beta, temperature, backbone, saliency, or conflict",
+    )  # fmt: skip
+    command.add_argument("--data", type=Path, metavar="DIR", help="folder of the benchmarks; see `gradhomog data list`")
+    command.add_argument(
+        "--domain", action="append", default=[], metavar="NAME=PATH", dest="domains",
+        help="file or folder of a benchmark, relative to --data or to the working directory; may be repeated",
+    )  # fmt: skip
+    command.add_argument(
+        "--scale", default="smoke", metavar="SCALE",
+        help="smoke (default; minutes on two cores), small (hours), medium (hours on a GPU), paper (60,000 steps)",
+    )  # fmt: skip
+    command.add_argument(
+        "--learner", action="append", default=[], metavar="NAME", dest="learners",
+        help="learner of the rows, such as iMAML or 'maml(first_order=true)'; may be repeated (default: the paper's)",
+    )  # fmt: skip
+    command.add_argument(
+        "--target", action="append", default=[], metavar="NAME", dest="targets",
+        help="test benchmark; may be repeated (default: all of the table that are present)",
+    )  # fmt: skip
+    command.add_argument(
+        "--shots", action="append", default=[], type=int, metavar="N", help="number of shots; may be repeated"
+    )
+    command.add_argument(
+        "--rotogbml", default="", metavar="PIPELINE", help="pipeline of the rows RotoGBML (default: the paper's)"
+    )
+    command.add_argument(
+        "--without-others",
+        action="store_true",
+        help="omit the comparison methods, which have no gradient-based learner",
+    )
+    command.add_argument(
+        "--set", action="append", default=[], metavar="a.b=c", dest="overrides",
+        help="override a key of the run files; may be repeated",
+    )  # fmt: skip
+    add_execution_options(command, several_runs=True, resume_help="continue an interrupted experiment")
+
+
+def run(args: argparse.Namespace) -> int:
+    import sys
+
+    from gradhomog.cli._progress import Progress
+    from gradhomog.experiments import reproduce
+    from gradhomog.experiments.reproduce import report
+    from gradhomog.experiments.reproduce.table import to_json
+
+    settings = _settings(args)
+    out = args.out or Path("runs") / f"reproduce-{args.experiment}-{args.scale}"
+    with Progress() as progress:
+        outcome = reproduce.reproduce(
+            args.experiment, settings, out, resume=args.resume, progress=progress, jobs=args.jobs,
+            executor=args.executor,
+        )  # fmt: skip
+    for name, error in outcome.failures.items():
+        print(f"{name} failed: {error}", file=sys.stderr)
+    page = report.write_page(outcome.table, outcome.description, out)
+    if args.json:
+        print_json({"folder": str(out), "failures": outcome.failures, **to_json(outcome.table)})
+    else:
+        print(report.render_text(outcome.table, outcome.description))
+        print(f"\n{page}  the report; each comparison has a folder with its own report beside it")
+    return 1 if outcome.failures else 0
+
+
+def _settings(args: argparse.Namespace) -> Any:
+    """The experiment's settings, after checking the names of experiment and scale.
+
+    Raises:
+        ConfigError: a name is unknown.
+    """
+    from gradhomog.errors import ConfigError
+    from gradhomog.experiments import reproduce
+    from gradhomog.experiments.config.suggestions import did_you_mean
+
+    for word, value, known in (
+        ("experiment", args.experiment, reproduce.EXPERIMENTS),
+        ("scale", args.scale, reproduce.SCALES),
+    ):
+        if value not in known:
+            raise ConfigError(f"unknown {word} {value!r}; known: {', '.join(known)}.{did_you_mean(value, known)}")
+    size = reproduce.SCALES[args.scale].weak_network["size"]
+    return reproduce.Settings(
+        domains=reproduce.find_domains(args.data, args.domains, size), scale=args.scale, learners=args.learners,
+        targets=args.targets, shots=args.shots, homogenizers=args.rotogbml, others=not args.without_others,
+        overrides=args.overrides,
+    )  # fmt: skip

@@ -1,0 +1,28 @@
+"""The experiments of the RotoGBML paper (Zhang et al. 2023, arXiv 2303.06679) on the user's copy of its data.
+
+An experiment is a list of comparisons, one for each column of a table and each learner. Their results are collected
+into one table with our number, the paper's number, and the difference.
+"""
+
+from gradhomog.experiments.reproduce.data_sources import NAMES, find_domains
+from gradhomog.experiments.reproduce.execute import Reproduction, describe, reproduce
+from gradhomog.experiments.reproduce.experiments import EXPERIMENTS, Part, Settings, parts
+from gradhomog.experiments.reproduce.scales import SCALES, Scale
+from gradhomog.experiments.reproduce.table import Cell, Table, collect
+
+__all__ = [
+    "EXPERIMENTS",
+    "NAMES",
+    "SCALES",
+    "Cell",
+    "Part",
+    "Reproduction",
+    "Scale",
+    "Settings",
+    "Table",
+    "collect",
+    "describe",
+    "find_domains",
+    "parts",
+    "reproduce",
+]

@@ -1,0 +1,158 @@
+"""The report of an experiment: table as text, figure, and a self-contained HTML page."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gradhomog.experiments.report import figures
+from gradhomog.experiments.report.figures import style
+from gradhomog.experiments.report.formatting import NOTHING, interval_text, number_text, seeds_text
+from gradhomog.experiments.report.html import environment
+from gradhomog.experiments.report.html_table import Cell as HtmlCell
+from gradhomog.experiments.report.html_table import Table as HtmlTable
+from gradhomog.experiments.report.html_table import number_key
+from gradhomog.experiments.report.svg import inline_svg
+from gradhomog.experiments.report.text_table import align_columns
+from gradhomog.experiments.reproduce.protocol import TARGETS, TRAINING_ONLY
+from gradhomog.experiments.reproduce.table import Cell, Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+HEADER = (
+    "column", "row", "accuracy %", "± episodes", "difference to plain", "seeds for 1 point", "paper %", "ours − paper",
+    "seeds",
+)  # fmt: skip
+CAPTION = (
+    "Mean and 95 % interval over seeds (dots), the paper's number (crosses) with its interval over test tasks. Chance "
+    "is 20 % with five ways."
+)
+
+
+def render_text(table: Table, description: Mapping[str, Any]) -> str:
+    """The table as aligned plain text, followed by notes about its numbers."""
+    if not table.cells:
+        return "\n".join(["No run has finished, so there is no table.", *notes(table, description)])
+    lines = align_columns([HEADER, *([cell.text for cell in row] for row in _rows(table))])
+    return "\n".join([*lines, "", *notes(table, description)])
+
+
+def write_page(table: Table, description: Mapping[str, Any], folder: Path) -> Path:
+    """Write `report.html` and, if matplotlib is installed, `figures/table.svg` and `.png`; return the page's path."""
+    svg = None
+    try:
+        figure = draw(table)
+        if figure is not None:
+            saved, _ = figures.save(figure, folder / "figures" / "table")
+            svg = inline_svg(saved.read_text(encoding="utf-8"), "table", "Accuracies")
+    except figures.MissingMatplotlib as error:
+        print(f"{error}", file=sys.stderr)
+    page = (
+        environment()
+        .get_template("reproduction.html")
+        .render(
+            title=f"gradhomog: reproduction of `{description['experiment']}`",
+            contents=description["contents"],
+            table=HtmlTable(HEADER, _rows(table), sticky=1) if table.cells else None,
+            notes=notes(table, description),
+            figure=svg,
+            caption=CAPTION,
+            parts=description["parts"],
+            facts={key: _fact(value) for key, value in description.items() if key not in ("parts", "contents", "data")},
+            data={name: Path(text).name for name, text in description["data"].items()},
+        )
+    )
+    path = folder / "report.html"
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def notes(table: Table, description: Mapping[str, Any]) -> list[str]:
+    """Sentences about scale, data and intervals."""
+    scale, overrides = description["scale"], description["overrides"]
+    absent = [name for name in (TRAINING_ONLY, *TARGETS) if name not in description["data"]]
+    several = any(len(cell.seed_scores) > 1 for cell in table.cells)
+    return [
+        f"Scale {scale}: {description['scale_summary']}"
+        + (f"; changed by {', '.join(overrides)}." if overrides else "."),
+        f"Data: {len(description['data'])} of 9 benchmarks present"
+        + (f"; missing: {', '.join(absent)}." if absent else "."),
+        "accuracy: ± 95 % interval over " + ("seeds (Student t)." if several else "test episodes, because of one seed.")
+        + f" ± episodes: 95 % interval over {table.test_episodes or 'the'} test episodes of one training, "
+        "t(n − 1) s/√n, mean over seeds.",
+        "difference to plain: paired by seed; *: the interval excludes 0, not corrected for the number of rows. seeds "
+        "for 1 point: seeds that detect a difference of one percentage point (power 80 %, two-sided 5 %).",
+        "The paper prints no number of training seeds; its intervals are over test tasks.",
+        *([f"Missing: {'; '.join(table.missing)}."] if table.missing else []),
+    ]  # fmt: skip
+
+
+def draw(table: Table) -> Figure | None:
+    """Accuracies by column, one panel each: our means with intervals, and the paper's."""
+    if not table.cells:
+        return None
+    columns = {name: [cell for cell in table.cells if cell.column == name] for name in table.columns}
+    heights = [len(cells) for cells in columns.values()]
+    with style.figure_style():
+        figure, axes = style.make_panels(
+            len(columns), 1, 0.5 + 0.24 * sum(heights) + 0.35 * len(heights), height_ratios=heights, sharex=True
+        )
+        for (name, cells), (panel,) in zip(columns.items(), axes, strict=True):
+            _draw_panel(panel, name, cells)
+        axes[-1][0].set_xlabel("test accuracy (%)")
+    return figure
+
+
+def _draw_panel(panel: Any, title: str, cells: Sequence[Cell]) -> None:
+    positions = range(len(cells))
+    widths = [0.0 if math.isnan(cell.ours.half_width) else 100 * cell.ours.half_width for cell in cells]
+    means = [100 * cell.ours.mean for cell in cells]
+    panel.errorbar(means, positions, xerr=widths, fmt="o", markersize=3.5, color=style.PALETTE[0], label="ours")
+    printed = [(cell.published, y) for cell, y in zip(cells, positions, strict=True) if cell.published is not None]
+    if printed:
+        panel.errorbar(
+            [score.mean for score, _ in printed], [y for _, y in printed],
+            xerr=[score.half_width or 0.0 for score, _ in printed], fmt="x", color=style.PLAIN_COLOR, label="paper",
+        )  # fmt: skip
+    panel.set_yticks(positions, [cell.row for cell in cells])
+    panel.invert_yaxis()
+    panel.set_title(title)
+
+
+def _rows(table: Table) -> list[list[HtmlCell]]:
+    return [_row(cell) for cell in table.cells]
+
+
+def _row(cell: Cell) -> list[HtmlCell]:
+    difference, printed = cell.to_plain, cell.published
+    excludes_zero = difference is not None and abs(difference.mean) > difference.half_width
+    return [
+        HtmlCell(cell.column, cell.column),
+        HtmlCell(cell.row, cell.row),
+        HtmlCell(interval_text(cell.ours, "accuracy"), number_key(cell.ours.mean)),
+        HtmlCell(NOTHING if math.isnan(cell.episodes) else number_text(cell.episodes, "accuracy"), ""),
+        HtmlCell(
+            NOTHING if difference is None else interval_text(difference, "accuracy", True) + " *" * excludes_zero,
+            number_key(difference.mean if difference else None),
+        ),
+        HtmlCell(seeds_text(cell.seeds_needed), number_key(cell.seeds_needed)),
+        HtmlCell(
+            NOTHING
+            if printed is None
+            else f"{printed.mean:.2f}" + (f" ± {printed.half_width:.2f}" if printed.half_width is not None else ""),
+            number_key(printed.mean if printed else None),
+        ),
+        HtmlCell(
+            NOTHING if cell.to_published is None else number_text(cell.to_published, "accuracy", True),
+            number_key(cell.to_published),
+        ),
+        HtmlCell(str(len(cell.seed_scores)), str(len(cell.seed_scores))),
+    ]
+
+
+def _fact(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
