@@ -19,6 +19,7 @@ from gradhomog.registry import Registry, installed
 from gradhomog.reports import Evaluation, StageReport, StepReport, TaskRow, TaskRows
 from gradhomog.scoring import Loss, accuracies, accuracy, default_loss
 from gradhomog.stage_execution.assembly import Entry
+from gradhomog.stage_rows import encoder_pattern, stage_rows
 from gradhomog.task_key import TaskKey
 from gradhomog.tasks import Task, TaskBatch
 from gradhomog.training_mode import training_mode
@@ -208,24 +209,8 @@ class Learner(ABC):
         Cost: one `rows` for each homogenizer that acts before rows exist, and one more.
         """
         batch = batch if isinstance(batch, TaskBatch) else TaskBatch.stack(batch)
-        whole = self.homogenizers
-        pattern = "encoder.*" if any(name.startswith("encoder.") for name in self.named_parameters()) else "*"
-        found: list[StageReport] = []
-        try:
-            for count in range(len(whole) + 1):
-                self.homogenizers = Pipeline(whole.members[:count], whole.nonfinite)
-                self.homogenizers.steps = whole.steps  # random numbers are a function of the step count
-                if count == 0 or whole.members[count - 1].before_rows:
-                    with torch.random.fork_rng():  # dropout in the network draws the same numbers every time
-                        rows = self.rows(batch)
-                gramian = self.homogenizers.gramian_after(
-                    rows.jacobian, rows.losses, pattern, domains=batch.domains or None, features=rows.features,
-                    feature_grads=rows.feature_grads, targets=batch.query_y,
-                )  # fmt: skip
-                found.append(StageReport.of(whole.members[count - 1].selector if count else "plain", gramian))
-        finally:
-            self.homogenizers = whole
-        return found
+        pattern = encoder_pattern(self.named_parameters())
+        return [StageReport.of(name, rows.gramian(pattern)) for name, rows in stage_rows(self, batch)]
 
     @contextmanager
     def _explain_head_errors(self, x: Tensor, *targets: Tensor) -> Iterator[None]:

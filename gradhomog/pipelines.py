@@ -16,7 +16,7 @@ from gradhomog import expression
 from gradhomog.errors import ConfigError, ConvergenceWarning, OptionError
 from gradhomog.homogenization import Homogenization, PendingStep
 from gradhomog.homogenizer import Homogenizer, Part
-from gradhomog.jacobian import Direction, all_finite
+from gradhomog.jacobian import Direction, Jacobian, all_finite
 from gradhomog.registry import Registry, installed
 from gradhomog.stage_execution.assembly import Entry, assemble
 from gradhomog.stage_execution.member import Member
@@ -242,8 +242,8 @@ class Pipeline:
             warnings.warn(f"the solver of {' and '.join(result.unconverged)} did not converge", ConvergenceWarning, 3)
         return PendingStep(result, commit)
 
-    def gramian_after(self, jacobian: Rows, losses: Tensor, parameters: str = "*", **options: Any) -> Tensor:
-        """Return the Gramian of the rows after all `mix` and `rows` stages, over the parameters that a glob matches.
+    def rows_after(self, jacobian: Rows, losses: Tensor, **options: Any) -> Jacobian:
+        """Return the rows after all `mix` and `rows` stages.
 
         For inspection: no direction is computed and no state changes. `options` as in `make_step_inputs`.
         """
@@ -251,7 +251,7 @@ class Pipeline:
         with torch.no_grad():
             if self.nonfinite == "drop":
                 inputs = drop_nonfinite(inputs, self.stages.transforming)
-            return self.stages.run(inputs, self.steps, self.debug)[0].gramian(parameters)
+            return self.stages.run(inputs, self.steps, self.debug)[0]
 
     def part(self, name: str) -> Pipeline:
         """Return the pipeline of one group of parameters, for groups that are homogenized separately.

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 import gradhomog
-from gradhomog import Homogenizer, Task
+from gradhomog import Homogenizer, Task, TaskBatch
+from gradhomog.stage_rows import stage_rows
 from gradhomog_adapters.maml import MAML
 
 
@@ -143,3 +144,16 @@ def test_a_probe_draws_the_same_dropout_masks_and_restores_the_global_generator(
     plain, same = model.probe(tasks())
     assert torch.equal(plain.norms, same.norms)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_rows_by_stage_leave_the_pipeline_in_place_while_and_after_they_are_read():
+    model = learner([Halve(), "pcgrad"])
+    pipe, names = model.homogenizers, []
+    for name, _ in stage_rows(model, TaskBatch.stack(tasks())):
+        names.append(name)
+        assert model.homogenizers is pipe
+        if name == "Halve":
+            break  # the reader need not finish
+    assert names == ["plain", "Halve"]
+    model.step(tasks(), torch.optim.SGD(model.parameters(), lr=0.1))
+    assert model.homogenizers is pipe

@@ -147,11 +147,11 @@ def test_a_zero_row_changes_no_target_and_no_other_row():
     assert targets(pipe) == before
 
 
-def test_reading_the_gramian_after_a_step_changes_no_target():
+def test_reading_the_rows_after_a_step_changes_no_target():
     pipe = gradhomog.pipeline("gradvac")
     pipe.combine(random_rows(3, 5))
     before = targets(pipe)
-    pipe.gramian_after(random_rows(3, 5, seed=1), torch.ones(3))
+    pipe.rows_after(random_rows(3, 5, seed=1), torch.ones(3)).gramian()
     assert targets(pipe) == before
 
 

@@ -1,0 +1,120 @@
+"""Means of a kernel over pairs of rows by the domains of the rows, and the same means without each batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradhomog.errors import DataError
+
+
+@dataclass(frozen=True, eq=False)
+class DomainGramian:
+    """The Gramian of the rows of B independent batches of tasks from K domains.
+
+    A batch may have several rows of a domain, or none.
+
+    Args:
+        gramian: inner products of all rows, float64 `[rows, rows]`.
+        batches: the batch of each row, int64 `[rows]`, 0 .. B − 1.
+        domains: the domain of each row, int64 `[rows]`, indices into `names`.
+        names: the names of the domains `[K]`.
+
+    Raises:
+        DataError: the shapes differ, or a label is out of range.
+    """
+
+    gramian: Tensor
+    batches: Tensor
+    domains: Tensor
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        rows = len(self.batches)
+        if self.gramian.shape != (rows, rows) or self.domains.shape != (rows,) or rows == 0:
+            raise DataError(
+                "`gramian` must be [rows, rows], with one entry of `batches` and of `domains` per row; got "
+                f"{tuple(self.gramian.shape)}, {tuple(self.batches.shape)} and {tuple(self.domains.shape)}."
+            )
+        if not 0 <= int(self.domains.min()) <= int(self.domains.max()) < len(self.names):
+            raise DataError(f"`domains` must be indices of the {len(self.names)} `names`; got {self.domains.tolist()}.")
+
+    @classmethod
+    def of_rows(cls, rows: Tensor, names: Sequence[str] | None = None) -> DomainGramian:
+        """Return the Gramian of rows `[batches, domains, params]`, one of every domain in every batch."""
+        if rows.dim() != 3:
+            raise DataError(f"`rows` must have shape [batches, domains, params]; got {tuple(rows.shape)}.")
+        batches, count, _ = rows.shape
+        flat = rows.flatten(0, 1).double()
+        return cls(
+            flat @ flat.T,
+            torch.arange(batches).repeat_interleave(count),
+            torch.arange(count).repeat(batches),
+            tuple(names or map(str, range(count))),
+        )
+
+    @property
+    def count(self) -> int:
+        """B, the number of batches."""
+        return int(self.batches.max()) + 1
+
+    def different_batches(self, kernel: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean of a kernel over pairs of rows of different batches, by domains: a U-statistic.
+
+            U_kl = mean of kernel(r, s) over rows r of domain k and s of domain l with batch(r) ≠ batch(s)
+
+        Rows of different batches are independent, so the expectation of U_kl for the kernel ⟨r, s⟩ is
+        ⟨E row_k, E row_l⟩, the squared norm of E row_k if k = l included: noise has no part in it.
+
+        Args:
+            kernel: symmetric, float64 `[rows, rows]`.
+
+        Returns:
+            The means `[K, K]`, and the means without each batch `[B, K, K]`; NaN if there is no such pair.
+
+        Cost: O(rows²).
+        """
+        sums, counts = self._sums(kernel), self._row_counts()
+        inside = sums.diagonal(dim1=0, dim2=2).permute(2, 0, 1)  # [B, K, K]
+        across = sums.sum(2) - inside  # batch b with all others
+        pairs = counts[:, :, None] * (counts.sum(0) - counts)[:, None, :]
+        return _means(across.sum(0), across + across.mT, pairs.sum(0), pairs + pairs.mT)
+
+    def same_batch(self, kernel: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean of a kernel over pairs of different rows of the same batch, by domains; else as above."""
+        counts = self._row_counts()
+        inside = self._sums(kernel).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
+        inside = inside - torch.diag_embed(self._by_batch(kernel.diagonal()))
+        pairs = counts[:, :, None] * counts[:, None, :] - torch.diag_embed(counts)
+        return _means(inside.sum(0), inside, pairs.sum(0), pairs)
+
+    def each_row(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean of values `[rows]` by domain `[K]`, and the means without each batch `[B, K]`."""
+        sums, counts = self._by_batch(values), self._row_counts()
+        return _means(sums.sum(0), sums, counts.sum(0), counts)
+
+    def _groups(self) -> Tensor:
+        return self.batches * len(self.names) + self.domains
+
+    def _by_batch(self, values: Tensor) -> Tensor:
+        """Sums of values `[rows]` by batch and domain `[B, K]`."""
+        shape = self.count, len(self.names)
+        return values.new_zeros(shape[0] * shape[1]).index_add_(0, self._groups(), values).reshape(shape)
+
+    def _row_counts(self) -> Tensor:
+        return self._by_batch(torch.ones(len(self.batches), dtype=torch.float64))
+
+    def _sums(self, kernel: Tensor) -> Tensor:
+        """Sums of a kernel by batch and domain of both rows `[B, K, B, K]`."""
+        size, groups = self.count * len(self.names), self._groups()
+        left = kernel.new_zeros(size, len(kernel)).index_add_(0, groups, kernel)
+        both = kernel.new_zeros(size, size).index_add_(1, groups, left)
+        return both.reshape(self.count, len(self.names), self.count, len(self.names))
+
+
+def _means(total: Tensor, parts: Tensor, pairs: Tensor, part_pairs: Tensor) -> tuple[Tensor, Tensor]:
+    """Total over pairs, and the same after each part is removed."""
+    return total / pairs, (total - parts) / (pairs - part_pairs)

@@ -1,0 +1,115 @@
+"""Arrays of estimates with 95 % confidence intervals, by the jackknife over batches."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from gradhomog.errors import OptionError
+from gradhomog.experiments.analysis.statistics import LEVEL
+from gradhomog.experiments.results.events import json_compatible
+
+MIN_BATCHES = 3
+"""Without one of three batches, two remain: the fewest that have a pair of different batches."""
+
+
+@dataclass(frozen=True, eq=False)
+class Estimate:
+    """Estimates of several quantities with confidence intervals `value ± half_width`.
+
+    Attributes:
+        value: float64, any shape; NaN for a quantity that is undefined or unresolved.
+        half_width: half the width of the 95 % interval, of the same shape; NaN if the value is NaN.
+    """
+
+    value: Tensor
+    half_width: Tensor
+
+    @property
+    def low(self) -> Tensor:
+        return self.value - self.half_width
+
+    @property
+    def high(self) -> Tensor:
+        return self.value + self.half_width
+
+    def diagonal(self) -> Estimate:
+        """Return the diagonals of estimates `[n, n]`."""
+        return Estimate(self.value.diagonal(), self.half_width.diagonal())
+
+    def where(self, condition: Tensor) -> Estimate:
+        """Return these estimates, with NaN where the condition is False."""
+        return Estimate(
+            self.value.masked_fill(~condition, torch.nan), self.half_width.masked_fill(~condition, torch.nan)
+        )
+
+    def record(self) -> dict[str, Any]:
+        """Return the estimates as nested lists for JSON; NaN is None."""
+        content: dict[str, Any] = json_compatible(
+            {"value": self.value.tolist(), "half_width": self.half_width.tolist()}
+        )
+        return content
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Estimate:
+        """Return the estimates of `record`."""
+        return cls(*(torch.tensor(_with_nan(record[name]), dtype=torch.float64) for name in ("value", "half_width")))
+
+
+def jackknife(value: Tensor, without: Tensor) -> Estimate:
+    """The confidence intervals of statistics of B independent batches, by the delete-one jackknife:
+
+        θ ± t(95 %, B − 1) · √v,    v = (B − 1)/B · Σ_b (θ₋b − mean_b θ₋b)²
+
+    θ₋b is the statistic of all batches except b. For a mean this is the interval of `mean_interval`. The value is not
+    corrected for bias: the pair statistics of this package have none, and for a ratio the correction adds variance. For
+    an average over pairs of batches, v is on average too large, by a factor of at most 2 if noise dominates the pairs
+    (Efron & Stein 1981, theorem 2), so that intervals then contain the true value in more than 95 % of cases.
+
+    Args:
+        value: θ, float64, any shape.
+        without: θ₋b, `[batches, *shape]`. If one of them is NaN, the estimate is NaN.
+
+    Raises:
+        OptionError: there are fewer than `MIN_BATCHES` batches.
+
+    Source: Tukey 1958; Efron & Stein 1981, "The jackknife estimate of variance".
+
+    >>> values = torch.tensor([1.0, 2.0, 3.0, 6.0], dtype=torch.float64)
+    >>> found = jackknife(values.mean(), (values.sum() - values) / 3)  # the mean, and the means of the other three
+    >>> print(f"{found.value:.3f} ± {found.half_width:.3f}")
+    3.000 ± 3.437
+    """
+    batches = len(without)
+    if batches < MIN_BATCHES:
+        raise OptionError(f"`without` must have at least {MIN_BATCHES} batches; got {batches}. Measure more batches.")
+    from scipy import stats  # imported here: `import gradhomog` and light commands do not need it
+
+    variance = (batches - 1) / batches * (without - without.mean(0)).square().sum(0)
+    half_width = float(stats.t.ppf((1 + LEVEL) / 2, batches - 1)) * variance.sqrt()
+    return Estimate(value, half_width).where(value.isfinite() & half_width.isfinite())
+
+
+Estimates = TypeVar("Estimates")
+
+
+def record(estimates: Any) -> dict[str, Any]:
+    """Return a dataclass whose fields are estimates as a dictionary for JSON."""
+    return {field.name: getattr(estimates, field.name).record() for field in dataclasses.fields(estimates)}
+
+
+def from_record(kind: type[Estimates], content: Mapping[str, Any]) -> Estimates:
+    """Return the dataclass of `record`."""
+    names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    return kind(**{name: Estimate.from_record(content[name]) for name in names})
+
+
+def _with_nan(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_with_nan(item) for item in value]
+    return torch.nan if value is None else value

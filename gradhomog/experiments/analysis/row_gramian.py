@@ -1,0 +1,111 @@
+"""Accumulate the Gramian of the rows of many batches, with bounded memory."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from gradhomog.errors import DataError
+from gradhomog.experiments.analysis.domain_pairs import DomainGramian
+
+COLUMNS = 2**18
+"""Columns per stored row. Conv4 with 64 filters has 113 thousand parameters and ResNet-10 has 4.9 million: rows of the
+first are stored, those of the second are sketched."""
+
+_CHUNK = 2**15
+
+
+class RowGramian:
+    """Store the rows of batches in float32 on the CPU, and multiply all of them at the end.
+
+    Longer rows are stored as a count sketch S g with S `[columns, params]`: every parameter is added to one random
+    column with a random sign. All rows have the same S, so that
+
+        E⟨S g, S h⟩ = ⟨g, h⟩,    Var⟨S g, S h⟩ ≤ (‖g‖² ‖h‖² + ⟨g, h⟩²) / columns
+
+    With the default, the error of a cosine of two rows has a standard deviation of at most 0.003, and the same holds
+    for cosines of means of rows. Intervals over batches do not include this error.
+
+    Args:
+        names: the domains.
+        columns: the largest number of numbers per stored row, >= 1.
+        seed: seed of S.
+
+    Memory: 4 bytes · rows · min(params, columns); with the default at most 1 MiB per row.
+
+    Source: Charikar et al. 2002, "Finding frequent items in data streams"; for inner products Weinberger et al. 2009,
+    "Feature hashing for large scale multitask learning", lemma 2.
+
+    >>> store = RowGramian(["a", "b"])
+    >>> for scale in (1.0, 2.0):  # two batches
+    ...     store.add(scale * torch.tensor([[3.0, 4.0], [0.0, 1.0]]), ["a", "b"])
+    >>> store.result().gramian[0]
+    tensor([25.,  4., 50.,  8.], dtype=torch.float64)
+    """
+
+    def __init__(self, names: Sequence[str], columns: int = COLUMNS, seed: int = 0) -> None:
+        self.names, self.columns, self.seed = tuple(names), columns, seed
+        self._rows = list[Tensor]()
+        self._batches = list[int]()
+        self._domains = list[int]()
+        self._added = 0
+
+    def add(self, rows: Tensor | Mapping[str, Tensor], domains: Sequence[str]) -> None:
+        """Add the rows of one batch: `[rows, params]`, or by parameter name `[rows, *shape]`; copied.
+
+        Args:
+            domains: the domain of each row.
+
+        Raises:
+            DataError: a domain is not one of `names`, the number of rows or of parameters differs, or a row contains
+                NaN or infinity.
+        """
+        blocks = [rows] if isinstance(rows, Tensor) else list(rows.values())
+        flat = torch.cat([block.detach().reshape(len(block), -1).float().cpu() for block in blocks], dim=1)
+        if unknown := sorted(set(domains) - set(self.names)):
+            raise DataError(f"`domains` must be among {', '.join(self.names)}; got {', '.join(unknown)}.")
+        if len(domains) != len(flat):
+            raise DataError(f"`domains` must contain one name for each of the {len(flat)} rows; got {len(domains)}.")
+        if bad := [name for name, row in zip(domains, flat, strict=True) if not row.isfinite().all()]:
+            raise DataError(
+                f"rows must be finite; batch {self._added} has NaN or infinity in the row of {', '.join(bad)}. "
+                "Lower the learning rates, or measure before the training diverges."
+            )
+        stored = flat if flat.shape[1] <= self.columns else self._sketch(flat)
+        if self._rows and self._rows[0].shape[1] != stored.shape[1]:
+            raise DataError(f"all rows must have the same parameters; got {flat.shape[1]} in batch {self._added}.")
+        self._rows.append(stored)
+        self._batches += [self._added] * len(flat)
+        self._domains += [self.names.index(name) for name in domains]
+        self._added += 1
+
+    def result(self) -> DomainGramian:
+        """Return the Gramian of all rows, multiplied in float64.
+
+        Raises:
+            DataError: no row was added.
+        """
+        if not self._rows:
+            raise DataError("a Gramian requires at least one row; got none. Call `add` first.")
+        rows = len(self._batches)
+        total = torch.zeros(rows, rows, dtype=torch.float64)
+        # In chunks of columns: all rows in float64 would take twice the memory of the stored rows.
+        for start in range(0, self._rows[0].shape[1], _CHUNK):
+            part = torch.cat([stored[:, start : start + _CHUNK] for stored in self._rows]).double()
+            total += part @ part.T
+        return DomainGramian(total, torch.tensor(self._batches), torch.tensor(self._domains), self.names)
+
+    def _sketch(self, flat: Tensor) -> Tensor:
+        columns, signs = _hashes(flat.shape[1], self.columns, self.seed)
+        return flat.new_zeros(len(flat), self.columns).index_add_(1, columns, flat * signs)
+
+
+@functools.lru_cache(maxsize=1)  # 12 bytes per parameter; all stages of a measurement have the same parameters
+def _hashes(params: int, columns: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Return the random column and the random sign of each parameter."""
+    generator = torch.Generator().manual_seed(seed)
+    signs = 2.0 * torch.randint(2, (params,), generator=generator) - 1
+    return torch.randint(columns, (params,), generator=generator), signs

@@ -1,0 +1,194 @@
+"""Figure 1 of RotoGBML as a measurement: train a learner, and measure the conflict of domains at several steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from gradhomog.errors import ConfigError, OptionError
+from gradhomog.experiments.analysis.domain_conflict import DomainConflict
+from gradhomog.experiments.analysis.row_gramian import COLUMNS
+from gradhomog.experiments.config.schema import Config
+from gradhomog.experiments.data.sampler import EpisodeStream
+from gradhomog.experiments.data.splits import Streams
+from gradhomog.experiments.execution.threads import threads
+from gradhomog.experiments.reproduce.measure_rows import measure_rows
+from gradhomog.experiments.results import atomic_files, checksums
+from gradhomog.experiments.results.plan import Run
+from gradhomog.experiments.training.meta_learning import MetaLearning
+from gradhomog.experiments.training.trainer import make_optimizer
+
+RESULTS = "conflict.json"
+CHECKPOINT = "conflict.pt"
+VERSION = 1
+"""Format version of `RESULTS`."""
+
+Tasks = Literal["train", "test"]
+Progress = Callable[[Mapping[str, Any]], None]
+
+
+def measure_conflict(
+    config: Config,
+    steps: Sequence[int] = (0, 100),
+    batches: int = 48,
+    pipeline: str = "rotogbml",
+    *,
+    tasks: Tasks = "train",
+    columns: int = COLUMNS,
+    folder: Path | None = None,
+    progress: Progress = lambda record: None,
+) -> list[DomainConflict]:
+    """Train the first learner of a configuration with one pipeline and the first seed; measure it after given steps.
+
+    All points are measured on the same batches, which are not used in training.
+
+    Args:
+        config: domains, episodes, network, learning rates, threads and device; `train.steps` is not used.
+        steps: numbers of training steps before each measurement, increasing, >= 0.
+        batches, columns: number of measured batches, and numbers per stored row, see `measure_rows`.
+        pipeline: the homogenizers of training; the rows are measured before and after each of them.
+        tasks: `"train"` measures new tasks of the training classes, `"test"` tasks of `domains.test`.
+        folder: for `conflict.json` with all points so far, and for a checkpoint at the last of them. A second call
+            with the same configuration returns finished points and continues from the checkpoint.
+        progress: called with `{"event": "step", "step", "of"}` after training steps, `{"event": "batch", "batch",
+            "of", "step"}` after measured batches, and `{"event": "point", **record}` after each point.
+
+    Returns:
+        One measurement for each of `steps`.
+
+    Cost: the training, and for each point `batches` times the rows of one batch for each homogenizer that acts before
+    rows exist, and once more. Memory: see `measure_rows`.
+
+    Source: Zhang et al. 2023 (RotoGBML), arXiv 2303.06679, figure 1. Deviation: the figure has norms and cosines of
+    single rows, in which noise and conflict are not separated; expected gradients are estimated beside them.
+
+    Raises:
+        OptionError: `steps`, `batches` or `tasks` is invalid. ConfigError: the folder has measurements of another
+            configuration, or the configuration has a multi-task problem. GradhomogError: as in training.
+    """
+    points = list(steps)
+    if not points or any(isinstance(step, bool) or not isinstance(step, int) for step in points):
+        raise OptionError(f"`steps` must be at least one integer; got {steps!r}.")
+    if points[0] < 0 or any(after <= before for before, after in itertools.pairwise(points)):
+        raise OptionError(f"`steps` must be increasing and at least 0; got {steps!r}.")
+    if tasks not in ("train", "test"):
+        raise OptionError(f'`tasks` must be "train" or "test"; got {tasks!r}.')
+    run = Run(config.learners[0], pipeline, config.seed_list[0])
+    config = config.for_run(run.learner, run.homogenizers, run.seed)
+    files = _Files(folder, {"config": config.result_settings(), "batches": batches, "tasks": tasks, "columns": columns})
+    found = files.read()
+    missing = [step for step in points if step not in found]
+    if missing:
+        with threads(config.threads):
+            study = _Study(config, run, batches, tasks, columns, progress)
+            study.resume(files.checkpoint(), missing[0])
+            for step in missing:
+                study.train(step)
+                found[step] = study.measure()
+                files.write(found, study.state())
+                progress({"event": "point", **found[step].record()})
+    return [found[step] for step in points]
+
+
+class _Study:
+    """A learner that is trained to given steps, and measured there."""
+
+    def __init__(self, config: Config, run: Run, batches: int, tasks: Tasks, columns: int, progress: Progress) -> None:
+        self.batches, self.columns, self.progress = batches, columns, progress
+        self.trained = MetaLearning(config, run)
+        self.optimizer = make_optimizer(config, self.trained)
+        self.stream = measured_stream(self.trained.source, tasks)
+        self.device = self.trained.learner.parameters()[0].device
+        self.done = 0
+
+    def train(self, step: int) -> None:
+        while self.done < step:
+            self.trained.step(self.done, self.optimizer, inspect=False)
+            self.done += 1
+            self.progress({"event": "step", "step": self.done, "of": step})
+
+    def measure(self) -> DomainConflict:
+        def report(batch: int) -> None:
+            self.progress({"event": "batch", "batch": batch, "of": self.batches, "step": self.done})
+
+        return measure_rows(
+            self.trained.learner, self.stream, self.batches, step=self.done, columns=self.columns, progress=report
+        )
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "done": self.done,
+            "trained": self.trained.state_dict(),
+            "outer": self.optimizer.state_dict(),
+            # Dropout, for example, draws from the global generators.
+            "random": torch.get_rng_state(),
+            "random_cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+        }
+
+    def resume(self, state: Mapping[str, Any] | None, first: int) -> None:
+        """Continue from a saved state, unless it is after the first step to measure."""
+        if state is None or state["done"] > first:
+            return
+        self.trained.load_state_dict(state["trained"])
+        self.optimizer.load_state_dict(state["outer"])
+        torch.set_rng_state(state["random"])
+        if state["random_cuda"] is not None:
+            torch.cuda.set_rng_state(state["random_cuda"], self.device)
+        self.done = state["done"]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Files:
+    """The points and the checkpoint in a folder, with the settings that they belong to; no files without a folder."""
+
+    folder: Path | None
+    settings: Mapping[str, Any]
+
+    def read(self) -> dict[int, DomainConflict]:
+        """Return the finished points by step."""
+        if self.folder is None or not (self.folder / RESULTS).exists():
+            return {}
+        path = self.folder / RESULTS
+        try:
+            content = json.loads(path.read_bytes())
+            current = (content["version"], content["digest"]) == (VERSION, self._digest)
+            points = {record["step"]: DomainConflict.from_record(record) for record in content["points"] if current}
+        except (ValueError, TypeError, KeyError) as cause:
+            raise ConfigError(f"{path} is not a measurement of conflict. Remove it to measure again.") from cause
+        if not current:
+            raise ConfigError(f"{path} is of another configuration or version. Remove it, or choose another folder.")
+        return points
+
+    def checkpoint(self) -> dict[str, Any] | None:
+        if self.folder is None or not (self.folder / CHECKPOINT).exists():
+            return None
+        state = checksums.read_checkpoint(self.folder / CHECKPOINT)
+        return state if state["digest"] == self._digest else None
+
+    def write(self, points: Mapping[int, DomainConflict], state: Mapping[str, Any]) -> None:
+        if self.folder is None:
+            return
+        # The checkpoint first: if the process ends between the two files, the last point is measured again.
+        checksums.write_checkpoint(self.folder / CHECKPOINT, {"digest": self._digest, **state})
+        records = [points[step].record() for step in sorted(points)]
+        content = {"version": VERSION, "digest": self._digest, **self.settings, "points": records}
+        atomic_files.write_bytes(self.folder / RESULTS, (json.dumps(content, ensure_ascii=False) + "\n").encode())
+
+    @property
+    def _digest(self) -> str:
+        return checksums.content_digest(self.settings)[:12]
+
+
+def measured_stream(source: Streams, tasks: Tasks) -> EpisodeStream:
+    """Return batches of training or test tasks in the strong setting, with as many tasks as batches of training."""
+    like = source.train if tasks == "train" else source.test
+    return EpisodeStream(
+        like.domains, split=like.split, ways=like.ways, shots=like.shots, queries=like.queries,
+        tasks=source.train.tasks, setting="strong", seed=like.seed, channels=like.channels,
+    )  # fmt: skip

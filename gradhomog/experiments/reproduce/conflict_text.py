@@ -1,0 +1,116 @@
+"""Measurements of the conflict of domains as aligned text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from gradhomog.experiments.analysis.domain_conflict import DomainConflict, StageConflict
+from gradhomog.experiments.analysis.estimates import Estimate
+from gradhomog.experiments.report.formatting import NOTHING
+from gradhomog.experiments.report.text_table import align_columns
+
+UNRESOLVED = "unresolved"
+NOTES = (
+    "± is half of a 95 % interval (jackknife over batches). The first line of a step is without homogenizers.",
+    "norm ratio: largest / smallest mean norm of a domain. Cosines are means over pairs of different domains.",
+    "cosine of E g: of the expected gradients, without noise; all domains pooled, weighted by their norms.",
+    f"{UNRESOLVED}: noise of the estimate may be all of a squared norm. Measure more batches.",
+    "signal: ‖E g‖² / E‖g‖². conflict: pairs of rows of one batch with a negative inner product.",
+    "independent: the same for rows of different batches, so by independent noise around the E g.",
+    "if aligned: by noise alone if the E g had the same direction; mean over resolved pairs, normal approximation.",
+    "distance: the largest distance of two rows / 2 G, with G the largest norm (Theorem 4.1, total variation 1).",
+)
+
+
+def render(points: Sequence[DomainConflict]) -> str:
+    """All points as one table, the last point by domain and by pair of domains, and notes."""
+    last = points[-1]
+    title = f"Gradients of {len(last.domains)} domains, {last.batches} batches: {', '.join(last.domains)}"
+    parts = [title, *align_columns(stage_cells(points)), "", f"After {last.step} steps, by domain:"]
+    parts += [*align_columns(domain_cells(last)), "", f"After {last.step} steps, cosines by pair of domains:"]
+    return "\n".join([*parts, *align_columns(pair_cells(last)), "", *NOTES])
+
+
+def stage_cells(points: Sequence[DomainConflict]) -> list[list[str]]:
+    """The texts of the cells, one line per point and stage, after the header."""
+    header = ["step", "rows", "norm ratio", "cosine", "cosine of E g", "signal %", "conflict %", "independent %"]
+    lines = [[*header, "if aligned %", "distance"]]
+    for point in points:
+        for index, stage in enumerate(point.stages):
+            single, expected = stage.single, stage.expected
+            norms = single.norms.value
+            aligned = expected.aligned_conflict_rates.value[~_diagonal(expected.cosines.value)].nanmean()
+            lines.append(
+                [
+                    str(point.step) if index == 0 else "",
+                    _label(index, stage),
+                    f"{float(norms.max() / norms.min()):.2f}",
+                    interval(single.mean_cosine),
+                    interval(expected.pooled_cosine),
+                    interval(expected.pooled_signal_fraction, percent=True),
+                    interval(single.conflict_rate, percent=True),
+                    interval(single.independent_conflict_rate, percent=True),
+                    UNRESOLVED if aligned.isnan() else f"{100 * float(aligned):.1f}",
+                    f"{stage.largest_distance / stage.bound:.2f}" if stage.bound else NOTHING,
+                ]
+            )
+    return lines
+
+
+def domain_cells(point: DomainConflict) -> list[list[str]]:
+    """One line per domain, with norms and signal before and after all homogenizers."""
+    ends = _ends(point)
+    header = ["domain"]
+    for when in ("", " after")[: len(ends)]:
+        header += [f"‖g‖{when}", f"‖E g‖{when}", f"signal %{when}"]
+    lines = [header]
+    for index, name in enumerate(point.domains):
+        cells = [name]
+        for stage in ends:
+            expected = stage.expected
+            cells += [interval(stage.single.norms, index), interval(expected.norms, index)]
+            cells.append(interval(expected.signal_fractions, index, percent=True))
+        lines.append(cells)
+    return lines
+
+
+def pair_cells(point: DomainConflict) -> list[list[str]]:
+    """One line per pair of domains, with cosines of rows and of expectations before and after all homogenizers."""
+    ends = _ends(point)
+    header = ["pair"]
+    for when in ("", " after")[: len(ends)]:
+        header += [f"rows{when}", f"E g{when}"]
+    lines = [header]
+    for i, first in enumerate(point.domains):
+        for j in range(i + 1, len(point.domains)):
+            cells = [f"{first}, {point.domains[j]}"]
+            for stage in ends:
+                cells += [interval(stage.single.cosines, i, j), interval(stage.expected.cosines, i, j)]
+            lines.append(cells)
+    return lines
+
+
+def interval(estimate: Estimate, *index: int, percent: bool = False) -> str:
+    """One estimate as text: `0.012 ± 0.004`, in percent `46.6 ± 2.0`, or `unresolved`."""
+    value, half_width = float(estimate.value[index]), float(estimate.half_width[index])
+    if math.isnan(value):
+        return UNRESOLVED
+    factor, digits = (100, 1) if percent else (1, 3)
+    # Adding 0.0 converts −0.00, a small negative number after rounding, to 0.00.
+    return f"{round(factor * value, digits) + 0.0:.{digits}f} ± {factor * half_width:.{digits}f}"
+
+
+def _ends(point: DomainConflict) -> list[StageConflict]:
+    """The rows before and after all homogenizers."""
+    return [point.stages[0], point.stages[-1]] if len(point.stages) > 1 else [point.stages[0]]
+
+
+def _label(index: int, stage: StageConflict) -> str:
+    return f"+ {stage.name}" if index else stage.name
+
+
+def _diagonal(matrix: Tensor) -> Tensor:
+    return matrix.new_ones(matrix.shape).diag().diag().bool()

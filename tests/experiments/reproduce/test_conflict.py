@@ -1,0 +1,210 @@
+"""Conflict of domains in the rows of a learner: against rows by hand, without side effects, resumed exactly."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from gradhomog.errors import ConfigError, DataError, OptionError
+from gradhomog.experiments.analysis.domain_conflict import DomainConflict
+from gradhomog.experiments.config.schema import load
+from gradhomog.experiments.reproduce import conflict_text
+from gradhomog.experiments.reproduce.conflict import RESULTS, measure_conflict, measured_stream
+from gradhomog.experiments.reproduce.measure_rows import FIRST_BATCH, measure_rows
+from gradhomog.experiments.results.plan import Run
+from gradhomog.experiments.training.meta_learning import MetaLearning
+from tests.experiments.conftest import SMALL
+
+GLYPHS = [
+    'domains.train=["glyphs:latin", "glyphs:greek", "glyphs:arrows"]', 'domains.test=["glyphs:dingbats"]',
+    "network.width=2", "network.size=16", "episodes.ways=2", "episodes.queries=2", "episodes.tasks=2",
+    "train.inner_steps=1", "learner=fomaml",
+]  # fmt: skip
+
+
+def trained(config, pipeline="none"):
+    return MetaLearning(config, Run(config.learners[0], pipeline, 0))
+
+
+def same(one: DomainConflict, other: DomainConflict) -> None:
+    assert one.record() == other.record()
+
+
+@pytest.fixture
+def functions():
+    return load(None, SMALL)
+
+
+def test_the_measurement_is_that_of_rows_by_hand(functions):
+    """Norms and cosines of the encoder's rows, and products of their means, in a loop over the same batches."""
+    study = trained(functions)
+    stream = measured_stream(study.source, "train")
+    found = measure_rows(study.learner, stream, 5, step=7)
+    rows = {name: [] for name in found.domains}
+    for index in range(5):
+        batch = stream.batch(FIRST_BATCH + index)
+        jacobian = study.learner.rows(batch).jacobian
+        flat = torch.cat([value.flatten(1) for name, value in jacobian.items() if name.startswith("encoder.")], 1)
+        for name, row in zip(batch.domains, flat.double(), strict=True):
+            rows[name].append(row)
+    stacked = torch.stack([torch.stack(rows[name]) for name in found.domains])  # [domains, batches, params]
+    [plain] = found.stages
+    assert (found.step, found.batches, plain.name) == (7, 5, "plain")
+    torch.testing.assert_close(plain.single.norms.value, stacked.norm(dim=2).mean(1), rtol=1e-4, atol=1e-6)
+    cosines = torch.nn.functional.cosine_similarity(stacked[0], stacked[1], dim=1)
+    torch.testing.assert_close(plain.single.cosines.value[0, 1], cosines.mean(), rtol=1e-4, atol=1e-5)
+    # Σ_{b≠b'} ⟨g_b, h_b'⟩ = ⟨Σ g, Σ h⟩ − Σ_b ⟨g_b, h_b⟩
+    first, second = stacked[0], stacked[1]
+    between = (first.sum(0) @ second.sum(0) - (first * second).sum()) / 20
+    torch.testing.assert_close(plain.expected.inner_products.value[0, 1], between, rtol=1e-4, atol=1e-6)
+    assert plain.largest_norm == pytest.approx(float(stacked.norm(dim=2).max()), rel=1e-4)
+    assert plain.bound == pytest.approx(2 * plain.largest_norm)
+    assert 0 < plain.largest_distance <= plain.bound
+
+
+def test_every_homogenizer_has_a_stage_and_weights_change_norms_only(functions):
+    study = trained(functions, "static(weights=[1, 2, 3]) + pcgrad")
+    plain, scaled, surgery = measure_rows(study.learner, measured_stream(study.source, "train"), 6).stages
+    assert [stage.name for stage in (plain, scaled, surgery)] == ["plain", "static", "pcgrad"]
+    torch.testing.assert_close(scaled.single.mean_cosine.value, plain.single.mean_cosine.value)
+    assert (scaled.single.norms.value != plain.single.norms.value).all()
+    assert surgery.single.conflict_rate.value <= plain.single.conflict_rate.value
+
+
+def test_measuring_changes_neither_learner_nor_homogenizers_nor_random_numbers():
+    study = trained(load(None, GLYPHS), "isi + rotate + reweight")
+    optimizer = torch.optim.Adam(study.parameters())
+    study.step(0, optimizer, inspect=False)
+    pipe, before = study.learner.homogenizers, study.state_dict()
+    values = torch.cat([value.flatten() for value in before["encoder"].values()])
+    state, random = study.learner.homogenizers.state_dict(), torch.get_rng_state()
+    measure_rows(study.learner, measured_stream(study.source, "train"), 3)
+    after = torch.cat([value.flatten() for value in study.state_dict()["encoder"].values()])
+    assert torch.equal(values, after)
+    assert torch.equal(random, torch.get_rng_state())
+    assert study.learner.homogenizers is pipe
+    assert str(pipe.state_dict()) == str(state)
+
+
+def test_homogenizers_draw_other_random_numbers_in_every_batch(functions, monkeypatch):
+    """With the same tasks in every batch, the only noise is that of the homogenizer."""
+    study = trained(functions, "rlw")
+    stream = measured_stream(study.source, "train")
+    batch = stream.batch(0)
+    monkeypatch.setattr(stream, "batch", lambda index: batch)
+    plain, weighted = measure_rows(study.learner, stream, 6).stages
+    torch.testing.assert_close(plain.expected.signal_fractions.value, torch.ones(3, dtype=torch.float64))
+    assert (weighted.expected.signal_fractions.value < 0.999).all()
+
+
+def test_more_domains_than_tasks_per_batch_are_measured_in_turn():
+    study = trained(load(None, GLYPHS))
+    found = measure_rows(study.learner, measured_stream(study.source, "train"), 9)
+    assert found.domains == ("glyphs:latin", "glyphs:greek", "glyphs:arrows")
+    assert found.stages[0].single.norms.value.isfinite().all()
+    assert found.stages[0].expected.inner_products.value.isfinite().all()
+
+
+def test_a_sketch_of_rows_has_nearly_their_cosines(functions):
+    study = trained(functions)
+    stream = measured_stream(study.source, "train")
+    exact, sketched = (measure_rows(study.learner, stream, 4, columns=n).stages[0].single for n in (2**18, 64))
+    assert exact.cosines.value[0, 1] != sketched.cosines.value[0, 1]
+    # Four standard deviations of the squared norm of a sketch: √(2 / 64) each.
+    torch.testing.assert_close(sketched.norms.value.square(), exact.norms.value.square(), rtol=0.7, atol=0)
+
+
+def test_a_continued_measurement_equals_an_uninterrupted_one(functions, tmp_path):
+    steps, records = [0, 2, 4], []
+    whole = measure_conflict(functions, steps, 3, "reweight")
+    assert [point.step for point in whole] == steps
+    measure_conflict(functions, steps[:2], 3, "reweight", folder=tmp_path)
+    found = measure_conflict(functions, steps, 3, "reweight", folder=tmp_path, progress=records.append)
+    for one, other in zip(found, whole, strict=True):
+        same(one, other)
+    assert [record["step"] for record in records if record["event"] == "step"] == [3, 4]
+    assert [record["step"] for record in records if record["event"] == "point"] == [4]
+    records.clear()
+    again = measure_conflict(functions, [0, 4], 3, "reweight", folder=tmp_path, progress=records.append)
+    same(again[1], whole[2])
+    assert records == []  # all points were measured before
+    same(
+        measure_conflict(functions, [1], 3, "reweight", folder=tmp_path)[0],
+        measure_conflict(functions, [1], 3, "reweight")[0],
+    )
+
+
+def test_the_folder_of_another_configuration_is_refused(functions, tmp_path):
+    measure_conflict(functions, [0], 3, "none", folder=tmp_path)
+    with pytest.raises(ConfigError, match="another configuration"):
+        measure_conflict(functions, [0], 4, "none", folder=tmp_path)
+    (tmp_path / RESULTS).write_text("[]")
+    with pytest.raises(ConfigError, match="not a measurement"):
+        measure_conflict(functions, [0], 3, "none", folder=tmp_path)
+
+
+def test_test_tasks_are_of_the_test_domains(functions):
+    [point] = measure_conflict(functions, [0], 3, "none", tasks="test")
+    assert point.domains == ("functions:quadratic", "functions:bumps")
+
+
+@pytest.mark.parametrize("steps", [[], [3, 1], [1, 1], [-1], [0.5], [True]])
+def test_steps_that_are_not_increasing_integers_raise(functions, steps):
+    with pytest.raises(OptionError, match="`steps` must be"):
+        measure_conflict(functions, steps)
+
+
+def test_bad_arguments_raise(functions):
+    with pytest.raises(OptionError, match="got 'val'"):
+        measure_conflict(functions, [0], tasks="val")
+    study = trained(functions)
+    stream = measured_stream(study.source, "train")
+    with pytest.raises(OptionError, match="`batches` must be an integer of at least 3; got 2"):
+        measure_rows(study.learner, stream, 2)
+    weak = dataclasses.replace(functions, domains=dataclasses.replace(functions.domains, setting="weak"))
+    with pytest.raises(OptionError, match='got "weak", 3 and 3'):
+        measure_rows(study.learner, trained(weak).source.train, 3)
+    with torch.no_grad():
+        next(iter(study.learner.encoder.parameters())).fill_(math.nan)
+    with pytest.raises(DataError, match="NaN or infinity"):
+        measure_rows(study.learner, stream, 3)
+
+
+def test_the_text_has_a_line_for_every_stage_domain_and_pair(functions):
+    points = measure_conflict(functions, [0, 1], 4, "static + pcgrad")
+    text = conflict_text.render(points)
+    stages = conflict_text.stage_cells(points)
+    assert [row[:2] for row in stages[1:4]] == [["0", "plain"], ["", "+ static"], ["", "+ pcgrad"]]
+    assert len(stages) == 7
+    assert len(conflict_text.domain_cells(points[1])) == 4
+    assert [row[0] for row in conflict_text.pair_cells(points[1])[1:]] == [
+        "functions:sinusoid, functions:line", "functions:sinusoid, functions:step", "functions:line, functions:step",
+    ]  # fmt: skip
+    assert conflict_text.UNRESOLVED in text
+    assert "nan" not in text
+    for point in points:
+        same(DomainConflict.from_record(point.record()), point)
+
+
+def test_the_figure_has_a_dot_per_resolved_pair_and_counts_the_others(functions):
+    pytest.importorskip("matplotlib")
+    from gradhomog.experiments.report.figures.domains import MAX_POINTS, domain_conflict
+
+    points = measure_conflict(functions, [0, 1], 4, "pcgrad")
+    figure = domain_conflict(points)
+    assert len(figure.axes) == 4
+    for left, point in zip(figure.axes[::2], points, strict=True):
+        ends = point.stages[0], point.stages[-1]
+        resolved = [int(stage.expected.cosines.value.triu(1).nan_to_num().count_nonzero()) for stage in ends]
+        drawn = [len(container.lines[0].get_xdata()) for container in left.containers]
+        assert drawn == resolved
+        missing = [3 - count for count in resolved]
+        texts = [text.get_text() for text in left.texts]
+        assert texts == ([f"unresolved: {missing[0]} and {missing[1]} of 3 pairs"] if any(missing) else [])
+    norms = torch.stack([stage.single.norms.high for point in points for stage in point.stages])
+    assert all(right.get_ylim()[0] == 0 and right.get_ylim()[1] > norms.max() for right in figure.axes[1::2])
+    assert len(domain_conflict(points * 5).axes) == 2 * MAX_POINTS
+    assert domain_conflict([]) is None
