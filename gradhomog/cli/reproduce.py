@@ -58,6 +58,9 @@ def add(commands: Any) -> None:
         help="omit the comparison methods, which have no gradient-based learner",
     )
     command.add_argument(
+        "--batches", type=int, default=200, metavar="N", help="conflict: number of measured batches (default: 200)"
+    )
+    command.add_argument(
         "--set", action="append", default=[], metavar="a.b=c", dest="overrides",
         help="override a key of the run files; may be repeated",
     )  # fmt: skip
@@ -73,6 +76,8 @@ def run(args: argparse.Namespace) -> int:
     from gradhomog.experiments.reproduce.table import to_json
 
     settings = _settings(args)
+    if args.experiment == "conflict":
+        return _run_conflict(args, settings)
     out = args.out or Path("runs") / f"reproduce-{args.experiment}-{args.scale}"
     with Progress() as progress:
         outcome = reproduce.reproduce(
@@ -90,6 +95,41 @@ def run(args: argparse.Namespace) -> int:
     return 1 if outcome.failures else 0
 
 
+def _run_conflict(args: argparse.Namespace, settings: Any) -> int:
+    import sys
+    from collections.abc import Mapping
+
+    from tqdm import tqdm
+
+    from gradhomog.experiments.reproduce import conflict_report
+    from gradhomog.experiments.reproduce.conflict import RESULTS, measure_conflict
+    from gradhomog.experiments.reproduce.experiments import conflict_run
+
+    config, pipeline = conflict_run(settings)
+    out = args.out or Path("runs") / f"reproduce-conflict-{args.scale}"
+    steps = sorted({0, config.train.steps // 2, config.train.steps})
+    if (out / RESULTS).exists() and not args.resume:
+        from gradhomog.errors import ConfigError
+
+        raise ConfigError(f"{out} already has results. Continue with --resume, or choose another --out.")
+    out.mkdir(parents=True, exist_ok=True)
+    with tqdm(unit="batch", file=sys.stderr, disable=not sys.stderr.isatty()) as bar:
+
+        def progress(record: Mapping[str, Any]) -> None:
+            if record["event"] != "point":
+                bar.set_postfix_str(f"{record['event']} {record.get('batch', record['step'])} of {record['of']}")
+                bar.update()
+
+        points = measure_conflict(config, steps, args.batches, pipeline, folder=out, progress=progress)
+    page = conflict_report.write_page(points, out)
+    if args.json:
+        print_json({"folder": str(out), "points": [point.record() for point in points]})
+    else:
+        print(conflict_report.render(points))
+        print(f"\n{page}  the report")
+    return 0
+
+
 def _settings(args: argparse.Namespace) -> Any:
     """The experiment's settings, after checking the names of experiment and scale.
 
@@ -101,7 +141,7 @@ def _settings(args: argparse.Namespace) -> Any:
     from gradhomog.experiments.config.suggestions import did_you_mean
 
     for word, value, known in (
-        ("experiment", args.experiment, reproduce.EXPERIMENTS),
+        ("experiment", args.experiment, (*reproduce.EXPERIMENTS, "conflict")),
         ("scale", args.scale, reproduce.SCALES),
     ):
         if value not in known:

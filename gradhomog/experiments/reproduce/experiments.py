@@ -190,15 +190,37 @@ def _parts_of(
     for learner, group in groups.items():
         if network:
             group = [Row(f"{row.title}, {network}", row.learner, row.homogenizers, row.published) for row in group]
-        content: dict[str, Any] = {"learner": learner, "homogenizers": [row.homogenizers for row in group]}
-        for path, value in keys.items():
-            *tables, last = path.split(".")
-            table = content
-            for each in tables:
-                table = table.setdefault(each, {})
-            table[last] = value
         words = [*column.split(), expression.parse_one(learner)[0].rpartition(":")[2], *([network] if network else [])]
-        yield Part("-".join(words), column, load(None, overrides, content), tuple(group))
+        yield Part(
+            "-".join(words), column, _config(learner, [row.homogenizers for row in group], keys, overrides),
+            tuple(group),
+        )  # fmt: skip
+
+
+def conflict_run(settings: Settings) -> tuple[Config, str]:
+    """The configuration and the pipeline whose conflict is measured: all benchmarks together, the first learner.
+
+    Raises:
+        ConfigError: fewer than two benchmarks are present, or an override is invalid.
+    """
+    scale = SCALES[settings.scale]
+    learner = next(iter(_learners(EXPERIMENTS["ablation"], settings.learners).values()))
+    pipeline = settings.homogenizers or methods.rotogbml("strong", scale.solver, protocol.BETA["strong"])
+    chosen = {name: text for name, text in settings.domains.items() if not settings.targets or name in settings.targets}
+    keys = {**COMMON, **scale.keys, **protocol.together(chosen), "episodes.shots": next(iter(settings.shots), 1)}
+    keys |= {f"network.{key}": value for key, value in scale.strong_network.items()}
+    return _config(learner, [pipeline], keys, settings.overrides), pipeline
+
+
+def _config(learner: str, pipelines: Sequence[str], keys: Mapping[str, Any], overrides: Sequence[str]) -> Config:
+    content: dict[str, Any] = {"learner": learner, "homogenizers": list(pipelines)}
+    for path, value in keys.items():
+        *tables, last = path.split(".")
+        table = content
+        for each in tables:
+            table = table.setdefault(each, {})
+        table[last] = value
+    return load(None, overrides, content)
 
 
 def _network(problem: Problem, scale: Scale, name: str) -> dict[str, Any]:

@@ -56,6 +56,26 @@ def strong(domains: Mapping[str, str], target: str) -> dict[str, Any]:
     }
 
 
+def together(domains: Mapping[str, str]) -> dict[str, Any]:
+    """Settings with all benchmarks as training domains, to compare their gradients; tested on the natural ones.
+
+    Raises:
+        ConfigError: fewer than two benchmarks, or none with test classes.
+    """
+    natural = [domains[name] for name in domains if name not in SPECIALIZED]
+    if len(domains) < 2 or not natural:
+        raise ConfigError(
+            f"a conflict between domains needs two benchmarks, one of them among "
+            f"{', '.join((TRAINING_ONLY, *NATURAL))}; found {', '.join(domains) or 'none'}. Pass --data or --domain."
+        )
+    return {
+        "domains.train": [_all_classes(domains[name]) if name in SPECIALIZED else domains[name] for name in domains],
+        "domains.validation": natural,
+        "domains.test": natural,
+        "domains.setting": "strong",
+    }
+
+
 def _all_classes(text: str) -> str:
     """The text of a domain with the option that makes all of its classes training classes."""
     path, bracket, options = text.partition("(")

@@ -11,7 +11,7 @@ import torch
 from gradhomog.errors import ConfigError, DataError, OptionError
 from gradhomog.experiments.analysis.domain_conflict import DomainConflict
 from gradhomog.experiments.config.schema import load
-from gradhomog.experiments.reproduce import conflict_text
+from gradhomog.experiments.reproduce import conflict_report
 from gradhomog.experiments.reproduce.conflict import RESULTS, measure_conflict, measured_stream
 from gradhomog.experiments.reproduce.measure_rows import FIRST_BATCH, measure_rows
 from gradhomog.experiments.results.plan import Run
@@ -175,15 +175,15 @@ def test_bad_arguments_raise(functions):
 
 def test_the_text_has_a_line_for_every_stage_domain_and_pair(functions):
     points = measure_conflict(functions, [0, 1], 4, "static + pcgrad")
-    text = conflict_text.render(points)
-    stages = conflict_text.stage_cells(points)
+    text = conflict_report.render(points)
+    stages = conflict_report.stage_cells(points)
     assert [row[:2] for row in stages[1:4]] == [["0", "plain"], ["", "+ static"], ["", "+ pcgrad"]]
     assert len(stages) == 7
-    assert len(conflict_text.domain_cells(points[1])) == 4
-    assert [row[0] for row in conflict_text.pair_cells(points[1])[1:]] == [
+    assert len(conflict_report.domain_cells(points[1])) == 4
+    assert [row[0] for row in conflict_report.pair_cells(points[1])[1:]] == [
         "functions:sinusoid, functions:line", "functions:sinusoid, functions:step", "functions:line, functions:step",
     ]  # fmt: skip
-    assert conflict_text.UNRESOLVED in text
+    assert conflict_report.UNRESOLVED in text
     assert "nan" not in text
     for point in points:
         same(DomainConflict.from_record(point.record()), point)

@@ -1,15 +1,21 @@
-"""Measurements of the conflict of domains as aligned text."""
+"""Measurements of the conflict of domains as aligned text, and as a page with a figure."""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from torch import Tensor
 
 from gradhomog.experiments.analysis.domain_conflict import DomainConflict, StageConflict
 from gradhomog.experiments.analysis.estimates import Estimate
+from gradhomog.experiments.report import figures
+from gradhomog.experiments.report.figures.domains import domain_conflict
 from gradhomog.experiments.report.formatting import NOTHING
+from gradhomog.experiments.report.html import environment
+from gradhomog.experiments.report.svg import inline_svg
 from gradhomog.experiments.report.text_table import align_columns
 
 UNRESOLVED = "unresolved"
@@ -32,6 +38,20 @@ def render(points: Sequence[DomainConflict]) -> str:
     parts = [title, *align_columns(stage_cells(points)), "", f"After {last.step} steps, by domain:"]
     parts += [*align_columns(domain_cells(last)), "", f"After {last.step} steps, cosines by pair of domains:"]
     return "\n".join([*parts, *align_columns(pair_cells(last)), "", *NOTES])
+
+
+def write_page(points: Sequence[DomainConflict], folder: Path) -> Path:
+    """Write `report.html` with the text and, if matplotlib is installed, the figure; return the page's path."""
+    svg = None
+    try:
+        if (figure := domain_conflict(points)) is not None:
+            saved, _ = figures.save(figure, folder / "figures" / "conflict")
+            svg = inline_svg(saved.read_text(encoding="utf-8"), "conflict", "Conflict of domains")
+    except figures.MissingMatplotlib as error:
+        print(f"{error}", file=sys.stderr)
+    path = folder / "report.html"
+    path.write_text(environment().get_template("conflict.html").render(text=render(points), figure=svg), "utf-8")
+    return path
 
 
 def stage_cells(points: Sequence[DomainConflict]) -> list[list[str]]:
