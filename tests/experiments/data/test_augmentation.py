@@ -49,9 +49,9 @@ def test_crops_have_the_published_areas_and_ratios() -> None:
     assert (left + width <= 1 + 1e-6).all()
     assert (top + height <= 1 + 1e-6).all()
     area, ratio = width * height, width / height
-    assert 0.08 - 1e-6 <= area.min()
+    assert area.min() >= 0.08 - 1e-6
     assert area.max() <= 1 + 1e-6
-    assert 3 / 4 - 1e-5 <= ratio.min()
+    assert ratio.min() >= 3 / 4 - 1e-5
     assert ratio.max() <= 4 / 3 + 1e-5
     # Crops that exceed the image are drawn again, so that large areas are rarer: the mean is below 0.54.
     assert 0.45 < area.mean() < 0.54

@@ -1,0 +1,170 @@
+"""Reproductions from settings to table and report: numbers, averages, resumption and errors."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from gradhomog.cli import main
+from gradhomog.errors import ConfigError
+from gradhomog.experiments.reproduce import Settings, find_domains, reproduce
+from gradhomog.experiments.reproduce.report import render_text, write_page
+from gradhomog.experiments.reproduce.table import to_json
+from tests.experiments.reproduce.conftest import TINY
+
+
+@pytest.fixture(scope="module")
+def settings(nine_benchmarks: Path) -> Settings:
+    return Settings(
+        find_domains(nine_benchmarks, [], 16), learners=["MAML"], targets=["cub", "cars"], shots=[1], others=False,
+        overrides=[*TINY, "seeds=2"],
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished(settings: Settings, tmp_path_factory: pytest.TempPathFactory):
+    patch = pytest.MonkeyPatch()
+    patch.setattr("gradhomog.experiments.report.page._save_figures", lambda *arguments: {})  # take most of the time
+    yield reproduce("strong", settings, tmp_path_factory.mktemp("out") / "strong")
+    patch.undo()
+
+
+def result(folder: Path, part: str, learner: str, seed: int) -> dict:
+    for path in (folder / part / "runs").glob("*/result.json"):
+        record = json.loads(path.read_text())
+        if (record["homogenizers"], record["seed"]) == (learner, seed):
+            return record
+    raise AssertionError(f"no result of {learner} with seed {seed}")
+
+
+def test_cells_are_the_means_of_the_results(finished) -> None:
+    cell = next(cell for cell in finished.table.cells if (cell.column, cell.row) == ("cub 1-shot", "MAML"))
+    scores = [result(finished.folder, "cub-1-shot-maml", "none", seed)["scores"] for seed in (0, 1)]
+    means = np.mean(scores, axis=1)
+    assert cell.ours.mean == pytest.approx(means.mean())
+    assert cell.ours.half_width == pytest.approx(stats.t.ppf(0.975, 1) * stats.sem(means))
+    expected = np.mean([stats.t.ppf(0.975, len(row) - 1) * stats.sem(row) for row in scores])
+    assert cell.episodes == pytest.approx(expected)
+    assert cell.published is not None
+    assert cell.published.mean == 40.66
+    assert cell.to_published == pytest.approx(means.mean() - 0.4066)
+
+
+def test_differences_are_paired_by_seed_also_those_of_averages(finished) -> None:
+    cells = {(cell.column, cell.row): cell for cell in finished.table.cells}
+    differences = []
+    for column in ("cub 1-shot", "cars 1-shot"):
+        plain, other = cells[column, "MAML"], cells[column, "MAML, pcgrad"]
+        by_seed = np.array([other.seed_scores[seed] - plain.seed_scores[seed] for seed in (0, 1)])
+        assert other.to_plain is not None
+        assert other.to_plain.mean == pytest.approx(by_seed.mean())
+        differences.append(by_seed)
+    average = cells["average of 2, 1-shot", "MAML, pcgrad"]
+    mean = np.mean(differences, axis=0)
+    assert average.to_plain is not None
+    assert average.to_plain.mean == pytest.approx(mean.mean())
+    assert average.to_plain.half_width == pytest.approx(stats.t.ppf(0.975, 1) * stats.sem(mean), abs=1e-12)
+    assert cells["average of 2, 1-shot", "MAML"].to_plain is None
+
+
+def test_the_table_has_every_row_and_column_and_says_how_far_it_is_from_the_paper(finished) -> None:
+    text = render_text(finished.table, finished.description)
+    for word in ("MAML-RotoGBML", "MAML, static (tuned)", "cars 1-shot", "39.19", "Scale smoke", "9 of 9 benchmarks"):
+        assert word in text
+    assert "changed by network.size=16" in text
+    content = to_json(finished.table)
+    assert content["missing"] == []
+    assert {cell["seeds"] for cell in content["cells"]} == {2}
+
+
+def test_the_page_is_self_contained_and_links_the_comparisons(finished) -> None:
+    page = write_page(finished.table, finished.description, finished.folder).read_text()
+    assert not re.search(r'(?:src|href)="(?!#|cub|cars)', page)
+    for part in ("cub-1-shot-maml", "cars-1-shot-maml"):
+        assert f'href="{part}/report.html"' in page
+        assert (finished.folder / part / "report.html").exists()
+    assert "<svg" in page
+
+
+def test_an_interrupted_reproduction_gives_the_same_table(finished, settings: Settings, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(finished.folder, folder)
+    shutil.rmtree(folder / "cars-1-shot-maml")
+    for path in sorted((folder / "cub-1-shot-maml" / "runs").glob("*-s1")):
+        shutil.rmtree(path)
+    resumed = reproduce("strong", settings, folder, resume=True)
+    assert to_json(resumed.table) == to_json(finished.table)
+
+
+def test_a_folder_of_other_settings_is_not_mixed(finished, settings: Settings, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"already has results\. Continue with --resume"):
+        reproduce("strong", settings, finished.folder)
+    with pytest.raises(ConfigError, match="has other settings: `experiment` is 'strong' there and 'weak' here"):
+        reproduce("weak", Settings(settings.domains), finished.folder, resume=True)
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ConfigError, match="is not empty"):
+        reproduce("strong", settings, tmp_path)
+
+
+def test_the_command_prints_table_or_json_and_resumes(
+    nine_benchmarks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradhomog.experiments.report.page._save_figures", lambda *arguments: {})
+    overrides = [word for override in TINY for word in ("--set", override)]
+    command = [
+        "reproduce", "weak", "--data", str(nine_benchmarks), "--domain", f"cub={nine_benchmarks / 'cub-16.npz'}",
+        "--learner", "fomaml", "--target", "cub", "--shots", "1", "--without-others", "--jobs", "1", "--rotogbml",
+        "reweight(beta=0.1)", "--out", str(tmp_path / "out"), *overrides,
+    ]  # fmt: skip
+    assert main(command) == 0
+    printed = capsys.readouterr()
+    assert "fomaml-RotoGBML" in printed.out
+    assert "1/1 cub-1-shot-fomaml" in printed.err
+    assert main(command) == 2
+    assert "--resume" in capsys.readouterr().err
+    assert main([*command, "--resume", "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert [cell["row"] for cell in content["cells"]] == [
+        "fomaml", "fomaml-RotoGBML", "fomaml, static (tuned)", "fomaml, pcgrad",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tables"], r"unknown experiment 'tables'; known: weak, strong"),
+        (["strong", "--scale", "smal"], r"unknown scale 'smal'; .*Did you mean 'small'\?"),
+        (["strong"], "Pass the folder of the data by --data"),
+        (["strong", "--data", "missing"], "--data must be an existing folder"),
+    ],
+)
+def test_invalid_arguments_have_exit_code_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["reproduce", *arguments]) == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_the_conflict_is_measured_printed_and_drawn(
+    nine_benchmarks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides = [word for override in TINY for word in ("--set", override)]
+    command = [
+        "reproduce", "conflict", "--data", str(nine_benchmarks), "--learner", "fomaml", "--batches", "8", "--target",
+        "cub", "--target", "cars", "--out", str(tmp_path), "--rotogbml", "reweight(beta=0.1)", *overrides,
+    ]  # fmt: skip
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert "Gradients of 2 domains, 8 batches" in printed
+    assert "After 2 steps, by domain" in printed
+    assert "<svg" in (tmp_path / "report.html").read_text()
+    assert main(command) == 2
+    assert "--resume" in capsys.readouterr().err
+    assert main([*command, "--resume"]) == 0
+    assert capsys.readouterr().out == printed

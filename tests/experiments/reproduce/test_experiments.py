@@ -1,0 +1,149 @@
+"""Experiments as lists of comparisons: rows, domains, splits and settings of the paper."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gradhomog.errors import ConfigError
+from gradhomog.experiments.data.splits import streams
+from gradhomog.experiments.execution import plan
+from gradhomog.experiments.reproduce import EXPERIMENTS, NAMES, SCALES, Settings, find_domains, parts
+from gradhomog.experiments.reproduce.experiments import conflict_run
+from tests.experiments.reproduce.conftest import TINY
+
+SPECIALIZED = ("chestx", "cropdiseases", "eurosat", "isic")
+
+
+@pytest.fixture
+def domains(nine_benchmarks: Path) -> dict[str, str]:
+    return find_domains(nine_benchmarks, [], 16)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_row_of_every_experiment_is_a_method_of_its_configuration(
+    name: str, scale: str, domains: dict[str, str]
+) -> None:
+    found = parts(name, Settings(domains, scale))
+    assert len({part.name for part in found}) == len(found)
+    for part in found:
+        methods = plan.methods(part.config)
+        assert len(methods) == len(part.rows)
+        assert {method.learner for method in methods} == {row.learner for row in part.rows}
+
+
+def test_the_strong_problem_leaves_the_target_out_and_trains_on_all_classes_of_specialized_benchmarks(
+    domains: dict[str, str],
+) -> None:
+    for part in parts("strong", Settings(domains, learners=["maml"], shots=[1], others=False, overrides=TINY)):
+        target = part.column.split()[0]
+        chosen = part.config.domains
+        assert chosen.test == [domains[target]]
+        assert chosen.setting == "strong"
+        assert len(chosen.train) == 8
+        assert not any(text.startswith(domains[target]) for text in chosen.train)
+        source = streams(part.config, 0)
+        assert source.test.split == "all"
+        for domain in source.train.domains:
+            count = 3 if domain.name.removesuffix("-16") in SPECIALIZED else 6
+            assert len(domain.classes("train")) == count
+        assert not {domain.name.removesuffix("-16") for domain in source.validation.domains} & set(SPECIALIZED)
+        for index in range(3):
+            assert len(set(source.train.batch(index).domains)) == 4
+
+
+def test_the_weak_problem_tests_other_classes_of_the_same_data(domains: dict[str, str]) -> None:
+    for part in parts("weak", Settings(domains, learners=["maml"], shots=[1], others=False, overrides=TINY)):
+        assert part.config.domains.train == part.config.domains.test
+        assert part.config.domains.setting == "weak"
+        assert streams(part.config, 0).test.split == "test"
+
+
+def test_the_settings_of_the_paper(domains: dict[str, str]) -> None:
+    (weak,) = parts("weak", Settings(domains, "paper", ["iMAML"], ["cub"], [5], others=False))
+    (strong,) = parts("strong", Settings(domains, "paper", ["iMAML"], ["cub"], [5], others=False))
+    for part in (weak, strong):
+        assert (part.config.train.inner_lr, part.config.train.outer_lr) == (0.01, 0.001)
+        assert part.config.train.steps == 60_000
+        assert part.config.train.augmentation == "standard"
+        assert (part.config.episodes.ways, part.config.episodes.shots, part.config.episodes.tasks) == (5, 5, 4)
+        assert (part.config.test.episodes, part.config.test.queries) == (600, 15)
+    assert (weak.config.network.name, weak.config.network.width, weak.config.network.size) == ("conv4", 64, 84)
+    assert strong.config.network.name == "resnet10"
+    pipelines = {row.title: row.homogenizers for row in (*weak.rows, *strong.rows)}
+    assert 'reweight={"beta": 0.1, "solver": "gradient"}' in weak.rows[1].homogenizers
+    assert 'reweight={"beta": 1.5, "solver": "gradient"}' in strong.rows[1].homogenizers
+    assert pipelines["iMAML"] == "none"
+
+
+def test_choices_select_rows_and_columns(domains: dict[str, str]) -> None:
+    settings = Settings(domains, learners=["MAML", "fomaml"], targets=["cub", "isic"], shots=[1], others=False)
+    found = parts("strong", settings)
+    assert [part.name for part in found] == [
+        "cub-1-shot-maml", "cub-1-shot-fomaml", "isic-1-shot-maml", "isic-1-shot-fomaml",
+    ]  # fmt: skip
+    assert [row.title for row in found[1].rows] == [
+        "fomaml", "fomaml-RotoGBML", "fomaml, static (tuned)", "fomaml, pcgrad",
+    ]  # fmt: skip
+    assert [row.published for row in found[0].rows] == ["MAML", "MAML-RotoGBML", None, None]
+
+
+def test_absent_benchmarks_are_omitted(domains: dict[str, str]) -> None:
+    present = {name: domains[name] for name in ("miniimagenet", "cub", "eurosat")}
+    found = parts("strong", Settings(present, learners=["maml"], shots=[1], others=False))
+    assert [part.column for part in found] == ["cub 1-shot", "eurosat 1-shot"]
+    assert len(found[0].config.domains.train) == 2
+
+
+def test_the_ablation_has_all_subsets_of_the_modules_and_hyper(domains: dict[str, str]) -> None:
+    part = parts("ablation", Settings(domains, targets=["cub"], shots=[1]))[0]
+    assert [row.title for row in part.rows] == [
+        "plain", "hyper", "reweight", "rotate", "isi", "rotate + reweight", "isi + reweight", "isi + rotate",
+        "isi + rotate + reweight", "static (tuned)",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"targets": ["cup"]}, r"`strong` has no target 'cup'.*Did you mean 'cub'\?"),
+        ({"targets": ["miniimagenet"]}, r"`strong` has no target 'miniimagenet'"),
+        ({"overrides": ["train.stepz=3"]}, "unknown key `train.stepz`"),
+        ({"learners": ["maml("]}, "maml"),
+    ],
+)
+def test_errors_name_the_choice(settings: dict[str, list[str]], message: str, domains: dict[str, str]) -> None:
+    with pytest.raises(Exception, match=message):
+        parts("strong", Settings(domains, **settings))
+
+
+def test_the_error_without_data_lists_the_benchmarks_and_the_options() -> None:
+    with pytest.raises(ConfigError, match=r"`weak` needs at least one of the benchmarks miniimagenet, cub; .* --data"):
+        parts("weak", Settings({}))
+    with pytest.raises(ConfigError, match="target cub needs at least one of miniimagenet, cars"):
+        parts("strong", Settings({"cub": "cub.npz", "isic": "isic.npz"}, targets=["cub"]))
+
+
+def test_the_conflict_is_measured_between_all_benchmarks(domains: dict[str, str]) -> None:
+    config, pipeline = conflict_run(Settings(domains, learners=["maml"], overrides=TINY))
+    assert len(config.domains.train) == len(NAMES)
+    assert pipeline.startswith('rotogbml(key="domain"')
+    with pytest.raises(ConfigError, match="found isic"):
+        conflict_run(Settings({"isic": domains["isic"]}))
+
+
+def test_files_can_be_assigned_to_benchmarks(nine_benchmarks: Path, tmp_path: Path) -> None:
+    found = find_domains(nine_benchmarks, ["plantae=cars-16.npz"], 16)
+    assert list(found) == list(NAMES)
+    assert found["plantae"] == str(nine_benchmarks / "cars-16.npz")
+    for text, message in (
+        ("plantae", "--domain must be NAME=PATH; got 'plantae'"),
+        ("plants=cars-16.npz", r"unknown benchmark 'plants'; .*Did you mean 'plantae'\?"),
+        ("plantae=nothing.npz", "there is no file or folder"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            find_domains(nine_benchmarks, [text], 16)
+    with pytest.raises(ConfigError, match="--data must be an existing folder"):
+        find_domains(tmp_path / "missing", [], 16)
