@@ -32,7 +32,7 @@ class MetricLearner(FewShotLearner):
     def class_tensors(self, parameters: Parameters, support: Support) -> dict[str, Tensor]:
         """Return `task.features`, the support features `[support, *]`, and `task.members`, the one-hot labels
         `[support, ways]`."""
-        self.check_classification(support.y)
+        check_classification(self, support.y)
         features = self.support_features(parameters, support)
         with torch.no_grad():
             ways = self.network.call("head.", parameters, support.buffers, features.detach()).shape[-1]
@@ -53,13 +53,14 @@ class MetricLearner(FewShotLearner):
         """Outputs `[queries, ways]`, with `absent_output` for classes without a support example."""
         return torch.where(parameters["task.members"].sum(0) > 0, outputs, self.absent_output)
 
-    def check_classification(self, targets: Tensor) -> None:
-        """Raise DataError if the targets are those of a regression."""
-        if targets.is_floating_point():
-            raise DataError(
-                f"{type(self).__name__} supports classification only; the targets are {targets.dtype}. "
-                "Use int64 class labels, or another learner for regression, such as maml."
-            )
+
+def check_classification(learner: object, targets: Tensor) -> None:
+    """Raise DataError if the targets are those of a regression."""
+    if targets.is_floating_point():
+        raise DataError(
+            f"{type(learner).__name__} supports classification only; the targets are {targets.dtype}. "
+            "Use int64 class labels, or another learner for regression, such as maml."
+        )
 
 
 def at_least_float32(features: Tensor) -> Tensor:

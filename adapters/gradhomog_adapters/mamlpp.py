@@ -15,10 +15,11 @@ from gradhomog import LearnerSpec, OptionError, StepReport, Task, TaskBatch, hoo
 from gradhomog_adapters._inner_optimizer import Inner, make_inner_optimizer
 from gradhomog_adapters._mamlpp.multi_step import MetaStepSettings
 from gradhomog_adapters._mamlpp.running_statistics import RunningStatistics, statistics
-from gradhomog_adapters._mamlpp.schedule import StepCount, anneal_rate, cosine
+from gradhomog_adapters._mamlpp.schedule import anneal_rate, cosine
 from gradhomog_adapters._mamlpp.step_parameters import StepParameters, affine, clamp_step, rates
 from gradhomog_adapters._network.batch_norm import Norm, Statistics
 from gradhomog_adapters._network.functional import Parameters
+from gradhomog_adapters._step_count import StepCount
 from gradhomog_adapters.execution import Execution, ExecutionOptions, ExecutionOptionsExceptNorm
 from gradhomog_adapters.few_shot import Query, Support
 from gradhomog_adapters.maml import MAML

@@ -22,6 +22,19 @@ def tasks(count=3, seed=1):
     return TaskBatch(x[:, :6], y[:, :6], x[:, 6:], y[:, 6:], tuple(f"domain {i}" for i in range(count)))
 
 
+def image_tasks(batch):
+    """The same tasks, with inputs of three numbers as 2×2 images whose last pixel is 0."""
+    support, query = (nn.functional.pad(x, (0, 1)).unflatten(-1, (1, 2, 2)) for x in (batch.support_x, batch.query_x))
+    return TaskBatch(support, batch.support_y, query, batch.query_y, batch.domains)
+
+
+class FirstThreePixels(nn.Module):
+    """Inputs of three numbers from images of `image_tasks`."""
+
+    def forward(self, images):
+        return images.flatten(1)[:, :3]
+
+
 def assert_rows_are_derivatives(learner, task: Task, names, step=1e-5):
     """Compare the row of each named parameter with central differences of the loss, along a random direction."""
     batch, generator = TaskBatch.stack([task]), torch.Generator().manual_seed(7)

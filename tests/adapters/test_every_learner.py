@@ -10,18 +10,29 @@ import gradhomog
 from gradhomog import DataError, NonfiniteError, TaskBatch
 from gradhomog.registry import installed
 from gradhomog.registry.options import option_parameters
-from tests.adapters.few_shot import networks, tasks
+from tests.adapters import few_shot
+from tests.adapters.few_shot import FirstThreePixels, image_tasks, networks
 
 LEARNERS = (
     "alfa", "anil", "baseline", "baseline_pp", "boil", "cavia", "fomaml", "imaml", "maml", "mamlpp", "meta_sgd",
-    "metaoptnet", "protonet", "relationnet", "reptile", "sharp_maml",
+    "metaoptnet", "mtl", "protonet", "relationnet", "reptile", "sharp_maml", "skd",
 )  # fmt: skip
+
+
+IMAGE_LEARNERS = ("skd",)  # they rotate their inputs
+
+
+def tasks(name):
+    return image_tasks(few_shot.tasks()) if name in IMAGE_LEARNERS else few_shot.tasks()
 
 
 def make(name, homogenizers=None, nonfinite="raise", pair=None, **options):
     pipe = gradhomog.pipeline(homogenizers or "none", nonfinite=nonfinite)
     shape = {"input_shape": (3,)} if name in ("baseline", "baseline_pp", "relationnet") else {}
-    return gradhomog.learner(name, *(pair or networks()), homogenizers=pipe, **shape, **options)
+    encoder, head = pair or networks()
+    if name in IMAGE_LEARNERS:
+        encoder = nn.Sequential(FirstThreePixels(), encoder)
+    return gradhomog.learner(name, encoder, head, homogenizers=pipe, **shape, **options)
 
 
 def test_the_list_contains_all_learners():
@@ -33,7 +44,7 @@ def test_the_list_contains_all_learners():
 def test_both_engines_give_the_same_rows(name, norm):
     options = {"norm": norm} if norm else {}
     loop, vmap = (
-        make(name, pair=networks(norm is not None), engine=engine, **options).rows(tasks())
+        make(name, pair=networks(norm is not None), engine=engine, **options).rows(tasks(name))
         for engine in ("loop", "vmap")
     )
     size = max(float(rows.abs().max()) for rows in loop.jacobian.values())
@@ -47,7 +58,7 @@ def test_both_engines_give_the_same_rows(name, norm):
 
 @pytest.mark.parametrize("name", LEARNERS)
 def test_a_task_of_one_class_has_a_finite_row(name):
-    batch = tasks()
+    batch = tasks(name)
     one = TaskBatch(batch.support_x, 0 * batch.support_y, batch.query_x, 0 * batch.query_y, batch.domains)
     rows = make(name).rows(one)
     assert all(bool(value.isfinite().all()) for value in [rows.losses, *rows.jacobian.values()])
@@ -58,7 +69,7 @@ def test_dead_units_have_finite_rows(name):
     encoder = nn.Sequential(nn.Linear(3, 4), nn.ReLU()).double()
     nn.init.constant_(encoder[0].bias, -1e6)
     inner = {} if "inner" not in options_of(name) else {"inner": "adam"}
-    rows = make(name, pair=(encoder, nn.Linear(4, 3).double()), **inner).rows(tasks())
+    rows = make(name, pair=(encoder, nn.Linear(4, 3).double()), **inner).rows(tasks(name))
     assert all(bool(value.isfinite().all()) for value in rows.jacobian.values())
 
 
@@ -69,10 +80,10 @@ def options_of(name):
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 @pytest.mark.parametrize("name", LEARNERS)
 def test_nan_in_one_task_raises_or_is_dropped_and_does_not_affect_others(name, engine):
-    batch = tasks()
+    batch = tasks(name)
     poisoned = TaskBatch(batch.support_x.clone(), batch.support_y, batch.query_x, batch.query_y, batch.domains)
-    poisoned.support_x[1, 0, 0] = float("nan")
-    poisoned.query_x[1, 0, 0] = float("nan")
+    poisoned.support_x[1, 0] = float("nan")
+    poisoned.query_x[1, 0] = float("nan")
     clean, found = make(name, engine=engine).rows(batch), make(name, engine=engine).rows(poisoned)
     for parameter, rows in clean.jacobian.items():
         torch.testing.assert_close(found.jacobian[parameter][[0, 2]], rows[[0, 2]], rtol=1e-10, atol=1e-13)
@@ -89,7 +100,7 @@ def test_nan_in_one_task_raises_or_is_dropped_and_does_not_affect_others(name, e
 @pytest.mark.parametrize("name", sorted(set(LEARNERS) - {"relationnet"}))  # its outputs are not those of the head
 def test_a_head_with_too_few_outputs_raises_with_both_numbers(name):
     encoder, _ = networks()
-    narrow, batch = nn.Linear(4, 2).double(), tasks()
+    narrow, batch = nn.Linear(4, 2).double(), tasks(name)
     message = r"`head` must have at least 3 outputs, as the largest class index is 2; got 2. Use a head with 3 outputs"
     for engine in ("loop", "vmap"):
         learner = make(name, pair=(encoder, narrow), engine=engine)
@@ -101,7 +112,7 @@ def test_a_head_with_too_few_outputs_raises_with_both_numbers(name):
 
 @pytest.mark.parametrize("name", LEARNERS)
 def test_homogenizers_do_not_change_predictions(name):
-    batch, answers = tasks(), []
+    batch, answers = tasks(name), []
     for homogenizers in ("none", "rotogbml(isi=false) + pcgrad"):
         learner = make(name, homogenizers)
         if homogenizers != "none":

@@ -1,4 +1,4 @@
-"""The count of meta-steps, and cosine annealing of the outer rate."""
+"""Cosine annealing of the outer rate."""
 
 from __future__ import annotations
 
@@ -9,19 +9,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gradhomog import OptionError
-
-
-class StepCount(nn.Module):
-    """Number of completed meta-steps, as a buffer that is saved, loaded and copied with the learner."""
-
-    done: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("done", torch.zeros((), dtype=torch.int64))
 
 
 def _cosine_rate(initial: float, final: float, steps: int, done: Any) -> float:

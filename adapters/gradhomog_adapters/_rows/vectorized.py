@@ -37,8 +37,13 @@ class VectorizedRows:
     def __getstate__(self) -> dict[str, Any]:  # compiled code cannot be copied or pickled
         return {"_compiled": None, "_vmap_failed": self._vmap_failed}
 
-    def try_rows(self, learner: RowLearner, batch: TaskBatch) -> TaskRow | None:
+    def try_rows(
+        self, learner: RowLearner, batch: TaskBatch, prepare: Callable[[TaskBatch], TaskBatch] | None = None
+    ) -> TaskRow | None:
         """Return the rows, or None if the loop must compute them.
+
+        Args:
+            prepare: a change of the batch that takes time; not called if the loop must compute the rows.
 
         Raises:
             OptionError: this engine is required, and a homogenizer acts before rows, on one task after the other.
@@ -56,9 +61,11 @@ class VectorizedRows:
                     f"engine='vmap' runs all tasks at once, but {' and '.join(early)} requires one task after the "
                     "other. Use engine='loop' or 'auto'."
                 )
-            return self.rows(learner, batch)
+            return self.rows(learner, prepare(batch) if prepare else batch)
         if early or not prefers_vmap(learner, batch):
             return None
+        if prepare:
+            batch = prepare(batch)
         try:
             return self.rows(learner, batch)
         except RuntimeError:

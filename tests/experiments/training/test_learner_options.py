@@ -39,8 +39,8 @@ def test_a_relation_network_receives_feature_maps_unless_vectors_are_requested()
     assert maps.rows(source.train.batch(0)).losses.isfinite().all()
 
 
-@pytest.mark.parametrize("name", ["baseline", "baseline_pp"])
-def test_a_baseline_receives_the_number_of_training_classes(name):
+@pytest.mark.parametrize("name", ["baseline", "baseline_pp", "mtl(pretrain_steps=2)", "skd"])
+def test_a_learner_with_a_classifier_receives_the_number_of_training_classes(name):
     learner, source = build(name)
     expected = sum(len(domain.classes("train")) for domain in source.train.domains)
     sizes = {len(p) for p in learner.extra_modules["classifier"].parameters()}

@@ -20,6 +20,7 @@ DIFFERENT = [
     "protonet",
     "metaoptnet",
     "baseline(test_epochs=5)",
+    "skd(generation0_steps=5)",
 ]
 DERIVED = [
     "mamlpp",
@@ -34,6 +35,9 @@ DERIVED = [
     "alfa(inner_steps=2)",
     'relationnet(norm="support", objective="softmax")',
     'baseline_pp(test_epochs=5, norm="support")',
+    "mtl(inner_steps=3, test_steps=5)",
+    'mtl(pretrain_steps=6, inner_steps=3, test_steps=5, norm="support")',
+    'skd(generation0_steps=0, norm="support")',
 ]
 DEVELOPMENT = bool(os.environ["DEVELOPMENT_LOOP"])
 

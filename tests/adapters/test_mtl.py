@@ -1,0 +1,224 @@
+"""Meta-transfer learning: scales and shifts against a hand-written loop, and the end of pre-training."""
+
+from __future__ import annotations
+
+import copy
+import io
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import conv2d, cross_entropy
+
+from gradhomog import DataError, OptionError
+from gradhomog_adapters.anil import anil
+from gradhomog_adapters.baseline import Baseline
+from gradhomog_adapters.mtl import MTL
+from tests.adapters import checks
+
+CLASSES = 7
+SHAPE = (1, 6, 6)
+
+
+def make(homogenizers=None, normalized=False, **options):
+    return MTL(*checks.image_networks(normalized, flatten=True), homogenizers, **{"inner_steps": 3, **options})
+
+
+def tasks(**options):
+    return checks.tasks(shape=SHAPE, classes=CLASSES, **options)
+
+
+def perturb(learner, seed=3):
+    """Change scales and shifts from their initial values."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for part in ("scales", "shifts"):
+            for parameter in learner.extra_modules[part].parameters():
+                parameter += 0.3 * torch.randn(parameter.shape, generator=generator).to(parameter)
+
+
+# -- scales and shifts -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first_order", [False, True])
+def test_rows_are_those_of_a_loop_with_scaled_and_shifted_convolutions(first_order):
+    learner = make(inner_lr=0.1, first_order=first_order)
+    perturb(learner)
+    # The head is one linear layer, in a Sequential.
+    named = {name.replace("head.0.", "head."): parameter for name, parameter in learner.named_parameters().items()}
+    kernel, bias = (p.detach() for p in learner.encoder[0].parameters())
+
+    def encode(x):
+        scale, shift = named["learner.scales.encoder.0.weight"], named["learner.shifts.encoder.0.bias"]
+        assert scale.shape == (2, 1, 1, 1)
+        return torch.tanh(conv2d(x, kernel * scale, bias + shift)).flatten(1)
+
+    def loss(task):
+        support, query = encode(task.support_x), encode(task.query_x)
+        weight, offset = named["head.weight"], named["head.bias"]
+        if first_order:
+            support = support.detach()
+        for _ in range(3):
+            value = cross_entropy(support @ weight.T + offset, task.support_y)
+            steps = torch.autograd.grad(value, (weight, offset), create_graph=not first_order)
+            weight, offset = weight - 0.1 * steps[0], offset - 0.1 * steps[1]
+        return cross_entropy(query @ weight.T + offset, task.query_y)
+
+    checks.assert_rows_match_autograd(learner, tasks(), loss)
+
+
+@pytest.mark.parametrize("norm", ["batch", "support", "frozen"])
+def test_initially_the_network_is_the_frozen_one(norm):
+    options = {"inner_steps": 3, "test_steps": 5, "norm": norm}
+    learner, reference = make(normalized=True, **options), anil(*checks.image_networks(True, flatten=True), **options)
+    ours, theirs = learner.rows(tasks()), reference.rows(tasks())
+    torch.testing.assert_close(ours.losses, theirs.losses, rtol=1e-13, atol=0)
+    for name in ("head.0.weight", "head.0.bias"):
+        torch.testing.assert_close(ours.jacobian[name], theirs.jacobian[name], rtol=1e-10, atol=1e-14)
+    assert learner.evaluate(tasks()).losses == pytest.approx(reference.evaluate(tasks()).losses, rel=1e-12)
+
+
+def test_scaling_a_kernel_equals_scaling_its_weights():
+    # The row of a scale is the sum of the weights' rows times the weights, over the kernel.
+    learner, reference = make(), anil(*checks.image_networks(flatten=True), inner_steps=3)
+    rows, weights = learner.rows(tasks()).jacobian, reference.rows(tasks()).jacobian
+    products = weights["encoder.0.weight"] * reference.encoder[0].weight
+    torch.testing.assert_close(
+        rows["learner.scales.encoder.0.weight"], products.sum((-2, -1), keepdim=True), rtol=1e-9, atol=1e-13
+    )
+    torch.testing.assert_close(rows["learner.shifts.encoder.0.bias"], weights["encoder.0.bias"], rtol=1e-9, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("layer", "scale", "shift"),
+    [
+        (nn.Linear(4, 3), (3, 4), (3,)),
+        (nn.Conv1d(4, 6, 1, groups=2), (6, 2, 1), (6,)),
+        (nn.ConvTranspose2d(4, 6, 2), (4, 6, 1, 1), (6,)),
+        (nn.Conv2d(4, 6, 2, bias=False), (6, 4, 1, 1), None),
+    ],
+)
+def test_there_is_a_scale_for_each_pair_of_channels_and_a_shift_for_each_bias(layer, scale, shift):
+    learner = MTL(nn.Sequential(layer), nn.Linear(3, 2))
+    found = {n: tuple(p.shape) for n, p in learner.named_parameters().items() if n.startswith("learner.")}
+    expected = {"learner.scales.encoder.0.weight": scale, "learner.shifts.encoder.0.bias": shift}
+    assert found == {name: shape for name, shape in expected.items() if shape}
+
+
+@pytest.mark.parametrize("norm", ["batch", "support"])
+def test_rows_are_the_derivatives_of_the_losses_in_both_phases(norm):
+    for steps in (0, 1):
+        learner = make(normalized=True, norm=norm, pretrain_steps=steps, classes=CLASSES)
+        perturb(learner)
+        checks.assert_rows_match_finite_differences(learner, tasks())
+
+
+@pytest.mark.parametrize("options", [{"engine": "vmap"}, {"recompute": True}])
+def test_engines_and_recomputation_give_the_same_rows_in_both_phases(options):
+    for steps in (0, 1):
+        one = make(normalized=True, pretrain_steps=steps, classes=CLASSES, engine="loop")
+        two = make(normalized=True, pretrain_steps=steps, classes=CLASSES, **options)
+        two.extra_modules.load_state_dict(one.extra_modules.state_dict())
+        perturb(one)
+        perturb(two)
+        checks.assert_rows_equal(one.rows(tasks()), two.rows(tasks()))
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_rows_in_float32_are_those_in_float64(steps):
+    learner = make(normalized=True, pretrain_steps=steps, classes=CLASSES)
+    perturb(learner)
+    checks.assert_rows_agree_in_float32(learner, tasks())
+
+
+# -- pre-training ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-9), (torch.float32, 1e-4)])
+def test_rows_in_pre_training_are_those_of_the_baseline(dtype, rtol):
+    learner = make(pretrain_steps=2, classes=CLASSES)
+    reference = Baseline(*checks.image_networks(flatten=True), classes=CLASSES)
+    for part in (learner, reference):
+        for module in (part.encoder, part.head, part.extra_modules):
+            module.to(dtype)
+    reference.extra_modules["classifier"].load_state_dict(learner.extra_modules["classifier"].state_dict())
+    batch = tasks()
+    batch = replace(batch, support_x=batch.support_x.to(dtype), query_x=batch.query_x.to(dtype))
+    checks.assert_rows_equal(learner.rows(batch), reference.rows(batch), rtol, rtol / 1000)
+
+
+def test_each_phase_trains_its_own_parameters_under_momentum_and_weight_decay():
+    learner = make(normalized=True, pretrain_steps=2, classes=CLASSES)
+    everything = {"encoder": learner.encoder, "head": learner.head, **learner.extra_modules}
+    outer, changed = torch.optim.AdamW(learner.parameters(), lr=0.1, weight_decay=0), []
+    for _ in range(4):
+        before = copy.deepcopy({name: module.state_dict() for name, module in everything.items()})
+        learner.step(tasks(), outer)
+        changed.append({name for name in everything if str(before[name]) != str(everything[name].state_dict())})
+    first, second = {"encoder", "classifier", "count"}, {"head", "scales", "shifts", "count"}
+    assert changed == [first, first, second, second]
+    assert not learner.pretraining
+
+
+def test_training_continues_from_a_state_of_either_phase_bit_for_bit():
+    for done in (1, 3):  # pre-training ends after two steps
+        learner, fresh = (make("moco", pretrain_steps=2, classes=CLASSES) for _ in range(2))
+        outer, fresh_outer = (torch.optim.Adam(part.parameters(), lr=0.05) for part in (learner, fresh))
+        for seed in range(done):
+            learner.step(tasks(seed=seed), outer)
+        file = io.BytesIO()
+        torch.save([learner.state_dict(), outer.state_dict()], file)
+        file.seek(0)
+        for part, state in zip((fresh, fresh_outer), torch.load(file, weights_only=True), strict=True):
+            part.load_state_dict(state)
+        for seed in range(done, done + 3):
+            expected, found = learner.step(tasks(seed=seed), outer), fresh.step(tasks(seed=seed), fresh_outer)
+            assert torch.equal(found.losses, expected.losses)
+        assert learner.evaluate(tasks()) == fresh.evaluate(tasks())
+        assert str(learner.state_dict()) == str(fresh.state_dict())
+
+
+def test_the_head_is_adapted_at_meta_test_during_pre_training():
+    learner = make(pretrain_steps=2, classes=CLASSES, inner_steps=2, test_steps=4, inner_lr=0.1)
+    reference = anil(*checks.image_networks(flatten=True), inner_steps=2, test_steps=4, inner_lr=0.1)
+    assert learner.evaluate(tasks()).losses == pytest.approx(reference.evaluate(tasks()).losses, rel=1e-12)
+
+
+def test_rows_evaluation_and_prediction_change_nothing_in_either_phase():
+    for steps in (0, 1):
+        checks.assert_learner_unchanged(make(normalized=True, pretrain_steps=steps, classes=CLASSES), tasks())
+
+
+# -- options and errors ----------------------------------------------------------------------------------------------
+
+
+def test_layers_that_are_frozen_later_are_not_scaled():
+    learner, reference = make(), make()
+    for part in (learner, reference):
+        part.encoder[0].requires_grad_(False)
+    perturb(learner)
+    torch.testing.assert_close(learner.rows(tasks()).losses, reference.rows(tasks()).losses, rtol=0, atol=0)
+
+
+def test_an_encoder_without_layers_to_scale_raises():
+    with pytest.raises(OptionError, match="scales convolutions and linear layers of the encoder"):
+        MTL(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(3)), nn.Linear(3, 2))
+
+
+@pytest.mark.parametrize("steps", [-1, 1.5, True, None])
+def test_an_invalid_number_of_pre_training_steps_raises(steps):
+    with pytest.raises(OptionError, match="`pretrain_steps` must be a number of meta-steps"):
+        make(pretrain_steps=steps)
+
+
+def test_pre_training_rejects_regression_and_missing_classes():
+    batch = tasks()
+    learner = make(pretrain_steps=1, classes=CLASSES)
+    with pytest.raises(DataError, match="the tasks have no `classes`, and MTL has classes=7"):
+        learner.rows(checks.tasks(shape=SHAPE))
+    regression = replace(batch, support_y=batch.support_x[..., 0, 0], query_y=batch.query_x[..., 0, 0])
+    with pytest.raises(DataError, match="MTL supports classification only"):
+        learner.rows(regression)
+    with pytest.raises(OptionError, match="`classes` must be an integer of at least 1; got 0"):
+        make(pretrain_steps=1, classes=0)

@@ -1,0 +1,327 @@
+"""SKD: both generations against their formulas, the teacher, and logistic regression against scikit-learn."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, kl_div
+
+from gradhomog import DataError, OptionError
+from gradhomog_adapters._logistic_regression import fit_logistic_regression
+from gradhomog_adapters._rotations import distillation_loss, mean_distance, rotate_images, rotation_loss
+from gradhomog_adapters.skd import SKD
+from tests.adapters import checks
+
+CLASSES = 7
+SHAPE = (1, 6, 6)
+DTYPES = pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
+
+
+def make(homogenizers=None, normalized=False, **options):
+    return SKD(*checks.image_networks(normalized, flatten=True), homogenizers, **{"classes": CLASSES, **options})
+
+
+def tasks(**options):
+    return checks.tasks(shape=SHAPE, classes=CLASSES, **options)
+
+
+def turned(x, quarters):
+    return torch.from_numpy(np.rot90(x.numpy(), quarters, (-2, -1)).copy())
+
+
+def images_and_classes(task):
+    y = task.classes[torch.cat([task.support_y, task.query_y])]
+    return torch.cat([task.support_x, task.query_x]), y
+
+
+# -- generation 0 ----------------------------------------------------------------------------------------------------
+
+
+def test_rows_of_generation_0_are_those_of_the_written_loss():
+    learner = make(rotation_weight=1.5)
+    classifier, rotation = learner.extra_modules["classifier"], learner.extra_modules["rotation"]
+
+    def loss(task):
+        x, y = images_and_classes(task)
+        value = 0
+        for quarters in range(4):
+            z = classifier(learner.encoder(turned(x, quarters)))
+            target = torch.zeros(len(x), 4, dtype=torch.float64)
+            target[:, quarters] = 1
+            value += cross_entropy(z, y) + 1.5 * binary_cross_entropy_with_logits(rotation(z), target)
+        return value / 4
+
+    checks.assert_rows_match_autograd(learner, tasks(), loss)
+
+
+def test_accuracies_are_over_the_classes_of_each_task():
+    learner, expected = make(), []
+    for task in tasks():
+        z = learner.extra_modules["classifier"](learner.encoder(task.query_x))[:, task.classes]
+        expected.append(float((z.argmax(1) == task.query_y).double().mean()))
+    for engine in ("loop", "vmap"):
+        other = make(engine=engine)
+        other.extra_modules.load_state_dict(learner.extra_modules.state_dict())
+        assert other.rows(tasks()).accuracies.tolist() == pytest.approx(expected)
+
+
+# -- generation 1 ----------------------------------------------------------------------------------------------------
+
+
+def perturb(learner, seed=3):
+    """Move the student away from the teacher."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in learner.parameters():
+            parameter += 0.2 * torch.randn(parameter.shape, generator=generator).to(parameter)
+
+
+def test_rows_of_generation_1_are_those_of_the_written_loss():
+    learner = make(generation0_steps=0, temperature=3.0, distance_weight=0.7)
+    perturb(learner)
+    teacher, classifier = learner.extra_modules["teacher"], learner.extra_modules["classifier"]
+
+    def loss(task):
+        x, _ = images_and_classes(task)
+        z, twin = (classifier(learner.encoder(images)) for images in (x, turned(x, 2)))
+        target = (teacher(x) / 3).softmax(1).detach()
+        divergence = kl_div((z / 3).log_softmax(1), target, reduction="batchmean")
+        return 9 * divergence + 0.7 * (z - twin).square().sum(1).sqrt().mean()
+
+    checks.assert_rows_match_autograd(learner, tasks(), loss)
+
+
+def test_the_distillation_loss_of_equal_networks_is_zero_and_has_no_gradient():
+    learner = make(generation0_steps=0, distance_weight=0)
+    rows = learner.rows(tasks())
+    assert rows.losses.tolist() == [0, 0, 0]
+    assert all(float(block.abs().max()) < 1e-15 for block in rows.jacobian.values())
+
+
+def test_symmetric_images_have_finite_rows():
+    learner = make(generation0_steps=0)
+    batch = tasks()
+    batch = replace(batch, support_x=torch.ones_like(batch.support_x), query_x=torch.ones_like(batch.query_x))
+    rows = learner.rows(batch)
+    assert rows.losses.tolist() == [0, 0, 0]
+    assert all(bool(block.isfinite().all()) for block in rows.jacobian.values())
+
+
+def test_the_teacher_is_the_network_after_generation_0_and_never_changes_again():
+    learner = make(normalized=True, generation0_steps=2)
+    outer = torch.optim.SGD(learner.parameters(), lr=0.1)
+    generations, student, teacher = [], [], []
+    for seed in range(4):
+        learner.step(tasks(seed=seed), outer)
+        generations.append(learner.generation)
+        student.append(str(learner.encoder.state_dict().values()) + str(learner.extra_modules["classifier"].weight))
+        part = learner.extra_modules["teacher"]
+        teacher.append(str(part.encoder.state_dict().values()) + str(part.classifier.weight))
+    remove = ", requires_grad=True"
+    assert generations == [0, 1, 1, 1]
+    assert teacher[1].replace(remove, "") == student[1].replace(remove, "")
+    assert teacher[1] == teacher[2] == teacher[3] != teacher[0]
+    assert len(set(student)) == 4
+
+
+def test_homogenizers_in_the_encoder_do_not_act_on_the_teacher():
+    # `isi` changes the features of the student, so its outputs differ from those of an equal teacher.
+    losses = []
+    for homogenizers in (None, "isi(layers=1)"):
+        learner = make(homogenizers, generation0_steps=0, distance_weight=0)
+        outer = torch.optim.SGD(learner.parameters(), lr=0.1)
+        losses.append(learner.step(tasks(), outer).losses.max())
+    assert losses[0] == 0 < losses[1]
+
+
+def test_the_teacher_has_no_dropout():
+    encoder, head = checks.image_networks(flatten=True)
+    encoder.append(nn.Dropout(0.5))
+    learner = SKD(encoder, head, classes=CLASSES, generation0_steps=0, engine="loop")
+    with learner.mode(training=True):
+        one, two = (learner._with_teacher_outputs(tasks()[0]) for _ in range(2))
+    assert torch.equal(one.support_y, two.support_y)
+    assert torch.equal(one.query_y, two.query_y)
+
+
+# -- both generations ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [None, 0])
+@pytest.mark.parametrize("norm", ["batch", "support", "frozen"])
+def test_rows_are_the_derivatives_of_the_losses_with_both_engines(norm, steps):
+    learner, other = (
+        make(normalized=True, norm=norm, generation0_steps=steps, engine=engine) for engine in ("loop", "vmap")
+    )
+    other.extra_modules.load_state_dict(learner.extra_modules.state_dict())
+    perturb(learner)
+    perturb(other)
+    checks.assert_rows_equal(learner.rows(tasks()), other.rows(tasks()))
+    checks.assert_rows_match_finite_differences(learner, tasks())
+
+
+@pytest.mark.parametrize("steps", [None, 0])
+def test_rows_in_float32_are_those_in_float64(steps):
+    learner = make(normalized=True, generation0_steps=steps)
+    perturb(learner)
+    checks.assert_rows_agree_in_float32(learner, tasks())
+
+
+@pytest.mark.parametrize("done", [1, 3])
+def test_training_continues_from_a_state_of_either_generation_bit_for_bit(done):
+    learner, fresh = (make("moco", generation0_steps=2) for _ in range(2))
+    outer, fresh_outer = (torch.optim.Adam(part.parameters(), lr=0.05) for part in (learner, fresh))
+    for seed in range(done):
+        learner.step(tasks(seed=seed), outer)
+    file = io.BytesIO()
+    torch.save([learner.state_dict(), outer.state_dict()], file)
+    file.seek(0)
+    for part, state in zip((fresh, fresh_outer), torch.load(file, weights_only=True), strict=True):
+        part.load_state_dict(state)
+    for seed in range(done, done + 3):
+        expected, found = learner.step(tasks(seed=seed), outer), fresh.step(tasks(seed=seed), fresh_outer)
+        assert torch.equal(found.losses, expected.losses)
+    assert learner.evaluate(tasks()) == fresh.evaluate(tasks())
+    assert str(learner.state_dict()) == str(fresh.state_dict())
+
+
+@pytest.mark.parametrize("steps", [None, 0])
+def test_rows_evaluation_and_prediction_change_nothing(steps):
+    checks.assert_learner_unchanged(make(normalized=True, generation0_steps=steps), tasks())
+
+
+# -- the terms of the losses -----------------------------------------------------------------------------------------
+
+
+def test_images_are_rotated_counterclockwise():
+    x = torch.tensor([[[[0.0, 1.0], [2.0, 3.0]]]])
+    found = rotate_images(x, [1, 2, 3])[:, 0]
+    assert found.tolist() == [[[1, 3], [0, 2]], [[3, 2], [1, 0]], [[2, 0], [3, 1]]]
+
+
+@DTYPES
+def test_the_terms_have_their_closed_forms(dtype, rtol):
+    zeros = torch.zeros(8, 4, dtype=dtype)
+    assert float(rotation_loss(zeros)) == pytest.approx(np.log(2))
+    sure = torch.eye(4, dtype=dtype).repeat_interleave(2, 0)
+    assert float(rotation_loss(2000 * sure - 1000)) == 0
+    # Two classes: KL of Bernoulli distributions.
+    teacher, student = torch.tensor([[2.0, 0.0]], dtype=dtype), torch.tensor([[0.0, 0.0]], dtype=dtype)
+    p = 1 / (1 + np.exp(-1))
+    expected = 4 * (p * np.log(2 * p) + (1 - p) * np.log(2 * (1 - p)))
+    assert float(distillation_loss(student, teacher, 2.0)) == pytest.approx(expected, rel=rtol)
+    assert float(mean_distance(zeros, zeros + 3)) == 6
+
+
+# -- logistic regression ---------------------------------------------------------------------------------------------
+
+
+@DTYPES
+@pytest.mark.parametrize("regularization", [0.2, 1.0])
+def test_logistic_regression_is_that_of_scikit_learn(regularization, dtype, rtol):
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    generator = torch.Generator().manual_seed(0)
+    x = nn.functional.normalize(torch.randn(15, 8, generator=generator, dtype=torch.float64)).to(dtype)
+    y = torch.arange(15) % 3
+    weights, bias = fit_logistic_regression(x, nn.functional.one_hot(y, 3), regularization)
+    reference = linear_model.LogisticRegression(C=1 / regularization, tol=1e-10, max_iter=10_000)
+    reference.fit(x.double().numpy(), y.numpy())
+    torch.testing.assert_close(weights, torch.from_numpy(reference.coef_), rtol=1e-4, atol=1e-5)
+    expected = torch.from_numpy(reference.intercept_)
+    torch.testing.assert_close(bias - bias.mean(), expected - expected.mean(), rtol=1e-4, atol=1e-5)
+
+
+def test_the_gradient_of_the_objective_is_zero_at_the_fit():
+    # W = Σ_i (y_i − p_i) x_iᵀ / λ, and the residuals of a class sum to 0, because biases have no penalty.
+    generator = torch.Generator().manual_seed(1)
+    x, members = torch.randn(20, 6, generator=generator, dtype=torch.float64), torch.eye(4).repeat(5, 1).double()
+    weights, bias = fit_logistic_regression(x, members, 0.3)
+    residuals = members - (x @ weights.T + bias).softmax(1)
+    torch.testing.assert_close(weights, residuals.T @ x / 0.3, rtol=0, atol=1e-5)
+    torch.testing.assert_close(residuals.sum(0), torch.zeros(4, dtype=torch.float64), rtol=0, atol=1e-5)
+
+
+def test_a_class_without_examples_does_not_change_the_fit_of_the_others():
+    generator = torch.Generator().manual_seed(2)
+    x, members = torch.randn(6, 4, generator=generator), torch.eye(2).repeat(3, 1)
+    weights, bias = fit_logistic_regression(x, members, 1.0)
+    wide = nn.functional.pad(members, (1, 0))
+    more_weights, more_bias = fit_logistic_regression(x, wide, 1.0)
+    torch.testing.assert_close(more_weights[1:], weights, rtol=0, atol=1e-5)
+    torch.testing.assert_close(more_bias[1:], bias, rtol=0, atol=1e-5)
+    one = fit_logistic_regression(x, torch.ones(6, 1), 1.0)
+    assert not any(part.any() for part in one)
+
+
+@DTYPES
+def test_predictions_are_those_of_logistic_regression_on_unit_features(dtype, rtol):
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    encoder, head = checks.image_networks(flatten=True)
+    learner = SKD(encoder.to(dtype), head.to(dtype), classes=CLASSES)
+    task = tasks()[0]
+    arguments = task.support_x.to(dtype), task.support_y, task.query_x.to(dtype)
+    support, query = (
+        nn.functional.normalize(encoder(x).detach()).double().numpy() for x in (arguments[0], arguments[2])
+    )
+    reference = linear_model.LogisticRegression(tol=1e-10, max_iter=10_000).fit(support, task.support_y.numpy())
+    expected = torch.from_numpy(reference.predict_log_proba(query))
+    found = learner.predict(*arguments)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.log_softmax(1).double(), expected, rtol=1e-4, atol=1e-5)
+    # They do not depend on the training classifier.
+    assert torch.equal(SKD(encoder, head, classes=3).predict(*arguments), found)
+
+
+def test_an_absent_class_has_output_minus_infinity_and_dead_features_have_equal_outputs():
+    task = tasks()[0]
+    found = make().predict(task.support_x, 2 * (task.support_y > 0), task.query_x)
+    assert bool((found[:, 1] == -torch.inf).all())
+    assert bool(found[:, [0, 2]].isfinite().all())
+    encoder, head = checks.image_networks(flatten=True)
+    nn.init.zeros_(encoder[0].weight)
+    nn.init.zeros_(encoder[0].bias)
+    outputs = SKD(encoder, head, classes=CLASSES).predict(task.support_x, task.support_y, task.query_x)
+    torch.testing.assert_close(outputs, torch.zeros_like(outputs), rtol=0, atol=1e-9)
+
+
+# -- errors ----------------------------------------------------------------------------------------------------------
+
+
+def test_images_that_are_not_square_raise():
+    for x in (torch.zeros(2, 1, 3, 4), torch.zeros(2, 9)):
+        with pytest.raises(DataError, match=r"images of tasks must be square.*got inputs of shape"):
+            rotate_images(x, [1])
+    batch = tasks()
+    wide = replace(batch, support_x=batch.support_x[..., :5], query_x=batch.query_x[..., :5])
+    with pytest.raises(DataError, match=r"must be square.*\[1, 6, 5\]"):
+        make().rows(wide)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"generation0_steps": -1}, "`generation0_steps` must be a number of meta-steps, an integer and not negative"),
+        ({"generation0_steps": 1.5}, "`generation0_steps` must be a number of meta-steps"),
+        ({"rotation_weight": -1.0}, "`rotation_weight` must be finite and not negative; got -1.0"),
+        ({"distance_weight": float("inf")}, "`distance_weight` must be finite and not negative; got inf"),
+        ({"temperature": 0}, "`temperature` must be positive; got 0"),
+        ({"regularization": 0}, "`regularization` must be positive; got 0"),
+        ({"classes": 0}, "`classes` must be an integer of at least 1; got 0"),
+    ],
+)
+def test_invalid_options_raise(options, message):
+    with pytest.raises(OptionError, match=message):
+        make(**options)
+
+
+def test_regression_and_missing_classes_raise():
+    batch = tasks()
+    with pytest.raises(DataError, match="SKD supports classification only"):
+        make().rows(replace(batch, support_y=batch.support_x[..., 0, 0], query_y=batch.query_x[..., 0, 0]))
+    with pytest.raises(DataError, match="the tasks have no `classes`, and SKD has classes=7"):
+        make().rows(replace(batch, classes=None))
