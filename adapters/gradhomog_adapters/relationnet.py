@@ -122,23 +122,36 @@ class RelationNet(MetricLearner):
         return {**parameters, **task, "task.means": class_means(task["task.features"], task["task.members"])}
 
     def outputs(self, parameters: Parameters, query: Query) -> Tensor:
+        return self.relations(parameters, self.scores(parameters, self.pairs(parameters, query.features)))
+
+    def pairs(self, parameters: Parameters, features: Tensor) -> Tensor:
+        """Return the pairs [class mean; features] of each example with all classes, `[n, ways, 2C, h, w]`."""
         means = parameters["task.means"]
+        shape = (len(features), *means.shape)
+        features = features.reshape(-1, 1, *self.shape)
+        return torch.cat([means.expand(shape), features.expand(shape)], dim=2)
+
+    def scores(self, parameters: Parameters, pairs: Tensor) -> Tensor:
+        """Return g of all pairs, `[n, ways]`."""
+        with self.relation_normalization(parameters):
+            return self._relation_scores(parameters, pairs)
+
+    def relations(self, parameters: Parameters, scores: Tensor) -> Tensor:
+        """Return the outputs for scores `[n, ways]`: σ of them, unless the objective is `"softmax"`."""
+        return self.mask_absent_classes(parameters, scores.sigmoid() if self.objective == "mse" else scores)
+
+    @contextmanager
+    def relation_normalization(self, parameters: Parameters) -> Iterator[None]:
+        """Context of one pass of g, in which `norm="support"` uses the statistics of the support set's pairs."""
         with self._relation_statistics.record() as statistics:
             if self.execution.norm == "support" and self._relation_statistics.layers:
-                self._relation_scores(parameters, means, parameters["task.features"])
+                self._relation_scores(parameters, self.pairs(parameters, parameters["task.features"]))
         with self._relation_statistics.replay(statistics):
-            relations = self._relation_scores(parameters, means, query.features.reshape(-1, *self.shape))
-        return self.mask_absent_classes(parameters, relations.sigmoid() if self.objective == "mse" else relations)
+            yield
 
-    def _relation_scores(self, parameters: Parameters, means: Tensor, features: Tensor) -> Tensor:
-        """Return g of all pairs, `[n, ways]`."""
-        pair_shape = (len(features), *means.shape)
-        pairs = torch.cat([means.expand(pair_shape), features[:, None].expand(pair_shape)], dim=2)
-        return (
-            call_learner_module(self.extra_modules, parameters, "relation", pairs.flatten(0, 1))
-            .to(features)
-            .reshape(pair_shape[:2])
-        )
+    def _relation_scores(self, parameters: Parameters, pairs: Tensor) -> Tensor:
+        scores = call_learner_module(self.extra_modules, parameters, "relation", pairs.flatten(0, 1))
+        return scores.to(pairs).reshape(pairs.shape[:2])
 
 
 def relation_mse(relations: Tensor, targets: Tensor) -> Tensor:

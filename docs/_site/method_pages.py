@@ -33,6 +33,7 @@ TRAITS = {
     "orthogonal": "The transform of the features is a rotation.",
 }
 PASSES = {
+    "fwt": "1",
     "isi": "1",
     "mgda": 'N, one per task; 1 and one through each head with `on="features"`',
     "rotograd": "1, and one through each head",
@@ -170,7 +171,7 @@ def _use(name: str, spec: HomogenizerSpec) -> list[str]:
     lines = [f"pipe = gradhomog.pipeline({json.dumps(expression)})", ""]
     if "attach" in acts:
         lines += [
-            "with pipe.attached(encoder):  # in a multi-task loop: a new mask in each pass of the encoder",
+            "with pipe.attached(encoder):  # in a multi-task loop: new random numbers in each pass of the encoder",
             "    ...",
         ]
     elif "transform" in acts or not acts:
@@ -188,7 +189,7 @@ def _comparison(name: str) -> str:
     """The command that compares a method; methods that act on convolutions need images."""
     method = 'static(weights="random", seed=2)' if name == "static" else pictures.OPTIONS.get(name, name)
     methods = ["none", 'static | static(weights="random", seed=1)', method.replace("'", '"')]
-    run_file = "docs/examples/glyphs.toml " if name in {"isi", "rotogbml"} else ""
+    run_file = "docs/examples/glyphs.toml " if name in {"fwt", "isi", "rotogbml"} else ""
     return f"gradhomog compare {run_file}--set 'homogenizers={json.dumps(methods)}'"  # TOML's strings are those of JSON
 
 

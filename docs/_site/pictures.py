@@ -81,15 +81,41 @@ def masked(name: str) -> Figure:
     return figure
 
 
+def transformed(name: str) -> Figure:
+    """Two channels of normalized features of two classes, and the same features transformed by `fwt` in five tasks."""
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(2, 40, 2, generator=generator) * 0.4 + torch.tensor([[[-1.0, -0.5]], [[1.0, 0.5]]])
+    encoder = torch.nn.Sequential(torch.nn.BatchNorm1d(2))
+    pipe = gradhomog.pipeline(name)
+    figure = Figure(figsize=(7.2, 1.6), layout="constrained")
+    panels = figure.subplots(1, 6, sharex=True, sharey=True)
+    with torch.no_grad(), pipe.attached(encoder):
+        for task, axes in enumerate(panels):
+            encoder.train(task > 0)  # an encoder in evaluation mode is unchanged
+            pipe.begin(gradhomog.TaskKey(task), "support")
+            points = encoder(features.flatten(0, 1)).unflatten(0, (2, 40))
+            for of_class, color in zip(points, (plane.FIRST, plane.SECOND), strict=True):
+                axes.scatter(*of_class.T, s=3, color=color)
+            axes.set_title(f"task {task}" if task else "unchanged", fontsize=8)
+            axes.set_xticks([])
+            axes.set_yticks([])
+    return figure
+
+
 ROTATED = (
     "Gradients w.r.t. the output of the encoder for two tasks whose heads have constant gradients, over 60 steps of "
     "`{name}` (later: darker)."
 )
 MASKED = "Glyphs before a texture; beside each, the probability with which activations are dropped: brighter is higher."
+TRANSFORMED = (
+    "Two channels of the features of two classes, unchanged and transformed by `{name}` with the random scales and "
+    "shifts of five tasks."
+)
 SPECIAL: Mapping[str, tuple[Callable[[str], Figure], str]] = {
     "rotate": (rotated, ROTATED),
     "rotograd": (rotated, ROTATED),
     "isi": (masked, MASKED),
+    "fwt": (transformed, TRANSFORMED),
     "rotogbml": (lambda name: rotated("rotate"), ROTATED.replace("`{name}`", "its part `rotate`")),
 }
 """Pictures of methods that act within a network, with their captions."""

@@ -15,8 +15,10 @@ from tests.adapters.few_shot import FirstThreePixels, image_tasks, networks
 
 LEARNERS = (
     "alfa", "anil", "baseline", "baseline_pp", "boil", "cavia", "fomaml", "imaml", "maml", "mamlpp", "meta_sgd",
-    "metaoptnet", "mtl", "protonet", "relationnet", "reptile", "sharp_maml", "skd",
+    "metaoptnet", "mtl", "protonet", "relationnet", "relationnet_ata", "relationnet_lrp", "reptile", "sharp_maml",
+    "skd",
 )  # fmt: skip
+RELATIONNETS = ("relationnet", "relationnet_ata", "relationnet_lrp")
 
 
 IMAGE_LEARNERS = ("skd",)  # they rotate their inputs
@@ -28,7 +30,7 @@ def tasks(name):
 
 def make(name, homogenizers=None, nonfinite="raise", pair=None, **options):
     pipe = gradhomog.pipeline(homogenizers or "none", nonfinite=nonfinite)
-    shape = {"input_shape": (3,)} if name in ("baseline", "baseline_pp", "relationnet") else {}
+    shape = {"input_shape": (3,)} if name in ("baseline", "baseline_pp", *RELATIONNETS) else {}
     encoder, head = pair or networks()
     if name in IMAGE_LEARNERS:
         encoder = nn.Sequential(FirstThreePixels(), encoder)
@@ -97,7 +99,7 @@ def test_nan_in_one_task_raises_or_is_dropped_and_does_not_affect_others(name, e
     assert all(bool(p.isfinite().all()) for p in dropping.parameters())
 
 
-@pytest.mark.parametrize("name", sorted(set(LEARNERS) - {"relationnet"}))  # its outputs are not those of the head
+@pytest.mark.parametrize("name", sorted(set(LEARNERS) - set(RELATIONNETS)))  # their outputs are not the head's
 def test_a_head_with_too_few_outputs_raises_with_both_numbers(name):
     encoder, _ = networks()
     narrow, batch = nn.Linear(4, 2).double(), tasks(name)

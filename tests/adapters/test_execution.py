@@ -23,7 +23,7 @@ from tests.adapters.few_shot import networks, tasks
 ROOT = str(Path(__file__).parents[2])
 LEARNERS = [
     "maml", "fomaml", "anil", "boil", "meta_sgd", "cavia", "alfa", "sharp_maml", "mamlpp", "imaml", "reptile",
-    "protonet", "relationnet", "metaoptnet", "baseline", "baseline_pp", "mtl",
+    "protonet", "relationnet", "relationnet_ata", "relationnet_lrp", "metaoptnet", "baseline", "baseline_pp", "mtl",
 ]  # fmt: skip
 
 

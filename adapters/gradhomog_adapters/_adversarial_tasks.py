@@ -1,0 +1,81 @@
+"""Adversarial task augmentation: random convolution of a task's images, then gradient ascent of its query loss."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from gradhomog import OptionError, Task, TaskBatch, TaskRows
+from gradhomog_adapters._random_convolution import RandomConvolution
+from gradhomog_adapters._rows.gradients import autograd_gradient, autograd_hessian, detach_all
+from gradhomog_adapters.few_shot import FewShotLearner
+
+
+class AdversarialTasks(FewShotLearner):
+    """Mixin for learners: rows are those of augmented tasks. Use it as first base class, as in `RelationNetATA`.
+
+    The constructor of the subclass calls `set_augmentation` last. The row of the learner must be defined by
+    `evaluation_points` and `query_loss`, as in MAML and in metric learners. Meta-test is that of the learner.
+    """
+
+    def set_augmentation(self, ascent_steps: int, ascent_lr: float, probability: float, seed: int) -> None:
+        """Validate and store the options of the augmentation."""
+        if ascent_steps < 0:
+            raise OptionError(f"`ascent_steps` must be at least 0; got {ascent_steps!r}.")
+        if not 0 <= ascent_lr < math.inf:
+            raise OptionError(f"`ascent_lr` must be finite and not negative; got {ascent_lr!r}.")
+        self.ascent_steps, self.ascent_lr = ascent_steps, ascent_lr
+        self.convolution = RandomConvolution(probability, seed)
+        self.register_module("convolution", self.convolution)
+
+    def rows(self, batch: TaskBatch | Sequence[Task]) -> TaskRows:
+        batch = batch if isinstance(batch, TaskBatch) else TaskBatch.stack(batch)
+        return super().rows(self.augment(batch))
+
+    def on_step_end(self) -> None:
+        super().on_step_end()
+        self.convolution.on_step_end()
+
+    def augment(self, batch: TaskBatch) -> TaskBatch:
+        """Return the augmented tasks of the next meta-step, without a graph."""
+        places: Counter[str] = Counter()
+        augmented = []
+        with self.mode(training=False), torch.enable_grad():
+            for task in batch:
+                augmented.append(self._ascend(self.convolution.convolve(task, places[task.domain])))
+                places[task.domain] += 1
+        return replace(
+            batch,
+            support_x=torch.stack([task.support_x for task in augmented]),
+            query_x=torch.stack([task.query_x for task in augmented]),
+        )
+
+    def _ascend(self, task: Task) -> Task:
+        """Ascend the query loss by steps on all inputs of the support and query set."""
+        for _ in range(self.ascent_steps):
+            inputs = [x.detach().requires_grad_() for x in (task.support_x, task.query_x)]
+            loss = self._query_loss_of(replace(task, support_x=inputs[0], query_x=inputs[1]))
+            gradients = torch.autograd.grad(loss, inputs, allow_unused=True, materialize_grads=True)
+            support_x, query_x = (
+                (x + self.ascent_lr * gradient).detach() for x, gradient in zip(inputs, gradients, strict=True)
+            )
+            task = replace(task, support_x=support_x, query_x=query_x)
+        return task
+
+    def _query_loss_of(self, task: Task) -> Tensor:
+        """The query loss of a task without homogenizers, differentiable w.r.t. its inputs."""
+        support = self.support(task.support_x, task.support_y, _ignore, autograd_gradient, autograd_hessian)
+        losses = []
+        for point in self.evaluation_points(detach_all(self.live_parameters), support):
+            statistics = self.support_statistics(point, support)
+            losses.append(self.query_loss(point, self.query(point, support, task.query_x, task.query_y, statistics))[0])
+        return self.combine_losses(losses)
+
+
+def _ignore(part: object) -> None:
+    """Do nothing: no homogenizer acts on the ascent."""

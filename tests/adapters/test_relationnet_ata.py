@@ -1,0 +1,267 @@
+"""Adversarial task augmentation: ascent in closed form and by hand, kernels, and the cases equal to RelationNet."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import gradhomog
+from gradhomog import OptionError, Task, TaskBatch
+from gradhomog_adapters import FewShotLearner
+from gradhomog_adapters._adversarial_tasks import AdversarialTasks
+from gradhomog_adapters._random_convolution import SIZES, RandomConvolution
+from gradhomog_adapters.maml import MAML
+from gradhomog_adapters.relationnet import RelationNet
+from gradhomog_adapters.relationnet_ata import RelationNetATA
+from tests.adapters import checks
+
+IMAGES = {"maps": True, "input_shape": [1, 6, 6]}
+
+
+def make(cls=RelationNetATA, norm=False, **options):
+    torch.manual_seed(3)  # units of g are active
+    return cls(*checks.image_networks(norm), **{"hidden": 9, **IMAGES, **options})
+
+
+def images(**options):
+    return checks.tasks(shape=(1, 6, 6), **options)
+
+
+class Distance(AdversarialTasks):
+    """L = ½ Σ over queries of ‖query − mean of the support set‖², for features equal to the inputs."""
+
+    def __init__(self, ascent_steps, ascent_lr):
+        encoder = nn.Linear(2, 2, bias=False).double()
+        nn.init.eye_(encoder.weight)
+        super().__init__(encoder, nn.Linear(2, 3).double())
+        self.set_augmentation(ascent_steps, ascent_lr, 0.0, 0)
+
+    def adapt(self, parameters, support):
+        return {**parameters, "task.mean": support.features(parameters).mean(0)}
+
+    def query_loss(self, parameters, query):
+        return (query.features - parameters["task.mean"]).square().sum() / 2, query.outputs(parameters)
+
+
+class MAMLATA(AdversarialTasks, MAML):
+    """MAML on augmented tasks."""
+
+    def __init__(self, encoder, head, **options):
+        super().__init__(encoder, head, **options)
+        self.set_augmentation(1, 0.5, 0.0, 0)
+
+
+# -- ascent ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_the_ascent_of_a_quadratic_loss_is_that_of_its_gradients_in_closed_form(steps):
+    task = checks.tasks(1, shape=(2,))[0]
+    support, query = task.support_x, task.query_x
+    for _ in range(steps):
+        from_mean = query - support.mean(0)  # ∇ w.r.t. queries; each support example has −1/K of their sum
+        support, query = support - 0.1 * from_mean.sum(0) / len(support), query + 0.1 * from_mean
+    found = Distance(steps, 0.1).augment(TaskBatch.stack([task]))
+    torch.testing.assert_close(found.support_x[0], support)
+    torch.testing.assert_close(found.query_x[0], query)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_one_step_of_ascent_is_that_written_by_hand(norm):
+    learner = make(norm=norm, ascent_steps=1, ascent_lr=3.0, probability=0.0)
+    batch = images()
+    found = learner.augment(batch)
+    relation = learner.extra_modules["relation"]
+    for slot, task in enumerate(batch):
+        support_x, query_x = (x.clone().requires_grad_() for x in (task.support_x, task.query_x))
+        support, queries = learner.encoder(support_x), learner.encoder(query_x)
+        means = [support[task.support_y == w].mean(0) for w in range(checks.WAYS)]
+        pairs = torch.stack([torch.cat([mean, query]) for query in queries for mean in means])
+        relations = relation(pairs).reshape(-1, checks.WAYS).sigmoid()
+        loss = nn.functional.mse_loss(relations, nn.functional.one_hot(task.query_y, checks.WAYS).double())
+        by_support, by_query = torch.autograd.grad(loss, [support_x, query_x])
+        assert float(by_support.abs().max()) > 0
+        torch.testing.assert_close(found.support_x[slot], (support_x + 3.0 * by_support).detach())
+        torch.testing.assert_close(found.query_x[slot], (query_x + 3.0 * by_query).detach())
+
+
+def test_rows_are_those_of_relationnet_on_the_augmented_tasks():
+    learner, batch = make(probability=1.0, ascent_lr=2.0), images()
+    before = copy.deepcopy(batch)
+    augmented = learner.augment(batch)
+    checks.assert_rows_equal(learner.rows(batch), make(RelationNet).rows(augmented), rtol=0, atol=0)
+    assert torch.equal(batch.support_x, before.support_x)
+    assert torch.equal(batch.query_x, before.query_x)
+    assert not augmented.support_x.requires_grad
+
+
+def test_the_ascent_increases_the_loss():
+    losses = [make(probability=0.0, ascent_lr=0.5, ascent_steps=steps).rows(images()).losses for steps in (0, 1, 5)]
+    assert bool((losses[0] < losses[1]).all())
+    assert bool((losses[1] < losses[2]).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_without_steps_and_convolution_it_is_relationnet_bit_for_bit(dtype):
+    batch = images()
+    batch = replace(batch, support_x=batch.support_x.to(dtype), query_x=batch.query_x.to(dtype))
+    found = []
+    for learner in (make(ascent_steps=0, probability=0.0), make(RelationNet)):
+        for module in (learner.encoder, learner.head, learner.extra_modules):
+            module.to(dtype)
+        found.append(learner.rows(batch))
+    checks.assert_rows_equal(*found, rtol=0, atol=0)
+
+
+def test_augmented_inputs_keep_their_dtype():
+    batch = images()
+    batch = replace(batch, support_x=batch.support_x.float(), query_x=batch.query_x.float())
+    learner = make(probability=1.0)
+    for module in (learner.encoder, learner.head, learner.extra_modules):
+        module.float()
+    found = learner.augment(batch)
+    assert found.support_x.dtype == found.query_x.dtype == torch.float32
+
+
+def test_the_ascent_of_maml_is_through_its_inner_loop():
+    # Central differences of MAML's loss along a random direction of the support inputs.
+    batch = checks.tasks(1)
+    options = {"inner_steps": 2, "inner_lr": 0.3}
+    found = MAMLATA(*checks.networks(), **options).augment(batch)
+    gradient = (found.support_x - batch.support_x) / 0.5
+    along = torch.randn(batch.support_x.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    losses = [
+        MAML(*checks.networks(), **options).rows(replace(batch, support_x=batch.support_x + size * along)).losses
+        for size in (1e-5, -1e-5)
+    ]
+    torch.testing.assert_close((gradient * along).sum()[None], (losses[0] - losses[1]) / 2e-5, rtol=1e-6, atol=1e-9)
+
+
+def test_homogenizers_act_on_the_rows_and_not_on_the_ascent():
+    batch = images()
+    plain, dropping = make(probability=0.0), make(probability=0.0, homogenizers="isi(layers=1)")
+    assert torch.equal(plain.augment(batch).query_x, dropping.augment(batch).query_x)
+    assert not torch.allclose(plain.rows(batch).losses, dropping.rows(batch).losses)
+
+
+@pytest.mark.parametrize("probability", [0.0, 1.0])
+def test_meta_test_is_that_of_relationnet(probability):
+    batch = images()
+    assert make(probability=probability).evaluate(batch) == make(RelationNet).evaluate(batch)
+
+
+def test_rows_change_no_state_and_no_generator():
+    checks.assert_learner_unchanged(make(norm=True, probability=1.0), images())
+
+
+# -- kernels ---------------------------------------------------------------------------------------------------------
+
+
+def impulse(channels=2, size=31):
+    """A task with one image per channel: its only pixel that is not zero is in the middle of this channel."""
+    x = torch.zeros(channels, channels, size, size, dtype=torch.float64)
+    for channel in range(channels):
+        x[channel, channel, size // 2, size // 2] = 1
+    return Task(x, torch.zeros(channels, dtype=torch.int64), x, torch.zeros(channels, dtype=torch.int64), "domain")
+
+
+def kernels(count, probability=1.0, seed=0):
+    """Responses to impulses, `[channels, channels, k, k]` cropped to the kernel, for several domains."""
+    convolution, task, found = RandomConvolution(probability, seed), impulse(), []
+    for number in range(count):
+        response = convolution.convolve(replace(task, domain=str(number)), 0).support_x
+        rows = response.abs().sum((0, 1, 3)).nonzero().flatten()
+        found.append(response[..., rows[0] : rows[-1] + 1, rows[0] : rows[-1] + 1])
+    return found
+
+
+def test_kernels_have_the_published_sizes_and_xavier_variance():
+    found = kernels(300)
+    assert {kernel.shape[-1] for kernel in found} == set(SIZES)
+    # Entries times k √C are standard normal.
+    entries = torch.cat([kernel.flatten() * kernel.shape[-1] * math.sqrt(2) for kernel in found])
+    assert abs(float(entries.mean())) < 5 / math.sqrt(len(entries))
+    assert abs(float(entries.std()) - 1) < 5 / math.sqrt(2 * len(entries))
+
+
+def test_support_and_query_images_are_convolved_with_one_kernel():
+    convolved = RandomConvolution(1.0, 0).convolve(impulse(), 0)
+    assert torch.equal(convolved.support_x, convolved.query_x)
+    assert not torch.equal(convolved.support_x, impulse().support_x)
+
+
+def test_the_share_of_convolved_tasks_is_the_probability():
+    unchanged = sum(
+        kernel.shape[-1] == 1 and torch.equal(kernel[..., 0, 0], torch.eye(2).double()) for kernel in kernels(400, 0.7)
+    )
+    assert abs(unchanged / 400 - 0.3) < 5 * math.sqrt(0.21 / 400)
+
+
+def test_inputs_that_are_not_images_are_not_convolved():
+    task = checks.tasks(1)[0]
+    assert RandomConvolution(1.0, 0).convolve(task, 0) is task
+
+
+def test_kernels_are_a_function_of_seed_step_domain_and_place():
+    batch = images(count=2)
+
+    def augmented(seed=0, steps=0, domains=("a", "a")):
+        learner = make(ascent_steps=0, probability=1.0, seed=seed)
+        for _ in range(steps):
+            learner.on_step_end()
+        return learner.augment(replace(batch, domains=domains)).support_x
+
+    first = augmented()
+    assert torch.equal(first, augmented())
+    for other in (augmented(seed=1), augmented(steps=1), augmented(domains=("b", "b"))):
+        assert not torch.equal(first[0], other[0])
+    single = TaskBatch.stack([replace(batch[0], domain="a")] * 2)
+    twice = make(ascent_steps=0, probability=1.0).augment(single).support_x
+    assert not torch.equal(*twice)
+
+
+def test_the_order_of_domains_has_no_effect():
+    batch = images(count=2)
+    learner = make(probability=1.0)
+    found, swapped = learner.augment(batch), learner.augment(TaskBatch.stack([batch[1], batch[0]]))
+    assert torch.equal(found.support_x[0], swapped.support_x[1])
+
+
+def test_a_loaded_learner_continues_with_the_next_kernels():
+    batch = images()
+    learner = make(probability=1.0)
+    outer = torch.optim.SGD(learner.parameters(), lr=0.01)
+    for _ in range(2):
+        learner.step(batch, outer)
+    resumed = make(probability=1.0)
+    resumed.load_state_dict(learner.state_dict())
+    assert torch.equal(resumed.augment(batch).support_x, learner.augment(batch).support_x)
+    assert not torch.equal(make(probability=1.0, ascent_steps=0).augment(batch).support_x, batch.support_x)
+
+
+# -- options ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ascent_steps": -1}, "`ascent_steps` must be at least 0; got -1"),
+        ({"ascent_lr": float("inf")}, "`ascent_lr` must be finite and not negative; got inf"),
+        ({"ascent_lr": -1.0}, "`ascent_lr` must be finite and not negative; got -1.0"),
+        ({"probability": 1.5}, r"`probability` must be in \[0, 1\]; got 1.5"),
+    ],
+)
+def test_options_out_of_range_raise(options, message):
+    with pytest.raises(OptionError, match=message):
+        make(**options)
+
+
+def test_it_is_available_by_name():
+    learner = gradhomog.learner("relationnet_ata(ascent_steps=1)", *checks.networks())
+    assert isinstance(learner, RelationNetATA)
+    assert isinstance(learner, FewShotLearner)

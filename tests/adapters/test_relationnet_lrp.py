@@ -1,0 +1,162 @@
+"""RelationNetLRP: a row written by hand with constant weights, the class scores, and the cases equal to RelationNet."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import gradhomog
+from gradhomog import OptionError, TaskBatch
+from gradhomog_adapters.relationnet import RelationNet
+from gradhomog_adapters.relationnet_lrp import RelationNetLRP, class_scores
+from tests.adapters import checks
+
+MAPS = {"maps": True, "input_shape": [1, 6, 6]}
+
+
+def make(cls, maps=False, seed=3, **options):
+    encoder, head = checks.image_networks() if maps else checks.networks()
+    torch.manual_seed(seed)  # units of g are active
+    return cls(encoder, head, **{"hidden": 9, **(MAPS if maps else {}), **options})
+
+
+def tasks(maps=False, **options):
+    return checks.tasks(shape=(1, 6, 6) if maps else (4,), **options)
+
+
+def reference_pairs(encoder, task):
+    """Pairs [class mean; query], `[queries · ways, 2C, ...]`, from loops."""
+    support, queries = encoder(task.support_x), encoder(task.query_x)
+    means = [support[task.support_y == w].mean(0) for w in range(checks.WAYS)]
+    return torch.stack([torch.cat([mean, query]) for query in queries for mean in means])
+
+
+def vector_relevance(relation, pair, value):
+    """The relevance of one pair for a module of two linear layers with a ReLU, by the textbook's loops."""
+    first, last = relation[0], relation[2]
+    hidden = torch.relu(first(pair))
+
+    def propagate(inputs, weight, outputs):
+        found = torch.zeros_like(inputs)
+        for j, row in enumerate(weight):
+            z = sum(row[i] * inputs[i] for i in range(len(inputs)))
+            for i in range(len(inputs)):
+                found[i] += row[i] * inputs[i] / (z + (0.01 if z >= 0 else -0.01)) * outputs[j]
+        return found
+
+    with torch.no_grad():
+        return propagate(pair, first.weight, propagate(hidden, last.weight, value))
+
+
+def test_rows_are_those_of_weighted_pairs_with_constant_weights():
+    learner = make(RelationNetLRP)
+    relation, encoder = learner.extra_modules["relation"], learner.encoder
+
+    def loss(task):
+        pairs = reference_pairs(encoder, task)
+        scores = relation(pairs).reshape(-1, checks.WAYS)
+        p = scores.detach().softmax(1).flatten()
+        weights = []
+        for pair, share in zip(pairs.detach(), p, strict=True):
+            value = math.log(2 * (float(share) + 0.01) / (1.01 - float(share)))
+            relevance = vector_relevance(relation, pair, torch.tensor([value], dtype=torch.float64))
+            weights.append(1 + relevance / relevance.abs().max())
+        weighted = relation(pairs * torch.stack(weights)).reshape(-1, checks.WAYS)
+        labels = nn.functional.one_hot(task.query_y, checks.WAYS).double()
+        return sum(nn.functional.mse_loss(torch.sigmoid(found), labels) for found in (scores, weighted))
+
+    checks.assert_rows_match_autograd(learner, tasks(), loss)
+
+
+@pytest.mark.parametrize("maps", [False, True])
+@pytest.mark.parametrize("objective", ["mse", "softmax"])
+def test_rows_are_those_of_the_sum_of_both_losses_for_the_same_weights(maps, objective):
+    # The weights are taken from the learner: this tests batch normalization, masks and both objectives.
+    learner = make(RelationNetLRP, maps, objective=objective, guidance=0.3, engine="loop")
+    plain = make(RelationNet, maps, objective=objective)
+    weights = []
+    compute = learner.weights
+    learner.weights = lambda *arguments: weights.append(compute(*arguments)) or weights[-1]
+    batch = tasks(maps)
+    learner.rows(batch)
+    relation, left = learner.extra_modules["relation"], iter(weights)
+
+    def loss(task):
+        pairs = reference_pairs(learner.encoder, task)
+        found = [relation(x).reshape(-1, checks.WAYS) for x in (pairs, pairs * next(left).reshape(pairs.shape))]
+        losses = [learner.loss(x if objective == "softmax" else x.sigmoid(), task.query_y) for x in found]
+        return losses[0] + 0.3 * losses[1]
+
+    learner.weights = compute
+    assert len(weights) == len(batch)
+    assert all(float(w.min()) >= 0 and float(w.max()) <= 2 and float(w.std()) > 0.1 for w in weights)
+    checks.assert_rows_match_autograd(learner, batch, loss)
+    task = batch[0]
+    arguments = task.support_x, task.support_y, task.query_x
+    assert torch.equal(learner.predict(*arguments), plain.predict(*arguments))
+
+
+@pytest.mark.parametrize(("shots", "expected"), [(1, 0.5), (2, 1.0), (5, 1.0)])
+def test_the_default_guidance_depends_on_the_shots(shots, expected):
+    batch = tasks(shots=shots)
+    default, explicit = make(RelationNetLRP), make(RelationNetLRP, guidance=expected)
+    checks.assert_rows_equal(default.rows(batch), explicit.rows(batch), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("maps", [False, True])
+def test_without_guidance_it_is_relationnet(maps):
+    batch = tasks(maps)
+    found, expected = make(RelationNetLRP, maps, guidance=0.0).rows(batch), make(RelationNet, maps).rows(batch)
+    checks.assert_rows_equal(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("norm", ["batch", "support"])
+def test_both_engines_give_the_same_rows_of_maps(norm):
+    found = [make(RelationNetLRP, maps=True, engine=engine, norm=norm).rows(tasks(True)) for engine in ("loop", "vmap")]
+    checks.assert_rows_equal(*found, rtol=1e-9, atol=1e-11)
+
+
+def test_class_scores_are_log_odds_relative_to_chance():
+    # p = (0.7, 0.2, 0.1): β = 2, ε = 0.01.
+    scores = torch.tensor([[0.7, 0.2, 0.1]], dtype=torch.float64).log() + 3
+    expected = [[math.log(2 * (p + 0.01) / (1 - p + 0.01)) for p in (0.7, 0.2, 0.1)]]
+    found = class_scores(scores, torch.ones(3, dtype=torch.bool))
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
+
+
+def test_absent_classes_have_no_share_and_tasks_of_one_class_are_finite():
+    present = torch.tensor([True, False, True])
+    found = class_scores(torch.zeros(1, 3, dtype=torch.float64), present)
+    torch.testing.assert_close(found[0, [0, 2]], torch.zeros(2, dtype=torch.float64))  # p = 1/2, β = 1
+    assert float(found[0, 1]) == pytest.approx(math.log(0.01 / 1.01))
+    batch = tasks()
+    one = TaskBatch(batch.support_x, 0 * batch.support_y, batch.query_x, 0 * batch.query_y, batch.domains)
+    assert all(bool(block.isfinite().all()) for block in make(RelationNetLRP).rows(one).jacobian.values())
+
+
+def test_single_precision_rows_are_close_to_those_in_double_precision():
+    batch, learner = tasks(), make(RelationNetLRP)
+    double = learner.rows(batch).jacobian
+    single = make(RelationNetLRP)
+    for module in (single.encoder, single.head, single.extra_modules):
+        module.float()
+    rows = single.rows(
+        TaskBatch(batch.support_x.float(), batch.support_y, batch.query_x.float(), batch.query_y, batch.domains)
+    ).jacobian
+    for name, block in double.items():
+        assert rows[name].dtype == torch.float32
+        torch.testing.assert_close(rows[name].double(), block, rtol=1e-2, atol=1e-5)
+
+
+@pytest.mark.parametrize("guidance", [-0.1, float("inf"), float("nan")])
+def test_a_guidance_out_of_range_raises(guidance):
+    with pytest.raises(OptionError, match=r"`guidance` must be finite and not negative; got"):
+        make(RelationNetLRP, guidance=guidance)
+
+
+def test_it_is_available_by_name():
+    encoder, head = checks.networks()
+    assert isinstance(gradhomog.learner("relationnet_lrp(guidance=0.7)", encoder, head), RelationNetLRP)

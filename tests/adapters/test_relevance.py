@@ -1,0 +1,118 @@
+"""Layer-wise relevance propagation: closed forms of each rule, conservation, and a loop over contributions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from gradhomog_adapters import _relation_module
+from gradhomog_adapters._relevance import relevance_of_inputs
+
+DTYPES = [(torch.float64, 1e-12), (torch.float32, 1e-5)]
+
+
+def layers(*modules):
+    return [(module, dict(module.named_parameters())) for module in modules]
+
+
+def linear(*rows, bias=None):
+    module = nn.Linear(len(rows[0]), len(rows), bias=bias is not None).double()
+    module.weight.data = torch.tensor(rows, dtype=torch.float64)
+    if bias is not None:
+        module.bias.data = torch.tensor(bias, dtype=torch.float64)
+    return module
+
+
+def test_the_epsilon_rule_of_a_2x2_layer_by_hand():
+    # x = (1, 2), W = ((3, −1), (0.5, −2)): z = (1, −3.5); with ε = 0.5 the divisors are 1.5 and −4.
+    # R = (6, 8): R / divisors = (4, −2); Wᵀ(4, −2) = (12 − 1, −4 + 4) = (11, 0); times x: (11, 0).
+    found = relevance_of_inputs(
+        layers(linear((3.0, -1.0), (0.5, -2.0), bias=(5.0, -7.0))),
+        torch.tensor([[1.0, 2.0]], dtype=torch.float64),
+        torch.tensor([[6.0, 8.0]], dtype=torch.float64),
+        epsilon=0.5,
+    )
+    torch.testing.assert_close(found, torch.tensor([[11.0, 0.0]], dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("dtype", "rounding"), DTYPES)
+def test_a_linear_layer_without_bias_preserves_the_sum_up_to_epsilon(dtype, rounding):
+    torch.manual_seed(0)
+    module, x, relevance = (
+        nn.Linear(7, 5, bias=False).to(dtype),
+        torch.randn(4, 7).to(dtype),
+        torch.randn(4, 5).to(dtype),
+    )
+    z = module(x).detach()
+    for epsilon, expected in ((0.0, relevance), (0.01, relevance * z / (z + 0.01 * z.sign()))):
+        found = relevance_of_inputs(layers(module), x, relevance, epsilon)
+        torch.testing.assert_close(found.sum(1), expected.sum(1), rtol=rounding, atol=30 * rounding)
+
+
+def test_a_score_of_a_linear_module_is_explained_by_its_terms():
+    # For R = z and ε = 0, the relevance of an input is its term w x of the score.
+    torch.manual_seed(0)
+    module, x = nn.Linear(6, 1, bias=False).double(), torch.randn(3, 6, dtype=torch.float64)
+    found = relevance_of_inputs(layers(module), x, module(x), epsilon=0.0)
+    torch.testing.assert_close(found, (module.weight * x).detach())
+
+
+@pytest.mark.parametrize(("dtype", "rounding"), DTYPES)
+def test_a_convolution_shares_relevance_by_positive_contributions(dtype, rounding):
+    # The oracle is a loop over outputs and inputs of the convolution written as a matrix.
+    torch.manual_seed(0)
+    module = nn.Conv2d(2, 3, 3, padding=1, stride=2).to(dtype)
+    x, relevance = torch.randn(1, 2, 4, 4).to(dtype), torch.randn(1, 3, 2, 2).to(dtype)
+    basis = torch.eye(32, dtype=dtype).reshape(32, 2, 4, 4)
+    matrix = (module(basis) - module(torch.zeros_like(basis))).flatten(1).detach().T  # [outputs, inputs]
+    expected = torch.zeros(32, dtype=dtype)
+    for row, value in zip(matrix, relevance.flatten(), strict=True):
+        contributions = (row * x.flatten()).clamp(min=0)
+        expected += contributions / contributions.sum() * value
+    found = relevance_of_inputs(layers(module), x, relevance)
+    torch.testing.assert_close(found.flatten(), expected, rtol=10 * rounding, atol=10 * rounding)
+    torch.testing.assert_close(found.sum(), relevance.sum(), rtol=10 * rounding, atol=10 * rounding)
+
+
+def test_an_output_without_positive_contributions_loses_its_relevance():
+    module = nn.Conv2d(1, 1, 1).double()
+    module.weight.data.fill_(-1)
+    ones = torch.ones(1, 1, 2, 2, dtype=torch.float64)
+    assert torch.equal(relevance_of_inputs(layers(module), ones, ones), torch.zeros_like(ones))
+
+
+def test_pooling_gives_all_relevance_to_the_maximum_and_other_layers_do_not_change_it():
+    x = torch.tensor([[[[1.0, 5.0], [2.0, 3.0]]]], dtype=torch.float64)
+    relevance = torch.tensor([[7.0]], dtype=torch.float64)
+    found = relevance_of_inputs(layers(nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()), x, relevance)
+    assert torch.equal(found, torch.tensor([[[[0.0, 7.0], [0.0, 0.0]]]], dtype=torch.float64))
+
+
+def test_relevance_passes_through_a_sequence_layer_by_layer():
+    torch.manual_seed(0)
+    modules = _relation_module.make_feature_map_module((3, 6, 6), 8).double()
+    x, relevance = torch.randn(5, 6, 6, 6, dtype=torch.float64), torch.ones(5, 1, dtype=torch.float64)
+    inputs = [x]
+    for module in modules:
+        inputs.append(module(inputs[-1]))
+    expected = relevance
+    for module, single in reversed(list(zip(modules, inputs[:-1], strict=True))):
+        expected = relevance_of_inputs(layers(module), single, expected)
+    found = relevance_of_inputs(layers(*modules), x, relevance)
+    assert torch.equal(found, expected)
+    assert float(found.abs().max()) > 0
+
+
+def test_relevance_is_a_constant_and_the_same_within_vmap():
+    torch.manual_seed(0)
+    modules = _relation_module.make_vector_module(3, 4).double()
+    x = torch.randn(2, 5, 6, dtype=torch.float64, requires_grad=True)
+    relevance = torch.ones(5, 1, dtype=torch.float64)
+
+    def function(single):
+        return relevance_of_inputs(layers(*modules), single, relevance)
+
+    found = torch.func.vmap(function)(x)
+    assert not found.requires_grad
+    torch.testing.assert_close(found, torch.stack([function(single) for single in x]))
