@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gradhomog import expression
@@ -115,7 +115,7 @@ def _saliency_rows(problem: Problem, scale: Scale, settings: Settings, learners:
 def _titled(learners: Mapping[str, str], rows: Callable[[str], list[Row]]) -> list[Row]:
     """Rows of each learner; with several learners, titles begin with the learner."""
     return [
-        Row(f"{title}, {row.title}" if len(learners) > 1 else row.title, row.learner, row.homogenizers, row.published)
+        replace(row, title=f"{title}, {row.title}") if len(learners) > 1 else row
         for title, learner in learners.items()
         for row in rows(learner)
     ]
@@ -166,7 +166,11 @@ def parts(name: str, settings: Settings) -> list[Part]:
             if problem == "weak"
             else protocol.strong(settings.domains, benchmark)
         )
-        rows = experiment.rows(problem, scale, settings, learners)
+        steps = _config("maml", ["none"], {**scale.keys, **domains}, settings.overrides).train.steps
+        rows = [
+            replace(row, learner=methods.with_steps(row.learner, steps))
+            for row in experiment.rows(problem, scale, settings, learners)
+        ]
         for shots in settings.shots or experiment.shots:
             for network in experiment.networks or [""]:
                 keys = {**COMMON, **scale.keys, **domains, "episodes.shots": shots}
@@ -189,7 +193,7 @@ def _parts_of(
         groups.setdefault(row.learner, []).append(row)
     for learner, group in groups.items():
         if network:
-            group = [Row(f"{row.title}, {network}", row.learner, row.homogenizers, row.published) for row in group]
+            group = [replace(row, title=f"{row.title}, {network}") for row in group]
         words = [*column.split(), expression.parse_one(learner)[0].rpartition(":")[2], *([network] if network else [])]
         yield Part(
             "-".join(words), column, _config(learner, [row.homogenizers for row in group], keys, overrides),
@@ -209,7 +213,8 @@ def conflict_run(settings: Settings) -> tuple[Config, str]:
     chosen = {name: text for name, text in settings.domains.items() if not settings.targets or name in settings.targets}
     keys = {**COMMON, **scale.keys, **protocol.together(chosen), "episodes.shots": next(iter(settings.shots), 1)}
     keys |= {f"network.{key}": value for key, value in scale.strong_network.items()}
-    return _config(learner, [pipeline], keys, settings.overrides), pipeline
+    config = _config("maml", [pipeline], keys, settings.overrides)
+    return replace(config, learner=methods.with_steps(learner, config.train.steps)), pipeline
 
 
 def _config(learner: str, pipelines: Sequence[str], keys: Mapping[str, Any], overrides: Sequence[str]) -> Config:

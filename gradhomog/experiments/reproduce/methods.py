@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -16,9 +17,12 @@ GRADIENT_BASED: Mapping[str, str] = {
     "Reptile": "reptile",
     "MAML": "maml",
     "iMAML": "imaml(inner_steps=10)",
-    "MAML++": "mamlpp",
+    "MAML++": "mamlpp(multi_step_steps=STEPS*0.15)",
 }
-"""Learners that the paper combines with RotoGBML; iMAML with ten inner steps, as its paper has for miniImageNet."""
+"""Learners that the paper combines with RotoGBML; iMAML with ten inner steps, as its paper has for miniImageNet.
+
+`STEPS*x` is a share of the training steps, see `with_steps`; MAML++ has the multi-step loss for 15 of 100 epochs.
+"""
 
 OTHERS: Mapping[Problem, Mapping[str, tuple[str, str]]] = {
     "weak": {
@@ -26,10 +30,21 @@ OTHERS: Mapping[Problem, Mapping[str, tuple[str, str]]] = {
         "Baseline++": ("baseline_pp", "none"),
         "ProtoNet": ("protonet", "none"),
         "MetaOpt": ("metaoptnet", "none"),
+        "MTL": ("mtl(pretrain_steps=STEPS*0.5)", "none"),
+        "SKD-GEN1": ("skd(generation0_steps=STEPS*0.5)", "none"),
     },
-    "strong": {"RelationNet": ("relationnet", "none")},
+    "strong": {
+        "RelationNet": ("relationnet", "none"),
+        "RelationNet-FT": ("relationnet", "fwt"),
+        "RelationNet-LRP": ("relationnet_lrp", "none"),
+        "RelationNet-ATA": ("relationnet_ata", "none"),
+    },
 }
-"""Comparison methods, as learner and pipeline: rows without RotoGBML."""
+"""Comparison methods, as learner and pipeline: rows without RotoGBML.
+
+MTL and SKD train their first phase for half of the steps. The row "Random" of Table 2 is omitted: the paper does not
+describe it.
+"""
 
 
 @dataclass(frozen=True)
@@ -47,6 +62,15 @@ class Row:
     learner: str
     homogenizers: str
     published: str | None = None
+
+
+def with_steps(learner: str, steps: int) -> str:
+    """The expression of a learner, with shares of the training steps replaced by numbers, at least 1.
+
+    >>> with_steps("mtl(pretrain_steps=STEPS*0.5)", 400)
+    'mtl(pretrain_steps=200)'
+    """
+    return re.sub(r"STEPS\*([\d.]+)", lambda match: str(max(1, round(steps * float(match[1])))), learner)
 
 
 def rotogbml(problem: Problem, solver: str, beta: float, *, temperature: float | None = None) -> str:
