@@ -81,6 +81,9 @@ class Experiment:
     shots: Sequence[int] = (1, 5)
 
 
+OTHERS = "others"
+"""Column of the experiment `saliency`: trained on miniImageNet, tested on all other benchmarks."""
+
 _WEAK: list[tuple[Problem, str]] = [("weak", name) for name in protocol.WEAK]
 _STRONG: list[tuple[Problem, str]] = [("strong", name) for name in protocol.TARGETS]
 _FOUR: list[tuple[Problem, str]] = [*_WEAK, ("strong", "cars"), ("strong", "eurosat")]
@@ -141,8 +144,8 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         networks=("conv4", "resnet10", "resnet18"),
     ),
     "saliency": Experiment(
-        "Figure of saliency: SmoothGrad of networks trained with and without ISI, on images of all benchmarks",
-        _STRONG, _saliency_rows, networks=("resnet10",), shots=(1,),
+        "Figure of saliency: SmoothGrad of networks trained on miniImageNet with and without ISI, on other benchmarks",
+        [("weak", OTHERS)], _saliency_rows, networks=("resnet10",), shots=(1,),
     ),
 }  # fmt: skip
 """Experiments by name, each a list of comparisons. `conflict` is measured by `reproduce.conflict`."""
@@ -161,11 +164,7 @@ def parts(name: str, settings: Settings) -> list[Part]:
     for problem, benchmark in experiment.columns:
         if not _is_present(benchmark, settings):
             continue
-        domains = (
-            protocol.weak(settings.domains, benchmark)
-            if problem == "weak"
-            else protocol.strong(settings.domains, benchmark)
-        )
+        domains = _domains(problem, benchmark, settings.domains)
         steps = _config("maml", ["none"], {**scale.keys, **domains}, settings.overrides).train.steps
         rows = [
             replace(row, learner=methods.with_steps(row.learner, steps))
@@ -183,6 +182,12 @@ def parts(name: str, settings: Settings) -> list[Part]:
             "--data, or files by --domain NAME=PATH; `gradhomog data list` prints where each is obtained."
         )
     return found
+
+
+def _domains(problem: Problem, benchmark: str, domains: Mapping[str, str]) -> dict[str, Any]:
+    if benchmark == OTHERS:
+        return protocol.transfer(domains)
+    return protocol.weak(domains, benchmark) if problem == "weak" else protocol.strong(domains, benchmark)
 
 
 def _parts_of(
@@ -242,6 +247,8 @@ def _learners(experiment: Experiment, chosen: Sequence[str]) -> dict[str, str]:
 
 
 def _is_present(benchmark: str, settings: Settings) -> bool:
+    if benchmark == OTHERS:
+        return bool(settings.domains)
     return benchmark in settings.domains and (not settings.targets or benchmark in settings.targets)
 
 

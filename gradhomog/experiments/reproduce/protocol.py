@@ -1,4 +1,4 @@
-"""Run-file settings of the paper's two problems: weak and strong out-of-distribution generalization."""
+"""Run-file settings of the paper's problems: weak and strong out-of-distribution generalization, and transfer."""
 
 from __future__ import annotations
 
@@ -54,6 +54,21 @@ def strong(domains: Mapping[str, str], target: str) -> dict[str, Any]:
         "domains.test": [domains[target]],
         "domains.setting": "strong",
     }
+
+
+def transfer(domains: Mapping[str, str]) -> dict[str, Any]:
+    """Settings of training on miniImageNet and testing on all other benchmarks, for pictures of all of them.
+
+    Raises:
+        ConfigError: miniImageNet, or any other benchmark, is not present.
+    """
+    others = [text for name, text in domains.items() if name != TRAINING_ONLY]
+    if TRAINING_ONLY not in domains or not others:
+        raise ConfigError(
+            f"needs {TRAINING_ONLY} and at least one other benchmark; found {', '.join(domains) or 'none'}. Put them "
+            "into the data folder, or pass --domain NAME=PATH."
+        )
+    return {"domains.train": [domains[TRAINING_ONLY]], "domains.test": others, "domains.setting": "weak"}
 
 
 def together(domains: Mapping[str, str]) -> dict[str, Any]:

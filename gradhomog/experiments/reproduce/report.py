@@ -20,6 +20,11 @@ from gradhomog.experiments.report.text_table import align_columns
 from gradhomog.experiments.reproduce.protocol import TARGETS, TRAINING_ONLY
 from gradhomog.experiments.reproduce.table import Cell, Table
 
+SALIENCY = (
+    "Rows: images, SmoothGrad saliency of each network adapted to its task, and for ISI the probability with which "
+    "activations are dropped. One image of each benchmark."
+)
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -43,14 +48,15 @@ def render_text(table: Table, description: Mapping[str, Any]) -> str:
 
 def write_page(table: Table, description: Mapping[str, Any], folder: Path) -> Path:
     """Write `report.html` and, if matplotlib is installed, `figures/table.svg` and `.png`; return the page's path."""
-    svg = None
+    shown: list[tuple[str, Any, str]] = []
     try:
-        figure = draw(table)
-        if figure is not None:
+        if (figure := draw(table)) is not None:
             saved, _ = figures.save(figure, folder / "figures" / "table")
-            svg = inline_svg(saved.read_text(encoding="utf-8"), "table", "Accuracies")
+            shown.append(("Accuracies", inline_svg(saved.read_text(encoding="utf-8"), "table", "Accuracies"), CAPTION))
     except figures.MissingMatplotlib as error:
         print(f"{error}", file=sys.stderr)
+    if table.experiment == "saliency":
+        shown += _saliency_figures(folder, description["parts"])
     page = (
         environment()
         .get_template("reproduction.html")
@@ -59,8 +65,7 @@ def write_page(table: Table, description: Mapping[str, Any], folder: Path) -> Pa
             contents=description["contents"],
             table=HtmlTable(HEADER, _rows(table), sticky=1) if table.cells else None,
             notes=notes(table, description),
-            figure=svg,
-            caption=CAPTION,
+            figures=shown,
             parts=description["parts"],
             facts={key: _fact(value) for key, value in description.items() if key not in ("parts", "contents", "data")},
             data={name: Path(text).name for name, text in description["data"].items()},
@@ -69,6 +74,17 @@ def write_page(table: Table, description: Mapping[str, Any], folder: Path) -> Pa
     path = folder / "report.html"
     path.write_text(page, encoding="utf-8")
     return path
+
+
+def _saliency_figures(folder: Path, parts: Mapping[str, str]) -> list[tuple[str, Any, str]]:
+    """Title, SVG and caption of the saliency maps of each comparison."""
+    found = []
+    for name in parts:
+        path = folder / name / "figures" / "saliency.svg"
+        if path.exists():
+            title = f"Saliency, {name}"
+            found.append((title, inline_svg(path.read_text(encoding="utf-8"), f"saliency-{name}", title), SALIENCY))
+    return found
 
 
 def notes(table: Table, description: Mapping[str, Any]) -> list[str]:

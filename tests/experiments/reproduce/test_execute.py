@@ -168,3 +168,15 @@ def test_the_conflict_is_measured_printed_and_drawn(
     assert "--resume" in capsys.readouterr().err
     assert main([*command, "--resume"]) == 0
     assert capsys.readouterr().out == printed
+
+
+def test_the_report_of_saliency_shows_maps_of_each_benchmark(nine_benchmarks: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    domains = find_domains(nine_benchmarks, [], 16)
+    tiny = [*TINY, "network.width=2"]
+    outcome = reproduce("saliency", Settings(domains, learners=["fomaml"], overrides=tiny), tmp_path / "out")
+    page = write_page(outcome.table, outcome.description, outcome.folder).read_text()
+    (part,) = outcome.description["parts"]
+    maps = np.load(next((outcome.folder / part / "runs").glob("*/saliency_maps.npz")))
+    assert {len(value) for name, value in maps.items() if name in ("images", "domains")} == {8}
+    assert page.count("<figure>") == 2
