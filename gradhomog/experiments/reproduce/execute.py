@@ -16,6 +16,8 @@ from gradhomog.experiments.reproduce.experiments import EXPERIMENTS, Part, Setti
 from gradhomog.experiments.reproduce.scales import SCALES
 from gradhomog.experiments.reproduce.table import Table, collect
 from gradhomog.experiments.results import atomic_files
+from gradhomog.experiments.results.plan import Run
+from gradhomog.experiments.training.trainer import make_trainable
 
 DESCRIPTION = "reproduce.json"
 
@@ -60,6 +62,8 @@ def reproduce(
         ConfigError: names, data or folder are invalid. KeyboardInterrupt: after all runs have written checkpoints.
     """
     planned = parts(name, settings)
+    for part in planned:  # before hours of training: learners, networks and data of all parts
+        make_trainable(part.config, Run(part.rows[0].learner, "none", part.config.seed_list[0]))
     description = _claim(out, name, settings, planned, resume)
     failures: dict[str, str] = {}
     for index, part in enumerate(planned):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gradhomog import expression
 from gradhomog.error_lists import join_errors
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.config.schema import Config, load
@@ -199,7 +199,8 @@ def _parts_of(
     for learner, group in groups.items():
         if network:
             group = [replace(row, title=f"{row.title}, {network}") for row in group]
-        words = [*column.split(), expression.parse_one(learner)[0].rpartition(":")[2], *([network] if network else [])]
+        slug = re.sub(r"[^a-z0-9_]+", "-", learner.lower()).strip("-")
+        words = [*column.split(), slug, *([network] if network else [])]
         yield Part(
             "-".join(words), column, _config(learner, [row.homogenizers for row in group], keys, overrides),
             tuple(group),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from scipy import stats
 
 from gradhomog.cli import main
-from gradhomog.errors import ConfigError
+from gradhomog.errors import ConfigError, UnknownPluginError
 from gradhomog.experiments.reproduce import Settings, find_domains, reproduce
 from gradhomog.experiments.reproduce.report import render_text, write_page
 from gradhomog.experiments.reproduce.table import to_json
@@ -133,6 +134,12 @@ def test_the_command_prints_table_or_json_and_resumes(
     assert [cell["row"] for cell in content["cells"]] == [
         "fomaml", "fomaml-RotoGBML", "fomaml, static (tuned)", "fomaml, pcgrad",
     ]  # fmt: skip
+
+
+def test_an_unknown_learner_raises_before_any_training(settings: Settings, tmp_path: Path) -> None:
+    with pytest.raises(UnknownPluginError, match="mamll"):
+        reproduce("strong", replace(settings, learners=["MAML", "mamll"]), tmp_path / "out")
+    assert not list((tmp_path / "out").glob("*/runs"))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from gradhomog.experiments.data.splits import streams
 from gradhomog.experiments.execution import plan
 from gradhomog.experiments.reproduce import EXPERIMENTS, NAMES, SCALES, Settings, find_domains, parts
 from gradhomog.experiments.reproduce.experiments import conflict_run
+from tests.docs import pages
 from tests.experiments.reproduce.conftest import TINY
 
 SPECIALIZED = ("chestx", "cropdiseases", "eurosat", "isic")
@@ -90,6 +91,18 @@ def test_choices_select_rows_and_columns(domains: dict[str, str]) -> None:
     assert [row.published for row in found[0].rows] == ["MAML", "MAML-RotoGBML", None, None]
 
 
+def test_two_expressions_of_one_learner_have_folders_of_their_names(domains: dict[str, str]) -> None:
+    settings = Settings(domains, learners=["maml", "maml(first_order=true)"], targets=["cub"], shots=[1], others=False)
+    assert [part.name for part in parts("weak", settings)] == ["cub-1-shot-maml", "cub-1-shot-maml-first_order-true"]
+
+
+def test_shares_of_the_training_steps_follow_the_scale_and_the_overrides(domains: dict[str, str]) -> None:
+    for settings, steps in ((Settings(domains, "small"), 400), (Settings(domains, overrides=["train.steps=50"]), 50)):
+        learners = {row.title: row.learner for part in parts("weak", settings) for row in part.rows}
+        assert learners["MTL"] == f"mtl(pretrain_steps={steps // 2})"
+        assert learners["MAML++"] == f"mamlpp(multi_step_steps={round(steps * 0.15)})"
+
+
 def test_absent_benchmarks_are_omitted(domains: dict[str, str]) -> None:
     present = {name: domains[name] for name in ("miniimagenet", "cub", "eurosat")}
     found = parts("strong", Settings(present, learners=["maml"], shots=[1], others=False))
@@ -147,3 +160,16 @@ def test_files_can_be_assigned_to_benchmarks(nine_benchmarks: Path, tmp_path: Pa
             find_domains(nine_benchmarks, [text], 16)
     with pytest.raises(ConfigError, match="--data must be an existing folder"):
         find_domains(tmp_path / "missing", [], 16)
+
+
+def test_the_guide_lists_experiments_and_scales() -> None:
+    text = pages.text("guide/reproduce.md")
+    for name in (*EXPERIMENTS, "conflict"):
+        assert f"| `{name}` |" in text
+    rows = {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `")}
+    for name, scale in SCALES.items():
+        for value in (f"{scale.keys['train.steps']:,}", f"{scale.keys['test.episodes']}", f"{scale.keys['seeds']}"):
+            assert f"| {value} |" in rows[name]
+        assert f"{scale.keys['train.inner_lr']}, {scale.keys['train.outer_lr']}" in rows[name]
+        assert f"{scale.weak_network['size']} px" in rows[name]
+        assert f"{scale.weak_network['width']} filters" in rows[name]
