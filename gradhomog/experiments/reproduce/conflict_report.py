@@ -50,7 +50,8 @@ def write_page(points: Sequence[DomainConflict], folder: Path) -> Path:
     except figures.MissingMatplotlib as error:
         print(f"{error}", file=sys.stderr)
     path = folder / "report.html"
-    path.write_text(environment().get_template("conflict.html").render(text=render(points), figure=svg), "utf-8")
+    template = environment().get_template("conflict.html")
+    path.write_text(template.render(title="gradhomog: conflict of domains", text=render(points), figure=svg), "utf-8")
     return path
 
 
