@@ -8,11 +8,25 @@ import sys
 from collections.abc import Sequence
 
 import gradhomog
-from gradhomog.cli import check, compare, completion, env, list_, new, profile, report, reproduce, show, train, verify
+from gradhomog.cli import (
+    check,
+    compare,
+    completion,
+    data,
+    env,
+    list_,
+    new,
+    profile,
+    report,
+    reproduce,
+    show,
+    train,
+    verify,
+)
 from gradhomog.cli._process import clear_interrupt, replace_unencodable_characters, sigterm_as_interrupt
 from gradhomog.errors import GradhomogError
 
-COMMANDS = (list_, show, env, train, compare, reproduce, report, verify, profile, check, new, completion)
+COMMANDS = (list_, show, env, data, train, compare, reproduce, report, verify, profile, check, new, completion)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -42,6 +42,7 @@ def program(tmp_path: Path) -> dict[str, str]:
         ("gradhomog check static pcg", {"pcgrad"}),
         ("gradhomog check --fa", {"--fast"}),
         ("gradhomog completion z", {"zsh"}),
+        ("gradhomog data check folder eu", {"eurosat"}),
     ],
 )
 def test_bash_completes_commands_options_and_plugins(line: str, expected: set[str], program: dict[str, str]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.config.suggestions import did_you_mean
+from gradhomog.experiments.data.benchmarks import find
 from gradhomog.experiments.reproduce.protocol import TARGETS, TRAINING_ONLY
 
 NAMES = (TRAINING_ONLY, *TARGETS)
@@ -17,23 +18,21 @@ def find_domains(data: Path | None, assigned: Sequence[str], size: int) -> dict[
     """The text of a domain for each benchmark that is present, in the order of `NAMES`.
 
     Args:
-        data: folder of the data; see `gradhomog data list` for the names within it.
+        data: folder of the data; see `gradhomog data list` for the names within it, and `find` for their order.
         assigned: `NAME=PATH`: a benchmark, and a file or folder; relative to `data`, or else to the working directory.
         size: side of the images in pixels, for files that exist in several sizes.
 
     Raises:
-        ConfigError: a name is unknown, or a path does not exist.
+        ConfigError: a name is unknown, or a path does not exist. DataError: a benchmark is present in its published
+            folders only, without file lists; the message contains the command that writes them.
     """
     if data is not None and not data.is_dir():
         raise ConfigError(f"--data must be an existing folder; got {data}.")
-    found = {name: path for name in NAMES if data is not None and (path := _find(data, name, size)) is not None}
-    found |= _assigned(data, assigned)
+    found = dict(_assigned(data, assigned))
+    if data is not None:
+        others = [name for name in NAMES if name not in found]
+        found |= {name: path for name in others if (path := find(data, name, size)) is not None}
     return {name: str(found[name].absolute()) for name in NAMES if name in found}
-
-
-def _find(data: Path, name: str, size: int) -> Path | None:
-    candidates = (data / f"{name}-{size}.npz", data / f"{name}.npz", data / "filelists" / name, data / name)
-    return next((path for path in candidates if path.exists()), None)
 
 
 def _assigned(data: Path | None, assigned: Sequence[str]) -> Mapping[str, Path]:

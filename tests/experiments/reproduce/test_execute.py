@@ -74,7 +74,7 @@ def test_differences_are_paired_by_seed_also_those_of_averages(finished) -> None
     assert cells["average of 2, 1-shot", "MAML"].to_plain is None
 
 
-def test_the_table_has_every_row_and_column_and_says_how_far_it_is_from_the_paper(finished) -> None:
+def test_the_table_has_every_row_and_column_and_the_notes_state_scale_and_data(finished) -> None:
     text = render_text(finished.table, finished.description)
     for word in ("MAML-RotoGBML", "MAML, static (tuned)", "cars 1-shot", "39.19", "Scale smoke", "9 of 9 benchmarks"):
         assert word in text

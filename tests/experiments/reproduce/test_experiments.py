@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gradhomog.errors import ConfigError
+from gradhomog.errors import ConfigError, DataError
+from gradhomog.experiments.data.benchmarks import BENCHMARKS
 from gradhomog.experiments.data.splits import streams
 from gradhomog.experiments.execution import plan
 from gradhomog.experiments.reproduce import EXPERIMENTS, NAMES, SCALES, Settings, find_domains, parts
@@ -173,3 +174,18 @@ def test_the_guide_lists_experiments_and_scales() -> None:
         assert f"{scale.keys['train.inner_lr']}, {scale.keys['train.outer_lr']}" in rows[name]
         assert f"{scale.weak_network['size']} px" in rows[name]
         assert f"{scale.weak_network['width']} filters" in rows[name]
+
+
+def test_benchmarks_are_found_in_lists_and_published_folders_need_lists_first(tmp_path: Path) -> None:
+    (tmp_path / "filelists" / "CropDiseases").mkdir(parents=True)
+    (tmp_path / "filelists" / "CropDiseases" / "novel.json").touch()
+    assert find_domains(tmp_path, [], 16) == {"cropdiseases": str(tmp_path / "filelists" / "CropDiseases")}
+    (tmp_path / "CUB_200_2011" / "images").mkdir(parents=True)
+    with pytest.raises(DataError, match=r"gradhomog data lists .* cub --out"):
+        find_domains(tmp_path, [], 16)
+    (tmp_path / "cub.npz").touch()
+    assert set(find_domains(tmp_path, [], 16)) == {"cub", "cropdiseases"}
+
+
+def test_the_benchmarks_are_those_of_the_catalogue() -> None:
+    assert set(NAMES) == set(BENCHMARKS)

@@ -22,10 +22,14 @@ def check_pixels(path: Path, height: int, width: int) -> None:
         )
 
 
-def check_memory(path: Path, shape: tuple[int, ...], max_bytes: int) -> None:
-    """Raise `DataError` if all images of a data set, at the network's input size, need more than `max_bytes`."""
+def check_memory(path: Path, shape: tuple[int, ...], max_bytes: int, remark: str = "") -> None:
+    """Raise `DataError` if all images of a data set, at the network's input size, need more than `max_bytes`.
+
+    The message contains `remark` before the advice.
+    """
     if (needed := math.prod(shape)) > max_bytes:
         raise DataError(
             f"{path}: {shape[0]:,} images of {shape[1]} x {shape[2]} pixels with {shape[3]} channels take {needed:,} "
-            f"bytes; at most {max_bytes:,} bytes are kept in memory. {ADVICE} The option `size` sets their side."
+            f"bytes; at most {max_bytes:,} bytes are kept in memory. {remark}"
+            f"{ADVICE} The option `size` sets their side."
         )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from gradhomog.errors import DataError
-from gradhomog.experiments.data.domains._limits import check_memory, check_pixels
+from gradhomog.experiments.data.domains._limits import check_pixels
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 
@@ -34,41 +35,74 @@ def require_pillow(source: Path) -> None:
         )
 
 
-def read_pictures(source: Path, paths: Sequence[Path], size: int, max_bytes: int) -> NDArray[np.uint8]:
+def read_pictures(paths: Sequence[str], size: int) -> NDArray[np.uint8]:
     """Read picture files as RGB, centre-cropped to a square and resized: `[n, size, size, 3]`.
 
     Raises:
-        DataError: all pictures together need more than `max_bytes` (checked before a file is opened; the message names
-            `source`), or a picture cannot be read.
+        DataError: a picture cannot be read.
     """
-    shape = (len(paths), size, size, 3)
-    check_memory(source, shape, max_bytes)
-    pictures = np.empty(shape, dtype=np.uint8)
+    pictures = np.empty((len(paths), size, size, 3), dtype=np.uint8)
     for index, path in enumerate(paths):
-        pictures[index] = _read(path, size)
+        pictures[index] = _read(Path(path), size)
     return pictures
+
+
+def check_picture(path: Path, *, full: bool = False) -> None:
+    """Raise `DataError` if the header of a picture cannot be read; `full` also decodes it."""
+    if full:
+        _read(path, 1)
+        return
+    from PIL import Image
+
+    with _describe_damage(path), Image.open(path, formats=FORMATS) as file:
+        check_pixels(path, file.height, file.width)
 
 
 def _read(path: Path, size: int) -> NDArray[np.uint8]:
     from PIL import Image, ImageOps
 
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # `check_pixels` rejects these files
-            with Image.open(path, formats=FORMATS) as file:
-                check_pixels(path, file.height, file.width)  # `open` reads the header only
-                picture = ImageOps.exif_transpose(_to_rgb(file))
+    with _describe_damage(path):
+        with Image.open(path, formats=FORMATS) as file:
+            check_pixels(path, file.height, file.width)  # `open` reads the header only
+            picture = ImageOps.exif_transpose(_to_rgb(file))
         side = min(picture.size)
         left, top = (picture.width - side) // 2, (picture.height - side) // 2
         square = picture.crop((left, top, left + side, top + side))
         # Pillow widens its filters with the scale, so that shrinking does not alias.
         return np.asarray(square.resize((size, size), Image.Resampling.BILINEAR), dtype=np.uint8)
+
+
+@contextmanager
+def _describe_damage(path: Path) -> Iterator[None]:
+    """Convert the errors of a picture file to `DataError`; Pillow's decoders raise anything."""
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # `check_pixels` rejects these files
+            yield
     except FileNotFoundError as error:
         raise DataError(f"{path}: there is no such picture file.") from error
     except DataError:
         raise
-    except Exception as error:  # decoders raise anything: OSError, SyntaxError, struct.error, ...
-        raise DataError(f"{path}: cannot be read as a picture ({error}). Remove or replace the file.") from error
+    except Exception as error:  # OSError, SyntaxError, struct.error, ...
+        content = describe_content(path) or str(error)
+        raise DataError(f"{path}: cannot be read as a picture ({content}). Remove or replace the file.") from error
+
+
+def describe_content(path: Path) -> str:
+    """Return a description of a file that an interrupted or refused download left behind; empty for other files."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(512).lstrip().lower()
+            empty = file.tell() == 0
+    except OSError:
+        return ""
+    if empty:
+        return "an empty file"
+    if start.startswith((b"<!doctype", b"<html", b"<?xml", b"<head")):
+        return "a web page, probably the error page of a download"
+    return ""
 
 
 def _to_rgb(file: Any) -> Any:

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
 from gradhomog.errors import DataError
-from gradhomog.experiments.data.domains._pictures import EXTENSIONS, read_pictures
-from gradhomog.experiments.data.domains.class_images import CLASS_SPLITS, ClassImages
+from gradhomog.experiments.data.domains._picture_set import PictureSet
+from gradhomog.experiments.data.domains._pictures import EXTENSIONS
+from gradhomog.experiments.data.domains.class_images import CLASS_SPLITS
 
 
-def read_folder(root: Path, size: int, per_class: int | None, max_bytes: int) -> ClassImages:
-    """Read `root/<class>/*.png` or, with an official split, `root/{train,val,test}/<class>/*.png`.
+def list_folder(root: Path, per_class: int | None) -> PictureSet:
+    """List `root/<class>/*.png` or, with an official split, `root/{train,val,test}/<class>/*.png`.
 
-    Files are read in the order of their names, at most `per_class` of each class. Names that begin with a dot, and
+    Files are in the order of their names, at most `per_class` of each class. Names that begin with a dot, and
     files without the extension of a picture format, are ignored.
 
     Raises:
-        DataError: the images cannot be read; the message contains the path and the reason.
+        DataError: the folders have another structure; the message contains the path and the reason.
     """
     folders = _subfolders(root)
     if not folders:
@@ -34,15 +33,8 @@ def read_folder(root: Path, size: int, per_class: int | None, max_bytes: int) ->
             f"{root}: split folders such as {folders[0].name}/ contain no folders; one per class is required."
         )
     chosen = sorted([folder for _, folder in classes] if official else folders, key=lambda folder: folder.name)
-    paths = [_pictures(folder)[:per_class] for folder in chosen]
-    return ClassImages(
-        root.resolve().name,
-        read_pictures(root, [path for group in paths for path in group], size, max_bytes),
-        np.repeat(np.arange(len(paths)), [len(group) for group in paths]),
-        [folder.name for folder in chosen],
-        class_split=[splits[folder.name] for folder in chosen] if official else None,
-        source=str(root),
-    )
+    groups = {folder.name: [str(path) for path in _pictures(folder)[:per_class]] for folder in chosen}
+    return PictureSet(root, root.resolve().name, groups, splits if official else None)
 
 
 def _subfolders(folder: Path) -> list[Path]:

@@ -6,26 +6,19 @@ import json
 import os
 import reprlib
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from gradhomog.errors import DataError
-from gradhomog.experiments.data.domains._limits import check_memory
-from gradhomog.experiments.data.domains._pictures import read_pictures
-from gradhomog.experiments.data.domains.class_images import ClassImages
+from gradhomog.experiments.data.domains._picture_set import PictureSet
+from gradhomog.experiments.data.domains._text_files import TEXT_SHARE, read_text, require_files
 
 FILES = {"base.json": "train", "val.json": "val", "novel.json": "test"}
 """Conventional file names of lists, and the split of each."""
 
-TEXT_SHARE = 64
-"""A list is limited to `max_bytes` / 64: parsed, `[[]],[[]]` takes 37 bytes per character, plus the text itself."""
 
-
-def read_json(path: Path, size: int, per_class: int | None, max_bytes: int) -> ClassImages:
-    """Read one list, whose classes have no official split, or a folder with at least one of the three lists.
+def list_json(path: Path, per_class: int | None, max_bytes: int) -> PictureSet:
+    """List the images of one list, whose classes have no official split, or of a folder with at least one of the three.
 
     A list is `{"label_names": [...], "image_names": [...], "image_labels": [...]}`: image i, a path relative to the
     list or absolute, belongs to class `label_names[image_labels[i]]`. Classes without images in a list are ignored,
@@ -33,33 +26,22 @@ def read_json(path: Path, size: int, per_class: int | None, max_bytes: int) -> C
     read.
 
     Raises:
-        DataError: a list or image cannot be read; the message contains the path and the reason.
+        DataError: a list cannot be read, or an image does not exist; the message contains the path and the reason.
     """
     lists = [path / name for name in FILES if (path / name).is_file()] if path.is_dir() else [path]
     groups: dict[str, list[str]] = {}
     splits: dict[str, str] = {}
-    listed: dict[Path, list[str]] = {}
     for file in lists:
         classes = _read_list(file, per_class, max_bytes // TEXT_SHARE)
         if shared := groups.keys() & classes.keys():
             raise DataError(
                 f"{file}: splits must not share a class; {min(shared)!r} is also in another list of the folder."
             )
+        require_files(file, [image for images in classes.values() for image in images])
         groups |= classes
         splits |= dict.fromkeys(classes, FILES.get(file.name, ""))
-        listed[file] = [image for images in classes.values() for image in images]
-    check_memory(path, (sum(map(len, listed.values())), size, size, 3), max_bytes)
-    for file, images in listed.items():
-        _require_files(file, images)
-    names = sorted(groups)
-    return ClassImages(
-        path.resolve().name if path.is_dir() else path.stem,
-        read_pictures(path, [Path(image) for name in names for image in groups[name]], size, max_bytes),
-        np.repeat(np.arange(len(names)), [len(groups[name]) for name in names]),
-        names,
-        class_split=[splits[name] for name in names] if path.is_dir() else None,
-        source=str(path),
-    )
+    name = path.resolve().name if path.is_dir() else path.stem
+    return PictureSet(path, name, groups, splits if path.is_dir() else None)
 
 
 def _read_list(file: Path, per_class: int | None, max_bytes: int) -> dict[str, list[str]]:
@@ -88,50 +70,10 @@ def _read_list(file: Path, per_class: int | None, max_bytes: int) -> dict[str, l
     return groups
 
 
-def _require_files(file: Path, images: Sequence[str]) -> None:
-    """Raise `DataError` with the first image that does not exist and the number of missing images.
-
-    Missing images are counted by listing each folder once: a million look-ups of missing files take minutes on a
-    network disk.
-    """
-    first = next((image for image in images if not os.path.isfile(image)), None)
-    if first is None:
-        return
-    present: dict[str, set[str]] = {}
-    absent = 0
-    for image in images:
-        folder, name = os.path.split(image)
-        if folder not in present:
-            present[folder] = _file_names(folder)
-        absent += name not in present[folder]
-    raise DataError(
-        f"{file}: {max(absent, 1)} of the {len(images)} listed images do not exist, the first is {first}. "
-        "Paths are relative to the list."
-    )
-
-
-def _file_names(folder: str) -> set[str]:
-    try:
-        with os.scandir(folder) as entries:
-            return {entry.name for entry in entries if entry.is_file()}
-    except (OSError, ValueError):  # ValueError: a NUL, or text that is not valid Unicode
-        return set()
-
-
 def _load(file: Path, max_bytes: int) -> dict[str, list[Any]]:
+    text = read_text(file, max_bytes)
     try:
-        with file.open("rb") as opened:
-            text = opened.read(max_bytes + 1)
-        if len(text) > max_bytes:
-            raise DataError(
-                f"{file}: has {file.stat().st_size:,} bytes; at most {max_bytes:,} bytes of a file list are read, "
-                f"1/{TEXT_SHARE} of `max_bytes`. Allow more with the option `max_bytes` of `images`."
-            )
-        content = json.loads(text.decode("utf-8"))
-    except FileNotFoundError as error:
-        raise DataError(f"{file}: there is no such file.") from error
-    except DataError:
-        raise
+        content = json.loads(text)
     except RecursionError as error:
         raise DataError(f"{file}: the JSON is nested too deeply; a file list is one object of lists.") from error
     except (ValueError, MemoryError) as error:

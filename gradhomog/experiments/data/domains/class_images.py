@@ -1,4 +1,4 @@
-"""Few-shot classification tasks drawn from images in memory."""
+"""Few-shot classification tasks drawn from an array of images, in memory or mapped from a file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class ClassImages(Domain):
 
     Args:
         name: name of the domain in reports.
-        images: uint8 `[n, size, size, channels]`, values 0..255, one or three channels.
+        images: uint8 `[n, size, size, channels]`, values 0..255, one or three channels. If labels are in ascending
+            order, the array is used without a copy, for example an array that is mapped from a file.
         labels: integers `[n]` in 0..classes-1.
         class_names: one name per class, all different.
         class_split: `"train"`, `"val"` or `"test"` per class if the data have an official split; otherwise
@@ -73,8 +74,9 @@ class ClassImages(Domain):
         self.input_shape = (channels, size, size)
         self.outputs = None
         # Grouped by class: sampling is arithmetic on offsets, and the images of a class are contiguous in memory.
-        order = np.argsort(labels, kind="stable")
-        self._images = images[order]
+        # Images that are already grouped are not copied: they may be mapped from a file that is larger than memory.
+        grouped = bool((labels[1:] >= labels[:-1]).all())
+        self._images = images if grouped else images[np.argsort(labels, kind="stable")]
         self._counts = np.bincount(labels, minlength=len(self.class_names))
         self._starts = np.cumsum(self._counts) - self._counts
 

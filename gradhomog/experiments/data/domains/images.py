@@ -1,4 +1,4 @@
-"""Domain `images:PATH`: your own pictures, from an .npz file, folders or JSON file lists."""
+"""Domain `images:PATH`: your own pictures, from an .npz file, folders, file lists or pickles."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from typing import Literal
 
 from gradhomog.errors import DataError, OptionError
 from gradhomog.experiments.data.domains import _options
-from gradhomog.experiments.data.domains._pictures import require_pillow
-from gradhomog.experiments.data.domains._read_folder import read_folder
-from gradhomog.experiments.data.domains._read_json import FILES, read_json
+from gradhomog.experiments.data.domains._formats import list_pictures
 from gradhomog.experiments.data.domains._read_npz import read_npz
 from gradhomog.experiments.data.domains.class_images import ClassImages
 from gradhomog.experiments.data.npz import MAX_BYTES
@@ -25,18 +23,21 @@ def images(
     class_split: Literal["own", "train", "val", "test"] = "own",
     max_bytes: int = MAX_BYTES,
 ) -> ClassImages:
-    """Read a data set into memory, as uint8, at the network's input size.
+    """Read a data set as uint8 at the network's input size.
+
+    From 256 pictures on, those of folders, lists and pickles are decoded once into the cache folder and mapped from
+    there; see `decode`. Arrays of `.npz` files, and fewer pictures, are held in memory.
 
     Args:
-        variant: path of an `.npz` file (see `read_npz`), of a folder of class folders (`read_folder`), of a `.json`
-            file list, or of a folder with base.json, val.json or novel.json (`read_json`). Its stem is the name of
-            the domain.
+        variant: path of an `.npz` file (see `read_npz`), of a folder of class folders (`list_folder`), of a `.json`
+            file list, or of a folder with base.json, val.json or novel.json (`list_json`), with train.csv, val.csv or
+            test.csv (`list_csv`), or with miniImageNet's pickles (`list_pickles`). Its stem is the name of the domain.
         size: side in pixels, 1..1024; pictures are cropped to their central square and resized without aliasing.
-        per_class: number of pictures of each class to read from folders and lists, the first ones; None reads all.
+        per_class: number of pictures of each class to read, except from `.npz` files, the first ones; None reads all.
         class_split: `"own"` is the official split of the data, or 50/25/25; another value is the split of all classes.
             For leave-one-domain-out training on data of few classes, use all of them: `"train"`.
         max_bytes: limit in bytes, 4 GiB by default, on the arrays that are read from an `.npz` file, as their headers
-            declare them, and on all images at the network's input size. Reading uses up to twice as much memory. The
+            declare them, and on images that are held in memory. Reading uses up to twice as much memory. The
             limit of a file list is 1/64 of it, because parsed JSON takes up to 40 times its size. The limit of a
             picture is 89,478,485 pixels.
 
@@ -67,20 +68,13 @@ def _read(path: Path, size: int, per_class: int | None, max_bytes: int) -> Class
         if per_class is not None:
             raise OptionError(f"`per_class` must be omitted for .npz files; got {per_class} with {path}.")
         return read_npz(path, size, max_bytes)
-    if not path.exists():
-        raise DataError(f"{path}: there is no such file or folder.")
-    folder = path.is_dir()
-    listed = any((path / name).is_file() for name in FILES) if folder else path.suffix.lower() == ".json"
-    if not listed and not folder:
-        raise DataError(f"{path}: must be an .npz file, a .json file list or a folder; got {path.suffix or 'a file'}.")
-    require_pillow(path)
-    return (read_json if listed else read_folder)(path, size, per_class, max_bytes)
+    return list_pictures(path, per_class, max_bytes).open(size, max_bytes)
 
 
 @hookimpl
 def gradhomog_domain() -> DomainSpec:
     return DomainSpec(
         factory=images,
-        summary="your own pictures: an .npz file, a folder of class folders, or JSON file lists",
+        summary="your own pictures: an .npz file, class folders, JSON or CSV file lists, or miniImageNet's pickles",
         reference="file lists as in Chen, Liu, Kira, Wang, Huang 2019, arXiv:1904.04232",
     )

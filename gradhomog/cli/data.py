@@ -1,0 +1,154 @@
+"""`gradhomog data`: find, check and list the few-shot benchmarks on your disk. Nothing is downloaded."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+from gradhomog.cli._output import add_json, print_json, print_table
+
+
+def add(commands: Any) -> None:
+    command = commands.add_parser("data", help="find and check the few-shot benchmarks on disk", description=__doc__)
+    actions = command.add_subparsers(dest="action", required=True, metavar="ACTION")
+
+    listing = actions.add_parser(
+        "list", help="list the benchmarks: source, terms, folders, counts",
+        description="List the benchmarks: where they are obtained, terms of use, and the folders below the data root.",
+    )  # fmt: skip
+    add_json(listing)
+    listing.set_defaults(run=run_list)
+
+    check = actions.add_parser(
+        "check", help="check the files of benchmarks",
+        description="Check the files of benchmarks: form, numbers of classes and images against the published ones, "
+        "splits, headers of all images, digests of file lists.",
+        epilog="Exit codes: 0 all are complete; 1 a benchmark is damaged or incomplete, or one that was named is "
+        "missing; 2 invalid input.",
+    )  # fmt: skip
+    _add_root(check)
+    check.add_argument("--full", action="store_true", help="decode every image completely (takes minutes)")
+    add_json(check)
+    check.set_defaults(run=run_check)
+
+    lists = actions.add_parser(
+        "lists", help="write file lists with the published splits",
+        description="Write base.json, val.json and novel.json with the published split rules, and a manifest, from the "
+        "published folders of benchmarks. The files are the same on every machine.",
+        epilog="Exit codes: 0 success; 1 a benchmark is damaged or missing; 2 invalid input.",
+    )  # fmt: skip
+    _add_root(lists)
+    lists.add_argument("--out", type=Path, metavar="DIR", help="folder of the lists (default: ROOT/filelists)")
+    add_json(lists)
+    lists.set_defaults(run=run_lists)
+
+
+def _add_root(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("root", type=Path, metavar="ROOT", help="data root: the folder that contains the benchmarks")
+    names = parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks (default: all)")
+    names.completer = _benchmark_names  # type: ignore[attr-defined]
+
+
+def _benchmark_names(**_: object) -> list[str]:
+    from gradhomog.experiments.data.benchmarks.catalogue import BENCHMARKS
+
+    return list(BENCHMARKS)
+
+
+def run_list(args: argparse.Namespace) -> int:
+    from gradhomog.experiments.data.benchmarks.catalogue import BENCHMARKS, RULES
+
+    if args.json:
+        print_json(
+            [
+                {**dataclasses.asdict(benchmark), "rule": RULES[benchmark.rule], "splits": benchmark.splits}
+                for benchmark in BENCHMARKS.values()
+            ]
+        )
+        return 0
+    for benchmark in BENCHMARKS.values():
+        images = "" if benchmark.images is None else f", {benchmark.images:,} images"
+        print(f"{benchmark.name}: {benchmark.title}, {benchmark.classes} classes{images}")
+        rows = {
+            "source": benchmark.source,
+            "terms": benchmark.terms,
+            "files": benchmark.layout,
+            "split": f"{RULES[benchmark.rule]}: " + ", ".join(f"{n} {split}" for split, n in benchmark.splits.items()),
+            "order": benchmark.order,
+        }
+        print_table([(f"  {key}", value) for key, value in rows.items()])
+    return 0
+
+
+def run_check(args: argparse.Namespace) -> int:
+    from gradhomog.experiments.data.benchmarks.catalogue import BENCHMARKS, get
+    from gradhomog.experiments.data.benchmarks.check import check
+
+    benchmarks = [get(name) for name in dict.fromkeys(args.names)] or list(BENCHMARKS.values())
+    _require_root(args.root)
+    results = [check(args.root, benchmark, full=args.full) for benchmark in benchmarks]
+    if args.json:
+        print_json([dataclasses.asdict(result) for result in results])
+    else:
+        rows = [("BENCHMARK", "STATUS", "FORM", "CLASSES", "IMAGES", "SHA-256")]
+        for result in results:
+            classes = f"{result.classes} of {result.published_classes}" if result.classes else ""
+            images = f"{result.images:,}" if result.images else ""
+            if images and result.published_images is not None:
+                images += f" of {result.published_images:,}"
+            rows.append((result.benchmark, result.status, result.form or "", classes, images, result.sha256[:16]))
+        print_table(rows)
+        for result in results:
+            for problem in [*result.problems, *result.differences]:
+                print(f"{result.benchmark}: {problem}")
+            if result.advice:
+                print(f"{result.benchmark}: {result.advice}")
+    bad = {"damaged", "incomplete", "missing"} if args.names else {"damaged", "incomplete"}
+    return 1 if any(result.status in bad for result in results) else 0
+
+
+def run_lists(args: argparse.Namespace) -> int:
+    from gradhomog.errors import DataError
+    from gradhomog.experiments.data.benchmarks.catalogue import BENCHMARKS, get
+    from gradhomog.experiments.data.benchmarks.lists import write_lists
+    from gradhomog.experiments.data.benchmarks.locate import has_source, list_source
+
+    named = [get(name) for name in dict.fromkeys(args.names)]
+    _require_root(args.root)
+    benchmarks = named or [item for item in BENCHMARKS.values() if has_source(args.root, item)]
+    if not benchmarks:
+        raise DataError(
+            f"{args.root}: contains none of the benchmarks in their published folders. "
+            "`gradhomog data list` prints the expected folders."
+        )
+    out = args.out or args.root / "filelists"
+    manifests, errors = [], []
+    for benchmark in benchmarks:
+        print(f"listing {benchmark.name} …", file=sys.stderr)
+        try:
+            listing = list_source(args.root, benchmark)
+        except DataError as error:
+            errors.append(str(error))
+            continue
+        manifests.append({**write_lists(benchmark, listing, out / benchmark.name), "folder": str(out / benchmark.name)})
+    if args.json:
+        print_json(manifests)
+    elif manifests:
+        rows = [("BENCHMARK", "BASE", "VAL", "NOVEL", "IMAGES", "FOLDER")]
+        for item in manifests:
+            classes = [str(item["splits"][split]["classes"]) for split in ("base", "val", "novel")]
+            rows.append((item["benchmark"], *classes, f"{item['images']:,}", item["folder"]))
+        print_table(rows)
+    for message in errors:
+        print(f"gradhomog: {message}", file=sys.stderr)
+    return 1 if errors else 0
+
+
+def _require_root(root: Path) -> None:
+    from gradhomog.errors import DataError
+
+    if not root.is_dir():
+        raise DataError(f"{root}: there is no such folder; ROOT is the folder that contains the benchmarks.")

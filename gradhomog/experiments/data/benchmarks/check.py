@@ -1,0 +1,211 @@
+"""Check the files of a benchmark: counts, splits, readable images, digests."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from tqdm import tqdm
+
+from gradhomog.errors import DataError
+from gradhomog.experiments.data.benchmarks.catalogue import Benchmark
+from gradhomog.experiments.data.benchmarks.listing import SPLITS, Listing
+from gradhomog.experiments.data.benchmarks.lists import MANIFEST
+from gradhomog.experiments.data.benchmarks.locate import Form, advice, list_published, places
+from gradhomog.experiments.data.domains import _formats
+from gradhomog.experiments.data.domains._picture_set import PictureSet
+from gradhomog.experiments.data.domains._pictures import check_picture, describe_content, require_pillow
+from gradhomog.experiments.data.domains._read_npz import read_classes
+from gradhomog.experiments.data.domains._text_files import read_text
+from gradhomog.experiments.data.domains.class_images import split_classes
+from gradhomog.experiments.data.npz import MAX_BYTES, open_npz
+
+_TO_PUBLISHED = {"train": "base", "val": "val", "test": "novel"}
+
+_REPORTED = 5
+"""Damaged images that are listed; further ones are counted."""
+
+
+@dataclass
+class Checked:
+    """The result of checking one benchmark.
+
+    Attributes:
+        status: `"missing"`, `"damaged"` if there are problems, `"incomplete"` if there are only differences, else
+            `"complete"`.
+        splits: numbers of classes and images of base, val and novel.
+        sha256: digest of splits, classes and relative paths; of an array file, of the whole file.
+        problems: files that are damaged or missing.
+        differences: numbers of classes and images that differ from the published ones, as in subsets: results on these
+            files are not comparable to published ones.
+        advice: what to do next, if anything.
+    """
+
+    benchmark: str
+    status: Literal["missing", "damaged", "incomplete", "complete"] = "missing"
+    path: str = ""
+    form: Form | None = None
+    classes: int = 0
+    published_classes: int = 0
+    images: int = 0
+    published_images: int | None = None
+    splits: dict[str, dict[str, int]] = field(default_factory=dict)
+    sha256: str = ""
+    problems: list[str] = field(default_factory=list)
+    differences: list[str] = field(default_factory=list)
+    advice: str = ""
+
+
+def check(root: Path, benchmark: Benchmark, *, full: bool = False) -> Checked:
+    """Check the form of a benchmark that `find` returns first, for any size.
+
+    The header of every image is read; `full` decodes every image. A progress bar appears after one second.
+    """
+    result = Checked(benchmark.name, published_classes=benchmark.classes, published_images=benchmark.images)
+    form, path = next(places(root, benchmark, None), (None, root))
+    if form is None:
+        result.problems, result.advice = _check_archives(root, benchmark)
+    else:
+        result.path, result.form = str(path), form
+        try:
+            _check_form(root, benchmark, form, path, full, result)
+        except DataError as error:
+            result.problems.append(str(error))
+        except OSError as error:
+            result.problems.append(f"{path}: cannot be read ({error.strerror or error}).")
+    if result.problems:
+        result.status = "damaged"
+    elif form is not None:
+        result.status = "incomplete" if result.differences else "complete"
+    return result
+
+
+def _check_form(root: Path, benchmark: Benchmark, form: Form, path: Path, full: bool, result: Checked) -> None:
+    if form == "arrays":
+        listing = _list_arrays(path, full)
+        result.sha256 = _file_digest(path)
+    elif form == "published folders":
+        listing = list_published(benchmark, path)
+        result.advice = "" if benchmark.rule == "folders" else advice(root, benchmark.name)
+    else:
+        pictures = _formats.list_pictures(path, None, MAX_BYTES)
+        listing = _from_pictures(pictures)
+        if pictures.splits is None and benchmark.rule == "modulo":
+            result.advice = f"Classes are split by name, not by the published rule. {advice(root, benchmark.name)}"
+    result.sha256 = result.sha256 or listing.digest()
+    result.splits, result.classes = listing.counts(), len(listing.classes)
+    result.images = sum(len(images) for images in listing.classes.values())
+    result.differences += _count_differences(benchmark, result)
+    if form == "file lists":
+        result.problems += _check_manifest(path)
+    if form not in ("arrays", "pickles"):
+        require_pillow(path)
+        files = [listing.folder / image for images in listing.classes.values() for image in images]
+        result.problems += _check_images(files, benchmark.name, full)
+
+
+def _from_pictures(pictures: PictureSet) -> Listing:
+    names = sorted(pictures.groups)
+    groups = {
+        # Relative, so that the digest does not depend on the machine; pictures in pickles have numbers.
+        name: [
+            Path(os.path.relpath(item, pictures.path)).as_posix() if isinstance(item, str) else str(item)
+            for item in pictures.groups[name]
+        ]
+        for name in names
+    }
+    own = None if pictures.splits is None else [pictures.splits[name] for name in names]
+    return Listing(pictures.path, groups, _published_splits(names, own))
+
+
+def _list_arrays(path: Path, full: bool) -> Listing:
+    """List an array file, whose images are numbers; `full` decompresses them and compares their checksum."""
+    with open_npz(path, max_bytes=2**40 if full else MAX_BYTES) as stored:
+        labels, names, own = read_classes(path, stored)
+        if full:
+            stored.read("images")
+    groups: dict[str, list[str]] = {name: [] for name in names}
+    for row, label in enumerate(labels.tolist()):
+        groups[names[label]].append(str(row))
+    return Listing(path, groups, _published_splits(names, own))
+
+
+def _published_splits(names: Sequence[str], own: Sequence[str] | None) -> dict[str, str]:
+    splits = split_classes(names) if own is None else own
+    return {name: _TO_PUBLISHED[split] for name, split in zip(names, splits, strict=True)}
+
+
+def _count_differences(benchmark: Benchmark, result: Checked) -> Iterable[str]:
+    """Yield differences of the numbers of classes and images from the published ones."""
+    splits = {split: result.splits[split]["classes"] for split in SPLITS}
+    if result.classes != benchmark.classes:
+        yield f"has {result.classes} classes; published: {benchmark.classes}."
+    elif benchmark.rule != "novel" and not result.advice and splits != benchmark.splits:
+        yield f"splits have {_text(splits)} classes; published: {_text(benchmark.splits)}."
+    if benchmark.images is not None and result.images < benchmark.images:
+        yield f"has {result.images:,} images; published: {benchmark.images:,}."
+
+
+def _text(counts: dict[str, int]) -> str:
+    return ", ".join(f"{split} {count}" for split, count in counts.items())
+
+
+def _check_manifest(folder: Path) -> Iterable[str]:
+    if not (folder / MANIFEST).is_file():
+        return
+    try:
+        digests = json.loads(read_text(folder / MANIFEST))["sha256"]
+        expected = {str(name): str(digest) for name, digest in digests.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        yield f"{folder / MANIFEST}: is damaged ({error}). Write the lists again."
+        return
+    for name, digest in expected.items():
+        path = folder / name
+        if not path.is_file() or _file_digest(path) != digest:
+            yield f"{path}: differs from the manifest, which was written with it. Write the lists again."
+
+
+def _check_images(files: Sequence[Path], name: str, full: bool) -> Iterable[str]:
+    damaged = 0
+    bar = tqdm(
+        files, desc=f"checking {name}", unit="image", delay=1, leave=False, dynamic_ncols=True, disable=None,
+        file=sys.stderr,
+    )  # fmt: skip
+    for path in bar:
+        try:
+            check_picture(path, full=full)
+        except DataError as error:
+            damaged += 1
+            if damaged <= _REPORTED:
+                yield str(error)
+    if damaged > _REPORTED:
+        yield f"{damaged - _REPORTED} more images cannot be read, {damaged} of {len(files)}."
+
+
+def _check_archives(root: Path, benchmark: Benchmark) -> tuple[list[str], str]:
+    """Return problems of archives that are not unpacked, and what to do."""
+    problems, whole = [], []
+    for path in (folder / name for folder in (root, root / benchmark.name) for name in benchmark.archives):
+        if path.is_file():
+            if content := describe_content(path):
+                problems.append(f"{path}: is {content}. Download it again.")
+            elif not (zipfile.is_zipfile(path) if path.suffix == ".zip" else tarfile.is_tarfile(path)):
+                problems.append(f"{path}: is not an archive, or its end is cut off. Download it again.")
+            else:
+                whole.append(path)
+    if whole:
+        return problems, f"Unpack {whole[0]} below {root}."
+    return problems, f"Obtain it from {benchmark.source}. Expected: {benchmark.layout}."
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
