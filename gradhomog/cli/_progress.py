@@ -53,6 +53,9 @@ class Progress:
     def __call__(self, record: Mapping[str, Any]) -> None:
         match record["event"]:
             case "part":
+                if self._bar is not None:
+                    self._bar.close()
+                self._bar = None
                 self._write(f"{record['index'] + 1}/{record['of']} {record['name']}")
             case "dry_run":
                 if self._bar is None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from gradhomog.cli._output import add_json, print_json
 Run = Callable[[argparse.Namespace], int]
 
 if TYPE_CHECKING:
+    from gradhomog.cli._progress import Progress
     from gradhomog.experiments.config.schema import Config
 
 
@@ -72,9 +74,24 @@ def _parse_jobs(text: str) -> int:
     return int(text)
 
 
+@contextmanager
+def resume_hint(progress: Progress) -> Iterator[None]:
+    """If the command is interrupted after it has written results, print the command that continues it."""
+    import shlex
+    import sys
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        if progress.started:
+            words = [word for word in sys.argv[1:] if word != "--resume"]
+            command = shlex.join(["gradhomog", *words, "--resume"])
+            print(f"\nFinished work is kept. Continue with: {command}", file=sys.stderr)
+        raise
+
+
 def execute(args: argparse.Namespace, config: Config, stem: str) -> int:
     """Run a comparison with a progress bar, print its table or JSON, and return the exit code: 1 if a run failed."""
-    import shlex
     import sys
 
     from gradhomog.cli._progress import Progress
@@ -85,15 +102,8 @@ def execute(args: argparse.Namespace, config: Config, stem: str) -> int:
 
     if args.quick:
         config, stem = shorten(config), f"{stem}-quick"
-    with Progress() as progress:
-        try:
-            outcome = compare(config, args.out, args.resume, progress, stem, jobs=args.jobs, executor=args.executor)
-        except KeyboardInterrupt:
-            if progress.started:
-                words = [word for word in sys.argv[1:] if word != "--resume"]
-                command = shlex.join(["gradhomog", *words, "--resume"])
-                print(f"\nFinished work is kept. Continue with: {command}", file=sys.stderr)
-            raise
+    with Progress() as progress, resume_hint(progress):
+        outcome = compare(config, args.out, args.resume, progress, stem, jobs=args.jobs, executor=args.executor)
     for run, error in outcome.failures.items():
         print(f"run {run} failed: {error}", file=sys.stderr)
     if args.json:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gradhomog.cli._output import print_json
-from gradhomog.cli._run_options import add_execution_options
+from gradhomog.cli._run_options import add_execution_options, resume_hint
 
 
 def add(commands: Any) -> None:
@@ -79,19 +79,18 @@ def run(args: argparse.Namespace) -> int:
     if args.experiment == "conflict":
         return _run_conflict(args, settings)
     out = args.out or Path("runs") / f"reproduce-{args.experiment}-{args.scale}"
-    with Progress() as progress:
+    with Progress() as progress, resume_hint(progress):
         outcome = reproduce.reproduce(
             args.experiment, settings, out, resume=args.resume, progress=progress, jobs=args.jobs,
             executor=args.executor,
         )  # fmt: skip
     for name, error in outcome.failures.items():
         print(f"{name} failed: {error}", file=sys.stderr)
-    page = report.write_page(outcome.table, outcome.description, out)
     if args.json:
         print_json({"folder": str(out), "failures": outcome.failures, **to_json(outcome.table)})
     else:
         print(report.render_text(outcome.table, outcome.description))
-        print(f"\n{page}  the report; each comparison has a folder with its own report beside it")
+        print(f"\n{out / report.REPORT}  the report; each comparison has a folder with its own report beside it")
     return 1 if outcome.failures else 0
 
 
@@ -101,10 +100,12 @@ def _run_conflict(args: argparse.Namespace, settings: Any) -> int:
 
     from tqdm import tqdm
 
-    from gradhomog.experiments.reproduce import conflict_report
+    from gradhomog.experiments.reproduce import conflict_report, describe
     from gradhomog.experiments.reproduce.conflict import RESULTS, measure_conflict
     from gradhomog.experiments.reproduce.experiments import conflict_run
+    from gradhomog.experiments.reproduce.report import scale_notes
 
+    _check_conflict_options(args)
     config, pipeline = conflict_run(settings)
     out = args.out or Path("runs") / f"reproduce-conflict-{args.scale}"
     steps = sorted({0, config.train.steps // 2, config.train.steps})
@@ -121,13 +122,26 @@ def _run_conflict(args: argparse.Namespace, settings: Any) -> int:
                 bar.update()
 
         points = measure_conflict(config, steps, args.batches, pipeline, folder=out, progress=progress)
-    page = conflict_report.write_page(points, out)
+    remarks = [*scale_notes(describe("conflict", settings)), f"Learner: {config.learner}. Homogenizers: {pipeline}."]
+    page = conflict_report.write_page(points, out, remarks)
     if args.json:
         print_json({"folder": str(out), "points": [point.record() for point in points]})
     else:
-        print(conflict_report.render(points))
+        print(conflict_report.render(points, remarks))
         print(f"\n{page}  the report")
     return 0
+
+
+def _check_conflict_options(args: argparse.Namespace) -> None:
+    """Raise ConfigError for options that have no effect: the experiment is one training in one process."""
+    from gradhomog.errors import ConfigError
+
+    useless = {
+        "--jobs": args.jobs, "--executor": args.executor != "local", "--without-others": args.without_others,
+        "a second --learner": len(args.learners) > 1, "a second --shots": len(args.shots) > 1,
+    }  # fmt: skip
+    if named := [name for name, given in useless.items() if given]:
+        raise ConfigError(f"`conflict` is one training in one process; remove {', '.join(named)}.")
 
 
 def _settings(args: argparse.Namespace) -> Any:
@@ -146,9 +160,9 @@ def _settings(args: argparse.Namespace) -> Any:
     ):
         if value not in known:
             raise ConfigError(f"unknown {word} {value!r}; known: {', '.join(known)}.{did_you_mean(value, known)}")
-    size = reproduce.SCALES[args.scale].weak_network["size"]
+    size = reproduce.image_size(args.experiment, args.scale, args.overrides)
     return reproduce.Settings(
         domains=reproduce.find_domains(args.data, args.domains, size), scale=args.scale, learners=args.learners,
-        targets=args.targets, shots=args.shots, homogenizers=args.rotogbml, others=not args.without_others,
+        targets=args.targets, shots=args.shots, rotogbml=args.rotogbml, others=not args.without_others,
         overrides=args.overrides,
     )  # fmt: skip

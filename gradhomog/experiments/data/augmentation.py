@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from gradhomog.experiments.data.grayscale import to_gray
+
 AREA = (0.08, 1.0)
 """Range of the area of a crop, as a share of the image; uniform."""
 
@@ -17,7 +19,6 @@ JITTER = 0.4
 """Strength of brightness, contrast and color: factors are uniform in 1 ± JITTER."""
 
 _ATTEMPTS = 10
-_LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R BT.601, as in Pillow's mode L
 
 
 def augment(images: Tensor, generator: torch.Generator) -> Tensor:
@@ -71,16 +72,10 @@ def jitter(images: Tensor, brightness: Tensor, contrast: Tensor, color: Tensor) 
     Factors are `[n, 1, 1, 1]`: 0 is the other image alone, 1 is the image itself.
     """
     images = ((images + 1) * brightness - 1).clamp(-1, 1)
-    mean = _gray(images).mean(dim=(1, 2, 3), keepdim=True)
+    mean = to_gray(images).mean(dim=(1, 2, 3), keepdim=True)
     images = (mean + contrast * (images - mean)).clamp(-1, 1)
-    gray = _gray(images)
+    gray = to_gray(images)
     return (gray + color * (images - gray)).clamp(-1, 1)
-
-
-def _gray(images: Tensor) -> Tensor:
-    if images.shape[1] == 1:
-        return images
-    return (images * images.new_tensor(_LUMINANCE).reshape(1, 3, 1, 1)).sum(dim=1, keepdim=True)
 
 
 def _draw_crops(count: int, aspect: float, generator: torch.Generator) -> Tensor:

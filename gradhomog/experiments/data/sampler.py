@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gradhomog.domains import Domain, Split
 from gradhomog.errors import DataError, OptionError
+from gradhomog.experiments.data.grayscale import to_gray
 from gradhomog.experiments.data.seeding import generator
 from gradhomog.tasks import Task, TaskBatch
 
@@ -26,7 +27,6 @@ _SPLIT_CODES = {"train": 0, "val": 1, "test": 2, "all": 3}
 # First word of every seed: two different numbers, both nonzero. SeedSequence pads with zeros, so that [seed, 0, 7]
 # would equal [seed, 0, 7, 0], and tasks would share random numbers with the choice of a batch's domains.
 _TASK, _BATCH, _AUGMENTATION = 1, 2, 3
-_LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R BT.601
 
 
 class EpisodeStream:
@@ -155,8 +155,7 @@ def _convert_channels(images: Tensor, channels: int) -> Tensor:
     """Convert between grey and RGB, `[n, 1 or 3, height, width]` in [-1, 1]."""
     if channels == 3:
         return images.repeat(1, 3, 1, 1)
-    weights = torch.tensor(_LUMINANCE).reshape(1, 3, 1, 1)
-    return (images * weights).sum(dim=1, keepdim=True).clamp(-1.0, 1.0)  # the weights sum to 1 up to rounding
+    return to_gray(images)
 
 
 def _check_index(index: int) -> int:

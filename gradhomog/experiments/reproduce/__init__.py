@@ -6,8 +6,9 @@ into one table with our number, the paper's number, and the difference.
 
 from gradhomog.experiments.reproduce.data_sources import NAMES, find_domains
 from gradhomog.experiments.reproduce.execute import Reproduction, describe, reproduce
-from gradhomog.experiments.reproduce.experiments import EXPERIMENTS, Part, Settings, parts
+from gradhomog.experiments.reproduce.experiments import EXPERIMENTS, Part, image_size, parts
 from gradhomog.experiments.reproduce.scales import SCALES, Scale
+from gradhomog.experiments.reproduce.settings import Settings
 from gradhomog.experiments.reproduce.table import Cell, Table, collect
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "collect",
     "describe",
     "find_domains",
+    "image_size",
     "parts",
     "reproduce",
 ]

@@ -54,8 +54,9 @@ def measure_conflict(
         batches, columns: number of measured batches, and numbers per stored row, see `measure_rows`.
         pipeline: the homogenizers of training; the rows are measured before and after each of them.
         tasks: `"train"` measures new tasks of the training classes, `"test"` tasks of `domains.test`.
-        folder: for `conflict.json` with all points so far, and for a checkpoint at the last of them. A second call
-            with the same configuration returns finished points and continues from the checkpoint.
+        folder: for `conflict.json` with all points so far, and for a checkpoint every `train.checkpoint_every` steps
+            and at each point. A second call with the same configuration returns finished points and continues from the
+            checkpoint.
         progress: called with `{"event": "step", "step", "of"}` after training steps, `{"event": "batch", "batch",
             "of", "step"}` after measured batches, and `{"event": "point", **record}` after each point.
 
@@ -89,7 +90,7 @@ def measure_conflict(
             study = _Study(config, run, batches, tasks, columns, progress)
             study.resume(files.checkpoint(), missing[0])
             for step in missing:
-                study.train(step)
+                study.train(step, files.write_checkpoint)
                 found[step] = study.measure()
                 files.write(found, study.state())
                 progress({"event": "point", **found[step].record()})
@@ -107,10 +108,13 @@ class _Study:
         self.device = self.trained.learner.parameters()[0].device
         self.done = 0
 
-    def train(self, step: int) -> None:
+    def train(self, step: int, save: Callable[[Mapping[str, Any]], None]) -> None:
+        """Train to a step, and save the state every `train.checkpoint_every` steps."""
         while self.done < step:
             self.trained.step(self.done, self.optimizer, inspect=False)
             self.done += 1
+            if self.done % self.trained.config.train.checkpoint_every == 0:
+                save(self.state())
             self.progress({"event": "step", "step": self.done, "of": step})
 
     def measure(self) -> DomainConflict:
@@ -175,10 +179,14 @@ class _Files:
         if self.folder is None:
             return
         # The checkpoint first: if the process ends between the two files, the last point is measured again.
-        checksums.write_checkpoint(self.folder / CHECKPOINT, {"digest": self._digest, **state})
+        self.write_checkpoint(state)
         records = [points[step].record() for step in sorted(points)]
         content = {"version": VERSION, "digest": self._digest, **self.settings, "points": records}
         atomic_files.write_bytes(self.folder / RESULTS, (json.dumps(content, ensure_ascii=False) + "\n").encode())
+
+    def write_checkpoint(self, state: Mapping[str, Any]) -> None:
+        if self.folder is not None:
+            checksums.write_checkpoint(self.folder / CHECKPOINT, {"digest": self._digest, **state})
 
     @property
     def _digest(self) -> str:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from gradhomog.experiments.analysis.domain_conflict import DomainConflict, StageConflict
@@ -21,6 +22,7 @@ from gradhomog.experiments.report.text_table import align_columns
 UNRESOLVED = "unresolved"
 NOTES = (
     "± is half of a 95 % interval (jackknife over batches). The first line of a step is without homogenizers.",
+    f"{NOTHING}: a domain has no row in the measured batches. Measure more batches.",
     "norm ratio: largest / smallest mean norm of a domain. Cosines are means over pairs of different domains.",
     "cosine of E g: of the expected gradients, without noise; all domains pooled, weighted by their norms.",
     f"{UNRESOLVED}: noise of the estimate may be all of a squared norm. Measure more batches.",
@@ -31,16 +33,16 @@ NOTES = (
 )
 
 
-def render(points: Sequence[DomainConflict]) -> str:
-    """All points as one table, the last point by domain and by pair of domains, and notes."""
+def render(points: Sequence[DomainConflict], remarks: Sequence[str] = ()) -> str:
+    """All points as one table, the last point by domain and by pair of domains, and notes, with `remarks` first."""
     last = points[-1]
     title = f"Gradients of {len(last.domains)} domains, {last.batches} batches: {', '.join(last.domains)}"
     parts = [title, *align_columns(stage_cells(points)), "", f"After {last.step} steps, by domain:"]
     parts += [*align_columns(domain_cells(last)), "", f"After {last.step} steps, cosines by pair of domains:"]
-    return "\n".join([*parts, *align_columns(pair_cells(last)), "", *NOTES])
+    return "\n".join([*parts, *align_columns(pair_cells(last)), "", *remarks, *NOTES])
 
 
-def write_page(points: Sequence[DomainConflict], folder: Path) -> Path:
+def write_page(points: Sequence[DomainConflict], folder: Path, remarks: Sequence[str] = ()) -> Path:
     """Write `report.html` with the text and, if matplotlib is installed, the figure; return the page's path."""
     svg = None
     try:
@@ -51,7 +53,9 @@ def write_page(points: Sequence[DomainConflict], folder: Path) -> Path:
         print(f"{error}", file=sys.stderr)
     path = folder / "report.html"
     template = environment().get_template("conflict.html")
-    path.write_text(template.render(title="gradhomog: conflict of domains", text=render(points), figure=svg), "utf-8")
+    path.write_text(
+        template.render(title="gradhomog: conflict of domains", text=render(points, remarks), figure=svg), "utf-8"
+    )
     return path
 
 
@@ -68,7 +72,7 @@ def stage_cells(points: Sequence[DomainConflict]) -> list[list[str]]:
                 [
                     str(point.step) if index == 0 else "",
                     _label(index, stage),
-                    f"{float(norms.max() / norms.min()):.2f}",
+                    NOTHING if norms.isnan().any() else f"{float(norms.max() / norms.min()):.2f}",
                     interval(single.mean_cosine),
                     interval(expected.pooled_cosine),
                     interval(expected.pooled_signal_fraction, percent=True),
@@ -134,4 +138,4 @@ def _label(index: int, stage: StageConflict) -> str:
 
 
 def _diagonal(matrix: Tensor) -> Tensor:
-    return matrix.new_ones(matrix.shape).diag().diag().bool()
+    return torch.eye(len(matrix), dtype=torch.bool, device=matrix.device)

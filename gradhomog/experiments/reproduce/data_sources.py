@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gradhomog.errors import ConfigError
+from gradhomog.error_lists import join_errors
+from gradhomog.errors import ConfigError, DataError
 from gradhomog.experiments.config.suggestions import did_you_mean
 from gradhomog.experiments.data.benchmarks import find
 from gradhomog.experiments.reproduce.protocol import TARGETS, TRAINING_ONLY
@@ -29,10 +30,32 @@ def find_domains(data: Path | None, assigned: Sequence[str], size: int) -> dict[
     if data is not None and not data.is_dir():
         raise ConfigError(f"--data must be an existing folder; got {data}.")
     found = dict(_assigned(data, assigned))
-    if data is not None:
-        others = [name for name in NAMES if name not in found]
-        found |= {name: path for name in others if (path := find(data, name, size)) is not None}
-    return {name: str(found[name].absolute()) for name in NAMES if name in found}
+    errors = []
+    for name in NAMES:
+        if data is not None and name not in found:
+            try:
+                path = find(data, name, size)
+            except DataError as error:  # published folders without file lists
+                errors.append(str(error))
+                continue
+            found |= {} if path is None else {name: path}
+    if errors:
+        raise DataError(join_errors(errors))
+    texts = {name: str(found[name].absolute()) for name in NAMES if name in found}
+    _check_paths(texts)
+    return texts
+
+
+def _check_paths(texts: Mapping[str, str]) -> None:
+    """Raise ConfigError if two benchmarks are one file, which would be trained on and tested, or a path has options."""
+    names: dict[Path, str] = {}
+    for name, text in texts.items():
+        path = Path(text).resolve()
+        if path in names:
+            raise ConfigError(f"{names[path]} and {name} are the same file, {path}. Each benchmark needs its own data.")
+        names[path] = name
+        if "(" in text:
+            raise ConfigError(f"{text}: the path contains a parenthesis, which begins options. Move or link the data.")
 
 
 def _assigned(data: Path | None, assigned: Sequence[str]) -> Mapping[str, Path]:

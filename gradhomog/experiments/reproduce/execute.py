@@ -9,17 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import gradhomog
-from gradhomog.errors import ConfigError
+from gradhomog.errors import ConfigError, GradhomogError
+from gradhomog.experiments.execution import plan
 from gradhomog.experiments.execution.comparison import compare
 from gradhomog.experiments.execution.monitor import Progress
-from gradhomog.experiments.reproduce.experiments import EXPERIMENTS, Part, Settings, parts
+from gradhomog.experiments.reproduce.experiments import CONFLICT, EXPERIMENTS, Part, parts
+from gradhomog.experiments.reproduce.report import FIGURES, REPORT, write_page
 from gradhomog.experiments.reproduce.scales import SCALES
+from gradhomog.experiments.reproduce.settings import Settings
 from gradhomog.experiments.reproduce.table import Table, collect
 from gradhomog.experiments.results import atomic_files
 from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.training.trainer import make_trainable
 
 DESCRIPTION = "reproduce.json"
+TEXTS = ("version", "contents", "scale_summary")
+"""Entries of the description that may differ when an experiment is resumed."""
 
 
 @dataclass
@@ -28,7 +33,7 @@ class Reproduction:
 
     Attributes:
         description: settings and data, the content of `reproduce.json`.
-        failures: error messages by comparison and run.
+        failures: error messages by comparison and run, or by comparison.
     """
 
     folder: Path
@@ -47,9 +52,10 @@ def reproduce(
     jobs: int = 1,
     executor: str = "local",
 ) -> Reproduction:
-    """Compute every comparison of an experiment that has no result, and return the table of all.
+    """Compute every comparison of an experiment that has no result, write the report, and return the table of all.
 
-    `out/PART` is the folder of a comparison, with its own report; see `compare`. Results do not depend on `jobs` and
+    `out/PART` is the folder of a comparison, with its own report; see `compare`. `out/report.html` is written after
+    each comparison. If a comparison fails, the others are still computed. Results do not depend on `jobs` and
     `executor`.
 
     Args:
@@ -62,17 +68,22 @@ def reproduce(
         ConfigError: names, data or folder are invalid. KeyboardInterrupt: after all runs have written checkpoints.
     """
     planned = parts(name, settings)
-    for part in planned:  # before hours of training: learners, networks and data of all parts
+    for part in planned:  # before hours of training: learners, pipelines, networks and data of all parts
+        plan.methods(part.config)
         make_trainable(part.config, Run(part.rows[0].learner, "none", part.config.seed_list[0]))
-    description = _claim(out, name, settings, planned, resume)
+    description = _open_folder(out, name, settings, planned, resume)
     failures: dict[str, str] = {}
     for index, part in enumerate(planned):
         progress({"event": "part", "name": part.name, "index": index, "of": len(planned)})
         folder = out / part.name
         exists = (folder / "plan.json").exists()
-        outcome = compare(part.config, folder, exists, progress, jobs=jobs, executor=executor)
-        failures |= {f"{part.name}: {run}": error for run, error in outcome.failures.items()}
-    table = collect(name, EXPERIMENTS[name].published, planned, out)
+        try:
+            outcome = compare(part.config, folder, exists, progress, jobs=jobs, executor=executor)
+            failures |= {f"{part.name}: {run}": error for run, error in outcome.failures.items()}
+        except GradhomogError as error:  # for example, a dry run fails: the other parts are still computed
+            failures[part.name] = str(error)
+        table = collect(name, EXPERIMENTS[name].published, planned, out)
+        write_page(table, description, out)
     return Reproduction(out, table, description, failures)
 
 
@@ -80,21 +91,21 @@ def describe(name: str, settings: Settings) -> dict[str, Any]:
     """The settings of an experiment as JSON: scale, data, and the user's choices."""
     return {
         "experiment": name,
-        "contents": EXPERIMENTS[name].summary,
+        "contents": EXPERIMENTS[name].summary if name in EXPERIMENTS else CONFLICT,
         "scale": settings.scale,
         "scale_summary": SCALES[settings.scale].summary,
         "data": dict(settings.domains),
         "learners": list(settings.learners),
         "targets": list(settings.targets),
         "shots": list(settings.shots),
-        "homogenizers": settings.homogenizers,
+        "rotogbml": settings.rotogbml,
         "others": settings.others,
         "overrides": list(settings.overrides),
         "version": gradhomog.__version__,
     }
 
 
-def _claim(out: Path, name: str, settings: Settings, planned: Sequence[Part], resume: bool) -> dict[str, Any]:
+def _open_folder(out: Path, name: str, settings: Settings, planned: Sequence[Part], resume: bool) -> dict[str, Any]:
     """Write the description of the experiment into its folder, or compare it with the one that is there; return it.
 
     Raises:
@@ -103,24 +114,37 @@ def _claim(out: Path, name: str, settings: Settings, planned: Sequence[Part], re
     content = {**describe(name, settings), "parts": {part.name: part.column for part in planned}}
     path = out / DESCRIPTION
     try:
+        out.mkdir(parents=True, exist_ok=True)
+        atomic_files.remove_leftovers(out)
         if not path.exists():
-            if out.exists() and any(out.iterdir()):
+            others = {entry.name for entry in out.iterdir()} - {*content["parts"], REPORT, FIGURES}
+            if others or (any(out.iterdir()) and not resume):
                 raise ConfigError(f"{out} is not empty, and has no {DESCRIPTION}. Choose another --out.")
-            out.mkdir(parents=True, exist_ok=True)
             atomic_files.write_bytes(path, (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode())
             return content
-        if not resume:
-            raise ConfigError(f"{out} already has results. Continue with --resume, or choose another --out.")
-        existing = json.loads(path.read_bytes())
-    except ValueError as cause:
-        raise ConfigError(f"{path} is damaged ({cause}). Remove it, then run the command again.") from cause
+        text = path.read_bytes()
     except OSError as cause:
         raise ConfigError(f"{out}: cannot be used as output folder: {cause}. Choose another --out.") from cause
-    different = [key for key in content if key != "version" and existing.get(key) != content[key]]
+    if not resume:
+        raise ConfigError(f"{out} already has results. Continue with --resume, or choose another --out.")
+    existing = _parse(path, text)
+    different = [key for key in content if key not in TEXTS and existing.get(key) != content[key]]
     if different:
         key = different[0]
         raise ConfigError(
             f"{out} has other settings: `{key}` is {existing.get(key)!r} there and {content[key]!r} here. Choose "
             "another --out, or repeat the options of that command."
         )
-    return content
+    return {**content, "version": existing.get("version")}
+
+
+def _parse(path: Path, text: bytes) -> dict[str, Any]:
+    try:
+        existing = json.loads(text)
+        if not isinstance(existing, dict):
+            raise ValueError(f"its content is {type(existing).__name__}, not an object")
+    except ValueError as cause:
+        raise ConfigError(
+            f"{path} is damaged ({cause}). Remove it, then run the command that wrote it with --resume."
+        ) from cause
+    return existing

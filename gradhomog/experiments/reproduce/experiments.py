@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,32 +15,7 @@ from gradhomog.experiments.config.suggestions import did_you_mean
 from gradhomog.experiments.reproduce import methods, protocol
 from gradhomog.experiments.reproduce.methods import Problem, Row
 from gradhomog.experiments.reproduce.scales import COMMON, SCALES, Scale
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The user's choices.
-
-    Attributes:
-        domains: text of a domain for each benchmark that is present.
-        scale: a name in `SCALES`.
-        learners: learners of the rows: titles of the paper such as "iMAML", or names of plugins with options; empty:
-            those of the table.
-        targets: test benchmarks; empty: all of the table that are present.
-        shots: numbers of shots; empty: those of the table.
-        homogenizers: the pipeline of RotoGBML; empty: that of the scale and problem.
-        others: True to include the comparison methods of the tables.
-        overrides: `key.path=value` of the run files.
-    """
-
-    domains: Mapping[str, str]
-    scale: str = "smoke"
-    learners: Sequence[str] = ()
-    targets: Sequence[str] = ()
-    shots: Sequence[int] = ()
-    homogenizers: str = ""
-    others: bool = True
-    overrides: Sequence[str] = ()
+from gradhomog.experiments.reproduce.settings import Settings, check_overrides
 
 
 @dataclass(frozen=True)
@@ -70,6 +46,7 @@ class Experiment:
         default_learners: expressions by title.
         networks: networks to compare; empty: that of the scale.
         shots: numbers of shots.
+        has_pipeline: True if rows use `Settings.rotogbml`.
     """
 
     summary: str
@@ -79,7 +56,11 @@ class Experiment:
     default_learners: Mapping[str, str] = field(default_factory=lambda: {"iMAML": methods.GRADIENT_BASED["iMAML"]})
     networks: Sequence[str] = ()
     shots: Sequence[int] = (1, 5)
+    has_pipeline: bool = False
 
+
+WAYS = 5
+"""Ways of the paper; its numbers are omitted for others."""
 
 OTHERS = "others"
 """Column of the experiment `saliency`: trained on miniImageNet, tested on all other benchmarks."""
@@ -90,8 +71,8 @@ _FOUR: list[tuple[Problem, str]] = [*_WEAK, ("strong", "cars"), ("strong", "euro
 
 
 def _table_rows(problem: Problem, scale: Scale, settings: Settings, learners: Mapping[str, str]) -> list[Row]:
-    pipeline = settings.homogenizers or methods.rotogbml(problem, scale.solver, protocol.BETA[problem])
-    return methods.table_rows(problem, learners, pipeline, others=settings.others)
+    pipeline = _pipeline(problem, scale, settings)
+    return methods.table_rows(problem, learners, pipeline, others=settings.others, published=not settings.rotogbml)
 
 
 def _ablation_rows(problem: Problem, scale: Scale, settings: Settings, learners: Mapping[str, str]) -> list[Row]:
@@ -107,12 +88,16 @@ def _temperature_rows(problem: Problem, scale: Scale, settings: Settings, learne
 
 
 def _pair_rows(problem: Problem, scale: Scale, settings: Settings, learners: Mapping[str, str]) -> list[Row]:
-    pipeline = settings.homogenizers or methods.rotogbml(problem, scale.solver, protocol.BETA[problem])
+    pipeline = _pipeline(problem, scale, settings)
     return _titled(learners, lambda it: [Row("plain", it, "none"), Row("RotoGBML", it, pipeline)])
 
 
 def _saliency_rows(problem: Problem, scale: Scale, settings: Settings, learners: Mapping[str, str]) -> list[Row]:
     return _titled(learners, lambda it: [Row("plain", it, "none"), Row("isi", it, "isi")])
+
+
+def _pipeline(problem: Problem, scale: Scale, settings: Settings) -> str:
+    return settings.rotogbml or methods.rotogbml(problem, scale.solver, protocol.BETA[problem])
 
 
 def _titled(learners: Mapping[str, str], rows: Callable[[str], list[Row]]) -> list[Row]:
@@ -127,12 +112,13 @@ def _titled(learners: Mapping[str, str], rows: Callable[[str], list[Row]]) -> li
 EXPERIMENTS: Mapping[str, Experiment] = {
     "weak": Experiment(
         "Table 1: five learners with and without RotoGBML, and comparison methods, on miniImageNet and CUB",
-        _WEAK, _table_rows, "weak", methods.GRADIENT_BASED,
+        _WEAK, _table_rows, "weak", methods.GRADIENT_BASED, has_pipeline=True,
     ),
     "strong": Experiment(
         "Table 2: leave one domain out: train on all other benchmarks, test on each of eight",
         _STRONG, _table_rows, "strong",
         {title: learner for title, learner in methods.GRADIENT_BASED.items() if title != "Reptile"},
+        has_pipeline=True,
     ),
     "ablation": Experiment(
         "Table 3: the modules alone, in pairs, together, and hyper", _FOUR, _ablation_rows, "ablation"
@@ -141,14 +127,17 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "temperature": Experiment("Figures of T: RotoGBML with five temperatures, INF and None", _FOUR, _temperature_rows),
     "backbone": Experiment(
         "Figure of the encoders: conv4, resnet10, resnet18, each plain and with RotoGBML", _FOUR, _pair_rows,
-        networks=("conv4", "resnet10", "resnet18"),
+        networks=("conv4", "resnet10", "resnet18"), has_pipeline=True,
     ),
     "saliency": Experiment(
         "Figure of saliency: SmoothGrad of networks trained on miniImageNet with and without ISI, on other benchmarks",
         [("weak", OTHERS)], _saliency_rows, networks=("resnet10",), shots=(1,),
     ),
 }  # fmt: skip
-"""Experiments by name, each a list of comparisons. `conflict` is measured by `reproduce.conflict`."""
+"""Experiments by name, each a list of comparisons."""
+
+CONFLICT = "Figure 1: norms, cosines and distances of the domains' gradients, with and without sampling noise"
+"""The experiment `conflict`, which `reproduce.conflict` measures in one training."""
 
 
 def parts(name: str, settings: Settings) -> list[Part]:
@@ -159,18 +148,19 @@ def parts(name: str, settings: Settings) -> list[Part]:
     """
     experiment, scale = EXPERIMENTS[name], SCALES[settings.scale]
     _check_targets(name, experiment, settings)
+    check_overrides(settings, networks=bool(experiment.networks))
     learners = _learners(experiment, settings.learners)
     found: list[Part] = []
     for problem, benchmark in experiment.columns:
         if not _is_present(benchmark, settings):
             continue
-        domains = _domains(problem, benchmark, settings.domains)
+        domains = _domains(problem, benchmark, settings)
         steps = _config("maml", ["none"], {**scale.keys, **domains}, settings.overrides).train.steps
         rows = [
             replace(row, learner=methods.with_steps(row.learner, steps))
             for row in experiment.rows(problem, scale, settings, learners)
         ]
-        for shots in settings.shots or experiment.shots:
+        for shots in dict.fromkeys(settings.shots or experiment.shots):
             for network in experiment.networks or [""]:
                 keys = {**COMMON, **scale.keys, **domains, "episodes.shots": shots}
                 keys |= {f"network.{key}": value for key, value in _network(problem, scale, network).items()}
@@ -184,27 +174,51 @@ def parts(name: str, settings: Settings) -> list[Part]:
     return found
 
 
-def _domains(problem: Problem, benchmark: str, domains: Mapping[str, str]) -> dict[str, Any]:
+def _domains(problem: Problem, benchmark: str, settings: Settings) -> dict[str, Any]:
     if benchmark == OTHERS:
-        return protocol.transfer(domains)
-    return protocol.weak(domains, benchmark) if problem == "weak" else protocol.strong(domains, benchmark)
+        chosen = {*(settings.targets or settings.domains), protocol.TRAINING_ONLY}
+        return protocol.transfer({name: text for name, text in settings.domains.items() if name in chosen})
+    if problem == "weak":
+        return protocol.weak(settings.domains, benchmark)
+    return protocol.strong(settings.domains, benchmark)
 
 
 def _parts_of(
     column: str, rows: Iterable[Row], keys: Mapping[str, Any], overrides: Sequence[str], network: str
 ) -> Iterator[Part]:
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, dict[str, Row]] = {}  # by learner and pipeline: equal rows are computed once
     for row in rows:
-        groups.setdefault(row.learner, []).append(row)
-    for learner, group in groups.items():
+        groups.setdefault(row.learner, {}).setdefault(row.homogenizers, row)
+    for learner, by_pipeline in groups.items():
+        config = _config(learner, list(by_pipeline), keys, overrides)
+        group = list(by_pipeline.values())
         if network:
             group = [replace(row, title=f"{row.title}, {network}") for row in group]
-        slug = re.sub(r"[^a-z0-9_]+", "-", learner.lower()).strip("-")
-        words = [*column.split(), slug, *([network] if network else [])]
-        yield Part(
-            "-".join(words), column, _config(learner, [row.homogenizers for row in group], keys, overrides),
-            tuple(group),
-        )  # fmt: skip
+        if config.episodes.ways != WAYS:
+            group = [replace(row, published=None) for row in group]
+        yield Part("-".join([*column.split(), _folder_name(learner), *[network] * bool(network)]), column, config,
+                   tuple(group))  # fmt: skip
+
+
+def _folder_name(learner: str) -> str:
+    """A name for an expression, unique and of at most 60 characters.
+
+    >>> _folder_name("maml"), _folder_name("maml(inner_lr=0.1)")
+    ('maml', 'maml-inner_lr-0-1-da99f7')
+    """
+    if re.fullmatch(r"[a-z0-9_]{1,53}", learner):
+        return learner
+    slug = re.sub(r"[^a-z0-9_]+", "-", learner.lower()).strip("-")[:53].strip("-")
+    return f"{slug}-{hashlib.sha256(learner.encode()).hexdigest()[:6]}"
+
+
+def image_size(name: str, scale: str, overrides: Sequence[str]) -> int:
+    """The side in pixels of the largest images of an experiment, to find data of this size."""
+    problems = {problem for problem, _ in EXPERIMENTS[name].columns} if name in EXPERIMENTS else {"strong"}
+    chosen = SCALES[scale]
+    sizes = [network["size"] for problem, network in (("weak", chosen.weak_network), ("strong", chosen.strong_network))
+             if problem in problems]  # fmt: skip
+    return load(None, overrides, {"network": {"size": max(sizes)}, "domains": {"train": ["-"]}}).network.size
 
 
 def conflict_run(settings: Settings) -> tuple[Config, str]:
@@ -214,8 +228,9 @@ def conflict_run(settings: Settings) -> tuple[Config, str]:
         ConfigError: fewer than two benchmarks are present, or an override is invalid.
     """
     scale = SCALES[settings.scale]
+    check_overrides(settings)
     learner = next(iter(_learners(EXPERIMENTS["ablation"], settings.learners).values()))
-    pipeline = settings.homogenizers or methods.rotogbml("strong", scale.solver, protocol.BETA["strong"])
+    pipeline = _pipeline("strong", scale, settings)
     chosen = {name: text for name, text in settings.domains.items() if not settings.targets or name in settings.targets}
     keys = {**COMMON, **scale.keys, **protocol.together(chosen), "episodes.shots": next(iter(settings.shots), 1)}
     keys |= {f"network.{key}": value for key, value in scale.strong_network.items()}
@@ -254,12 +269,15 @@ def _is_present(benchmark: str, settings: Settings) -> bool:
 
 
 def _check_targets(name: str, experiment: Experiment, settings: Settings) -> None:
-    known = dict.fromkeys(benchmark for _, benchmark in experiment.columns)
+    columns = dict.fromkeys(benchmark for _, benchmark in experiment.columns)
+    known = list(protocol.TARGETS) if OTHERS in columns else list(columns)
     errors = []
     for target in settings.targets:
         if target not in known:
             errors.append(f"`{name}` has no target {target!r}; it has {', '.join(known)}.{did_you_mean(target, known)}")
         elif target not in settings.domains:
             errors.append(f"the benchmark {target} is not present; put it into the data folder or pass --domain.")
+    if settings.rotogbml and not experiment.has_pipeline:
+        errors.append(f"`--rotogbml` has no effect in `{name}`, whose rows are fixed; remove it.")
     if errors:
         raise ConfigError(join_errors(errors))

@@ -83,7 +83,9 @@ def rotogbml(problem: Problem, solver: str, beta: float, *, temperature: float |
     return f'rotogbml({isi}key="{_key(problem)}", reweight={_table(beta=beta, solver=solver)})'
 
 
-def table_rows(problem: Problem, learners: Mapping[str, str], homogenizers: str, *, others: bool) -> list[Row]:
+def table_rows(
+    problem: Problem, learners: Mapping[str, str], homogenizers: str, *, others: bool, published: bool
+) -> list[Row]:
     """Rows of Table 1 or 2: each learner plain, with RotoGBML, and with the baselines of this library.
 
     The paper has neither tuned static weights nor a multi-task method; both are in every table here.
@@ -91,13 +93,14 @@ def table_rows(problem: Problem, learners: Mapping[str, str], homogenizers: str,
     Args:
         learners: expressions by title.
         homogenizers: the pipeline of the rows "-RotoGBML".
+        published: False if `homogenizers` is not the paper's pipeline.
         others: True to begin with the comparison methods, which are not combined with homogenizers.
     """
     rows = [Row(title, *pair, published=title) for title, pair in OTHERS[problem].items()] if others else []
     for title, learner in learners.items():
         rows += [
             Row(title, learner, "none", title),
-            Row(f"{title}-RotoGBML", learner, homogenizers, f"{title}-RotoGBML"),
+            Row(f"{title}-RotoGBML", learner, homogenizers, f"{title}-RotoGBML" if published else None),
             Row(f"{title}, static (tuned)", learner, TUNED_STATIC),
             Row(f"{title}, pcgrad", learner, "pcgrad"),
         ]

@@ -65,8 +65,8 @@ def transfer(domains: Mapping[str, str]) -> dict[str, Any]:
     others = [text for name, text in domains.items() if name != TRAINING_ONLY]
     if TRAINING_ONLY not in domains or not others:
         raise ConfigError(
-            f"needs {TRAINING_ONLY} and at least one other benchmark; found {', '.join(domains) or 'none'}. Put them "
-            "into the data folder, or pass --domain NAME=PATH."
+            f"`saliency` needs {TRAINING_ONLY} and at least one other benchmark; found "
+            f"{', '.join(domains) or 'none'}. Put them into the data folder, or pass --domain NAME=PATH."
         )
     return {"domains.train": [domains[TRAINING_ONLY]], "domains.test": others, "domains.setting": "weak"}
 
@@ -93,5 +93,4 @@ def together(domains: Mapping[str, str]) -> dict[str, Any]:
 
 def _all_classes(text: str) -> str:
     """The text of a domain with the option that makes all of its classes training classes."""
-    path, bracket, options = text.partition("(")
-    return f'{path}(class_split="train"{", " + options if bracket else ")"}'
+    return f'{text}(class_split="train")'

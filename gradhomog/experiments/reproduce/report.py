@@ -28,6 +28,7 @@ SALIENCY = (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+REPORT, FIGURES = "report.html", "figures"
 HEADER = (
     "column", "row", "accuracy %", "± episodes", "difference to plain", "seeds for 1 point", "paper %", "ours − paper",
     "seeds",
@@ -51,7 +52,7 @@ def write_page(table: Table, description: Mapping[str, Any], folder: Path) -> Pa
     shown: list[tuple[str, Any, str]] = []
     try:
         if (figure := draw(table)) is not None:
-            saved, _ = figures.save(figure, folder / "figures" / "table")
+            saved, _ = figures.save(figure, folder / FIGURES / "table")
             shown.append(("Accuracies", inline_svg(saved.read_text(encoding="utf-8"), "table", "Accuracies"), CAPTION))
     except figures.MissingMatplotlib as error:
         print(f"{error}", file=sys.stderr)
@@ -71,7 +72,7 @@ def write_page(table: Table, description: Mapping[str, Any], folder: Path) -> Pa
             data={name: Path(text).name for name, text in description["data"].items()},
         )
     )
-    path = folder / "report.html"
+    path = folder / REPORT
     path.write_text(page, encoding="utf-8")
     return path
 
@@ -89,22 +90,30 @@ def _saliency_figures(folder: Path, parts: Mapping[str, str]) -> list[tuple[str,
 
 def notes(table: Table, description: Mapping[str, Any]) -> list[str]:
     """Sentences about scale, data and intervals."""
+    several = any(len(cell.seed_scores) > 1 for cell in table.cells)
+    return [
+        *scale_notes(description),
+        "accuracy: ± 95 % interval over " + ("seeds (Student t)." if several else "test episodes, because of one seed.")
+        + f" ± episodes: 95 % interval over {table.test_episodes or 'the'} test episodes of one training, "
+        "t(n − 1) s/√n, mean over seeds.",
+        f"difference to plain: paired by {'seed' if several else 'test episode'}; *: the interval excludes 0, not "
+        "corrected for the number of rows. seeds for 1 point: seeds that detect a difference of one percentage point "
+        "(power 80 %, two-sided 5 %).",
+        "The paper prints no number of training seeds; its intervals are over test tasks.",
+        *([f"Missing: {'; '.join(table.missing)}."] if table.missing else []),
+    ]  # fmt: skip
+
+
+def scale_notes(description: Mapping[str, Any]) -> list[str]:
+    """Sentences about the scale and the benchmarks that are present."""
     scale, overrides = description["scale"], description["overrides"]
     absent = [name for name in (TRAINING_ONLY, *TARGETS) if name not in description["data"]]
-    several = any(len(cell.seed_scores) > 1 for cell in table.cells)
     return [
         f"Scale {scale}: {description['scale_summary']}"
         + (f"; changed by {', '.join(overrides)}." if overrides else "."),
         f"Data: {len(description['data'])} of 9 benchmarks present"
         + (f"; missing: {', '.join(absent)}." if absent else "."),
-        "accuracy: ± 95 % interval over " + ("seeds (Student t)." if several else "test episodes, because of one seed.")
-        + f" ± episodes: 95 % interval over {table.test_episodes or 'the'} test episodes of one training, "
-        "t(n − 1) s/√n, mean over seeds.",
-        "difference to plain: paired by seed; *: the interval excludes 0, not corrected for the number of rows. seeds "
-        "for 1 point: seeds that detect a difference of one percentage point (power 80 %, two-sided 5 %).",
-        "The paper prints no number of training seeds; its intervals are over test tasks.",
-        *([f"Missing: {'; '.join(table.missing)}."] if table.missing else []),
-    ]  # fmt: skip
+    ]
 
 
 def draw(table: Table) -> Figure | None:
@@ -150,7 +159,9 @@ def _row(cell: Cell) -> list[HtmlCell]:
         HtmlCell(cell.column, cell.column),
         HtmlCell(cell.row, cell.row),
         HtmlCell(interval_text(cell.ours, "accuracy"), number_key(cell.ours.mean)),
-        HtmlCell(NOTHING if math.isnan(cell.episodes) else number_text(cell.episodes, "accuracy"), ""),
+        HtmlCell(
+            NOTHING if math.isnan(cell.half_width_episodes) else number_text(cell.half_width_episodes, "accuracy"), ""
+        ),
         HtmlCell(
             NOTHING if difference is None else interval_text(difference, "accuracy", True) + " *" * excludes_zero,
             number_key(difference.mean if difference else None),

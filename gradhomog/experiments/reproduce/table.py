@@ -35,8 +35,8 @@ class Cell:
         ours: mean over seeds of the mean over test episodes, with its 95 % interval over seeds; with one seed over
             episodes.
         seed_scores: mean over test episodes, by seed.
-        episodes: half width of the 95 % interval over the test episodes of one training, t(n − 1) · s / √n with n − 1
-            in s, mean over the seeds; NaN for averages.
+        half_width_episodes: half width of the 95 % interval over the test episodes of one training, t(n − 1) · s / √n
+            with n − 1 in s, mean over the seeds; NaN for averages.
         to_plain: difference to the plain learner, paired by seed; None for the plain learner.
         seeds_needed: number of seeds that detects a difference of one point with a power of 80 %, from the spread of
             the differences; None if unknown.
@@ -47,7 +47,7 @@ class Cell:
     row: str
     ours: Interval
     seed_scores: dict[int, float]
-    episodes: float
+    half_width_episodes: float
     to_plain: Interval | None
     seeds_needed: int | None
     published: PublishedScore | None
@@ -120,7 +120,7 @@ def to_json(table: Table) -> dict[str, Any]:
             {
                 "column": cell.column, "row": cell.row, "mean": percent(cell.ours.mean),
                 "half_width": percent(cell.ours.half_width), "seeds": len(cell.seed_scores),
-                "half_width_episodes": percent(cell.episodes),
+                "half_width_episodes": percent(cell.half_width_episodes),
                 "difference_to_plain": percent(cell.to_plain.mean) if cell.to_plain else None,
                 "difference_half_width": percent(cell.to_plain.half_width) if cell.to_plain else None,
                 "seeds_needed": cell.seeds_needed,
@@ -165,7 +165,7 @@ def _averages(experiment: str, published: str, cells: Sequence[Cell], parts: Seq
             columns = [
                 column
                 for column in dict.fromkeys(cell.column for cell in cells)
-                if column.endswith(shots) and (not block or column.split()[0] in block)
+                if column.split()[1] == shots and (not block or column.split()[0] in block)
             ]
             if len(columns) < 2 or (block and len(columns) < len(block)):
                 continue

@@ -11,7 +11,7 @@ from gradhomog.experiments.reproduce import NAMES
 
 TINY = [
     "network.size=16", "network.width=4", "train.steps=2", "train.validate_every=1", "train.validation_episodes=2",
-    "train.inner_steps=1", "train.log_every=1", "episodes.ways=2", "episodes.queries=1", "test.episodes=3",
+    "train.inner_steps=1", "train.log_every=1", "episodes.queries=1", "test.episodes=3",
     "test.queries=2",
 ]  # fmt: skip
 """Overrides for runs of a fraction of a second."""
@@ -22,14 +22,14 @@ def nine_benchmarks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `<name>-16.npz` for each benchmark; the specialized ones have few classes."""
     folder = tmp_path_factory.mktemp("data")
     for index, name in enumerate(NAMES):
-        classes = 3 if name in ("chestx", "cropdiseases", "eurosat", "isic") else 12
+        classes = 5 if name in ("chestx", "cropdiseases", "eurosat", "isic") else 20
         random = np.random.default_rng(index)
         colors = random.integers(40, 215, (classes, 1, 1, 1, 3))
-        images = np.clip(colors + random.normal(0, 20, (classes, 8, 16, 16, 3)), 0, 255).astype(np.uint8)
+        images = np.clip(colors + random.normal(0, 20, (classes, 7, 16, 16, 3)), 0, 255).astype(np.uint8)
         np.savez(
             folder / f"{name}-16.npz",
             images=images.reshape(-1, 16, 16, 3),
-            labels=np.repeat(np.arange(classes), 8),
+            labels=np.repeat(np.arange(classes), 7),
             class_names=np.array([f"{name} {number}" for number in range(classes)]),
         )
     return folder

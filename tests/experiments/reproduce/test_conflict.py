@@ -137,6 +137,23 @@ def test_a_continued_measurement_equals_an_uninterrupted_one(functions, tmp_path
     )
 
 
+def test_a_measurement_that_was_interrupted_between_points_continues_from_its_checkpoint(functions, tmp_path):
+    config = dataclasses.replace(functions, train=dataclasses.replace(functions.train, checkpoint_every=2))
+    whole = measure_conflict(config, [0, 4], 3, "reweight")
+
+    def interrupt(record):
+        if record["event"] == "step" and record["step"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure_conflict(config, [0, 4], 3, "reweight", folder=tmp_path, progress=interrupt)
+    records = []
+    found = measure_conflict(config, [0, 4], 3, "reweight", folder=tmp_path, progress=records.append)
+    assert [record["step"] for record in records if record["event"] == "step"] == [3, 4]
+    for one, other in zip(found, whole, strict=True):
+        same(one, other)
+
+
 def test_the_folder_of_another_configuration_is_refused(functions, tmp_path):
     measure_conflict(functions, [0], 3, "none", folder=tmp_path)
     with pytest.raises(ConfigError, match="another configuration"):

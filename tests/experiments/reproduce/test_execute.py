@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import socket
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from gradhomog.cli import main
-from gradhomog.errors import ConfigError, UnknownPluginError
-from gradhomog.experiments.reproduce import Settings, find_domains, reproduce
+from gradhomog.errors import ConfigError, PluginRunError, UnknownPluginError
+from gradhomog.experiments.config.schema import Config
+from gradhomog.experiments.execution.comparison import ComparisonResult
+from gradhomog.experiments.reproduce import Reproduction, Settings, execute, find_domains, reproduce
 from gradhomog.experiments.reproduce.report import render_text, write_page
 from gradhomog.experiments.reproduce.table import to_json
 from tests.experiments.reproduce.conftest import TINY
@@ -29,11 +34,21 @@ def settings(nine_benchmarks: Path) -> Settings:
 
 
 @pytest.fixture(scope="module")
-def finished(settings: Settings, tmp_path_factory: pytest.TempPathFactory):
-    patch = pytest.MonkeyPatch()
-    patch.setattr("gradhomog.experiments.report.page._save_figures", lambda *arguments: {})  # take most of the time
-    yield reproduce("strong", settings, tmp_path_factory.mktemp("out") / "strong")
-    patch.undo()
+def finished(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Reproduction:
+    with pytest.MonkeyPatch.context() as patch:
+        _without_pictures(patch)
+        return reproduce("strong", settings, tmp_path_factory.mktemp("out") / "strong")
+
+
+@pytest.fixture
+def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    _without_pictures(monkeypatch)
+
+
+def _without_pictures(patch: pytest.MonkeyPatch) -> None:
+    """Neither figures of comparisons nor saliency maps, which take most of the time of tiny runs."""
+    patch.setattr("gradhomog.experiments.report.page._save_figures", lambda *arguments: {})
+    patch.setattr("gradhomog.experiments.training.meta_learning.write_saliency_maps", lambda *arguments: None)
 
 
 def result(folder: Path, part: str, learner: str, seed: int) -> dict:
@@ -51,7 +66,7 @@ def test_cells_are_the_means_of_the_results(finished) -> None:
     assert cell.ours.mean == pytest.approx(means.mean())
     assert cell.ours.half_width == pytest.approx(stats.t.ppf(0.975, 1) * stats.sem(means))
     expected = np.mean([stats.t.ppf(0.975, len(row) - 1) * stats.sem(row) for row in scores])
-    assert cell.episodes == pytest.approx(expected)
+    assert cell.half_width_episodes == pytest.approx(expected)
     assert cell.published is not None
     assert cell.published.mean == 40.66
     assert cell.to_published == pytest.approx(means.mean() - 0.4066)
@@ -93,6 +108,7 @@ def test_the_page_is_self_contained_and_links_the_comparisons(finished) -> None:
     assert "<svg" in page
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_an_interrupted_reproduction_gives_the_same_table(finished, settings: Settings, tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(finished.folder, folder)
@@ -103,20 +119,94 @@ def test_an_interrupted_reproduction_gives_the_same_table(finished, settings: Se
     assert to_json(resumed.table) == to_json(finished.table)
 
 
-def test_a_folder_of_other_settings_is_not_mixed(finished, settings: Settings, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"already has results\. Continue with --resume"):
-        reproduce("strong", settings, finished.folder)
-    with pytest.raises(ConfigError, match="has other settings: `experiment` is 'strong' there and 'weak' here"):
-        reproduce("weak", Settings(settings.domains), finished.folder, resume=True)
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(ConfigError, match="is not empty"):
-        reproduce("strong", settings, tmp_path)
+def message_of(call: Callable[[], object]) -> str:
+    with pytest.raises(ConfigError) as error:
+        call()
+    return str(error.value)
 
 
-def test_the_command_prints_table_or_json_and_resumes(
+def test_a_folder_with_results_is_continued_only_on_request_and_with_the_same_settings(
+    finished, settings: Settings
+) -> None:
+    folder = finished.folder
+    assert message_of(lambda: reproduce("strong", settings, folder)) == (
+        f"{folder} already has results. Continue with --resume, or choose another --out."
+    )
+    message = message_of(lambda: reproduce("weak", Settings(settings.domains, overrides=TINY), folder, resume=True))
+    assert message.startswith(f"{folder} has other settings: `experiment` is 'strong' there and 'weak' here.")
+
+
+@pytest.mark.parametrize("content", ["[]", "{", None])
+@pytest.mark.usefixtures("without_pictures")
+def test_a_damaged_or_missing_description_can_be_replaced(
+    content: str | None, finished, settings: Settings, tmp_path: Path
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(finished.folder, folder)
+    path = folder / "reproduce.json"
+    if content is None:
+        path.unlink()
+        (folder / f"reproduce.json.{socket.gethostname()}-1.tmp").touch()  # killed while writing
+    else:
+        path.write_text(content)
+        message = message_of(lambda: reproduce("strong", settings, folder, resume=True))
+        assert message.startswith(f"{path} is damaged (")
+        assert message.endswith("). Remove it, then run the command that wrote it with --resume.")
+        path.unlink()
+    assert to_json(reproduce("strong", settings, folder, resume=True).table) == to_json(finished.table)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mine").touch()
+    assert "is not empty" in message_of(lambda: reproduce("strong", settings, tmp_path / "other", resume=True))
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_a_changed_text_of_the_experiment_does_not_prevent_resumption(
+    finished, settings: Settings, tmp_path: Path
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(finished.folder, folder)
+    content = json.loads((folder / "reproduce.json").read_text())
+    (folder / "reproduce.json").write_text(json.dumps({**content, "contents": "other", "version": "0.1.9"}))
+    resumed = reproduce("strong", settings, folder, resume=True)
+    assert resumed.description["version"] == "0.1.9"
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_failing_runs_and_comparisons_are_missing_in_the_table_and_the_others_are_computed(
     nine_benchmarks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gradhomog.experiments.report.page._save_figures", lambda *arguments: {})
+    compare = execute.compare
+
+    def fail_first(config: Config, folder: Path, *arguments: Any, **options: Any) -> ComparisonResult:
+        if "cub" in folder.name:
+            raise PluginRunError("no memory")
+        outcome = compare(config, folder, *arguments, **options)
+        return replace(outcome, failures={"a run": "not finite"})
+
+    monkeypatch.setattr(execute, "compare", fail_first)
+    overrides = [word for override in TINY for word in ("--set", override)]
+    command = [
+        "reproduce", "weak", "--data", str(nine_benchmarks), "--learner", "fomaml", "--shots", "1",
+        "--without-others", "--jobs", "1", "--rotogbml", "reweight(beta=0.1)", "--json", "--out",
+        str(tmp_path / "out"), *overrides,
+    ]  # fmt: skip
+    assert main(command) == 1
+    printed = capsys.readouterr()
+    assert "cub-1-shot-fomaml failed: no memory" in printed.err
+    assert "miniimagenet-1-shot-fomaml: a run failed: not finite" in printed.err
+    content = json.loads(printed.out, parse_constant=lambda name: pytest.fail(f"JSON contains {name}"))
+    assert {cell["column"] for cell in content["cells"]} == {"miniimagenet 1-shot"}
+    assert content["missing"][0] == "cub 1-shot, fomaml"
+    assert content["cells"][1]["published"] is None  # another pipeline than the paper's
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "paired by test episode" in page
+    assert "Missing: cub 1-shot, fomaml" in page
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_the_command_prints_table_or_json_and_resumes(
+    nine_benchmarks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     overrides = [word for override in TINY for word in ("--set", override)]
     command = [
         "reproduce", "weak", "--data", str(nine_benchmarks), "--domain", f"cub={nine_benchmarks / 'cub-16.npz'}",
@@ -136,6 +226,7 @@ def test_the_command_prints_table_or_json_and_resumes(
     ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_an_unknown_learner_raises_before_any_training(settings: Settings, tmp_path: Path) -> None:
     with pytest.raises(UnknownPluginError, match="mamll"):
         reproduce("strong", replace(settings, learners=["MAML", "mamll"]), tmp_path / "out")
@@ -147,6 +238,7 @@ def test_an_unknown_learner_raises_before_any_training(settings: Settings, tmp_p
     [
         (["tables"], r"unknown experiment 'tables'; known: weak, strong"),
         (["strong", "--scale", "smal"], r"unknown scale 'smal'; .*Did you mean 'small'\?"),
+        (["conflict", "--jobs", "2", "--without-others"], "remove --jobs, --without-others"),
         (["strong"], "Pass the folder of the data by --data"),
         (["strong", "--data", "missing"], "--data must be an existing folder"),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from gradhomog.errors import ConfigError, DataError
 from gradhomog.experiments.data.benchmarks import BENCHMARKS
 from gradhomog.experiments.data.splits import streams
 from gradhomog.experiments.execution import plan
-from gradhomog.experiments.reproduce import EXPERIMENTS, NAMES, SCALES, Settings, find_domains, parts
+from gradhomog.experiments.reproduce import EXPERIMENTS, NAMES, SCALES, Settings, find_domains, image_size, parts
 from gradhomog.experiments.reproduce.experiments import conflict_run
 from tests.docs import pages
 from tests.experiments.reproduce.conftest import TINY
@@ -49,7 +51,7 @@ def test_the_strong_problem_leaves_the_target_out_and_trains_on_all_classes_of_s
         source = streams(part.config, 0)
         assert source.test.split == "all"
         for domain in source.train.domains:
-            count = 3 if domain.name.removesuffix("-16") in SPECIALIZED else 6
+            count = 5 if domain.name.removesuffix("-16") in SPECIALIZED else 10
             assert len(domain.classes("train")) == count
         assert not {domain.name.removesuffix("-16") for domain in source.validation.domains} & set(SPECIALIZED)
         for index in range(3):
@@ -94,7 +96,13 @@ def test_choices_select_rows_and_columns(domains: dict[str, str]) -> None:
 
 def test_two_expressions_of_one_learner_have_folders_of_their_names(domains: dict[str, str]) -> None:
     settings = Settings(domains, learners=["maml", "maml(first_order=true)"], targets=["cub"], shots=[1], others=False)
-    assert [part.name for part in parts("weak", settings)] == ["cub-1-shot-maml", "cub-1-shot-maml-first_order-true"]
+    names = [part.name for part in parts("weak", settings)]
+    assert names[0] == "cub-1-shot-maml"
+    assert names[1].startswith("cub-1-shot-maml-first_order-true-")
+    long = [f"maml(inner_lr={value}, adapt={['head.*'] * 40})" for value in (1, -1)]
+    names = [part.name for part in parts("weak", replace(settings, learners=long))]
+    assert len(set(names)) == 2
+    assert max(map(len, names)) < 80
 
 
 def test_shares_of_the_training_steps_follow_the_scale_and_the_overrides(domains: dict[str, str]) -> None:
@@ -125,12 +133,51 @@ def test_the_ablation_has_all_subsets_of_the_modules_and_hyper(domains: dict[str
         ({"targets": ["cup"]}, r"`strong` has no target 'cup'.*Did you mean 'cub'\?"),
         ({"targets": ["miniimagenet"]}, r"`strong` has no target 'miniimagenet'"),
         ({"overrides": ["train.stepz=3"]}, "unknown key `train.stepz`"),
-        ({"learners": ["maml("]}, "maml"),
+        ({"overrides": ["learner=maml"]}, "--set learner: the experiment sets this key; use --learner"),
+        ({"overrides": ["homogenizers=['none']"]}, "--set homogenizers: .* use --rotogbml"),
+        ({"overrides": ["episodes.shots = 5"]}, r"--set episodes\.shots: .* use --shots"),
+        ({"overrides": ["domains.setting=weak"]}, r"--set domains\.setting"),
+        ({"overrides": ["problem.name=landscape"]}, r"--set problem\.name"),
     ],
 )
 def test_errors_name_the_choice(settings: dict[str, list[str]], message: str, domains: dict[str, str]) -> None:
     with pytest.raises(Exception, match=message):
         parts("strong", Settings(domains, **settings))
+
+
+def test_options_without_effect_raise(domains: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="`--rotogbml` has no effect in `ablation`"):
+        parts("ablation", Settings(domains, rotogbml="pcgrad"))
+    with pytest.raises(ConfigError, match=r"--set network\.name"):
+        parts("backbone", Settings(domains, overrides=["network.name=conv4"]))
+
+
+def test_equal_rows_are_computed_once_and_other_settings_have_no_published_numbers(domains: dict[str, str]) -> None:
+    (part,) = parts("strong", Settings(domains, learners=["relationnet"], targets=["cub"], shots=[1]))[:1]
+    assert [row.title for row in part.rows][:2] == ["RelationNet", "RelationNet-FT"]
+    assert len({row.homogenizers for row in part.rows}) == len(part.rows)
+    (part,) = parts("strong", Settings(domains, learners=["MAML"], targets=["cub"], shots=[1, 1], others=False,
+                                       rotogbml="pcgrad"))  # fmt: skip
+    assert [row.published for row in part.rows] == ["MAML", None, None]
+    settings = Settings(domains, learners=["MAML"], targets=["cub"], shots=[1], overrides=["episodes.ways=3"])
+    assert {row.published for part in parts("strong", settings) for row in part.rows} == {None}
+
+
+def test_targets_of_saliency_are_benchmarks(domains: dict[str, str]) -> None:
+    (part,) = parts("saliency", Settings(domains, targets=["cub", "isic"]))
+    assert part.config.domains.test == [domains["cub"], domains["isic"]]
+    assert part.config.domains.train == [domains["miniimagenet"]]
+    with pytest.raises(ConfigError, match="`saliency` has no target 'others'; it has cub"):
+        parts("saliency", Settings(domains, targets=["others"]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "size"),
+    [(("weak", "paper", []), 84), (("strong", "paper", []), 224), (("ablation", "paper", []), 224),
+     (("conflict", "smoke", []), 32), (("strong", "smoke", ["network.size=16"]), 16)],
+)  # fmt: skip
+def test_data_are_searched_at_the_size_of_the_network(arguments: tuple[str, str, list[str]], size: int) -> None:
+    assert image_size(*arguments) == size
 
 
 def test_the_error_without_data_lists_the_benchmarks_and_the_options() -> None:
@@ -149,9 +196,19 @@ def test_the_conflict_is_measured_between_all_benchmarks(domains: dict[str, str]
 
 
 def test_files_can_be_assigned_to_benchmarks(nine_benchmarks: Path, tmp_path: Path) -> None:
-    found = find_domains(nine_benchmarks, ["plantae=cars-16.npz"], 16)
+    (tmp_path / "a b = c").mkdir()
+    flowers = shutil.copy(nine_benchmarks / "plantae-16.npz", tmp_path / "a b = c" / "flowers.npz")
+    found = find_domains(nine_benchmarks, [f"plantae={flowers}"], 16)
     assert list(found) == list(NAMES)
-    assert found["plantae"] == str(nine_benchmarks / "cars-16.npz")
+    assert found["plantae"] == str(flowers)
+    source = streams(parts("strong", Settings(found, targets=["cub"], overrides=TINY))[0].config, 0)
+    assert "flowers" in {domain.name for domain in source.train.domains}
+    with pytest.raises(ConfigError, match=r"cars and plantae are the same file, .*cars-16\.npz"):
+        find_domains(nine_benchmarks, ["plantae=cars-16.npz"], 16)
+    (tmp_path / "data (1)").mkdir()
+    shutil.copy(flowers, tmp_path / "data (1)" / "cub.npz")
+    with pytest.raises(ConfigError, match="the path contains a parenthesis"):
+        find_domains(tmp_path / "data (1)", [], 16)
     for text, message in (
         ("plantae", "--domain must be NAME=PATH; got 'plantae'"),
         ("plants=cars-16.npz", r"unknown benchmark 'plants'; .*Did you mean 'plantae'\?"),

@@ -19,7 +19,7 @@ from gradhomog.errors import DataError
 from gradhomog.experiments.data.benchmarks.catalogue import Benchmark
 from gradhomog.experiments.data.benchmarks.listing import SPLITS, Listing
 from gradhomog.experiments.data.benchmarks.lists import MANIFEST
-from gradhomog.experiments.data.benchmarks.locate import Form, advice, list_published, places
+from gradhomog.experiments.data.benchmarks.locate import Form, advice, find_forms, list_published
 from gradhomog.experiments.data.domains import _formats
 from gradhomog.experiments.data.domains._picture_set import PictureSet
 from gradhomog.experiments.data.domains._pictures import check_picture, describe_content, require_pillow
@@ -70,7 +70,7 @@ def check(root: Path, benchmark: Benchmark, *, full: bool = False) -> Checked:
     The header of every image is read; `full` decodes every image. A progress bar appears after one second.
     """
     result = Checked(benchmark.name, published_classes=benchmark.classes, published_images=benchmark.images)
-    form, path = next(places(root, benchmark, None), (None, root))
+    form, path = next(find_forms(root, benchmark, None), (None, root))
     if form is None:
         result.problems, result.advice = _check_archives(root, benchmark)
     else:
@@ -198,7 +198,7 @@ def _check_archives(root: Path, benchmark: Benchmark) -> tuple[list[str], str]:
             if content := describe_content(path):
                 problems.append(f"{path}: is {content}. Download it again.")
             elif not (zipfile.is_zipfile(path) if path.suffix == ".zip" else tarfile.is_tarfile(path)):
-                problems.append(f"{path}: is not an archive, or its end is cut off. Download it again.")
+                problems.append(f"{path}: is not an archive, or is damaged. Download it again.")
             else:
                 whole.append(path)
     if whole:

@@ -35,7 +35,8 @@ def find(root: Path, name: str, size: int) -> Path | None:
     2. `filelists/<name>/` with base.json, val.json or novel.json;
     3. `<name>/` with such lists, with train.csv, val.csv or test.csv, or with miniImageNet's pickles;
     4. the published folders of miniImageNet, which include the split;
-    5. `<name>/` with one folder per class, or with class folders in train, val and test.
+    5. `<name>/` with one folder per class, or with class folders in train, val and test;
+    6. `<name>-<other size>.npz`, the largest, whose images are resized.
 
     Names of folders may have capitals, as in `filelists/miniImagenet`.
 
@@ -44,7 +45,7 @@ def find(root: Path, name: str, size: int) -> Path | None:
             published split must be written first.
     """
     benchmark = get(name)
-    for form, path in places(root, benchmark, size):
+    for form, path in find_forms(root, benchmark, size):
         if form != "published folders" or benchmark.rule == "folders":
             return path
         raise DataError(f"{path}: {benchmark.title} has no file lists with the published split. {advice(root, name)}")
@@ -57,7 +58,7 @@ def advice(root: Path, name: str) -> str:
     return f"Write them with: gradhomog data lists {folder} {name} --out {out}"
 
 
-def places(root: Path, benchmark: Benchmark, size: int | None) -> Iterator[tuple[Form, Path]]:
+def find_forms(root: Path, benchmark: Benchmark, size: int | None) -> Iterator[tuple[Form, Path]]:
     """Yield the forms of a benchmark below `root`, in the order of `find`; `size=None` finds arrays of any size."""
     name = benchmark.name
     sized = [root / f"{name}-{size}.npz"] if size is not None else sorted(root.glob(f"{name}-*.npz"))
@@ -73,6 +74,9 @@ def places(root: Path, benchmark: Benchmark, size: int | None) -> Iterator[tuple
         yield "published folders", published
     elif own is not None and form == "class folders" and any(path.is_dir() for path in own.iterdir()):
         yield "class folders", own
+    if size is not None:
+        others = {path: int(path.stem[len(name) + 1 :]) for path in root.glob(f"{name}-*.npz") if _is_sized(path, name)}
+        yield from (("arrays", path) for path in sorted(others, key=lambda path: -others[path]) if path.is_file())
 
 
 def find_published(root: Path, benchmark: Benchmark) -> Path | None:
@@ -108,7 +112,7 @@ def list_source(root: Path, benchmark: Benchmark) -> Listing:
     """
     if (path := find_published(root, benchmark)) is not None:
         return list_published(benchmark, path)
-    for form, own in places(root, benchmark, None):
+    for form, own in find_forms(root, benchmark, None):
         if form == "class folders":
             return list_published(benchmark, own)
     raise DataError(
@@ -119,8 +123,12 @@ def list_source(root: Path, benchmark: Benchmark) -> Listing:
 
 def has_source(root: Path, benchmark: Benchmark) -> bool:
     """Return whether `list_source` finds pictures of a benchmark."""
-    forms = [form for form, _ in places(root, benchmark, None)]
+    forms = [form for form, _ in find_forms(root, benchmark, None)]
     return "published folders" in forms or "class folders" in forms
+
+
+def _is_sized(path: Path, name: str) -> bool:
+    return path.stem[len(name) + 1 :].isdecimal()
 
 
 def _child(folder: Path, name: str) -> Path | None:

@@ -190,7 +190,7 @@ def test_an_archive_that_is_not_unpacked_is_reported(tmp_path):
     result = checked(tmp_path, "eurosat")
     assert (result.status, result.advice) == ("missing", f"Unpack {archive} below {tmp_path}.")
     whole = archive.read_bytes()
-    damages = {whole[:-30]: "is not an archive, or its end is cut off", b"<html>": "a web page", b"": "an empty file"}
+    damages = {whole[:-30]: "is not an archive, or is damaged", b"<html>": "a web page", b"": "an empty file"}
     for content, reason in damages.items():
         archive.write_bytes(content)
         result = checked(tmp_path, "eurosat")

@@ -178,6 +178,10 @@ def test_forms_are_found_in_the_documented_order(changeable):
     assert find(root, "eurosat", 32) == expected[1]
     shutil.rmtree(expected[1])
     assert find(root, "eurosat", 32) == expected[0]
+    shutil.rmtree(expected[0])
+    for name in ("eurosat-28.npz", "eurosat-224.npz", "eurosat-old.npz"):  # the largest of other sizes
+        (root / name).touch()
+    assert find(root, "eurosat", 32) == root / "eurosat-224.npz"
     assert find(root, "cub", 32) is None
     assert find(root / "nowhere", "cub", 32) is None
     with pytest.raises(OptionError, match=r"unknown benchmark 'eurosta'.*eurosat"):
