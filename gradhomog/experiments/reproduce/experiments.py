@@ -166,7 +166,7 @@ def parts(name: str, settings: Settings) -> list[Part]:
                 keys |= {f"network.{key}": value for key, value in _network(problem, scale, network).items()}
                 found += _parts_of(f"{benchmark} {shots}-shot", rows, keys, settings.overrides, network)
     if not found:
-        needed = ", ".join(dict.fromkeys(benchmark for _, benchmark in experiment.columns))
+        needed = ", ".join(_targets(experiment))
         raise ConfigError(
             f"`{name}` needs at least one of the benchmarks {needed}; none is present. Pass the folder of the data by "
             "--data, or files by --domain NAME=PATH; `gradhomog data list` prints where each is obtained."
@@ -218,7 +218,7 @@ def image_size(name: str, scale: str, overrides: Sequence[str]) -> int:
     chosen = SCALES[scale]
     sizes = [network["size"] for problem, network in (("weak", chosen.weak_network), ("strong", chosen.strong_network))
              if problem in problems]  # fmt: skip
-    return load(None, overrides, {"network": {"size": max(sizes)}, "domains": {"train": ["-"]}}).network.size
+    return load(None, overrides, {"network": {"size": max(sizes)}}).network.size
 
 
 def conflict_run(settings: Settings) -> tuple[Config, str]:
@@ -268,9 +268,13 @@ def _is_present(benchmark: str, settings: Settings) -> bool:
     return benchmark in settings.domains and (not settings.targets or benchmark in settings.targets)
 
 
-def _check_targets(name: str, experiment: Experiment, settings: Settings) -> None:
+def _targets(experiment: Experiment) -> Sequence[str]:
     columns = dict.fromkeys(benchmark for _, benchmark in experiment.columns)
-    known = list(protocol.TARGETS) if OTHERS in columns else list(columns)
+    return protocol.TARGETS if OTHERS in columns else list(columns)
+
+
+def _check_targets(name: str, experiment: Experiment, settings: Settings) -> None:
+    known = _targets(experiment)
     errors = []
     for target in settings.targets:
         if target not in known:
