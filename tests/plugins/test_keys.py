@@ -25,7 +25,7 @@ STATEFUL = [
     "uw(lr=0.2, key='domain')",
 ]
 # They act on features or in the encoder, and keep state by key there.
-IN_THE_NETWORK = {"isi", "rotate", "rotogbml", "rotograd"}
+IN_THE_NETWORK = {"fwt", "isi", "rotate", "rotogbml", "rotograd"}
 
 
 def swap(values):
