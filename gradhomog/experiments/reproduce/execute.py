@@ -19,7 +19,8 @@ from gradhomog.experiments.reproduce.scales import SCALES
 from gradhomog.experiments.reproduce.settings import Settings
 from gradhomog.experiments.reproduce.table import Table, collect
 from gradhomog.experiments.results import atomic_files
-from gradhomog.experiments.results.plan import Run
+from gradhomog.experiments.results.comparison_dir import PLAN, Plan, run_dir
+from gradhomog.experiments.results.plan import Run, decided_runs
 from gradhomog.experiments.training.trainer import make_trainable
 
 DESCRIPTION = "reproduce.json"
@@ -76,15 +77,30 @@ def reproduce(
     for index, part in enumerate(planned):
         progress({"event": "part", "name": part.name, "index": index, "of": len(planned)})
         folder = out / part.name
-        exists = (folder / "plan.json").exists()
+        if _is_finished(part, folder):
+            continue
+        exists = (folder / PLAN).exists()
         try:
             outcome = compare(part.config, folder, exists, progress, jobs=jobs, executor=executor)
             failures |= {f"{part.name}: {run}": error for run, error in outcome.failures.items()}
         except GradhomogError as error:  # for example, a dry run fails: the other parts are still computed
             failures[part.name] = str(error)
-        table = collect(name, EXPERIMENTS[name].published, planned, out)
-        write_page(table, description, out)
+        write_page(collect(name, EXPERIMENTS[name].published, planned, out), description, out)
+    table = collect(name, EXPERIMENTS[name].published, planned, out)
+    write_page(table, description, out)
     return Reproduction(out, table, description, failures)
+
+
+def _is_finished(part: Part, folder: Path) -> bool:
+    """True if the folder has the report and every run of this comparison, so that `compare` would change nothing."""
+    if not (folder / REPORT).exists() or not (folder / PLAN).exists():
+        return False
+    if Plan.read(folder).digest != part.config.digest:
+        return False  # `compare` raises the error
+    rows, seeds = plan.methods(part.config), part.config.seed_list
+    runs = [Run(row.learner, text, seed) for row in rows for text in row.candidates for seed in seeds]
+    results = {run.id: result for run in runs if (result := run_dir(folder, run).result()) is not None}
+    return all(run.id in results for run in decided_runs(rows, seeds, results, ()))
 
 
 def describe(name: str, settings: Settings) -> dict[str, Any]:

@@ -226,6 +226,14 @@ def test_the_command_prints_table_or_json_and_resumes(
     ]  # fmt: skip
 
 
+def test_finished_comparisons_are_not_computed_again(
+    finished: Reproduction, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(execute, "compare", lambda *arguments, **options: pytest.fail("computed again"))
+    again = reproduce("strong", settings, finished.folder, resume=True)
+    assert to_json(again.table) == to_json(finished.table)
+
+
 @pytest.mark.usefixtures("without_pictures")
 def test_an_unknown_learner_raises_before_any_training(settings: Settings, tmp_path: Path) -> None:
     with pytest.raises(UnknownPluginError, match="mamll"):
