@@ -99,7 +99,7 @@ def test_rows_of_generation_1_are_those_of_the_written_loss():
 def test_the_distillation_loss_of_equal_networks_is_zero_and_has_no_gradient():
     learner = make(generation0_steps=0, distance_weight=0)
     rows = learner.rows(tasks())
-    assert rows.losses.tolist() == [0, 0, 0]
+    assert float(rows.losses.abs().max()) < 1e-14
     assert all(float(block.abs().max()) < 1e-15 for block in rows.jacobian.values())
 
 
@@ -108,7 +108,7 @@ def test_symmetric_images_have_finite_rows():
     batch = tasks()
     batch = replace(batch, support_x=torch.ones_like(batch.support_x), query_x=torch.ones_like(batch.query_x))
     rows = learner.rows(batch)
-    assert rows.losses.tolist() == [0, 0, 0]
+    assert float(rows.losses.abs().max()) < 1e-14
     assert all(bool(block.isfinite().all()) for block in rows.jacobian.values())
 
 
@@ -136,7 +136,8 @@ def test_homogenizers_in_the_encoder_do_not_act_on_the_teacher():
         learner = make(homogenizers, generation0_steps=0, distance_weight=0)
         outer = torch.optim.SGD(learner.parameters(), lr=0.1)
         losses.append(learner.step(tasks(), outer).losses.max())
-    assert losses[0] == 0 < losses[1]
+    assert losses[0] < 1e-14
+    assert losses[1] > 1e-6
 
 
 def test_the_teacher_has_no_dropout():
