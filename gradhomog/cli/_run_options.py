@@ -37,14 +37,16 @@ def add_run_command(
         help="use one seed and one tenth of the training steps and test tasks, to check that the run file works",
     )  # fmt: skip
     resume_help = f"continue an interrupted {'comparison' if several_runs else 'run'} of the same configuration"
-    add_execution_options(command, several_runs=several_runs, resume_help=resume_help)
-
-
-def add_execution_options(command: argparse.ArgumentParser, *, several_runs: bool, resume_help: str) -> None:
-    """Add the output folder, resumption, executor, output format and, for several runs, their number."""
-    command.add_argument(
-        "--out", type=_parse_folder, metavar="DIR", help="output folder (default: a new folder under runs/)"
+    add_execution_options(
+        command, several_runs=several_runs, resume_help=resume_help, default_out="a new folder under runs/"
     )
+
+
+def add_execution_options(
+    command: argparse.ArgumentParser, *, several_runs: bool, resume_help: str, default_out: str
+) -> None:
+    """Add the output folder, resumption, executor, output format and, for several runs, their number."""
+    command.add_argument("--out", type=_parse_folder, metavar="DIR", help=f"output folder (default: {default_out})")
     command.add_argument(
         "--resume", action="store_true",
         help=resume_help,

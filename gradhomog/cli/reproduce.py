@@ -55,7 +55,7 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--without-others",
         action="store_true",
-        help="omit the comparison methods, which have no gradient-based learner",
+        help="omit the comparison methods of Tables 1 and 2, such as ProtoNet and RelationNet",
     )
     command.add_argument(
         "--batches", type=int, default=200, metavar="N", help="conflict: number of measured batches (default: 200)"
@@ -64,7 +64,10 @@ def add(commands: Any) -> None:
         "--set", action="append", default=[], metavar="a.b=c", dest="overrides",
         help="override a key of the run files; may be repeated",
     )  # fmt: skip
-    add_execution_options(command, several_runs=True, resume_help="continue an interrupted experiment")
+    add_execution_options(
+        command, several_runs=True, resume_help="continue an interrupted experiment",
+        default_out="runs/reproduce-EXPERIMENT-SCALE",
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:

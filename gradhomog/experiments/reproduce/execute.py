@@ -85,7 +85,8 @@ def reproduce(
             failures |= {f"{part.name}: {run}": error for run, error in outcome.failures.items()}
         except GradhomogError as error:  # for example, a dry run fails: the other parts are still computed
             failures[part.name] = str(error)
-        write_page(collect(name, EXPERIMENTS[name].published, planned, out), description, out)
+        if index < len(planned) - 1:  # a page of the comparisons so far; that of all follows
+            write_page(collect(name, EXPERIMENTS[name].published, planned, out), description, out)
     table = collect(name, EXPERIMENTS[name].published, planned, out)
     write_page(table, description, out)
     return Reproduction(out, table, description, failures)

@@ -34,6 +34,11 @@ _SHORT_TRAINING: dict[str, Any] = {  # rates at which a few hundred steps train 
     "train.inner_lr": 0.05, "train.inner_steps": 3, "train.outer_lr": 0.002, "episodes.queries": 5,
 }  # fmt: skip
 
+_LONG_TRAINING: dict[str, Any] = {  # rates of the paper
+    "train.inner_lr": 0.01, "train.inner_steps": 5, "train.outer_lr": 0.001, "episodes.queries": 15, "seeds": 3,
+    "test.episodes": 600,
+}  # fmt: skip
+
 SCALES: Mapping[str, Scale] = {
     "smoke": Scale(
         "20 steps, one seed, 32 px: minutes on two cores, to check data and command; do not read the numbers",
@@ -58,10 +63,8 @@ SCALES: Mapping[str, Scale] = {
     "medium": Scale(
         "6,000 steps, three seeds, 84 px, conv4 with 64 filters: hours on a GPU",
         {
-            "seeds": 3, "episodes.queries": 15, "train.inner_lr": 0.01, "train.inner_steps": 5,
-            "train.outer_lr": 0.001, "train.steps": 6000, "train.validate_every": 500,
-            "train.validation_episodes": 100, "train.log_every": 50, "train.checkpoint_every": 250,
-            "test.episodes": 600,
+            **_LONG_TRAINING, "train.steps": 6000, "train.validate_every": 500, "train.validation_episodes": 100,
+            "train.log_every": 50, "train.checkpoint_every": 250,
         },
         _conv4(84, 64),
         _conv4(84, 64),
@@ -70,10 +73,8 @@ SCALES: Mapping[str, Scale] = {
     "paper": Scale(
         "60,000 steps, three seeds; conv4 with 64 filters at 84 px (weak), resnet10 at 224 px (strong): days on GPUs",
         {
-            "seeds": 3, "episodes.queries": 15, "train.inner_lr": 0.01, "train.inner_steps": 5,
-            "train.outer_lr": 0.001, "train.steps": 60_000, "train.validate_every": 1000,
-            "train.validation_episodes": 200, "train.log_every": 100, "train.checkpoint_every": 500,
-            "test.episodes": 600,
+            **_LONG_TRAINING, "train.steps": 60_000, "train.validate_every": 1000, "train.validation_episodes": 200,
+            "train.log_every": 100, "train.checkpoint_every": 500,
         },
         _conv4(84, 64),
         {"name": "resnet10", "size": 224, "width": 64},

@@ -1,4 +1,4 @@
-"""Each benchmark in its published layout, written once; a cache folder of its own."""
+"""Each benchmark in its published layout, written once, and a separate cache folder."""
 
 import shutil
 
