@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 from dataclasses import replace
 
 import pytest
@@ -16,6 +15,7 @@ from gradhomog_adapters.anil import anil
 from gradhomog_adapters.baseline import Baseline
 from gradhomog_adapters.mtl import MTL
 from tests.adapters import checks
+from tests.adapters.few_shot import assert_training_continues
 
 CLASSES = 7
 SHAPE = (1, 6, 6)
@@ -163,20 +163,7 @@ def test_each_phase_trains_its_own_parameters_under_momentum_and_weight_decay():
 
 def test_training_continues_from_a_state_of_either_phase_bit_for_bit():
     for done in (1, 3):  # pre-training ends after two steps
-        learner, fresh = (make("moco", pretrain_steps=2, classes=CLASSES) for _ in range(2))
-        outer, fresh_outer = (torch.optim.Adam(part.parameters(), lr=0.05) for part in (learner, fresh))
-        for seed in range(done):
-            learner.step(tasks(seed=seed), outer)
-        file = io.BytesIO()
-        torch.save([learner.state_dict(), outer.state_dict()], file)
-        file.seek(0)
-        for part, state in zip((fresh, fresh_outer), torch.load(file, weights_only=True), strict=True):
-            part.load_state_dict(state)
-        for seed in range(done, done + 3):
-            expected, found = learner.step(tasks(seed=seed), outer), fresh.step(tasks(seed=seed), fresh_outer)
-            assert torch.equal(found.losses, expected.losses)
-        assert learner.evaluate(tasks()) == fresh.evaluate(tasks())
-        assert str(learner.state_dict()) == str(fresh.state_dict())
+        assert_training_continues(lambda: make("moco", pretrain_steps=2, classes=CLASSES), tasks, done)
 
 
 def test_the_head_is_adapted_at_meta_test_during_pre_training():

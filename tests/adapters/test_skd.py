@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +15,7 @@ from gradhomog_adapters._logistic_regression import fit_logistic_regression
 from gradhomog_adapters._rotations import distillation_loss, mean_distance, rotate_images, rotation_loss
 from gradhomog_adapters.skd import SKD
 from tests.adapters import checks
+from tests.adapters.few_shot import assert_training_continues
 
 CLASSES = 7
 SHAPE = (1, 6, 6)
@@ -175,20 +175,7 @@ def test_rows_in_float32_are_those_in_float64(steps):
 
 @pytest.mark.parametrize("done", [1, 3])
 def test_training_continues_from_a_state_of_either_generation_bit_for_bit(done):
-    learner, fresh = (make("moco", generation0_steps=2) for _ in range(2))
-    outer, fresh_outer = (torch.optim.Adam(part.parameters(), lr=0.05) for part in (learner, fresh))
-    for seed in range(done):
-        learner.step(tasks(seed=seed), outer)
-    file = io.BytesIO()
-    torch.save([learner.state_dict(), outer.state_dict()], file)
-    file.seek(0)
-    for part, state in zip((fresh, fresh_outer), torch.load(file, weights_only=True), strict=True):
-        part.load_state_dict(state)
-    for seed in range(done, done + 3):
-        expected, found = learner.step(tasks(seed=seed), outer), fresh.step(tasks(seed=seed), fresh_outer)
-        assert torch.equal(found.losses, expected.losses)
-    assert learner.evaluate(tasks()) == fresh.evaluate(tasks())
-    assert str(learner.state_dict()) == str(fresh.state_dict())
+    assert_training_continues(lambda: make("moco", generation0_steps=2), tasks, done)
 
 
 @pytest.mark.parametrize("steps", [None, 0])
