@@ -66,6 +66,8 @@ def test_a_built_in_conforms_by_few_examples(check):
         "gradvac(beta=0.5, order='fixed', key='domain')", "cr_mogm(method='gradvac(beta=0.5)', key='domain')",
         "mgda(on='features')", "cagrad(c=0.9, zero_rows='drop')", "fairgrad(alpha=0.5)", "graddrop(leak=0.3)",
         "rotograd(variant='reference', pool='task', burn_in=2, key='domain', lr=0.5)",
+        "dcgd(variant='projection')", "dcgd(variant='average')", "pcd(primary=0, tau=0.5, beta=0)",
+        "and_mask(tau=0.5, rescale='all')", "sand_mask(k=0.1, rescale='all')",
     ],
     only=ON_ROWS, fast=True,
 )  # fmt: skip

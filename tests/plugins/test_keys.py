@@ -19,6 +19,7 @@ STATEFUL = [
     "gradvac(beta=0.5, order='fixed', key='domain')",
     "imtl_l(lr=0.2, key='domain')",
     "moco(key='domain')",
+    "pcd(primary='b', tau=0.3, beta=0.5, key='domain')",
     "reweight(lr=0.2, key='domain')",
     "sdmgrad(solver='sgd', lr=0.5, iterations=2, key='domain')",
     "stch(log=true, warmup=0, period=2, mu=0.5, key='domain')",

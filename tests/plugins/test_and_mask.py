@@ -1,0 +1,108 @@
+"""AND-mask against the authors' loop written out, counts of signs, and its properties."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gradhomog
+from gradhomog.testing import jacobians
+
+both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+
+
+def normal(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def combine(rows, **options):
+    return gradhomog.pipeline([("and_mask", options)]).combine(rows)
+
+
+def domainbed(rows, tau):
+    """`mask_grads` of DomainBed for the rows of one tensor, entry by entry."""
+    tasks, kept = len(rows), 0
+    direction = torch.zeros_like(rows[0])
+    for place in range(rows[0].numel()):
+        entries = [float(row.flatten()[place]) for row in rows]
+        balance = sum((entry > 0) - (entry < 0) for entry in entries)
+        if abs(balance) / tasks >= tau:
+            kept += 1
+            direction.view(-1)[place] = sum(entries) / tasks
+    return direction / (1e-10 + kept / rows[0].numel())
+
+
+@both_dtypes
+@pytest.mark.parametrize("tau", [0.0, 0.2, 0.5, 1.0])
+def test_rescaling_by_tensor_is_domainbed(tau, dtype):
+    rows = {"a": normal(5, 3, 4, dtype=dtype), "b": normal(5, 20, seed=1, dtype=dtype)}
+    found = combine(rows, tau=tau, rescale="tensor")
+    for name, value in rows.items():
+        torch.testing.assert_close(found[name], domainbed(value, tau))
+
+
+@given(jacobians(tasks=(1, 6)), st.sampled_from([0.0, 0.25, 1 / 3, 0.5, 0.6, 1.0]))
+def test_without_rescaling_the_mean_is_kept_where_enough_signs_agree(rows, tau):
+    balance = (rows > 0).sum(0) - (rows < 0).sum(0)
+    expected = torch.where(balance.abs().double() / len(rows) >= tau, rows.mean(0), 0.0)
+    torch.testing.assert_close(combine(rows, tau=tau), expected)
+
+
+@pytest.mark.parametrize("tasks", [*range(1, 8), 10, 30])
+def test_a_threshold_that_is_a_share_of_the_tasks_includes_this_share(tasks):
+    # 0.1 · 30 is above 3 in floating point.
+    rows = torch.ones(tasks, tasks + 1)
+    for negative in range(tasks + 1):
+        rows[:negative, negative] = -1
+    for count in range(tasks + 1):
+        kept = combine(rows + 0.0, tau=count / tasks) != 0
+        shares = (tasks - 2 * torch.arange(tasks + 1)).abs()
+        assert torch.equal(kept, (shares >= count) & (shares > 0))
+
+
+def test_rescaling_over_all_parameters_does_not_depend_on_their_division_into_tensors():
+    rows = normal(3, 40)
+    whole = combine(rows, rescale="all")
+    parts = combine({"a": rows[:, :12].reshape(3, 3, 4), "b": rows[:, 12:]}, rescale="all")
+    torch.testing.assert_close(torch.cat([parts["a"].flatten(), parts["b"]]), whole)
+    kept = rows.sign().sum(0).abs() == 3
+    torch.testing.assert_close(whole, torch.where(kept, rows.mean(0), 0.0) * 40 / kept.sum())
+
+
+@pytest.mark.parametrize("rescale", ["none", "all", "tensor"])
+def test_coordinates_without_gradient_do_not_change_the_length(rescale):
+    rows = torch.tensor([2.0, 0.0, -1.0, 0.0]).expand(3, 4)
+    torch.testing.assert_close(combine(rows, rescale=rescale), rows[0])
+    torch.testing.assert_close(combine(rows, tau=0, rescale=rescale), rows[0])
+
+
+@pytest.mark.parametrize("rescale", ["none", "all", "tensor"])
+def test_opposite_rows_give_zero(rescale):
+    row = normal(50)
+    assert combine({"a": torch.stack([row, -2 * row])}, rescale=rescale)["a"].tolist() == [0.0] * 50
+
+
+@given(jacobians())
+def test_full_agreement_conflicts_with_no_row(rows):
+    assert bool((rows @ combine(rows) >= 0).all())
+
+
+@pytest.mark.parametrize("rescale", ["none", "all", "tensor"])
+def test_derivatives_are_those_of_a_fixed_mask(rescale):
+    rows = normal(3, 8).requires_grad_()
+    pipe = gradhomog.pipeline([("and_mask", {"tau": 0.3, "rescale": rescale})])
+    assert torch.autograd.gradcheck(lambda rows: pipe.combine(rows, create_graph=True), rows)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_rows_are_averaged_in_float32(dtype):
+    rows = normal(7, 300).abs().to(dtype)
+    found = combine(rows)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found, rows.double().mean(0).to(dtype), rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize("options", [{"tau": 1.1}, {"tau": -0.1}, {"rescale": "layer"}])
+def test_options_out_of_range_raise(options):
+    with pytest.raises(gradhomog.OptionError, match=f"`{next(iter(options))}` must be"):
+        combine(torch.ones(2, 2), **options)

@@ -1,0 +1,130 @@
+"""SAND-mask against DomainBed's loop written out, its limits, and derivatives through the mask."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+
+import gradhomog
+from gradhomog.testing import jacobians
+
+both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+
+
+def normal(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def combine(rows, create_graph=False, **options):
+    return gradhomog.pipeline([("sand_mask", options)]).combine(rows, create_graph=create_graph)
+
+
+def domainbed(rows, tau, k, rescale=True):
+    """`mask_grads` of DomainBed for the rows of one tensor, entry by entry."""
+    tasks, masks = len(rows), []
+    direction = torch.zeros_like(rows[0])
+    for place in range(rows[0].numel()):
+        entries = [float(row.flatten()[place]) for row in rows]
+        mean = sum(entries) / tasks
+        variance = sum((entry - mean) ** 2 for entry in entries) / (tasks - 1)
+        agreement = abs(sum((entry > 0) - (entry < 0) for entry in entries)) / tasks
+        masks.append(max(0.0, math.tanh(k / variance * (agreement - tau))))
+        direction.view(-1)[place] = masks[-1] * mean
+    return direction / (1e-10 + sum(masks) / len(masks)) if rescale else direction
+
+
+@both_dtypes
+@pytest.mark.parametrize(("tau", "k"), [(0.0, 0.1), (0.3, 1.0), (0.5, 10.0), (0.9, 0.01)])
+def test_the_absolute_form_is_domainbed(tau, k, dtype):
+    rows = {"a": normal(5, 3, 4, dtype=dtype), "b": normal(5, 20, seed=1, dtype=dtype)}
+    found = combine(rows, tau=tau, k=k, relative=False, rescale="tensor")
+    for name, value in rows.items():
+        torch.testing.assert_close(found[name], domainbed(value, tau, k))
+
+
+@both_dtypes
+def test_the_relative_form_multiplies_k_by_the_mean_square_of_all_entries(dtype):
+    rows = {"a": 100 * normal(4, 6, dtype=dtype), "b": normal(4, 3, 5, seed=1, dtype=dtype)}
+    square = float(torch.cat([value.flatten() for value in rows.values()]).square().mean())
+    found = combine(rows, tau=0.2, k=0.7)
+    for name, value in rows.items():
+        torch.testing.assert_close(found[name], domainbed(value, 0.2, 0.7 * square, rescale=False))
+
+
+@pytest.mark.parametrize("factor", [1e-18, 1.0, 1e18])
+def test_the_mask_does_not_depend_on_a_common_factor(factor):
+    rows = normal(4, 50, dtype=torch.float32) * torch.logspace(-2, 2, 50)
+    torch.testing.assert_close(combine(factor * rows, k=0.1) / factor, combine(rows, k=0.1))
+
+
+@given(jacobians(tasks=(1, 5), zero=False))
+def test_a_large_k_keeps_the_mean_where_the_signs_agree_by_more_than_tau(rows):
+    balance = ((rows > 0).sum(0) - (rows < 0).sum(0)).abs().double() / len(rows)
+    expected = torch.where(balance > 0.4, rows.mean(0), 0.0)
+    torch.testing.assert_close(combine(rows, tau=0.4, k=1e12), expected)
+
+
+def test_a_coordinate_that_one_row_dominates_counts_less_than_one_with_equal_entries():
+    rows = torch.tensor([[1.0, 0.1], [1.1, 0.1], [0.9, 2.8]])
+    mean = rows.mean(0)
+    first, second = combine(rows, k=0.5) / mean
+    assert float(first) > 0.99
+    assert float(second) < 0.3
+
+
+@pytest.mark.parametrize("rescale", ["none", "all", "tensor"])
+def test_identical_rows_and_single_rows_are_unchanged(rescale):
+    row = torch.tensor([2.0, 0.0, -1e-3, 1e3])
+    for tasks in (1, 3, 7):
+        torch.testing.assert_close(combine(row.expand(tasks, 4), k=1e-3, rescale=rescale), row)
+
+
+@pytest.mark.parametrize("rescale", ["none", "all", "tensor"])
+def test_opposite_rows_give_zero(rescale):
+    row = normal(50)
+    assert not combine(torch.stack([row, -2 * row]), rescale=rescale).any()
+
+
+def test_rescaling_over_all_parameters_does_not_depend_on_their_division_into_tensors():
+    rows = normal(3, 40)
+    whole = combine(rows, k=0.3, rescale="all")
+    parts = combine({"a": rows[:, :12].reshape(3, 3, 4), "b": rows[:, 12:]}, k=0.3, rescale="all")
+    torch.testing.assert_close(torch.cat([parts["a"].flatten(), parts["b"]]), whole)
+    plain = combine(rows, k=0.3)
+    torch.testing.assert_close(whole, plain * 40 / (plain / rows.mean(0)).sum())
+
+
+def test_blocks_of_columns_have_no_effect():
+    rows = normal(3, 70_000, dtype=torch.float32)  # three blocks
+    order = torch.randperm(70_000, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(combine(rows[:, order], k=0.3), combine(rows, k=0.3)[order])
+
+
+@pytest.mark.parametrize("options", [{}, {"relative": False}, {"rescale": "all"}, {"rescale": "tensor"}])
+def test_derivatives_go_through_the_mask(options):
+    rows = normal(4, 8).requires_grad_()
+
+    def direction(rows):
+        return combine(rows, create_graph=True, tau=0.1, k=0.3, **options)
+
+    assert torch.autograd.gradcheck(direction, rows)
+    assert torch.autograd.gradgradcheck(direction, rows)
+
+
+def test_derivatives_are_finite_where_all_rows_are_equal_or_zero():
+    rows = torch.cat([torch.ones(3, 1), torch.zeros(3, 1), normal(3, 4).float()], dim=1).requires_grad_()
+    [slope] = torch.autograd.grad(combine(rows, create_graph=True).square().sum(), rows, create_graph=True)
+    [curvature] = torch.autograd.grad(slope.sum(), rows)
+    assert bool(slope.isfinite().all())
+    assert bool(curvature.isfinite().all())
+
+
+def test_rows_without_parameters_give_a_direction_without_parameters():
+    assert combine(torch.zeros(3, 0)).shape == (0,)
+
+
+@pytest.mark.parametrize("options", [{"tau": 1.0}, {"tau": -0.1}, {"k": 0.0}, {"rescale": "layer"}])
+def test_options_out_of_range_raise(options):
+    with pytest.raises(gradhomog.OptionError, match=f"`{next(iter(options))}` must be"):
+        combine(torch.ones(2, 2), **options)
