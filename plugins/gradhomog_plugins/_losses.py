@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from gradhomog import OptionError, Step
+from gradhomog import OptionError, Step, keyed
 
 LARGEST_WEIGHT = 1e30
 """A float32 row, at most 3.4e38, overflows with a much larger weight."""
@@ -45,3 +47,9 @@ def require_squares(weighted: Tensor, step: Step, method: str) -> None:
 def exponential_weights(logarithms: Tensor) -> Tensor:
     """Return weights e^{l_i} divided by their mean, `[tasks]`: N softmax(l)."""
     return logarithms.shape[0] * torch.softmax(logarithms, dim=0)
+
+
+def mean_by_key(keys: Sequence[str], losses: Tensor) -> Tensor:
+    """Return for each task the mean loss of the tasks with its key, `[tasks]`, differentiable."""
+    means = keyed.mean(keys, losses)
+    return torch.stack([means[key] for key in keys])

@@ -61,6 +61,8 @@ def test_a_built_in_conforms_by_few_examples(check):
         "isi(temperature=inf, sampling='multinomial', until=1)",
         "famo(key='domain', lr=0.2)", "dwa(period=1)", "rlw(distribution='bernoulli')",
         "uw(lr=0.1, key='domain')", "imtl_l(lr=0.1, key='domain')",
+        "softadapt(variant='loss_weighted', order=3)", "relobralo(alpha=0.5, rho=0.5, key='domain')",
+        "go4align(groups=3, lr=0.5)", "ldc_mtl(normalization='log', lr=0.1, key='domain')",
         "config(length='min')", "config(length='geometric')", "krum(squared=false)",
         "aligned_mtl(scale_mode='median')", "aligned_mtl(scale_mode='rmse')",
         "gradvac(beta=0.5, order='fixed', key='domain')", "cr_mogm(method='gradvac(beta=0.5)', key='domain')",
@@ -94,7 +96,8 @@ def test_a_preset_with_options_conforms(check):
 
 @pytest.mark.slow
 @parametrize_with_checks(
-    ["stch(log=true, warmup=0, period=1, mu=0.5)", "stch(weights=[1, 2, 3, 4, 5, 6])"],
+    ["stch(log=true, warmup=0, period=1, mu=0.5)", "stch(weights=[1, 2, 3, 4, 5, 6])",
+     "cosmos(preferences=[1, 2, 3, 4, 5, 6])", "pbi(preferences=[1, 2, 3, 4, 5, 6])"],
     only=ON_ROWS, fast=True,
     expected_failures={"permutation_equivariant": "their options or state belong to slots"},
 )  # fmt: skip

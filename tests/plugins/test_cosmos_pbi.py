@@ -1,0 +1,146 @@
+"""COSMOS and PBI against the derivatives of TorchJD's scalarizations, and where those are negative."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torchjd.scalarization
+
+import gradhomog
+from gradhomog import OptionError
+from gradhomog_plugins import cosmos, pbi
+from tests.plugins.from_losses import assert_pure, gradient_of, quadratics, rows_and_losses, weights
+
+PREFERENCE = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+IDEAL = torch.tensor([0.1, 0.2, 0.0, 0.3], dtype=torch.float64)
+EQUAL = torch.full((4,), 0.25, dtype=torch.float64)
+
+
+def derivatives(scalarization, losses):
+    return gradient_of(scalarization, lambda point: point, torch.as_tensor(losses, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.05, 0.2])
+@pytest.mark.parametrize("preferred", [False, True])
+@pytest.mark.parametrize("method", ["cosmos", "pbi"])
+def test_with_a_small_penalty_the_papers_direction_is_the_gradient_of_torchjds(method, penalty, preferred):
+    theta, losses_of = quadratics()
+    rows, losses = rows_and_losses(losses_of, theta)
+    preference, given = (PREFERENCE, ", preferences=[1, 2, 3, 4]") if preferred else (EQUAL, "")
+    if method == "cosmos":
+        theirs = torchjd.scalarization.COSMOS(penalty, preference)
+    else:
+        given += ", ideal=[0.1, 0.2, 0, 0.3]"
+        theirs = torchjd.scalarization.PBI(penalty, preference, IDEAL)
+    assert float(derivatives(theirs, losses).min()) > 0
+    expected = gradient_of(theirs, losses_of, theta)
+    found = gradhomog.pipeline(f"{method}(penalty={penalty}, scale='paper'{given})").combine(rows, losses)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
+    mean = gradhomog.pipeline(f"{method}(penalty={penalty}{given})").combine(rows, losses)
+    torch.testing.assert_close(mean / mean.norm(), expected / expected.norm(), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("method", ["cosmos", "pbi"])
+def test_with_a_large_penalty_the_weights_are_torchjds_derivatives_without_the_negative_ones(method, seed):
+    losses = torch.rand(4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + 0.1
+    scalarizations = {"cosmos": torchjd.scalarization.COSMOS, "pbi": torchjd.scalarization.PBI}
+    theirs = derivatives(scalarizations[method](5.0, PREFERENCE), losses)
+    assert float(theirs.min()) < 0 < float(theirs.max())
+    found = weights(f"{method}(penalty=5, preferences=[1, 2, 3, 4])", losses)
+    torch.testing.assert_close(found / 4, theirs.clamp_min(0) / theirs.clamp_min(0).sum(), rtol=1e-6, atol=1e-9)
+    paper = weights(f"{method}(penalty=5, preferences=[1, 2, 3, 4], scale='paper')", losses)
+    torch.testing.assert_close(paper / 4, theirs.clamp_min(0), rtol=1e-6, atol=1e-9)
+
+
+def test_in_the_example_that_needs_it_the_sum_of_the_papers_weights_is_negative():
+    scalarization = torchjd.scalarization.COSMOS(2.0, torch.tensor([0.5, 0.5], dtype=torch.float64))
+    assert float(derivatives(scalarization, [0.1, 0.3]).sum()) < 0
+    assert weights("cosmos", [0.1, 0.3]).tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("method", ["cosmos", "pbi"])
+def test_preferences_by_domain_follow_the_domain_and_their_factor_changes_nothing(method):
+    losses = [1.0, 1.3, 0.8]
+    expected = weights(f"{method}(penalty=0.2, preferences=[3, 1, 2])", losses)
+    scaled = weights(f"{method}(penalty=0.2, preferences=[6, 2, 4])", losses)
+    text = f'{method}(penalty=0.2, preferences={{"a": 3, "c": 2, "*": 1}})'
+    torch.testing.assert_close(scaled, expected)
+    torch.testing.assert_close(weights(text, losses, domains=["a", "b", "c"]), expected)
+    order = [2, 0, 1]
+    found = weights(text, [losses[i] for i in order], domains=["c", "a", "b"])
+    torch.testing.assert_close(found, expected[order])
+
+
+@pytest.mark.parametrize("method", ["cosmos", "pbi"])
+def test_losses_on_the_ray_and_losses_of_zero_have_the_weights_of_the_preference(method):
+    expected = PREFERENCE / PREFERENCE.mean()
+    for losses in (PREFERENCE, 7 * PREFERENCE, 0 * PREFERENCE):
+        found = weights(f"{method}(preferences=[1, 2, 3, 4])", losses)
+        torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("ideal", [0.0, -2.0])
+def test_descent_along_pbi_ends_at_the_ratio_of_the_preference(ideal):
+    # A front L_2 = 1/L_1: the direction w.r.t. L itself, and L on the front where the first is e^t.
+    time = torch.tensor(1.0, dtype=torch.float64)
+    pipe = gradhomog.pipeline(f"pbi(preferences=[1, 3], ideal={ideal})")
+    for step in range(400):
+        losses = torch.stack([time.exp(), (-time).exp()])
+        rows = torch.stack([time.exp(), -(-time).exp()])[:, None]
+        time = time - 0.2 / (1 + step) ** 0.6 * pipe.combine(rows, losses)[0]
+    gaps = losses - ideal
+    assert float(gaps[1] / gaps[0]) == pytest.approx(3, rel=0.05)
+
+
+@pytest.mark.parametrize("size", [1e-300, 1e-160, 1e300])
+def test_a_factor_of_the_losses_of_any_size_changes_no_weight_of_pbi(size):
+    losses = torch.tensor([0.9, 0.2, 0.5], dtype=torch.float64)
+    expected = weights("pbi(penalty=0.4, preferences=[1, 2, 1])", losses)
+    found = weights("pbi(penalty=0.4, preferences=[1, 2, 1])", losses * size)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_for_large_losses_cosmos_is_the_weighted_sum_and_for_small_ones_the_cosine():
+    preference = [1, 2, 1]
+    torch.testing.assert_close(
+        weights(f"cosmos(preferences={preference})", [9e306, 2e306, 5e306]),
+        torch.tensor([0.75, 1.5, 0.75], dtype=torch.float64),
+    )
+    found = weights(f"cosmos(preferences={preference})", [9e-300, 2e-300, 5e-300])
+    assert found.tolist() == pytest.approx(
+        weights(f"cosmos(preferences={preference}, penalty=1e9)", [9, 2, 5]).tolist()
+    )
+
+
+def test_a_loss_of_zero_with_all_the_preference_leaves_the_preference():
+    # The derivative of the other task is zero and that of this one negative.
+    assert weights("cosmos(preferences=[1, 0])", [0.0, 1.0]).tolist() == [2, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "losses", "message"),
+    [
+        ("cosmos(penalty=-1)", [1.0], "`penalty` must be"),
+        ("pbi(penalty=-1)", [1.0], "`penalty` must be"),
+        ("cosmos(preferences=[-1, 2])", [1.0, 1.0], "`preferences` must be .*-1"),
+        ("pbi(preferences=[0, 0])", [1.0, 1.0], "pbi: `preferences` must not all be zero"),
+        ("cosmos(preferences=[1])", [1.0, 1.0], "cosmos: `preferences` must hold one number per task; got 1 for 2"),
+        ("pbi(ideal=[0, inf])", [1.0, 1.0], "`ideal` must be .*inf"),
+        ("cosmos", [1.0, -0.1], "cosmos: losses must not be negative; task 1 has -0.1"),
+        ("cosmos(scale='paper')", [1e-300, 2e-300], "cosmos: weights N .* must be at most.*task 1"),
+    ],
+)
+def test_options_out_of_range_raise(text, losses, message):
+    with pytest.raises(OptionError, match=message):
+        weights(text, losses)
+
+
+def test_the_derivatives_are_differentiable_and_compile():
+    losses, ray = torch.tensor([0.5, 2.0, 1.2], dtype=torch.float64), torch.tensor([0.6, 0.0, 0.8]).double()
+    assert_pure(lambda gaps, unit: pbi.derivatives(gaps, unit, 0.3), losses, ray)
+    assert_pure(
+        lambda direction, size: cosmos.scaled_derivatives(direction, size, PREFERENCE[:3], 0.3),
+        losses,
+        torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64),
+    )

@@ -1,0 +1,110 @@
+"""GO4Align against the authors' recursion with all partitions, and its groups."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+import gradhomog
+from gradhomog import OptionError
+from gradhomog_plugins.go4align import line_groups
+from tests.plugins.from_losses import weights
+
+
+def least_cost(values, groups):
+    """Return the least sum of squared deviations over all assignments to groups, by trying each of them."""
+    costs = []
+    for assignment in itertools.product(range(groups), repeat=len(values)):
+        members = [[v for v, g in zip(values, assignment, strict=True) if g == group] for group in range(groups)]
+        costs.append(sum(sum((v - sum(m) / len(m)) ** 2 for v in m) for m in members if m))
+    return min(costs)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_no_assignment_to_groups_has_a_smaller_cost(groups, seed):
+    values = torch.rand(6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).tolist()
+    found = line_groups(values, groups)
+    assert sorted(index for group in found for index in group) == list(range(6))
+    cost = sum(sum((values[i] - sum(values[j] for j in group) / len(group)) ** 2 for i in group) for group in found)
+    assert cost == pytest.approx(least_cost(values, groups), abs=1e-12)
+
+
+def test_small_differences_beside_a_large_number_still_separate_groups():
+    assert line_groups([1.0, 2e-9, 1e-9], groups=3) == [[2], [1], [0]]
+
+
+@pytest.mark.parametrize("count", [1, 2, 6])
+def test_every_step_is_the_authors_recursion_with_the_best_groups(count):
+    pipe = gradhomog.pipeline("go4align(lr=0.3, scale='paper')")
+    shares = torch.full((4,), 0.25, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(count):
+        losses = torch.rand(4, generator=generator, dtype=torch.float64) + 0.1
+        found = weights(pipe, losses)
+        shares = shares * torch.exp(-0.3 * losses)
+        shares = shares / shares.sum()
+        indicators = losses.sum() / losses * shares
+    # Two groups of four numbers on a line: the three largest, the two largest, or the largest alone.
+    order = indicators.argsort()
+    candidates = []
+    for cut in (1, 2, 3):
+        means = torch.empty(4, dtype=torch.float64)
+        for members in (order[:cut], order[cut:]):
+            means[members] = indicators[members].mean()
+        candidates.append((float((means - indicators).square().sum()), means))
+    torch.testing.assert_close(found / 4, min(candidates, key=lambda pair: pair[0])[1])
+
+
+def test_tasks_of_one_group_have_one_weight():
+    found = weights("go4align(groups=2)", [1.0, 1.2, 30.0, 29.0])
+    assert float(found[0]) == float(found[1]) > 1 > float(found[2]) == float(found[3])
+
+
+def test_with_one_group_all_weights_are_equal_and_with_n_they_are_inverse_losses():
+    losses = [0.5, 2.0, 8.0]
+    torch.testing.assert_close(weights("go4align(groups=1)", losses, steps=3), torch.ones(3, dtype=torch.float64))
+    for groups in (3, 9):
+        found = weights(f"go4align(groups={groups}, lr=0)", losses, steps=3)
+        torch.testing.assert_close(found, weights("scale_invariant", losses))
+
+
+def test_a_task_with_a_high_loss_loses_weight_over_the_steps_and_never_for_good():
+    pipe = gradhomog.pipeline("go4align(groups=2, lr=1)")
+    first = weights(pipe, [1.0, 1.5])
+    later = weights(pipe, [1.0, 1.5], steps=5)
+    assert float(later[1]) < float(first[1]) < 1
+    weights(pipe, [1.0, 500.0], steps=10)
+    assert float(weights(pipe, [500.0, 1.0], steps=20)[1]) > 1
+
+
+def test_a_new_domain_has_the_mean_share():
+    pipe = gradhomog.pipeline("go4align(groups=3, lr=0.5, key='domain')")
+    weights(pipe, [1.0, 2.0], domains=["a", "b"])
+    a, b = 2 * torch.softmax(torch.tensor([-0.5, -1.0], dtype=torch.float64), dim=0)
+    expected = torch.stack([b, a, torch.ones_like(a)])  # equal losses of this step cancel
+    found = weights(pipe, [1.0, 1.0, 1.0], domains=["b", "a", "new"])
+    torch.testing.assert_close(found, expected / expected.mean())
+
+
+@pytest.mark.parametrize("losses", [[1e-300, 2e-300], [1e300, 2e300], [5e-324, 1e308]])
+def test_losses_near_the_ends_of_float64_give_finite_weights(losses):
+    found = weights("go4align(lr=0)", losses)
+    torch.testing.assert_close(found, weights("scale_invariant", losses), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("text", "losses", "message"),
+    [
+        ("go4align(groups=0)", [1.0], "`groups` must be"),
+        ("go4align(lr=-1)", [1.0], "`lr` must be"),
+        ("go4align", [1.0, 0.0], "go4align: losses must be positive.*task 1 has 0.0"),
+        ("go4align(scale='paper')", [1e300, 1e-300], "go4align: weights p ΣL / L must be at most.*task 1"),
+        ("go4align(key='domain')", [1.0], "requires the domain"),
+    ],
+)
+def test_options_out_of_range_raise(text, losses, message):
+    with pytest.raises(OptionError, match=message):
+        weights(text, losses)

@@ -1,0 +1,130 @@
+"""LDC-MTL against autograd and torch's Adam on the authors' loss, and its limits."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import gradhomog
+from gradhomog import NotDifferentiableError, OptionError
+from gradhomog_plugins.ldc_mtl import neighbour_slopes
+from tests.plugins.from_losses import gradient_of, quadratics, rows_and_losses, weights
+
+
+def authors_loss(logits, losses, first, penalty, normalization):
+    """The one loss that model and weights descend, as in the authors' code with a softmax of free parameters."""
+    normalized = {"initial": losses / first, "log": (losses / first).log(), "none": losses}[normalization]
+    weighted = torch.softmax(logits, dim=0) * normalized
+    return weighted.sum() + penalty * (weighted[:-1] - weighted[1:]).abs().sum()
+
+
+@pytest.mark.parametrize("normalization", ["initial", "log", "none"])
+@pytest.mark.parametrize("penalty", [0.0, 0.3])
+def test_twenty_steps_follow_the_authors_loss_with_a_separate_adam(normalization, penalty):
+    theta, losses_of = quadratics()
+    logits = torch.zeros(4, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.Adam([logits], lr=0.02)
+    text = f"ldc_mtl(penalty={penalty}, lr=0.02, bound=69, normalization='{normalization}', scale='paper')"
+    pipe, first = gradhomog.pipeline(text), None
+    for _ in range(20):
+        rows, losses = rows_and_losses(losses_of, theta)
+        first = losses if first is None else first
+
+        def combined(values, logits=logits, first=first):
+            return authors_loss(logits, values, first, penalty, normalization)
+
+        found = pipe.combine(rows, losses)
+        torch.testing.assert_close(found, gradient_of(combined, losses_of, theta), rtol=1e-6, atol=1e-9)
+        optimizer.zero_grad()
+        combined(losses).backward()
+        optimizer.step()
+        theta = theta - 0.05 * found
+
+
+def test_with_the_mean_of_the_weights_the_direction_is_parallel_to_the_papers():
+    rows, losses = rows_and_losses(*reversed(quadratics()))
+    mean, paper = gradhomog.pipeline("ldc_mtl"), gradhomog.pipeline("ldc_mtl(scale='paper')")
+    for factor in (1.0, torch.tensor([0.9, 0.5, 0.8, 0.7], dtype=torch.float64)):
+        found, expected = mean.combine(rows, factor * losses), paper.combine(rows, factor * losses)
+        torch.testing.assert_close(found / found.norm(), expected / expected.norm())
+
+
+def test_the_slopes_are_the_derivatives_of_the_sum_of_neighbouring_differences():
+    heights = torch.tensor([0.4, 0.1, 0.7, 0.6, 0.65], dtype=torch.float64, requires_grad=True)
+    (expected,) = torch.autograd.grad((heights[:-1] - heights[1:]).abs().sum(), heights)
+    torch.testing.assert_close(neighbour_slopes(heights.detach()), expected)
+
+
+def test_equal_losses_up_to_the_rounding_of_float32_have_no_slope():
+    assert neighbour_slopes(torch.ones(4, dtype=torch.float64)).tolist() == [0, 0, 0, 0]
+    assert neighbour_slopes(torch.zeros(3, dtype=torch.float64)).tolist() == [0, 0, 0]
+    assert neighbour_slopes(torch.ones(1, dtype=torch.float64)).tolist() == [0]
+    noise = torch.tensor([1 + 1e-15, 1.0, 1 - 1e-15], dtype=torch.float64)
+    torch.testing.assert_close(neighbour_slopes(noise), torch.zeros(3, dtype=torch.float64), rtol=0, atol=1e-8)
+
+
+def test_the_penalty_gives_weight_to_the_task_that_has_fallen_least():
+    pipe = gradhomog.pipeline("ldc_mtl(penalty=0.4)")
+    weights(pipe, [1.0, 1.0, 1.0])
+    found = weights(pipe, [0.5, 0.9, 0.7])
+    torch.testing.assert_close(found, torch.tensor([0.6, 1.8, 0.6], dtype=torch.float64), rtol=1e-9, atol=0)
+
+
+def test_without_penalty_the_weights_prefer_the_smallest_loss_up_to_the_bound():
+    found = weights("ldc_mtl(penalty=0, lr=0.05, normalization='none')", [1.0, 2.0], steps=200)
+    assert found.tolist() == pytest.approx([1.6, 0.4], rel=1e-6)
+    found = weights(f"ldc_mtl(penalty=0, lr=0.05, bound={math.log(3)}, normalization='none')", [1.0, 2.0], steps=200)
+    assert found.tolist() == pytest.approx([1.8, 0.2], rel=1e-6)
+
+
+def test_the_first_weights_are_one_over_the_first_losses_or_equal():
+    losses = [0.5, 2.0, 8.0]
+    for normalization in ("initial", "log"):
+        found = weights(f"ldc_mtl(normalization='{normalization}')", losses)
+        torch.testing.assert_close(found, weights("scale_invariant", losses))
+    assert weights("ldc_mtl(penalty=0, normalization='none')", losses).tolist() == pytest.approx([1, 1, 1])
+
+
+def test_domains_are_neighbours_in_the_order_of_their_names():
+    text = "ldc_mtl(penalty=0.4, lr=0.1, key='domain')"
+    pipes = gradhomog.pipeline(text), gradhomog.pipeline(text)
+    names, order = ["a", "b", "c"], [2, 0, 1]
+    for losses in ([1.0, 2.0, 3.0], [0.5, 1.9, 2.0], [0.4, 1.0, 2.1]):
+        expected = weights(pipes[0], losses, domains=names)
+        found = weights(pipes[1], [losses[i] for i in order], domains=[names[i] for i in order])
+        torch.testing.assert_close(found, expected[order])
+
+
+def test_a_factor_of_the_losses_changes_nothing():
+    pipes = [gradhomog.pipeline("ldc_mtl(lr=0.1)") for _ in range(3)]
+    for losses in ([0.5, 1.0, 2.0], [0.4, 0.9, 1.1], [0.1, 0.8, 1.0]):
+        now = torch.tensor(losses, dtype=torch.float64)
+        expected, *found = (weights(p, f * now) for p, f in zip(pipes, (1.0, 1e-200, 1e200), strict=True))
+        for other in found:
+            torch.testing.assert_close(other, expected, rtol=1e-7, atol=1e-9)
+
+
+def test_it_is_not_differentiable():
+    with pytest.raises(NotDifferentiableError, match="ldc_mtl"):
+        gradhomog.pipeline("ldc_mtl").combine(torch.eye(2, requires_grad=True), [1.0, 1.0], create_graph=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "losses", "message"),
+    [
+        ("ldc_mtl(penalty=0.5)", [1.0], "`penalty` must be"),
+        ("ldc_mtl(lr=0)", [1.0], "`lr` must be"),
+        ("ldc_mtl(bound=70)", [1.0], "`bound` must be"),
+        ("ldc_mtl(normalization='mean')", [1.0], "`normalization` must be"),
+        ("ldc_mtl", [1.0, -1.0], "ldc_mtl: losses must not be negative for 'initial'; task 1 has -1.0"),
+        ("ldc_mtl", [1.0, 0.0], "ldc_mtl: the first loss of a task must not be zero; task 1 has 0.0"),
+        ("ldc_mtl(normalization='log')", [0.0], "ldc_mtl: losses must be positive for 'log'; task 0 has 0.0"),
+        ("ldc_mtl(scale='paper')", [1.0, 1e-300], "ldc_mtl: weights N .* must be at most.*task 1"),
+        ("ldc_mtl(key='domain')", [1.0], "requires the domain"),
+    ],
+)
+def test_options_out_of_range_raise(text, losses, message):
+    with pytest.raises(OptionError, match=message):
+        weights(text, losses)

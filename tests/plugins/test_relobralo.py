@@ -1,0 +1,118 @@
+"""ReLoBRaLo against the authors' recursion written out, its random lookback, and losses of zero."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import gradhomog
+from gradhomog import OptionError
+from gradhomog_plugins.relobralo import loss_ratios
+from tests.plugins.from_losses import weights
+
+LOSSES = 0.1 + torch.rand(12, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def recursion(sequence, alpha, temperature, lookbacks):
+    """The weights of every step: ones, then λ̂ of the second step, then averages of λ̂, started again at lookbacks."""
+
+    def balanced(losses, reference):
+        return len(losses) * torch.softmax(losses / (temperature * reference), dim=0)
+
+    found = [torch.ones(3, dtype=torch.float64), balanced(sequence[1], sequence[0])]
+    for t in range(2, len(sequence)):
+        history = balanced(sequence[t], sequence[0]) if lookbacks[t] else found[-1]
+        found.append(alpha * history + (1 - alpha) * balanced(sequence[t], sequence[t - 1]))
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("temperature", [0.1, 1.0, 10.0])
+@pytest.mark.parametrize(("rho", "lookback"), [(1.0, False), (0.0, True)])
+def test_without_chance_every_step_is_that_of_the_authors_code(temperature, rho, lookback):
+    pipe = gradhomog.pipeline(f"relobralo(alpha=0.7, rho={rho}, temperature={temperature})")
+    found = torch.stack([weights(pipe, losses) for losses in LOSSES])
+    torch.testing.assert_close(found, recursion(LOSSES, 0.7, temperature, [lookback] * 12))
+
+
+def test_the_papers_scale_is_n_times_the_mean():
+    mean, paper = gradhomog.pipeline("relobralo"), gradhomog.pipeline("relobralo(scale='paper')")
+    for losses in LOSSES[:3]:
+        torch.testing.assert_close(weights(paper, losses), 3 * weights(mean, losses))
+
+
+def test_in_each_step_one_draw_decides_for_all_tasks_and_their_share_is_rho():
+    # With α = 1 the weights change only in a lookback, and are then those of the first step alone.
+    pipe = gradhomog.pipeline("relobralo(alpha=1, rho=0.8, temperature=1)")
+    generator, kept, before = torch.Generator().manual_seed(1), 0, None
+    first = torch.rand(3, generator=generator, dtype=torch.float64) + 0.1
+    weights(pipe, first)
+    for step in range(400):
+        losses = torch.rand(3, generator=generator, dtype=torch.float64) + 0.1
+        found = weights(pipe, losses)
+        if step == 0:  # λ̂ of the second step
+            before = found
+            continue
+        if torch.allclose(found, before, rtol=1e-9):
+            kept += 1
+        else:
+            torch.testing.assert_close(found, 3 * torch.softmax(losses / first, dim=0))
+        before = found
+    assert abs(kept / 399 - 0.8) < 5 * (0.8 * 0.2 / 399) ** 0.5
+
+
+def test_the_draws_are_a_function_of_the_seed():
+    runs = [
+        torch.stack([weights(pipe, losses) for losses in LOSSES])
+        for pipe in (gradhomog.pipeline(f"relobralo(alpha=0.9, rho=0.5, seed={seed})") for seed in (0, 0, 1))
+    ]
+    assert torch.equal(runs[0], runs[1])
+    assert not torch.equal(runs[0], runs[2])
+
+
+def test_the_unit_of_a_loss_changes_nothing():
+    units = torch.tensor([1e-12, 1.0, 1e12], dtype=torch.float64)
+    pipes = [gradhomog.pipeline("relobralo(alpha=0.5, rho=0.5)") for _ in range(2)]
+    for losses in LOSSES:
+        expected, found = weights(pipes[0], losses), weights(pipes[1], units * losses)
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
+
+
+def test_a_new_domain_counts_as_constant_and_an_absent_one_keeps_its_state():
+    pipe = gradhomog.pipeline("relobralo(alpha=0, rho=1, temperature=1, key='domain')")
+    weights(pipe, [1.0, 1.0], domains=["a", "b"])
+    weights(pipe, [1.0, 1.0], domains=["c", "d"])
+    found = weights(pipe, [0.5, 7.0, 2.0], domains=["a", "new", "b"])
+    torch.testing.assert_close(found, 3 * torch.softmax(torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64), dim=0))
+
+
+def test_a_batch_of_other_domains_has_weights_of_mean_one():
+    pipe = gradhomog.pipeline("relobralo(alpha=0.9, temperature=0.5, key='domain')")
+    for losses in ([1.0, 1.0, 1.0], [0.2, 1.0, 1.5], [0.1, 1.0, 2.0]):
+        weights(pipe, losses, domains=["a", "b", "c"])
+    assert float(weights(pipe, [2.5, 1.0], domains=["c", "b"]).mean()) == pytest.approx(1)
+
+
+def test_a_loss_that_rises_from_zero_takes_all_weight_and_losses_that_stay_zero_are_constant():
+    found = loss_ratios(torch.tensor([0.0, 1e-9, 2.0, 0.0]).double(), torch.tensor([0.0, 0.0, 1.0, 4.0]).double())
+    assert found.tolist() == [1, 1e6, 2, 0]
+    still = gradhomog.pipeline("relobralo(rho=0.5)")
+    for _ in range(4):
+        assert weights(still, [0.0, 0.0]).tolist() == [1, 1]
+    rising = gradhomog.pipeline("relobralo(alpha=0)")
+    weights(rising, [0.0, 1.0])
+    assert weights(rising, [1e-30, 1.0]).tolist() == [2, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "losses", "message"),
+    [
+        ("relobralo(alpha=1.5)", [1.0], "`alpha` must be"),
+        ("relobralo(rho=-1)", [1.0], "`rho` must be"),
+        ("relobralo(temperature=0)", [1.0], "`temperature` must be"),
+        ("relobralo", [1.0, -2.0], "relobralo: losses must not be negative.*task 1 has -2.0"),
+        ("relobralo(key='domain')", [1.0], "requires the domain"),
+    ],
+)
+def test_options_out_of_range_raise(text, losses, message):
+    with pytest.raises(OptionError, match=message):
+        weights(text, losses)

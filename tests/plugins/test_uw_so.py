@@ -1,0 +1,80 @@
+"""UW-SO against the softmax of the inverse losses, and as the limit of uncertainty weighting."""
+
+from __future__ import annotations
+
+import pytest
+import scipy.special
+import torch
+
+import gradhomog
+from gradhomog import OptionError
+from tests.plugins.from_losses import gradient_of, quadratics, rows_and_losses, weights
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 20.0])
+def test_the_weights_are_the_softmax_of_the_inverse_losses_over_t(temperature):
+    losses = torch.tensor([0.5, 2.0, 0.4, 1.0], dtype=torch.float64)
+    expected = 4 * scipy.special.softmax(1 / losses.numpy() / temperature)
+    torch.testing.assert_close(weights(f"uw_so(temperature={temperature})", losses), torch.as_tensor(expected))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_direction_is_the_gradient_of_the_papers_loss_with_its_stop_gradient(seed):
+    theta, losses_of = quadratics(seed=seed)
+    rows, losses = rows_and_losses(losses_of, theta)
+
+    def papers(values):
+        return (torch.softmax(1 / values.detach() / 2, dim=0) * values).sum()
+
+    found = gradhomog.pipeline("uw_so(temperature=2)").combine(rows, losses)
+    torch.testing.assert_close(found, gradient_of(papers, losses_of, theta), rtol=1e-9, atol=1e-12)
+
+
+def test_the_largest_weight_is_that_of_the_smallest_loss_and_the_unit_of_the_losses_is_that_of_one_over_t():
+    losses = torch.tensor([0.5, 2.0, 0.4], dtype=torch.float64)
+    found = weights("uw_so(temperature=3)", losses)
+    assert found.argsort().tolist() == [1, 0, 2]
+    torch.testing.assert_close(weights("uw_so(temperature=0.03)", 100 * losses), found)
+
+
+def test_with_learned_variances_instead_the_weights_converge_to_inverse_losses():
+    # The optimum of uncertainty weighting, of which this is a softmax.
+    inverse = torch.tensor([2.0, 0.5, 1.0], dtype=torch.float64)
+    found = weights("uw(lr=0.05)", 1 / inverse, steps=500)
+    torch.testing.assert_close(found, inverse / inverse.mean(), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        ([5e-324, 1.0], [2, 0]),
+        ([1e-300, 2e-300], [2, 0]),
+        ([5e-324, 5e-324], [1, 1]),
+        ([1e308, 1.7e308], [1, 1]),
+    ],
+)
+def test_losses_near_the_ends_of_float64_give_all_weight_to_the_smallest_or_equal_weights(losses, expected):
+    assert weights("uw_so", losses).tolist() == expected
+
+
+def test_the_weights_are_a_pure_function_of_the_losses():
+    def direction(losses):
+        rows = torch.eye(3, dtype=torch.float64)
+        return gradhomog.pipeline("uw_so").combine(rows, losses, create_graph=True)
+
+    losses = torch.tensor([0.5, 0.5, 1.2], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(direction, losses)
+    assert torch.autograd.gradgradcheck(direction, losses)
+
+
+@pytest.mark.parametrize(
+    ("text", "losses", "message"),
+    [
+        ("uw_so(temperature=0)", [1.0], "`temperature` must be"),
+        ("uw_so", [1.0, 0.0], "uw_so: losses must be positive.*task 1 has 0.0"),
+        ("uw_so", [-1.0], "uw_so: losses must be positive.*task 0 has -1.0"),
+    ],
+)
+def test_options_out_of_range_raise(text, losses, message):
+    with pytest.raises(OptionError, match=message):
+        weights(text, losses)
