@@ -23,7 +23,7 @@ from gradhomog.stage_execution.member import Member
 from gradhomog.stage_execution.nonfinite import Nonfinite, drop_nonfinite, find_cause
 from gradhomog.stage_execution.stages import Stages, attached, report
 from gradhomog.stage_execution.step_inputs import Rows, features_at_stages, make_step_inputs
-from gradhomog.step import seeded_generator
+from gradhomog.step import KernelTraces, seeded_generator
 from gradhomog.task_key import TaskKey
 
 PART_NUMBERS: Mapping[Part, int] = {"support": 1, "query": 2}
@@ -143,6 +143,7 @@ class Pipeline:
         features: Tensor | Sequence[Tensor] = (),
         feature_grads: Tensor | Sequence[Tensor] = (),
         targets: Tensor | None = None,
+        kernel_traces: Tensor | Sequence[float] | None = None,
         create_graph: bool = False,
     ) -> Tensor | Direction:
         """Return the direction of the shared parameters for the task gradients, and update the homogenizers' states.
@@ -156,6 +157,8 @@ class Pipeline:
                 `transform`, and the gradients of the losses w.r.t. its output. If several homogenizers transform,
                 sequences: all tensors that `transform` returned, and the gradients w.r.t. each.
             targets: `[tasks, queries]`, the classes of the queries.
+            kernel_traces: `[tasks]`, ≥ 0, for homogenizers that read them: the traces of the tangent kernels of the
+                tasks' residuals over their numbers of residuals, which `gradhomog.backward` computes from residuals.
             create_graph: keep the graph from jacobian and losses to the direction. Every homogenizer must claim
                 `differentiable`.
 
@@ -178,7 +181,7 @@ class Pipeline:
             feature_grads = features_at_stages("feature_grads", feature_grads, transforms)
         step = self.compute(
             jacobian, losses, domains=domains, features=list(features), feature_grads=list(feature_grads),
-            targets=targets, create_graph=create_graph,
+            targets=targets, kernel_traces=kernel_traces, create_graph=create_graph,
         )  # fmt: skip
         step.commit()
         return step.result.direction[""] if isinstance(jacobian, Tensor) else step.result.direction
@@ -192,31 +195,25 @@ class Pipeline:
         return pending.result
 
     def compute(
-        self,
-        jacobian: Rows,
-        losses: Tensor | Sequence[float] | None = None,
-        *,
-        domains: Sequence[str] | None = None,
-        slots: Sequence[int] | None = None,
-        features: Sequence[Tensor] = (),
-        feature_grads: Sequence[Tensor] = (),
-        targets: Tensor | None = None,
-        create_graph: bool = False,
-        inspect: bool = False,
-        nonfinite: Nonfinite | None = None,
-    ) -> PendingStep:
+        self, jacobian: Rows, losses: Tensor | Sequence[float] | None = None, *,
+        domains: Sequence[str] | None = None, slots: Sequence[int] | None = None,
+        features: Sequence[Tensor] = (), feature_grads: Sequence[Tensor] = (), targets: Tensor | None = None,
+        kernel_traces: Tensor | Sequence[float] | KernelTraces | None = None,
+        create_graph: bool = False, inspect: bool = False, nonfinite: Nonfinite | None = None,
+    ) -> PendingStep:  # fmt: skip
         """Compute the step without changing any state; `commit` of the result assigns the new states.
 
         Args:
             domains, targets, create_graph: as in `combine`.
             slots: positions of the tasks in the full batch, if some tasks are absent from this step.
             features, feature_grads: `[tasks, queries, features]` before and after each `transform` stage.
+            kernel_traces: as in `combine`, or a function that is called when a homogenizer reads the traces.
             inspect: compute the Gramian of the rows, also after every stage, even if no stage reads it.
             nonfinite: the policy for this step only.
         """
         inputs = make_step_inputs(
             self.members, jacobian, losses, domains=domains, slots=slots, features=features,
-            feature_grads=feature_grads, targets=targets, create_graph=create_graph,
+            feature_grads=feature_grads, targets=targets, kernel_traces=kernel_traces, create_graph=create_graph,
         )  # fmt: skip
         with torch.set_grad_enabled(create_graph):
             if inspect or "gramian" in self.stages.needs:

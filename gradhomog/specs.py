@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from gradhomog.errors import PluginLoadError
 
-STATISTICS = frozenset({"losses", "norms", "gramian", "jacobian", "features"})
+STATISTICS = frozenset({"losses", "norms", "gramian", "jacobian", "features", "kernel_traces"})
 """Statistics that a homogenizer can declare in `needs`. Each is computed once per step, and only if declared."""
 
 TRAITS = frozenset(
@@ -24,6 +24,7 @@ TRAITS = frozenset(
         "loss_scale_invariant",  # a common factor of the losses, 1e-12 to 1e12, has no effect
         "scale_equivariant",  # a common factor of the rows multiplies the direction
         "rotation_equivariant",  # a rotation of parameter space rotates the direction: it depends on inner products
+        "per_tensor",  # the direction in each tensor of parameters is that of the rows in this tensor alone
         "non_conflicting",  # the direction has no negative inner product with any row
         "orthogonal",  # `transform` is a rotation of feature space: linear, preserves inner products, determinant one
     }

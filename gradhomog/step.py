@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +17,9 @@ from gradhomog.task_key import TaskKey
 
 if TYPE_CHECKING:
     from gradhomog.specs import HasSeed
+
+KernelTraces = Callable[[int, torch.Generator], Tensor]
+"""Called with the number of probes and a generator; returns the traces of the tangent kernels, float64 `[tasks]`."""
 
 
 class StageResult(NamedTuple):
@@ -56,6 +60,7 @@ class Step:
     _reader: object = "this homogenizer"
     _seed: int = 0
     aux: Any = None
+    _kernel_traces: KernelTraces | None = None
 
     @property
     def tasks(self) -> int:
@@ -130,6 +135,27 @@ class Step:
     def targets(self) -> Tensor:
         """Classes of the queries, int64 `[tasks, queries]` (float `[tasks, queries, outputs]` in regression)."""
         return self._feature(self._targets, "targets", "")
+
+    def kernel_traces(self, probes: int = 16) -> Tensor:
+        """Traces of the tasks' tangent kernels divided by their numbers of residuals, float64 `[tasks]`.
+
+        Entry i is 1/n_i Σ_m ‖∂r_im/∂θ‖² over the residuals r_i1, …, r_in whose mean square is the loss. It is exact for
+        n_i ≤ probes or if the caller passed the traces; otherwise an unbiased estimate from `probes` random vectors
+        drawn from `generator`. Computed at each call, by up to `probes` backward passes per task.
+
+        Raises:
+            OptionError: the caller passed neither residuals nor traces.
+        """
+        if "kernel_traces" not in self._needs:
+            raise self._undeclared("kernel_traces")
+        if self._kernel_traces is None:
+            raise OptionError(
+                f"{self._reader} requires the residuals of the tasks, whose mean squares are the losses; got none. "
+                "Pass residuals=..., one tensor per task, to gradhomog.backward() or gradhomog.loss(), or "
+                "kernel_traces=..., a tensor [tasks], to combine()."
+            )
+        traces = self._kernel_traces(probes, self.generator)
+        return traces if torch.is_grad_enabled() else traces.detach()
 
     def matches(self, parameters: str) -> bool:
         """True if a glob pattern matches the name of any parameter."""

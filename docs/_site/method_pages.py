@@ -29,6 +29,7 @@ TRAITS = {
     "loss_scale_invariant": "A common factor of the losses does not matter.",
     "scale_equivariant": "A common factor of the rows is the same factor of the direction.",
     "rotation_equivariant": "A rotation of parameter space rotates the direction.",
+    "per_tensor": "Each tensor of parameters is homogenized separately.",
     "non_conflicting": "The direction conflicts with no row.",
     "orthogonal": "The transform of the features is a rotation.",
 }
@@ -36,6 +37,7 @@ PASSES = {
     "fwt": "1",
     "isi": "1",
     "mgda": 'N, one per task; 1 and one through each head with `on="features"`',
+    "ntk": "1; in every `every`-th step up to `probes` more for each task",
     "rotograd": "1, and one through each head",
 }
 """Backward passes of a multi-task step, where its family does not decide."""

@@ -13,7 +13,7 @@ STAGES = ("attach", "begin", "transform", "mix", "rows", "update")
 SCALE = '`"mean"`: N identical rows give that row; `"paper"`: the scale of the paper.'  # an option that gradhomog adds
 FAMILIES = {
     "losses": "Weights from losses",
-    "norms": "Weights from losses and norms",
+    "norms": "Weights from losses, norms and traces",
     "gramian": "From inner products",
     "rows": "On the gradients themselves",
     "features": "On features and activations",
@@ -42,7 +42,7 @@ def family(spec: HomogenizerSpec) -> str:
         return "rows"
     if {"gramian", "jacobian"} & {*spec.needs}:
         return "gramian"
-    return "norms" if "norms" in spec.needs else "losses"
+    return "norms" if {"norms", "kernel_traces"} & {*spec.needs} else "losses"
 
 
 def title(info: PluginInfo) -> str:

@@ -18,7 +18,8 @@ from gradhomog.homogenization import Homogenization, PendingStep
 from gradhomog.jacobian import DenseJacobian, Direction, Jacobian, all_finite
 from gradhomog.pipelines import Pipeline
 from gradhomog.stage_execution.nonfinite import drop_nonfinite, require_finite_inputs
-from gradhomog.stage_execution.step_inputs import StepInputs
+from gradhomog.stage_execution.step_inputs import StepInputs, select_traces
+from gradhomog.step import KernelTraces
 from gradhomog.task_key import TaskKey
 
 Level = Literal["parameters", "features"]
@@ -33,6 +34,7 @@ class Options:
 
     Attributes:
         factor: factor of all gradients, from a gradient scaler or an incoming gradient.
+        kernel_traces: computes the traces of the residuals' tangent kernels; None if no homogenizer reads them.
         scaled: True with a gradient scaler. On overflow infinity is then written, so that the scaler skips the step.
     """
 
@@ -44,6 +46,7 @@ class Options:
     inspect: bool = False
     factor: float = 1.0
     scaled: bool = False
+    kernel_traces: KernelTraces | None = None
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,7 @@ def compute_step(pipe: Pipeline, batch: Batch, jacobian: Jacobian, options: Opti
     inputs: dict[str, Any] = {
         "domains": options.domains, "slots": batch.tasks.slots, "features": batch.features,
         "feature_grads": batch.feature_grads, "targets": options.targets, "create_graph": graph.create_graph,
+        "kernel_traces": options.kernel_traces,
         "inspect": options.inspect, "nonfinite": "raise" if options.scaled else None,
     }  # fmt: skip
     try:
@@ -134,6 +138,7 @@ def _by_group(
     inputs["domains"] = [domains[index] for index in kept] if domains else None
     inputs["targets"] = None if inputs["targets"] is None else inputs["targets"][kept]
     inputs["features"], inputs["feature_grads"] = whole.features, whole.feature_grads
+    inputs["kernel_traces"] = select_traces(inputs["kernel_traces"], kept)
     rows = rows if len(kept) == len(slots) else rows.select(kept)
     steps = {
         name: pipe.part(name).compute(rows.select_parameters(members), whole.losses, **inputs)

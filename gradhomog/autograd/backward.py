@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from gradhomog.autograd.derivatives import FeatureDerivatives
 from gradhomog.autograd.groups import Per, group_names
 from gradhomog.autograd.inputs import Losses, Parameters, TaskLosses, require_one_process
 from gradhomog.autograd.lazy import LazyJacobian
+from gradhomog.autograd.residuals import Residuals, residual_traces
 from gradhomog.autograd.task_features import TaskFeatures
 from gradhomog.errors import OptionError
 from gradhomog.homogenization import Homogenization
@@ -38,6 +40,7 @@ def backward(
     heads: Heads = "own",
     domains: Sequence[str] | None = None,
     targets: Tensor | None = None,
+    residuals: Residuals | None = None,
     scaler: torch.amp.GradScaler | None = None,
     create_graph: bool = False,
     retain_graph: bool = False,
@@ -67,6 +70,10 @@ def backward(
         heads: `"own"`: each head gets the gradient of its loss; `"weighted"`: that gradient times weight/N, as if the
             weighted mean of the losses were differentiated.
         domains, targets: as in `Pipeline.combine`.
+        residuals: for homogenizers that read traces of tangent kernels, such as `ntk`: one tensor per task, with its
+            graph and of any shape, whose mean square is the loss; a sequence, or a dict with the keys of the losses.
+            Others ignore them. The traces are those w.r.t. all shared parameters; they are computed only in the steps
+            in which they are read, and keep the graph until then.
         scaler: the gradient scaler of a half-precision loop. Pass unscaled losses: gradients are computed with the
             scale, homogenizers receive them without it, and `.grad` is written with it, for `scaler.step`. If a row
             overflows, infinity is written to every `.grad`, with any `nonfinite` policy, so that the scaler skips the
@@ -115,6 +122,7 @@ def backward(
         check_discovered_parameters(pipe, per)
     scaled = scaler is not None and scaler.is_enabled()
     options = step_options(loss_leaves.tasks, features, domains, targets, level, per, heads, inspect, factor, scaled)
+    options = replace(options, kernel_traces=residual_traces(residuals, loss_leaves, pipe))
     step = compute(pipe, loss_leaves, options, create_graph=create_graph, retain_graph=retain_graph, chunks=chunks)
     return write(step, heads)
 
@@ -140,7 +148,8 @@ def compute(
     reads_features = pipeline_reads_features(pipe)
     # One pass from loss to parameters is cheaper than two, so features are used only if gradients w.r.t. them are read.
     batch = differentiate(
-        loss_leaves, factor=options.factor, create_graph=create_graph, retain_graph=retain_graph,
+        loss_leaves, factor=options.factor, create_graph=create_graph,
+        retain_graph=retain_graph or options.kernel_traces is not None,  # homogenizers may read traces after the rows
         through_features=reads_features or options.level == "features", return_features=reads_features,
     )  # fmt: skip
     if options.level == "features":

@@ -21,6 +21,7 @@ from gradhomog.autograd.backward import (
 from gradhomog.autograd.batch import Features, LossLeaves, find_leaves
 from gradhomog.autograd.groups import Per
 from gradhomog.autograd.inputs import Losses, Parameters
+from gradhomog.autograd.residuals import Residuals, residual_traces
 from gradhomog.errors import OptionError
 from gradhomog.homogenization import Homogenization
 from gradhomog.pipelines import Pipeline
@@ -37,6 +38,7 @@ def loss(
     heads: Heads = "own",
     domains: Sequence[str] | None = None,
     targets: Tensor | None = None,
+    residuals: Residuals | None = None,
     inspect: bool = False,
     report: Callable[[Homogenization], None] | None = None,
 ) -> Tensor:
@@ -50,7 +52,8 @@ def loss(
     gradient and on the direction.
 
     Args:
-        losses, pipe, parameters, features, level, per, heads, domains, targets, inspect: as in `gradhomog.backward`.
+        losses, pipe, parameters, features, level, per, heads, domains, targets, residuals, inspect: as in
+            `gradhomog.backward`.
         report: called with the result of the step during `backward()`.
 
     Returns:
@@ -89,6 +92,7 @@ def loss(
         check_discovered_parameters(pipe, per)
 
     options = step_options(loss_leaves.tasks, features, domains, targets, level, per, heads, inspect, 1.0, False)
+    options = replace(options, kernel_traces=residual_traces(residuals, loss_leaves, pipe))
     leaves = {id(leaf): leaf for unshared in loss_leaves.unshared_leaves for leaf in unshared}
     step = _StepOnBackward(pipe, loss_leaves, options, report, [*loss_leaves.shared.values(), *leaves.values()])
     value = torch.stack([entry.detach() for entry in loss_leaves.tasks.losses]).mean()
@@ -114,6 +118,7 @@ class _StepOnBackward:
             )
         step = compute(self._pipe, self._loss_leaves, replace(self._options, factor=factor, scaled=factor > 1))
         self._loss_leaves = None  # frees the graph of the losses
+        self._options = replace(self._options, kernel_traces=None)
         found: dict[int, Tensor] = {}
         for leaf, gradient in (*step.shared, *step.unshared):
             found[id(leaf)] = found[id(leaf)] + gradient if id(leaf) in found else gradient

@@ -95,7 +95,7 @@ class Stages:
             targets = inputs.targets
         return Step(
             inputs.keys, number, rows, inputs.losses, features, feature_grads, targets, member.needs, member,
-            member.homogenizer.seed + self.seed_offsets[member],
+            member.homogenizer.seed + self.seed_offsets[member], _kernel_traces=inputs.kernel_traces,
         )  # fmt: skip
 
     def new_states(

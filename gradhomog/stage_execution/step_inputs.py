@@ -12,6 +12,7 @@ from torch import Tensor
 from gradhomog.errors import DataError, NotDifferentiableError, OptionError
 from gradhomog.jacobian import Jacobian, as_jacobian
 from gradhomog.stage_execution.member import Member
+from gradhomog.step import KernelTraces
 from gradhomog.task_key import TaskKey, check_domains, task_keys
 
 Rows = Tensor | Mapping[str, Tensor] | Jacobian
@@ -27,6 +28,7 @@ class StepInputs:
         features, feature_grads: `[tasks, queries, features]` before the first `transform` stage and after each; may be
             empty.
         targets: `[tasks, queries]`, or None.
+        kernel_traces: computes the traces of the tangent kernels, or None.
     """
 
     jacobian: Jacobian
@@ -35,6 +37,7 @@ class StepInputs:
     features: Sequence[Tensor] = ()
     feature_grads: Sequence[Tensor] = ()
     targets: Tensor | None = None
+    kernel_traces: KernelTraces | None = None
 
     def select(self, tasks: Sequence[int]) -> StepInputs:
         """Return the inputs of some of the tasks."""
@@ -47,6 +50,7 @@ class StepInputs:
             features=[tensor[index] for tensor in self.features],
             feature_grads=[tensor[index] for tensor in self.feature_grads],
             targets=None if self.targets is None else self.targets[index],
+            kernel_traces=select_traces(self.kernel_traces, index),
         )
 
     def finite_tasks(self) -> list[int]:
@@ -70,6 +74,7 @@ def make_step_inputs(
     features: Sequence[Tensor] = (),
     feature_grads: Sequence[Tensor] = (),
     targets: Tensor | None = None,
+    kernel_traces: Tensor | Sequence[float] | KernelTraces | None = None,
     create_graph: bool = False,
 ) -> StepInputs:
     """Validate the inputs of a step, against each other and against the members.
@@ -111,7 +116,25 @@ def make_step_inputs(
         losses = None if losses is None else losses.detach()
         if features or feature_grads:
             features, feature_grads = [x.detach() for x in features], [x.detach() for x in feature_grads]
-    return StepInputs(rows, keys, losses, features, feature_grads, targets)
+    if kernel_traces is not None and not callable(kernel_traces):
+        kernel_traces = _given_traces(kernel_traces, tasks)
+    return StepInputs(rows, keys, losses, features, feature_grads, targets, kernel_traces)
+
+
+def select_traces(kernel_traces: KernelTraces | None, tasks: Sequence[int]) -> KernelTraces | None:
+    """Return the traces of some of the tasks."""
+    return None if kernel_traces is None else lambda probes, generator: kernel_traces(probes, generator)[list(tasks)]
+
+
+def _given_traces(values: Tensor | Sequence[float], tasks: int) -> KernelTraces:
+    """Return traces that the caller computed."""
+    traces = values if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.float64)
+    if traces.shape != (tasks,) or traces.is_complex() or bool((traces < 0).any()):
+        raise OptionError(
+            f"`kernel_traces` must have shape [{tasks}], one number ≥ 0 per task; got {tuple(traces.shape)}"
+            f"{f', {traces.tolist()}' if traces.numel() <= 8 else ''}."
+        )
+    return lambda probes, generator: traces.to(torch.float64)
 
 
 def _check_losses(losses: Tensor | Sequence[float], tasks: int) -> Tensor:

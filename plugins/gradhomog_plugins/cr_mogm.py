@@ -134,5 +134,5 @@ def gradhomog_homogenizer() -> HomogenizerSpec:
         summary="the weights of another method, averaged over the steps",
         reference="Zhou et al. 2022, On the Convergence of Stochastic Multi-Objective Gradient Manipulation, NeurIPS",
         traits={"differentiable", "stateful"},
-        needs={"losses", "norms", "gramian", "jacobian", "features"},
+        needs={"losses", "norms", "gramian", "jacobian", "features", "kernel_traces"},
     )

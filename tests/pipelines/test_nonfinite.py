@@ -136,6 +136,7 @@ def test_rows_of_1e300_are_combined_or_raise_overflow_and_later_steps_work(name,
         "features": features,
         "feature_grads": features,
         "targets": torch.zeros(2, 1).long(),
+        "kernel_traces": [1.0, 2.0],
     }
     pipe.combine(rows, **options)
     before, raised = copy.deepcopy(pipe.state_dict()), None
@@ -164,7 +165,7 @@ def test_methods_that_read_no_inner_product_combine_rows_of_1e300(text):
     assert torch.isfinite(gradhomog.pipeline(text).combine(rows, [1.0, 2.0])).all()
 
 
-@pytest.mark.parametrize("text", ["moco", "excess_mtl"])
+@pytest.mark.parametrize("text", ["moco", "excess_mtl", "lra", "metabalance", "multiadam"])
 def test_rows_without_parameters_leave_state_that_later_steps_can_use(text):
     pipe = gradhomog.pipeline(text)
     for _ in range(2):

@@ -63,6 +63,8 @@ def test_a_built_in_conforms_by_few_examples(check):
         "uw(lr=0.1, key='domain')", "imtl_l(lr=0.1, key='domain')",
         "softadapt(variant='loss_weighted', order=3)", "relobralo(alpha=0.5, rho=0.5, key='domain')",
         "go4align(groups=3, lr=0.5)", "ldc_mtl(normalization='log', lr=0.1, key='domain')",
+        "lra(weighted=false, statistic='mean', alpha=1)", "metabalance(relax=1, beta=0, strategy='reduce')",
+        "ntk(every=1, average=0.5)", "multiadam(beta2=0.9, key='domain')",
         "config(length='min')", "config(length='geometric')", "krum(squared=false)",
         "aligned_mtl(scale_mode='median')", "aligned_mtl(scale_mode='rmse')",
         "gradvac(beta=0.5, order='fixed', key='domain')", "cr_mogm(method='gradvac(beta=0.5)', key='domain')",

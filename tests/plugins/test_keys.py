@@ -23,6 +23,12 @@ STATEFUL = [
     "moco(key='domain')",
     "pcd(primary='b', tau=0.3, beta=0.5, key='domain')",
     "relobralo(alpha=0.7, rho=0.5, key='domain')",
+    "lra(primary='a', key='domain')",
+    "lra(primary='b', key='domain')",
+    "metabalance(primary='a', key='domain')",
+    "metabalance(primary='b', strategy='reduce', key='domain')",
+    "multiadam(beta1=0.5, key='domain')",
+    "ntk(every=2, average=0.5, key='domain')",
     "reweight(lr=0.2, key='domain')",
     "sdmgrad(solver='sgd', lr=0.5, iterations=2, key='domain')",
     "softadapt(order=3, beta=2, key='domain')",
@@ -61,8 +67,9 @@ def test_the_order_of_two_tasks_of_one_key_has_no_effect(text):
     for _ in range(5):
         rows = torch.randn(tasks, 7, generator=generator, dtype=torch.float64) * (1 + 2 * torch.eye(tasks, 1))
         losses = torch.rand(tasks, generator=generator, dtype=torch.float64) + 3 * torch.eye(tasks, 1)[:, 0] + 0.1
-        direction = pipe.combine(rows, losses, domains=domains)
-        expected = swapped.combine(swap(rows), swap(losses), domains=domains)
+        traces = rows.square().sum(1)
+        direction = pipe.combine(rows, losses, domains=domains, kernel_traces=traces)
+        expected = swapped.combine(swap(rows), swap(losses), domains=domains, kernel_traces=swap(traces))
         torch.testing.assert_close(direction, expected, rtol=1e-9, atol=1e-12)
     assert_equal_states(pipe.state_dict(), swapped.state_dict())
 

@@ -10,6 +10,7 @@ import gradhomog
 SELECTORS = [
     "mgda", "gradvac", "imtl_g", "cagrad", "nash_mtl", "fairgrad", "aligned_mtl", "upgrad", "dualproj", "config",
     "sdmgrad", "pcgrad", "krum", "trimmed_mean", "gradnorm", "db_mtl", "excess_mtl", "moco", "graddrop",
+    "lra", "metabalance", "multiadam",
     "static", "rlw", "nash_mtl(scale='paper')",
     *(f"config(length='{length}')" for length in ("min", "max", "harmonic", "arithmetic", "geometric")),
 ]  # fmt: skip

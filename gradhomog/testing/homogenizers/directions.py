@@ -61,11 +61,19 @@ def half_precision(subject: HomogenizerSubject) -> None:
         require_close(subject.combine(rows), expected, what, rtol=1e-2, atol=1e-2 * size)
 
 
+def _in_tensors(rows: Tensor) -> dict[str, Tensor]:
+    """Divide rows `[tasks, 18]` into three tensors."""
+    return {"weight": rows[:, :12].reshape(len(rows), 3, 4), "scalar": rows[:, 12], "bias": rows[:, 13:]}
+
+
 @check("homogenizers")
 def dict_rows(subject: HomogenizerSubject) -> None:
-    """Rows as a dict of tensors `[tasks, *shape]` give the direction of the same rows as one matrix."""
+    """Rows as a dict of tensors `[tasks, *shape]` give the direction of the same rows as one matrix.
+
+    For a homogenizer that claims `per_tensor`, only names and shapes are compared.
+    """
     rows = _rows(4, 18, seed=2)
-    parts = {"weight": rows[:, :12].reshape(4, 3, 4), "scalar": rows[:, 12], "bias": rows[:, 13:]}
+    parts = _in_tensors(rows)
     direction = subject.combine(parts, steps=2)
     if not isinstance(direction, dict) or {k: v.shape for k, v in direction.items()} != {
         name: value.shape[1:] for name, value in parts.items()
@@ -73,6 +81,8 @@ def dict_rows(subject: HomogenizerSubject) -> None:
         raise CheckFailure(
             f"the direction of a dict of rows must be a dict of the same names and shapes; got {direction}"
         )
+    if "per_tensor" in subject.claims:
+        return
     found = torch.cat([direction[name].reshape(-1) for name in parts])
     require_close(found, subject.vector(rows, steps=2), "a dict of rows", rtol=1e-9, atol=1e-12, jacobian=rows)
 
@@ -256,6 +266,20 @@ def rotation_equivariant(subject: HomogenizerSubject) -> None:
         expected = subject.vector(jacobian) @ rotation
         found = subject.combine(jacobian @ rotation)
         require_close(found, expected, "rotated rows", rtol=1e-6, atol=1e-8 * _size(jacobian), rotation=rotation)
+
+
+@check("homogenizers", claim="per_tensor")
+def per_tensor(subject: HomogenizerSubject) -> None:
+    """The direction in each tensor of parameters is that of the rows in this tensor alone, over two steps."""
+    parts = _in_tensors(_rows(4, 18, seed=4))
+    together = subject.combine(parts, steps=2)
+    assert isinstance(together, dict)
+    for name, rows in parts.items():
+        alone = subject.combine({name: rows}, steps=2)
+        assert isinstance(alone, dict)
+        require_close(
+            together[name], alone[name], f"the direction in the tensor `{name}`", rtol=1e-9, atol=1e-12, jacobian=rows
+        )
 
 
 @check("homogenizers", claim="non_conflicting")

@@ -108,6 +108,7 @@ def _inputs(argument: Any) -> Mapping[str, object]:
         "jacobian": lambda: argument.jacobian.materialize(), "losses": lambda: argument.losses,
         "norms": argument.norms, "gramian": argument.gramian, "features": lambda: argument.features,
         "feature_grads": lambda: argument.feature_grads, "targets": lambda: argument.targets,
+        "kernel_traces": argument.kernel_traces,
     }  # fmt: skip
     values: dict[str, object] = {}
     for name, read in readers.items():

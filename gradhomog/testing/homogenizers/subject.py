@@ -44,6 +44,11 @@ class HomogenizerSubject(PluginSubject[HomogenizerSpec]):
         self.stateful = any(homogenizer.state_names for homogenizer in self.pipeline())
 
     @property
+    def reads_traces(self) -> bool:
+        """True if it declares that it reads the traces of tangent kernels."""
+        return any(member.declares_needs and "kernel_traces" in member.needs for member in self.pipeline().members)
+
+    @property
     def acts_before_rows(self) -> bool:
         return self.attaches or self.transforms > 0
 
@@ -87,6 +92,8 @@ class HomogenizerSubject(PluginSubject[HomogenizerSpec]):
         Rows that do not depend on the homogenizer are covered by the checks of learners.
         """
         names = self.learners.names
+        if self.reads_traces:
+            raise NotApplicable("it reads traces of tangent kernels, which learners do not supply")
         if not names:
             raise NotApplicable("no installed learner can train on the small network")
         return names if self.acts_before_rows else names[:1]
@@ -117,7 +124,10 @@ class HomogenizerSubject(PluginSubject[HomogenizerSpec]):
         self, rows: Rows, losses: Tensor | None = None, order: Tensor | None = None,
         domains: Sequence[str] | None = None,
     ) -> dict[str, Any]:  # fmt: skip
-        """Return all other inputs of a step: one query per task, whose features are the entries of its row."""
+        """Return all other inputs of a step: one query per task, whose features are the entries of its row.
+
+        The trace of a task's tangent kernel is the squared norm of its row, as for one residual r with the loss r.
+        """
         blocks = [rows] if isinstance(rows, Tensor) else list(rows.values())
         matrix = torch.cat([block.reshape(len(block), -1) for block in blocks], dim=1)  # keeps the graph of the rows
         tasks = len(matrix)
@@ -133,7 +143,14 @@ class HomogenizerSubject(PluginSubject[HomogenizerSpec]):
             "features": self.at_taps(features),
             "feature_grads": self.at_taps(features),
             "targets": torch.zeros(tasks, 1, dtype=torch.int64),
+            "kernel_traces": self._kernel_traces([matrix]),
         }
+
+    def _kernel_traces(self, blocks: Sequence[Tensor]) -> Tensor | None:
+        """Return squared norms of rows `[tasks, *shape]`, which keep the graph, if the homogenizer reads traces."""
+        if not self.reads_traces:
+            return None
+        return torch.stack([block.double().flatten(1).square().sum(1) for block in blocks]).sum(0)
 
     def at_taps(self, features: Tensor) -> Any:
         """Return features in the form of `combine`: one tensor, or a list if there are several `transform` stages."""
@@ -176,6 +193,7 @@ class HomogenizerSubject(PluginSubject[HomogenizerSpec]):
             dict(zip(names, stacked, strict=False)), torch.stack(losses).detach(), domains=batch.domains,
             features=[torch.cat(tap).detach() for tap in zip(*taps, strict=True)],
             feature_grads=[tap[:, 0] for tap in stacked[len(names) :]], targets=batch.query_y,
+            kernel_traces=self._kernel_traces(stacked[: len(names)]),
         )  # fmt: skip
         assert isinstance(direction, dict)
         return [*(loss.detach() for loss in losses), *stacked, *direction.values()]

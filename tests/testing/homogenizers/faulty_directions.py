@@ -91,6 +91,11 @@ class ClipsEachTensor(Clip):
         return step.jacobian.map(clip)
 
 
+@fails("per_tensor", "the direction in the tensor `weight`: off by", claims="per_tensor")
+class ClipsAllTensorsTogether(Clip):
+    """Norms over all tensors, although it claims to act on each tensor separately."""
+
+
 def sum_of_two_ones(jacobian, tasks, found, expected, **_):
     return jacobian == [[1.0]] and tasks == 2 and found == [2 * expected[0]]
 

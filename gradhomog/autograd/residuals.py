@@ -1,0 +1,90 @@
+"""Traces of the tangent kernels of the tasks' residuals: exact, or estimated by Hutchinson's method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from gradhomog.autograd.batch import LossLeaves
+from gradhomog.autograd.inputs import TaskLosses
+from gradhomog.errors import OptionError
+from gradhomog.pipelines import Pipeline
+from gradhomog.step import KernelTraces
+
+Residuals = Sequence[Tensor | None] | Mapping[str, Tensor | None]
+"""One tensor of any shape per task, whose mean square is the loss: a sequence, or a dict by the tasks' names."""
+
+
+def residual_traces(residuals: Residuals | None, loss_leaves: LossLeaves, pipe: Pipeline) -> KernelTraces | None:
+    """Return a function that computes the traces when a homogenizer reads them; None if no homogenizer reads them.
+
+    Raises:
+        OptionError: the residuals do not match the losses.
+    """
+    if residuals is None or not any("kernel_traces" in member.needs for member in pipe.members):
+        return None
+    present, parameters = _present(residuals, loss_leaves.tasks), list(loss_leaves.shared.values())
+    return lambda probes, generator: torch.stack([
+        mean_squared_gradient(residual, parameters, probes, generator) for residual in present
+    ])  # fmt: skip
+
+
+def mean_squared_gradient(
+    residuals: Tensor, parameters: Sequence[Tensor], probes: int, generator: torch.Generator
+) -> Tensor:
+    """Return tr K / n = 1/n Σ_m ‖∂r_m/∂θ‖² of residuals `[n]`, with K_ml = ⟨∂r_m/∂θ, ∂r_l/∂θ⟩, as a float64 scalar.
+
+    Exact for n ≤ probes: one pass for each residual. Otherwise the mean of ‖∂/∂θ Σ_m ε_m r_m‖² / n over `probes`
+    vectors ε of random signs, whose expectation it is (Hutchinson 1989), by one pass for each vector. Its variance is
+    2 Σ_{m≠l} K_ml² / (n² · probes). The graph is kept; the result has a graph if gradients are enabled.
+    """
+    count = residuals.numel()
+    if count <= probes:
+        vectors = torch.eye(count, dtype=residuals.dtype, device=residuals.device)
+    else:
+        signs = 2 * torch.randint(2, (probes, count), generator=generator) - 1
+        vectors = signs.to(residuals)
+    squares = []
+    for vector in vectors:
+        gradients = torch.autograd.grad(
+            residuals, parameters, vector, retain_graph=True, create_graph=torch.is_grad_enabled(), allow_unused=True
+        )
+        parts = [gradient.double().square().sum() for gradient in gradients if gradient is not None]
+        squares.append(torch.stack(parts).sum() if parts else residuals.new_zeros((), dtype=torch.float64))
+    return torch.stack(squares).sum() / (count if count <= probes else count * probes)
+
+
+def _present(residuals: Residuals, tasks: TaskLosses) -> list[Tensor]:
+    """Return the residuals of the present tasks, one vector per task."""
+    if isinstance(residuals, Tensor) or not isinstance(residuals, Sequence | Mapping):
+        raise OptionError(
+            "`residuals` must be a sequence or a dict with one tensor per task; got "
+            f"{'one tensor' if isinstance(residuals, Tensor) else type(residuals).__name__}."
+        )
+    if isinstance(residuals, Mapping):
+        if tasks.names is None or not set(residuals) <= set(tasks.names):
+            raise OptionError(
+                f"`residuals` must have the names of the losses ({', '.join(tasks.names or ()) or 'which have none'}); "
+                f"got {', '.join(map(str, residuals)) or 'none'}. Pass both as dicts with the same keys."
+            )
+        entries = [residuals.get(name) for name in tasks.names]
+    else:
+        entries = list(residuals)
+    if len(entries) != tasks.tasks:
+        raise OptionError(f"`residuals` must have one tensor for each of the {tasks.tasks} losses; got {len(entries)}.")
+    present = []
+    for index, slot in enumerate(tasks.slots):
+        residual = entries[slot]
+        if not isinstance(residual, Tensor) or not residual.is_floating_point() or not residual.requires_grad:
+            found = f"{residual.dtype} without a graph" if isinstance(residual, Tensor) else type(residual).__name__
+            raise OptionError(
+                f"the residuals of task {tasks.label(index)} must be a real tensor with a graph; got {found}. Pass the "
+                "tensor whose mean square is the loss, before it is squared, without detach."
+            )
+        if residual.numel() == 0:
+            raise OptionError(f"the residuals of task {tasks.label(index)} must not be empty.")
+        with torch.enable_grad():
+            present.append(residual.flatten())
+    return present

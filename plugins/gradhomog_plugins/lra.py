@@ -1,0 +1,130 @@
+"""LRA: scale auxiliary gradients to the largest entry of the primary gradient (learning-rate annealing)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import torch
+from annotated_types import Interval
+from torch import Tensor
+
+from gradhomog import Homogenizer, HomogenizerSpec, StageResult, Step, hookimpl, keyed
+from gradhomog_plugins._primary import primary_tasks
+
+
+class LRA(Homogenizer):
+    """Weights λ_i that scale the mean entry of each auxiliary row to the largest entry of the primary row.
+
+        λ̂_i = max_p |g_rp| / mean_p |λ_i g_ip|,  λ_i ← (1 − α) λ_i + α λ̂_i,  λ_r = 1 for the primary task r
+        d = Σ_i λ_i g_i / Σ_j λ_j;  paper's scale: d = Σ_i λ_i g_i
+
+    Args:
+        primary: r, the slot or the domain of the primary task: in a physics-informed network the residual of the
+            differential equation. It must be in the first batch.
+        statistic: the numerator: `"max"`, the largest absolute entry of the primary row, as in the paper; or `"mean"`,
+            its mean absolute entry.
+        alpha: α in (0, 1], the share of the new weight.
+        weighted: True has λ_i in the denominator, as in the formula above and in the authors' code. False has mean_p
+            |g_ip| there, as in algorithm 1.
+        key: state by `"slot"` (position in the batch) or by `"domain"`; use `"domain"` if the domain of a slot changes
+            between batches.
+
+    Use it when one loss dominates the step by the size of its gradient, as the residual of a differential equation
+    dominates boundary and initial conditions. It does not change cosines, so it does not resolve conflicts. It is
+    harmful where the gradient of an auxiliary task is mostly noise, because this noise is scaled up.
+
+    For constant rows, λ_i converges to √(max|g_r| / mean|g_i|) with λ_i in the denominator, and to max|g_r| / mean|g_i|
+    without it: two methods with different weights. The default is the form in which published errors were computed.
+    λ_i keeps its value in a step without the primary task, and where the primary row or row i is zero. Several primary
+    tasks, of one domain, give the mean of their numerators.
+
+    Differentiable in the rows, with the weights before the step as constants.
+
+    State: λ by key.
+
+    Cost: two reads of the rows.
+
+    Source: Wang, Teng and Perdikaris 2021, "Understanding and mitigating gradient pathologies in physics-informed
+    neural networks", arXiv 2001.04536, algorithm 1.
+
+    Deviations: (1) λ_i in the denominator, as in the authors' code (GradientPathologiesPINNs), in NSFnets (arXiv
+    2003.06496) and in PINNacle; algorithm 1 and PhysicsNeMo-Sym omit it (`weighted`). (2) α = 0.1, as in the code of
+    the authors and PINNacle; the paper recommends 0.9 for the share of the new weight, PhysicsNeMo-Sym has 0.01. (3)
+    Largest and mean entry over all parameters, as in the paper; the authors' code omits biases and takes the mean of
+    the layers' means. (4) λ changes in every step and before the step, as in algorithm 1; the authors' code changes it
+    in every tenth step, after the step. The rows are computed in any case, so rarer changes would save nothing. (5) A
+    single λ for each task; the authors' code has one λ for all boundaries together: add these losses to one. (6) No
+    epsilon in the denominator; PhysicsNeMo-Sym adds 1e-8.
+
+    >>> import torch, gradhomog
+    >>> pipe = gradhomog.pipeline("lra(alpha=1, scale='paper')")
+    >>> pipe.combine(torch.tensor([[8.0, 0.0], [0.0, 4.0]]))  # λ = 8 / mean(0, 4) = 4
+    tensor([ 8., 16.])
+    """
+
+    state_names = ("weights",)
+
+    def __init__(
+        self,
+        primary: int | str = 0,
+        statistic: Literal["max", "mean"] = "max",
+        alpha: Annotated[float, Interval(gt=0, le=1)] = 0.1,
+        weighted: bool = True,
+        key: Literal["slot", "domain"] = "slot",
+    ) -> None:
+        self.primary, self.statistic, self.alpha, self.weighted, self.key = primary, statistic, alpha, weighted, key
+        self.weights: dict[str, float] = {}  # λ
+
+    def mix(self, step: Step) -> StageResult:
+        weights = self._new_weights(step)
+        return StageResult(step.tasks * weights / weights.sum(), aux=weights)
+
+    def paper_scale(self, step: Step) -> Tensor:
+        total: Tensor = step.aux.sum()
+        return total
+
+    def update(self, step: Step) -> dict[str, Any]:
+        return {"weights": keyed.write(self.weights, step.by(self.key), step.aux)}
+
+    def measured(self, step: Step) -> Mapping[str, float | Sequence[float]]:
+        return {"weights": step.aux.tolist()}
+
+    def _new_weights(self, step: Step) -> Tensor:
+        """Return λ of this step, float64 `[tasks]`."""
+        before = keyed.read(self.weights, step.by(self.key), 1.0).to(step.device)
+        primary = primary_tasks("lra", self.primary, step, required=not self.weights).to(step.device)
+        if not bool(primary.any()):
+            return before
+        largest, mean = entry_sizes(step.jacobian.materialize())
+        numerator = (largest if self.statistic == "max" else mean)[primary].mean()
+        denominators = before * mean if self.weighted else mean
+        defined = (denominators > 0) & (numerator > 0)
+        targets = numerator / torch.where(defined, denominators, 1.0)
+        weights = torch.where(defined, torch.lerp(before, targets, self.alpha), before)
+        return torch.where(primary, 1.0, weights)
+
+
+def entry_sizes(rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the largest and the mean absolute entry of each row over all blocks, float64 `[tasks]` each."""
+    largest, sums, count = [], [], 0
+    for block in rows.values():
+        matrix = block.reshape(len(block), block[0].numel())
+        wide = torch.promote_types(block.dtype, torch.float32)
+        sums.append(torch.linalg.vector_norm(matrix, 1, dim=1, dtype=wide).double())
+        # The largest entry of an empty block is not defined.
+        present = matrix if matrix.shape[1] else matrix.new_zeros(len(block), 1)
+        largest.append(torch.linalg.vector_norm(present, torch.inf, dim=1, dtype=wide).double())
+        count += matrix.shape[1]
+    return torch.stack(largest).amax(0), torch.stack(sums).sum(0) / max(count, 1)
+
+
+@hookimpl
+def gradhomog_homogenizer() -> HomogenizerSpec:
+    return HomogenizerSpec(
+        factory=LRA,
+        summary="scales auxiliary gradients to the largest entry of the primary task's gradient",
+        reference="Wang, Teng and Perdikaris 2021, arXiv 2001.04536",
+        traits={"differentiable", "stateful", "scale_equivariant"},
+        needs={"jacobian"},
+    )

@@ -1,0 +1,159 @@
+"""MetaBalance: scale the gradients of auxiliary tasks to the norm of the primary task's gradient, tensor by tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NamedTuple
+
+import torch
+from annotated_types import Interval
+from torch import Tensor
+
+from gradhomog import Homogenizer, HomogenizerSpec, OptionError, StageResult, Step, hookimpl, keyed, safe_sqrt
+from gradhomog_plugins import _row_state
+from gradhomog_plugins._primary import primary_tasks
+
+Strategy = Literal["both", "reduce", "enlarge"]
+
+
+class NewNorms(NamedTuple):
+    """Averages after this step: n = sums / weight_sums.
+
+    Attributes:
+        sums: m, float64 `[tasks]` by tensor.
+        weight_sums: 1 − β^t, float64 `[tasks]`.
+        targets: n₀ by tensor.
+    """
+
+    sums: dict[str, Tensor]
+    weight_sums: Tensor
+    targets: dict[str, Tensor]
+
+
+class MetaBalance(Homogenizer):
+    """Scale each auxiliary row, in each tensor of parameters, towards the primary row's norm averaged over steps.
+
+        m_i ← β m_i + (1 − β) ‖g_i‖,  n_i = m_i / (1 − β^t), in each tensor of parameters
+        ĝ_i = r (n₀/n_i) g_i + (1 − r) g_i,  n₀ that of the primary task
+        d = 1/N Σ_i ĝ_i;  paper's scale: d = Σ_i ĝ_i
+
+    Args:
+        primary: the slot or the domain of the primary task, the target of transfer learning. It must be in the first
+            batch.
+        relax: r in [0, 1], the share of the scaled row; 0 is the plain mean, 1 gives all rows the primary row's norm.
+        beta: β in [0, 1), the weight of the previous average; 0 uses the norms of this step.
+        strategy: `"reduce"` scales only rows with n_i > n₀ (the paper's strategy A), `"enlarge"` only rows with n_i <
+            n₀ (B), `"both"` all rows (C).
+        key: averages by `"slot"` (position in the batch) or by `"domain"`; use `"domain"` if the domain of a slot
+            changes between batches.
+
+    Use it when one task counts and the others are auxiliary, as clicks beside purchases in a recommender, and the ratio
+    of their gradient norms differs between the layers or changes during training. It does not change cosines within a
+    tensor, so it does not resolve conflicts. It is harmful where an auxiliary gradient is short because its task has
+    converged: `"both"` and `"enlarge"` scale its noise up.
+
+    A task's row in a tensor where it has been zero so far is unchanged. In a tensor where the primary row has been zero
+    so far, n₀ = 0, and auxiliary rows are multiplied by 1 − r. In a step without the primary task, n₀ is its last
+    average. With several primary tasks, of one domain, n₀ is the mean of their averages, and their rows are scaled as
+    well.
+
+    Differentiable in the rows, with the averages before the step as constants.
+
+    State: one number for each key and tensor, and n₀ for each tensor. Rows with other names restart it.
+
+    Cost: the norms of the rows by tensor, and a scaled copy of the rows.
+
+    Source: He et al. 2022, "MetaBalance: Improving Multi-Task Recommendations via Adapting Gradient Magnitudes of
+    Auxiliary Tasks", arXiv 2203.06801, algorithm 1; the defaults are those of the authors' code.
+
+    Deviations: (1) The mean by default; the paper sums. (2) The average of a new key is divided by 1 − β^t; in the
+    authors' code it starts at zero. The ratio n₀/n_i is the same if all tasks are in every batch. (3) No epsilon;
+    torch-rechub adds 1e-5 to n_i, which reduces rows with a norm of that size, and the authors' code divides 0 by 0
+    where an auxiliary row is zero. (4) Every tensor is scaled; both codes leave the loop over the tensors at the first
+    tensor that a loss does not depend on. (5) The codes have strategy C only.
+
+    >>> import torch, gradhomog
+    >>> gradhomog.pipeline("metabalance(relax=1)").combine(torch.tensor([[3.0, 0.0], [0.0, 1.0]]))
+    tensor([1.5000, 1.5000])
+    """
+
+    state_names = ("sums", "weight_sums", "targets")
+
+    def __init__(
+        self,
+        primary: int | str = 0,
+        relax: Annotated[float, Interval(ge=0, le=1)] = 0.7,
+        beta: Annotated[float, Interval(ge=0, lt=1)] = 0.9,
+        strategy: Strategy = "both",
+        key: Literal["slot", "domain"] = "slot",
+    ) -> None:
+        self.primary, self.relax, self.beta, self.strategy, self.key = primary, relax, beta, strategy, key
+        self.sums: dict[str, dict[str, float]] = {}  # m by tensor and key
+        self.weight_sums: dict[str, float] = {}
+        self.targets: dict[str, float] = {}  # n₀ by tensor
+
+    def rows(self, step: Step) -> StageResult:
+        new = self._new_norms(step)
+        scaled = {}
+        for name, rows in step.jacobian.materialize().items():
+            factors = scale_factors(new.sums[name] / new.weight_sums, new.targets[name], self.relax, self.strategy)
+            wide = rows.to(_row_state.wide_dtype(rows))
+            scaled[name] = (_row_state.broadcast_per_task(factors, wide) * wide).to(rows.dtype)
+        return StageResult(step.jacobian.replace(scaled), aux=new)
+
+    def paper_scale(self, step: Step) -> float:
+        return step.tasks
+
+    def update(self, step: Step) -> Mapping[str, Any]:
+        keys, new = step.by(self.key), step.aux
+        fits = self.sums.keys() == new.sums.keys()
+        return {
+            "sums": {
+                name: keyed.write(self.sums[name] if fits else {}, keys, values) for name, values in new.sums.items()
+            },
+            "weight_sums": keyed.write(self.weight_sums if fits else {}, keys, new.weight_sums),
+            "targets": {name: float(target) for name, target in new.targets.items()},
+        }
+
+    def _new_norms(self, step: Step) -> NewNorms:
+        keys, jacobian = step.by(self.key), step.jacobian
+        fits = self.sums.keys() == set(jacobian.names)
+        primary = primary_tasks("metabalance", self.primary, step, required=not fits).to(step.device)
+        before = keyed.read(self.weight_sums if fits else {}, keys, 0.0).to(step.device)
+        weight_sums = self.beta * before + (1 - self.beta)
+        sums, targets = {}, {}
+        for name, norms in zip(jacobian.names, safe_sqrt(jacobian.block_squared_norms), strict=True):
+            old = keyed.read(self.sums[name] if fits else {}, keys, 0.0).to(step.device)
+            sums[name] = self.beta * old + (1 - self.beta) * norms
+            if not bool(torch.isfinite(sums[name]).all()):
+                raise OptionError("metabalance: the norm of a row overflows float64. Divide the losses by a constant.")
+            if bool(primary.any()):
+                targets[name] = (sums[name] / weight_sums)[primary].mean()
+            else:
+                targets[name] = torch.tensor(self.targets[name], dtype=torch.float64, device=step.device)
+        return NewNorms(sums, weight_sums, targets)
+
+
+def scale_factors(norms: Tensor, target: Tensor, relax: float, strategy: Strategy = "both") -> Tensor:
+    """Return the factor r · n₀/n_i + 1 − r of each row, or 1 where the strategy leaves it, float64 `[tasks]`.
+
+    >>> scale_factors(torch.tensor([1.0, 4.0, 0.5]), torch.tensor(1.0), relax=0.5, strategy="reduce")
+    tensor([1.0000, 0.6250, 1.0000])
+    """
+    selected = norms > 0
+    if strategy == "reduce":
+        selected = norms > target
+    elif strategy == "enlarge":
+        selected = selected & (norms < target)
+    return torch.where(selected, relax * target / torch.where(selected, norms, 1.0) + (1 - relax), 1.0)
+
+
+@hookimpl
+def gradhomog_homogenizer() -> HomogenizerSpec:
+    return HomogenizerSpec(
+        factory=MetaBalance,
+        summary="scales auxiliary gradients towards the norm of the primary task's gradient, tensor by tensor",
+        reference="He et al. 2022, arXiv 2203.06801",
+        traits={"differentiable", "stateful", "scale_equivariant", "per_tensor"},
+        needs={"jacobian"},
+    )

@@ -1,0 +1,100 @@
+"""LRA against algorithm 1 and the authors' recursion written out, its fixed points, and its primary task."""
+
+import pytest
+import torch
+
+import gradhomog
+from gradhomog import OptionError
+
+
+def normal(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def loop(steps, alpha, weighted, statistic="max", primary=0):
+    """Weights λ after all steps, one task after another, in Python floats."""
+    weights = [1.0] * len(steps[0])
+    for rows in steps:
+        sizes = [[abs(entry) for entry in row] for row in rows.tolist()]
+        numerator = max(sizes[primary]) if statistic == "max" else sum(sizes[primary]) / len(sizes[primary])
+        for task, entries in enumerate(sizes):
+            if task != primary:
+                mean = sum(entries) / len(entries) * (weights[task] if weighted else 1.0)
+                weights[task] = (1 - alpha) * weights[task] + alpha * numerator / mean
+    return torch.tensor(weights, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("scale", ["mean", "paper"])
+@pytest.mark.parametrize(("alpha", "weighted", "statistic"), [
+    (0.1, True, "max"), (0.9, False, "max"), (0.3, True, "mean"), (1.0, False, "mean"),
+])  # fmt: skip
+def test_it_is_the_recursion_written_out_with_the_weights_of_this_step(scale, alpha, weighted, statistic):
+    options = {"alpha": alpha, "weighted": weighted, "statistic": statistic, "scale": scale}
+    pipe = gradhomog.pipeline([("lra", options)])
+    steps = [normal(3, 8, seed=seed) * torch.tensor([[9.0], [1.0], [0.1]]) for seed in range(5)]
+    for rows in steps:
+        found = pipe.combine({"a": rows[:, :6].reshape(3, 2, 3), "b": rows[:, 6:]})
+    weights = loop(steps, alpha, weighted, statistic)
+    expected = weights @ steps[-1] / (1.0 if scale == "paper" else weights.sum())
+    torch.testing.assert_close(torch.cat([found["a"].flatten(), found["b"]]), expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize(("weighted", "power"), [(True, 0.5), (False, 1.0)])
+def test_on_constant_rows_the_weights_converge_to_the_ratio_or_to_its_root(weighted, power):
+    rows = torch.tensor([[400.0, -100.0], [1.0, 1.0], [0.0, -0.5]], dtype=torch.float64)
+    pipe = gradhomog.pipeline([("lra", {"weighted": weighted, "alpha": 0.3})])
+    for _ in range(200):
+        weights = pipe.homogenize(rows).measured["lra"]["weights"]
+    assert weights == pytest.approx([1, 400**power, 1600**power], rel=1e-6)
+
+
+def test_in_float32_it_is_close_to_the_same_in_float64():
+    pipes = [gradhomog.pipeline("lra"), gradhomog.pipeline("lra")]
+    for seed in range(4):
+        rows = normal(3, 300, seed=seed)
+        exact, single = pipes[0].combine(rows), pipes[1].combine(rows.float())
+    torch.testing.assert_close(single, exact.float(), rtol=1e-4, atol=1e-5)
+
+
+def test_the_primary_task_is_named_by_slot_or_by_domain():
+    rows, names = normal(3, 5), ["left", "right", "residual"]
+    by_slot = gradhomog.pipeline("lra(primary=2)").combine(rows)
+    by_name = gradhomog.pipeline("lra(primary='residual')").combine(rows, domains=names)
+    assert torch.equal(by_slot, by_name)
+    first = gradhomog.pipeline("lra").combine(rows[[2, 0, 1]])
+    torch.testing.assert_close(first, by_slot)
+
+
+def test_two_primary_tasks_of_one_domain_give_the_mean_of_their_largest_entries():
+    rows = torch.tensor([[2.0, 0.0], [0.0, 6.0], [1.0, 1.0]], dtype=torch.float64)
+    pipe = gradhomog.pipeline("lra(primary='pde', alpha=1)")
+    assert pipe.homogenize(rows, domains=["pde", "pde", "wall"]).measured["lra"]["weights"] == [1, 1, 4]
+
+
+def test_without_the_primary_task_weights_are_kept_and_before_its_first_step_an_error_names_the_batch():
+    rows = torch.tensor([[8.0, 0.0], [1.0, 1.0], [2.0, 2.0]], dtype=torch.float64)
+    pipe = gradhomog.pipeline("lra(alpha=1, weighted=false)")
+    pipe.combine(rows)
+    later = pipe.homogenize(rows[1:], slots=[1, 2])
+    assert later.measured["lra"]["weights"] == [8, 4]
+    assert pipe.state_dict()["0:lra"]["weights"] == {"0": 1, "1": 8, "2": 4}
+    fresh = gradhomog.pipeline("lra(primary='residul')")
+    with pytest.raises(OptionError, match=r"`primary`.*'residul'.*slots 0, 1, 2 and the domains left, residual, right"):
+        fresh.combine(rows, domains=["residual", "left", "right"])
+    with pytest.raises(OptionError, match="slots 0, 1, 2 and no domains"):
+        gradhomog.pipeline("lra(primary=7)").combine(rows)
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_a_zero_row_changes_no_weight_of_its_own_and_a_zero_primary_row_changes_none(zero):
+    rows = torch.tensor([[8.0, 0.0], [1.0, 1.0], [2.0, 2.0]], dtype=torch.float64)
+    pipe = gradhomog.pipeline("lra(alpha=1, weighted=false)")
+    pipe.combine(rows)
+    rows[zero] = 0
+    rows[2] *= 2
+    assert pipe.homogenize(rows).measured["lra"]["weights"] == ([1, 8, 4] if zero == 0 else [1, 8, 2])
+
+
+def test_a_single_task_gives_its_row():
+    row = normal(1, 4)
+    torch.testing.assert_close(gradhomog.pipeline("lra").combine(row), row[0])

@@ -1,0 +1,116 @@
+"""MetaBalance against its loop over tensors and tasks written out, its strategies, and its primary task."""
+
+import pytest
+import torch
+
+import gradhomog
+from gradhomog import OptionError
+
+SIZES = {"weight": (4, 3), "bias": (4,), "scalar": ()}
+
+
+def normal(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def steps(count, tasks=3):
+    scales = torch.tensor([1.0, 30.0, 0.01], dtype=torch.float64)[:tasks]
+    for step in range(count):
+        yield {
+            name: normal(tasks, *size, seed=10 * step + index) * scales.reshape(-1, *[1] * len(size)) * (index + 1)
+            for index, (name, size) in enumerate(SIZES.items())
+        }
+
+
+def authors_loop(history, relax, beta, strategy="both"):
+    """The authors' optimizer: averages that start at zero, one per tensor and task; returns the sum of the rows."""
+    averages, direction = {}, {}
+    for blocks in history:
+        for name, rows in blocks.items():
+            total = torch.zeros_like(rows[0])
+            for task, row in enumerate(rows):
+                old = averages.get((name, task), 0.0)
+                averages[name, task] = beta * old + (1 - beta) * float(row.square().sum()) ** 0.5
+                ratio = averages[name, 0] / averages[name, task]
+                if strategy == "both" or (ratio < 1) == (strategy == "reduce"):
+                    row = relax * ratio * row + (1 - relax) * row
+                total = total + row
+            direction[name] = total
+    return direction
+
+
+@pytest.mark.parametrize("strategy", ["both", "reduce", "enlarge"])
+@pytest.mark.parametrize(("relax", "beta"), [(0.7, 0.9), (1.0, 0.0), (0.2, 0.5)])
+def test_it_is_the_authors_loop_in_the_papers_scale(relax, beta, strategy):
+    options = {"relax": relax, "beta": beta, "strategy": strategy, "scale": "paper"}
+    pipe, history = gradhomog.pipeline([("metabalance", options)]), list(steps(4))
+    for blocks in history:
+        found = pipe.combine(blocks)
+    expected = authors_loop(history, relax, beta, strategy)
+    for name in SIZES:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-10, atol=1e-12)
+
+
+def test_in_float32_it_is_close_to_the_authors_loop_in_float64():
+    pipe, history = gradhomog.pipeline("metabalance"), list(steps(3))
+    for blocks in history:
+        found = pipe.combine({name: rows.float() for name, rows in blocks.items()})
+    expected = authors_loop(history, 0.7, 0.9)
+    for name in SIZES:
+        torch.testing.assert_close(found[name], (expected[name] / 3).float(), rtol=1e-4, atol=1e-5)
+
+
+def test_with_full_relaxation_and_no_average_all_rows_get_the_primary_norm_in_every_tensor():
+    blocks = next(steps(1))
+    rows = gradhomog.pipeline("metabalance(primary=1, relax=1, beta=0)").rows_after(blocks, None).materialize()
+    for name, block in rows.items():
+        norms = block.reshape(3, -1).norm(dim=1)
+        torch.testing.assert_close(norms, blocks[name][1].norm().expand(3), rtol=1e-10, atol=0)
+
+
+def test_relaxation_zero_is_the_plain_mean():
+    blocks = next(steps(1))
+    found = gradhomog.pipeline("metabalance(relax=0)").combine(blocks)
+    for name, rows in blocks.items():
+        torch.testing.assert_close(found[name], rows.mean(0))
+
+
+def test_a_new_key_starts_with_the_norm_of_its_first_row():
+    rows = torch.diag(torch.tensor([2.0, 4.0, 8.0], dtype=torch.float64))
+    pipe = gradhomog.pipeline("metabalance(relax=1, key='domain', primary='main')")
+    for _ in range(3):
+        pipe.combine(rows[:2], domains=["main", "old"])
+    found = pipe.combine(rows, domains=["main", "old", "new"])
+    torch.testing.assert_close(found, torch.full((3,), 2 / 3, dtype=torch.float64))
+
+
+def test_in_a_step_without_the_primary_task_its_last_average_counts():
+    rows = torch.diag(torch.tensor([2.0, 4.0, 8.0], dtype=torch.float64))
+    pipe = gradhomog.pipeline("metabalance(relax=1)")
+    pipe.combine(rows)
+    found = pipe.homogenize(rows[1:], slots=[1, 2]).direction[""]
+    torch.testing.assert_close(found, torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64))
+    with pytest.raises(OptionError, match=r"metabalance: `primary` must be the slot or the domain .* got 'x'"):
+        gradhomog.pipeline("metabalance(primary='x')").combine(rows)
+
+
+def test_zero_rows_and_tensors_without_the_primary_task():
+    blocks = {"a": torch.tensor([[0.0, 0.0], [1.0, 2.0]]), "b": torch.tensor([[3.0, 4.0], [0.0, 0.0]])}
+    found = gradhomog.pipeline("metabalance").combine(blocks)
+    torch.testing.assert_close(found["a"], 0.3 * blocks["a"][1] / 2)  # n₀ = 0: the factor 1 − r
+    torch.testing.assert_close(found["b"], blocks["b"][0] / 2)
+
+
+def test_rows_with_other_names_restart_the_averages():
+    pipe, fresh = gradhomog.pipeline("metabalance"), gradhomog.pipeline("metabalance")
+    pipe.combine(normal(2, 5))
+    blocks = {"a": normal(2, 5, seed=1), "b": normal(2, 3, seed=2)}
+    found, expected = pipe.combine(blocks), fresh.combine(blocks)
+    assert all(torch.equal(found[name], expected[name]) for name in blocks)
+
+
+def test_two_primary_tasks_of_one_domain_are_scaled_to_the_mean_of_their_norms():
+    rows = torch.diag(torch.tensor([1.0, 3.0, 8.0], dtype=torch.float64))
+    pipe = gradhomog.pipeline("metabalance(primary='main', relax=1, scale='paper')")
+    found = pipe.combine(rows, domains=["main", "main", "side"])
+    torch.testing.assert_close(found, torch.full((3,), 2.0, dtype=torch.float64))
