@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 SMALLEST_SHARE = 1e-2
 """The smallest weight by which a head's gradient is divided again; with smaller ones half precision underflows."""
@@ -47,9 +47,10 @@ class LossGraph:
             outputs, inputs, output_grads, retain_graph=self.retain_graph or self.create_graph or not last,
             create_graph=self.create_graph, allow_unused=True,
         )  # fmt: skip
-        if all(gradient is None or gradient.layout == torch.strided for gradient in found):
-            return list(found)
-        return [as_dense(gradient) for gradient in found]  # gradients of a sparse embedding
+        plain = [_as_type_of(leaf, gradient) for leaf, gradient in zip(inputs, found, strict=True)]
+        if all(gradient is None or gradient.layout == torch.strided for gradient in plain):
+            return plain
+        return [as_dense(gradient) for gradient in plain]  # gradients of a sparse embedding
 
     def initial_gradient(self, loss: Tensor) -> Tensor:
         """Return `factor` as a tensor like the loss: the first gradient of its backward pass."""
@@ -212,3 +213,14 @@ class SummedDerivatives(Derivatives):
 def as_dense(gradient: Tensor | None) -> Tensor | None:
     """Convert the sparse gradient of an embedding to a dense tensor; return other gradients unchanged."""
     return gradient.to_dense() if gradient is not None and gradient.layout != torch.strided else gradient
+
+
+def _as_type_of(leaf: Tensor, gradient: Tensor | None) -> Tensor | None:
+    """Return the gradient of a plain tensor or parameter as a plain tensor.
+
+    If one leaf belongs to a subclass of Tensor, such as labelled collocation points, `torch.autograd.grad` returns the
+    gradients of all leaves in that subclass.
+    """
+    if gradient is None or type(gradient) is Tensor or type(leaf) not in (Tensor, nn.Parameter):
+        return gradient
+    return gradient.as_subclass(Tensor)

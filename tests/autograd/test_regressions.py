@@ -529,3 +529,21 @@ def test_loss_raises_immediately_for_wrong_domains():
         gradhomog.loss(
             model.losses(model.encoder(inputs())), gradhomog.pipeline("none"), parameters=model.encoder, domains=["a"]
         )
+
+
+class Labelled(torch.Tensor):
+    """A subclass of Tensor, as collocation points with labels are; operations on it return it."""
+
+
+@pytest.mark.parametrize("text", ["none", "upgrad", "graddrop"])
+def test_losses_of_inputs_in_a_tensor_subclass_give_plain_gradients(text):
+    gradients = []
+    for subclass in (torch.Tensor, Labelled):
+        torch.manual_seed(0)
+        net = nn.Linear(3, 1, dtype=torch.float64)
+        points = [torch.eye(3, dtype=torch.float64).as_subclass(subclass).requires_grad_() for _ in range(2)]
+        losses = [(net(x) - i).square().mean().as_subclass(torch.Tensor) for i, x in enumerate(points)]
+        gradhomog.backward(losses, gradhomog.pipeline(text), parameters=net)
+        assert all(type(parameter.grad) is torch.Tensor for parameter in net.parameters())
+        gradients.append(net.weight.grad)
+    torch.testing.assert_close(*gradients)

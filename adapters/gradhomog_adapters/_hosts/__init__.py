@@ -1,0 +1,1 @@
+"""Shared parts of the adapters of frameworks that train with the sum of several losses."""

@@ -1,0 +1,229 @@
+"""`homogenize`: homogenize the gradients of a DeepXDE model's losses, PDE residuals and conditions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradhomog import Homogenization, OptionError, Pipeline
+from gradhomog_adapters._hosts.check_pipeline import check_pipeline
+from gradhomog_adapters._hosts.summed_loss import summed_loss
+
+try:
+    import deepxde
+except ImportError as error:
+    raise ImportError("gradhomog_adapters.deepxde requires DeepXDE: pip install 'gradhomog[deepxde]'.") from error
+
+__all__ = ["TrainStep", "homogenize"]
+
+
+def homogenize(model: Any, pipe: Pipeline, *, names: Sequence[str] | None = None) -> TrainStep:
+    """Replace the train step of a compiled model: the losses' gradients are homogenized before the optimizer's step.
+
+    θ.grad = Σ_i (C J)_i + ∂R/∂θ,  J_i = w_i ∂L_i/∂θ, with DeepXDE's `loss_weights` w and its L1 regularization R
+
+    Call it after each `model.compile(...)`, with the same pipeline, which holds the homogenizers' states. `compile`
+    sets DeepXDE's own train step, so that a later phase without this call, such as L-BFGS, is plain DeepXDE. All else
+    remains DeepXDE's: `model.train`, callbacks, resampling, learning-rate decay, `train_state`, history, `save`.
+
+    Args:
+        model: a `deepxde.Model` with the PyTorch backend, after `compile` with a first-order optimizer.
+        pipe: the pipeline. Homogenizers that read features are not supported.
+        names: one name per loss, in DeepXDE's order; they are the domains of the rows. By default the residuals are
+            `pde`, the conditions have the names of their classes, and equal names are numbered: `pde 0`, `pde 1`,
+            `DirichletBC`, `IC`. Losses of other data than PDEs are `loss 0`, `loss 1`.
+
+    Returns:
+        The train step. Its `report` describes the last step, its `names` the losses.
+
+    Conventions:
+        1. DeepXDE trains with the sum of the losses, so the mean of the homogenized rows is multiplied by their number:
+           the empty pipeline computes DeepXDE's gradient, up to rounding, with the same rates and weight decay.
+        2. `loss_weights` are applied first: homogenizers receive the weighted losses and the rows w_i ∂L_i/∂θ. Methods
+           that are invariant under the scale of a row ignore them.
+        3. θ are the parameters of `model.net` and the `external_trainable_variables`, which are named `external 0`, ….
+        4. L1 regularization is not a task: its gradient is added to the direction. L2 is weight decay of the optimizer.
+        5. With `deepxde.config` set to mixed precision, losses are computed in half precision, as in DeepXDE; gradients
+           are combined outside of autocast.
+
+    The optimizer calls the step's closure once. `model.save` does not contain the state of `pipe`: save
+    `pipe.state_dict()` beside it.
+
+    Raises:
+        OptionError: the backend is not PyTorch; the model is not compiled; its optimizer is L-BFGS or NNCG; the
+            pipeline reads features. During training: the number of `names` differs from the number of losses; see also
+            `gradhomog.backward`.
+        NonfiniteError: during training, a loss or its gradient is not finite; the message names the loss. DeepXDE alone
+            would stop at its next display. With `nonfinite="drop"` in the pipeline, that loss is left out of the sum.
+
+    Cost: see `gradhomog.backward`; one backward pass per loss, or one in total if the pipeline reads losses only.
+
+    >>> import deepxde as dde
+    >>> line = dde.geometry.Interval(-1, 1)
+    >>> zero = dde.icbc.DirichletBC(line, lambda x: 0, lambda x, on_boundary: on_boundary)
+    >>> data = dde.data.PDE(line, lambda x, u: dde.grad.hessian(u, x) + 1, zero, num_domain=8, num_boundary=2)
+    >>> model = dde.Model(data, dde.nn.FNN([1, 8, 1], "tanh", "Glorot uniform"))
+    >>> model.compile("adam", lr=1e-3, verbose=0)
+    >>> step = homogenize(model, gradhomog.pipeline("upgrad"))
+    >>> history, _ = model.train(iterations=3, verbose=0)
+    >>> step.names, step.report.cosines.shape
+    (('pde', 'DirichletBC'), torch.Size([2, 2]))
+    """
+    if deepxde.backend.backend_name != "pytorch":
+        raise OptionError(
+            f"DeepXDE's backend must be pytorch; got {deepxde.backend.backend_name}. Set DDE_BACKEND=pytorch before "
+            "deepxde is imported."
+        )
+    if not isinstance(model, deepxde.Model):
+        raise OptionError(f"`model` must be a deepxde.Model; got {type(model).__name__}.")
+    check_pipeline(pipe, "DeepXDE")
+    if model.opt is None:
+        raise OptionError(
+            "`model` must be compiled: call model.compile('adam', lr=1e-3) before homogenize(model, pipe)."
+        )
+    if isinstance(model.opt, torch.optim.LBFGS) or deepxde.optimizers.is_external_optimizer(model.opt_name):
+        raise OptionError(
+            "a homogenized model must train with a first-order optimizer such as Adam; got "
+            f"{type(model.opt).__name__}, whose line search and curvature require the gradient of one fixed loss. "
+            "Train this phase without homogenize(model, pipe): after model.compile, the train step is DeepXDE's."
+        )
+    step = TrainStep(model, pipe, names)
+    model.train_step = step
+    return step
+
+
+class TrainStep:
+    """The train step that `homogenize` sets in a model.
+
+    Attributes:
+        pipe: the pipeline.
+        names: the names of the losses; empty before the first step, unless they were given.
+        report: the result of the last step, None before the first: weights and, if a homogenizer reads inner products,
+            norms and cosines.
+    """
+
+    def __init__(self, model: Any, pipe: Pipeline, names: Sequence[str] | None) -> None:
+        self._model, self.pipe = model, pipe
+        self._names_given = names is not None
+        self.names: tuple[str, ...] = tuple(names or ())
+        self.report: Homogenization | None = None
+
+    def __call__(self, inputs: Any, targets: Any, auxiliary_vars: Any) -> None:
+        """Take one step, as DeepXDE's own train step does."""
+        model = self._model
+
+        def closure() -> Tensor:
+            parameters = self._parameters()
+            losses = self._losses(_without_gradient(inputs, parameters), targets, auxiliary_vars)
+            total = summed_loss(losses, self.pipe, parameters, self._receive) + _l1(model.net)
+            model.opt.zero_grad()
+            total.backward()  # type: ignore[no-untyped-call]
+            return total
+
+        model.opt.step(closure)
+        if model.lr_scheduler is not None:
+            model.lr_scheduler.step()
+
+    def _parameters(self) -> dict[str, Tensor]:
+        external = {f"external {i}": value for i, value in enumerate(self._model.external_trainable_variables)}
+        return {**dict(self._model.net.named_parameters()), **external}
+
+    def _losses(self, inputs: Any, targets: Any, auxiliary_vars: Any) -> Mapping[str, Tensor]:
+        """Return the weighted losses by name.
+
+        DeepXDE stacks them into one tensor, through which each backward pass would traverse the graphs of all losses.
+        """
+        model = self._model
+        half = torch.autocast(torch.get_default_device().type, torch.float16)
+        with _collected_losses(model.data) as losses, half if deepxde.config.mixed else nullcontext():
+            model.outputs_losses_train(inputs, targets, auxiliary_vars)
+        if model.loss_weights is not None:
+            weights = torch.as_tensor(model.loss_weights)
+            losses = [weight * loss for weight, loss in zip(weights, losses, strict=True)]
+        if not self._names_given:
+            self.names = loss_names(model.data, len(losses))
+        if len(self.names) != len(losses) or len({*self.names}) != len(losses):
+            raise OptionError(
+                f"`names` must contain one name for each of the {len(losses)} losses, all different; got "
+                f"{list(self.names)}. The default is {list(loss_names(model.data, len(losses)))}."
+            )
+        return dict(zip(self.names, losses, strict=True))
+
+    def _receive(self, result: Homogenization) -> None:
+        self.report = result
+
+
+def loss_names(data: Any, count: int) -> tuple[str, ...]:
+    """Return names for the losses of a data set, in DeepXDE's order: residuals, then conditions."""
+    if isinstance(data, (deepxde.data.PDEOperator, deepxde.data.PDEOperatorCartesianProd)):
+        data = data.pde
+    kinds = ["loss"] * count
+    if isinstance(data, deepxde.data.PDE):
+        kinds = ["pde"] * (count - len(data.bcs)) + [type(condition).__name__ for condition in data.bcs]
+    total, seen, names = Counter(kinds), Counter[str](), []
+    for kind in kinds:
+        names.append(kind if total[kind] == 1 else f"{kind} {seen[kind]}")
+        seen[kind] += 1
+    return tuple(names)
+
+
+@contextmanager
+def _collected_losses(data: Any) -> Iterator[list[Tensor]]:
+    """Collect the losses that `data.losses_train` returns within the context, before DeepXDE stacks them."""
+    collected: list[Tensor] = []
+    compute = data.losses_train
+
+    def losses_train(*args: Any, **options: Any) -> Any:
+        losses = compute(*args, **options)
+        collected.extend(losses if isinstance(losses, list) else [losses])
+        return losses
+
+    replaced = vars(data).get("losses_train")  # an attribute of the object, if the user set one
+    data.losses_train = losses_train
+    try:
+        yield collected
+    finally:
+        if replaced is None:
+            del data.losses_train
+        else:
+            data.losses_train = replaced
+
+
+def _without_gradient(inputs: Any, parameters: Mapping[str, Tensor]) -> Any:
+    """Return the inputs as tensors that can be differentiated w.r.t. but do not receive a gradient themselves.
+
+    DeepXDE evaluates all losses on one tensor of points, which requires grad. As a leaf that all losses share, it would
+    need a gradient per loss: N backward passes also for methods that read losses only.
+    """
+    anchor = next((parameter for parameter in parameters.values() if parameter.requires_grad), None)
+    if anchor is None:
+        return inputs  # the error about frozen parameters follows
+    if isinstance(inputs, tuple):
+        return tuple(_without_gradient(part, parameters) for part in inputs)
+    result: Tensor = _StopGradient.apply(torch.as_tensor(inputs), anchor)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _StopGradient(torch.autograd.Function):
+    """The identity, whose result requires grad because `anchor` does; the backward pass returns no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, None]:
+        return None, None
+
+
+def _l1(net: Any) -> Tensor | float:
+    """Return DeepXDE's L1 regularization of a network; L2 regularization is weight decay."""
+    if net.regularizer is None or net.regularizer[0] != "l1":
+        return 0.0
+    norm = torch.stack([parameter.abs().sum() for parameter in net.parameters()]).sum()
+    return float(net.regularizer[1]) * norm

@@ -1,0 +1,145 @@
+"""`HomogenizedWeighting`: homogenize the gradients of the conditions of a PINA solver."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradhomog import Homogenization, OptionError, Pipeline
+from gradhomog_adapters._hosts.check_pipeline import check_pipeline
+from gradhomog_adapters._hosts.summed_loss import summed_loss
+
+try:
+    from lightning.pytorch import Callback
+    from pina.problem import InverseProblem
+    from pina.weighting import BaseWeighting
+except ImportError as error:
+    raise ImportError("gradhomog_adapters.pina requires PINA: pip install 'gradhomog[pina]'.") from error
+
+__all__ = ["HomogenizedWeighting"]
+
+
+class HomogenizedWeighting(BaseWeighting, Callback):  # type: ignore[misc]
+    """A weighting for PINA's solvers, whose loss has homogenized gradients: a scalar that Lightning differentiates.
+
+    value Σ_i w_i L_i,  gradient θ.grad = Σ_i (C J)_i  with J_i = w_i ∂L_i/∂θ, condition i
+
+    PINA's weightings return one scalar from the losses of the conditions, and Lightning calls its `backward()`. This
+    one takes the step of the homogenizers in that call, so all of them work, also those that act on gradients, in
+    automatic and in manual optimization, with gradient accumulation, clipping and half precision.
+
+    Args:
+        pipe: the pipeline. Homogenizers that read features are not supported.
+        weights: fixed factors w of losses by condition, 1 for those that are not listed. Homogenizers receive the
+            weighted losses.
+
+    Attributes:
+        report: the result of the last step, None before the first: weights and, if a homogenizer reads inner products,
+            norms and cosines.
+
+    Pass it as `weighting` to a solver, and to the trainer as one of its `callbacks`: its state is then part of
+    Lightning's checkpoints. Without the second, training is the same, but a resumed run starts with new homogenizers.
+
+    Conventions:
+        1. PINA trains with the sum of the losses, so the mean of the homogenized rows is multiplied by their number:
+           the empty pipeline computes PINA's gradient, up to rounding, with the same rates and weight decay.
+        2. θ are the trainable parameters of the solver and, in an inverse problem, the unknown parameters, which are
+           named `unknown NAME`.
+        3. The names of the conditions are the domains of the rows. A condition that is not in a batch is
+           absent: it takes no part in the step and keeps its state.
+        4. Validation and test return the sum; no state changes.
+        5. L-BFGS requires the gradient of one fixed loss. After a switch to it (`SwitchOptimizer`), the weighting is
+           the plain sum; a training that begins with it raises an error.
+
+    Raises:
+        OptionError: the pipeline reads features; during training: the optimizer is L-BFGS and nothing was homogenized
+            before; the solver is adversarial (self-adaptive, competitive); a name in `weights` is not a
+            condition; see also `gradhomog.loss`.
+        NonfiniteError: during training, a loss or its gradient is not finite; the message names the condition.
+
+    Cost: see `gradhomog.backward`; one backward pass per condition, or one in total if the pipeline reads losses only.
+
+    >>> from pina.model import FeedForward
+    >>> from pina.problem.zoo import Poisson2DSquareProblem
+    >>> from pina.solver import PhysicsInformedSingleModelSolver
+    >>> weighting = HomogenizedWeighting(gradhomog.pipeline("upgrad"))
+    >>> solver = PhysicsInformedSingleModelSolver(Poisson2DSquareProblem(), FeedForward(2, 1), weighting=weighting)
+    >>> solver.weighting.pipe  # pina.Trainer(solver, max_epochs=1000, callbacks=[weighting]).train()
+    Pipeline('upgrad', nonfinite='raise')
+    """
+
+    def __init__(self, pipe: Pipeline, weights: Mapping[str, float] | None = None) -> None:
+        check_pipeline(pipe, "PINA")
+        super().__init__(update_every_n_epochs=1, aggregator=self._sum)
+        self.pipe = pipe
+        self.weights = dict(weights or {})
+        self.report: Homogenization | None = None
+        self._losses: dict[str, Tensor] = {}
+
+    def update_weights(self, losses: Mapping[str, Tensor]) -> dict[str, float]:
+        """Store the losses of the batch for their sum, and return the fixed weights.
+
+        PINA calls it before the aggregator, which receives the losses in one tensor only: each backward pass would
+        traverse the graphs of all of them.
+        """
+        unknown = self.weights.keys() - self.solver.problem.conditions.keys()
+        if unknown:
+            raise OptionError(
+                f"`weights` must contain names of conditions, {', '.join(self.solver.problem.conditions)}; got "
+                f"{', '.join(sorted(unknown))}."
+            )
+        factors = {name: self.weights.get(name, 1) for name in losses}
+        self._losses = {name: factors[name] * loss.as_subclass(Tensor) for name, loss in losses.items()}
+        return factors
+
+    def last_saved_weights(self) -> dict[str, float]:
+        """Return the factors of the conditions' gradients in the last step, by name; empty if rows were replaced."""
+        if self.report is None or self.report.weights is None:
+            return {}
+        names = list(self.solver.problem.conditions)
+        pairs = zip(self.report.tasks, self.report.weights.tolist(), strict=True)
+        return {names[slot]: weight * self.weights.get(names[slot], 1) for slot, weight in pairs}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the pipeline, for Lightning's checkpoints."""
+        return self.pipe.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Replace the state of the pipeline by the state in a checkpoint."""
+        self.pipe.load_state_dict(state_dict)
+
+    def _sum(self, weighted_losses: Tensor) -> Tensor:
+        """Return the sum of the losses, during training with homogenized gradients."""
+        losses, self._losses = self._losses, {}
+        trainer = self.solver.trainer
+        if not trainer.training or not self._first_order(trainer.optimizers):
+            return weighted_losses.sum()
+        return summed_loss(
+            {name: losses.get(name) for name in self.solver.problem.conditions},
+            self.pipe,
+            self._parameters(),
+            self._receive,
+        )
+
+    def _first_order(self, optimizers: list[torch.optim.Optimizer]) -> bool:
+        if not any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in optimizers):
+            return True
+        if self.pipe.steps == 0:
+            raise OptionError(
+                "a solver with HomogenizedWeighting must train with a first-order optimizer such as Adam; got L-BFGS, "
+                "whose line search and curvature require the gradient of one fixed loss. Train with Adam first and "
+                "switch (pina.callback.SwitchOptimizer), or remove the weighting."
+            )
+        return False
+
+    def _parameters(self) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = dict(self.solver.named_parameters())
+        if isinstance(self.solver.problem, InverseProblem):
+            found.update({f"unknown {name}": p for name, p in self.solver.problem.unknown_parameters.items()})
+        return found
+
+    def _receive(self, result: Homogenization) -> None:
+        self.report = result

@@ -1,0 +1,241 @@
+"""`homogenize` with DeepXDE itself: "none" is DeepXDE, the direction is the pipeline's, other phases are unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import gradhomog
+from gradhomog import NonfiniteError, OptionError
+
+from .deepxde_models import burgers, burgers_data, compiled, dde, model, parameters, rows, train
+
+from gradhomog_adapters.deepxde import homogenize  # isort: skip  # after the backend is chosen
+
+
+@pytest.fixture(autouse=True)
+def float64() -> Iterator[None]:
+    """Double precision in DeepXDE, which is PyTorch's global default."""
+    dde.config.set_default_float("float64")
+    yield
+    dde.config.set_default_float("float32")
+
+
+def inverse() -> tuple[Any, list[Tensor]]:
+    """Burgers' equation with an unknown viscosity."""
+    viscosity = dde.Variable(0.5)
+
+    def pde(x: Tensor, u: Tensor) -> Tensor:
+        return burgers(x, u) - viscosity * dde.grad.hessian(u, x, i=0, j=0)
+
+    return model(burgers_data(pde)), [viscosity]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"optimizer": "adam"},
+        {"optimizer": "adam", "decay": ("step", 2, 0.5)},
+        {"loss_weights": [1, 100, 0.01]},
+        {"loss": ["MSE", "MAE", "MSE"]},
+    ],
+    ids=str,
+)
+def test_without_homogenizers_training_is_deepxdes(options: dict[str, Any]) -> None:
+    plain, homogenized = compiled(**options), compiled(**options)
+    step = homogenize(homogenized, gradhomog.pipeline("none"))
+    for trained in (plain, homogenized):
+        train(trained)
+    torch.testing.assert_close(parameters(homogenized), parameters(plain), rtol=1e-10, atol=1e-12)
+    assert step.pipe.steps == 5
+    assert homogenized.train_state.step == plain.train_state.step
+    assert homogenized.losshistory.steps == plain.losshistory.steps
+    for found, expected in zip(homogenized.losshistory.loss_train, plain.losshistory.loss_train, strict=True):
+        assert found == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("regularization", [["l1", 0.1], ["l2", 0.1]], ids=str)
+def test_without_homogenizers_regularized_training_is_deepxdes(regularization: list[Any]) -> None:
+    plain, homogenized = (model(regularization=regularization) for _ in range(2))
+    for trained in (plain, homogenized):
+        trained.compile("sgd", lr=0.01, verbose=0)
+    homogenize(homogenized, gradhomog.pipeline("none"))
+    for trained in (plain, homogenized):
+        train(trained)
+    torch.testing.assert_close(parameters(homogenized), parameters(plain), rtol=1e-10, atol=1e-12)
+
+
+def test_without_homogenizers_an_unknown_coefficient_is_trained_as_by_deepxde() -> None:
+    (plain, unknown), (homogenized, found) = inverse(), inverse()
+    for trained, variables in ((plain, unknown), (homogenized, found)):
+        trained.compile("sgd", lr=0.01, external_trainable_variables=variables, verbose=0)
+    homogenize(homogenized, gradhomog.pipeline("none"))
+    for trained in (plain, homogenized):
+        train(trained)
+    assert found[0].item() != 0.5
+    torch.testing.assert_close(found[0], unknown[0], rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(parameters(homogenized), parameters(plain), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("text", ["upgrad", "pcgrad", "trimmed_mean", "static(weights=[1, 2, 5])"])
+@pytest.mark.parametrize("weights", [None, [1.0, 10.0, 0.1]])
+def test_one_step_follows_the_direction_of_the_weighted_losses_gradients(
+    text: str, weights: list[float] | None
+) -> None:
+    trained = compiled(loss_weights=weights)  # in-place weights are part of DeepXDE's losses
+    step, before = homogenize(trained, gradhomog.pipeline(text)), parameters(trained)
+    direction = gradhomog.pipeline(text).combine(rows(trained))
+    train(trained, 1)
+    torch.testing.assert_close(parameters(trained), before - 0.01 * 3 * direction)
+    assert step.report is not None
+    assert step.report.tasks == (0, 1, 2)
+
+
+def test_the_penalty_l1_is_added_to_the_direction() -> None:
+    trained = model(regularization=["l1", 0.1])
+    trained.compile("sgd", lr=0.01, verbose=0)
+    homogenize(trained, gradhomog.pipeline("upgrad"))
+    before = parameters(trained)
+    expected = 3 * gradhomog.pipeline("upgrad").combine(rows(trained)[:3]) + 0.1 * before.sign()
+    train(trained, 1)
+    torch.testing.assert_close(parameters(trained), before - 0.01 * expected)
+
+
+def test_the_losses_are_named_after_residuals_and_conditions() -> None:
+    trained = compiled()
+    step = homogenize(trained, gradhomog.pipeline("uw"))
+    assert step.names == ()
+    train(trained, 1)
+    assert step.names == ("pde", "DirichletBC", "IC")
+
+
+def test_several_residuals_and_conditions_of_one_class_are_numbered() -> None:
+    def system(x: Tensor, u: Tensor) -> list[Tensor]:
+        return [dde.grad.jacobian(u, x, i=i, j=0) - u[:, 1 - i : 2 - i] for i in (0, 1)]
+
+    domain = dde.geometry.Rectangle([0, 0], [1, 1])
+    edges = [dde.icbc.DirichletBC(domain, lambda x: 0, lambda _, on: on, component=i) for i in (0, 1)]
+    trained = model(dde.data.PDE(domain, system, edges, num_domain=9, num_boundary=8), outputs=2)
+    trained.compile("sgd", lr=0.01, verbose=0)
+    step = homogenize(trained, gradhomog.pipeline("upgrad"))
+    train(trained, 1)
+    assert step.names == ("pde 0", "pde 1", "DirichletBC 0", "DirichletBC 1")
+
+
+def test_losses_of_other_data_are_numbered() -> None:
+    data = dde.data.Function(dde.geometry.Rectangle([0, 0], [1, 1]), lambda x: x[:, :1], 8, 8)
+    trained = model(data)
+    trained.compile("sgd", lr=0.01, verbose=0)
+    step = homogenize(trained, gradhomog.pipeline("none"))
+    train(trained, 1)
+    assert step.names == ("loss",)
+
+
+def test_given_names_are_the_domains_of_the_rows() -> None:
+    trained = compiled()
+    pipe = gradhomog.pipeline("uw(key='domain')")
+    step = homogenize(trained, pipe, names=["equation", "walls", "start"])
+    train(trained, 2)
+    assert step.names == ("equation", "walls", "start")
+    assert "walls" in str(pipe.state_dict())
+
+
+@pytest.mark.parametrize("names", [["pde"], ["pde", "edge", "edge"]])
+def test_wrong_names_are_an_error_at_the_first_step(names: list[str]) -> None:
+    trained = compiled()
+    homogenize(trained, gradhomog.pipeline("none"), names=names)
+    with pytest.raises(OptionError, match="one name for each of the 3 losses"):
+        train(trained, 1)
+
+
+def test_methods_that_read_losses_only_take_one_backward_pass() -> None:
+    passes = {}
+    for text in ("uw", "upgrad"):
+        trained, count = compiled(), list[Tensor]()
+        homogenize(trained, gradhomog.pipeline(text))
+        next(iter(trained.net.parameters())).register_hook(count.append)
+        trained._train_step(*trained.data.train_next_batch())
+        passes[text] = len(count)
+    assert passes["upgrad"] - passes["uw"] == 2
+
+
+def test_a_phase_with_lbfgs_after_compile_is_deepxdes(monkeypatch: pytest.MonkeyPatch) -> None:
+    homogenized, plain = compiled(), compiled()
+    step = homogenize(homogenized, gradhomog.pipeline("upgrad"))
+    train(homogenized, 3)
+    plain.net.load_state_dict(homogenized.net.state_dict())
+    for option in ("maxiter", "iter_per_step", "fun_per_step"):
+        monkeypatch.setitem(dde.optimizers.LBFGS_options, option, 5)
+    for trained in (homogenized, plain):
+        trained.compile("L-BFGS", verbose=0)
+        train(trained, None)
+    assert torch.equal(parameters(homogenized), parameters(plain))
+    assert step.pipe.steps == 3
+
+
+def test_a_second_phase_continues_with_the_state_of_the_pipeline() -> None:
+    trained, pipe = compiled(), gradhomog.pipeline("uw")
+    for phase in (1, 2):
+        trained.compile("adam", lr=0.01, verbose=0)
+        homogenize(trained, pipe)
+        train(trained, 2)
+        assert pipe.steps == 2 * phase
+
+
+@pytest.mark.parametrize("optimizer", ["L-BFGS", "NNCG", torch.optim.LBFGS], ids=str)
+def test_second_order_optimizers_are_refused(optimizer: Any) -> None:
+    trained = model()
+    given = optimizer if isinstance(optimizer, str) else optimizer(trained.net.parameters())
+    trained.compile(given, verbose=0)
+    before = trained.train_step
+    with pytest.raises(OptionError, match=r"first-order optimizer such as Adam; got (LBFGS|NNCG)"):
+        homogenize(trained, gradhomog.pipeline("upgrad"))
+    assert trained.train_step is before
+
+
+def test_a_model_that_is_not_compiled_is_an_error() -> None:
+    with pytest.raises(OptionError, match=r"must be compiled: call model\.compile"):
+        homogenize(model(), gradhomog.pipeline("upgrad"))
+
+
+def test_another_object_is_an_error() -> None:
+    with pytest.raises(OptionError, match=r"must be a deepxde\.Model; got FNN"):
+        homogenize(compiled().net, gradhomog.pipeline("upgrad"))
+
+
+def test_another_backend_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = compiled()
+    monkeypatch.setattr(dde.backend, "backend_name", "jax")
+    with pytest.raises(OptionError, match="must be pytorch; got jax"):
+        homogenize(trained, gradhomog.pipeline("upgrad"))
+
+
+def test_a_loss_that_is_not_finite_is_named_and_deepxdes_data_are_restored() -> None:
+    trained = compiled(loss=["MSE", lambda target, error: (error / 0).abs().mean(), "MSE"])
+    homogenize(trained, gradhomog.pipeline("upgrad"))
+    before = parameters(trained)
+    with pytest.raises(NonfiniteError, match="DirichletBC"):
+        trained._train_step(*trained.data.train_next_batch())
+    assert torch.equal(parameters(trained), before)
+    assert "losses_train" not in vars(trained.data)
+
+
+def test_training_continues_from_a_saved_model_and_the_saved_state_of_the_pipeline(tmp_path: Path) -> None:
+    whole, pipe = compiled("adam"), gradhomog.pipeline("uw")
+    homogenize(whole, pipe)
+    train(whole, 3)
+    path, state = whole.save(str(tmp_path / "model")), pipe.state_dict()
+    train(whole, 3)
+
+    resumed, pipe = compiled("adam"), gradhomog.pipeline("uw")
+    pipe.load_state_dict(state)
+    homogenize(resumed, pipe)
+    resumed.restore(path)
+    train(resumed, 3)
+    assert torch.equal(parameters(resumed), parameters(whole))

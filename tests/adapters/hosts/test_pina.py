@@ -1,0 +1,215 @@
+"""`HomogenizedWeighting` with PINA itself: "none" is PINA, the direction is the pipeline's, checkpoints keep state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradhomog
+from gradhomog import NonfiniteError, OptionError
+
+from .pina_problems import FeedForward, TorchOptimizer, inverse_poisson, parameters, poisson, solver, train
+
+from gradhomog_adapters.pina import HomogenizedWeighting  # isort: skip
+from pina.callback import SwitchOptimizer  # isort: skip
+from pina.solver import PhysicsInformedEnsembleSolver, SelfAdaptivePhysicsInformedSolver  # isort: skip
+from pina.weighting import ScalarWeighting  # isort: skip
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice, and deprecations within PINA
+
+
+@pytest.fixture(autouse=True)
+def float64() -> Any:
+    """Double precision as PyTorch's default, which PINA's models and points use."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def weighting(text: str, **weights: float) -> HomogenizedWeighting:
+    return HomogenizedWeighting(gradhomog.pipeline(text), weights)
+
+
+@pytest.mark.parametrize(
+    ("options", "training"),
+    [
+        ({}, {}),
+        ({"optimizer": torch.optim.Adam}, {}),
+        ({"weight_decay": 0.1}, {}),
+        ({}, {"batch_size": 6, "accumulate_grad_batches": 2}),
+        ({}, {"gradient_clip_val": 1.0}),
+    ],
+    ids=str,
+)
+def test_without_homogenizers_training_is_pinas(options: dict[str, Any], training: dict[str, Any]) -> None:
+    plain, homogenized = solver(**options), solver(weighting("none"), **options)
+    for trained in (plain, homogenized):
+        torch.manual_seed(1)
+        trainer = train(trained, **training)
+        assert trainer.callback_metrics["train_loss"] > 0
+    torch.testing.assert_close(parameters(homogenized), parameters(plain), rtol=1e-10, atol=1e-12)
+
+
+def test_fixed_weights_without_homogenizers_are_pinas_scalar_weighting() -> None:
+    plain, homogenized = solver(ScalarWeighting({"boundary": 20})), solver(weighting("none", boundary=20))
+    losses = [train(trained).callback_metrics["train_loss"] for trained in (plain, homogenized)]
+    torch.testing.assert_close(losses[1], losses[0])
+    torch.testing.assert_close(parameters(homogenized), parameters(plain), rtol=1e-10, atol=1e-12)
+
+
+def test_without_homogenizers_unknown_coefficients_are_trained_as_by_pina() -> None:
+    plain, homogenized = inverse_poisson(), inverse_poisson()
+    start = {name: float(value.detach()) for name, value in plain.unknown_parameters.items()}
+    for problem, given in ((plain, None), (homogenized, weighting("none"))):
+        train(solver(given, problem=problem))
+    for name, value in homogenized.unknown_parameters.items():
+        assert float(value.detach()) != start[name]
+        torch.testing.assert_close(value, plain.unknown_parameters[name], rtol=1e-10, atol=1e-12)
+
+
+def test_without_homogenizers_an_ensemble_with_manual_optimization_is_pinas() -> None:
+    results = []
+    for given in (None, weighting("none")):
+        torch.manual_seed(0)
+        models = [FeedForward(2, 1, n_layers=1, inner_size=4) for _ in range(2)]
+        optimizers = [TorchOptimizer(torch.optim.SGD, lr=1e-3) for _ in models]
+        trained = PhysicsInformedEnsembleSolver(poisson(), models, optimizers=optimizers, weighting=given)
+        train(trained)
+        results.append(parameters(trained))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("text", ["upgrad", "trimmed_mean", "static(weights=[1, 3])"])
+def test_one_step_follows_the_direction_of_the_weighted_losses_gradients(text: str) -> None:
+    found: list[Tensor] = []
+
+    class Rows(ScalarWeighting):
+        """Stores the gradients that PINA's losses have at the first step, `[conditions, params]`."""
+
+        def update_weights(self, losses: dict[str, Tensor]) -> Any:
+            for name in ("boundary", "D"):
+                row = torch.autograd.grad(
+                    losses[name], [*self.solver.parameters()], retain_graph=True, materialize_grads=True
+                )
+                found.append(torch.cat([part.as_subclass(Tensor).flatten() for part in row]))
+            return super().update_weights(losses)
+
+    train(solver(Rows(1)), epochs=1)
+    jacobian = torch.stack(found) * torch.tensor([[4.0], [1.0]])
+    trained = solver(weighting(text, boundary=4))
+    before = parameters(trained)
+    train(trained, epochs=1)
+    expected = before - 1e-3 * 2 * gradhomog.pipeline(text).combine(jacobian)
+    torch.testing.assert_close(parameters(trained), expected)
+
+
+def test_the_weights_of_the_last_step_are_reported_by_condition() -> None:
+    given = weighting("static(weights=[1, 3])", boundary=20)
+    assert given.last_saved_weights() == {}
+    train(solver(given), epochs=1)
+    assert given.last_saved_weights() == pytest.approx({"boundary": 0.5 * 20, "D": 1.5})
+    assert given.report is not None
+    assert given.report.tasks == (0, 1)
+
+
+def test_weights_are_not_reported_where_rows_were_replaced() -> None:
+    given = weighting("trimmed_mean")
+    train(solver(given), epochs=1)
+    assert given.last_saved_weights() == {}
+
+
+def test_the_names_of_the_conditions_are_the_domains() -> None:
+    given = weighting("uw(key='domain')")
+    train(solver(given), epochs=1)
+    assert "boundary" in str(given.state_dict())
+
+
+def test_a_condition_that_is_not_in_the_batch_is_absent() -> None:
+    given = weighting("uw")
+    net = nn.Linear(1, 1)
+    trainer = SimpleNamespace(training=True, optimizers=[], current_epoch=0)
+    given._solver = SimpleNamespace(trainer=trainer, problem=poisson(), named_parameters=net.named_parameters)
+    given.aggregate({"D": net(torch.ones(1)).square().sum()}).backward()
+    assert given.report is not None
+    assert given.report.tasks == (list(poisson().conditions).index("D"),)
+
+
+def test_validation_does_not_take_steps() -> None:
+    given = weighting("uw")
+    trainer = train(solver(given), epochs=3, train_size=0.5, val_size=0.5)
+    assert given.pipe.steps == 3
+    assert trainer.callback_metrics["val_loss"] > 0
+
+
+def test_a_run_resumed_from_a_checkpoint_continues_exactly(tmp_path: Path) -> None:
+    whole = weighting("uw")
+    uninterrupted = solver(whole, optimizer=torch.optim.Adam)
+    train(uninterrupted, epochs=6, callbacks=[whole])
+
+    first = weighting("uw")
+    trainer = train(solver(first, optimizer=torch.optim.Adam), epochs=3, callbacks=[first])
+    trainer.save_checkpoint(tmp_path / "half.ckpt")
+    second = weighting("uw")
+    resumed = solver(second, optimizer=torch.optim.Adam)
+    train(resumed, epochs=6, callbacks=[second], path=tmp_path / "half.ckpt")
+    assert second.pipe.steps == whole.pipe.steps == 6
+    torch.testing.assert_close(parameters(resumed), parameters(uninterrupted), rtol=1e-12, atol=1e-13)
+
+
+def test_lbfgs_is_refused_at_the_start() -> None:
+    with pytest.raises(OptionError, match="first-order optimizer such as Adam; got L-BFGS"):
+        train(solver(weighting("upgrad"), optimizer=torch.optim.LBFGS))
+
+
+def test_after_a_switch_to_lbfgs_the_loss_is_the_plain_sum() -> None:
+    given, plain = weighting("none"), None
+    results = []
+    for each in (given, plain):
+        trained = solver(each)
+        switch = SwitchOptimizer(TorchOptimizer(torch.optim.LBFGS, lr=0.1, max_iter=3), epoch_switch=2)
+        train(trained, epochs=4, callbacks=[switch])
+        results.append(parameters(trained))
+    assert given.pipe.steps == 2
+    torch.testing.assert_close(results[0], results[1], rtol=1e-6, atol=1e-8)
+
+
+def test_an_adversarial_solver_is_refused() -> None:
+    torch.manual_seed(0)
+    trained = SelfAdaptivePhysicsInformedSolver(poisson(), FeedForward(2, 1), weighting=weighting("upgrad"))
+    with pytest.raises(OptionError, match="adversarial"):
+        train(trained)
+
+
+def test_homogenizers_that_read_features_are_refused() -> None:
+    with pytest.raises(OptionError, match="rotograd reads features, which PINA does not compute"):
+        weighting("rotograd")
+
+
+def test_a_weight_of_an_unknown_condition_is_an_error() -> None:
+    with pytest.raises(OptionError, match="names of conditions, boundary, D; got edge"):
+        train(solver(weighting("none", edge=2.0)))
+
+
+@pytest.mark.parametrize("text", ["none", "upgrad"])
+def test_a_loss_that_is_not_finite_is_an_error(text: str) -> None:
+    given = weighting(text, boundary=float("inf"))
+    with pytest.raises(NonfiniteError, match="boundary"):
+        train(solver(given))
+    assert given.pipe.steps == 0
+
+
+def test_methods_that_read_losses_only_take_one_backward_pass() -> None:
+    def passes(text: str) -> int:
+        trained, count = solver(weighting(text)), list[Tensor]()
+        keep: Callable[[Tensor], None] = count.append
+        next(trained.parameters()).register_hook(keep)
+        train(trained, epochs=1)
+        return len(count)
+
+    assert passes("upgrad") - passes("uw") == 1

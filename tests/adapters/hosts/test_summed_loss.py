@@ -1,0 +1,135 @@
+"""`summed_loss`: the value and the scale are those of the sum, and the direction is that of the pipeline."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradhomog
+from gradhomog import Homogenization, NonfiniteError, OptionError, Pipeline
+from gradhomog_adapters._hosts.check_pipeline import check_pipeline
+from gradhomog_adapters._hosts.summed_loss import summed_loss
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+
+
+def losses_of(net: nn.Module) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(5, 2, generator=generator, dtype=torch.float64)
+    y = torch.randn(5, 3, generator=generator, dtype=torch.float64)
+    return dict(zip("abc", (net(x) - y).square().mean(0).unbind(), strict=True))
+
+
+def summed(net: nn.Module, losses: dict[str, Tensor | None], pipe: Pipeline | str) -> Tensor:
+    return summed_loss(losses, gradhomog.pipeline(pipe), dict(net.named_parameters()), lambda result: None)
+
+
+def gradient(net: nn.Module) -> Tensor:
+    return torch.cat([parameter.grad.flatten() for parameter in net.parameters() if parameter.grad is not None])
+
+
+def rows(net: nn.Module, losses: dict[str, Tensor]) -> Tensor:
+    parts = [torch.autograd.grad(loss, [*net.parameters()], retain_graph=True) for loss in losses.values()]
+    return torch.stack([torch.cat([part.flatten() for part in row]) for row in parts])
+
+
+def test_the_empty_pipeline_gives_the_value_and_the_gradient_of_the_sum() -> None:
+    net, plain = network(), network()
+    total, expected = summed(net, losses_of(net), "none"), torch.stack([*losses_of(plain).values()]).sum()
+    assert torch.equal(total, expected)
+    total.backward()
+    expected.backward()
+    torch.testing.assert_close(gradient(net), gradient(plain), rtol=1e-14, atol=1e-15)
+
+
+@pytest.mark.parametrize("text", ["upgrad", "pcgrad", "trimmed_mean", "static(weights=[1, 2, 5])"])
+@pytest.mark.parametrize("factor", [1.0, 0.25, 8.0])
+def test_the_gradient_is_the_direction_times_the_number_of_losses_and_the_incoming_gradient(
+    text: str, factor: float
+) -> None:
+    net = network()
+    expected = 3 * factor * gradhomog.pipeline(text).combine(rows(net, losses_of(net)), list(losses_of(net).values()))
+    (summed(net, losses_of(net), text) * factor).backward()
+    torch.testing.assert_close(gradient(net), expected)
+
+
+def test_gradients_are_added_to_those_before() -> None:
+    net = network()
+    summed(net, losses_of(net), "none").backward()
+    once = gradient(net).clone()
+    summed(net, losses_of(net), "none").backward()
+    torch.testing.assert_close(gradient(net), 2 * once)
+
+
+def test_an_absent_loss_is_left_out_of_sum_and_scale() -> None:
+    net = network()
+    losses = losses_of(net)
+    expected = 2 * gradhomog.pipeline("upgrad").combine(rows(net, {name: losses[name] for name in "ac"}))
+    total = summed(net, {**losses, "b": None}, "upgrad")
+    torch.testing.assert_close(total.detach(), (losses["a"] + losses["c"]).detach())
+    total.backward()
+    torch.testing.assert_close(gradient(net), expected)
+
+
+def test_leaves_that_are_not_parameters_receive_no_gradient() -> None:
+    net = network()
+    x = torch.ones(1, 2, dtype=torch.float64, requires_grad=True)
+    summed(net, dict(zip("abc", net(x).square().mean(0).unbind(), strict=True)), "upgrad").backward()
+    assert x.grad is None
+
+
+def test_without_gradients_it_is_the_plain_sum() -> None:
+    net, pipe = network(), gradhomog.pipeline("uw")
+    with torch.no_grad():
+        total = summed(net, losses_of(net), pipe)
+    assert not total.requires_grad
+    torch.testing.assert_close(total, torch.stack([*losses_of(net).values()]).sum().detach())
+    assert pipe.steps == 0
+
+
+def test_a_loss_that_is_not_finite_raises_its_name_and_writes_nothing() -> None:
+    net, pipe = network(), gradhomog.pipeline("upgrad")
+    losses: dict[str, Tensor | None] = {**losses_of(net), "b": losses_of(net)["b"] * torch.inf}
+    total = summed(net, losses, pipe)
+    with pytest.raises(NonfiniteError, match="b"):
+        total.backward()  # an incoming gradient of 3, as a gradient scaler's, would write infinity instead
+    assert pipe.steps == 0
+    assert all(parameter.grad is None for parameter in net.parameters())
+
+
+def test_a_dropped_loss_is_left_out_of_the_sum_of_gradients() -> None:
+    net = network()
+    losses: dict[str, Tensor | None] = {**losses_of(net), "b": losses_of(net)["b"] * torch.inf}
+    expected = rows(net, losses_of(net))[[0, 2]].sum(0)
+    summed(net, losses, gradhomog.pipeline("none", nonfinite="drop")).backward()
+    torch.testing.assert_close(gradient(net), expected)
+
+
+def test_an_adversary_that_maximizes_the_sum_is_refused() -> None:
+    net = network()
+    total = -summed(net, losses_of(net), "none")
+    with pytest.raises(OptionError, match="must be minimized"):
+        total.backward()
+
+
+def test_the_result_of_the_step_is_reported() -> None:
+    net, found = network(), list[Homogenization]()
+    pipe = gradhomog.pipeline("upgrad")
+    summed_loss(losses_of(net), pipe, dict(net.named_parameters()), found.append).backward()
+    assert [result.tasks for result in found] == [(0, 1, 2)]
+    assert pipe.steps == 1
+
+
+@pytest.mark.parametrize("text", ["rotograd", "rotate"])
+def test_homogenizers_that_read_features_are_refused_before_training(text: str) -> None:
+    with pytest.raises(OptionError, match=f"{text} reads features, which DeepXDE does not compute"):
+        check_pipeline(gradhomog.pipeline(text), "DeepXDE")
+
+
+def test_a_pipeline_is_required() -> None:
+    with pytest.raises(OptionError, match="must be a pipeline"):
+        check_pipeline("pcgrad", "PINA")  # type: ignore[arg-type]
