@@ -1,4 +1,6 @@
-"""`gradhomog reproduce EXPERIMENT`: an experiment of the RotoGBML paper on your copy of its data, as one table.
+"""`gradhomog reproduce EXPERIMENT`: an experiment of a paper as one table, with the paper's numbers.
+
+Experiments of the RotoGBML paper need your copy of its data; `pinn` (physics-informed networks) needs none.
 
 The table has our number, the paper's number and the difference, with tuned static weights and PCGrad as further
 baselines. Benchmarks that are not present are omitted, and the report lists them. Results are kept in one folder per
@@ -7,11 +9,13 @@ comparison; `--resume` continues.
   gradhomog reproduce weak --data DIR --scale smoke
   gradhomog reproduce strong --data DIR --scale small --learner MAML --target cub --shots 1 --jobs 4
   gradhomog reproduce ablation --data DIR --domain plantae=flowers.npz --set train.steps=1000
+  gradhomog reproduce pinn --target burgers --method Adam --method UPGrad --scale small
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +25,14 @@ from gradhomog.cli._run_options import add_execution_options, resume_hint
 
 def add(commands: Any) -> None:
     command = commands.add_parser(
-        "reproduce", help="compute a table or figure of the RotoGBML paper", description=__doc__,
+        "reproduce", help="compute a table or figure of a paper", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     command.set_defaults(run=run)
     command.add_argument(
         "experiment", metavar="EXPERIMENT",
-        help="weak (Table 1), strong (Table 2), ablation (Table 3), beta, temperature, backbone, saliency, or conflict",
+        help="weak (Table 1), strong (Table 2), ablation (Table 3), beta, temperature, backbone, saliency, conflict; "
+        "or pinn",
     )  # fmt: skip
     command.add_argument("--data", type=Path, metavar="DIR", help="folder of the benchmarks; see `gradhomog data list`")
     command.add_argument(
@@ -44,11 +49,15 @@ def add(commands: Any) -> None:
     )  # fmt: skip
     command.add_argument(
         "--target", action="append", default=[], metavar="NAME", dest="targets",
-        help="test benchmark; may be repeated (default: all of the table that are present)",
+        help="test benchmark, or problem of pinn; may be repeated (default: all of the table that are present)",
     )  # fmt: skip
     command.add_argument(
         "--shots", action="append", default=[], type=int, metavar="N", help="number of shots; may be repeated"
     )
+    command.add_argument(
+        "--method", action="append", default=[], metavar="NAME", dest="methods",
+        help="pinn: row of the table; may be repeated (default: all)",
+    )  # fmt: skip
     command.add_argument(
         "--rotogbml", default="", metavar="PIPELINE", help="pipeline of the rows RotoGBML (default: the paper's)"
     )
@@ -78,6 +87,8 @@ def run(args: argparse.Namespace) -> int:
     from gradhomog.experiments.reproduce import report
     from gradhomog.experiments.reproduce.table import to_json
 
+    if args.experiment == "pinn":
+        return _run_pinn(args)
     settings = _settings(args)
     if args.experiment == "conflict":
         return _run_conflict(args, settings)
@@ -95,6 +106,53 @@ def run(args: argparse.Namespace) -> int:
         print(report.render_text(outcome.table, outcome.description))
         print(f"\n{out / report.REPORT}  the report; each comparison has a folder with its own report beside it")
     return 1 if outcome.failures else 0
+
+
+def _run_pinn(args: argparse.Namespace) -> int:
+    import sys
+
+    from gradhomog.cli._progress import Progress
+    from gradhomog.experiments.reproduce import pinn
+    from gradhomog.experiments.reproduce.pinn.report import render_text
+    from gradhomog.experiments.reproduce.pinn.table import to_json
+    from gradhomog.experiments.reproduce.report import REPORT
+
+    _check_pinn_options(args)
+    _check_name("scale", args.scale, pinn.SCALES)
+    settings = pinn.PinnSettings(args.scale, args.targets, args.methods, args.overrides)
+    out = args.out or Path("runs") / f"reproduce-pinn-{args.scale}"
+    with Progress() as progress, resume_hint(progress):
+        outcome = pinn.reproduce_pinn(
+            settings, out, resume=args.resume, progress=progress, jobs=args.jobs, executor=args.executor
+        )
+    for name, error in outcome.failures.items():
+        print(f"{name} failed: {error}", file=sys.stderr)
+    if args.json:
+        print_json({"folder": str(out), "failures": outcome.failures, **to_json(outcome.table)})
+    else:
+        print(render_text(outcome.table, outcome.description))
+        print(f"\n{out / REPORT}  the report; each comparison has a folder with its own report beside it")
+    return 1 if outcome.failures else 0
+
+
+def _check_pinn_options(args: argparse.Namespace) -> None:
+    """Raise ConfigError for options that have no effect: the problems need no data and have no learner."""
+    from gradhomog.errors import ConfigError
+
+    useless = {
+        "--data": args.data, "--domain": args.domains, "--learner": args.learners, "--shots": args.shots,
+        "--rotogbml": args.rotogbml, "--without-others": args.without_others,
+    }  # fmt: skip
+    if named := [name for name, given in useless.items() if given]:
+        raise ConfigError(f"`pinn` needs no data and has no learner; remove {', '.join(named)}.")
+
+
+def _check_name(word: str, value: str, known: Iterable[str]) -> None:
+    from gradhomog.errors import ConfigError
+    from gradhomog.experiments.config.suggestions import did_you_mean
+
+    if value not in known:
+        raise ConfigError(f"unknown {word} {value!r}; known: {', '.join(known)}.{did_you_mean(value, known)}")
 
 
 def _run_conflict(args: argparse.Namespace, settings: Any) -> int:
@@ -155,14 +213,11 @@ def _settings(args: argparse.Namespace) -> Any:
     """
     from gradhomog.errors import ConfigError
     from gradhomog.experiments import reproduce
-    from gradhomog.experiments.config.suggestions import did_you_mean
 
-    for word, value, known in (
-        ("experiment", args.experiment, (*reproduce.EXPERIMENTS, "conflict")),
-        ("scale", args.scale, reproduce.SCALES),
-    ):
-        if value not in known:
-            raise ConfigError(f"unknown {word} {value!r}; known: {', '.join(known)}.{did_you_mean(value, known)}")
+    _check_name("experiment", args.experiment, (*reproduce.EXPERIMENTS, "conflict", "pinn"))
+    _check_name("scale", args.scale, reproduce.SCALES)
+    if args.methods:
+        raise ConfigError(f"`--method` selects rows of `pinn`; `{args.experiment}` has none of them. Remove it.")
     size = reproduce.image_size(args.experiment, args.scale, args.overrides)
     return reproduce.Settings(
         domains=reproduce.find_domains(args.data, args.domains, size), scale=args.scale, learners=args.learners,

@@ -81,7 +81,9 @@ class Train:
 
     The settings of the inner loop are passed to learners that have these options; options in the expression of the
     learner override them. The `ensemble` states with the best validation scores are tested, and their outputs averaged.
-    `augmentation = "standard"` crops, jitters and flips training images; see `data.augmentation`.
+    `augmentation = "standard"` crops, jitters and flips training images; see `data.augmentation`. The outer optimizer
+    is Adam with `beta1`; its rate is `outer_lr` times `lr_decay` to the number of completed periods of
+    `lr_decay_every` steps.
     """
 
     steps: int = at_least(1, 250)
@@ -89,6 +91,9 @@ class Train:
     inner_steps: int = at_least(0, 3)
     inner_lr: float = at_least(0, 0.05, exclusive=True)
     outer_lr: float = at_least(0, 0.002, exclusive=True)
+    lr_decay: float = at_least(0, 1.0, exclusive=True)
+    lr_decay_every: int = at_least(1, 1000)
+    beta1: float = at_least(0, 0.9, below=1)
     validate_every: int = at_least(1, 50)
     validation_episodes: int = at_least(1, 60)
     log_every: int = at_least(1, 5)

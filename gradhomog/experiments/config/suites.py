@@ -11,6 +11,7 @@ from gradhomog.experiments.config.suggestions import did_you_mean
 from gradhomog.experiments.results.plan import SINGLE
 
 TUNED_STATIC = 'static | static(weights="random", seed=1) | static(weights="random", seed=2)'
+PINN_STATIC = "static | static(weights=[1, 10]) | static(weights=[1, 100]) | static(weights=[1, 1000])"
 GRADNORM = 'gradnorm(key="domain", initial_loss=1.609)'  # the log of 5 classes
 PAPER_WEIGHTS = "static(weights=[0.1, 0.5, 0.3, 0.4])"  # RotoGBML's fixed weights, for four tasks a batch (section 6.3)
 EQUAL_NORMS = 'reweight(beta=0, solver="fixed_point")'  # all rows get the same norm
@@ -50,6 +51,8 @@ SUITES: dict[str, tuple[str, ...]] = {
     ),
     # The methods of the toy example of Liu et al. 2021 (CAGrad), and static weights.
     "landscape": ("none", TUNED_STATIC, "pcgrad", "mgda", "cagrad | cagrad(c=0.2) | cagrad(c=0.8)"),
+    # Default of physics-informed problems: the losses of conditions get weights up to 1000 in the papers.
+    "pinn": ("none", PINN_STATIC, "pcgrad", "upgrad", "config"),
 }
 
 

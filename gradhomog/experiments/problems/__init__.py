@@ -11,7 +11,7 @@ from gradhomog.experiments.problems.spec import Options, ProblemSpec
 
 __all__ = ["NAMES", "Options", "ProblemSpec", "find"]
 
-NAMES = ("glyph_pairs", "digit_pairs", "regression", "landscape")
+NAMES = ("glyph_pairs", "digit_pairs", "regression", "landscape", "helmholtz", "burgers", "klein_gordon")
 
 
 def find(name: Any) -> ProblemSpec:

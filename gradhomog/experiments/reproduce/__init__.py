@@ -1,4 +1,4 @@
-"""The experiments of the RotoGBML paper (Zhang et al. 2023, arXiv 2303.06679) on the user's copy of its data.
+"""The experiments of the RotoGBML paper (Zhang et al. 2023, arXiv 2303.06679) on the user's copy of its data; `pinn`.
 
 An experiment is a list of comparisons, one for each column of a table and each learner. Their results are collected
 into one table with our number, the paper's number, and the difference.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import gradhomog
 from gradhomog.errors import ConfigError, GradhomogError
@@ -22,6 +22,8 @@ from gradhomog.experiments.results import atomic_files
 from gradhomog.experiments.results.comparison_dir import PLAN, Plan, run_dir
 from gradhomog.experiments.results.plan import Run, decided_runs
 from gradhomog.experiments.training.trainer import make_trainable
+
+T = TypeVar("T")
 
 DESCRIPTION = "reproduce.json"
 TEXTS = ("version", "contents", "scale_summary")
@@ -69,10 +71,54 @@ def reproduce(
         ConfigError: names, data or folder are invalid. KeyboardInterrupt: after all runs have written checkpoints.
     """
     planned = parts(name, settings)
+
+    def report(description: dict[str, Any]) -> Table:
+        table = collect(name, EXPERIMENTS[name].published, planned, out)
+        write_page(table, description, out)
+        return table
+
+    outcome = compute_parts(
+        planned, describe(name, settings), report, out, resume=resume, progress=progress, jobs=jobs, executor=executor
+    )
+    return Reproduction(out, outcome.table, outcome.description, outcome.failures)
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[T]):
+    """The table of an experiment, its description, and error messages by comparison and run, or by comparison."""
+
+    table: T
+    description: dict[str, Any]
+    failures: dict[str, str]
+
+
+def compute_parts(
+    planned: Sequence[Part],
+    content: dict[str, Any],
+    report: Callable[[dict[str, Any]], T],
+    out: Path,
+    *,
+    resume: bool,
+    progress: Progress,
+    jobs: int,
+    executor: str,
+) -> Outcome[T]:
+    """Compute the comparisons of any experiment that have no result, each in a folder of `out`.
+
+    Args:
+        planned: the comparisons.
+        content: the description of the experiment, written to `out`; a folder with another one raises.
+        report: called with the description after each comparison; writes the report, and returns the table of all
+            results so far.
+        out, resume, progress, jobs, executor: as in `reproduce`.
+
+    Raises:
+        ConfigError, KeyboardInterrupt: as in `reproduce`.
+    """
     for part in planned:  # before hours of training: learners, pipelines, networks and data of all parts
         plan.methods(part.config)
         make_trainable(part.config, Run(part.rows[0].learner, "none", part.config.seed_list[0]))
-    description = _open_folder(out, name, settings, planned, resume)
+    description = _open_folder(out, content, planned, resume)
     failures: dict[str, str] = {}
     for index, part in enumerate(planned):
         progress({"event": "part", "name": part.name, "index": index, "of": len(planned)})
@@ -86,10 +132,8 @@ def reproduce(
         except GradhomogError as error:  # for example, a dry run fails: the other parts are still computed
             failures[part.name] = str(error)
         if index < len(planned) - 1:  # a page of the comparisons so far; that of all follows
-            write_page(collect(name, EXPERIMENTS[name].published, planned, out), description, out)
-    table = collect(name, EXPERIMENTS[name].published, planned, out)
-    write_page(table, description, out)
-    return Reproduction(out, table, description, failures)
+            report(description)
+    return Outcome(report(description), description, failures)
 
 
 def _is_finished(part: Part, folder: Path) -> bool:
@@ -122,13 +166,13 @@ def describe(name: str, settings: Settings) -> dict[str, Any]:
     }
 
 
-def _open_folder(out: Path, name: str, settings: Settings, planned: Sequence[Part], resume: bool) -> dict[str, Any]:
+def _open_folder(out: Path, content: dict[str, Any], planned: Sequence[Part], resume: bool) -> dict[str, Any]:
     """Write the description of the experiment into its folder, or compare it with the one that is there; return it.
 
     Raises:
         ConfigError: the folder is in use, has other settings, or cannot be written.
     """
-    content = {**describe(name, settings), "parts": {part.name: part.column for part in planned}}
+    content = {**content, "parts": {part.name: part.column for part in planned}}
     path = out / DESCRIPTION
     try:
         out.mkdir(parents=True, exist_ok=True)

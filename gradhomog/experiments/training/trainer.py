@@ -12,7 +12,7 @@ import torch
 from gradhomog.errors import ConfigError
 from gradhomog.experiments import problems
 from gradhomog.experiments.config import pins
-from gradhomog.experiments.config.schema import Config
+from gradhomog.experiments.config.schema import Config, Train
 from gradhomog.experiments.execution.environment import machine, versions
 from gradhomog.experiments.results import checksums
 from gradhomog.experiments.results.events import VERSION, EventLog, json_compatible
@@ -40,7 +40,17 @@ def make_trainable(config: Config, run: Run) -> Trainable:
 
 def make_optimizer(config: Config, trainable: Trainable) -> torch.optim.Optimizer:
     """Return the optimizer of the outer loop."""
-    return torch.optim.Adam(trainable.parameters(), lr=config.train.outer_lr)
+    train = config.train
+    return torch.optim.Adam(trainable.parameters(), lr=train.outer_lr, betas=(train.beta1, 0.999))
+
+
+def learning_rate(train: Train, index: int) -> float:
+    """Return the rate of the outer optimizer in step `index`: constant within each `lr_decay_every` steps.
+
+    >>> learning_rate(Train(outer_lr=0.1, lr_decay=0.5, lr_decay_every=10), 25)
+    0.025
+    """
+    return float(train.outer_lr * train.lr_decay ** (index // train.lr_decay_every))
 
 
 class Trainer:
@@ -116,6 +126,8 @@ class Trainer:
         train, index, start, processor = self.config.train, self.done, time.perf_counter(), time.process_time()
         with self.timer.measure():
             logged = index == 0 or (index + 1) % train.log_every == 0
+            for group in self.optimizer.param_groups:
+                group["lr"] = learning_rate(train, index)
             report = self.trainable.step(index, self.optimizer, inspect=logged)
         self.done += 1
         self.seconds += time.perf_counter() - start

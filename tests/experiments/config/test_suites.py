@@ -65,7 +65,7 @@ def test_changing_the_list_of_a_suite_does_not_change_the_suite():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Ablation", "available: default, few_shot, ablation, multitask, landscape. Did you mean 'ablation'?"),
+        ("Ablation", "available: default, few_shot, ablation, multitask, landscape, pinn. Did you mean 'ablation'?"),
         ("pcgrad", 'Write a single pipeline as a list: homogenizers = ["pcgrad"].'),
         ('gradnorm(key="domain")', r'homogenizers = ["gradnorm(key=\"domain\")"].'),
     ],

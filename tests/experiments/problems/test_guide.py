@@ -10,8 +10,9 @@ import pytest
 
 from gradhomog.experiments.config.schema import load
 
-PAGE = (Path(__file__).parents[3] / "docs" / "guide" / "multitask.md").read_text(encoding="utf-8")
-EXAMPLES = [tomllib.loads(block) for block in re.findall(r"^```toml\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)]
+GUIDE = Path(__file__).parents[3] / "docs" / "guide"
+TEXT = "\n".join((GUIDE / name).read_text(encoding="utf-8") for name in ("multitask.md", "pinn.md"))
+EXAMPLES = [tomllib.loads(block) for block in re.findall(r"^```toml\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)]
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example["problem"]["name"])

@@ -1,0 +1,79 @@
+"""The Helmholtz equation with a solution that oscillates four times as fast in one coordinate as in the other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gradhomog.experiments.config.validation import at_least
+from gradhomog.experiments.problems.pinn import points as box
+from gradhomog.experiments.problems.pinn.equation import PDE, Equation, PinnOptions
+from gradhomog.experiments.problems.pinn.network import TanhNetwork
+from gradhomog.experiments.problems.pinn.problem import pinn_problem
+
+WAVES = (1, 4)
+"""Half-waves of the solution per unit of each coordinate."""
+
+
+@dataclass(frozen=True)
+class HelmholtzOptions(PinnOptions):
+    """Options of `helmholtz`.
+
+    Attributes:
+        interior: points of a step inside.
+        boundary: points of a step on each of the four sides.
+    """
+
+    name: Literal["helmholtz"] = "helmholtz"
+    interior: int = at_least(1, 1280)
+    boundary: int = at_least(1, 128)
+
+
+class Helmholtz(Equation):
+    """u_xx + u_yy + k² u = q in [−1, 1]², u = 0 on its sides, with k = 1 and q such that u = sin πx · sin 4πy.
+
+    The loss of the boundary is the sum of the means over the four sides.
+
+    Source: Wang, Teng and Perdikaris 2020 (arXiv 2001.04536), section 4.1; number of points and test grid are those of
+    the code of Hwang and Lim 2024 (DCGD, arXiv 2409.18426).
+    """
+
+    lower, upper = (-1.0, -1.0), (1.0, 1.0)
+    standardize = True
+    conditions = ("boundary",)
+    grid = (100, 100)
+
+    def draw(self, options: Any, random: np.random.Generator) -> dict[str, NDArray[np.float64]]:
+        sides = [
+            box.uniform(random, options.boundary, (-1, -1), (1, -1)),
+            box.uniform(random, options.boundary, (-1, 1), (1, 1)),
+            box.uniform(random, options.boundary, (-1, -1), (-1, 1)),
+            box.uniform(random, options.boundary, (1, -1), (1, 1)),
+        ]
+        interior = box.uniform(random, options.interior, self.lower, self.upper)
+        return {PDE: interior, "boundary": np.concatenate(sides)}
+
+    def pde(self, network: TanhNetwork, points: Tensor) -> Tensor:
+        u, _, _, u_xx, u_yy = network(points, firsts=2, seconds=2)
+        x, y = (points * math.pi).unbind(1)
+        first, second = WAVES
+        source = (1 - (first**2 + second**2) * math.pi**2) * torch.sin(first * x) * torch.sin(second * y)
+        residual: Tensor = u_xx + u_yy + u - source
+        return residual
+
+    def condition(self, name: str, network: TanhNetwork, points: Mapping[str, Tensor]) -> list[Tensor]:
+        return [*network(points["boundary"])[0].chunk(4)]
+
+    def solution(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
+        first, second = WAVES
+        return np.asarray(np.sin(first * math.pi * points[:, 0]) * np.sin(second * math.pi * points[:, 1]))
+
+
+PROBLEM = pinn_problem(Helmholtz(), HelmholtzOptions)

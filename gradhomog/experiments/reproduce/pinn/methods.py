@@ -1,0 +1,52 @@
+"""The rows of the tables: pipelines of this library for the methods of the papers, and methods that they lack."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gradhomog.experiments.config.suites import PINN_STATIC
+from gradhomog.experiments.reproduce.methods import Row
+
+PLAIN = "Adam"
+"""The row of the plain network."""
+
+TWO_LOSSES: Mapping[str, str] = {
+    PLAIN: "none",
+    "LRA": "lra",
+    "NTK": "ntk",
+    "PCGrad": "pcgrad",
+    "MGDA": "mgda",
+    "CAGrad": "cagrad",
+    "Aligned-MTL": "aligned_mtl",
+    "MultiAdam": "multiadam",
+    "DCGD": 'dcgd(variant="center")',
+    "ConFIG": "config",
+    "UPGrad": "upgrad",
+    "static (tuned)": PINN_STATIC,
+}
+"""Pipelines by title, for two losses and Adam with β₁ = 0.9."""
+
+TWO_LOSSES_TRACKED: Mapping[str, str] = {
+    "M-ConFIG": 'tracked(method="config")',
+    "tracked UPGrad": 'tracked(method="upgrad")',
+}
+"""Methods on averages of rows, for Adam with β₁ = 0: a second average would double the delay."""
+
+THREE_LOSSES: Mapping[str, str] = {
+    PLAIN: "none",
+    "ConFIG": "config",
+    "UPGrad": "upgrad",
+    "static (tuned)": "static | static(weights=[1, 10, 10]) | static(weights=[1, 100, 100])"
+    " | static(weights=[1, 1000, 1000])",
+}
+"""Pipelines by title, for the three losses of ConFIG's notebook."""
+
+THREE_LOSSES_TRACKED = TWO_LOSSES_TRACKED
+
+TITLES = tuple(dict.fromkeys([*TWO_LOSSES, *TWO_LOSSES_TRACKED, *THREE_LOSSES]))
+"""Titles of all rows, in the order of the table."""
+
+
+def rows(pipelines: Mapping[str, str], column: str, problem: str) -> list[Row]:
+    """The rows of a comparison; the learner of a multi-task problem has its name."""
+    return [Row(title, problem, pipeline, column) for title, pipeline in pipelines.items()]
