@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from gradhomog.autograd.loss import loss
     from gradhomog.autograd.task_features import TaskFeatures, task_features
     from gradhomog.conflict import conflict_rate, cosines, distance_bound, distances, magnitude_similarity
+    from gradhomog.diagnosis.diagnosis import Diagnosis
+    from gradhomog.diagnosis.result import DiagnosisResult
     from gradhomog.domains import Domain, Split, domain
     from gradhomog.ensemble import Ensemble
     from gradhomog.errors import (
@@ -65,6 +67,8 @@ _EXPORTS = {
     "autograd.loss": ("loss",),
     "autograd.task_features": ("TaskFeatures", "task_features"),
     "conflict": ("conflict_rate", "cosines", "distance_bound", "distances", "magnitude_similarity"),
+    "diagnosis.diagnosis": ("Diagnosis",),
+    "diagnosis.result": ("DiagnosisResult",),
     "domains": ("Domain", "Split", "domain"),
     "ensemble": ("Ensemble",),
     "errors": (
@@ -113,6 +117,8 @@ __all__ = [
     "ConfigError",
     "ConvergenceWarning",
     "DataError",
+    "Diagnosis",
+    "DiagnosisResult",
     "DisabledPluginError",
     "Domain",
     "DomainSpec",

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog import expression
+from gradhomog.diagnosis import learner_rows
+from gradhomog.diagnosis.result import DiagnosisResult
 from gradhomog.errors import ConfigError, DataError, OptionError, PluginLoadError, PluginRunError
 from gradhomog.outer_optimizer import OuterOptimizer, check_holds_parameters
 from gradhomog.pipelines import Pipeline, pipeline
@@ -211,6 +213,16 @@ class Learner(ABC):
         batch = batch if isinstance(batch, TaskBatch) else TaskBatch.stack(batch)
         pattern = encoder_pattern(self.named_parameters())
         return [StageReport.of(name, rows.gramian(pattern)) for name, rows in stage_rows(self, batch)]
+
+    def diagnose(
+        self, stream: learner_rows.BatchStream | Iterable[TaskBatch | Sequence[Task]], batches: int = 48
+    ) -> DiagnosisResult:
+        """Diagnose signal, noise and conflict of the encoder's rows by domain; see `gradhomog.Diagnosis`.
+
+        `stream` is an iterable of independent batches, or has a method `batch(index)`. Rows are without homogenizers;
+        the learner and the global generators do not change. Cost: `batches` times `rows`.
+        """
+        return learner_rows.diagnose(self, stream, batches)
 
     @contextmanager
     def _explain_head_errors(self, x: Tensor, *targets: Tensor) -> Iterator[None]:

@@ -1,10 +1,11 @@
-"""Context manager that sets several modules to training or evaluation mode."""
+"""Context managers for the mode and the buffers of modules."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import nn
 
 
@@ -19,3 +20,15 @@ def training_mode(modules: Iterable[nn.Module], training: bool) -> Iterator[None
     finally:
         for part, was in before:
             part.training = was
+
+
+@contextmanager
+def unchanged_buffers(module: nn.Module) -> Iterator[None]:
+    """Restore the buffers of a module, such as running statistics, after the context."""
+    before = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)

@@ -13,6 +13,7 @@ from gradhomog.cli import (
     compare,
     completion,
     data,
+    diagnose,
     env,
     list_,
     new,
@@ -26,7 +27,9 @@ from gradhomog.cli import (
 from gradhomog.cli._process import clear_interrupt, replace_unencodable_characters, sigterm_as_interrupt
 from gradhomog.errors import GradhomogError
 
-COMMANDS = (list_, show, env, data, train, compare, reproduce, report, verify, profile, check, new, completion)
+COMMANDS = (
+    list_, show, env, data, train, compare, reproduce, report, verify, diagnose, profile, check, new, completion,
+)  # fmt: skip
 
 
 def parser() -> argparse.ArgumentParser:

@@ -14,11 +14,11 @@ from gradhomog.cli._output import add_json
 def add_timing_options(command: argparse.ArgumentParser) -> None:
     """Add --threads, --rounds, --seconds, --processor-time and --json."""
     command.add_argument(
-        "--threads", type=_integer_parser(1), metavar="N",
+        "--threads", type=integer_parser(1), metavar="N",
         help="number of PyTorch threads (default: `threads` of the run file, or 1)",
     )  # fmt: skip
     command.add_argument(
-        "--rounds", type=_integer_parser(3), default=50, metavar="N",
+        "--rounds", type=integer_parser(3), default=50, metavar="N",
         help="maximum number of rounds, at least 3 (default: 50)",
     )  # fmt: skip
     command.add_argument(
@@ -64,7 +64,9 @@ class RoundsBar:
         self._bar.update(done - self._bar.n)
 
 
-def _integer_parser(minimum: int) -> Callable[[str], int]:
+def integer_parser(minimum: int) -> Callable[[str], int]:
+    """Return a parser of integers from `minimum` to one million, for argparse."""
+
     def parse(text: str) -> int:
         if not text.isdecimal() or not minimum <= int(text) <= 1_000_000:
             raise argparse.ArgumentTypeError(f"must be an integer from {minimum} to 1000000; got {text!r}")

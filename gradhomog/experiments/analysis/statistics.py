@@ -6,10 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gradhomog.confidence_level import LEVEL
 from gradhomog.errors import OptionError
-
-LEVEL = 0.95
-"""The confidence level of all intervals in tables and figures."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from gradhomog.experiments.problems import toy
 from gradhomog.experiments.problems.spec import EPISODIC, ProblemSpec
 from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.results.trajectory import Trajectory
-from gradhomog.experiments.training.trainable import device
+from gradhomog.experiments.training.trainable import BatchRows, device
 from gradhomog.pipelines import pipeline
 from gradhomog.reports import Evaluation, StageReport, StepReport
 from gradhomog.stage_execution.member import Member
@@ -73,10 +73,7 @@ class Landscape:
 
     def step(self, index: int, optimizer: torch.optim.Optimizer, inspect: bool) -> StepReport:
         """Take one step with every point; the report contains means over the points."""
-        losses = toy.losses(self.points)
-        # Points are independent, so that one backward pass per loss gives the rows of all points.
-        gradients = [torch.autograd.grad(loss.sum(), self.points, retain_graph=True)[0] for loss in losses.unbind(1)]
-        rows = torch.stack(gradients, dim=1)
+        losses, rows = self._losses_and_rows()
         steps = [
             pipe.homogenize(jacobian, values, domains=TASKS, inspect=inspect)
             for pipe, jacobian, values in zip(self.pipelines, rows, losses.detach(), strict=True)
@@ -93,12 +90,24 @@ class Landscape:
         }
         return dataclasses.replace(reports[0], **means, stages=(), measured={})
 
+    def _losses_and_rows(self) -> tuple[Tensor, Tensor]:
+        """Return the losses `[starts, tasks]` and their gradients `[starts, tasks, 2]`."""
+        losses = toy.losses(self.points)
+        # Points are independent, so that one backward pass per loss gives the rows of all points.
+        gradients = [torch.autograd.grad(loss.sum(), self.points, retain_graph=True)[0] for loss in losses.unbind(1)]
+        return losses, torch.stack(gradients, dim=1)
+
     def _positions(self) -> Tensor:
         """Return the current points, `[starts, 2]`."""
         return self.points.detach().cpu().clone()
 
     def probe(self, index: int) -> list[StageReport]:
         return []
+
+    def rows(self, index: int) -> BatchRows:
+        """Return the rows w.r.t. the coordinates of all points; every batch is the same, as nothing is random."""
+        _, rows = self._losses_and_rows()
+        return BatchRows({"points": rows.transpose(0, 1)}, TASKS)
 
     # -- evaluation --------------------------------------------------------------------------------------------------
 

@@ -98,7 +98,7 @@ def _table(
         workloads,
         lambda number: source.train.batch(number).to(device),
         reference=PLAIN, rounds=rounds, seconds=seconds, min_rounds=WARM_UP + MIN_ROUNDS, shared_budget=True,
-        warm_up=WARM_UP, clock=clock, synchronize=_synchronizer(device), progress=progress,
+        warm_up=WARM_UP, clock=clock, synchronize=synchronizer(device), progress=progress,
     )  # fmt: skip
     peaks, states = {}, {}
     if device.type == "cpu":
@@ -126,7 +126,7 @@ def _table(
     )
 
 
-def _synchronizer(device: torch.device) -> Callable[[], None]:
+def synchronizer(device: torch.device) -> Callable[[], None]:
     """A function that waits for asynchronous operations on a CUDA device; it does nothing for other devices."""
     if device.type == "cuda":
         return functools.partial(torch.cuda.synchronize, device)

@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gradhomog.confidence_level import LEVEL
 from gradhomog.errors import OptionError
-from gradhomog.experiments.analysis.statistics import LEVEL
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import math
 from gradhomog.experiments.profiling.quantiles import Quantiles
 from gradhomog.experiments.profiling.table import Table, TimingRow
 from gradhomog.experiments.report.formatting import NOTHING
-from gradhomog.experiments.report.text_table import align_columns
+from gradhomog.text_table import align_columns
 
 INTERVAL_NOTE = (
     "95 %: confidence interval of the median to its left, by order statistics; n/a for fewer than six rounds."

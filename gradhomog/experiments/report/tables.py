@@ -5,7 +5,7 @@ from __future__ import annotations
 from gradhomog.experiments.analysis.summary import Summary
 from gradhomog.experiments.report.columns import cells, score_columns
 from gradhomog.experiments.report.notes import notes
-from gradhomog.experiments.report.text_table import align_columns
+from gradhomog.text_table import align_columns
 
 
 def render_table(summary: Summary) -> str:

@@ -11,13 +11,13 @@ from typing import Any, Literal
 
 import torch
 
+from gradhomog.diagnosis.row_store import COLUMNS
 from gradhomog.errors import ConfigError, OptionError
-from gradhomog.experiments.analysis.domain_conflict import DomainConflict
-from gradhomog.experiments.analysis.row_gramian import COLUMNS
 from gradhomog.experiments.config.schema import Config
 from gradhomog.experiments.data.sampler import EpisodeStream
 from gradhomog.experiments.data.splits import Streams
 from gradhomog.experiments.execution.threads import threads
+from gradhomog.experiments.reproduce.domain_conflict import DomainConflict
 from gradhomog.experiments.reproduce.measure_rows import measure_rows
 from gradhomog.experiments.results import atomic_files, checksums
 from gradhomog.experiments.results.plan import Run

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,16 +9,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gradhomog.experiments.analysis.domain_conflict import DomainConflict, StageConflict
-from gradhomog.experiments.analysis.estimates import Estimate
+from gradhomog.diagnosis.numbers import UNRESOLVED, interval
 from gradhomog.experiments.report import figures
 from gradhomog.experiments.report.figures.domains import domain_conflict
 from gradhomog.experiments.report.formatting import NOTHING
 from gradhomog.experiments.report.html import environment
 from gradhomog.experiments.report.svg import inline_svg
-from gradhomog.experiments.report.text_table import align_columns
+from gradhomog.experiments.reproduce.domain_conflict import DomainConflict, StageConflict
+from gradhomog.text_table import align_columns
 
-UNRESOLVED = "unresolved"
 NOTES = (
     "± is half of a 95 % interval (jackknife over batches). The first line of a step is without homogenizers.",
     f"{NOTHING}: a domain has no row in the measured batches. Measure more batches.",
@@ -116,16 +114,6 @@ def pair_cells(point: DomainConflict) -> list[list[str]]:
                 cells += [interval(stage.single.cosines, i, j), interval(stage.expected.cosines, i, j)]
             lines.append(cells)
     return lines
-
-
-def interval(estimate: Estimate, *index: int, percent: bool = False) -> str:
-    """One estimate as text: `0.012 ± 0.004`, in percent `46.6 ± 2.0`, or `unresolved`."""
-    value, half_width = float(estimate.value[index]), float(estimate.half_width[index])
-    if math.isnan(value):
-        return UNRESOLVED
-    factor, digits = (100, 1) if percent else (1, 3)
-    # Adding 0.0 converts −0.00, a small negative number after rounding, to 0.00.
-    return f"{round(factor * value, digits) + 0.0:.{digits}f} ± {factor * half_width:.{digits}f}"
 
 
 def _ends(point: DomainConflict) -> list[StageConflict]:

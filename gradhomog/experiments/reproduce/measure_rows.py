@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Callable
 
-import torch
-
+from gradhomog.diagnosis.estimates import MIN_BATCHES
+from gradhomog.diagnosis.learner_rows import FIRST_BATCH, encoder_blocks, independent_numbers
+from gradhomog.diagnosis.row_store import COLUMNS, RowStore
 from gradhomog.errors import OptionError
-from gradhomog.experiments.analysis.domain_conflict import DomainConflict, StageConflict
-from gradhomog.experiments.analysis.estimates import MIN_BATCHES
-from gradhomog.experiments.analysis.row_gramian import COLUMNS, RowGramian
 from gradhomog.experiments.data.sampler import EpisodeStream
+from gradhomog.experiments.reproduce.domain_conflict import DomainConflict, StageConflict
 from gradhomog.learners import Learner
-from gradhomog.pipelines import Pipeline
 from gradhomog.stage_rows import encoder_pattern, stage_rows
-
-FIRST_BATCH = 10**9
-"""Index of the first measured batch: training does not reach it, so the parameters do not depend on measured tasks."""
 
 
 def measure_rows(
@@ -42,7 +36,7 @@ def measure_rows(
             than tasks per batch, every batch has rows of some of the domains.
         batches: number of batches, >= 3; `expected_gradients` describes how intervals depend on it.
         step: number of training steps so far, for the report.
-        columns: see `RowGramian`.
+        columns: see `RowStore`.
         progress: called with the number of batches so far.
 
     Returns:
@@ -64,24 +58,14 @@ def measure_rows(
     names = tuple(domain.name for domain in stream.domains)
     pattern = encoder_pattern(learner.named_parameters())
     device = learner.parameters()[0].device
-    found: list[tuple[str, RowGramian]] = []
-    whole = learner.homogenizers
-    try:
-        with torch.random.fork_rng():
-            for index in range(batches):
-                # "drop" would leave rows out without a report. Random numbers are a function of the number of steps.
-                learner.homogenizers = Pipeline(whole.members, "raise")
-                learner.homogenizers.steps = whole.steps + index
-                torch.manual_seed(start + index)
-                batch = stream.batch(start + index).to(device)
-                for position, (name, rows) in enumerate(stage_rows(learner, batch)):
-                    if position == len(found):
-                        found.append((name, RowGramian(names, columns)))
-                    blocks = rows.materialize().items()
-                    encoder = {name: block for name, block in blocks if fnmatch.fnmatchcase(name, pattern)}
-                    found[position][1].add(encoder, batch.domains)
-                progress(index + 1)
-    finally:
-        learner.homogenizers = whole
+    found: list[tuple[str, RowStore]] = []
+    for index in range(batches):
+        with independent_numbers(learner, index):
+            batch = stream.batch(start + index).to(device)
+            for position, (name, rows) in enumerate(stage_rows(learner, batch)):
+                if position == len(found):
+                    found.append((name, RowStore(names, columns)))
+                found[position][1].add(encoder_blocks(rows, pattern), batch.domains)
+        progress(index + 1)
     stages = tuple(StageConflict.of(name, rows.result()) for name, rows in found)
     return DomainConflict(step, names, batches, stages)

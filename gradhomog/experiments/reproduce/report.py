@@ -16,9 +16,9 @@ from gradhomog.experiments.report.html_table import Cell as HtmlCell
 from gradhomog.experiments.report.html_table import Table as HtmlTable
 from gradhomog.experiments.report.html_table import number_key
 from gradhomog.experiments.report.svg import inline_svg
-from gradhomog.experiments.report.text_table import align_columns
 from gradhomog.experiments.reproduce.protocol import TARGETS, TRAINING_ONLY
 from gradhomog.experiments.reproduce.table import Cell, Table
+from gradhomog.text_table import align_columns
 
 SALIENCY = (
     "Rows: images, SmoothGrad saliency of each network adapted to its task, and for ISI the probability with which "

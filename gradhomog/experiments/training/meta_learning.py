@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from gradhomog import expression
+from gradhomog.diagnosis.learner_rows import FIRST_BATCH, independent_numbers, plain_rows
 from gradhomog.ensemble import Ensemble
 from gradhomog.errors import ConfigError
 from gradhomog.experiments import models
@@ -19,7 +20,7 @@ from gradhomog.experiments.data.splits import Streams, streams
 from gradhomog.experiments.data.target_variance import normalize_scores
 from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.training.saliency import write_saliency_maps
-from gradhomog.experiments.training.trainable import device
+from gradhomog.experiments.training.trainable import BatchRows, device
 from gradhomog.learners import Learner
 from gradhomog.pipelines import pipeline
 from gradhomog.registry import installed, options
@@ -91,6 +92,11 @@ class MetaLearning:
         if not any(member.before_rows for member in self.members):
             return []
         return self.learner.probe(self.source.train.batch(index).to(self.config.device))
+
+    def rows(self, index: int) -> BatchRows:
+        batch = self.source.train.batch(FIRST_BATCH + index)
+        with independent_numbers(self.learner, index):
+            return BatchRows(plain_rows(self.learner, batch), batch.domains)
 
     def validate(self) -> Evaluation:
         return self._evaluate(self.learner, self.source.validation, self.config.train.validation_episodes)

@@ -10,15 +10,18 @@ import torch
 from torch import Tensor, nn
 
 import gradhomog
+from gradhomog.diagnosis.learner_rows import FIRST_BATCH
+from gradhomog.diagnosis.loss_rows import loss_rows
 from gradhomog.experiments import models
 from gradhomog.experiments.config.schema import Config
 from gradhomog.experiments.problems.data import Data, SplitData, batch_indices, r_squared
 from gradhomog.experiments.results.plan import SINGLE, Run
-from gradhomog.experiments.training.trainable import device
+from gradhomog.experiments.training.trainable import BatchRows, device
 from gradhomog.pipelines import pipeline
 from gradhomog.reports import Evaluation, StageReport, StepReport
 from gradhomog.scoring import accuracy, default_loss
 from gradhomog.stage_execution.member import Member
+from gradhomog.training_mode import training_mode, unchanged_buffers
 
 
 class MultiTask:
@@ -117,6 +120,14 @@ class MultiTask:
 
     def probe(self, index: int) -> list[StageReport]:
         return []
+
+    def rows(self, index: int) -> BatchRows:
+        # The first batch of a separate epoch: batches of one epoch have no example in common, so they are dependent.
+        per_epoch = max(len(self.data.train.inputs) // self.batch, 1)
+        inputs, targets = self._batch((FIRST_BATCH + index) * per_epoch)
+        with training_mode([self.network], True), unchanged_buffers(self.network):
+            rows, _ = loss_rows(self._losses(self._outputs(inputs), targets), self.encoders)
+        return BatchRows(rows, self.data.tasks, len(inputs))
 
     # -- evaluation --------------------------------------------------------------------------------------------------
 

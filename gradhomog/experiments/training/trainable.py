@@ -4,14 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.analysis.metrics import Metric
 from gradhomog.reports import Evaluation, StageReport, StepReport
 from gradhomog.stage_execution.member import Member
+
+
+class BatchRows(NamedTuple):
+    """The rows of one batch, for a diagnosis.
+
+    Attributes:
+        rows: gradients w.r.t. the shared parameters, `[tasks, *shape]` by parameter, without homogenizers.
+        names: the task of each row, or the domain from which its task is sampled.
+        examples: number of examples of a task in the batch; None for sampled tasks.
+    """
+
+    rows: Mapping[str, Tensor]
+    names: Sequence[str]
+    examples: int | None = None
 
 
 class Trainable(Protocol):
@@ -39,6 +54,13 @@ class Trainable(Protocol):
 
     def probe(self, index: int) -> list[StageReport]:
         """Return the rows of batch `index` after each homogenizer; empty if the reports of all steps include them."""
+
+    def rows(self, index: int) -> BatchRows:
+        """Return the rows of measured batch `index` at the present parameters, without changing parameters or buffers.
+
+        Batches of different indices are independent, unlike the batches of one epoch. The caller seeds the global
+        generators for each batch, and restores them.
+        """
 
     def validate(self) -> Evaluation:
         """Return the scores that select the state and the candidate of a tuned method; see `held_out` in `metadata`."""

@@ -8,12 +8,13 @@ import math
 import pytest
 import torch
 
+from gradhomog.diagnosis.learner_rows import FIRST_BATCH
 from gradhomog.errors import ConfigError, DataError, OptionError
-from gradhomog.experiments.analysis.domain_conflict import DomainConflict
 from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.reproduce import conflict_report
 from gradhomog.experiments.reproduce.conflict import RESULTS, measure_conflict, measured_stream
-from gradhomog.experiments.reproduce.measure_rows import FIRST_BATCH, measure_rows
+from gradhomog.experiments.reproduce.domain_conflict import DomainConflict
+from gradhomog.experiments.reproduce.measure_rows import measure_rows
 from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.training.meta_learning import MetaLearning
 from tests.experiments.conftest import SMALL

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gradhomog.experiments.analysis.domain_conflict import DomainConflict, StageConflict
 from gradhomog.experiments.report.figures import style
+from gradhomog.experiments.reproduce.domain_conflict import DomainConflict, StageConflict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradhomog.conflict import distance_bound, distances
-from gradhomog.experiments.analysis import estimates
-from gradhomog.experiments.analysis.domain_pairs import DomainGramian
-from gradhomog.experiments.analysis.expected_gradients import ExpectedGradients, expected_gradients
-from gradhomog.experiments.analysis.single_rows import SingleRows, single_rows
+from gradhomog.diagnosis import estimates
+from gradhomog.diagnosis.expected_gradients import ExpectedGradients, expected_gradients
+from gradhomog.diagnosis.labelled_gramian import LabelledGramian
+from gradhomog.diagnosis.single_rows import SingleRows, single_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class StageConflict:
     largest_distance: float
 
     @classmethod
-    def of(cls, name: str, gramian: DomainGramian) -> StageConflict:
+    def of(cls, name: str, gramian: LabelledGramian) -> StageConflict:
         products = gramian.gramian
         largest = float(products.diagonal().max()) ** 0.5, float(distances(products).max())
         return cls(name, single_rows(gramian), expected_gradients(gramian), *largest)

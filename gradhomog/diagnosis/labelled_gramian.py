@@ -1,4 +1,4 @@
-"""Means of a kernel over pairs of rows by the domains of the rows, and the same means without each batch."""
+"""Means of a kernel over pairs of rows by the labels of the rows, and the same means without each batch."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from gradhomog.errors import DataError
 
 
 @dataclass(frozen=True, eq=False)
-class DomainGramian:
-    """The Gramian of the rows of B independent batches of tasks from K domains.
+class LabelledGramian:
+    """The Gramian of the rows of B independent batches, each with a label: its task, or the domain of its task.
 
-    A batch may have several rows of a domain, or none.
+    A batch may have several rows of a label, or none.
 
     Args:
         gramian: inner products of all rows, float64 `[rows, rows]`.
         batches: the batch of each row, int64 `[rows]`, 0 .. B − 1.
-        domains: the domain of each row, int64 `[rows]`, indices into `names`.
-        names: the names of the domains `[K]`.
+        labels: the label of each row, int64 `[rows]`, indices into `names`.
+        names: the K labels.
 
     Raises:
         DataError: the shapes differ, or a label is out of range.
@@ -29,24 +29,24 @@ class DomainGramian:
 
     gramian: Tensor
     batches: Tensor
-    domains: Tensor
+    labels: Tensor
     names: tuple[str, ...]
 
     def __post_init__(self) -> None:
         rows = len(self.batches)
-        if self.gramian.shape != (rows, rows) or self.domains.shape != (rows,) or rows == 0:
+        if self.gramian.shape != (rows, rows) or self.labels.shape != (rows,) or rows == 0:
             raise DataError(
-                "`gramian` must be [rows, rows], with one entry of `batches` and of `domains` per row; got "
-                f"{tuple(self.gramian.shape)}, {tuple(self.batches.shape)} and {tuple(self.domains.shape)}."
+                "`gramian` must be [rows, rows], with one entry of `batches` and of `labels` per row; got "
+                f"{tuple(self.gramian.shape)}, {tuple(self.batches.shape)} and {tuple(self.labels.shape)}."
             )
-        if not 0 <= int(self.domains.min()) <= int(self.domains.max()) < len(self.names):
-            raise DataError(f"`domains` must be indices of the {len(self.names)} `names`; got {self.domains.tolist()}.")
+        if not 0 <= int(self.labels.min()) <= int(self.labels.max()) < len(self.names):
+            raise DataError(f"`labels` must be indices of the {len(self.names)} `names`; got {self.labels.tolist()}.")
 
     @classmethod
-    def of_rows(cls, rows: Tensor, names: Sequence[str] | None = None) -> DomainGramian:
-        """Return the Gramian of rows `[batches, domains, params]`, one of every domain in every batch."""
+    def of_rows(cls, rows: Tensor, names: Sequence[str] | None = None) -> LabelledGramian:
+        """Return the Gramian of rows `[batches, labels, params]`, one of every label in every batch."""
         if rows.dim() != 3:
-            raise DataError(f"`rows` must have shape [batches, domains, params]; got {tuple(rows.shape)}.")
+            raise DataError(f"`rows` must have shape [batches, labels, params]; got {tuple(rows.shape)}.")
         batches, count, _ = rows.shape
         flat = rows.flatten(0, 1).double()
         return cls(
@@ -62,9 +62,9 @@ class DomainGramian:
         return int(self.batches.max()) + 1
 
     def different_batches(self, kernel: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean of a kernel over pairs of rows of different batches, by domains: a U-statistic.
+        """The mean of a kernel over pairs of rows of different batches, by labels: a U-statistic.
 
-            U_kl = mean of kernel(r, s) over rows r of domain k and s of domain l with batch(r) ≠ batch(s)
+            U_kl = mean of kernel(r, s) over rows r of label k and s of label l with batch(r) ≠ batch(s)
 
         Rows of different batches are independent, so the expectation of U_kl for the kernel ⟨r, s⟩ is
         ⟨E row_k, E row_l⟩, the squared norm of E row_k if k = l included: noise has no part in it.
@@ -84,7 +84,7 @@ class DomainGramian:
         return _means(across.sum(0), across + across.mT, pairs.sum(0), pairs + pairs.mT)
 
     def same_batch(self, kernel: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean of a kernel over pairs of different rows of the same batch, by domains; else as above."""
+        """The mean of a kernel over pairs of different rows of the same batch, by labels; else as above."""
         counts = self._row_counts()
         inside = self._sums(kernel).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
         inside = inside - torch.diag_embed(self._by_batch(kernel.diagonal()))
@@ -92,15 +92,15 @@ class DomainGramian:
         return _means(inside.sum(0), inside, pairs.sum(0), pairs)
 
     def each_row(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean of values `[rows]` by domain `[K]`, and the means without each batch `[B, K]`."""
+        """The mean of values `[rows]` by label `[K]`, and the means without each batch `[B, K]`."""
         sums, counts = self._by_batch(values), self._row_counts()
         return _means(sums.sum(0), sums, counts.sum(0), counts)
 
     def _groups(self) -> Tensor:
-        return self.batches * len(self.names) + self.domains
+        return self.batches * len(self.names) + self.labels
 
     def _by_batch(self, values: Tensor) -> Tensor:
-        """Sums of values `[rows]` by batch and domain `[B, K]`."""
+        """Sums of values `[rows]` by batch and label `[B, K]`."""
         shape = self.count, len(self.names)
         return values.new_zeros(shape[0] * shape[1]).index_add_(0, self._groups(), values).reshape(shape)
 
@@ -108,7 +108,7 @@ class DomainGramian:
         return self._by_batch(torch.ones(len(self.batches), dtype=torch.float64))
 
     def _sums(self, kernel: Tensor) -> Tensor:
-        """Sums of a kernel by batch and domain of both rows `[B, K, B, K]`."""
+        """Sums of a kernel by batch and label of both rows `[B, K, B, K]`."""
         size, groups = self.count * len(self.names), self._groups()
         left = kernel.new_zeros(size, len(kernel)).index_add_(0, groups, kernel)
         both = kernel.new_zeros(size, size).index_add_(1, groups, left)

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from gradhomog.diagnosis.labelled_gramian import LabelledGramian
 from gradhomog.errors import DataError
-from gradhomog.experiments.analysis.domain_pairs import DomainGramian
 
 COLUMNS = 2**18
 """Columns per stored row. Conv4 with 64 filters has 113 thousand parameters and ResNet-10 has 4.9 million: rows of the
@@ -18,7 +18,7 @@ first are stored, those of the second are sketched."""
 _CHUNK = 2**15
 
 
-class RowGramian:
+class RowStore:
     """Store the rows of batches in float32 on the CPU, and multiply all of them at the end.
 
     Longer rows are stored as a count sketch S g with S `[columns, params]`: every parameter is added to one random
@@ -30,7 +30,7 @@ class RowGramian:
     for cosines of means of rows. Intervals over batches do not include this error.
 
     Args:
-        names: the domains.
+        names: the labels in the order of the result, or None for their order of appearance.
         columns: the largest number of numbers per stored row, >= 1.
         seed: seed of S.
 
@@ -39,50 +39,60 @@ class RowGramian:
     Source: Charikar et al. 2002, "Finding frequent items in data streams"; for inner products Weinberger et al. 2009,
     "Feature hashing for large scale multitask learning", lemma 2.
 
-    >>> store = RowGramian(["a", "b"])
+    >>> store = RowStore(["a", "b"])
     >>> for scale in (1.0, 2.0):  # two batches
     ...     store.add(scale * torch.tensor([[3.0, 4.0], [0.0, 1.0]]), ["a", "b"])
     >>> store.result().gramian[0]
     tensor([25.,  4., 50.,  8.], dtype=torch.float64)
     """
 
-    def __init__(self, names: Sequence[str], columns: int = COLUMNS, seed: int = 0) -> None:
-        self.names, self.columns, self.seed = tuple(names), columns, seed
+    def __init__(self, names: Sequence[str] | None = None, columns: int = COLUMNS, seed: int = 0) -> None:
+        self.names, self._closed = list(names or ()), names is not None
+        self.columns, self.seed = columns, seed
+        self.batches = 0
+        self.params = 0
         self._rows = list[Tensor]()
         self._batches = list[int]()
-        self._domains = list[int]()
-        self._added = 0
+        self._labels = list[int]()
 
-    def add(self, rows: Tensor | Mapping[str, Tensor], domains: Sequence[str]) -> None:
+    def add(self, rows: Tensor | Mapping[str, Tensor], labels: Sequence[str]) -> None:
         """Add the rows of one batch: `[rows, params]`, or by parameter name `[rows, *shape]`; copied.
 
         Args:
-            domains: the domain of each row.
+            labels: the label of each row: its task, or the domain of its task.
 
         Raises:
-            DataError: a domain is not one of `names`, the number of rows or of parameters differs, or a row contains
-                NaN or infinity.
+            DataError: a label is not one of `names`, the number of rows or of parameters differs, or a row contains
+                NaN or infinity. The rows are not added.
         """
         blocks = [rows] if isinstance(rows, Tensor) else list(rows.values())
         flat = torch.cat([block.detach().reshape(len(block), -1).float().cpu() for block in blocks], dim=1)
-        if unknown := sorted(set(domains) - set(self.names)):
-            raise DataError(f"`domains` must be among {', '.join(self.names)}; got {', '.join(unknown)}.")
-        if len(domains) != len(flat):
-            raise DataError(f"`domains` must contain one name for each of the {len(flat)} rows; got {len(domains)}.")
-        if bad := [name for name, row in zip(domains, flat, strict=True) if not row.isfinite().all()]:
+        if self._closed and (unknown := sorted(set(labels) - set(self.names))):
+            raise DataError(f"`labels` must be among {', '.join(self.names)}; got {', '.join(unknown)}.")
+        if len(labels) != len(flat):
+            raise DataError(f"`labels` must contain one name for each of the {len(flat)} rows; got {len(labels)}.")
+        if bad := [name for name, row in zip(labels, flat, strict=True) if not row.isfinite().all()]:
             raise DataError(
-                f"rows must be finite; batch {self._added} has NaN or infinity in the row of {', '.join(bad)}. "
+                f"rows must be finite; batch {self.batches} has NaN or infinity in the row of {', '.join(bad)}. "
                 "Lower the learning rates, or measure before the training diverges."
             )
-        stored = flat if flat.shape[1] <= self.columns else self._sketch(flat)
-        if self._rows and self._rows[0].shape[1] != stored.shape[1]:
-            raise DataError(f"all rows must have the same parameters; got {flat.shape[1]} in batch {self._added}.")
-        self._rows.append(stored)
-        self._batches += [self._added] * len(flat)
-        self._domains += [self.names.index(name) for name in domains]
-        self._added += 1
+        if self._rows and self.params != flat.shape[1]:
+            raise DataError(
+                f"all rows must have the same {self.params} parameters; got {flat.shape[1]} in batch {self.batches}."
+            )
+        self.params = flat.shape[1]
+        self._rows.append(self._sketch(flat) if self.is_sketched else flat.clone())
+        self.names += [name for name in dict.fromkeys(labels) if name not in self.names]
+        self._batches += [self.batches] * len(flat)
+        self._labels += [self.names.index(name) for name in labels]
+        self.batches += 1
 
-    def result(self) -> DomainGramian:
+    @property
+    def is_sketched(self) -> bool:
+        """True if rows are stored as sketches, False if they are stored exactly."""
+        return self.params > self.columns
+
+    def result(self) -> LabelledGramian:
         """Return the Gramian of all rows, multiplied in float64.
 
         Raises:
@@ -96,14 +106,14 @@ class RowGramian:
         for start in range(0, self._rows[0].shape[1], _CHUNK):
             part = torch.cat([stored[:, start : start + _CHUNK] for stored in self._rows]).double()
             total += part @ part.T
-        return DomainGramian(total, torch.tensor(self._batches), torch.tensor(self._domains), self.names)
+        return LabelledGramian(total, torch.tensor(self._batches), torch.tensor(self._labels), tuple(self.names))
 
     def _sketch(self, flat: Tensor) -> Tensor:
         columns, signs = _hashes(flat.shape[1], self.columns, self.seed)
         return flat.new_zeros(len(flat), self.columns).index_add_(1, columns, flat * signs)
 
 
-@functools.lru_cache(maxsize=1)  # 12 bytes per parameter; all stages of a measurement have the same parameters
+@functools.lru_cache(maxsize=1)  # 12 bytes per parameter; all rows have the same parameters
 def _hashes(params: int, columns: int, seed: int) -> tuple[Tensor, Tensor]:
     """Return the random column and the random sign of each parameter."""
     generator = torch.Generator().manual_seed(seed)

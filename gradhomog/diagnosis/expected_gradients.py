@@ -1,4 +1,4 @@
-"""Norms, cosines and distances of the expected gradients of domains, separated from the noise of single rows.
+"""Norms, cosines and distances of expected gradients, separated from the noise of single rows.
 
 The cosine of two noisy rows is close to zero although their expectations may agree, because the norms of the rows are
 mostly noise. The estimates of this module use products of rows of different batches only, in which noise averages out.
@@ -12,14 +12,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gradhomog.experiments.analysis.domain_pairs import DomainGramian
-from gradhomog.experiments.analysis.estimates import Estimate, jackknife
+from gradhomog.diagnosis.estimates import Estimate, jackknife
+from gradhomog.diagnosis.labelled_gramian import LabelledGramian
 
 
 @dataclass(frozen=True, eq=False)
 class ExpectedGradients:
-    """Estimates about the expected gradients μ_k = E g_k of K domains. Expectations are over tasks, and over the random
-    numbers of learner and homogenizers, at fixed parameters.
+    """Estimates about the expected gradients μ_k = E g_k of K labels (tasks or domains).
+
+    Expectations are over batches and the random numbers of a step, at fixed parameters.
 
     A quantity that requires the norm of μ_k is unresolved (NaN) unless the interval of ‖μ_k‖² is above zero: noise of
     the estimate could otherwise give any cosine. Values are never clamped: the estimate of a squared norm may be
@@ -32,7 +33,7 @@ class ExpectedGradients:
         distances: ‖μ_k − μ_l‖ `[K, K]`; unresolved unless the interval of its square is above zero.
         signal_fractions: ‖μ_k‖² / E‖g_k‖² `[K]`, the share of a row's squared norm that is not noise. An interval that
             contains zero means that no signal is measurable with so many batches.
-        pooled_signal_fraction: mean ‖μ_k‖² over domains divided by the mean E‖g_k‖², a scalar.
+        pooled_signal_fraction: mean ‖μ_k‖² over labels divided by the mean E‖g_k‖², a scalar.
         pooled_cosine: mean ⟨μ_k, μ_l⟩ over k ≠ l divided by the mean ‖μ_k‖², a scalar: 1 if all μ_k are equal, 0 if
             they are orthogonal on average. It requires only the mean of the squared norms to be resolved.
         aligned_conflict_rates: the share of pairs of single rows that would conflict by noise alone `[K, K]` if μ_k and
@@ -51,7 +52,7 @@ class ExpectedGradients:
     aligned_conflict_rates: Estimate
 
 
-def expected_gradients(gramian: DomainGramian) -> ExpectedGradients:
+def expected_gradients(gramian: LabelledGramian) -> ExpectedGradients:
     """Estimate inner products of expected gradients from pairs of rows of different batches:
 
         ⟨μ_k, μ_l⟩ ≈ U_kl = mean of ⟨g_k^b, g_l^b'⟩ over b ≠ b'
@@ -75,7 +76,7 @@ def expected_gradients(gramian: DomainGramian) -> ExpectedGradients:
     >>> generator = torch.Generator().manual_seed(0)
     >>> noise = torch.randn(64, 2, 500, generator=generator)  # of norm 22, around means of norm 5 and cosine 0.6
     >>> rows = noise + 5 * torch.tensor([[1.0, 0.0], [0.6, 0.8]]) @ torch.eye(2, 500)
-    >>> found = expected_gradients(DomainGramian.of_rows(rows))
+    >>> found = expected_gradients(LabelledGramian.of_rows(rows))
     >>> print(f"{found.cosines.value[0, 1]:.2f} ± {found.cosines.half_width[0, 1]:.2f}")
     0.60 ± 0.08
     """
@@ -124,11 +125,11 @@ def _squared_distances(inner: Tensor) -> Tensor:
 
 
 def _pooled_cosine(inner: Tensor) -> Tensor:
-    domains, squares = inner.shape[-1], _squares(inner).sum(-1)
-    return (inner.sum((-2, -1)) - squares) / ((domains - 1) * squares)
+    labels, squares = inner.shape[-1], _squares(inner).sum(-1)
+    return (inner.sum((-2, -1)) - squares) / ((labels - 1) * squares)
 
 
-def _variances(gramian: DomainGramian, inner: Tensor, without: Tensor) -> tuple[Tensor, Tensor]:
+def _variances(gramian: LabelledGramian, inner: Tensor, without: Tensor) -> tuple[Tensor, Tensor]:
     """The variance of the inner product of rows of different batches, of all batches and without each."""
     second, second_without = gramian.different_batches(gramian.gramian.square())
     return second - inner.square(), second_without - without.square()
@@ -136,5 +137,6 @@ def _variances(gramian: DomainGramian, inner: Tensor, without: Tensor) -> tuple[
 
 def _below_zero(mean: Tensor, variance: Tensor) -> Tensor:
     """The probability that a normal variable is negative."""
-    probability: Tensor = torch.special.ndtr(-mean / variance.sqrt())
+    # The variance of rows without noise is a difference of equal numbers, which rounding can make negative.
+    probability: Tensor = torch.special.ndtr(-mean / variance.clamp_min(0).sqrt())
     return probability

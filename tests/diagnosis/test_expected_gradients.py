@@ -7,12 +7,12 @@ import math
 import pytest
 import torch
 
+from gradhomog.diagnosis import estimates
+from gradhomog.diagnosis.estimates import Estimate, jackknife
+from gradhomog.diagnosis.expected_gradients import ExpectedGradients, expected_gradients
+from gradhomog.diagnosis.labelled_gramian import LabelledGramian
+from gradhomog.diagnosis.single_rows import single_rows
 from gradhomog.errors import DataError, OptionError
-from gradhomog.experiments.analysis import estimates
-from gradhomog.experiments.analysis.domain_pairs import DomainGramian
-from gradhomog.experiments.analysis.estimates import Estimate, jackknife
-from gradhomog.experiments.analysis.expected_gradients import ExpectedGradients, expected_gradients
-from gradhomog.experiments.analysis.single_rows import single_rows
 from gradhomog.experiments.analysis.statistics import mean_interval
 
 
@@ -24,24 +24,24 @@ def means(norm: float, cosine: float, params: int) -> torch.Tensor:
 
 
 def draw(mean: torch.Tensor, batches: int, seed: int, shared: float = 0.0) -> torch.Tensor:
-    """Rows `[batches, domains, params]` with unit noise, of which a part is the same for all rows of a batch."""
+    """Rows `[batches, labels, params]` with unit noise, of which a part is the same for all rows of a batch."""
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(batches, *mean.shape, generator=generator, dtype=torch.float64)
     common = torch.randn(batches, 1, mean.shape[1], generator=generator, dtype=torch.float64)
     return mean + noise + shared * common
 
 
-def uneven(seed: int) -> DomainGramian:
+def uneven(seed: int) -> LabelledGramian:
     """Three domains in five batches, in which a domain has from zero to two rows."""
     batches = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 3, 4, 4])
     domains = torch.tensor([0, 1, 2, 0, 0, 1, 2, 0, 2, 1, 0])
     rows = torch.randn(11, 6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return DomainGramian(rows @ rows.T, batches, domains, ("a", "b", "c"))
+    return LabelledGramian(rows @ rows.T, batches, domains, ("a", "b", "c"))
 
 
 def looped(gramian, kernel, i, j, *, same, omit=None):
     """The mean of a kernel over ordered pairs of different rows, by a loop."""
-    labels = list(zip(gramian.batches.tolist(), gramian.domains.tolist(), strict=True))
+    labels = list(zip(gramian.batches.tolist(), gramian.labels.tolist(), strict=True))
     values = [
         kernel[r, s]
         for r, (b, k) in enumerate(labels)
@@ -74,7 +74,7 @@ def test_the_jackknife_of_a_mean_is_the_t_interval():
 
 def test_inner_products_are_unbiased_although_noise_is_shared_within_a_batch():
     mean = means(0.5, 0.3, 4)
-    grams = [DomainGramian.of_rows(draw(mean, 4, seed, shared=1.0)) for seed in range(2000)]
+    grams = [LabelledGramian.of_rows(draw(mean, 4, seed, shared=1.0)) for seed in range(2000)]
     found = torch.stack([gramian.different_batches(gramian.gramian)[0] for gramian in grams])
     error = (found.mean(0) - mean @ mean.T) / (found.std(0) / math.sqrt(len(found)))
     assert error.abs().max() < 4
@@ -93,7 +93,7 @@ def test_intervals_contain_the_true_values_in_about_95_percent_of_cases(norm, co
         "signal_fractions": torch.full((2,), norm**2 / (norm**2 + params)), "inner_products": mean @ mean.T,
     }  # fmt: skip
     for seed in range(repetitions):
-        found = expected_gradients(DomainGramian.of_rows(draw(mean, 30, seed)))
+        found = expected_gradients(LabelledGramian.of_rows(draw(mean, 30, seed)))
         for name, value in true.items():
             estimate = getattr(found, name)
             low, high = (
@@ -110,7 +110,7 @@ def test_intervals_contain_the_true_values_in_about_95_percent_of_cases(norm, co
 
 def test_equal_expected_gradients_under_large_noise_have_cosine_1_and_their_rows_cosine_0():
     rows = draw(means(8, 1.0, 2000), 48, seed=0)
-    gramian = DomainGramian.of_rows(rows)
+    gramian = LabelledGramian.of_rows(rows)
     found, single = expected_gradients(gramian), single_rows(gramian)
     assert found.cosines.low[0, 1] < 1 < found.cosines.high[0, 1]
     assert found.cosines.half_width[0, 1] < 0.5
@@ -121,13 +121,13 @@ def test_equal_expected_gradients_under_large_noise_have_cosine_1_and_their_rows
 
 
 def test_opposite_expected_gradients_are_found_under_noise():
-    found = expected_gradients(DomainGramian.of_rows(draw(means(8, -1.0, 2000), 48, seed=1)))
+    found = expected_gradients(LabelledGramian.of_rows(draw(means(8, -1.0, 2000), 48, seed=1)))
     assert found.cosines.low[0, 1] < -1 < found.cosines.high[0, 1] < 0
     assert found.distances.low[0, 1] < 16 < found.distances.high[0, 1]
 
 
 def test_without_signal_norms_and_cosines_are_unresolved_and_the_signal_may_be_zero():
-    found = expected_gradients(DomainGramian.of_rows(draw(torch.zeros(2, 300, dtype=torch.float64), 48, seed=0)))
+    found = expected_gradients(LabelledGramian.of_rows(draw(torch.zeros(2, 300, dtype=torch.float64), 48, seed=0)))
     assert found.norms.value.isnan().all()
     assert found.cosines.value.isnan().all()
     assert found.pooled_cosine.value.isnan()
@@ -138,7 +138,7 @@ def test_without_signal_norms_and_cosines_are_unresolved_and_the_signal_may_be_z
 
 def test_rows_without_noise_have_their_exact_cosines_and_distances():
     rows = torch.tensor([[3.0, 0.0], [0.0, 4.0], [-3.0, 0.0]]).repeat(5, 1, 1)
-    found = expected_gradients(DomainGramian.of_rows(rows))
+    found = expected_gradients(LabelledGramian.of_rows(rows))
     expected = torch.tensor([[1, 0, -1], [0, 1, 0], [-1, 0, 1]], dtype=torch.float64)
     torch.testing.assert_close(found.cosines.value, expected)
     torch.testing.assert_close(found.cosines.half_width, torch.zeros(3, 3, dtype=torch.float64))
@@ -149,7 +149,7 @@ def test_rows_without_noise_have_their_exact_cosines_and_distances():
 @pytest.mark.parametrize("scale", [1e-12, 1e12])
 def test_a_common_factor_scales_norms_and_leaves_cosines(scale):
     rows = draw(means(4, 0.5, 50), 20, seed=3)
-    one, other = (expected_gradients(DomainGramian.of_rows(factor * rows)) for factor in (1.0, scale))
+    one, other = (expected_gradients(LabelledGramian.of_rows(factor * rows)) for factor in (1.0, scale))
     torch.testing.assert_close(other.norms.value, scale * one.norms.value)
     torch.testing.assert_close(other.cosines.value, one.cosines.value)
     torch.testing.assert_close(other.cosines.half_width, one.cosines.half_width)
@@ -158,13 +158,13 @@ def test_a_common_factor_scales_norms_and_leaves_cosines(scale):
 
 def test_float32_rows_give_the_estimates_of_float64_rows():
     rows = draw(means(4, 0.5, 50), 20, seed=3)
-    one, other = (expected_gradients(DomainGramian.of_rows(each)) for each in (rows, rows.float()))
+    one, other = (expected_gradients(LabelledGramian.of_rows(each)) for each in (rows, rows.float()))
     torch.testing.assert_close(other.cosines.value, one.cosines.value, rtol=1e-4, atol=1e-4)
 
 
 def test_single_rows_have_the_norms_cosines_and_distances_of_a_loop():
     rows = draw(means(1, 0.5, 7), 6, seed=2)
-    found = single_rows(DomainGramian.of_rows(rows))
+    found = single_rows(LabelledGramian.of_rows(rows))
     cosines = [torch.nn.functional.cosine_similarity(*batch, dim=0) for batch in rows]
     torch.testing.assert_close(found.norms.value, rows.norm(dim=2).mean(0))
     torch.testing.assert_close(found.cosines.value[0, 1], torch.stack(cosines).mean())
@@ -178,13 +178,13 @@ def test_single_rows_have_the_norms_cosines_and_distances_of_a_loop():
 def test_a_pair_that_no_batch_has_does_not_hide_the_mean_of_the_others():
     rows = torch.randn(6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     batches, domains = torch.tensor([0, 0, 1, 1, 2, 2]), torch.tensor([0, 1, 0, 1, 0, 1])
-    found = single_rows(DomainGramian(rows @ rows.T, batches, domains, ("a", "b", "absent")))
+    found = single_rows(LabelledGramian(rows @ rows.T, batches, domains, ("a", "b", "absent")))
     assert found.cosines.value[0, 2].isnan()
     torch.testing.assert_close(found.mean_cosine.value, found.cosines.value[0, 1])
 
 
 def test_estimates_are_recovered_from_their_json_with_unresolved_values():
-    one = expected_gradients(DomainGramian.of_rows(draw(means(2.0, 0.5, 300), 12, seed=0)))
+    one = expected_gradients(LabelledGramian.of_rows(draw(means(2.0, 0.5, 300), 12, seed=0)))
     content = estimates.record(one)
     assert None in content["norms"]["value"]
     other = estimates.from_record(ExpectedGradients, content)
@@ -201,10 +201,10 @@ def test_intervals_are_symmetric_around_the_value():
 def test_too_few_batches_and_wrong_shapes_raise():
     rows = draw(means(1, 0, 5), 2, seed=0)
     with pytest.raises(OptionError, match="at least 3 batches; got 2"):
-        expected_gradients(DomainGramian.of_rows(rows))
-    with pytest.raises(DataError, match=r"\[batches, domains, params\]; got \(2, 5\)"):
-        DomainGramian.of_rows(rows[0])
+        expected_gradients(LabelledGramian.of_rows(rows))
+    with pytest.raises(DataError, match=r"\[batches, labels, params\]; got \(2, 5\)"):
+        LabelledGramian.of_rows(rows[0])
     with pytest.raises(DataError, match="one entry of `batches`"):
-        DomainGramian(torch.eye(3), torch.arange(2), torch.arange(2), ("a", "b"))
+        LabelledGramian(torch.eye(3), torch.arange(2), torch.arange(2), ("a", "b"))
     with pytest.raises(DataError, match="indices of the 1 `names`"):
-        DomainGramian(torch.eye(2), torch.arange(2), torch.arange(2), ("a",))
+        LabelledGramian(torch.eye(2), torch.arange(2), torch.arange(2), ("a",))

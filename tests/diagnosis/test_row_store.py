@@ -5,32 +5,32 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gradhomog.diagnosis import row_store
+from gradhomog.diagnosis.row_store import RowStore
 from gradhomog.errors import DataError
-from gradhomog.experiments.analysis import row_gramian
-from gradhomog.experiments.analysis.row_gramian import RowGramian
 
 
-def filled(rows, columns=row_gramian.COLUMNS, seed=0):
-    store = RowGramian(["a", "b"], columns, seed)
+def filled(rows, columns=row_store.COLUMNS, seed=0):
+    store = RowStore(["a", "b"], columns, seed)
     for batch in rows:
         store.add(batch, ["a", "b"])
     return store.result()
 
 
 def test_the_gramian_is_that_of_all_rows_by_parameter(monkeypatch):
-    monkeypatch.setattr(row_gramian, "_CHUNK", 4)  # several chunks, the last of which is shorter
+    monkeypatch.setattr(row_store, "_CHUNK", 4)  # several chunks, the last of which is shorter
     rows = torch.randn(3, 2, 10, generator=torch.Generator().manual_seed(0))
     found = filled([{"weight": batch[:, :6].reshape(2, 2, 3), "bias": batch[:, 6:]} for batch in rows])
     flat = rows.reshape(6, 10).double()
     torch.testing.assert_close(found.gramian, flat @ flat.T)
     assert found.batches.tolist() == [0, 0, 1, 1, 2, 2]
-    assert found.domains.tolist() == [0, 1, 0, 1, 0, 1]
+    assert found.labels.tolist() == [0, 1, 0, 1, 0, 1]
     assert found.names == ("a", "b")
 
 
 def test_stored_rows_are_copies():
     rows = torch.ones(2, 3)
-    store = RowGramian(["a", "b"])
+    store = RowStore(["a", "b"])
     store.add(rows, ["a", "b"])
     rows.zero_()
     assert (store.result().gramian == 3).all()
@@ -55,7 +55,7 @@ def test_all_rows_of_all_batches_have_the_same_sketch():
 
 
 def test_bad_rows_raise_errors_that_name_them():
-    store = RowGramian(["a", "b"])
+    store = RowStore(["a", "b"])
     with pytest.raises(DataError, match=r"among a, b; got c"):
         store.add(torch.ones(2, 3), ["a", "c"])
     with pytest.raises(DataError, match="each of the 2 rows; got 1"):
@@ -65,5 +65,5 @@ def test_bad_rows_raise_errors_that_name_them():
     with pytest.raises(DataError, match="got none"):
         store.result()
     store.add(torch.ones(2, 3), ["a", "b"])
-    with pytest.raises(DataError, match="same parameters; got 4 in batch 1"):
+    with pytest.raises(DataError, match="same 3 parameters; got 4 in batch 1"):
         store.add(torch.ones(2, 4), ["a", "b"])

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from gradhomog.confidence_level import LEVEL
 from gradhomog.errors import OptionError
-from gradhomog.experiments.analysis.statistics import LEVEL
-from gradhomog.experiments.results.events import json_compatible
 
 MIN_BATCHES = 3
 """Without one of three batches, two remain: the fewest that have a pair of different batches."""
@@ -50,15 +50,36 @@ class Estimate:
 
     def record(self) -> dict[str, Any]:
         """Return the estimates as nested lists for JSON; NaN is None."""
-        content: dict[str, Any] = json_compatible(
-            {"value": self.value.tolist(), "half_width": self.half_width.tolist()}
-        )
-        return content
+        return {"value": without_nan(self.value.tolist()), "half_width": without_nan(self.half_width.tolist())}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Estimate:
         """Return the estimates of `record`."""
         return cls(*(torch.tensor(_with_nan(record[name]), dtype=torch.float64) for name in ("value", "half_width")))
+
+
+@dataclass(frozen=True, eq=False)
+class TransformedEstimate:
+    """Estimates after a monotone function, with confidence intervals from `low` to `high`.
+
+    Attributes:
+        value: float64, any shape; NaN for a quantity that is undefined or unresolved.
+        low, high: ends of the 95 % interval, of the same shape; may be infinite.
+    """
+
+    value: Tensor
+    low: Tensor
+    high: Tensor
+
+    @classmethod
+    def of(cls, estimate: Estimate, function: Callable[[Tensor], Tensor]) -> TransformedEstimate:
+        """Apply an increasing or a decreasing function to an estimate and to the ends of its interval."""
+        ends = torch.stack([function(estimate.low), function(estimate.high)])
+        return cls(function(estimate.value), ends.amin(0), ends.amax(0))
+
+    def record(self) -> dict[str, Any]:
+        """Return the estimates as nested lists for JSON; NaN and infinity are None."""
+        return {name: without_nan(getattr(self, name).tolist()) for name in ("value", "low", "high")}
 
 
 def jackknife(value: Tensor, without: Tensor) -> Estimate:
@@ -88,11 +109,16 @@ def jackknife(value: Tensor, without: Tensor) -> Estimate:
     batches = len(without)
     if batches < MIN_BATCHES:
         raise OptionError(f"`without` must have at least {MIN_BATCHES} batches; got {batches}. Measure more batches.")
-    from scipy import stats  # imported here: `import gradhomog` and light commands do not need it
-
     variance = (batches - 1) / batches * (without - without.mean(0)).square().sum(0)
-    half_width = float(stats.t.ppf((1 + LEVEL) / 2, batches - 1)) * variance.sqrt()
+    half_width = student_quantile((1 - LEVEL) / 2, batches - 1) * variance.sqrt()
     return Estimate(value, half_width).where(value.isfinite() & half_width.isfinite())
+
+
+def student_quantile(tail: float, freedom: int) -> float:
+    """Return the number that a variable of Student's t distribution exceeds with probability `tail`."""
+    from scipy import special  # imported here: `import gradhomog` and light commands do not need it
+
+    return float(special.stdtrit(freedom, 1 - tail))
 
 
 Estimates = TypeVar("Estimates")
@@ -107,6 +133,13 @@ def from_record(kind: type[Estimates], content: Mapping[str, Any]) -> Estimates:
     """Return the dataclass of `record`."""
     names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
     return kind(**{name: Estimate.from_record(content[name]) for name in names})
+
+
+def without_nan(value: Any) -> Any:
+    """Return nested lists with None for NaN and infinity, which JSON does not have."""
+    if isinstance(value, list):
+        return [without_nan(item) for item in value]
+    return value if math.isfinite(value) else None
 
 
 def _with_nan(value: Any) -> Any:

@@ -1,0 +1,90 @@
+"""`gradhomog diagnose`: measure whether the gradients of the tasks conflict, or are noisy, or differ in norm.
+
+The run file has the same format as for `compare`. The command trains the first learner, or the multi-task problem,
+without homogenizers and with the first seed, computes the gradients of independent batches, and prints estimates with
+95 % intervals, a recommendation, and the overhead of the pipelines of the run file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from gradhomog.cli._output import add_json, print_json
+from gradhomog.cli._timing_options import integer_parser
+
+
+def add(commands: Any) -> None:
+    command = commands.add_parser(
+        "diagnose", help="separate conflict of the tasks' gradients from noise, and recommend a remedy",
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    command.set_defaults(run=run)
+    command.add_argument(
+        "run_file", nargs="?", type=Path, metavar="RUN.toml", help="configuration in TOML; omitted keys have defaults"
+    )
+    command.add_argument(
+        "--set", action="append", default=[], metavar="a.b=c", dest="overrides",
+        help="override a key of the run file; may be repeated",
+    )  # fmt: skip
+    command.add_argument(
+        "--at", type=integer_parser(0), metavar="STEPS",
+        help="number of training steps before the diagnosis (default: 5 %% of train.steps)",
+    )  # fmt: skip
+    command.add_argument(
+        "--batches", type=integer_parser(3), default=48, metavar="B", help="number of measured batches (default: 48)"
+    )
+    command.add_argument(
+        "--seconds", type=_seconds, default=10.0, metavar="S",
+        help="time budget for the overhead of the pipelines; 0 omits it (default: 10)",
+    )  # fmt: skip
+    command.add_argument(
+        "--out", type=Path, metavar="DIR", help="write diagnosis.json, diagnosis.txt and figures/ to this folder"
+    )
+    add_json(command)
+
+
+def run(args: argparse.Namespace) -> int:
+    from tqdm import tqdm
+
+    from gradhomog.errors import ConfigError
+    from gradhomog.experiments.config.schema import load
+    from gradhomog.experiments.diagnose import RECORD, diagnose
+    from gradhomog.experiments.report.figures import MissingMatplotlib
+
+    config = load(args.run_file, args.overrides)
+    if args.out is not None and (args.out / RECORD).exists():
+        raise ConfigError(f"{args.out} already has a diagnosis. Remove it, or choose another --out.")
+    with tqdm(unit="batch", file=sys.stderr, disable=not sys.stderr.isatty()) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        found = diagnose(config, args.at, args.batches, args.seconds, progress)
+    if args.out is not None:
+        args.out.mkdir(parents=True, exist_ok=True)
+        try:
+            found.write(args.out)
+        except MissingMatplotlib as error:
+            print(f"{error}", file=sys.stderr)
+    if args.json:
+        print_json(found.record())
+    else:
+        print(found.render())
+    failures = {} if found.overhead is None else found.overhead.failures
+    for label, message in failures.items():
+        print(f"{label} failed: {message}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a finite number of at least 0; got {text!r}")
+    return value

@@ -1,0 +1,138 @@
+"""`Diagnosis`: collect the rows of independent batches, and estimate signal, noise and conflict of the tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from gradhomog.autograd.inputs import Losses, Parameters
+from gradhomog.diagnosis.estimates import MIN_BATCHES
+from gradhomog.diagnosis.expected_gradients import expected_gradients
+from gradhomog.diagnosis.loss_rows import loss_rows
+from gradhomog.diagnosis.noise import noise
+from gradhomog.diagnosis.norm_ratios import norm_ratios
+from gradhomog.diagnosis.result import DiagnosisResult
+from gradhomog.diagnosis.row_store import COLUMNS, RowStore
+from gradhomog.diagnosis.single_rows import single_rows
+from gradhomog.diagnosis.step_alignment import step_alignment
+from gradhomog.diagnosis.summed_loss import rows_are_parallel, summed_labels
+from gradhomog.errors import OptionError
+from gradhomog.jacobian import Jacobian, as_jacobian
+from gradhomog.task_key import check_domains
+
+
+class Diagnosis:
+    """Separates conflict from noise: estimates about expected gradients of tasks, from rows of independent batches.
+
+    The cosine of two noisy rows is close to 0, and negative in almost half of the batches, although the gradients that
+    they estimate may agree. Products of rows of *different* batches have no such noise on average:
+
+        ⟨E g_k, E g_l⟩ = E⟨g_k^b, g_l^b'⟩,  b ≠ b'
+
+    From the mean over all pairs of batches follow norms, cosines and norm ratios of expected gradients, the gradient
+    noise scale tr Cov(g) / ‖E g‖², and the share of conflicting pairs of rows that noise explains. Add batches at fixed
+    parameters: several batches before a training step, or between two steps.
+
+    Args:
+        names: the tasks in the order of the result; by default in the order of appearance.
+        batch_size: examples per task and batch, for noise scales in examples.
+        columns: rows with more parameters are stored as a random sketch of this many numbers, >= 1. A cosine then has
+            an additional error with a standard deviation of at most √(2 / columns), 0.003 by default, which intervals
+            do not include.
+        seed: seed of the sketch.
+
+    Memory: 4 bytes · batches · tasks · min(params, columns) on the CPU; at most 1 MiB per row by default. Cost of a
+    result: O((batches · tasks)² · min(params, columns)), a second for 200 rows.
+
+    Source: U-statistics, Hoeffding 1948; intervals by the jackknife, Efron & Stein 1981; noise scale, McCandlish et al.
+    2018, arXiv 1812.06162, appendix A.1; sketch, Charikar et al. 2002.
+
+    >>> import torch, gradhomog
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> means = torch.zeros(2, 1000)
+    >>> means[0, 0], means[1, :2] = 10.0, torch.tensor([-8.0, 6.0])  # cosine −0.8; the noise has norm 32
+    >>> diagnosis = gradhomog.Diagnosis(["depth", "normals"])
+    >>> for batch in range(64):
+    ...     diagnosis.add(means + torch.randn(2, 1000, generator=generator))
+    >>> result = diagnosis.result()
+    >>> print(f"{result.expected.cosines.value[0, 1]:.2f} ± {result.expected.cosines.half_width[0, 1]:.2f}")
+    -0.80 ± 0.03
+    >>> [sentence.code for sentence in result.recommendation]
+    ['conflict', 'average_more']
+    """
+
+    def __init__(
+        self, names: Sequence[str] | None = None, *, batch_size: int | None = None, columns: int = COLUMNS,
+        seed: int = 0,
+    ) -> None:  # fmt: skip
+        for option, value in (("batch_size", batch_size), ("columns", columns)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise OptionError(f"`{option}` must be an integer >= 1; got {value!r}.")
+        if names is not None and (isinstance(names, str) or not names or len(set(names)) < len(names)):
+            raise OptionError(f"`names` must contain the different names of the tasks; got {names!r}.")
+        self._names, self._batch_size = None if names is None else tuple(names), batch_size
+        self._store = RowStore(self._names, columns, seed)
+
+    def add(self, rows: Tensor | Mapping[str, Tensor] | Jacobian, domains: Sequence[str] | None = None) -> None:
+        """Add the rows of one batch; they are copied.
+
+        Args:
+            rows: `[tasks, params]`, or by parameter name `[tasks, *shape]`.
+            domains: the name of each row: its task, or the domain from which its task is sampled. Rows with equal names
+                have equal expectations. By default `names`, or else the positions "0", "1", ….
+
+        Raises:
+            OptionError: the number of names differs from the number of rows. DataError: a name is not one of `names`, a
+                row contains NaN or infinity, or the parameters differ from those of earlier rows.
+        """
+        jacobian = as_jacobian(rows)
+        self._store.add(jacobian.materialize(), self._labels(check_domains(domains, jacobian.tasks), jacobian.tasks))
+
+    def add_losses(
+        self, losses: Losses, parameters: Parameters | None = None, domains: Sequence[str] | None = None
+    ) -> None:
+        """Differentiate the losses of one batch and add the rows; `.grad` and the graph of the losses do not change.
+
+        Args:
+            losses, parameters, domains: as in `gradhomog.backward`: one scalar per task, None for an absent task; the
+                keys of a dict are names.
+
+        Raises:
+            OptionError, DataError: as in `gradhomog.backward` and `add`.
+
+        Cost: one backward pass per task.
+        """
+        rows, tasks = loss_rows(losses, parameters)
+        names = tasks.select_present(domains or tasks.names or self._labels((), tasks.tasks), "domains")
+        self._store.add(rows, names)
+
+    def result(self) -> DiagnosisResult:
+        """Return the estimates and the recommendation for all batches so far; more can be added.
+
+        Raises:
+            OptionError: there are fewer than three batches.
+        """
+        store = self._store
+        if store.batches < MIN_BATCHES:
+            raise OptionError(f"a diagnosis requires at least {MIN_BATCHES} batches; got {store.batches}. Add more.")
+        gramian = store.result()
+        return DiagnosisResult(
+            tasks=gramian.names, batches=store.batches, params=store.params, columns=store.columns,
+            batch_size=self._batch_size, single=single_rows(gramian), expected=expected_gradients(gramian),
+            norm_ratios=norm_ratios(gramian), step=step_alignment(gramian), noise=noise(gramian),
+            # All rows of one parameter are parallel.
+            parallel=store.params > 1 and rows_are_parallel(gramian), summed=tuple(summed_labels(gramian)),
+        )  # fmt: skip
+
+    def _labels(self, domains: Sequence[str], tasks: int) -> tuple[str, ...]:
+        if domains:
+            return tuple(domains)
+        if self._names is None:
+            return tuple(map(str, range(tasks)))
+        if len(self._names) != tasks:
+            raise OptionError(
+                f"a batch must have one row for each of the {len(self._names)} `names`; got {tasks}. Pass `domains` "
+                "for batches in which a task is absent or occurs twice."
+            )
+        return self._names

@@ -1,0 +1,88 @@
+"""The rows of a learner for independent batches, without a change of the learner."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from gradhomog.diagnosis.diagnosis import Diagnosis
+from gradhomog.diagnosis.result import DiagnosisResult
+from gradhomog.errors import DataError
+from gradhomog.jacobian import Jacobian
+from gradhomog.pipelines import Pipeline
+from gradhomog.stage_rows import ComputesRows, encoder_pattern, stage_rows
+from gradhomog.tasks import TaskBatch
+
+FIRST_BATCH = 10**9
+"""Index of the first measured batch: training does not reach it, so the parameters do not depend on measured tasks."""
+
+WITHOUT_DOMAIN = "tasks"
+"""The label of all rows of a batch without domains: its tasks are a sample of one distribution."""
+
+
+class Measured(ComputesRows, Protocol):
+    """A learner with named parameters."""
+
+    def named_parameters(self) -> Mapping[str, Tensor]: ...
+
+
+@runtime_checkable
+class BatchStream(Protocol):
+    """Batches of tasks by index; batches of different indices are independent."""
+
+    def batch(self, index: int) -> TaskBatch: ...
+
+
+def diagnose(learner: Measured, stream: BatchStream | Iterable[Any], batches: int) -> DiagnosisResult:
+    """Diagnose the encoder's rows without homogenizers; see `Learner.diagnose`."""
+    if isinstance(stream, TaskBatch):
+        raise DataError("`stream` must be a stream or an iterable of task batches; got one task batch.")
+    if isinstance(stream, BatchStream):
+        found: Iterable[Any] = (stream.batch(FIRST_BATCH + index) for index in range(batches))
+    else:
+        found = islice(stream, batches)
+    diagnosis = Diagnosis()
+    for index, batch in enumerate(found):
+        tasks = batch if isinstance(batch, TaskBatch) else TaskBatch.stack(batch)
+        with independent_numbers(learner, index):
+            rows = plain_rows(learner, tasks)
+        diagnosis.add(rows, tasks.domains or (WITHOUT_DOMAIN,) * len(tasks))
+    return diagnosis.result()
+
+
+def plain_rows(learner: Measured, batch: TaskBatch) -> dict[str, Tensor]:
+    """Return the encoder's rows of one batch without homogenizers, by parameter."""
+    named = learner.named_parameters()
+    device = next(iter(named.values())).device
+    _, rows = next(stage_rows(learner, batch.to(device)))
+    return encoder_blocks(rows, encoder_pattern(named))
+
+
+def encoder_blocks(rows: Jacobian, pattern: str) -> dict[str, Tensor]:
+    """Return the blocks whose parameters match a glob."""
+    return {name: block for name, block in rows.materialize().items() if fnmatch.fnmatchcase(name, pattern)}
+
+
+@contextmanager
+def independent_numbers(learner: ComputesRows, index: int) -> Iterator[None]:
+    """Context in which learner and homogenizers draw the random numbers of measured batch `index`.
+
+    Within it the learner has a copy of its pipeline that raises errors for rows that are not finite. Afterwards the
+    pipeline and the global generators are restored.
+    """
+    whole = learner.homogenizers
+    try:
+        with torch.random.fork_rng():
+            # "drop" would leave rows out without a report. Random numbers are a function of the number of steps.
+            learner.homogenizers = Pipeline(whole.members, "raise")
+            learner.homogenizers.steps = whole.steps + index
+            torch.manual_seed(FIRST_BATCH + index)
+            yield
+    finally:
+        learner.homogenizers = whole

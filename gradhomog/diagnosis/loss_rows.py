@@ -1,0 +1,36 @@
+"""The rows of several losses, without effect on `.grad` and on the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gradhomog.autograd.batch import find_leaves
+from gradhomog.autograd.derivatives import DirectDerivatives, LossGraph
+from gradhomog.autograd.inputs import Losses, Parameters, TaskLosses
+from gradhomog.autograd.lazy import require_used
+
+
+def loss_rows(losses: Losses, parameters: Parameters | None = None) -> tuple[dict[str, Tensor], TaskLosses]:
+    """Return the rows `[tasks, *shape]` of the present tasks by parameter, and these tasks.
+
+    The graph of the losses is kept, so that a training step can follow.
+
+    Args:
+        losses, parameters: as in `gradhomog.backward`.
+
+    Raises:
+        OptionError: as in `gradhomog.backward`.
+    """
+    found = find_leaves(losses, parameters, None)
+    heads: Sequence[Sequence[Tensor]] = [()] * len(found.tasks.losses)
+    rows = DirectDerivatives(LossGraph(found.tasks.losses, found.shared, heads, retain_graph=True)).rows()
+    unused = [name for name, gradients in rows.items() if all(gradient is None for gradient in gradients)]
+    require_used(found.shared, frozenset(unused))
+    stacked = {
+        name: torch.stack([torch.zeros_like(like, requires_grad=False) if row is None else row for row in rows[name]])
+        for name, like in found.shared.items()
+    }
+    return stacked, found.tasks

@@ -1,0 +1,56 @@
+"""Measure the overhead of each pipeline of a run file in its training step, for learners and multi-task problems."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from gradhomog.experiments.config.schema import Config
+from gradhomog.experiments.execution.threads import threads
+from gradhomog.experiments.profiling.overhead import MIN_ROUNDS, SECOND_PLAIN, pipelines, synchronizer
+from gradhomog.experiments.profiling.table import Table, make_timing_rows
+from gradhomog.experiments.profiling.table_text import INTERVAL_NOTE
+from gradhomog.experiments.profiling.timing import Progress, Workload, interleave
+from gradhomog.experiments.results.plan import PLAIN, SINGLE, Run
+from gradhomog.experiments.training.trainable import Trainable
+from gradhomog.experiments.training.trainer import make_optimizer, make_trainable
+
+ROUNDS, WARM_UP = 50, 1
+
+
+@dataclass(frozen=True)
+class _Stepper:
+    """A trainable with its optimizer."""
+
+    trainable: Trainable
+    optimizer: torch.optim.Optimizer
+
+    def __call__(self, index: int) -> object:
+        return self.trainable.step(index, self.optimizer, inspect=False)
+
+
+def trainable_overheads(
+    config: Config, learner: str, seconds: float, progress: Progress = lambda done, total: None
+) -> Table:
+    """Return the time of a training step with each pipeline, as ratios to the plain step.
+
+    Of a tuned method the first candidate is measured. Pipelines take steps alternately on the same batches.
+
+    Raises:
+        GradhomogError: names, options, data or device are invalid.
+    """
+    steppers: dict[str, Workload] = {}
+    for label, text in pipelines(config, learner).items():
+        if text != SINGLE:
+            run = Run(learner, text, config.seed_list[0])
+            trainable = make_trainable(config.for_run(learner, text, run.seed), run)
+            steppers[label] = _Stepper(trainable, make_optimizer(config, trainable))
+    with threads(config.threads):
+        timings = interleave(
+            steppers, lambda number: number, reference=PLAIN, rounds=ROUNDS, seconds=seconds,
+            min_rounds=WARM_UP + MIN_ROUNDS, shared_budget=True, warm_up=WARM_UP,
+            synchronize=synchronizer(torch.device(config.device)), progress=progress,
+        )  # fmt: skip
+    notes = (INTERVAL_NOTE, f"{SECOND_PLAIN}: the distance of its ratio from × 1.00 is the measurement error.")
+    return Table("one training step", PLAIN, make_timing_rows(timings, PLAIN), notes, timings.failures)

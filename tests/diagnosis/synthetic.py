@@ -1,0 +1,26 @@
+"""Rows with known expectations and covariances."""
+
+from __future__ import annotations
+
+import torch
+
+from gradhomog.diagnosis.labelled_gramian import LabelledGramian
+
+
+def means(*rows: tuple[float, ...], params: int) -> torch.Tensor:
+    """Expected rows `[tasks, params]`, float64, given by their first entries."""
+    found = torch.zeros(len(rows), params, dtype=torch.float64)
+    found[:, : len(rows[0])] = torch.tensor(rows, dtype=torch.float64)
+    return found
+
+
+def draw(mean: torch.Tensor, batches: int, seed: int, noise: float = 1.0, shared: float = 0.0) -> torch.Tensor:
+    """Rows `[batches, tasks, params]`: noise of standard deviation `noise`, and noise that all tasks share."""
+    generator = torch.Generator().manual_seed(seed)
+    own = torch.randn(batches, *mean.shape, generator=generator, dtype=torch.float64)
+    common = torch.randn(batches, 1, mean.shape[1], generator=generator, dtype=torch.float64)
+    return mean + noise * own + shared * common
+
+
+def gramian(*arguments, **options) -> LabelledGramian:
+    return LabelledGramian.of_rows(draw(*arguments, **options))
