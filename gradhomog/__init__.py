@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         DisabledPluginError,
         ExpressionError,
         GradhomogError,
+        MomentumWarning,
         NonfiniteError,
         NotDifferentiableError,
         OptionError,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from gradhomog.homogenization import Homogenization
     from gradhomog.homogenizer import Homogenizer
     from gradhomog.hooks import hookimpl
-    from gradhomog.jacobian import Jacobian, as_jacobian
+    from gradhomog.jacobian import Jacobian, as_jacobian, jacobian_of_rows
     from gradhomog.learners import Learner, learner
     from gradhomog.pipelines import Pipeline, pipeline
     from gradhomog.registry import PluginInfo, Registry, available
@@ -79,6 +80,7 @@ _EXPORTS = {
         "DisabledPluginError",
         "ExpressionError",
         "GradhomogError",
+        "MomentumWarning",
         "NonfiniteError",
         "NotDifferentiableError",
         "OptionError",
@@ -90,7 +92,7 @@ _EXPORTS = {
     "homogenization": ("Homogenization",),
     "homogenizer": ("Homogenizer",),
     "hooks": ("hookimpl",),
-    "jacobian": ("Jacobian", "as_jacobian"),
+    "jacobian": ("Jacobian", "as_jacobian", "jacobian_of_rows"),
     "learners": ("Learner", "learner"),
     "pipelines": ("Pipeline", "pipeline"),
     "registry": ("PluginInfo", "Registry", "available"),
@@ -132,6 +134,7 @@ __all__ = [
     "Jacobian",
     "Learner",
     "LearnerSpec",
+    "MomentumWarning",
     "NonfiniteError",
     "NotDifferentiableError",
     "ObserverSpec",
@@ -170,6 +173,7 @@ __all__ = [
     "dual_cone_weights",
     "gramian_rounding",
     "hookimpl",
+    "jacobian_of_rows",
     "keyed",
     "learner",
     "loss",

@@ -69,6 +69,10 @@ class ConvergenceWarning(UserWarning):
     """An iterative solver of a homogenizer stopped before it converged; the step uses its last iterate."""
 
 
+class MomentumWarning(UserWarning):
+    """The outer optimizer averages gradients over steps, although a homogenizer's rows are averages already."""
+
+
 class DataError(GradhomogError, ValueError):
     """A data file, a domain or a split cannot provide the requested tasks, or a tensor has the wrong shape or type."""
 

@@ -70,6 +70,14 @@ class Homogenizer:
         """
         raise NotImplementedError
 
+    def choose(self, keys: Sequence[TaskKey]) -> Sequence[int]:
+        """Return the positions of the tasks whose rows the next step needs; called before a loss is differentiated.
+
+        For methods that keep rows from step to step. Must be a function of the state and of `keys`, the tasks that can
+        be computed. The step may contain other tasks nevertheless.
+        """
+        raise NotImplementedError
+
     def mix(self, step: Step) -> Tensor | StageResult:
         """Return weights `[tasks]` or a mixing matrix C `[tasks, tasks]`: row i becomes Σ_j C_ij · row_j."""
         raise NotImplementedError

@@ -15,7 +15,7 @@ from gradhomog import expression
 from gradhomog.diagnosis import learner_rows
 from gradhomog.diagnosis.result import DiagnosisResult
 from gradhomog.errors import ConfigError, DataError, OptionError, PluginLoadError, PluginRunError
-from gradhomog.outer_optimizer import OuterOptimizer, check_holds_parameters
+from gradhomog.outer_optimizer import OuterOptimizer, check_holds_parameters, warn_of_momentum
 from gradhomog.pipelines import Pipeline, pipeline
 from gradhomog.registry import Registry, installed
 from gradhomog.reports import Evaluation, StageReport, StepReport, TaskRow, TaskRows
@@ -158,11 +158,11 @@ class Learner(ABC):
         tasks = len(batch)
         jacobian = {name: p.new_zeros(tasks, *p.shape) for name, p in named.items()}
         found: list[TaskRow] = []
-        for slot, task in enumerate(batch):
-            row = self.task_row(task, TaskKey(slot, task.domain))
+        for index, (task, key) in enumerate(zip(batch, batch.keys, strict=True)):
+            row = self.task_row(task, key)
             for name, gradient in row.gradients.items():
                 if gradient is not None:
-                    jacobian[name][slot] = gradient
+                    jacobian[name][index] = gradient
             row.gradients = {}
             found.append(row)
         features = zip(*[row.features for row in found], strict=True)
@@ -176,19 +176,24 @@ class Learner(ABC):
     def step(self, batch: TaskBatch | Sequence[Task], outer: OuterOptimizer) -> StepReport:
         """Take one meta-step: rows, homogenization, `.grad`, `outer.step()`.
 
-        If a task, a homogenizer or the nonfinite policy raises, parameters and optimizer are unchanged.
+        If a homogenizer such as `tracked` chooses tasks, only their rows are computed, and the report is about them. If
+        a task, a homogenizer or the nonfinite policy raises, parameters and optimizer are unchanged.
 
         Raises:
             OptionError: `outer` is a PyTorch optimizer that holds none of the learner's parameters.
         """
         named = self.named_parameters()
         check_holds_parameters(outer, named.values())
+        warn_of_momentum(outer, self.homogenizers.stages.choosing)
         batch = batch if isinstance(batch, TaskBatch) else TaskBatch.stack(batch)
+        chosen = self.homogenizers.choose(batch.keys)
+        batch = batch if len(chosen) == len(batch) else batch.select(chosen)
         rows = self.rows(batch)
         result = self.homogenizers.homogenize(
             rows.jacobian,
             rows.losses,
             domains=batch.domains or None,
+            slots=batch.slots or None,
             features=rows.features,
             feature_grads=rows.feature_grads,
             targets=batch.query_y,

@@ -1,14 +1,16 @@
-"""The interface of outer optimizers, and a check that one holds a learner's parameters."""
+"""The interface of outer optimizers, and checks: of the parameters that one holds, and of its momentum."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from gradhomog.errors import OptionError
+from gradhomog.errors import MomentumWarning, OptionError
+from gradhomog.stage_execution.member import Member
 
 
 class OuterOptimizer(Protocol):
@@ -32,3 +34,19 @@ def check_holds_parameters(outer: OuterOptimizer, parameters: Iterable[Tensor]) 
             "`outer` must hold parameters of the learner; it holds none of them, so its step would train nothing. "
             "Create it with learner.parameters()."
         )
+
+
+def warn_of_momentum(outer: OuterOptimizer, choosing: Sequence[Member]) -> None:
+    """Warn if a PyTorch optimizer averages gradients, and a member that chooses tasks keeps averages of their rows."""
+    if not choosing or not isinstance(outer, torch.optim.Optimizer):
+        return
+    for group in outer.param_groups:
+        factor = group.get("momentum", group.get("betas", (0.0,))[0])
+        if factor:
+            warnings.warn(
+                f"{choosing[0].selector} averages rows over steps, and {type(outer).__name__} averages its direction "
+                f"again with the factor {factor:g}. Use betas=(0, ...), or momentum=0.",
+                MomentumWarning,
+                stacklevel=3,
+            )
+            return

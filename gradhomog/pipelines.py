@@ -13,20 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog import expression
-from gradhomog.errors import ConfigError, ConvergenceWarning, OptionError
+from gradhomog.errors import ConvergenceWarning, OptionError
 from gradhomog.homogenization import Homogenization, PendingStep
 from gradhomog.homogenizer import Homogenizer, Part
 from gradhomog.jacobian import Direction, Jacobian, all_finite
 from gradhomog.registry import Registry, installed
+from gradhomog.stage_execution import choice, saved_state
 from gradhomog.stage_execution.assembly import Entry, assemble
 from gradhomog.stage_execution.member import Member
 from gradhomog.stage_execution.nonfinite import Nonfinite, drop_nonfinite, find_cause
 from gradhomog.stage_execution.stages import Stages, attached, report
 from gradhomog.stage_execution.step_inputs import Rows, features_at_stages, make_step_inputs
-from gradhomog.step import KernelTraces, seeded_generator
+from gradhomog.step import KernelTraces
 from gradhomog.task_key import TaskKey
-
-PART_NUMBERS: Mapping[Part, int] = {"support": 1, "query": 2}
 
 
 def pipeline(
@@ -87,9 +86,8 @@ class Pipeline:
             raise OptionError(f"`nonfinite` must be 'raise' or 'drop'; got {nonfinite!r}.")
         self.members, self.debug = tuple(members), debug
         self.nonfinite: Nonfinite = nonfinite
-        self.steps = 0
-        self._text = text
-        self._parts: dict[str, Pipeline] = {}
+        self.steps, self._text = 0, text
+        self.parts: dict[str, Pipeline] = {}
         self.is_attached = False
         self.stages = Stages(self.members)
 
@@ -119,9 +117,7 @@ class Pipeline:
 
     def begin(self, key: TaskKey, part: Part) -> None:
         """Call `begin` of the homogenizers, before the encoder runs on the support or query inputs of a task."""
-        for member in self.stages.beginning:
-            seed = member.homogenizer.seed + self.stages.seed_offsets[member]
-            member.begin(key, part, seeded_generator(seed, self.steps, key.slot, PART_NUMBERS[part]))
+        self.stages.begin(key, part, self.steps)
 
     def transform(self, features: Tensor, keys: Sequence[TaskKey]) -> list[Tensor]:
         """Apply the `transform` stages to query features `[tasks, queries, features]`.
@@ -133,6 +129,18 @@ class Pipeline:
         for member in self.stages.transforming:
             stage_features.append(member.transform(stage_features[-1], keys))
         return stage_features
+
+    def choose(self, tasks: int | Sequence[str] | Sequence[TaskKey]) -> tuple[Any, ...]:
+        """Return the tasks whose losses the next step needs: all, unless a homogenizer such as `tracked` keeps rows.
+
+        `tasks` is the number of tasks, or their names; the result contains positions, or names. Pass None for the
+        losses of the others. The answer is a function of the state: it is the same until the next step.
+
+        >>> pipeline("tracked").choose(["equation", "boundary"])
+        ('equation',)
+        """
+        first = next(iter(self.parts.values()), self)  # groups of parameters receive rows of the same tasks
+        return choice.choose(first.stages.choosing, tasks)
 
     def combine(
         self,
@@ -258,16 +266,16 @@ class Pipeline:
         Raises:
             OptionError: a homogenizer acts before the rows exist, therefore on all parameters together.
         """
-        if name not in self._parts:
+        if name not in self.parts:
             self.stages.require_rows_only()
             copies = [replace(member, homogenizer=copy.deepcopy(member.homogenizer)) for member in self.members]
-            self._parts[name] = Pipeline(copies, self.nonfinite, self._text, debug=self.debug)
-        return self._parts[name]
+            self.parts[name] = Pipeline(copies, self.nonfinite, self._text, debug=self.debug)
+        return self.parts[name]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of steps and the state of every homogenizer and group, for `torch.save`."""
-        whole = {f"{index}:{m.selector}": m.state_dict() for index, m in enumerate(self.members)}
-        return {"steps": self.steps, **whole, **{f"part {name}": p.state_dict() for name, p in self._parts.items()}}
+        parts = {f"{saved_state.PART}{name}": part.state_dict() for name, part in self.parts.items()}
+        return {"steps": self.steps, **saved_state.save(self.members), **parts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace the state by a saved state; the pipeline must have the same homogenizers in the same order.
@@ -275,22 +283,15 @@ class Pipeline:
         Raises:
             ConfigError: the state was saved by another pipeline; nothing has changed.
         """
-        names = [f"{index}:{member.selector}" for index, member in enumerate(self.members)]
-        parts = [name for name in state if name.startswith("part ")]
-        if set(state) != {"steps", *names, *parts} or type(state["steps"]) is not int:
-            raise ConfigError(
-                f"the saved state must be of the same pipeline, with the keys {['steps', *names]}; got {list(state)}."
-            )
-        before, parts_before = self.state_dict(), dict(self._parts)
+        parts = saved_state.part_names(self.members, state)
+        before, parts_before = self.state_dict(), self.parts
         try:
-            for name, member in zip(names, self.members, strict=True):
-                member.load_state_dict(state[name])
-            self._parts.clear()
+            saved_state.load(self.members, state)
+            self.parts = {}
             for name in parts:
-                self.part(name.removeprefix("part ")).load_state_dict(state[name])
+                self.part(name).load_state_dict(state[f"{saved_state.PART}{name}"])
         except Exception:
-            self._parts = parts_before
-            for name, member in zip(names, self.members, strict=True):  # all or nothing
-                member.load_state_dict(before[name])
+            self.parts = parts_before
+            saved_state.load(self.members, before)  # all or nothing
             raise
         self.steps = state["steps"]

@@ -169,6 +169,15 @@ class Step:
         """Return this step for a homogenizer that another one wraps: with the seed and `aux` of the wrapped one."""
         return replace(self, _seed=homogenizer.seed, aux=aux)
 
+    def with_rows(
+        self, jacobian: Jacobian, keys: tuple[TaskKey, ...], losses: Tensor | None, needs: frozenset[str]
+    ) -> Step:
+        """Return a step of other rows and losses, for a wrapped homogenizer that reads the statistics in `needs`."""
+        return replace(
+            self, keys=keys, _jacobian=jacobian, _losses=losses, _features=None, _feature_grads=None, _targets=None,
+            _needs=needs,
+        )  # fmt: skip
+
     def with_aux(self, aux: Any) -> Step:
         """Return this step with the `aux` that the homogenizer's `mix` or `rows` returned."""
         return self if aux is None else replace(self, aux=aux)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gradhomog.errors import DataError
+from gradhomog.task_key import TaskKey
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ class Task:
 class TaskBatch:
     """N tasks of equal shape: every tensor of `Task` with a leading dimension `tasks`, and one domain name per task.
 
-    `classes` is `[tasks, ways]`; None unless every task has classes.
+    `classes` is `[tasks, ways]`; None unless every task has classes. `slots` are the positions of the tasks in the full
+    batch if some were left out by `select`; empty otherwise.
     """
 
     support_x: Tensor
@@ -57,6 +59,7 @@ class TaskBatch:
     query_y: Tensor
     domains: tuple[str, ...] = ()
     classes: Tensor | None = None
+    slots: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         n = self.support_x.shape[0]
@@ -68,6 +71,8 @@ class TaskBatch:
                     f"the first dimension of `{name}` must be {n}, the number of tasks in `support_x`; "
                     f"got shape {tuple(getattr(self, name).shape)}."
                 )
+        if self.slots and len(self.slots) != n:
+            raise DataError(f"`slots` must contain one position for each of the {n} tasks; got {self.slots}.")
         if self.domains and len(self.domains) != n:
             raise DataError(f"`domains` must contain one name for each of the {n} tasks; got {self.domains}.")
 
@@ -79,7 +84,7 @@ class TaskBatch:
         names = ["support_x", "support_y", "query_x", "query_y"]
         if all(task.classes is not None for task in tasks):
             names.append("classes")
-        fields = {}
+        fields: dict[str, Any] = {}
         for name in names:
             tensors = [getattr(task, name) for task in tasks]
             if len({t.shape for t in tensors}) > 1:
@@ -89,6 +94,19 @@ class TaskBatch:
                 raise DataError(f"`{name}` must have the same shape in all tasks of a batch; got {shapes}.")
             fields[name] = torch.stack(tensors)
         return cls(**fields, domains=tuple(task.domain for task in tasks))
+
+    @property
+    def keys(self) -> tuple[TaskKey, ...]:
+        """The key of each task: its position in the full batch, and its domain."""
+        domains = self.domains or ("",) * len(self)
+        return tuple(map(TaskKey, self.slots or range(len(self)), domains))
+
+    def select(self, tasks: Sequence[int]) -> TaskBatch:
+        """Return some of the tasks; they keep the positions that they have in this batch."""
+        index, keys = list(tasks), self.keys
+        tensors: dict[str, Any] = {name: v[index] for name, v in vars(self).items() if isinstance(v, Tensor)}
+        domains = tuple(self.domains[task] for task in index) if self.domains else ()
+        return dataclasses.replace(self, **tensors, domains=domains, slots=tuple(keys[task].slot for task in index))
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> TaskBatch:
         """Copy to a device; `non_blocking` as in `torch.Tensor.to`, for batches in pinned memory."""

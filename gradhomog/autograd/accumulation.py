@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradhomog.autograd.apply import Heads, Options, compute_step, write
 from gradhomog.autograd.backward import check_attached, check_options, pipeline_reads_features, scaler_factor
-from gradhomog.autograd.batch import Batch, Features, differentiate, find_leaves
+from gradhomog.autograd.batch import Batch, Features, LossLeaves, differentiate, find_leaves
 from gradhomog.autograd.derivatives import Gradients, LossGraph, SummedDerivatives
 from gradhomog.autograd.groups import Per, group_names
 from gradhomog.autograd.inputs import Losses, Parameters, TaskLosses, shared_parameters
@@ -19,6 +19,7 @@ from gradhomog.autograd.lazy import LazyJacobian
 from gradhomog.errors import OptionError
 from gradhomog.homogenization import Homogenization
 from gradhomog.pipelines import Pipeline
+from gradhomog.task_key import TaskKey
 
 
 @dataclass
@@ -44,6 +45,7 @@ class Accumulation:
         self._factor = 1.0
         self._tasks = 0
         self._labels: tuple[str, ...] | None = None  # names of all tasks so far, None without names
+        self._chosen: frozenset[int] | None = None  # slots of the chosen tasks, None before the first batch
         self._sums: dict[int, _Sums] = {}
         self._step: Homogenization | None = None
 
@@ -72,7 +74,9 @@ class Accumulation:
         check_attached(self._pipe)
         self._factor = scaler_factor(self._scaler, losses)
         reads = pipeline_reads_features(self._pipe)
-        loss_leaves = find_leaves(losses, self._shared, features)
+        loss_leaves = self._select_chosen(find_leaves(losses, self._shared, features))
+        if not loss_leaves.tasks.slots:
+            return
         batch = differentiate(loss_leaves, factor=self._factor, through_features=reads, return_features=reads)
         slots = self._slots(batch.tasks)
         rows = batch.derivatives.rows()
@@ -91,6 +95,17 @@ class Accumulation:
                 if gradient is not None:
                     row = self._sums[slot].row
                     row[name] = row[name] + gradient if name in row else gradient
+
+    def _select_chosen(self, loss_leaves: LossLeaves) -> LossLeaves:
+        """Return the losses of the tasks that homogenizers chose among those of the first batch; may be empty."""
+        if not self._pipe.stages.choosing:
+            return loss_leaves
+        slots = self._slots(loss_leaves.tasks)
+        if self._chosen is None:
+            names = self._domains or self._labels
+            keys = [TaskKey(slot, names[slot] if names else "") for slot in slots]
+            self._chosen = frozenset(slots[index] for index in self._pipe.choose(keys))
+        return loss_leaves.select([index for index, slot in enumerate(slots) if slot in self._chosen])
 
     def _slots(self, tasks: TaskLosses) -> list[int]:
         """Return the slots of a batch's tasks among all tasks; tasks with names are matched by name."""
@@ -144,7 +159,8 @@ def accumulated(
 
     `gradhomog.backward` for each batch would homogenize the gradients of each batch separately and add up the
     directions. Here the gradients are added up first, so that N batches of one example give the same step as one batch
-    of N examples. The step includes every task that was present in at least one batch.
+    of N examples. The step includes every task that was present in at least one batch. A homogenizer that chooses
+    tasks, such as `tracked`, chooses among those of the first batch.
 
     Args: as in `gradhomog.backward`; `parameters` is required.
 

@@ -18,6 +18,7 @@ from gradhomog.autograd.apply import (
     write,
 )
 from gradhomog.autograd.batch import Features, LossLeaves, differentiate, find_leaves
+from gradhomog.autograd.chosen import select_chosen
 from gradhomog.autograd.derivatives import FeatureDerivatives
 from gradhomog.autograd.groups import Per, group_names
 from gradhomog.autograd.inputs import Losses, Parameters, TaskLosses, require_one_process
@@ -54,7 +55,8 @@ def backward(
     Args:
         losses: one scalar per task, in a tensor, a sequence, or a dict by the tasks' names (which are then `domains`).
             A task whose loss is None, or a constant without a graph, is absent: N excludes it, its head gets no
-            gradient, and its state does not change.
+            gradient, and its state does not change. If a homogenizer such as `tracked` chooses tasks, those that it
+            does not choose are absent too; `Pipeline.choose` returns the chosen ones before their losses are computed.
         pipe: a pipeline, created once before the loop, because it holds the homogenizers' states.
         parameters: the shared parameters: a module, its `parameters()` or `named_parameters()`, or a dict. By default
             the leaves that `features` depend on, or, without features, the leaves that two or more losses depend on. If
@@ -117,7 +119,7 @@ def backward(
     check_options(pipe, features, level, per, heads, chunks, create_graph)
     check_attached(pipe)
     factor = scaler_factor(scaler, losses)
-    loss_leaves = find_leaves(losses, parameters, features)
+    loss_leaves = select_chosen(pipe, find_leaves(losses, parameters, features), domains)
     if parameters is None:
         check_discovered_parameters(pipe, per)
     scaled = scaler is not None and scaler.is_enabled()
@@ -198,6 +200,11 @@ def check_options(
         raise OptionError(
             f"`per` groups parameters, so it must be 'model' if level='features'; got per={per!r}. Remove `per` or "
             "`level`."
+        )
+    if level == "features" and pipe.stages.choosing:
+        raise OptionError(
+            f"{pipe.stages.choosing[0].selector} keeps rows from step to step, but gradients w.r.t. features belong to "
+            "the examples of one batch. Use level='parameters'."
         )
     if heads == "weighted" and create_graph:
         raise OptionError("heads='weighted' cannot keep a graph; use heads='own' with create_graph=True.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -67,6 +67,17 @@ class LossLeaves:
     unshared_leaves: list[list[Tensor]]
     features: list[Tensor]
     stage_features: list[Sequence[Tensor]]
+
+    def select(self, indices: Sequence[int]) -> LossLeaves:
+        """Return the losses of some of the present tasks."""
+        tasks = self.tasks
+        losses, slots = [tasks.losses[index] for index in indices], tuple(tasks.slots[index] for index in indices)
+        return replace(
+            self,
+            tasks=replace(tasks, losses=losses, slots=slots),
+            unshared_leaves=[self.unshared_leaves[index] for index in indices],
+            stage_features=[self.stage_features[index] for index in indices] if self.stage_features else [],
+        )
 
 
 def find_leaves(losses: Losses, parameters: Parameters | None, features: Features | None) -> LossLeaves:

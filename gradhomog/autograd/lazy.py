@@ -59,6 +59,9 @@ class LazyJacobian(Jacobian):
     def row_like(self) -> Mapping[str, Tensor]:
         return self._shared
 
+    def row(self, task: int) -> Direction:
+        return self.per_task.row(task)
+
     def select(self, tasks: Sequence[int]) -> Jacobian:
         return self.per_task.select(tasks)
 

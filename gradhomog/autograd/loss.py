@@ -19,6 +19,7 @@ from gradhomog.autograd.backward import (
     step_options,
 )
 from gradhomog.autograd.batch import Features, LossLeaves, find_leaves
+from gradhomog.autograd.chosen import select_chosen
 from gradhomog.autograd.groups import Per
 from gradhomog.autograd.inputs import Losses, Parameters
 from gradhomog.autograd.residuals import Residuals, residual_traces
@@ -87,7 +88,8 @@ def loss(
             raise OptionError("`losses` must contain at least one loss that is not None; got none.")
         return torch.stack(values).mean()
     check_attached(pipe)
-    loss_leaves = find_leaves(losses, parameters, features)
+    given = find_leaves(losses, parameters, features)
+    loss_leaves = select_chosen(pipe, given, domains)
     if parameters is None:
         check_discovered_parameters(pipe, per)
 
@@ -95,7 +97,7 @@ def loss(
     options = replace(options, kernel_traces=residual_traces(residuals, loss_leaves, pipe))
     leaves = {id(leaf): leaf for unshared in loss_leaves.unshared_leaves for leaf in unshared}
     step = _StepOnBackward(pipe, loss_leaves, options, report, [*loss_leaves.shared.values(), *leaves.values()])
-    value = torch.stack([entry.detach() for entry in loss_leaves.tasks.losses]).mean()
+    value = torch.stack([entry.detach() for entry in given.tasks.losses]).mean()
     result: Tensor = _HomogenizedMean.apply(step, value, *step.leaves)  # type: ignore[no-untyped-call]
     return result
 

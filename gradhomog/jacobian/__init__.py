@@ -9,7 +9,7 @@ from gradhomog.jacobian.jacobian import (
     RepeatedJacobian,
     as_jacobian,
 )
-from gradhomog.jacobian.per_task import PerTaskJacobian
+from gradhomog.jacobian.per_task import PerTaskJacobian, jacobian_of_rows
 
 __all__ = [
     "DenseJacobian",
@@ -20,4 +20,5 @@ __all__ = [
     "RepeatedJacobian",
     "all_finite",
     "as_jacobian",
+    "jacobian_of_rows",
 ]

@@ -63,6 +63,10 @@ class Jacobian(RowStatistics):
         """For each row, True if it contains neither NaN nor infinity. Cost: one read of the rows."""
         return finite_rows(self.materialize().values())
 
+    def row(self, task: int) -> Direction:
+        """Return one row, without a copy if the rows are stored; do not modify it in place."""
+        return {name: block[task] for name, block in self.materialize().items()}
+
     def mean(self) -> Direction:
         """Return the mean of the rows."""
         return self.weighted_mean(torch.ones(self.tasks, dtype=torch.float64))

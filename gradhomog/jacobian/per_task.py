@@ -52,6 +52,11 @@ class PerTaskJacobian(Jacobian):
         }
         return found if self._scale == 1 else {name: self._scale * rows for name, rows in found.items()}
 
+    def row(self, task: int) -> Direction:
+        parts = {name: parts[task] for name, parts in self._gradients.items()}
+        row = {name: torch.zeros_like(self._like[name]) if part is None else part for name, part in parts.items()}
+        return row if self._scale == 1 else {name: self._scale * part for name, part in row.items()}
+
     def row_like(self) -> Mapping[str, Tensor]:
         return self._like
 
@@ -143,6 +148,16 @@ class PerTaskJacobian(Jacobian):
             for part, tasks in zip(fast, present, strict=True)
         ]
         return torch.stack(placed)
+
+
+def jacobian_of_rows(rows: Sequence[Mapping[str, Tensor]]) -> Jacobian:
+    """Return the Jacobian of rows in separate tensors `[*shape]` by name, without a copy; all rows have equal shapes.
+
+    >>> jacobian_of_rows([{"w": torch.tensor([3.0, 4.0])}, {"w": torch.tensor([1.0, 0.0])}]).gramian()
+    tensor([[25.,  3.],
+            [ 3.,  1.]], dtype=torch.float64)
+    """
+    return PerTaskJacobian({name: [row[name] for row in rows] for name in rows[0]}, rows[0])
 
 
 def _scatter(part: Tensor, present: list[int], zeros: Tensor) -> Tensor:

@@ -127,6 +127,13 @@ class Member:
             raise self.invalid("transform", violated, changed)
         return changed
 
+    def choose(self, keys: Sequence[TaskKey]) -> list[int]:
+        """Return the validated result of `choose`, in ascending order."""
+        found: Any = self._call("`choose`", self.homogenizer.choose, keys)
+        if violated := validate.choice(found, len(keys)):
+            raise self.invalid("choose", violated, found)
+        return sorted(found)
+
     # -- stages on the rows ------------------------------------------------------------------------------------------
 
     def mix(self, step: Step) -> StageResult:

@@ -12,13 +12,17 @@ from torch import Tensor, nn
 
 from gradhomog.errors import GradhomogError, OptionError
 from gradhomog.homogenization import Homogenization, StageGramian
+from gradhomog.homogenizer import Part
 from gradhomog.jacobian import Direction, Jacobian, MixedJacobian
 from gradhomog.stage_execution.input_guard import InputGuard
 from gradhomog.stage_execution.member import Member
 from gradhomog.stage_execution.nonfinite import StageOutcome, find_overflow, require_finite_inputs, require_finite_rows
 from gradhomog.stage_execution.step_inputs import StepInputs
 from gradhomog.stage_execution.validate import numbers_finite
-from gradhomog.step import Step
+from gradhomog.step import Step, seeded_generator
+from gradhomog.task_key import TaskKey
+
+PART_NUMBERS: Mapping[Part, int] = {"support": 1, "query": 2}
 
 
 class Stages:
@@ -26,7 +30,8 @@ class Stages:
 
     Attributes:
         acting: members with `mix` or `rows`, in order.
-        attaching, beginning, transforming, updating, measuring: members that override the stage of that name, in order.
+        attaching, beginning, transforming, choosing, updating, measuring: members that override the stage of that name,
+            in order.
         needs: statistics that any of them reads.
         seed_offsets: added to the seed of a member if an earlier one has the same seed, so that their draws differ.
     """
@@ -38,6 +43,7 @@ class Stages:
         self.attaching = self._overriding("attach")
         self.beginning = self._overriding("begin")
         self.transforming = self._overriding("transform")
+        self.choosing = self._overriding("choose")
         self.updating = self._overriding("update")
         self.measuring = self._overriding("measured")
         reading = (*self.acting, *self.updating, *self.measuring)
@@ -60,6 +66,12 @@ class Stages:
                     f"{member} acts in the network, before there are gradients, and cannot act on groups of "
                     "parameters. Remove it, or homogenize all parameters together (per='model')."
                 )
+
+    def begin(self, key: TaskKey, part: Part, number: int) -> None:
+        """Call `begin` of the members that override it, with a generator for this task and part."""
+        for member in self.beginning:
+            seed = member.homogenizer.seed + self.seed_offsets[member]
+            member.begin(key, part, seeded_generator(seed, number, key.slot, PART_NUMBERS[part]))
 
     def run(self, inputs: StepInputs, number: int, debug: bool) -> tuple[Jacobian, list[StageOutcome]]:
         """Return the rows after all `mix` and `rows` stages, and a record of each of these stages."""

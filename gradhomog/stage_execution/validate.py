@@ -24,6 +24,14 @@ def features(found: object, given: Tensor) -> str:
     return ""
 
 
+def choice(found: object, tasks: int) -> str:
+    """Validate the result of `choose`."""
+    positions = list(found) if isinstance(found, Sequence) else []
+    if positions and len(set(positions)) == len(positions) and all(position in range(tasks) for position in positions):
+        return ""
+    return f"at least one of the positions 0 to {tasks - 1}, each once"
+
+
 def mixing(found: object, tasks: int) -> str:
     """Validate the result of `mix`."""
     if (

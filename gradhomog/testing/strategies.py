@@ -122,7 +122,7 @@ def task_batches(
         for name, value in task.items():
             scaled = value * scale if name.endswith("_x") else value
             parts[name].append(parts[name][0] if repeats_first else scaled)
-    stacked = {name: torch.stack(values) for name, values in parts.items()}
+    stacked: dict[str, Any] = {name: torch.stack(values) for name, values in parts.items()}
     return TaskBatch(**stacked, domains=tuple(f"domain {index}" for index in range(n)))
 
 

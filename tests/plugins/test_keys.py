@@ -33,6 +33,7 @@ STATEFUL = [
     "sdmgrad(solver='sgd', lr=0.5, iterations=2, key='domain')",
     "softadapt(order=3, beta=2, key='domain')",
     "stch(log=true, warmup=0, period=2, mu=0.5, key='domain')",
+    "tracked(order='need', key='domain')",
     "uw(lr=0.2, key='domain')",
 ]
 # They act on features or in the encoder, and keep state by key there.

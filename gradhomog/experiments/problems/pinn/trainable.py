@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import gradhomog
+from gradhomog.diagnosis.learner_rows import FIRST_BATCH
+from gradhomog.diagnosis.loss_rows import loss_rows
 from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.config.schema import Config
 from gradhomog.experiments.data.seeding import generator
@@ -21,7 +23,7 @@ from gradhomog.experiments.problems.pinn.equation import Equation, PinnOptions
 from gradhomog.experiments.problems.pinn.lowest_loss import LowestLoss
 from gradhomog.experiments.problems.pinn.network import TanhNetwork
 from gradhomog.experiments.results.plan import Run
-from gradhomog.experiments.training.trainable import device
+from gradhomog.experiments.training.trainable import BatchRows, device
 from gradhomog.pipelines import pipeline
 from gradhomog.reports import Evaluation, StageReport, StepReport
 from gradhomog.stage_execution.member import Member
@@ -63,16 +65,25 @@ class Pinn:
         return list(self.network.parameters())
 
     def step(self, index: int, optimizer: torch.optim.Optimizer, inspect: bool) -> StepReport:
-        points, tasks = self.points(index), self.tasks
+        points, tasks = self.points(index), self.homogenizers.choose(self.tasks)
         residuals = {task: self.equation.residual(task, self.network, points) for task in tasks}
         losses = {task: residual.square().mean() for task, residual in residuals.items()}
         if self.options.state == "lowest_loss":
             self.lowest.update({task: float(loss.detach()) for task, loss in losses.items()})
         optimizer.zero_grad()
-        step = gradhomog.backward(losses, self.homogenizers, parameters=self.network, inspect=inspect)
+        step = gradhomog.backward(
+            {task: losses.get(task) for task in self.tasks}, self.homogenizers, parameters=self.network,
+            residuals={task: residuals.get(task) for task in self.tasks}, inspect=inspect,
+        )  # fmt: skip
         optimizer.step()
         values = [float(losses[task].detach()) if task in losses else math.nan for task in self.tasks]
         return StepReport.of(torch.tensor(values, dtype=torch.float64), step, self.tasks)
+
+    def rows(self, index: int) -> BatchRows:
+        points = self.points(FIRST_BATCH + index)
+        losses = {task: self.equation.residual(task, self.network, points).square().mean() for task in self.tasks}
+        rows, _ = loss_rows(losses, self.network)
+        return BatchRows(rows, self.tasks)
 
     def points(self, index: int) -> dict[str, Tensor]:
         """Return the points of step `index` by name, `[points, inputs]`."""

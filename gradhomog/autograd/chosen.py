@@ -1,0 +1,22 @@
+"""Select the losses that a pipeline's homogenizers choose, before any of them is differentiated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gradhomog.autograd.batch import LossLeaves
+from gradhomog.pipelines import Pipeline
+from gradhomog.task_key import TaskKey
+
+
+def select_chosen(pipe: Pipeline, loss_leaves: LossLeaves, domains: Sequence[str] | None) -> LossLeaves:
+    """Return the chosen losses with their leaves; the others are then absent from the step.
+
+    `domains`: one name per task, or None for the names of the losses.
+    """
+    if not pipe.stages.choosing:
+        return loss_leaves
+    tasks = loss_leaves.tasks
+    names = tasks.select_present(domains or tasks.names, "domains")
+    keys = [TaskKey(slot, names[index] if names else "") for index, slot in enumerate(tasks.slots)]
+    return loss_leaves.select(pipe.choose(keys))

@@ -1,0 +1,79 @@
+"""Rows as flat vectors `[params]`: one tensor per key, with all parameters in order."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+Layout = dict[str, list[int]]
+"""The shape of each parameter, by name, in order."""
+
+# Elements that are added up at once: the partial sum stays in the cache of a core while all rows are added to it.
+WIDTH = 2**16
+
+
+def layout_of(row: Mapping[str, Tensor]) -> Layout:
+    """Return the layout of rows that are like `row`."""
+    return {name: list(value.shape) for name, value in row.items()}
+
+
+def wide_dtype(values: Iterable[Tensor]) -> torch.dtype:
+    """Return the widest dtype of tensors, at least float32."""
+    return functools.reduce(torch.promote_types, (value.dtype for value in values), torch.float32)
+
+
+def flatten(row: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+    """Return a row as a new vector."""
+    return torch.cat([value.reshape(-1) for value in row.values()]).to(dtype)
+
+
+def unflatten(vector: Tensor, layout: Layout) -> dict[str, Tensor]:
+    """Return the parts of a vector by parameter, as views."""
+    shapes = [torch.Size(shape) for shape in layout.values()]
+    parts = torch.split(vector, [shape.numel() for shape in shapes])
+    return {name: part.view(shape) for name, part, shape in zip(layout, parts, shapes, strict=True)}
+
+
+def moved_average(
+    average: Tensor | None, row: Mapping[str, Tensor], share: float, kept: torch.dtype, wide: torch.dtype
+) -> Tensor:
+    """Return average + share · (row − average), or the row if there is no average, as a new vector of dtype `kept`."""
+    parts = [value.reshape(-1) for value in row.values()]
+    size = sum(map(len, parts))
+    if size <= WIDTH:  # one operation on all parameters is faster than one for each
+        parts = [torch.cat(parts)]
+    moved = torch.empty(size, dtype=kept, device=parts[0].device)
+    for part, target, old in zip(parts, *(_split_like(parts, each) for each in (moved, average)), strict=True):
+        if old is None:
+            target.copy_(part)
+        elif part.dtype == old.dtype == kept:
+            torch.lerp(old, part, share, out=target)
+        else:
+            target.copy_(torch.lerp(old.to(wide), part.to(wide), share))
+    return moved
+
+
+def add_difference(total: Tensor, after: Tensor, before: Tensor, factor: float) -> None:
+    """Add factor · (after − before) to `total`, in place."""
+    for chunk, new, old in zip(*(torch.split(vector, _width(total)) for vector in (total, after, before)), strict=True):
+        chunk.add_(new.to(chunk.dtype) - old, alpha=factor)
+
+
+def weighted_sum(vectors: Sequence[Tensor], weights: Sequence[float], dtype: torch.dtype) -> Tensor:
+    """Return Σ_i weights_i · vectors_i, a new vector."""
+    total = torch.zeros(len(vectors[0]), dtype=dtype, device=vectors[0].device)
+    for chunk, *parts in zip(*(torch.split(vector, _width(total)) for vector in (total, *vectors)), strict=True):
+        for part, weight in zip(parts, weights, strict=True):
+            chunk.add_(part, alpha=weight)
+    return total
+
+
+def _split_like(parts: Sequence[Tensor], vector: Tensor | None) -> Sequence[Tensor | None]:
+    return [None] * len(parts) if vector is None else torch.split(vector, [len(part) for part in parts])
+
+
+def _width(vector: Tensor) -> int:
+    return WIDTH if vector.device.type == "cpu" else max(len(vector), 1)

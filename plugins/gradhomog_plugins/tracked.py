@@ -1,0 +1,297 @@
+"""Tracked: another method on averages of the rows, so that a step differentiates one task's loss."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
+
+import torch
+from annotated_types import Ge, Interval
+from torch import Tensor
+
+import gradhomog
+from gradhomog import (
+    ConfigError,
+    Homogenizer,
+    HomogenizerSpec,
+    OptionError,
+    StageResult,
+    Step,
+    TaskKey,
+    as_jacobian,
+    hookimpl,
+    jacobian_of_rows,
+    keyed,
+)
+from gradhomog_plugins._flat_rows import (
+    Layout,
+    add_difference,
+    flatten,
+    layout_of,
+    moved_average,
+    unflatten,
+    weighted_sum,
+    wide_dtype,
+)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+BY_KEY = ("averages", "slots", "domains", "counts", "seen", "losses", "changes", "weights")
+"""Names of the state by key."""
+
+
+class Outcome(NamedTuple):
+    """Results of `rows` that `update` stores.
+
+    Attributes:
+        state: the new values of the state.
+        inner_step: the step of the other method, with its `aux`; None if its weights were kept.
+    """
+
+    state: dict[str, Any]
+    inner_step: Step | None
+
+
+class Tracked(Homogenizer):
+    """Apply another method to averages of all tasks' rows, of which each step updates only one or a few.
+
+        m_i ← m_i + (1 − β) / (1 − β^t_i) (g_i − m_i) for the tasks of the step, t_i the number of rows in m_i
+        d = 1/N Σ_i w_i m_i, w the weights of the other method for the Jacobian of all m_i
+
+    Args:
+        method: the other method: the name of one homogenizer that acts by `mix` or `rows`, for example `"config"` or
+            `"cagrad(c=0.5)"`; it may have options, including `scale`.
+        rows: the number of tasks whose losses a step differentiates: `"one"`, a number, or `"all"`.
+        average: β in [0, 1); 0 keeps the last row of each task.
+        every: the weights w are computed in every R-th step, and kept in between.
+        order: `"turn"`: the task with the oldest row (of several, that with the fewest rows) is next. `"need"`: the
+            task with the largest product of age and need 1 + c_i/c̄ is next, with c_i = |w_i| ‖g_i − m_i‖ when its row
+            was computed last, and c̄ the mean of all c_i: half of the passes are spent equally, half in proportion to
+            c_i.
+        key: averages by `"slot"` (position in the batch) or by `"domain"`; with `"domain"` and a batch that has several
+            tasks of one domain, a step differentiates all tasks of one domain, and uses their mean.
+        dtype: of the kept rows: `"same"` (float32 for half precision), `"float32"` or `"bfloat16"`.
+        forget: a task whose row is older than `forget` · N steps is left out of the direction, with its average.
+
+    Use it when a method with N backward passes helps but costs too much, and when rows are noisy: averages have less
+    noise, and conflict that is only noise disappears. The averages lag behind the parameters, by about N/(1 − β) steps,
+    so use smaller steps than with N passes. Do not use momentum after it (Adam with β₁ = 0, SGD with momentum 0):
+    rows are averages already, and a second average doubles the lag. `gradhomog.loss` and `gradhomog.backward`
+    differentiate the chosen losses only; `Pipeline.choose` returns their names before they are computed. A head has a
+    gradient only in the steps in which its task is chosen.
+
+    The other method receives all averages, the last loss of each task, and no features. A task takes part from its
+    first row on; before all tasks have one, the direction is that of the others. Further rows in a step, as in
+    `Pipeline.combine`, are used. Zero rows, duplicates, opposite rows and single tasks are those of the other method.
+    Properties such as `non_conflicting` hold for the averages, not for the rows. If `every` > 1, the method must act by
+    `mix`; weights are computed anew when a task appears or is left out. In bfloat16 a row has a relative error of
+    2⁻⁹; changes of an entry below this are lost, so averages with β = 0.9 are off by up to 2 %.
+
+    Not differentiable: averages contain rows of earlier steps.
+
+    State: a row for every key, N × params numbers; with `every` > 1 one more for the direction; the other method's
+    state. Rows with other names or shapes restart the averages.
+
+    Cost: one backward pass (`rows="one"`), about seven reads and three writes of a row; in every R-th step a Gramian
+    and a weighted sum of N rows, and the cost of the other method.
+
+    Source: Liu, Chu, Thuerey 2024, "ConFIG", arXiv 2408.11104, section 3.3 (M-ConFIG), which is the case
+    `tracked(method="config")`; here for any method.
+
+    Deviations: (1) M-ConFIG also divides d by a second moment of pseudo gradients, as Adam does: here this is the
+    outer optimizer's. (2) The reference code (conflictfree 0.1.8) returns 0 until every task has a row. (3) Its
+    averages are float32 for any rows. (4) `every`, `order="need"`, `dtype` and `forget`.
+
+    >>> import torch, gradhomog
+    >>> pipe = gradhomog.pipeline("tracked(method='upgrad', average=0.5)")
+    >>> pipe.choose(["equation", "boundary"])
+    ('equation',)
+    >>> weight = torch.ones(2, requires_grad=True)
+    >>> losses = {"equation": 2 * weight[0], "boundary": weight.sum()}
+    >>> [gradhomog.backward(losses, pipe, parameters=[weight]).direction["0"].tolist() for _ in range(2)]
+    [[2.0, 0.0], [1.5, 0.5]]
+    """
+
+    state_names = (
+        "method", "layout", "averages", "slots", "domains", "counts", "seen", "losses", "changes", "weights",
+        "direction", "steps", "weighted", "inner",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        method: str = "upgrad",
+        rows: Literal["one", "all"] | Annotated[int, Ge(1)] = "one",
+        average: Annotated[float, Interval(ge=0, lt=1)] = 0.9,
+        every: Annotated[int, Ge(1)] = 1,
+        order: Literal["turn", "need"] = "turn",
+        key: Literal["slot", "domain"] = "slot",
+        dtype: Literal["same", "float32", "bfloat16"] = "same",
+        forget: Annotated[float, Ge(1)] = 10.0,
+    ) -> None:
+        members = gradhomog.pipeline(method).members
+        if len(members) != 1:
+            raise OptionError(
+                f"tracked: `method` must name one homogenizer; got {method!r}. Put others before it in the pipeline: "
+                "'isi + tracked(method=\"upgrad\")'."
+            )
+        self.method, self.average, self.every, self.order = method, average, every, order
+        self.per_step, self.key, self.dtype, self.forget = rows, key, dtype, forget
+        member = members[0]
+        self.inner, self._inner_needs, self._replaces_rows = member.homogenizer, member.needs, member.stage == "rows"
+        self._act = member.rows if self._replaces_rows else member.mix  # validated, in the scale of `method`
+        self._max_tasks = member.spec.max_tasks if member.spec is not None else None
+        self.needs = {"jacobian"} | ({"losses"} & member.needs)
+        self._require_supported()
+        self.layout: Layout = {}
+        self.averages: dict[str, Tensor] = {}
+        self.slots: dict[str, int] = {}
+        self.domains: dict[str, str] = {}
+        self.counts: dict[str, int] = {}
+        self.seen: dict[str, int] = {}
+        self.losses: dict[str, float] = {}
+        self.changes: dict[str, float] = {}
+        self.weights: dict[str, float] = {}
+        self.direction = torch.empty(0)
+        self.steps = 0
+        self.weighted = 0
+
+    def choose(self, keys: Sequence[TaskKey]) -> list[int]:
+        names = [task.by(self.key) for task in keys]
+        candidates = sorted(dict.fromkeys(names), key=self._urgency, reverse=True)  # stable: ties in order of position
+        count = {"one": 1, "all": len(candidates)}.get(str(self.per_step), self.per_step)
+        chosen = candidates[: int(count)]
+        return [position for position, name in enumerate(names) if name in chosen]
+
+    def rows(self, step: Step) -> StageResult:
+        like = step.jacobian.row_like()
+        layout, wide = layout_of(like), wide_dtype(like.values())
+        state: dict[str, Any] = {name: dict(getattr(self, name)) if layout == self.layout else {} for name in BY_KEY}
+        state["averages"] = averages = {key: value.to(step.device) for key, value in state["averages"].items()}
+        known = dict(averages)
+        updated: dict[str, float] = {}
+        for key, (task, row) in self._rows_by_key(step):
+            count = state["counts"][key] = state["counts"].get(key, 0) + 1
+            updated[key] = share = (1 - self.average) / (1 - self.average**count)
+            averages[key] = moved_average(known.get(key), row, share, DTYPES.get(self.dtype, wide), wide)
+            state["slots"][key], state["domains"][key], state["seen"][key] = task.slot, task.domain, self.steps
+        if "losses" in self._inner_needs:
+            state["losses"] = keyed.write(state["losses"], step.by(self.key), step.losses)
+        self._forget(state)
+        order = sorted(averages, key=state["slots"].__getitem__)
+        inner_step, converged, weighted = None, True, self.weighted
+        if known.keys() != averages.keys() or self.steps - self.weighted >= self.every:
+            weighted = self.steps
+            direction, weights, inner_step, converged = self._apply(step, layout, state, order, wide)
+            state["weights"] = dict(zip(order, weights, strict=True))
+        else:  # Σ_i w_i m_i / N changes with the averages of this step only
+            direction = self.direction.to(step.device, copy=True)
+            for key in updated:
+                add_difference(direction, averages[key], known[key], state["weights"][key] / len(order))
+        if self.order == "need":
+            for key, share in updated.items():
+                change = averages[key].to(wide) - known.get(key, 0.0)
+                state["changes"][key] = abs(state["weights"][key]) * as_jacobian(change[None]).norms().item() / share
+        kept = direction.clone() if self.every > 1 else direction[:0]  # a copy: the optimizer may change `.grad`
+        state |= {"layout": layout, "direction": kept, "steps": self.steps + 1, "weighted": weighted}
+        parts = {name: part.to(like[name].dtype) for name, part in unflatten(direction, layout).items()}
+        return StageResult(step.jacobian.repeat(parts), Outcome(state, inner_step), converged)
+
+    def update(self, step: Step) -> Mapping[str, Any]:
+        outcome: Outcome = step.aux
+        state, inner_step = outcome
+        if inner_step is None or not self.inner.overrides("update"):
+            return state
+        return {**state, "inner": self.inner.update(inner_step)}
+
+    def measured(self, step: Step) -> Mapping[str, float | Sequence[float]]:
+        state, inner_step = step.aux
+        ages = [float(self.steps - seen) for seen in state["seen"].values()]
+        own = {"tasks": float(len(ages)), "oldest": max(ages)}
+        return own if inner_step is None else {**own, **self.inner.measured(inner_step)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state.get("method", self.method) != self.method:
+            raise ConfigError(
+                f"tracked: the state was saved with `method` {state['method']!r}; this homogenizer has {self.method!r}."
+            )
+        super().load_state_dict(state)
+
+    def _urgency(self, key: str) -> tuple[float, int]:
+        """Return the age of a key's row, times its need for `order="need"`, and, for equal ages, minus its count."""
+        if key not in self.seen:
+            return math.inf, 0
+        mean = math.fsum(self.changes.values()) / max(len(self.changes), 1)
+        need = 1 + self.changes[key] / mean if self.order == "need" and mean > 0 else 1.0
+        return (self.steps - self.seen[key]) * need, -self.counts[key]
+
+    def _rows_by_key(self, step: Step) -> Iterator[tuple[str, tuple[TaskKey, Mapping[str, Tensor]]]]:
+        """Yield the mean row of the tasks of each key, and the first of these tasks."""
+        keys = step.by(self.key)
+        for key in dict.fromkeys(keys):
+            places = [place for place, name in enumerate(keys) if name == key]
+            several = len(places) > 1
+            row = step.jacobian.select(places).mean() if several else step.jacobian.row(places[0])
+            yield key, (step.keys[places[0]], row)
+
+    def _forget(self, state: dict[str, Any]) -> None:
+        """Remove the keys whose rows are too old."""
+        seen = state["seen"]
+        for key in [key for key in seen if self.steps - seen[key] > self.forget * len(seen)]:
+            for values in state.values():
+                values.pop(key, None)
+
+    def _apply(
+        self, step: Step, layout: Layout, state: Mapping[str, Any], order: Sequence[str], wide: torch.dtype
+    ) -> tuple[Tensor, list[float], Step, bool]:
+        """Return direction and weights of the other method for all averages, its step, and whether it converged."""
+        vectors = [state["averages"][key] for key in order]
+        rows = [unflatten(vector, layout) for vector in vectors]
+        losses = None
+        if state["losses"]:
+            losses = torch.tensor([state["losses"][key] for key in order], dtype=torch.float64, device=step.device)
+        reads_rows = "jacobian" in self._inner_needs
+        stacked = {name: torch.stack([row[name] for row in rows]).to(wide) for name in layout} if reads_rows else {}
+        jacobian = as_jacobian(stacked) if reads_rows else jacobian_of_rows(rows)
+        tasks = tuple(TaskKey(state["slots"][key], state["domains"][key]) for key in order)
+        self._require_few(len(tasks))
+        inner_step = step.with_rows(jacobian, tasks, losses, self._inner_needs).view(self.inner)
+        result = self._act(inner_step)
+        inner_step = inner_step.with_aux(result.aux)
+        if self._replaces_rows:
+            return flatten(result.value.mean(), wide), [1.0] * len(order), inner_step, result.converged
+        weights = (result.value if result.value.dim() == 1 else result.value.sum(0)).tolist()
+        shares = [weight / len(order) for weight in weights]
+        return weighted_sum(vectors, shares, wide), weights, inner_step, result.converged
+
+    def _require_supported(self) -> None:
+        inner = self.inner
+        early = [stage for stage in ("attach", "begin", "transform", "choose") if inner.overrides(stage)]
+        if early or not (inner.overrides("mix") or inner.overrides("rows")):
+            found = f"{self.method!r} acts by `{early[0]}`" if early else f"{self.method!r} does not"
+            raise OptionError(f"tracked: `method` must name a homogenizer that acts by `mix` or `rows` alone; {found}.")
+        if "features" in self._inner_needs:
+            raise OptionError(
+                f"tracked: {self.method!r} reads features, which are known for the tasks of the step only. Use a "
+                "`method` that reads rows, inner products, norms or losses."
+            )
+        if self.every > 1 and self._replaces_rows:
+            raise OptionError(
+                f"tracked: `every` must be 1 for {self.method!r}, which replaces rows and has no weights to keep; got "
+                f"{self.every}."
+            )
+
+    def _require_few(self, tasks: int) -> None:
+        if self._max_tasks is not None and tasks > self._max_tasks:
+            raise OptionError(f"tracked: {self.method!r} supports at most {self._max_tasks} tasks; got {tasks}.")
+
+
+@hookimpl
+def gradhomog_homogenizer() -> HomogenizerSpec:
+    return HomogenizerSpec(
+        factory=Tracked,
+        summary="another method on averages of the rows: a step differentiates one task's loss",
+        reference="Liu, Chu, Thuerey 2024, arXiv 2408.11104 (M-ConFIG, the case of config)",
+        traits={"stateful", "momentum", "scale_equivariant", "rotation_equivariant"},
+        needs={"jacobian", "losses"},
+        last=True,
+    )

@@ -1,0 +1,209 @@
+"""A pipeline that chooses tasks: only their losses are differentiated, in every form of the backward pass."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import gradhomog
+from gradhomog import OptionError, TaskKey
+
+from .networks import Model, gradients, inputs
+
+NAMES = ("a", "b", "c")
+TEXT = "tracked(method='upgrad', average=0.5)"
+
+
+class Counted(torch.autograd.Function):
+    """The identity, which records in its backward pass that a task's loss is differentiated."""
+
+    @staticmethod
+    def forward(ctx, loss, task, differentiated):
+        ctx.task, ctx.differentiated = task, differentiated
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.differentiated.append(ctx.task)
+        return grad, None, None
+
+
+def counted_losses(model, differentiated, number=0):
+    losses = model.losses(model.encoder(inputs(seed=number)), seed=number)
+    return [Counted.apply(loss, task, differentiated) for task, loss in enumerate(losses)]
+
+
+def by_hand(model, steps, choose=lambda number: number % 3, text=TEXT):
+    """The encoder's gradient in each step, as one vector, from rows of one task per step."""
+    pipe, found = gradhomog.pipeline(text), []
+    shared = list(model.encoder.parameters())
+    for number in range(steps):
+        slot = choose(number)
+        loss = counted_losses(model, [], number)[slot]
+        row = torch.cat([part.flatten() for part in torch.autograd.grad(loss, shared)])
+        pending = pipe.compute(row[None], slots=[slot])
+        pending.commit()
+        found.append(pending.result.direction[""])
+    return found
+
+
+def encoder_gradient(model):
+    return torch.cat([parameter.grad.flatten() for parameter in model.encoder.parameters()])
+
+
+def by_backward(losses, pipe, model):
+    gradhomog.backward(losses, pipe, parameters=model.encoder)
+
+
+def by_loss(losses, pipe, model):
+    value = gradhomog.loss(losses, pipe, parameters=model.encoder)
+    present = [loss.detach() for loss in losses if loss is not None]
+    torch.testing.assert_close(value.detach(), torch.stack(present).mean())
+    value.backward()
+
+
+@pytest.mark.parametrize("step", [by_backward, by_loss])
+@pytest.mark.parametrize("passed", ["all losses", "chosen losses"])
+def test_only_the_chosen_loss_is_differentiated_and_only_its_head_has_a_gradient(step, passed):
+    model, pipe = Model(), gradhomog.pipeline(TEXT)
+    for number, expected in enumerate(by_hand(Model(), 7)):
+        model.zero_grad()
+        differentiated = []
+        losses = counted_losses(model, differentiated, number)
+        [slot] = chosen = pipe.choose(3)
+        assert chosen == pipe.choose(3) == (number % 3,)
+        given = losses if passed == "all losses" else [losses[slot] if slot == task else None for task in range(3)]
+        step(given, pipe, model)
+        assert differentiated == [slot]
+        torch.testing.assert_close(encoder_gradient(model), expected)
+        for task, (head, loss) in enumerate(zip(model.heads, counted_losses(model, [], number), strict=True)):
+            own = torch.autograd.grad(loss, list(head.parameters()))
+            assert [p.grad for p in head.parameters()] == [None, None] if task != slot else True
+            if task == slot:
+                torch.testing.assert_close([p.grad for p in head.parameters()], list(own))
+
+
+def test_names_of_losses_are_chosen_by_name_and_are_the_domains_of_the_state():
+    model, pipe = Model(), gradhomog.pipeline("tracked(key='domain')")
+    order = []
+    for number in range(6):
+        losses = dict(zip(NAMES, counted_losses(model, [], number), strict=True))
+        [name] = pipe.choose(list(losses))
+        order.append(name)
+        step = gradhomog.backward(losses, pipe, parameters=model.encoder)
+        assert step.tasks == (NAMES.index(name),)
+    assert order == [*NAMES, *NAMES]
+    assert set(pipe.state_dict()["0:tracked"]["averages"]) == set(NAMES)
+
+
+def test_the_choice_is_among_the_losses_that_are_present():
+    model, pipe, order = Model(), gradhomog.pipeline(TEXT), []
+    for number, absent in enumerate([None, 1, 1, 0, 2, None]):
+        losses = counted_losses(model, differentiated := [], number)
+        if absent is not None:
+            losses[absent] = None
+        gradhomog.backward(losses, pipe, parameters=model.encoder)
+        order += differentiated
+    assert order == [0, 2, 0, 1, 0, 2]
+
+
+def test_each_group_of_parameters_keeps_averages_of_the_same_tasks():
+    model, pipe = Model(), gradhomog.pipeline(TEXT)
+    parts = [gradhomog.pipeline(TEXT) for _ in range(2)]
+    for number in range(5):
+        model.zero_grad()
+        losses = counted_losses(model, differentiated := [], number)
+        assert pipe.choose(3) == (number % 3,)
+        gradhomog.backward(losses, pipe, parameters=model.encoder, per="layer")
+        assert differentiated == [number % 3]
+        loss = counted_losses(model, [], number)[number % 3]
+        for layer, part in zip((model.encoder[0], model.encoder[2]), parts, strict=True):
+            row = torch.cat(
+                [g.flatten() for g in torch.autograd.grad(loss, list(layer.parameters()), retain_graph=True)]
+            )
+            pending = part.compute(row[None], slots=[number % 3])
+            pending.commit()
+            found = torch.cat([parameter.grad.flatten() for parameter in layer.parameters()])
+            torch.testing.assert_close(found, pending.result.direction[""])
+    resumed = gradhomog.pipeline(TEXT)
+    resumed.load_state_dict(copy.deepcopy(pipe.state_dict()))
+    assert resumed.choose(3) == pipe.choose(3) == (2,)
+
+
+def test_batches_of_one_step_have_the_same_chosen_task():
+    model, pipe = Model(), gradhomog.pipeline(TEXT)
+    for number, expected in enumerate(by_hand(Model(), 4)):
+        model.zero_grad()
+        differentiated = []
+        with gradhomog.accumulated(pipe, parameters=model.encoder) as several:
+            for absent in (None, (number + 1) % 3, number % 3, None):  # the third batch lacks the chosen task
+                losses = [loss / 3 for loss in counted_losses(model, differentiated, number)]
+                several.add([None if task == absent else loss for task, loss in enumerate(losses)])
+        assert differentiated == [number % 3] * 3
+        torch.testing.assert_close(encoder_gradient(model), expected)
+        assert several.step.tasks == (number % 3,)
+
+
+def test_chunks_and_features_have_no_effect():
+    model, pipe = Model(), gradhomog.pipeline(TEXT)
+    for number, expected in enumerate(by_hand(Model(), 4)):
+        model.zero_grad()
+        features = model.encoder(inputs(seed=number))
+        losses = model.losses(features, seed=number)
+        gradhomog.backward(losses, pipe, parameters=model.encoder, features=features, chunks=2)
+        torch.testing.assert_close(encoder_gradient(model), expected)
+
+
+def test_a_gradient_scaler_does_not_change_the_averages_and_an_overflow_changes_no_state():
+    model, pipe = Model().float(), gradhomog.pipeline(TEXT)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for number, expected in enumerate(by_hand(Model(), 4)):
+        model.zero_grad()
+        losses = model.losses(model.encoder(inputs(seed=number).float()), seed=number)
+        gradhomog.backward(losses, pipe, parameters=model.encoder, scaler=scaler)
+        torch.testing.assert_close(encoder_gradient(model).double() / 1024, expected, rtol=1e-4, atol=1e-4)
+    model.zero_grad()
+    losses = model.losses(model.encoder(inputs().float()))
+    chosen = pipe.choose(3)
+    gradhomog.backward([1e38 * loss for loss in losses], pipe, parameters=model.encoder, scaler=scaler)
+    assert not any(bool(parameter.grad.isfinite().any()) for parameter in model.encoder.parameters())
+    assert pipe.choose(3) == chosen
+    assert pipe.steps == 4
+
+
+def test_a_task_that_is_not_finite_raises_and_is_chosen_again():
+    model, pipe = Model(), gradhomog.pipeline(TEXT)
+    losses = counted_losses(model, [])
+    with pytest.raises(gradhomog.NonfiniteError, match="task 0 is not finite"):
+        gradhomog.backward([torch.inf * losses[0], *losses[1:]], pipe, parameters=model.encoder)
+    assert pipe.choose(3) == (0,)
+    assert all(gradient is None for gradient in gradients(model))
+
+
+def test_rows_of_features_cannot_be_kept():
+    model, pipe = Model(), gradhomog.pipeline(TEXT)
+    features = model.encoder(inputs())
+    with pytest.raises(OptionError, match=r"tracked keeps rows from step to step.*Use level='parameters'"):
+        gradhomog.backward(model.losses(features), pipe, features=features, level="features")
+
+
+def test_parameters_are_required_because_rows_are_kept_by_name():
+    model = Model()
+    with pytest.raises(OptionError, match="tracked keeps rows by the parameters' names"):
+        gradhomog.backward(model.losses(model.encoder(inputs())), gradhomog.pipeline(TEXT))
+
+
+def test_several_homogenizers_choose_one_after_the_other():
+    class Last(gradhomog.Homogenizer):
+        def choose(self, keys):
+            return [len(keys) - 1]
+
+    class WithoutFirst(gradhomog.Homogenizer):
+        def choose(self, keys):
+            return range(1, len(keys))
+
+    pipe = gradhomog.pipeline([WithoutFirst(), Last()])
+    assert pipe.choose([TaskKey(slot) for slot in (4, 7, 9)]) == (2,)
+    assert gradhomog.pipeline([Last(), TEXT]).choose(3) == (2,)

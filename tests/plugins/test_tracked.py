@@ -1,0 +1,360 @@
+"""Tracked averages against loops by hand and the package conflictfree; options, state by key, degenerate inputs."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+from conflictfree.grad_operator import ConFIGOperator
+from conflictfree.momentum_operator import PseudoMomentumOperator
+from torchjd.aggregation import UPGrad
+
+import gradhomog
+from gradhomog import ConfigError, Homogenizer, NotDifferentiableError, OptionError, TaskKey
+
+
+def random_rows(steps, tasks, params, seed=0):
+    return torch.randn(steps, tasks, params, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def step_of(pipe, row, slot, losses=None, **options):
+    """One step in which only one task is present."""
+    pending = pipe.compute(row[None], losses, slots=[slot], **options)
+    pending.commit()
+    return pending.result.direction[""]
+
+
+class Averages:
+    """Bias-corrected averages by hand: of the moments m ← β m + (1 − β) g, m / (1 − β^t)."""
+
+    def __init__(self, beta):
+        self.beta, self.moments, self.counts = beta, {}, {}
+
+    def add(self, key, row):
+        self.moments[key] = self.beta * self.moments.get(key, 0) + (1 - self.beta) * row
+        self.counts[key] = self.counts.get(key, 0) + 1
+
+    def rows(self):
+        found = [self.moments[key] / (1 - self.beta ** self.counts[key]) for key in sorted(self.moments)]
+        return torch.stack(found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("beta", [0.0, 0.5, 0.9])
+def test_the_direction_is_that_of_the_method_for_averages_by_hand(beta, dtype):
+    pipe, theirs, averages = gradhomog.pipeline(f"tracked(method='upgrad', average={beta})"), UPGrad(), Averages(beta)
+    for number, rows in enumerate(random_rows(12, 3, 8)):
+        [slot] = pipe.choose(3)
+        assert slot == number % 3
+        averages.add(slot, rows[slot])
+        # TorchJD's regularization moves its weights by about 1e-4.
+        expected = theirs(averages.rows())
+        found = step_of(pipe, rows[slot].to(dtype), slot)
+        torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-3)
+        exact = gradhomog.pipeline("upgrad").combine(averages.rows())
+        rounding = 1e-10 if dtype == torch.float64 else 1e-5
+        torch.testing.assert_close(found.double(), exact, rtol=rounding, atol=rounding)
+
+
+class Recorded(ConFIGOperator):
+    """ConFIG of the package conflictfree, which records its last result."""
+
+    def calculate_gradient(self, gradients, losses=None):
+        self.last = super().calculate_gradient(gradients, losses)
+        return self.last
+
+
+@pytest.fixture
+def float64():
+    """The default dtype: averages and weights of conflictfree have no other."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("tasks", [2, 3])
+def test_config_on_averages_is_m_config_of_conflictfree(tasks):
+    recorded = Recorded()
+    theirs = PseudoMomentumOperator(tasks, gradient_operator=recorded)
+    ours = gradhomog.pipeline("tracked(method='config(scale=\"paper\")')")
+    first, second, counted = 0.0, 0.0, 0
+    for number, rows in enumerate(random_rows(4 * tasks, tasks, 7)):
+        slot = number % tasks
+        assert ours.choose(tasks) == (slot,)
+        found = step_of(ours, rows[slot], slot)
+        update = theirs.calculate_gradient([slot], [rows[slot]])
+        if number < tasks - 1:
+            assert not update.any()  # theirs waits until every task has a row
+            continue
+        torch.testing.assert_close(found, recorded.last, rtol=1e-8, atol=1e-10)
+        # Its division by a second moment of pseudo gradients, whose bias-corrected average is the direction.
+        counted += 1
+        moment = found * (1 - 0.9**counted)
+        pseudo = (moment - 0.9 * first) / (1 - 0.9)
+        first, second = moment, 0.999 * second + 0.001 * pseudo**2
+        expected = found / ((second / (1 - 0.999**counted)).sqrt() + 1e-8)
+        torch.testing.assert_close(update, expected, rtol=1e-6, atol=1e-8)
+
+
+def test_several_rows_per_step_are_chosen_in_turn_and_averaged():
+    pipe, averages = gradhomog.pipeline("tracked(method='pcgrad(order=\"fixed\")', rows=2)"), Averages(0.9)
+    order = []
+    for rows in random_rows(5, 3, 6):
+        chosen = pipe.choose(3)
+        order.append(chosen)
+        for slot in chosen:
+            averages.add(slot, rows[slot])
+        pending = pipe.compute(rows[list(chosen)], slots=chosen)
+        pending.commit()
+        expected = gradhomog.pipeline("pcgrad(order='fixed')").combine(averages.rows())
+        torch.testing.assert_close(pending.result.direction[""], expected)
+    assert order == [(0, 1), (0, 2), (1, 2), (0, 1), (0, 2)]
+
+
+def test_all_rows_are_averaged_by_combine():
+    pipe, averages = gradhomog.pipeline("tracked(method='mgda', rows='all', average=0.5)"), Averages(0.5)
+    for rows in random_rows(4, 3, 6):
+        assert pipe.choose(3) == (0, 1, 2)
+        for slot in range(3):
+            averages.add(slot, rows[slot])
+        torch.testing.assert_close(pipe.combine(rows), gradhomog.pipeline("mgda").combine(averages.rows()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_weights_are_kept_for_every_steps_and_the_direction_follows_the_averages(dtype):
+    pipe, averages = gradhomog.pipeline("tracked(method='imtl_g', every=3)"), Averages(0.9)
+    weights = None
+    for number, rows in enumerate(random_rows(15, 3, 6, seed=1)):
+        [slot] = pipe.choose(3)
+        averages.add(slot, rows[slot])
+        if number < 3 or (number - 2) % 3 == 0:  # a new task has no weight yet
+            weights = gradhomog.pipeline("imtl_g").homogenize(averages.rows()).weights
+        expected = weights @ averages.rows() / len(weights)
+        found = step_of(pipe, rows[slot].to(dtype), slot)
+        rounding = 1e-10 if dtype == torch.float64 else 1e-4
+        torch.testing.assert_close(found.double(), expected, rtol=rounding, atol=rounding)
+
+
+def test_a_method_that_replaces_rows_receives_the_averages():
+    pipe, averages = gradhomog.pipeline("tracked(method='trimmed_mean')"), Averages(0.9)
+    for number, rows in enumerate(random_rows(8, 4, 6)):
+        averages.add(number % 4, rows[number % 4])
+        found = step_of(pipe, rows[number % 4], number % 4)
+        if number >= 3:
+            torch.testing.assert_close(found, gradhomog.pipeline("trimmed_mean").combine(averages.rows()))
+
+
+def test_a_method_that_reads_losses_receives_the_last_loss_of_each_task():
+    pipe, averages = gradhomog.pipeline("tracked(method=\"mgda(normalize='loss')\")"), Averages(0.9)
+    losses = torch.rand(6, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.5
+    last = {}
+    for number, rows in enumerate(random_rows(6, 2, 5)):
+        slot = number % 2
+        averages.add(slot, rows[slot])
+        last[slot] = float(losses[number, slot])
+        found = step_of(pipe, rows[slot], slot, losses[number, slot][None])
+        expected = gradhomog.pipeline("mgda(normalize='loss')").combine(
+            averages.rows(), [last[s] for s in sorted(last)]
+        )
+        torch.testing.assert_close(found, expected)
+
+
+def test_the_task_that_moves_most_is_chosen_most_and_no_task_is_left_out():
+    pipe = gradhomog.pipeline("tracked(method='static', order='need')")
+    sizes, ages, moments, changes, order = [1.0, 1.0, 6.0], {}, {}, {}, []
+    for number, rows in enumerate(random_rows(60, 3, 50)):
+        [slot] = pipe.choose(3)
+        if number >= 3:  # by hand: age times 1 + c_i / mean c, with weights of one
+            mean = sum(changes.values()) / 3
+            scores = [(number - ages[s]) * (1 + changes[s] / mean) for s in range(3)]
+            assert scores[slot] == pytest.approx(max(scores))
+        row = sizes[slot] * rows[slot]
+        past = moments.get(slot)
+        changes[slot] = float((row if past is None else row - past.rows()[0]).norm())
+        moments.setdefault(slot, Averages(0.9)).add(slot, row)
+        ages[slot] = number
+        step_of(pipe, row, slot)
+        order.append(slot)
+    counts = [order.count(slot) for slot in range(3)]
+    assert counts[2] > 1.5 * max(counts[:2])
+    assert min(counts) >= 60 / 6 - 1
+
+
+def test_all_tasks_of_one_domain_are_chosen_and_their_mean_row_is_averaged():
+    pipe, averages = gradhomog.pipeline("tracked(method='upgrad', key='domain')"), Averages(0.9)
+    keys = [TaskKey(0, "b"), TaskKey(1, "a"), TaskKey(2, "b")]
+    for number, rows in enumerate(random_rows(4, 3, 6)):
+        chosen = pipe.choose(keys)
+        assert chosen == ((0, 2) if number % 2 == 0 else (1,))
+        averages.add(number % 2, rows[list(chosen)].mean(0))
+        pending = pipe.compute(rows[list(chosen)], slots=chosen, domains=[keys[place].domain for place in chosen])
+        pending.commit()
+        expected = gradhomog.pipeline("upgrad").combine(averages.rows())
+        torch.testing.assert_close(pending.result.direction[""], expected)
+
+
+def test_a_domain_that_is_absent_from_a_batch_is_chosen_when_it_returns():
+    pipe = gradhomog.pipeline("tracked(key='domain')")
+    rows = torch.eye(4)
+    for names, expected in [("abc", "a"), ("abc", "b"), ("ab", "a"), ("abc", "c"), ("bc", "b"), ("abc", "a")]:
+        assert pipe.choose(list(names)) == (expected,)
+        pipe.combine(rows[:1], domains=[expected])
+
+
+def test_a_task_whose_row_is_too_old_is_left_out_and_begins_anew_when_it_returns():
+    pipe = gradhomog.pipeline("tracked(method='static', forget=2, every=4)")
+    a, b = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
+    step_of(pipe, a, 0)
+    for number in range(1, 6):
+        expected = (a + b) / 2 if number <= 4 else b  # the row of task 0 is older than 2 · 2 steps in step 5
+        torch.testing.assert_close(step_of(pipe, b, 1), expected)
+    torch.testing.assert_close(step_of(pipe, 3 * a, 0), (3 * a + b) / 2)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tracked(method='gradvac(beta=0.3)')",
+        "tracked(method='gradnorm(lr=0.1)', every=3, order='need')",
+        "tracked(method='moco', dtype='bfloat16')",
+        "tracked(method='pcgrad(seed=3)', rows=2, every=2)",
+    ],
+)
+def test_training_continues_bit_for_bit_from_a_saved_state(text):
+    def steps(pipe, start):
+        found = []
+        for rows in random_rows(10, 3, 5)[start : start + 5].float():
+            chosen = list(pipe.choose(3))
+            assert list(pipe.choose(3)) == chosen
+            pending = pipe.compute(rows[chosen], rows[chosen, 0].abs() + 0.1, slots=chosen)
+            pending.commit()
+            found.append(pending.result.direction[""])
+        return torch.stack(found)
+
+    first = gradhomog.pipeline(text)
+    steps(first, 0)
+    torch.save(first.state_dict(), file := io.BytesIO())
+    file.seek(0)
+    second = gradhomog.pipeline(text)
+    second.load_state_dict(torch.load(file, weights_only=True))
+    assert torch.equal(steps(first, 5), steps(second, 5))
+
+
+def test_the_direction_may_be_changed_in_place():
+    pipe, other = (gradhomog.pipeline("tracked(method='upgrad', every=10)") for _ in range(2))
+    for number, rows in enumerate(random_rows(6, 2, 5)):
+        row = rows[number % 2]
+        found = step_of(pipe, row, number % 2)
+        torch.testing.assert_close(found, step_of(other, row, number % 2))
+        found.zero_()
+
+
+def test_rows_of_other_shapes_restart_the_averages():
+    pipe = gradhomog.pipeline("tracked(method='static')")
+    pipe.combine({"w": torch.ones(2, 3)})
+    rows = {"w": torch.tensor([[[2.0, 0.0]], [[0.0, 4.0]]])}
+    torch.testing.assert_close(pipe.combine(rows)["w"], torch.tensor([[1.0, 2.0]]))
+
+
+@pytest.mark.parametrize("factor", [1e-18, 1.0, 1e18])
+def test_degenerate_rows_are_those_of_the_method(factor):
+    cases = {
+        "one task": [[1.0, 2.0]],
+        "zero": [[0.0, 0.0], [0.0, 0.0]],
+        "a zero row": [[0.0, 0.0], [1.0, 1.0]],
+        "duplicates": [[1.0, 2.0], [1.0, 2.0]],
+        "opposite": [[1.0, 2.0], [-1.0, -2.0]],
+    }
+    for name, values in cases.items():
+        rows = factor * torch.tensor(values)
+        pipe = gradhomog.pipeline("tracked(method='upgrad', order='need')")
+        for number in range(6):
+            slot = number % len(rows)
+            assert pipe.choose(len(rows)) == (slot,) or number >= len(rows)
+            found = step_of(pipe, rows[slot], slot)
+        expected = gradhomog.pipeline("upgrad").combine(rows)
+        torch.testing.assert_close(found / factor, expected / factor, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_the_order_of_the_first_rows_has_no_effect_on_the_method():
+    rows, backwards = random_rows(1, 3, 5)[0], gradhomog.pipeline("tracked(method='pcgrad(order=\"fixed\")')")
+    for slot in (2, 0, 1):
+        found = step_of(backwards, rows[slot], slot)
+    torch.testing.assert_close(found, gradhomog.pipeline("pcgrad(order='fixed')").combine(rows))
+
+
+def test_averages_in_bfloat16_are_within_two_percent_of_those_in_float32():
+    exact, rounded = (gradhomog.pipeline(f"tracked(method='upgrad', dtype='{name}')") for name in ("same", "bfloat16"))
+    mean = torch.randn(2, 1000, generator=torch.Generator().manual_seed(5))
+    for number, noise in enumerate(random_rows(40, 2, 1000)):
+        row = (mean + 0.3 * noise)[number % 2].float()
+        expected, found = (step_of(pipe, row, number % 2) for pipe in (exact, rounded))
+        assert found.dtype == torch.float32
+        assert (found - expected).norm() < 0.02 * expected.norm()
+    assert rounded.state_dict()["0:tracked"]["averages"]["0"].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_rows_are_averaged_in_float32(dtype):
+    pipe, averages = gradhomog.pipeline("tracked(method='upgrad')"), Averages(0.9)
+    for number, rows in enumerate(random_rows(6, 2, 50).to(dtype)):
+        row = rows[number % 2]
+        averages.add(number % 2, row.double())
+        found = step_of(pipe, row, number % 2)
+        assert found.dtype == dtype
+        expected = gradhomog.pipeline("upgrad").combine(averages.rows())
+        torch.testing.assert_close(found.double(), expected, rtol=2e-2, atol=2e-2)
+    assert pipe.state_dict()["0:tracked"]["averages"]["0"].dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "none"}, "`method` must name one homogenizer; got 'none'"),
+        ({"method": "static + mgda"}, "`method` must name one homogenizer"),
+        ({"method": "isi"}, "acts by `mix` or `rows` alone; 'isi' acts by `attach`"),
+        ({"method": "rotate"}, "acts by `mix` or `rows` alone; 'rotate' acts by `transform`"),
+        ({"method": "tracked"}, "acts by `mix` or `rows` alone; 'tracked' acts by `choose`"),
+        ({"method": "mgda(on='features')"}, "reads features"),
+        ({"method": "trimmed_mean", "every": 2}, "`every` must be 1 for 'trimmed_mean'"),
+        ({"rows": 0}, "`rows` must be"),
+        ({"average": 1.0}, "`average` must be"),
+    ],
+)
+def test_an_invalid_option_raises(options, message):
+    with pytest.raises(OptionError, match=f"tracked: .*{message.replace('(', '.').replace(')', '.')}"):
+        gradhomog.pipeline([("tracked", options)])
+
+
+def test_create_graph_and_the_state_of_another_method_raise():
+    with pytest.raises(NotDifferentiableError, match="tracked"):
+        gradhomog.pipeline("tracked").combine(torch.eye(2, requires_grad=True), create_graph=True)
+    saved = gradhomog.pipeline("tracked(method='mgda')").state_dict()
+    with pytest.raises(ConfigError, match="the state was saved with `method` 'mgda'"):
+        gradhomog.pipeline("tracked(method='cagrad')").load_state_dict(saved)
+
+
+def test_a_homogenizer_must_choose_valid_positions():
+    class Wrong(Homogenizer):
+        def choose(self, keys):
+            return [len(keys)]
+
+    with pytest.raises(
+        gradhomog.PluginRunError, match="must return from `choose` at least one of the positions 0 to 2"
+    ):
+        gradhomog.pipeline([Wrong()]).choose(3)
+
+
+@pytest.mark.parametrize("tasks", [0, True, "ab", [], ["a", 1], 2.0])
+def test_choose_requires_a_number_or_names(tasks):
+    with pytest.raises(OptionError, match="`tasks` must be the number of tasks or their names"):
+        gradhomog.pipeline("tracked").choose(tasks)
+
+
+def test_without_tracked_all_tasks_are_chosen():
+    assert gradhomog.pipeline("pcgrad").choose(3) == (0, 1, 2)
+    assert gradhomog.pipeline("none").choose(["a", "b"]) == ("a", "b")
+    with pytest.raises(OptionError, match="`tasks` must be different names; got \\['a', 'a'\\]"):
+        gradhomog.pipeline("none").choose(["a", "a"])
