@@ -16,10 +16,10 @@ from gradhomog.experiments.report.html_table import Cell as HtmlCell
 from gradhomog.experiments.report.html_table import Table as HtmlTable
 from gradhomog.experiments.report.html_table import number_key, text_cell
 from gradhomog.experiments.report.svg import inline_svg
-from gradhomog.text_table import align_columns
 from gradhomog.experiments.reproduce.pinn.experiment import COLUMNS
 from gradhomog.experiments.reproduce.pinn.table import Cell, Table
 from gradhomog.experiments.reproduce.report import FIGURES, REPORT
+from gradhomog.text_table import align_columns
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
