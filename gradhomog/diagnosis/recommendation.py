@@ -13,7 +13,7 @@ from gradhomog.diagnosis.estimates import student_quantile
 from gradhomog.diagnosis.measurement import Measurement
 from gradhomog.diagnosis.numbers import interval, number, ratio_range
 
-METHODS_FOR_CONFLICT = ("aligned_mtl", "cagrad", "mgda", "upgrad")
+METHODS_FOR_CONFLICT = ("aligned_mtl", "cagrad", "mgda", "upgrad", "dcgd")
 METHODS_FOR_NORMS = ("aligned_mtl", "imtl_g", "db_mtl", "reweight")
 """First choices and alternatives of the table in docs/methods/index.md."""
 
