@@ -41,7 +41,10 @@ def directions(pipeline: str, rows: Sequence[Sequence[float]], steps: int = STEP
     """The direction of each of several steps with the same rows, while the losses fall."""
     pipe, jacobian = gradhomog.pipeline(pipeline), torch.tensor(rows)
     for step in range(steps):
-        first, second = pipe.combine(jacobian, losses=losses(step)).tolist()
+        values = losses(step)
+        # Of one residual r per task with L = r²: its gradient is 2 r ∂r/∂θ.
+        traces = [float(row.square().sum()) / (4 * value) for row, value in zip(jacobian, values, strict=True)]
+        first, second = pipe.combine(jacobian, losses=values, kernel_traces=traces).tolist()
         yield first, second
 
 
