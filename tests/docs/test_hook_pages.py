@@ -114,7 +114,7 @@ def test_every_method_that_an_author_overrides_is_documented_with_its_signature(
     assert signature(method) in pages.inline(page(hook))
 
 
-STAGES = ("attach", "begin", "transform", "mix", "rows", "update", "paper_scale")
+STAGES = ("attach", "begin", "transform", "choose", "mix", "rows", "update", "paper_scale")
 
 
 @pytest.mark.parametrize("stage", STAGES)
