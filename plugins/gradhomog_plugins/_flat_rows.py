@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -18,11 +17,6 @@ WIDTH = 2**16
 def layout_of(row: Mapping[str, Tensor]) -> Layout:
     """Return the layout of rows that are like `row`."""
     return {name: list(value.shape) for name, value in row.items()}
-
-
-def wide_dtype(values: Iterable[Tensor]) -> torch.dtype:
-    """Return the widest dtype of tensors, at least float32."""
-    return functools.reduce(torch.promote_types, (value.dtype for value in values), torch.float32)
 
 
 def flatten(row: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:

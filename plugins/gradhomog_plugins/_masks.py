@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-Rescale = Literal["none", "all", "tensor"]
-
-# Columns of a block whose rows fit the cache: a third of the time of whole rows (4 × 10⁶, measured).
-COLUMNS = 2**15
+from gradhomog_plugins import _columns
+from gradhomog_plugins._dtypes import wide_dtype
 
 
 class MaskedMean(NamedTuple):
@@ -30,11 +29,16 @@ class MaskedMean(NamedTuple):
 
 def by_blocks(rows: Tensor, masked_mean: Callable[[Tensor], MaskedMean]) -> MaskedMean:
     """Apply a function of `[tasks, columns]` to blocks of rows `[tasks, *shape]`; the mean has the shape `[*shape]`."""
-    matrix = rows.reshape(len(rows), rows[0].numel())
-    wide = torch.promote_types(rows.dtype, torch.float32)
-    parts = [masked_mean(block.to(wide)) for block in torch.split(matrix, COLUMNS, dim=1)]
+    parts = [masked_mean(block.to(wide_dtype(block))) for block in _columns.split(rows)]
     means, sums, present = zip(*parts, strict=True)
-    return MaskedMean(torch.cat(means).reshape(rows.shape[1:]), torch.stack(sums).sum(), torch.stack(present).sum())
+    return MaskedMean(_columns.join(means, rows), torch.stack(sums).sum(), torch.stack(present).sum())
+
+
+def column_means(rows: Tensor) -> Tensor:
+    """Return the mean of each column of `[tasks, columns]`; the sum itself may overflow."""
+    power = 2.0 ** math.ceil(math.log2(len(rows)))  # exact: entries that cancel have the mean zero
+    total: Tensor = (rows / power).sum(dim=0)
+    return total * (power / len(rows))
 
 
 def sign_counts(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -43,16 +47,9 @@ def sign_counts(rows: Tensor) -> tuple[Tensor, Tensor]:
     return signs.sum(dim=0).abs(), signs.abs().sum(dim=0)
 
 
-def rescaled(parts: Mapping[str, MaskedMean], rescale: Rescale) -> dict[str, Tensor]:
-    """Return r m ∘ ḡ by tensor, with r = present / mask_sum over `"all"` tensors together or of each `"tensor"`."""
-    if rescale == "none":
-        return {name: part.mean for name, part in parts.items()}
-    each = {name: torch.stack([part.present, part.mask_sum]) for name, part in parts.items()}
-    if rescale == "all":
-        together = torch.stack(list(each.values())).sum(dim=0)
-        each = dict.fromkeys(each, together)
-    return {name: part.mean * _quotient(*each[name]).to(part.mean.dtype) for name, part in parts.items()}
-
-
-def _quotient(present: Tensor, mask_sum: Tensor) -> Tensor:
-    return present / torch.where(mask_sum > 0, mask_sum, 1.0)  # where the mask is zero, so is the mean
+def rescaled(parts: Mapping[str, MaskedMean]) -> dict[str, Tensor]:
+    """Return r m ∘ ḡ by tensor, with r = present / mask_sum of all tensors together."""
+    present = torch.stack([part.present for part in parts.values()]).sum()
+    mask_sum = torch.stack([part.mask_sum for part in parts.values()]).sum()
+    factor = present / torch.where(mask_sum > 0, mask_sum, 1.0)  # where the mask is zero, so is the mean
+    return {name: part.mean * factor.to(part.mean.dtype) for name, part in parts.items()}

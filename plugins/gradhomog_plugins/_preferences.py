@@ -15,15 +15,17 @@ Preference = Annotated[float, Ge(0)]
 Preferences = Sequence[Preference] | Mapping[str, Preference] | None
 
 
-def preferences(method: str, given: Preferences, step: Step) -> Tensor:
+def preferences(option: str, given: Preferences, step: Step) -> Tensor:
     """Return the preference of each task, divided by their sum, float64 `[tasks]`; equal for None.
+
+    `option` is the name in errors: "stch: `weights`".
 
     Raises:
         OptionError: all preferences of the batch are zero.
     """
-    numbers = _per_task.numbers(f"{method}: `preferences`", 1.0 if given is None else given, step)
+    numbers = _per_task.numbers(option, 1.0 if given is None else given, step)
     if not numbers.sum() > 0:
-        raise OptionError(f"{method}: `preferences` must not all be zero in a batch; got {numbers.tolist()}.")
+        raise OptionError(f"{option} must not all be zero in a batch; got {numbers.tolist()}.")
     return (numbers / numbers.sum()).to(step.losses.device)
 
 

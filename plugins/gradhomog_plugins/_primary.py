@@ -1,29 +1,59 @@
-"""The primary task of a method that treats the other tasks as auxiliary: by slot or by domain."""
+"""The primary task of a method that treats the other tasks as auxiliary or as constraints: by slot or by domain."""
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from gradhomog import OptionError, Step
 
+Primary = Annotated[int, Ge(0)] | str
+"""Type of the option `primary`: a slot, or a domain."""
 
-def primary_tasks(method: str, primary: int | str, step: Step, required: bool) -> Tensor:
+
+def primary_tasks(method: str, primary: Primary, step: Step, required_in: str | None) -> Tensor:
     """Return True for the tasks in the slot `primary`, or of the domain `primary`: bool `[tasks]`.
 
     Raises:
-        OptionError: the batch has no such task, and `required`.
+        OptionError: the batch has no such task, and `required_in` is not None: the batches that must have one, for
+            the message.
     """
-    if isinstance(primary, str):
-        found = [key.domain == primary for key in step.keys]
-    else:
-        found = [key.slot == primary for key in step.keys]
-    if required and not any(found):
-        domains = ", ".join(sorted({key.domain for key in step.keys if key.domain}))
+    found = _found(primary, step)
+    if required_in is not None and not any(found):
         raise OptionError(
-            f"{method}: `primary` must be the slot or the domain of a task in the first batch; got {primary!r}, but "
-            f"the batch has the slots {', '.join(step.by('slot'))} and "
-            f"{f'the domains {domains}' if domains else 'no domains'}. "
-            "Pass losses in a dict, or `domains`, to name the tasks."
+            f"{method}: `primary` must be the slot or the domain of a task in {required_in}; {_mismatch(primary, step)}"
         )
-    return torch.tensor(found)
+    return torch.tensor(found, device=step.device)
+
+
+def primary_index(method: str, primary: Primary, step: Step) -> int:
+    """Return the index in the batch of the only task in the slot `primary`, or of the domain `primary`.
+
+    Raises:
+        OptionError: the batch has no such task, or several.
+    """
+    found = _found(primary, step)
+    if sum(found) != 1:
+        raise OptionError(
+            f"{method}: `primary` must be the slot or the domain of exactly one task in every batch; "
+            f"{_mismatch(primary, step)}"
+        )
+    return found.index(True)
+
+
+def _found(primary: Primary, step: Step) -> list[bool]:
+    if isinstance(primary, str):
+        return [key.domain == primary for key in step.keys]
+    return [key.slot == primary for key in step.keys]
+
+
+def _mismatch(primary: Primary, step: Step) -> str:
+    domains = [key.domain for key in step.keys if key.domain]
+    return (
+        f"got {primary!r}, but the batch has the slots {', '.join(step.by('slot'))} and "
+        f"{'the domains ' + ', '.join(sorted(domains)) if domains else 'no domains'}. "
+        "Pass losses in a dict, or `domains`, to name the tasks."
+    )

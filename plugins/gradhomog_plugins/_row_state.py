@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gradhomog import keyed
+from gradhomog_plugins._dtypes import wide_dtype
 
 RowState = dict[str, dict[str, Tensor]]
 """`{parameter: {key: tensor [*shape]}}`; for rows in one matrix, the parameter is `""`."""
@@ -40,11 +41,6 @@ def write(
 ) -> dict[str, dict[str, Tensor]]:
     """Return the state with new rows `[tasks, *shape]` for the keys of a batch, the mean of the tasks of one key."""
     return {name: keyed.write_tensors(state.get(name, {}), keys, value) for name, value in rows.items()}
-
-
-def wide_dtype(value: Tensor) -> torch.dtype:
-    """Return the dtype of a tensor, or float32 for half precision."""
-    return torch.promote_types(value.dtype, torch.float32)
 
 
 def cast_like(rows: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from annotated_types import Interval
 from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, Jacobian, Step, hookimpl
-from gradhomog_plugins._masks import MaskedMean, Rescale, by_blocks, rescaled, sign_counts
+from gradhomog_plugins._masks import MaskedMean, by_blocks, column_means, rescaled, sign_counts
 
 
 class ANDMask(Homogenizer):
@@ -21,13 +21,12 @@ class ANDMask(Homogenizer):
     Args:
         tau: τ in [0, 1]. With 1 all N entries must have one sign; with τ, at least (1 + τ)/2 of them if none is zero.
             0 is the plain mean.
-        rescale: multiply d by r, so that the removed entries do not shorten it: `"none"`, r = 1; `"all"`, one r for all
-            parameters; `"tensor"`, one r for each parameter tensor, as in DomainBed.
+        rescale: multiply d by r, so that the removed entries do not shorten it.
 
     Use it when each task is an environment (a hospital, a camera, a background) and what holds in only some of them
     should not be learned: domain generalization. It is harmful where tasks rightly differ, because exactly the
-    coordinates that distinguish them stop learning. Noise alone removes nearly all coordinates: half of them for two
-    rows, a share of 1 − 2^(1 − N) for N. `rescale` multiplies the few that remain by a large number, so tune the
+    coordinates that distinguish them stop learning. For pure noise a share of 1 − 2^(1 − N) of the coordinates is
+    removed: half for two rows, 97 % for six. `rescale` multiplies the few that remain by a large number, so tune the
     learning rate again. The result depends on the coordinates: a rotation of the parameters changes it.
 
     An entry that is zero agrees with no sign. If no coordinate remains, d = 0, as for opposite rows or a zero row with
@@ -43,21 +42,21 @@ class ANDMask(Homogenizer):
 
     Source: Parascandolo et al. 2020, "Learning explanations that are hard to vary", arXiv 2009.00329, section 3.
 
-    Deviations: (1) `rescale`: the paper has r = 1, the authors' code an option without default for one r per tensor,
-    DomainBed always that. It makes the direction depend on how the parameters are divided into tensors, and multiplies
-    a tensor with one agreeing entry by its number of entries. (2) Coordinates that are zero in all rows, such as those
-    of inactive units, do not count in r; in both codes they count as removed, so that identical rows with zeros would
-    be changed. (3) Both codes add 1e-10 to the share of kept coordinates.
+    Deviations: (1) `rescale` has one r for all parameters. The paper has r = 1, the authors' code an option without
+    default for one r per tensor, DomainBed always that, which makes the direction depend on how the parameters are
+    divided into tensors, and multiplies a tensor with one agreeing entry by its number of entries. (2) Coordinates that
+    are zero in all rows, such as those of inactive units, do not count in r; in both codes they count as removed, so
+    that identical rows with zeros would be changed. (3) Both codes add 1e-10 to the share of kept coordinates.
 
     >>> import torch, gradhomog
     >>> jacobian = torch.tensor([[3.0, 1.0, 0.0, 2.0], [1.0, -1.0, 0.0, 4.0]])
     >>> gradhomog.pipeline("and_mask").combine(jacobian)
     tensor([2., 0., 0., 3.])
-    >>> gradhomog.pipeline("and_mask(rescale='all')").combine(jacobian)  # two of three coordinates are kept
+    >>> gradhomog.pipeline("and_mask(rescale=true)").combine(jacobian)  # two of three coordinates are kept
     tensor([3.0000, 0.0000, 0.0000, 4.5000])
     """
 
-    def __init__(self, tau: Annotated[float, Interval(ge=0, le=1)] = 1.0, rescale: Rescale = "none") -> None:
+    def __init__(self, tau: Annotated[float, Interval(ge=0, le=1)] = 1.0, rescale: bool = False) -> None:
         self.tau, self.rescale = tau, rescale
 
     def rows(self, step: Step) -> Jacobian:
@@ -65,9 +64,8 @@ class ANDMask(Homogenizer):
         least = next(count for count in range(step.tasks + 1) if count / step.tasks >= self.tau)
         rows = step.jacobian.materialize()
         parts = {name: by_blocks(value, lambda block: agreed_mean(block, least)) for name, value in rows.items()}
-        return step.jacobian.repeat(
-            {name: mean.to(rows[name].dtype) for name, mean in rescaled(parts, self.rescale).items()}
-        )
+        means = rescaled(parts) if self.rescale else {name: part.mean for name, part in parts.items()}
+        return step.jacobian.repeat({name: mean.to(rows[name].dtype) for name, mean in means.items()})
 
 
 def agreed_mean(rows: Tensor, least: int) -> MaskedMean:
@@ -78,7 +76,8 @@ def agreed_mean(rows: Tensor, least: int) -> MaskedMean:
     """
     balance, present = sign_counts(rows)
     mask = (balance >= least) & (present > 0)
-    return MaskedMean(torch.where(mask, rows.mean(dim=0), 0.0), mask.sum().double(), (present > 0).sum().double())
+    mean = torch.where(mask, column_means(rows), 0.0)
+    return MaskedMean(mean, mask.sum().double(), (present > 0).sum().double())
 
 
 @hookimpl

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import torch
@@ -11,14 +10,14 @@ from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, Step, hookimpl
 from gradhomog_plugins import _losses, _preferences
-from gradhomog_plugins._preferences import Preference
+from gradhomog_plugins._preferences import Preferences
 
 
 class COSMOS(Homogenizer):
     """Weights from the derivatives of the weighted sum of the losses minus λ times their cosine with the preference.
 
-        L = ⟨r, L⟩ − λ cos(r, L),  Σ_i r_i = 1
-        v_i = max(0, ∂L/∂L_i) = max(0, r_i − λ (r_i/‖r‖ − cos(r, L) L_i/‖L‖) / ‖L‖)
+        F = ⟨r, L⟩ − λ cos(r, L),  L the vector of the losses,  Σ_i r_i = 1
+        v_i = max(0, ∂F/∂L_i) = max(0, r_i − λ (r_i/‖r‖ − cos(r, L) L_i/‖L‖) / ‖L‖)
         d = 1/N Σ_i ω_i g_i,  ω_i = v_i / mean_j v_j;  paper's scale: ω_i = N v_i, so that d = Σ_i v_i g_i
 
     Args:
@@ -62,7 +61,7 @@ class COSMOS(Homogenizer):
     def __init__(
         self,
         penalty: Annotated[float, Ge(0)] = 2.0,
-        preferences: Sequence[Preference] | Mapping[str, Preference] | None = None,
+        preferences: Preferences = None,
     ) -> None:
         self.penalty, self.preferences = penalty, preferences
 
@@ -73,14 +72,14 @@ class COSMOS(Homogenizer):
     def paper_scale(self, step: Step) -> Tensor:
         weights, size = self._weights(step)
         derivatives: Tensor = weights / size
-        _losses.require_weights(step.tasks * derivatives, step, "cosmos", "N ∂L/∂L")
+        _losses.require_weights(step.tasks * derivatives, step, "cosmos", "N ∂F/∂L")
         return derivatives.sum()
 
     def _weights(self, step: Step) -> tuple[Tensor, Tensor]:
         """Return ‖L‖ v `[tasks]` and ‖L‖; r and 1 if all losses are zero."""
         losses = step.losses
         _losses.require_valid(losses >= 0, step, "cosmos: losses must not be negative")
-        preference = _preferences.preferences("cosmos", self.preferences, step)
+        preference = _preferences.preferences("cosmos: `preferences`", self.preferences, step)
         largest = losses.detach().max()
         if not bool(largest > 0):
             return preference, torch.ones_like(largest)
@@ -90,7 +89,7 @@ class COSMOS(Homogenizer):
 
 
 def scaled_derivatives(direction: Tensor, size: Tensor, preference: Tensor, penalty: float) -> Tensor:
-    """Return ‖L‖ ∂(⟨r, L⟩ − λ cos(r, L))/∂L, `[tasks]`, for L/‖L‖, ‖L‖ and r."""
+    """Return ‖L‖ ∂F/∂L, `[tasks]`, for L/‖L‖, ‖L‖ and r."""
     unit: Tensor = preference / preference.norm()
     derivatives: Tensor = size * preference - penalty * (unit - (unit @ direction) * direction)
     return derivatives

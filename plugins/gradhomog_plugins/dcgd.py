@@ -17,13 +17,14 @@ from gradhomog import (
     gramian_rounding,
     hookimpl,
 )
-from gradhomog_plugins._unit_rows import equal_cosines
+from gradhomog_plugins.config import conflict_free_weights
 
 
 class DCGD(Homogenizer):
-    """Replace the sum s of the rows by a vector in their dual cone, K* = {v : ⟨g_i, v⟩ ≥ 0 for all i}.
+    """Replace the sum s of the rows by a vector in their dual cone (`center`: if one with equal cosines exists).
 
-        s = Σ_i g_i,  P the projection onto K*,  d_c = argmin ‖d_c‖ over ⟨g_i, d_c⟩ = ‖g_i‖ for all i
+        s = Σ_i g_i,  K* = {v : ⟨g_i, v⟩ ≥ 0 for all i},  P the projection onto K*
+        d_c = argmin ‖d_c‖ over ⟨g_i, d_c⟩ = ‖g_i‖ for all i
         center:      d = 1/N ⟨s, d_c⟩ / ‖d_c‖² · d_c;  for two rows d_c is parallel to g_1/‖g_1‖ + g_2/‖g_2‖
         projection:  d = 1/N P(s)
         average:     d = 1/N s where s is in K*, else 1/N · 1/M Σ_i P(g_i), M the number of nonzero rows
@@ -35,16 +36,20 @@ class DCGD(Homogenizer):
     Use it when two losses conflict and their gradients differ in length, as the residual and the boundary conditions of
     a physics-informed network. It is harmful where a row is mostly noise: `"center"` gives a short noisy row as much
     influence as a long one. `"projection"` and `"average"` do not balance lengths. `"average"` is not continuous: where
-    s leaves K*, d becomes shorter at once.
+    s leaves K*, the length of d jumps.
 
     The paper has two rows: the residual, and all boundary and initial conditions together. For its exact method pass
     the sum of these losses as one loss, which also saves backward passes. For N rows, each variant is extended so that
-    it agrees with the paper for two: `"center"` is `config` (equal cosines with all rows; the sum of N unit rows, the
-    other extension, is outside K* for some N > 2), `"projection"` is `dualproj`, and `"average"` where s conflicts is
-    `upgrad` divided by M. The paper's projections of s, orthogonal to one row each, are for two rows those of the other
-    row on K*; for more rows they are outside K*. The first assumption of the paper's theorem, 2⟨s, d⟩ ≥ ‖d‖² in its
-    scale, holds for all N: K* contains P(g_i), hence ⟨s, P(g_i)⟩ ≥ ‖P(g_i)‖². Rows so dependent that no vector has
-    equal cosines are treated by `"center"` as by `config`, which may then conflict.
+    it agrees with the paper for two:
+
+        center:      config, equal cosines with all rows; the sum of N unit rows is outside K* for some N > 2
+        projection:  dualproj
+        average:     the mean of the rows, or upgrad/M where s conflicts
+
+    The paper's projections of s, orthogonal to one row each, are for two rows those of the other row on K*; for more
+    rows they are outside K*. The first assumption of the paper's theorem, 2⟨s, d⟩ ≥ ‖d‖² in its scale, holds for all N:
+    K* contains P(g_i), hence ⟨s, P(g_i)⟩ ≥ ‖P(g_i)‖². Rows so dependent that no vector has equal cosines are treated by
+    `"center"` as by `config`, which may then conflict.
 
     Opposite rows give d = 0 if no other row adds to them; a zero row counts in s only. An inner product with s that is
     negative by rounding is no conflict.
@@ -77,7 +82,7 @@ class DCGD(Homogenizer):
     def mix(self, step: Step) -> StageResult:
         gramian, rounding = step.gramian(), gramian_rounding(step.dtype)
         if self.variant == "center":
-            return StageResult(center_weights(gramian, rounding))
+            return StageResult(conflict_free_weights(gramian, "projection", rounding))
         weights, converged = (projection_weights if self.variant == "projection" else average_weights)(
             gramian, rounding
         )
@@ -85,13 +90,6 @@ class DCGD(Homogenizer):
 
     def paper_scale(self, step: Step) -> float:
         return step.tasks
-
-
-def center_weights(gramian: Tensor, rounding: float) -> Tensor:
-    """Return weights of the projection of s on the vector with equal cosines to all rows, float64 `[tasks]`."""
-    norms, _, coefficients, inner_products, projection_sum = equal_cosines(gramian, rounding)
-    square = torch.where(projection_sum < torch.inf, coefficients.sum(), torch.inf)  # ‖d_c‖²
-    return coefficients / norms * (norms.dot(inner_products) / square)
 
 
 def projection_weights(gramian: Tensor, rounding: float) -> Solution:

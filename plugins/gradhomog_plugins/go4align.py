@@ -70,18 +70,24 @@ class GO4Align(Homogenizer):
         self.log_shares: dict[str, float] = {}  # log N p
 
     def mix(self, step: Step) -> Tensor:
-        indicators = self._log_indicators(step)
-        weights = (indicators - indicators.max().detach()).exp()  # γ over its maximum
-        weights = group_means(weights, line_groups(weights.tolist(), self.groups))
+        weights, _ = self._weights(step)
         return weights / weights.mean()
 
     def paper_scale(self, step: Step) -> Tensor:
-        weights = self._log_indicators(step).exp()
-        _losses.require_weights(weights, step, "go4align", "p ΣL / L")
-        return weights.sum()
+        weights, log_largest = self._weights(step)
+        log_weights = weights.detach().log() + log_largest
+        _losses.require_weights(log_weights.exp(), step, "go4align", "p ΣL / L, averaged by group,")
+        return weights.sum() * log_largest.exp()
 
     def update(self, step: Step) -> dict[str, Any]:
         return {"log_shares": keyed.write(self.log_shares, step.by(self.key), self._new_log_shares(step))}
+
+    def _weights(self, step: Step) -> tuple[Tensor, Tensor]:
+        """Return γ̄ over the largest γ, `[tasks]`, and the logarithm of the largest γ, as a constant."""
+        indicators = self._log_indicators(step)
+        largest = indicators.max().detach()
+        weights = (indicators - largest).exp()
+        return group_means(weights, line_groups(weights.tolist(), self.groups)), largest
 
     def _new_log_shares(self, step: Step) -> Tensor:
         """Return log N p after this step's losses, `[tasks]`."""
@@ -93,6 +99,9 @@ class GO4Align(Homogenizer):
         """Return log γ, `[tasks]`."""
         losses = step.losses.cpu()
         _losses.require_valid(losses > 0, step, "go4align: losses must be positive, because tasks are weighted by 1/L")
+        _losses.require_valid(
+            (self.lr * losses).isfinite(), step, "go4align: `lr` times a loss must be finite", "Use a smaller `lr`."
+        )
         log_shares = self._new_log_shares(step) - math.log(step.tasks)
         return log_shares + torch.logsumexp(losses.log(), dim=0) - losses.log()
 

@@ -10,6 +10,8 @@ from annotated_types import Ge, Interval, MinLen
 from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, Jacobian, OptionError, Step, hookimpl
+from gradhomog_plugins import _columns
+from gradhomog_plugins._dtypes import wide_dtype
 
 Share = Annotated[float, Interval(ge=0, le=1)]
 
@@ -87,17 +89,12 @@ class GradDrop(Homogenizer):
         return step.tasks
 
     def _on_parameters(self, rows: Tensor, generator: torch.Generator) -> Tensor:
-        matrix = rows.reshape(len(rows), rows[0].numel())
-        tasks, params = matrix.shape
         # A block fits the cache, and its temporaries take no more memory than the direction.
-        columns = min(2**15, max(2**12, params // (tasks + 8)))
-        dropped = [
-            self._drop_entries(matrix[:, start : start + columns], generator) for start in range(0, params, columns)
-        ]
-        return torch.cat([*dropped, matrix.new_empty(0)]).reshape(rows.shape[1:])
+        columns = min(_columns.COLUMNS, max(2**12, rows[0].numel() // (len(rows) + 8)))
+        return _columns.join([self._drop_entries(block, generator) for block in _columns.split(rows, columns)], rows)
 
     def _drop_entries(self, matrix: Tensor, generator: torch.Generator) -> Tensor:
-        wide = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
+        wide = matrix.to(wide_dtype(matrix))
         uniform = torch.rand(wide.shape[1], generator=generator).to(wide)
         return (drop(wide, uniform, self._leaks(wide), self.sharpness) / len(wide)).to(matrix.dtype)
 
@@ -116,7 +113,7 @@ class GradDrop(Homogenizer):
                 f"{list(signs.shape)}. Use gradhomog.backward with level='features', or on='parameters'."
             )
         tasks, batch = rows.shape[:2]
-        wide = rows.reshape(tasks, batch, -1).to(torch.promote_types(rows.dtype, torch.float32))
+        wide = rows.reshape(tasks, batch, -1).to(wide_dtype(rows))
         sums = torch.einsum("tbf,bf->tf", wide, signs[0].reshape(batch, -1).to(wide))
         uniform = torch.rand(sums.shape[1], generator=generator).to(sums)
         above, below = sums.clamp_min(0).sum(0), sums.clamp_max(0).sum(0)

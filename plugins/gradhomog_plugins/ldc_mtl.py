@@ -43,7 +43,7 @@ class LDCMTL(Homogenizer):
     Of the paper's bilevel problem this is the form of the authors' code: one step of the model and of the weights on
     one penalized loss, without the term of the lower level's solution, which the paper omits as negligible. The model's
     step is `mix`, that of the weights is `update`. The weights are free parameters; a router network that computes them
-    from features has no place in the stages, which do not train modules.
+    from features is not supported: homogenizers train no modules.
 
     Acts on rows: shared parameters receive the gradient of the weighted losses; each head of a multi-task network
     receives the unweighted gradient of its loss. Neighbours are keys: slots in their order, domains in that of their
@@ -67,8 +67,7 @@ class LDCMTL(Homogenizer):
     at first; random for QM9. (3) A separate Adam updates ξ; theirs has the optimizer and rate of the model. (4) One
     normalization as default. Their code has L/L(0) times the least first loss for NYUv2, `"log"` for QM9 and `"none"`
     for CelebA and Cityscapes. (5) The losses of the discrepancy are always weighted; they are not for Cityscapes. (6)
-    The mean of the weights is one by default. (7) Other code sorts the weighted losses first, so that the sum is the
-    largest minus the smallest.
+    The mean of the weights is one by default.
 
     >>> import torch, gradhomog
     >>> pipe = gradhomog.pipeline("ldc_mtl(penalty=0.1)")
@@ -122,7 +121,7 @@ class LDCMTL(Homogenizer):
     def _slopes(self, keys: Sequence[str], weighted: Tensor) -> Tensor:
         """Return 1 + λ (τ_i − τ_{i−1}), `[tasks]`, for the weighted losses σℓ `[tasks]`."""
         means = keyed.mean_numbers(keys, weighted)
-        names = sorted(means) if self.key == "domain" else list(means)
+        names = sorted(means) if self.key == "domain" else sorted(means, key=int)
         slopes = neighbour_slopes(torch.tensor([means[name] for name in names], dtype=torch.float64))
         of_key = dict(zip(names, slopes.tolist(), strict=True))
         return 1 + self.penalty * torch.tensor([of_key[key] for key in keys], dtype=torch.float64)

@@ -10,7 +10,13 @@ from annotated_types import Interval
 from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, StageResult, Step, hookimpl, keyed
-from gradhomog_plugins._primary import primary_tasks
+from gradhomog_plugins import _losses, _weights
+from gradhomog_plugins._dtypes import wide_dtype
+from gradhomog_plugins._primary import Primary, primary_tasks
+
+# The sum of so large weights is finite in float64.
+LARGEST = 1e300
+ADVICE = "Multiply the loss of this task by a constant"
 
 
 class LRA(Homogenizer):
@@ -22,8 +28,6 @@ class LRA(Homogenizer):
     Args:
         primary: r, the slot or the domain of the primary task: in a physics-informed network the residual of the
             differential equation. It must be in the first batch.
-        statistic: the numerator: `"max"`, the largest absolute entry of the primary row, as in the paper; or `"mean"`,
-            its mean absolute entry.
         alpha: α in (0, 1], the share of the new weight.
         weighted: True has λ_i in the denominator, as in the formula above and in the authors' code. False has mean_p
             |g_ip| there, as in algorithm 1.
@@ -32,10 +36,14 @@ class LRA(Homogenizer):
 
     Use it when one loss dominates the step by the size of its gradient, as the residual of a differential equation
     dominates boundary and initial conditions. It does not change cosines, so it does not resolve conflicts. It is
-    harmful where the gradient of an auxiliary task is mostly noise, because this noise is scaled up.
+    harmful where the gradient of an auxiliary task is mostly noise, because this noise is scaled up, and where the
+    primary task counts most: the weight of a row equal to the primary row exceeds one.
 
-    For constant rows, λ_i converges to √(max|g_r| / mean|g_i|) with λ_i in the denominator, and to max|g_r| / mean|g_i|
-    without it: two methods with different weights. The default is the form in which published errors were computed.
+    For constant rows and α < 1, λ_i converges to √(max|g_r| / mean|g_i|) with λ_i in the denominator, and to max|g_r| /
+    mean|g_i| without it: two methods with different weights. The default is the form of the authors' code. After a
+    first step with λ_i = 1 it may be larger by orders of magnitude, and then falls by the factor 1 − α per step. With α
+    = 1 and λ_i in the denominator it alternates between two values.
+
     λ_i keeps its value in a step without the primary task, and where the primary row or row i is zero. Several primary
     tasks, of one domain, give the mean of their numerators.
 
@@ -55,10 +63,11 @@ class LRA(Homogenizer):
     the layers' means. (4) λ changes in every step and before the step, as in algorithm 1; the authors' code changes it
     in every tenth step, after the step. The rows are computed in any case, so rarer changes would save nothing. (5) A
     single λ for each task; the authors' code has one λ for all boundaries together: add these losses to one. (6) No
-    epsilon in the denominator; PhysicsNeMo-Sym adds 1e-8.
+    epsilon in the denominator; PhysicsNeMo-Sym adds 1e-8. (7) Other code (relative_balancing of ReLoBRaLo's authors)
+    has the mean entry of the primary row in the numerator.
 
     >>> import torch, gradhomog
-    >>> pipe = gradhomog.pipeline("lra(alpha=1, scale='paper')")
+    >>> pipe = gradhomog.pipeline("lra(alpha=1, weighted=false, scale='paper')")
     >>> pipe.combine(torch.tensor([[8.0, 0.0], [0.0, 4.0]]))  # λ = 8 / mean(0, 4) = 4
     tensor([ 8., 16.])
     """
@@ -67,13 +76,12 @@ class LRA(Homogenizer):
 
     def __init__(
         self,
-        primary: int | str = 0,
-        statistic: Literal["max", "mean"] = "max",
+        primary: Primary = 0,
         alpha: Annotated[float, Interval(gt=0, le=1)] = 0.1,
         weighted: bool = True,
         key: Literal["slot", "domain"] = "slot",
     ) -> None:
-        self.primary, self.statistic, self.alpha, self.weighted, self.key = primary, statistic, alpha, weighted, key
+        self.primary, self.alpha, self.weighted, self.key = primary, alpha, weighted, key
         self.weights: dict[str, float] = {}  # λ
 
     def mix(self, step: Step) -> StageResult:
@@ -81,8 +89,9 @@ class LRA(Homogenizer):
         return StageResult(step.tasks * weights / weights.sum(), aux=weights)
 
     def paper_scale(self, step: Step) -> Tensor:
-        total: Tensor = step.aux.sum()
-        return total
+        weights: Tensor = step.aux
+        _weights.require_at_most(_losses.LARGEST_WEIGHT, weights, step, "lra: λ", f"{ADVICE}, or use scale='mean'.")
+        return weights.sum()
 
     def update(self, step: Step) -> dict[str, Any]:
         return {"weights": keyed.write(self.weights, step.by(self.key), step.aux)}
@@ -93,16 +102,18 @@ class LRA(Homogenizer):
     def _new_weights(self, step: Step) -> Tensor:
         """Return λ of this step, float64 `[tasks]`."""
         before = keyed.read(self.weights, step.by(self.key), 1.0).to(step.device)
-        primary = primary_tasks("lra", self.primary, step, required=not self.weights).to(step.device)
+        primary = primary_tasks("lra", self.primary, step, None if self.weights else "the first batch")
         if not bool(primary.any()):
             return before
         largest, mean = entry_sizes(step.jacobian.materialize())
-        numerator = (largest if self.statistic == "max" else mean)[primary].mean()
+        numerator = largest[primary].mean()
         denominators = before * mean if self.weighted else mean
         defined = (denominators > 0) & (numerator > 0)
         targets = numerator / torch.where(defined, denominators, 1.0)
         weights = torch.where(defined, torch.lerp(before, targets, self.alpha), before)
-        return torch.where(primary, 1.0, weights)
+        weights = torch.where(primary, 1.0, weights)
+        _weights.require_at_most(LARGEST, weights, step, "lra: λ", f"{ADVICE}.")
+        return weights
 
 
 def entry_sizes(rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -110,7 +121,7 @@ def entry_sizes(rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     largest, sums, count = [], [], 0
     for block in rows.values():
         matrix = block.reshape(len(block), block[0].numel())
-        wide = torch.promote_types(block.dtype, torch.float32)
+        wide = wide_dtype(block)
         sums.append(torch.linalg.vector_norm(matrix, 1, dim=1, dtype=wide).double())
         # The largest entry of an empty block is not defined.
         present = matrix if matrix.shape[1] else matrix.new_zeros(len(block), 1)

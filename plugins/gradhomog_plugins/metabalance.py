@@ -11,7 +11,8 @@ from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, OptionError, StageResult, Step, hookimpl, keyed, safe_sqrt
 from gradhomog_plugins import _row_state
-from gradhomog_plugins._primary import primary_tasks
+from gradhomog_plugins._dtypes import wide_dtype
+from gradhomog_plugins._primary import Primary, primary_tasks
 
 Strategy = Literal["both", "reduce", "enlarge"]
 
@@ -81,7 +82,7 @@ class MetaBalance(Homogenizer):
 
     def __init__(
         self,
-        primary: int | str = 0,
+        primary: Primary = 0,
         relax: Annotated[float, Interval(ge=0, le=1)] = 0.7,
         beta: Annotated[float, Interval(ge=0, lt=1)] = 0.9,
         strategy: Strategy = "both",
@@ -96,9 +97,15 @@ class MetaBalance(Homogenizer):
         new = self._new_norms(step)
         scaled = {}
         for name, rows in step.jacobian.materialize().items():
-            factors = scale_factors(new.sums[name] / new.weight_sums, new.targets[name], self.relax, self.strategy)
-            wide = rows.to(_row_state.wide_dtype(rows))
-            scaled[name] = (_row_state.broadcast_per_task(factors, wide) * wide).to(rows.dtype)
+            wide = rows.to(wide_dtype(rows))
+            before = new.sums[name] / new.weight_sums
+            selected, after = changed_norms(before, new.targets[name], self.relax, self.strategy)
+            # Not times after/before, which overflows for a task whose row has been zero for many steps.
+            limits = torch.finfo(wide.dtype)
+            divisors = torch.where(selected, before, 1.0).clamp_min(limits.tiny)
+            multipliers = torch.where(selected, after, 1.0).clamp_max(limits.max)
+            broadcast = _row_state.broadcast_per_task
+            scaled[name] = (wide / broadcast(divisors, wide) * broadcast(multipliers, wide)).to(rows.dtype)
         return StageResult(step.jacobian.replace(scaled), aux=new)
 
     def paper_scale(self, step: Step) -> float:
@@ -118,7 +125,8 @@ class MetaBalance(Homogenizer):
     def _new_norms(self, step: Step) -> NewNorms:
         keys, jacobian = step.by(self.key), step.jacobian
         fits = self.sums.keys() == set(jacobian.names)
-        primary = primary_tasks("metabalance", self.primary, step, required=not fits).to(step.device)
+        required_in = None if fits else "the first batch (rows with other names restart the averages)"
+        primary = primary_tasks("metabalance", self.primary, step, required_in)
         before = keyed.read(self.weight_sums if fits else {}, keys, 0.0).to(step.device)
         weight_sums = self.beta * before + (1 - self.beta)
         sums, targets = {}, {}
@@ -126,7 +134,9 @@ class MetaBalance(Homogenizer):
             old = keyed.read(self.sums[name] if fits else {}, keys, 0.0).to(step.device)
             sums[name] = self.beta * old + (1 - self.beta) * norms
             if not bool(torch.isfinite(sums[name]).all()):
-                raise OptionError("metabalance: the norm of a row overflows float64. Divide the losses by a constant.")
+                raise OptionError(
+                    "metabalance: the square of a row's norm overflows float64. Divide the losses by a constant."
+                )
             if bool(primary.any()):
                 targets[name] = (sums[name] / weight_sums)[primary].mean()
             else:
@@ -134,18 +144,18 @@ class MetaBalance(Homogenizer):
         return NewNorms(sums, weight_sums, targets)
 
 
-def scale_factors(norms: Tensor, target: Tensor, relax: float, strategy: Strategy = "both") -> Tensor:
-    """Return the factor r · n₀/n_i + 1 − r of each row, or 1 where the strategy leaves it, float64 `[tasks]`.
+def changed_norms(norms: Tensor, target: Tensor, relax: float, strategy: Strategy = "both") -> tuple[Tensor, Tensor]:
+    """Return True for the rows that the strategy scales, and r n₀ + (1 − r) n_i, float64 `[tasks]`.
 
-    >>> scale_factors(torch.tensor([1.0, 4.0, 0.5]), torch.tensor(1.0), relax=0.5, strategy="reduce")
-    tensor([1.0000, 0.6250, 1.0000])
+    >>> changed_norms(torch.tensor([1.0, 4.0, 0.5]), torch.tensor(1.0), relax=0.5, strategy="reduce")
+    (tensor([False,  True, False]), tensor([1.0000, 2.5000, 0.7500]))
     """
     selected = norms > 0
     if strategy == "reduce":
         selected = norms > target
     elif strategy == "enlarge":
         selected = selected & (norms < target)
-    return torch.where(selected, relax * target / torch.where(selected, norms, 1.0) + (1 - relax), 1.0)
+    return selected, relax * target + (1 - relax) * norms
 
 
 @hookimpl

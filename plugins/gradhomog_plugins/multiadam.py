@@ -33,13 +33,13 @@ class MultiAdam(Homogenizer):
 
         m_i ← β₁ m_i + (1 − β₁) g_i,  v_i ← β₂ v_i + (1 − β₂) g_i²,  m̂_i = m_i / (1 − β₁^t),  v̂_i = v_i / (1 − β₂^t)
         d = 1/N Σ_i s m̂_i / √v̂_i,  s = √(1/N Σ_j v̂_j), in every coordinate
-        with `rescale=False`: d = 1/N Σ_i m̂_i / √v̂_i, the paper's step
+        with `units="paper"`: d = 1/N Σ_i m̂_i / √v̂_i, the paper's step
 
     Args:
         beta1: β₁ in [0, 1), the average of the rows; 0 leaves momentum to the optimizer.
         beta2: β₂ in [0, 1).
-        rescale: True multiplies by s, so that N identical rows g give g. False is the paper's step: the length of d
-            does not depend on the lengths of the rows.
+        units: `"gradient"` multiplies by s, so that N identical rows g give g; `"paper"` is the paper's step, s = 1,
+            whose length does not depend on the lengths of the rows.
         key: moments by `"slot"` (position in the batch) or by `"domain"`; use `"domain"` if the domain of a slot
             changes between batches.
 
@@ -51,13 +51,13 @@ class MultiAdam(Homogenizer):
     v and, with β₁ > 0, the first moments m. The optimizer is the rest: the learning rate and, with β₁ = 0, the
     momentum. Two combinations:
 
-        multiadam                              with Adam(lr, betas=(0.99, 0.99))
-        multiadam(beta1=0.99, rescale=false)   with SGD(lr): the paper's optimizer, without ε
+        multiadam                                with Adam(lr, betas=(0.99, 0.99))
+        multiadam(beta1=0.99, units="paper")     with SGD(lr): the paper's optimizer, without ε
 
     In the first, Adam divides by the second moments of d, from which a constant s cancels. It is close to the authors'
-    option `agg_momentum`, which applies Adam to the paper's step. Do not combine β₁ > 0 with an optimizer that has
-    momentum, because rows would be averaged twice. A coordinate in which all rows of a
-    task have been zero is zero in its row, with v̂ = 0 in s.
+    option `agg_momentum`, which applies Adam to the paper's step: exactly that, without ε and with β₁ = 0, is
+    `multiadam(units="paper")` with Adam. Do not combine β₁ > 0 with an optimizer that has momentum, because rows would
+    be averaged twice. A coordinate in which all rows of a task have been zero is zero in its row, with v̂ = 0 in s.
 
     Differentiable in the rows, with the moments before the step as constants; an entry that is zero has derivative
     zero.
@@ -86,10 +86,10 @@ class MultiAdam(Homogenizer):
         self,
         beta1: Annotated[float, Interval(ge=0, lt=1)] = 0.0,
         beta2: Annotated[float, Interval(ge=0, lt=1)] = 0.99,
-        rescale: bool = True,
+        units: Literal["gradient", "paper"] = "gradient",
         key: Literal["slot", "domain"] = "slot",
     ) -> None:
-        self.beta1, self.beta2, self.rescale, self.key = beta1, beta2, rescale, key
+        self.beta1, self.beta2, self.units, self.key = beta1, beta2, units, key
         self.means: RowState = {}  # m
         self.roots: RowState = {}  # √v
         self.counts: dict[str, float] = {}
@@ -102,7 +102,7 @@ class MultiAdam(Homogenizer):
         for name, roots in new.roots.items():
             means = new.means[name] / broadcast_per_task(mean_corrections, roots) if self.beta1 else rows[name]
             roots = roots / broadcast_per_task(root_corrections, roots)
-            changed[name] = normalize(means.to(roots.dtype), roots, self.rescale)
+            changed[name] = normalize(means.to(roots.dtype), roots, rescale=self.units == "gradient")
         return StageResult(step.jacobian.replace(_row_state.cast_like(changed, rows)), aux=new)
 
     def update(self, step: Step) -> Mapping[str, Any]:

@@ -10,6 +10,7 @@ from annotated_types import Ge, Interval
 from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, StageResult, Step, hookimpl, keyed
+from gradhomog_plugins import _losses, _weights
 
 
 class NewTraces(NamedTuple):
@@ -31,8 +32,8 @@ class NTK(Homogenizer):
         d = Σ_i λ_i g_i / Σ_j λ_j;  paper's scale: d = Σ_i λ_i g_i
 
     Args:
-        every: the traces are computed in every so many steps; in the others the last ones count.
-        probes: random vectors of the estimate, in [1, ∞). A task with at most so many residuals has an exact trace.
+        every: steps between two computations of the traces; the steps between use the last traces.
+        probes: number of random vectors of the estimate; a task with at most this many residuals has an exact trace.
         average: β in [0, 1), the weight of the earlier traces in t ← β t + (1 − β) t_new.
         key: traces by `"slot"` (position in the batch) or by `"domain"`; use `"domain"` if the domain of a slot changes
             between batches.
@@ -41,14 +42,14 @@ class NTK(Homogenizer):
     Use it when each loss is a mean square of residuals, as in physics-informed networks, and the residuals of one task
     fall much faster than those of another. Pass `residuals` to `gradhomog.backward` or `gradhomog.loss`. It needs one
     backward pass per step, and between the steps with traces nothing else. It does not resolve conflicts, and does not
-    see noise in the residuals' targets.
+    depend on noise in the targets.
 
     λ does not depend on the values of the residuals, but on their derivatives only: for a linear model it is constant.
     The estimate of a trace is unbiased. The standard deviation of one probe is at most √2 times the trace, where one
     eigenvalue of K_i dominates, and decreases as 1/√probes (measured with 16 probes on a Helmholtz problem: 26 % of the
-    trace for the equation, 36 % for a boundary); `average` decreases it further. A task with trace zero has
-    a zero row; it has the weight one and no effect on the others. A new key causes new traces of all tasks. Kernels are
-    those w.r.t. the shared parameters.
+    trace for the equation, and for a boundary about 35 %, the bound); `average` decreases it further. A task with trace
+    zero has a zero row; it has the weight one and no effect on the others. A new key causes new traces of all tasks.
+    Kernels are those w.r.t. the shared parameters.
 
     Differentiable in the rows, and in the traces in steps that compute them.
 
@@ -94,7 +95,13 @@ class NTK(Homogenizer):
 
     def paper_scale(self, step: Step) -> Tensor:
         traces: Tensor = step.aux.traces
-        return step.tasks * traces.sum() * inverse_traces(traces)[1]
+        inverses, mean = inverse_traces(traces)
+        total = (traces / least_trace(traces)).sum()
+        _weights.require_at_most(
+            _losses.LARGEST_WEIGHT, total * inverses, step, "ntk: λ = Σ t / t",
+            "Divide the residuals of the other tasks by a constant, or use scale='mean'.",
+        )  # fmt: skip
+        return step.tasks * total * mean
 
     def update(self, step: Step) -> dict[str, Any]:
         if not step.aux.computed:
@@ -115,15 +122,21 @@ class NTK(Homogenizer):
 
 
 def inverse_traces(traces: Tensor) -> tuple[Tensor, Tensor]:
-    """Return 1/t_i, or 0 for t_i = 0, `[tasks]`, and the mean of those that are not zero, or 1 if all are zero.
+    """Return min t/t_i, or 0 for t_i = 0, `[tasks]`, and the mean of those that are not zero, or 1 if all are zero.
 
     >>> inverse_traces(torch.tensor([4.0, 1.0, 0.0]))
     (tensor([0.2500, 1.0000, 0.0000]), tensor(0.6250))
     """
     present = traces > 0
-    inverses = torch.where(present, 1 / torch.where(present, traces, 1.0), 0.0)
+    inverses = torch.where(present, least_trace(traces) / torch.where(present, traces, 1.0), 0.0)
     mean = inverses.sum() / present.sum().clamp_min(1)
     return inverses, torch.where(present.any(), mean, 1.0)
+
+
+def least_trace(traces: Tensor) -> Tensor:
+    """Return the least trace that is not zero, as a constant; 1 if all are zero."""
+    least = torch.where(traces > 0, traces, torch.inf).amin().detach()
+    return torch.where(least < torch.inf, least, 1.0)
 
 
 @hookimpl

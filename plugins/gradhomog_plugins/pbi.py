@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, Step, hookimpl
 from gradhomog_plugins import _per_task, _preferences
-from gradhomog_plugins._preferences import Preference
+from gradhomog_plugins._preferences import Preferences
 
 # Losses on the ray up to this part of their distance from z have no distance from the ray: the rounding of float32.
 ON_THE_RAY = 1e-6
@@ -40,7 +40,7 @@ class PBI(Homogenizer):
     receives the unweighted gradient of its loss. Losses may have any sign. Losses on the ray, up to 1e-6 of their
     distance from z, have the weights u; at least one v_i is positive.
 
-    Differentiable in rows and losses, except where a weight becomes zero.
+    Differentiable in rows and losses, except where a weight becomes zero and near the ray.
 
     State: none.
 
@@ -64,7 +64,7 @@ class PBI(Homogenizer):
     def __init__(
         self,
         penalty: Annotated[float, Ge(0)] = 5.0,
-        preferences: Sequence[Preference] | Mapping[str, Preference] | None = None,
+        preferences: Preferences = None,
         ideal: float | Sequence[float] | Mapping[str, float] = 0.0,
     ) -> None:
         self.penalty, self.preferences, self.ideal = penalty, preferences, ideal
@@ -78,7 +78,7 @@ class PBI(Homogenizer):
 
     def _weights(self, step: Step) -> Tensor:
         """Return v, `[tasks]`."""
-        preference = _preferences.preferences("pbi", self.preferences, step)
+        preference = _preferences.preferences("pbi: `preferences`", self.preferences, step)
         ideal = _per_task.numbers("pbi: `ideal`", self.ideal, step, default=0.0).to(step.losses.device)
         ray = preference / preference.norm()
         return _preferences.nonnegative(derivatives(step.losses - ideal, ray, self.penalty), ray)
@@ -89,8 +89,9 @@ def derivatives(gaps: Tensor, ray: Tensor, penalty: float) -> Tensor:
     largest = gaps.detach().abs().max()
     gaps = gaps / torch.where(largest > 0, largest, 1.0)  # their squares might overflow
     across = gaps - (ray @ gaps) * ray
-    squares = across @ across + (ON_THE_RAY**2) * (gaps @ gaps)
-    return ray + penalty * across / torch.where(squares > 0, squares, 1.0).sqrt()
+    off = across.detach().norm() > ON_THE_RAY * gaps.detach().norm()
+    across = torch.where(off, across, 0.0)
+    return ray + penalty * across / torch.where(off, across @ across, 1.0).sqrt()
 
 
 @hookimpl

@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
-from annotated_types import Ge, Interval, MinLen
+from annotated_types import Interval, MinLen
 from torch import Tensor
 
 from gradhomog import (
     Homogenizer,
     HomogenizerSpec,
-    OptionError,
     StageResult,
     Step,
     dual_cone_weights,
@@ -21,6 +20,7 @@ from gradhomog import (
     keyed,
 )
 from gradhomog_plugins import _per_task
+from gradhomog_plugins._primary import Primary, primary_index
 
 # The last coordinate of a projection on the cone whose exact value is zero is up to 1.5 times the rounding of the terms
 # that cancel in it (for 600 random programs with 2 to 8 dependent rows, float32 and float64).
@@ -51,8 +51,9 @@ class PCD(Homogenizer):
     Args:
         primary: the slot (position in the batch, from 0) or the domain of the primary task.
         tau: τ in [0, 1]: one number for all other tasks; a list by slot, with a number for the primary slot that has no
-            effect; or a dict by domain with the entry `"*"` for other domains (0 without it). With 0 no loss but the
-            primary one rises, to first order; with 1 each decreases as fast as along its own row.
+            effect; or a dict by domain with the entry `"*"` for other domains (0 without it). With 0, no other loss
+            rises, to first order. With τ, d̃ (before its length is set to ‖g_1‖) decreases task j by at least τ times as
+            much as ĝ_j does.
         beta: β in [0, 1), decay of the averages of squared norms. 0 divides each row by its norm.
         key: averages by `"slot"` or by `"domain"`; use `"domain"` if the domain of a slot changes between batches.
 
@@ -92,7 +93,7 @@ class PCD(Homogenizer):
 
     def __init__(
         self,
-        primary: Annotated[int, Ge(0)] | str = 0,
+        primary: Primary = 0,
         tau: Share | Annotated[Sequence[Share], MinLen(1)] | Mapping[str, Share] = 0.02,
         beta: Annotated[float, Interval(ge=0, lt=1)] = 0.999,
         key: Literal["slot", "domain"] = "slot",
@@ -103,7 +104,7 @@ class PCD(Homogenizer):
 
     def mix(self, step: Step) -> StageResult:
         gramian, keys = step.gramian(), step.by(self.key)
-        place = self._place(step)
+        place = primary_index("pcd", self.primary, step)
         before = keyed.read(self.squares, keys, 0.0).to(gramian.device)
         squares = self.beta * before + (1 - self.beta) * gramian.diagonal()
         weight_sums = self.beta * keyed.read(self.weight_sums, keys, 0.0) + (1 - self.beta)
@@ -119,18 +120,6 @@ class PCD(Homogenizer):
             "squares": keyed.write(self.squares, keys, new.squares),
             "weight_sums": keyed.write(self.weight_sums, keys, new.weight_sums),
         }
-
-    def _place(self, step: Step) -> int:
-        """Return the place of the primary task in the batch."""
-        kind = "domain" if isinstance(self.primary, str) else "slot"
-        names = step.by(kind)
-        places = [place for place, name in enumerate(names) if name == str(self.primary)]
-        if len(places) != 1:
-            raise OptionError(
-                f"pcd: `primary` must match one task of the batch; {kind} {self.primary!r} matches {len(places)} of "
-                f"the {kind}s {names}. Give the {kind} of one task."
-            )
-        return places[0]
 
 
 def constrained_weights(
@@ -197,7 +186,7 @@ def shortest_correction(
 def gradhomog_homogenizer() -> HomogenizerSpec:
     return HomogenizerSpec(
         factory=PCD,
-        summary="the direction nearest to a primary task's gradient that improves all other tasks by a share",
+        summary="the direction nearest to a primary gradient that gives all other tasks a share of their progress",
         reference="Varam and AlHajri 2026, arXiv 2606.29521",
         traits={"differentiable", "stateful", "scale_equivariant", "rotation_equivariant"},
         needs={"gramian"},

@@ -24,8 +24,9 @@ class ReLoBRaLo(Homogenizer):
         d = 1/N Σ_i ω_i g_i,  ω_i = λ_i / mean_j λ_j;  paper's scale: ω_i = N λ_i, so that d = Σ_i λ_i g_i
 
     Args:
-        alpha: α, decay of the averaged weights. They follow the last 1/(1 − α) steps; use a smaller α in short
-            training.
+        alpha: α, decay of the averaged weights. Between two lookbacks the weights move by 1 − α per step; with the
+            defaults they are nearly those of the last lookback (of the second step before the first one), which is a
+            single noisy batch. Use a smaller α on mini-batches.
         rho: E[ρ], the probability that a step keeps the averaged weights. In the other steps they start again from
             λ̂(t, 0), the lookback.
         temperature: τ; the larger, the more equal the weights.
@@ -41,8 +42,9 @@ class ReLoBRaLo(Homogenizer):
 
     Acts on rows: shared parameters receive the gradient of the weighted losses; each head of a multi-task network
     receives the unweighted gradient of its loss. One ρ for all tasks. A key has L(t)/L(t') = 1 in its first step, and
-    in its second step λ = λ̂(t, t−1). Losses must not be negative. A loss that is zero in step t' has the ratio one if
-    it is still zero, and otherwise its task gets all weight of λ̂.
+    in its second step λ = λ̂(t, t−1). While other losses fall, a new key therefore has the largest weight. Losses must
+    not be negative. A loss that is zero in step t' has the ratio one if it is still zero. A ratio counts as at most
+    1e6, also that of a loss that rises from zero; for τ far below 1e6 its task gets all weight of λ̂.
 
     Differentiable in rows and losses, with earlier losses and weights as constants.
 
@@ -55,9 +57,9 @@ class ReLoBRaLo(Homogenizer):
 
     Deviations: (1) The mean of the weights is one by default; in the paper their sum is N, which is the same for tasks
     that occur in all steps. (2) The defaults are those of the authors' article with code for Keras; their repository
-    has τ = 1 and E[ρ] = 1, PhysicsNeMo and neuraloperator have α = 0.95, E[ρ] = 0.99 and τ = 1. (3) No
-    constant is added to τ L(t'); ratios of losses far below it have no effect (1e-12 in the authors' code, 1e-8 in
-    PhysicsNeMo). (4) PhysicsNeMo starts the average at λ = 1 and not at the second step's λ̂.
+    has τ = 1 and E[ρ] = 1, PhysicsNeMo and neuraloperator have α = 0.95, E[ρ] = 0.99 and τ = 1. (3) No constant is
+    added to τ L(t'), as 1e-12 in the authors' code and 1e-8 in PhysicsNeMo, where losses far below it have no effect;
+    instead, ratios have the bound 1e6. (4) PhysicsNeMo starts the average at λ = 1 and not at the second step's λ̂.
 
     >>> import torch, gradhomog
     >>> pipe = gradhomog.pipeline("relobralo(alpha=0.5, temperature=1)")

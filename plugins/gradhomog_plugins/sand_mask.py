@@ -9,7 +9,7 @@ from annotated_types import Gt, Interval
 from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, Jacobian, Step, hookimpl
-from gradhomog_plugins._masks import MaskedMean, Rescale, by_blocks, rescaled, sign_counts
+from gradhomog_plugins._masks import MaskedMean, by_blocks, column_means, rescaled, sign_counts
 
 # The largest argument of tanh: in float64, tanh(20) is one.
 SATURATION = 20.0
@@ -27,10 +27,7 @@ class SANDMask(Homogenizer):
         tau: τ in [0, 1), the agreement of signs below which a coordinate is removed.
         k: > 0. With a large k the mask is 1 wherever a_p > τ, as in `and_mask`; with a small one it is proportional to
             1/σ_p².
-        relative: the formula above, which a common factor of the rows does not change. False is the formula of
-            DomainBed, s = 1: k then has the unit of a squared gradient.
-        rescale: multiply d by r, so that the mask does not shorten it: `"none"`, r = 1; `"all"`, one r for all
-            parameters; `"tensor"`, one r for each parameter tensor, as in DomainBed.
+        rescale: multiply d by r, so that the mask does not shorten it.
 
     Use it when each task is an environment and what holds in only some of them should not be learned, as `and_mask`,
     but a coordinate in which one environment has a much larger gradient than the others should count less. It is
@@ -50,12 +47,13 @@ class SANDMask(Homogenizer):
 
     Source: Shahtalebi et al. 2021, "SAND-mask", arXiv 2106.02266, in the form of its authors' code in DomainBed.
 
-    Deviations: (1) `relative`. Gradients of 1e-3, with k = 10 and s = 1, saturate tanh, so that the mask is that of
-    `and_mask`: DomainBed samples k from 1e-3 to 1e5. (2) τ < 1. DomainBed's default is 1, with which a_p − τ is never
-    positive: the mask, and with it every gradient, is zero (its random search samples τ from [0, 1]). τ = 0.5 is the
-    middle of that range. (3) r = 1 by default; DomainBed has one r per tensor. (4) Coordinates that are zero in all
-    rows do not count in r; in DomainBed they count as removed. (5) No epsilon: DomainBed adds 1e-10 to the mean of the
-    mask, and replaces NaN, the variance of a single task, by 1e-17.
+    Deviations: (1) The factor s², with which a common factor of the rows does not change the mask; in DomainBed s = 1,
+    and k has the unit of a squared gradient. Gradients of 1e-3, with k = 10 and s = 1, saturate tanh, so that the mask
+    is that of `and_mask`: DomainBed samples k from 1e-3 to 1e5. (2) τ < 1. DomainBed's default is 1, with which a_p − τ
+    is never positive: the mask, and with it every gradient, is zero (its random search samples τ from [0, 1]). τ = 0.5
+    is the middle of that range. (3) r = 1, or one r for all parameters; DomainBed has one r per tensor. (4) Coordinates
+    that are zero in all rows do not count in r; in DomainBed they count as removed. (5) No epsilon: DomainBed adds
+    1e-10 to the mean of the mask, and replaces NaN, the variance of a single task, by 1e-17.
 
     >>> import torch, gradhomog
     >>> jacobian = torch.tensor([[3.0, 1.0, 1.0], [3.0, -1.0, 5.0]])
@@ -67,39 +65,35 @@ class SANDMask(Homogenizer):
         self,
         tau: Annotated[float, Interval(ge=0, lt=1)] = 0.5,
         k: Annotated[float, Gt(0)] = 10.0,
-        relative: bool = True,
-        rescale: Rescale = "none",
+        rescale: bool = False,
     ) -> None:
-        self.tau, self.k, self.relative, self.rescale = tau, k, relative, rescale
-        self.needs = {"jacobian", "norms"} if relative else {"jacobian"}
+        self.tau, self.k, self.rescale = tau, k, rescale
 
     def rows(self, step: Step) -> Jacobian:
         rows = step.jacobian.materialize()
-        unit = self._unit(step, sum(value.numel() for value in rows.values()))
+        unit = root_mean_square(step.norms(), sum(value.numel() for value in rows.values()))
         parts = {
             name: by_blocks(value, lambda block: masked_mean(block, unit, self.tau, self.k))
             for name, value in rows.items()
         }
-        return step.jacobian.repeat(
-            {name: mean.to(rows[name].dtype) for name, mean in rescaled(parts, self.rescale).items()}
-        )
+        means = rescaled(parts) if self.rescale else {name: part.mean for name, part in parts.items()}
+        return step.jacobian.repeat({name: mean.to(rows[name].dtype) for name, mean in means.items()})
 
-    def _unit(self, step: Step, entries: int) -> Tensor:
-        """Return s, a float64 scalar."""
-        if not self.relative or entries == 0:
-            return torch.ones((), dtype=torch.float64, device=step.device)
-        norms = step.norms()
-        longest = norms.detach().amax()
-        size = torch.where(longest > 0, longest, 1.0)
-        mean_square = (norms / size).square().sum() / entries
-        return size * torch.where(longest > 0, mean_square, 1.0).sqrt()
+
+def root_mean_square(norms: Tensor, entries: int) -> Tensor:
+    """Return s, a float64 scalar, from the norms of the rows and the number of their entries; 1 for zero rows."""
+    longest = norms.detach().amax()
+    size = torch.where(longest > 0, longest, 1.0)
+    mean_square = (norms / size).square().sum() / max(entries, 1)
+    return size * torch.where(longest > 0, mean_square, 1.0).sqrt()
 
 
 def masked_mean(rows: Tensor, unit: Tensor, tau: float, k: float) -> MaskedMean:
     """Return m ∘ ḡ for rows `[tasks, columns]`, with s = `unit`."""
     # mask = tanh(k * unit**2 / rows.var(0) * (rows.sign().mean(0).abs() - tau)).clamp(min=0), without overflow and 0/0.
-    mean = rows.mean(dim=0)
-    deviations = (rows - mean) * (1 / unit).to(rows.dtype)
+    mean = column_means(rows)
+    size = unit.to(rows.dtype).clamp_min(torch.finfo(rows.dtype).tiny)
+    deviations = rows / size - mean / size
     variance = deviations.square().sum(dim=0) / max(len(rows) - 1, 1)
     balance, present = sign_counts(rows)
     slope = (k * (balance / len(rows) - tau)).clamp_min(0)

@@ -38,7 +38,8 @@ class SoftAdapt(Homogenizer):
 
     Acts on rows: shared parameters receive the gradient of the weighted losses; each head of a multi-task network
     receives the unweighted gradient of its loss. A key that has occurred in k < n earlier steps has n = k, and in its
-    first step s = 0, the rate of a constant loss. Losses may have any sign, but must not be negative for
+    first step s = 0, the rate of a constant loss: while other losses fall and β > 0, it has the largest weight (except
+    for `"loss_weighted"`, if its loss is smaller). Losses may have any sign, but must not be negative for
     `"loss_weighted"`. If all rates or all losses are zero, their weights are equal.
 
     Differentiable in rows and losses, with earlier losses as constants.
@@ -82,6 +83,12 @@ class SoftAdapt(Homogenizer):
         losses = _losses.mean_by_key(keys, step.losses.cpu())
         windows = [[loss, *self.histories.get(key, [])] for key, loss in zip(keys, losses, strict=True)]
         rates = torch.stack([backward_difference(window) for window in windows])
+        _losses.require_valid(
+            rates.isfinite(),
+            step,
+            "softadapt: differences of losses must be finite",
+            "Divide the losses by a constant.",
+        )
         if self.variant == "normalized":
             total = rates.abs().sum()
             rates = rates / torch.where(total > 0, total, 1.0)

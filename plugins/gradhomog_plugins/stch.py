@@ -10,9 +10,8 @@ from annotated_types import Ge, Gt
 from torch import Tensor
 
 from gradhomog import Homogenizer, HomogenizerSpec, OptionError, Step, hookimpl, keyed
-from gradhomog_plugins import _losses, _per_task
-
-Preference = Annotated[float, Ge(0)]
+from gradhomog_plugins import _losses, _per_task, _preferences
+from gradhomog_plugins._preferences import Preferences
 
 
 class STCH(Homogenizer):
@@ -68,7 +67,7 @@ class STCH(Homogenizer):
     def __init__(
         self,
         mu: Annotated[float, Gt(0)] | None = None,
-        weights: Sequence[Preference] | Mapping[str, Preference] | None = None,
+        weights: Preferences = None,
         ideal: float | Sequence[float] | Mapping[str, float] = 0.0,
         log: bool = False,
         warmup: Annotated[int, Ge(0)] = 4,
@@ -119,11 +118,7 @@ class STCH(Homogenizer):
             # A task without m has y = 0, which gives the sum of logarithms of the warm-up.
             references = torch.where(measured > 0, measured, losses)
             return _exponents(losses.log() - references.log(), self.mu or 1.0), -losses.log()
-        given = 1.0 if self.weights is None else self.weights
-        preference = _per_task.numbers("stch: `weights`", given, step).to(losses.device)
-        if not preference.sum() > 0:
-            raise OptionError(f"stch: `weights` must not all be zero in a batch; got {preference.tolist()}.")
-        preference = preference / preference.sum()
+        preference = _preferences.preferences("stch: `weights`", self.weights, step)
         ideal = _per_task.numbers("stch: `ideal`", self.ideal, step, default=0.0).to(losses.device)
         return _exponents(preference * (losses - ideal), self.mu or 0.1), preference.log()
 

@@ -23,6 +23,7 @@ from gradhomog import (
     Step,
     hookimpl,
 )
+from gradhomog_plugins._dtypes import wide_dtype
 
 # Values of arguments that have no default in TorchJD: those of the methods' authors.
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
@@ -108,7 +109,7 @@ class TorchJD(Homogenizer):
         blocks = step.jacobian.materialize()
         flat = [block.reshape(step.tasks, block[0].numel()) for block in blocks.values()]
         matrix = torch.cat(flat, dim=1) if len(flat) > 1 else flat[0]
-        matrix = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
+        matrix = matrix.to(wide_dtype(matrix))
         try:
             with torch.random.fork_rng([matrix.device] if matrix.is_cuda else []):
                 ones = torch.ones(step.tasks, 1, dtype=torch.float64)

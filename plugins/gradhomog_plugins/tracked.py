@@ -24,6 +24,7 @@ from gradhomog import (
     jacobian_of_rows,
     keyed,
 )
+from gradhomog_plugins._dtypes import wide_dtype
 from gradhomog_plugins._flat_rows import (
     Layout,
     add_difference,
@@ -32,7 +33,6 @@ from gradhomog_plugins._flat_rows import (
     moved_average,
     unflatten,
     weighted_sum,
-    wide_dtype,
 )
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -164,7 +164,7 @@ class Tracked(Homogenizer):
 
     def rows(self, step: Step) -> StageResult:
         like = step.jacobian.row_like()
-        layout, wide = layout_of(like), wide_dtype(like.values())
+        layout, wide = layout_of(like), wide_dtype(*like.values())
         state: dict[str, Any] = {name: dict(getattr(self, name)) if layout == self.layout else {} for name in BY_KEY}
         state["averages"] = averages = {key: value.to(step.device) for key, value in state["averages"].items()}
         known = dict(averages)

@@ -12,7 +12,7 @@ from gradhomog_plugins import _losses
 
 
 class UWSO(Homogenizer):
-    """Weights from a softmax of 1/L_i, the weights that minimize the loss of uncertainty weighting, with a temperature.
+    """Weights from a softmax, with a temperature, of 1/L_i.
 
         w = softmax(1/(T L_1), …, 1/(T L_N))
         d = Σ_i w_i g_i
@@ -26,12 +26,13 @@ class UWSO(Homogenizer):
     approaches zero, because its task then takes all weight; and with an untuned temperature. It does not resolve
     conflicts.
 
-    With weights proportional to 1/L_i instead of their softmax, it is `scale_invariant` (in the paper: UW-O). Acts on
-    rows: shared parameters receive the gradient of the weighted losses; each head of a multi-task network receives the
-    unweighted gradient of its loss. Losses must be positive. Computed from ratios of losses: nothing overflows.
+    Weights proportional to 1/L_i minimize the loss of uncertainty weighting: `scale_invariant` (in the paper: UW-O).
+    Here they are under a softmax. Acts on rows: shared parameters receive the gradient of the weighted losses; each
+    head of a multi-task network receives the unweighted gradient of its loss. Losses must be positive. Computed from
+    ratios of losses: nothing overflows.
 
-    Differentiable in rows and losses. The paper's stop-gradient is that weights multiply rows: the direction of a step
-    does not contain their derivatives.
+    Differentiable in rows and losses. As with the paper's stop-gradient, the direction does not contain the derivatives
+    of the weights.
 
     State: none.
 

@@ -63,7 +63,7 @@ def test_a_built_in_conforms_by_few_examples(check):
         "uw(lr=0.1, key='domain')", "imtl_l(lr=0.1, key='domain')",
         "softadapt(variant='loss_weighted', order=3)", "relobralo(alpha=0.5, rho=0.5, key='domain')",
         "go4align(groups=3, lr=0.5)", "ldc_mtl(normalization='log', lr=0.1, key='domain')",
-        "lra(weighted=false, statistic='mean', alpha=1)", "metabalance(relax=1, beta=0, strategy='reduce')",
+        "lra(weighted=false, alpha=1)", "metabalance(relax=1, beta=0, strategy='reduce')",
         "ntk(every=1, average=0.5)", "multiadam(beta2=0.9, key='domain')",
         "config(length='min')", "config(length='geometric')", "krum(squared=false)",
         "aligned_mtl(scale_mode='median')", "aligned_mtl(scale_mode='rmse')",
@@ -72,7 +72,7 @@ def test_a_built_in_conforms_by_few_examples(check):
         "mgda(on='features')", "cagrad(c=0.9, zero_rows='drop')", "fairgrad(alpha=0.5)", "graddrop(leak=0.3)",
         "rotograd(variant='reference', pool='task', burn_in=2, key='domain', lr=0.5)",
         "dcgd(variant='projection')", "dcgd(variant='average')", "pcd(primary=0, tau=0.5, beta=0)",
-        "and_mask(tau=0.5, rescale='all')", "sand_mask(k=0.1, rescale='all')",
+        "and_mask(tau=0.5, rescale=true)", "sand_mask(k=0.1, rescale=true)",
     ],
     only=ON_ROWS, fast=True,
 )  # fmt: skip

@@ -80,6 +80,12 @@ def test_losses_on_the_ray_and_losses_of_zero_have_the_weights_of_the_preference
         torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-7)
 
 
+@pytest.mark.parametrize("losses", [[0.1, 0.3], [0.7, 2.1], [0.3, 0.9], [1.1, 3.3]])
+def test_the_rounding_of_float32_losses_does_not_move_them_from_the_ray_of_pbi(losses):
+    found = gradhomog.pipeline("pbi(preferences=[1, 3])").homogenize(torch.eye(2), torch.tensor(losses)).weights
+    torch.testing.assert_close(found.double(), torch.tensor([0.5, 1.5], dtype=torch.float64), rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("ideal", [0.0, -2.0])
 def test_descent_along_pbi_ends_at_the_ratio_of_the_preference(ideal):
     # A front L_2 = 1/L_1: the direction w.r.t. L itself, and L on the front where the first is e^t.

@@ -53,13 +53,13 @@ def test_two_rows_give_the_published_vector(variant, factor, dtype):
     outside = 0
     for seed in range(8):
         rows = normal(2, 5, seed=seed)
-        rows[1] = factor * (rows[1] - 1.2 * (seed % 2) * rows[0])  # every second pair conflicts
+        rows[1] = factor * (rows[1] - 3 * (seed % 2) * rows[0])  # every second pair conflicts
         outside += bool((rows @ rows.sum(0) < 0).any())
         expected = published(rows, variant)
         found = combine(rows.to(dtype), variant, "paper").double()
         tolerance = 1e-9 if dtype == torch.float64 else 1e-5
         torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance * float(rows.norm()))
-    assert factor == 1.0 or outside > 0
+    assert outside >= 4
 
 
 @given(jacobians(spread=2))

@@ -95,13 +95,28 @@ def test_losses_near_the_ends_of_float64_give_finite_weights(losses):
     torch.testing.assert_close(found, weights("scale_invariant", losses), rtol=1e-9, atol=1e-12)
 
 
+def test_the_limit_of_the_papers_scale_is_that_of_the_weights_of_groups():
+    # γ of the second task exceeds 1e30, the mean of all three does not.
+    losses = [1.0, 4e-31, 1.0]
+    found = gradhomog.pipeline("go4align(groups=1, lr=0, scale='paper')").combine(torch.eye(3), losses)
+    expected = 1 / 3 * sum(losses) * sum(1 / loss for loss in losses) / 3
+    assert found.tolist() == pytest.approx([expected] * 3)
+    with pytest.raises(OptionError, match=r"p ΣL / L, averaged by group, must be at most .*task 1"):
+        weights("go4align(groups=2, lr=0, scale='paper')", losses)
+
+
 @pytest.mark.parametrize(
     ("text", "losses", "message"),
     [
         ("go4align(groups=0)", [1.0], "`groups` must be"),
         ("go4align(lr=-1)", [1.0], "`lr` must be"),
         ("go4align", [1.0, 0.0], "go4align: losses must be positive.*task 1 has 0.0"),
-        ("go4align(scale='paper')", [1e300, 1e-300], "go4align: weights p ΣL / L must be at most.*task 1"),
+        (
+            "go4align(scale='paper')",
+            [1e300, 1e-300],
+            "go4align: weights p ΣL / L, averaged by group, must be at most.*task 1",
+        ),
+        ("go4align(lr=1e4)", [1e305, 2e305], "go4align: `lr` times a loss must be finite; task 0 has 1e\\+305"),
         ("go4align(key='domain')", [1.0], "requires the domain"),
     ],
 )

@@ -97,6 +97,16 @@ def test_domains_are_neighbours_in_the_order_of_their_names():
         torch.testing.assert_close(found, expected[order])
 
 
+def test_slots_are_neighbours_in_their_order_in_batches_of_any_order():
+    pipes = [gradhomog.pipeline("ldc_mtl(penalty=0.4, lr=0.1)") for _ in range(2)]
+    tasks, order = 12, [11, 2, 0, 10, 1, 5, 4, 3, 9, 8, 7, 6]
+    for seed in range(3):
+        losses = torch.rand(tasks, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + 0.1
+        expected = weights(pipes[0], losses)
+        found = weights(pipes[1], losses[order], slots=order)
+        torch.testing.assert_close(found, expected[order])
+
+
 def test_a_factor_of_the_losses_changes_nothing():
     pipes = [gradhomog.pipeline("ldc_mtl(lr=0.1)") for _ in range(3)]
     for losses in ([0.5, 1.0, 2.0], [0.4, 0.9, 1.1], [0.1, 0.8, 1.0]):

@@ -22,8 +22,8 @@ def steps(count, tasks=3):
         }
 
 
-def authors_loop(history, relax, beta, strategy="both"):
-    """The authors' optimizer: averages that start at zero, one per tensor and task; returns the sum of the rows."""
+def loop(history, relax, beta, strategy="both"):
+    """Algorithm 1: averages that start at zero, one per tensor and task; returns the sum of the rows."""
     averages, direction = {}, {}
     for blocks in history:
         for name, rows in blocks.items():
@@ -41,21 +41,21 @@ def authors_loop(history, relax, beta, strategy="both"):
 
 @pytest.mark.parametrize("strategy", ["both", "reduce", "enlarge"])
 @pytest.mark.parametrize(("relax", "beta"), [(0.7, 0.9), (1.0, 0.0), (0.2, 0.5)])
-def test_it_is_the_authors_loop_in_the_papers_scale(relax, beta, strategy):
+def test_it_is_the_loop_of_algorithm_1_in_the_papers_scale(relax, beta, strategy):
     options = {"relax": relax, "beta": beta, "strategy": strategy, "scale": "paper"}
     pipe, history = gradhomog.pipeline([("metabalance", options)]), list(steps(4))
     for blocks in history:
         found = pipe.combine(blocks)
-    expected = authors_loop(history, relax, beta, strategy)
+    expected = loop(history, relax, beta, strategy)
     for name in SIZES:
         torch.testing.assert_close(found[name], expected[name], rtol=1e-10, atol=1e-12)
 
 
-def test_in_float32_it_is_close_to_the_authors_loop_in_float64():
+def test_in_float32_it_is_close_to_the_loop_in_float64():
     pipe, history = gradhomog.pipeline("metabalance"), list(steps(3))
     for blocks in history:
         found = pipe.combine({name: rows.float() for name, rows in blocks.items()})
-    expected = authors_loop(history, 0.7, 0.9)
+    expected = loop(history, 0.7, 0.9)
     for name in SIZES:
         torch.testing.assert_close(found[name], (expected[name] / 3).float(), rtol=1e-4, atol=1e-5)
 
@@ -92,6 +92,35 @@ def test_in_a_step_without_the_primary_task_its_last_average_counts():
     torch.testing.assert_close(found, torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64))
     with pytest.raises(OptionError, match=r"metabalance: `primary` must be the slot or the domain .* got 'x'"):
         gradhomog.pipeline("metabalance(primary='x')").combine(rows)
+    with pytest.raises(OptionError, match=r"in the first batch \(rows with other names restart the averages\); got 0"):
+        pipe.homogenize({"other": rows[1:]}, slots=[1, 2])
+
+
+@pytest.mark.parametrize(("long", "short"), [(1e20, 1e-20), (1.0, 1e-37), (3e38, 1e-37)])
+def test_ratios_of_norms_beyond_the_range_of_float32_give_finite_rows(long, short):
+    rows = torch.tensor([[long, 0.0], [0.0, short]])
+    found = gradhomog.pipeline("metabalance(relax=1)").combine(rows)
+    torch.testing.assert_close(found, torch.tensor([long / 2, long / 2]), rtol=1e-2, atol=0)
+
+
+def test_rows_below_the_normal_numbers_of_float32_are_scaled_as_if_they_had_the_least_of_them():
+    found = gradhomog.pipeline("metabalance(relax=1)").combine(torch.tensor([[1.0, 0.0], [0.0, 1e-39]]))
+    assert float(found[0]) == 0.5
+    assert 0 <= float(found[1]) < 0.5
+
+
+def test_a_row_that_stays_zero_until_its_average_underflows_is_zero():
+    pipe, rows = gradhomog.pipeline("metabalance(relax=1, beta=0.001)"), torch.diag(torch.tensor([2.0, 1e-30]))
+    for _ in range(12):
+        found = pipe.combine(rows)
+        rows[1] = 0
+    torch.testing.assert_close(found, torch.tensor([1.0, 0.0]))
+
+
+def test_a_square_that_overflows_float64_raises():
+    rows = torch.tensor([[1e200, 0.0], [0.0, 1e-200]], dtype=torch.float64)
+    with pytest.raises(OptionError, match="the square of a row's norm overflows float64"):
+        gradhomog.pipeline("metabalance").combine(rows)
 
 
 def test_zero_rows_and_tensors_without_the_primary_task():

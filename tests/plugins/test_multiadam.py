@@ -1,4 +1,4 @@
-"""MultiAdam against one `torch.optim.Adam` per task, its rescaling, and the state of each key."""
+"""MultiAdam against one `torch.optim.Adam` per task, its units, and the state of each key."""
 
 import pytest
 import torch
@@ -31,8 +31,8 @@ def adam_steps(history, beta1, beta2):
 
 
 @pytest.mark.parametrize(("beta1", "beta2"), [(0.99, 0.99), (0.9, 0.999), (0.0, 0.99), (0.5, 0.0)])
-def test_without_rescaling_it_is_the_mean_of_one_adam_step_per_task(beta1, beta2):
-    pipe = gradhomog.pipeline([("multiadam", {"beta1": beta1, "beta2": beta2, "rescale": False})])
+def test_in_the_papers_units_it_is_the_mean_of_one_adam_step_per_task(beta1, beta2):
+    pipe = gradhomog.pipeline([("multiadam", {"beta1": beta1, "beta2": beta2, "units": "paper"})])
     history = steps(6)
     for rows in history:
         found = pipe.combine({"a": rows[:, :4].reshape(3, 2, 2), "b": rows[:, 4:]})
@@ -56,8 +56,8 @@ def test_in_float32_it_is_close_to_the_same_in_float64():
     torch.testing.assert_close(single, exact.float(), rtol=1e-4, atol=1e-3)
 
 
-def test_a_factor_of_one_loss_changes_no_direction_without_rescaling():
-    pipes = [gradhomog.pipeline("multiadam(beta1=0.9, rescale=false)") for _ in range(2)]
+def test_a_factor_of_one_loss_changes_no_direction_in_the_papers_units():
+    pipes = [gradhomog.pipeline("multiadam(beta1=0.9, units='paper')") for _ in range(2)]
     for rows in steps(4):
         one, other = pipes[0].combine(rows), pipes[1].combine(rows * torch.tensor([[1e6], [1.0], [1e-6]]))
     torch.testing.assert_close(other, one, rtol=1e-9, atol=1e-12)

@@ -1,5 +1,7 @@
 """NTK weights against the traces of exact kernels, the decrease of a linear model's residuals, and the schedule."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -66,9 +68,11 @@ def test_with_its_weights_residuals_of_very_different_derivatives_fall_at_simila
         falls[name] = [float((m @ theta - 1).detach().norm()) / start for m, start in zip(maps, first, strict=True)]
     assert falls["none"][0] < 0.01 < 0.9 < falls["none"][1]
     assert falls["ntk"][1] < 0.9
+    rates = [-math.log(fall) for fall in falls["ntk"]]
+    assert max(rates) / min(rates) < 1.5
 
 
-def test_traces_are_computed_in_every_hundredth_step_and_for_new_keys(monkeypatch):
+def test_traces_are_computed_in_every_nth_step_and_for_new_keys(monkeypatch):
     calls = []
     original = gradhomog.Step.kernel_traces
     monkeypatch.setattr(
@@ -124,6 +128,13 @@ def test_a_task_with_trace_zero_has_no_effect_on_the_others():
     found = gradhomog.pipeline("ntk").homogenize(rows, kernel_traces=torch.tensor([3.0, 1.0, 0.0]))
     assert found.weights.tolist() == [0.5, 1.5, 1.0]
     assert gradhomog.pipeline("ntk").homogenize(rows, kernel_traces=torch.zeros(3)).weights.tolist() == [1, 1, 1]
+
+
+def test_traces_whose_inverses_overflow_give_finite_weights_or_raise_in_the_papers_scale():
+    traces = torch.tensor([1e-310, 1.0], dtype=torch.float64)
+    assert gradhomog.pipeline("ntk").homogenize(torch.eye(2), kernel_traces=traces).weights.tolist() == [2, 2e-310]
+    with pytest.raises(gradhomog.OptionError, match=r"ntk: λ = Σ t / t must be at most .* task 0 has"):
+        gradhomog.pipeline("ntk(scale='paper')").homogenize(torch.eye(2), kernel_traces=traces)
 
 
 def test_seeds_give_other_estimates_and_one_seed_the_same():

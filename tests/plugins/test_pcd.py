@@ -167,10 +167,14 @@ def test_the_primary_task_is_found_by_slot_or_domain():
 @pytest.mark.parametrize(
     ("options", "domains", "message"),
     [
-        ({"primary": 3}, None, r"slot 3 matches 0 of the slots \['0', '1', '2'\]"),
-        ({"primary": "a"}, ["a", "a", "b"], "domain 'a' matches 2"),
-        ({"primary": "c"}, ["a", "a", "b"], "domain 'c' matches 0"),
-        ({"primary": "a"}, None, "requires the domain of every task"),
+        (
+            {"primary": 3},
+            None,
+            "exactly one task in every batch; got 3, but the batch has the slots 0, 1, 2 and no domains",
+        ),
+        ({"primary": "a"}, ["a", "a", "b"], "exactly one task in every batch; got 'a', but .* the domains a, a, b"),
+        ({"primary": "c"}, ["a", "a", "b"], "got 'c', but .* the domains a, a, b"),
+        ({"primary": "a"}, None, "got 'a', but .* no domains"),
         ({"primary": -1}, None, "`primary` must be"),
         ({"tau": 1.5}, None, "`tau` must be"),
         ({"tau": [0.1, 0.2]}, None, "one number per task; got 2 for 3 tasks"),

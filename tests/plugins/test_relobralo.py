@@ -1,4 +1,4 @@
-"""ReLoBRaLo against the authors' recursion written out, its random lookback, and losses of zero."""
+"""ReLoBRaLo against its recursion written out, its random lookback, and losses of zero."""
 
 from __future__ import annotations
 
@@ -28,10 +28,22 @@ def recursion(sequence, alpha, temperature, lookbacks):
 
 @pytest.mark.parametrize("temperature", [0.1, 1.0, 10.0])
 @pytest.mark.parametrize(("rho", "lookback"), [(1.0, False), (0.0, True)])
-def test_without_chance_every_step_is_that_of_the_authors_code(temperature, rho, lookback):
+def test_without_chance_every_step_is_that_of_the_recursion(temperature, rho, lookback):
     pipe = gradhomog.pipeline(f"relobralo(alpha=0.7, rho={rho}, temperature={temperature})")
     found = torch.stack([weights(pipe, losses) for losses in LOSSES])
     torch.testing.assert_close(found, recursion(LOSSES, 0.7, temperature, [lookback] * 12))
+
+
+def test_by_chance_every_step_is_the_recursion_with_or_without_a_lookback():
+    pipe, lookbacks = gradhomog.pipeline("relobralo(alpha=0.7, rho=0.5, temperature=1)"), []
+    for t, losses in enumerate(LOSSES):
+        found = weights(pipe, losses)
+        if t >= 2:
+            paths = [recursion(LOSSES[: t + 1], 0.7, 1.0, [None, None, *lookbacks, last])[-1] for last in (False, True)]
+            matches = [bool(torch.allclose(found, path, rtol=1e-9)) for path in paths]
+            assert sum(matches) == 1
+            lookbacks.append(matches[1])
+    assert set(lookbacks) == {False, True}
 
 
 def test_the_papers_scale_is_n_times_the_mean():
@@ -95,12 +107,17 @@ def test_a_batch_of_other_domains_has_weights_of_mean_one():
 def test_a_loss_that_rises_from_zero_takes_all_weight_and_losses_that_stay_zero_are_constant():
     found = loss_ratios(torch.tensor([0.0, 1e-9, 2.0, 0.0]).double(), torch.tensor([0.0, 0.0, 1.0, 4.0]).double())
     assert found.tolist() == [1, 1e6, 2, 0]
+    assert loss_ratios(torch.tensor([1e7, 1.0]).double(), torch.tensor([1.0, 1e-9]).double()).tolist() == [1e6, 1e6]
     still = gradhomog.pipeline("relobralo(rho=0.5)")
     for _ in range(4):
         assert weights(still, [0.0, 0.0]).tolist() == [1, 1]
     rising = gradhomog.pipeline("relobralo(alpha=0)")
     weights(rising, [0.0, 1.0])
     assert weights(rising, [1e-30, 1.0]).tolist() == [2, 0]
+    large = gradhomog.pipeline("relobralo(alpha=0, temperature=1e6)")
+    weights(large, [0.0, 1.0])
+    expected = 2 * torch.softmax(torch.tensor([1.0, 0.0], dtype=torch.float64), dim=0)
+    torch.testing.assert_close(weights(large, [1.0, 1.0]), expected, rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize(

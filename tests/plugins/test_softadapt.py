@@ -97,6 +97,14 @@ def test_losses_near_the_end_of_float64_give_finite_weights(variant, beta):
     assert float(found.sum()) == pytest.approx(3)
 
 
+def test_differences_of_losses_that_overflow_raise():
+    sequence = [[1.7e308, 1.0] if step % 2 == 0 else [1.0, 1.0] for step in range(6)]
+    with pytest.raises(
+        OptionError, match=r"softadapt: differences of losses must be finite; task 0 has .*Divide the losses"
+    ):
+        last_weights("softadapt(order=5)", sequence)
+
+
 @pytest.mark.parametrize(
     ("text", "losses", "message"),
     [

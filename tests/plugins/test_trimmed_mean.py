@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 import gradhomog
 from gradhomog import OptionError
 from gradhomog.testing import jacobians
-from gradhomog_plugins.trimmed_mean import COLUMNS, mean_of_middle
+from gradhomog_plugins._columns import COLUMNS
+from gradhomog_plugins.trimmed_mean import mean_of_middle
 
 
 def normal(*shape, seed=0, dtype=torch.float64):

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradhomog_plugins._dtypes import wide_dtype
+
 Shift = tuple[int, ...]
 
 # Floats of padded input and distances per block, about 40 MB in all. Measured over the layers of four-block networks:
@@ -74,7 +76,7 @@ def log_kernel_sum(
 
 def _normalized(inputs: Tensor) -> Tensor:
     """Scale each sample to [0, 1], so that no square over- or underflows; in float64 until the offset is removed."""
-    part = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
+    part = inputs.to(wide_dtype(inputs))
     dims = list(range(1, part.dim()))
     least = part.amin(dims, keepdim=True)  # amin and amax take a twentieth of the time of aminmax (PyTorch 2.13, CPU)
     span = part.amax(dims, keepdim=True) - least

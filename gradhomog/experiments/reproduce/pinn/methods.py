@@ -18,13 +18,19 @@ TWO_LOSSES: Mapping[str, str] = {
     "MGDA": "mgda",
     "CAGrad": "cagrad",
     "Aligned-MTL": "aligned_mtl",
-    "MultiAdam": "multiadam",
+    "MultiAdam": 'multiadam(units="paper")',
     "DCGD": 'dcgd(variant="center")',
     "ConFIG": "config",
     "UPGrad": "upgrad",
     "static (tuned)": PINN_STATIC,
 }
-"""Pipelines by title, for two losses and Adam with β₁ = 0.9."""
+"""Pipelines by title, for two losses and Adam with β₁ = 0.9.
+
+LRA and NTK have the forms of their authors' codes. MultiAdam is an optimizer; its step with β₁ = 0, followed by Adam,
+is its authors' option `agg_momentum` with `betas=(0, 0.99)` and `agg_betas=(0.9, 0.999)`. With β₁ = 0.99 it would have
+to be followed by SGD, which comparisons do not have; Adam with β₁ = 0 would divide the averaged step by its root mean
+square again.
+"""
 
 TWO_LOSSES_TRACKED: Mapping[str, str] = {
     "M-ConFIG": 'tracked(method="config")',
