@@ -1,4 +1,4 @@
-"""The base class of all homogenizers: five stages, of which a method overrides those it needs."""
+"""The base class of all homogenizers: stages, of which a method overrides those it needs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Removable(Protocol):
 
 
 class Homogenizer:
-    """Changes the rows of a step at one or more of five stages.
+    """Changes the rows of a step at one or more stages.
 
     A subclass overrides the stages at which it acts; the pipeline calls only those, in the order of its homogenizers. A
     homogenizer acts on the rows by `mix` or by `rows`, not by both. For identical rows g the direction must be g; if

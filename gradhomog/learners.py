@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from gradhomog.outer_optimizer import OuterOptimizer, check_holds_parameters, wa
 from gradhomog.pipelines import Pipeline, pipeline
 from gradhomog.registry import Registry, installed
 from gradhomog.reports import Evaluation, StageReport, StepReport, TaskRow, TaskRows
-from gradhomog.scoring import Loss, accuracies, accuracy, default_loss
+from gradhomog.scoring import Loss, accuracies, accuracy, default_loss, explain_head_errors
 from gradhomog.stage_execution.assembly import Entry
 from gradhomog.stage_rows import encoder_pattern, stage_rows
 from gradhomog.task_key import TaskKey
@@ -141,7 +141,7 @@ class Learner(ABC):
         batch = batch if isinstance(batch, TaskBatch) else TaskBatch.stack(batch)
         named = self.named_parameters()
         with (
-            self._explain_head_errors(batch.query_x[0], batch.support_y, batch.query_y),
+            explain_head_errors(self.encoder, self.head, batch.query_x[0], batch.support_y, batch.query_y),
             self.mode(training=True), self.homogenizers.attached(self.encoder), torch.enable_grad(),
         ):  # fmt: skip
             found = self.batch_row(batch) or self._rows_by_task(batch, named)
@@ -186,8 +186,8 @@ class Learner(ABC):
         check_holds_parameters(outer, named.values())
         warn_of_momentum(outer, self.homogenizers.stages.choosing)
         batch = batch if isinstance(batch, TaskBatch) else TaskBatch.stack(batch)
-        chosen = self.homogenizers.choose(batch.keys)
-        batch = batch if len(chosen) == len(batch) else batch.select(chosen)
+        if self.homogenizers.stages.choosing:
+            batch = batch.select(self.homogenizers.choose(batch.keys))
         rows = self.rows(batch)
         result = self.homogenizers.homogenize(
             rows.jacobian,
@@ -229,26 +229,9 @@ class Learner(ABC):
         """
         return learner_rows.diagnose(self, stream, batches)
 
-    @contextmanager
-    def _explain_head_errors(self, x: Tensor, *targets: Tensor) -> Iterator[None]:
-        """Raise a clear error for a head with too few outputs; the loss raises only "index out of bounds"."""
-        try:
-            yield
-        except (IndexError, RuntimeError) as cause:
-            classes = 1 + max((int(y.max()) for y in targets if not y.is_floating_point()), default=0)
-            if "out of bounds" in str(cause):
-                with self.mode(training=False), torch.no_grad():
-                    outputs = self.head(self.encoder(x[:1])).shape[-1]
-                if outputs < classes:
-                    raise DataError(
-                        f"`head` must have at least {classes} outputs, as the largest class index is {classes - 1}; "
-                        f"got {outputs}. Use a head with {classes} outputs, or number each task's classes from 0."
-                    ) from cause
-            raise
-
     def predict(self, support_x: Tensor, support_y: Tensor, query_x: Tensor) -> Tensor:
         """Adapt to a support set and return the outputs for `query_x`; homogenizers are not used."""
-        with self._explain_head_errors(support_x, support_y), self.mode(training=False):
+        with explain_head_errors(self.encoder, self.head, support_x, support_y), self.mode(training=False):
             return self._outputs(support_x, support_y, query_x)
 
     def _outputs(self, *inputs: Tensor) -> Tensor:
@@ -261,7 +244,7 @@ class Learner(ABC):
         result = Evaluation()
         with self.mode(training=False):
             for task in tasks:
-                with self._explain_head_errors(task.support_x, task.support_y, task.query_y):
+                with explain_head_errors(self.encoder, self.head, task.support_x, task.support_y, task.query_y):
                     outputs = self._outputs(task.support_x, task.support_y, task.query_x)
                     loss = float(self.loss(outputs, task.query_y))
                 score = accuracy(outputs, task.query_y)

@@ -38,13 +38,14 @@ def check_holds_parameters(outer: OuterOptimizer, parameters: Iterable[Tensor]) 
 
 def warn_of_momentum(outer: OuterOptimizer, choosing: Sequence[Member]) -> None:
     """Warn if a PyTorch optimizer averages gradients, and a member that chooses tasks keeps averages of their rows."""
-    if not choosing or not isinstance(outer, torch.optim.Optimizer):
+    averaging = [member for member in choosing if getattr(member.homogenizer, "average", 1) != 0]
+    if not averaging or not isinstance(outer, torch.optim.Optimizer):
         return
     for group in outer.param_groups:
         factor = group.get("momentum", group.get("betas", (0.0,))[0])
         if factor:
             warnings.warn(
-                f"{choosing[0].selector} averages rows over steps, and {type(outer).__name__} averages its direction "
+                f"{averaging[0].selector} averages rows over steps, and {type(outer).__name__} averages its direction "
                 f"again with the factor {factor:g}. Use betas=(0, ...), or momentum=0.",
                 MomentumWarning,
                 stacklevel=3,

@@ -21,7 +21,7 @@ from gradhomog.registry import Registry, installed
 from gradhomog.stage_execution import choice, saved_state
 from gradhomog.stage_execution.assembly import Entry, assemble
 from gradhomog.stage_execution.member import Member
-from gradhomog.stage_execution.nonfinite import Nonfinite, drop_nonfinite, find_cause
+from gradhomog.stage_execution.nonfinite import Nonfinite, check_policy, drop_nonfinite, find_cause
 from gradhomog.stage_execution.stages import Stages, attached, report
 from gradhomog.stage_execution.step_inputs import Rows, features_at_stages, make_step_inputs
 from gradhomog.step import KernelTraces
@@ -69,7 +69,8 @@ class Pipeline:
     Args:
         members: the homogenizers, in the order in which their stages act.
         nonfinite: the policy for a task whose loss or row contains NaN or infinity: `"raise"` a `NonfiniteError` that
-            names the task and change no state, or `"drop"` the task and average over the others.
+            names the task and change no state, or `"drop"` the task and average over the others (not with a
+            homogenizer that chooses tasks, such as `tracked`).
         text: the text that the user wrote, if it differs from the names of the members.
         debug: see `pipeline`.
 
@@ -82,14 +83,13 @@ class Pipeline:
         self, members: Sequence[Member] = (), nonfinite: Nonfinite = "raise", text: str | None = None, *,
         debug: bool = False,
     ) -> None:  # fmt: skip
-        if nonfinite not in ("raise", "drop"):
-            raise OptionError(f"`nonfinite` must be 'raise' or 'drop'; got {nonfinite!r}.")
         self.members, self.debug = tuple(members), debug
         self.nonfinite: Nonfinite = nonfinite
         self.steps, self._text = 0, text
         self.parts: dict[str, Pipeline] = {}
         self.is_attached = False
         self.stages = Stages(self.members)
+        check_policy(nonfinite, self.stages.choosing)
 
     def __str__(self) -> str:
         if self._text is not None:
@@ -134,7 +134,8 @@ class Pipeline:
         """Return the tasks whose losses the next step needs: all, unless a homogenizer such as `tracked` keeps rows.
 
         `tasks` is the number of tasks, or their names; the result contains positions, or names. Pass None for the
-        losses of the others. The answer is a function of the state: it is the same until the next step.
+        losses of the others. The result is a function of the state: it is the same until the next step. With `per`,
+        the first group chooses for all; use a pipeline either with `per` or without it.
 
         >>> pipeline("tracked").choose(["equation", "boundary"])
         ('equation',)
@@ -283,7 +284,7 @@ class Pipeline:
         Raises:
             ConfigError: the state was saved by another pipeline; nothing has changed.
         """
-        parts = saved_state.part_names(self.members, state)
+        parts = saved_state.validate_and_list_parts(self.members, state)
         before, parts_before = self.state_dict(), self.parts
         try:
             saved_state.load(self.members, state)

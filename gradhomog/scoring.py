@@ -1,11 +1,15 @@
-"""The default loss and the accuracy of learners."""
+"""The default loss and the accuracy of learners, and the error of a head with too few outputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from gradhomog.errors import DataError
+from gradhomog.training_mode import training_mode
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """A loss function, called as `loss(outputs, targets)`; it returns a scalar, the mean over the examples."""
@@ -28,3 +32,21 @@ def accuracy(outputs: Tensor, targets: Tensor) -> float | None:
 def accuracies(outputs: Tensor, targets: Tensor) -> Tensor | None:
     """Return each task's accuracy, float64 `[tasks]`, from outputs `[tasks, queries, ways]`; None for regression."""
     return None if targets.is_floating_point() else (outputs.argmax(dim=-1) == targets).double().mean(-1)
+
+
+@contextmanager
+def explain_head_errors(encoder: nn.Module, head: nn.Module, x: Tensor, *targets: Tensor) -> Iterator[None]:
+    """Raise a clear error for a head with too few outputs; the loss raises only "index out of bounds"."""
+    try:
+        yield
+    except (IndexError, RuntimeError) as cause:
+        classes = 1 + max((int(y.max()) for y in targets if not y.is_floating_point()), default=0)
+        if "out of bounds" in str(cause):
+            with training_mode((encoder, head), training=False), torch.no_grad():
+                outputs = head(encoder(x[:1])).shape[-1]
+            if outputs < classes:
+                raise DataError(
+                    f"`head` must have at least {classes} outputs, as the largest class index is {classes - 1}; "
+                    f"got {outputs}. Use a head with {classes} outputs, or number each task's classes from 0."
+                ) from cause
+        raise

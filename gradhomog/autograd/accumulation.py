@@ -16,6 +16,7 @@ from gradhomog.autograd.derivatives import Gradients, LossGraph, SummedDerivativ
 from gradhomog.autograd.groups import Per, group_names
 from gradhomog.autograd.inputs import Losses, Parameters, TaskLosses, shared_parameters
 from gradhomog.autograd.lazy import LazyJacobian
+from gradhomog.autograd.select_losses import may_be_unused
 from gradhomog.errors import OptionError
 from gradhomog.homogenization import Homogenization
 from gradhomog.pipelines import Pipeline
@@ -46,6 +47,7 @@ class Accumulation:
         self._tasks = 0
         self._labels: tuple[str, ...] | None = None  # names of all tasks so far, None without names
         self._chosen: frozenset[int] | None = None  # slots of the chosen tasks, None before the first batch
+        self._use_shared = False
         self._sums: dict[int, _Sums] = {}
         self._step: Homogenization | None = None
 
@@ -75,6 +77,7 @@ class Accumulation:
         self._factor = scaler_factor(self._scaler, losses)
         reads = pipeline_reads_features(self._pipe)
         loss_leaves = self._select_chosen(find_leaves(losses, self._shared, features))
+        self._use_shared |= loss_leaves.use_shared
         if not loss_leaves.tasks.slots:
             return
         batch = differentiate(loss_leaves, factor=self._factor, through_features=reads, return_features=reads)
@@ -141,7 +144,9 @@ class Accumulation:
         domains = tasks.select_present(self._domains or self._labels, "domains")
         scaled = self._scaler is not None and self._scaler.is_enabled()
         options = Options(domains, per=self._per, heads=self._heads, inspect=self._inspect, scaled=scaled)
-        self._step = write(compute_step(self._pipe, batch, LazyJacobian(derivatives, eager=True), options), self._heads)
+        unused = may_be_unused(self._pipe, self._use_shared)
+        jacobian = LazyJacobian(derivatives, eager=True, may_be_unused=unused)
+        self._step = write(compute_step(self._pipe, batch, jacobian, options), self._heads)
 
 
 @contextmanager

@@ -18,12 +18,12 @@ from gradhomog.autograd.apply import (
     write,
 )
 from gradhomog.autograd.batch import Features, LossLeaves, differentiate, find_leaves
-from gradhomog.autograd.chosen import select_chosen
 from gradhomog.autograd.derivatives import FeatureDerivatives
 from gradhomog.autograd.groups import Per, group_names
 from gradhomog.autograd.inputs import Losses, Parameters, TaskLosses, require_one_process
+from gradhomog.autograd.kernel_traces import Residuals, residual_traces
 from gradhomog.autograd.lazy import LazyJacobian
-from gradhomog.autograd.residuals import Residuals, residual_traces
+from gradhomog.autograd.select_losses import may_be_unused, select_chosen
 from gradhomog.autograd.task_features import TaskFeatures
 from gradhomog.errors import OptionError
 from gradhomog.homogenization import Homogenization
@@ -164,7 +164,9 @@ def compute(
         "jacobian" in m.needs for m in (*pipe.stages.acting, *pipe.stages.updating, *pipe.stages.measuring)
     )
     eager = drop or options.per != "model" or pipe.debug or reads_rows
-    return compute_step(pipe, batch, LazyJacobian(batch.derivatives, eager=eager, chunks=chunks), options)
+    unused = may_be_unused(pipe, loss_leaves.use_shared)
+    jacobian = LazyJacobian(batch.derivatives, eager=eager, chunks=chunks, may_be_unused=unused)
+    return compute_step(pipe, batch, jacobian, options)
 
 
 def pipeline_reads_features(pipe: Pipeline) -> bool:

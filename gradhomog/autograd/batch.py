@@ -60,6 +60,7 @@ class LossLeaves:
         features: the features.
         stage_features: for each present task the features before the first `transform` stage and after each; empty
             unless `features` was a `TaskFeatures`.
+        use_shared: True if any of the losses that were passed depends on a shared parameter, or if there are features.
     """
 
     tasks: TaskLosses
@@ -67,6 +68,7 @@ class LossLeaves:
     unshared_leaves: list[list[Tensor]]
     features: list[Tensor]
     stage_features: list[Sequence[Tensor]]
+    use_shared: bool
 
     def select(self, indices: Sequence[int]) -> LossLeaves:
         """Return the losses of some of the present tasks."""
@@ -102,7 +104,9 @@ def find_leaves(losses: Losses, parameters: Parameters | None, features: Feature
         _check_through_features(bits, shared_bits, tasks)
         _check_independent(tensors)
     unshared = [graph.tensors(loss_bits & ~shared_bits) for loss_bits in bits]
-    return LossLeaves(tasks, shared, unshared, tensors, [views[slot] for slot in tasks.slots] if views else [])
+    stage_features = [views[slot] for slot in tasks.slots] if views else []
+    use_shared = bool(tensors) or any(loss_bits & shared_bits for loss_bits in bits)
+    return LossLeaves(tasks, shared, unshared, tensors, stage_features, use_shared)
 
 
 def differentiate(

@@ -24,6 +24,7 @@ class LazyJacobian(Jacobian):
     Args:
         derivatives: the derivatives of the losses.
         eager: compute the rows in the constructor.
+        may_be_unused: do not raise if no loss depends on any of the shared parameters.
         chunks: for norms and inner products, compute the rows of this many groups of parameters one after the other,
             and keep none.
 
@@ -31,8 +32,10 @@ class LazyJacobian(Jacobian):
         unused: names of parameters that no loss depends on; available after the rows or their mean were computed.
     """
 
-    def __init__(self, derivatives: Derivatives, eager: bool = False, chunks: int = 1) -> None:
-        self.derivatives = derivatives
+    def __init__(
+        self, derivatives: Derivatives, eager: bool = False, chunks: int = 1, may_be_unused: bool = False
+    ) -> None:
+        self.derivatives, self._may_be_unused = derivatives, may_be_unused
         self._shared: Mapping[str, Tensor] = derivatives.graph.shared
         self.names = tuple(self._shared)
         self.tasks = len(derivatives.graph.losses)
@@ -124,7 +127,8 @@ class LazyJacobian(Jacobian):
 
     def _note_unused(self, names: Sequence[str]) -> None:
         self.unused = frozenset(names)
-        require_used(self._shared, self.unused)
+        if not self._may_be_unused:
+            require_used(self._shared, self.unused)
 
 
 def require_used(shared: Mapping[str, Tensor], unused: frozenset[str]) -> None:

@@ -19,10 +19,10 @@ from gradhomog.autograd.backward import (
     step_options,
 )
 from gradhomog.autograd.batch import Features, LossLeaves, find_leaves
-from gradhomog.autograd.chosen import select_chosen
 from gradhomog.autograd.groups import Per
 from gradhomog.autograd.inputs import Losses, Parameters
-from gradhomog.autograd.residuals import Residuals, residual_traces
+from gradhomog.autograd.kernel_traces import Residuals, residual_traces
+from gradhomog.autograd.select_losses import select_chosen
 from gradhomog.errors import OptionError
 from gradhomog.homogenization import Homogenization
 from gradhomog.pipelines import Pipeline

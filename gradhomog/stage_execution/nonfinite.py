@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from gradhomog.errors import GradhomogError, NonfiniteError, PluginRunError
+from gradhomog.errors import GradhomogError, NonfiniteError, OptionError, PluginRunError
 from gradhomog.jacobian import Jacobian, MixedJacobian, all_finite
 from gradhomog.stage_execution.member import Member
 from gradhomog.stage_execution.step_inputs import StepInputs
@@ -25,6 +25,21 @@ class StageOutcome:
     step: Step
     result: StageResult
     rows: Jacobian
+
+
+def check_policy(nonfinite: str, choosing: Sequence[Member]) -> None:
+    """Raise for an unknown policy, and for `"drop"` with a member that chooses tasks.
+
+    Raises:
+        OptionError: the message contains the valid values.
+    """
+    if nonfinite not in ("raise", "drop"):
+        raise OptionError(f"`nonfinite` must be 'raise' or 'drop'; got {nonfinite!r}.")
+    if nonfinite == "drop" and choosing:
+        raise OptionError(
+            f"`nonfinite` must be 'raise' with {choosing[0].selector}: a task that is not finite would be dropped, and "
+            "chosen again in every step. Lower the learning rate if the error occurs."
+        )
 
 
 def drop_nonfinite(inputs: StepInputs, transforming: Sequence[Member]) -> StepInputs:

@@ -1,4 +1,4 @@
-"""Saved states of a pipeline's members and groups of parameters, by name."""
+"""Save and load the states of members and groups of parameters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def load(members: Sequence[Member], state: Mapping[str, Any]) -> None:
         member.load_state_dict(state[name])
 
 
-def part_names(members: Sequence[Member], state: Mapping[str, Any]) -> list[str]:
+def validate_and_list_parts(members: Sequence[Member], state: Mapping[str, Any]) -> list[str]:
     """Validate the names in the state of a pipeline, and return those of its groups of parameters.
 
     Raises:

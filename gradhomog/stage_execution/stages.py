@@ -26,7 +26,7 @@ PART_NUMBERS: Mapping[Part, int] = {"support": 1, "query": 2}
 
 
 class Stages:
-    """The members that act at each stage, determined once, so that a step calls no member in vain.
+    """The members that act at each stage, determined once, so that a step calls only members that act.
 
     Attributes:
         acting: members with `mix` or `rows`, in order.
@@ -175,10 +175,21 @@ def report(
 
 
 def _check_order(members: Sequence[Member]) -> None:
-    """Raise for an object that occurs twice, and for a member after one that must be the last."""
+    """Raise for an object that occurs twice, and for members in an order in which one of them has no effect.
+
+    The direction of one row is this row, so a method on rows before one that chooses tasks has no effect.
+    """
     objects = [id(member.homogenizer) for member in members]
     if len(set(objects)) < len(objects):
         raise OptionError("a pipeline must not contain the same homogenizer object twice; create a second one.")
+    for index, member in enumerate(members):
+        before = [earlier for earlier in members[:index] if earlier.stage]
+        if member.homogenizer.overrides("choose") and before:
+            raise OptionError(
+                f"{before[0]} acts on the rows of a step, but {member} chooses the tasks of a step; of one row every "
+                f"method returns this row. Remove {before[0].selector!r}, or write "
+                f"{member.selector}(method={before[0].selector!r})."
+            )
     last = [member for member in members if member.must_be_last]
     if len(last) > 1:
         raise OptionError(

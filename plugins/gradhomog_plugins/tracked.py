@@ -10,7 +10,6 @@ import torch
 from annotated_types import Ge, Interval
 from torch import Tensor
 
-import gradhomog
 from gradhomog import (
     ConfigError,
     Homogenizer,
@@ -34,10 +33,11 @@ from gradhomog_plugins._flat_rows import (
     unflatten,
     weighted_sum,
 )
+from gradhomog_plugins._inner_method import inner_pipeline
+from gradhomog_plugins._row_keys import free_slot, row_keys
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-BY_KEY = ("averages", "slots", "domains", "counts", "seen", "losses", "changes", "weights")
-"""Names of the state by key."""
+BY_KEY = ("averages", "domains", "counts", "seen", "losses", "changes", "weights")
+"""Names of the state by key that is removed with a key's average."""
 
 
 class Outcome(NamedTuple):
@@ -68,10 +68,14 @@ class Tracked(Homogenizer):
             task with the largest product of age and need 1 + c_i/c̄ is next, with c_i = |w_i| ‖g_i − m_i‖ when its row
             was computed last, and c̄ the mean of all c_i: half of the passes are spent equally, half in proportion to
             c_i.
-        key: averages by `"slot"` (position in the batch) or by `"domain"`; with `"domain"` and a batch that has several
-            tasks of one domain, a step differentiates all tasks of one domain, and uses their mean.
-        dtype: of the kept rows: `"same"` (float32 for half precision), `"float32"` or `"bfloat16"`.
-        forget: a task whose row is older than `forget` · N steps is left out of the direction, with its average.
+        key: averages by `"domain"` (the names of losses in a dict; the position in the batch where tasks have no names)
+            or by `"slot"`, the position in the batch even where tasks have names; the domain of a slot must then not
+            change. If a batch has several tasks of one domain, `"domain"` differentiates all of them, and uses their
+            mean.
+        dtype: of the kept rows: `"same"` (float32 for half precision) or `"bfloat16"`.
+        forget: > 0 steps. A task whose row is older is left out of the direction, with its average, until its next row.
+            At least the number of steps in which all tasks have their turn. By default the lag of ten tasks with
+            β = 0.9.
 
     Use it when a method with N backward passes helps but costs too much, and when rows are noisy: averages have less
     noise, and conflict that is only noise disappears. The averages lag behind the parameters, by about N/(1 − β) steps,
@@ -80,17 +84,22 @@ class Tracked(Homogenizer):
     differentiate the chosen losses only; `Pipeline.choose` returns their names before they are computed. A head has a
     gradient only in the steps in which its task is chosen.
 
-    The other method receives all averages, the last loss of each task, and no features. A task takes part from its
-    first row on; before all tasks have one, the direction is that of the others. Further rows in a step, as in
-    `Pipeline.combine`, are used. Zero rows, duplicates, opposite rows and single tasks are those of the other method.
-    Properties such as `non_conflicting` hold for the averages, not for the rows. If `every` > 1, the method must act by
-    `mix`; weights are computed anew when a task appears or is left out. In bfloat16 a row has a relative error of
-    2⁻⁹; changes of an entry below this are lost, so averages with β = 0.9 are off by up to 2 %.
+    No method on rows may precede it: for the one row of a step every method returns this row. The policy
+    `nonfinite="drop"` is not supported: a task that is dropped would be chosen again in every step.
+
+    The other method receives all averages, the last loss of each task, and neither features nor traces of kernels. Its
+    slots are the positions at which the tasks' first rows were computed, or the lowest free number if another task has
+    this position. A task takes part from its first row on; before all tasks have one, the direction is that of the
+    others. Further rows in a step, as in `Pipeline.combine`, are used. Zero rows, duplicates, opposite rows and single
+    tasks are those of the other method. Properties such as `non_conflicting` hold for the averages, not for the rows.
+    If `every` > 1, the method must act by `mix`; weights are computed anew when a task appears or is left out. In
+    bfloat16 a row has a relative error of 2⁻⁹; changes of an entry below this are lost, so averages with β = 0.9 are
+    off by up to 2 %.
 
     Not differentiable: averages contain rows of earlier steps.
 
-    State: a row for every key, N × params numbers; with `every` > 1 one more for the direction; the other method's
-    state. Rows with other names or shapes restart the averages.
+    State: a row for every key of the last `forget` steps, N × params numbers; with `every` > 1 one more for the
+    direction; the other method's state. Rows with other names or shapes restart the averages.
 
     Cost: one backward pass (`rows="one"`), about seven reads and three writes of a row; in every R-th step a Gramian
     and a weighted sum of N rows, and the cost of the other method.
@@ -113,7 +122,7 @@ class Tracked(Homogenizer):
     """
 
     state_names = (
-        "method", "layout", "averages", "slots", "domains", "counts", "seen", "losses", "changes", "weights",
+        "method", "key", "layout", "averages", "slots", "domains", "counts", "seen", "losses", "changes", "weights",
         "direction", "steps", "weighted", "inner",
     )  # fmt: skip
 
@@ -124,24 +133,22 @@ class Tracked(Homogenizer):
         average: Annotated[float, Interval(ge=0, lt=1)] = 0.9,
         every: Annotated[int, Ge(1)] = 1,
         order: Literal["turn", "need"] = "turn",
-        key: Literal["slot", "domain"] = "slot",
-        dtype: Literal["same", "float32", "bfloat16"] = "same",
-        forget: Annotated[float, Ge(1)] = 10.0,
+        key: Literal["domain", "slot"] = "domain",
+        dtype: Literal["same", "bfloat16"] = "same",
+        forget: Annotated[int, Ge(1)] = 100,
     ) -> None:
-        members = gradhomog.pipeline(method).members
-        if len(members) != 1:
-            raise OptionError(
-                f"tracked: `method` must name one homogenizer; got {method!r}. Put others before it in the pipeline: "
-                "'isi + tracked(method=\"upgrad\")'."
-            )
         self.method, self.average, self.every, self.order = method, average, every, order
         self.per_step, self.key, self.dtype, self.forget = rows, key, dtype, forget
-        member = members[0]
+        [member] = inner_pipeline(method).members
         self.inner, self._inner_needs, self._replaces_rows = member.homogenizer, member.needs, member.stage == "rows"
         self._act = member.rows if self._replaces_rows else member.mix  # validated, in the scale of `method`
         self._max_tasks = member.spec.max_tasks if member.spec is not None else None
         self.needs = {"jacobian"} | ({"losses"} & member.needs)
-        self._require_supported()
+        if every > 1 and self._replaces_rows:
+            raise OptionError(
+                f"tracked: `every` must be 1 for {method!r}, which replaces rows and has no weights to keep; got "
+                f"{every}."
+            )
         self.layout: Layout = {}
         self.averages: dict[str, Tensor] = {}
         self.slots: dict[str, int] = {}
@@ -156,30 +163,41 @@ class Tracked(Homogenizer):
         self.weighted = 0
 
     def choose(self, keys: Sequence[TaskKey]) -> list[int]:
-        names = [task.by(self.key) for task in keys]
+        names = row_keys(keys, self.key, self.domains)
         candidates = sorted(dict.fromkeys(names), key=self._urgency, reverse=True)  # stable: ties in order of position
-        count = {"one": 1, "all": len(candidates)}.get(str(self.per_step), self.per_step)
-        chosen = candidates[: int(count)]
+        if self.per_step == "all":
+            return list(range(len(keys)))
+        count = 1 if self.per_step == "one" else self.per_step
+        if (turns := math.ceil(len(candidates) / count)) > self.forget:
+            raise OptionError(
+                f"tracked: `forget` must be at least {turns}, the steps in which {len(candidates)} tasks have their "
+                f"turn; got {self.forget}."
+            )
+        chosen = candidates[:count]
         return [position for position, name in enumerate(names) if name in chosen]
 
     def rows(self, step: Step) -> StageResult:
         like = step.jacobian.row_like()
         layout, wide = layout_of(like), wide_dtype(*like.values())
         state: dict[str, Any] = {name: dict(getattr(self, name)) if layout == self.layout else {} for name in BY_KEY}
+        state["slots"] = dict(self.slots)
         state["averages"] = averages = {key: value.to(step.device) for key, value in state["averages"].items()}
-        known = dict(averages)
+        known, kept_dtype = dict(averages), torch.bfloat16 if self.dtype == "bfloat16" else wide
         updated: dict[str, float] = {}
         for key, (task, row) in self._rows_by_key(step):
             count = state["counts"][key] = state["counts"].get(key, 0) + 1
             updated[key] = share = (1 - self.average) / (1 - self.average**count)
-            averages[key] = moved_average(known.get(key), row, share, DTYPES.get(self.dtype, wide), wide)
-            state["slots"][key], state["domains"][key], state["seen"][key] = task.slot, task.domain, self.steps
+            averages[key] = moved_average(known.get(key), row, share, kept_dtype, wide)
+            state["domains"][key], state["seen"][key] = task.domain, self.steps
+            if key not in state["slots"]:
+                state["slots"][key] = free_slot(task.slot, state["slots"].values())
         if "losses" in self._inner_needs:
-            state["losses"] = keyed.write(state["losses"], step.by(self.key), step.losses)
+            state["losses"] = keyed.write(state["losses"], row_keys(step.keys, self.key, self.domains), step.losses)
         self._forget(state)
         order = sorted(averages, key=state["slots"].__getitem__)
         inner_step, converged, weighted = None, True, self.weighted
-        if known.keys() != averages.keys() or self.steps - self.weighted >= self.every:
+        same = known.keys() == averages.keys() and len(self.direction) > 0  # empty if the state is of `every=1`
+        if not same or self.steps - self.weighted >= self.every:
             weighted = self.steps
             direction, weights, inner_step, converged = self._apply(step, layout, state, order, wide)
             state["weights"] = dict(zip(order, weights, strict=True))
@@ -210,10 +228,11 @@ class Tracked(Homogenizer):
         return own if inner_step is None else {**own, **self.inner.measured(inner_step)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if state.get("method", self.method) != self.method:
-            raise ConfigError(
-                f"tracked: the state was saved with `method` {state['method']!r}; this homogenizer has {self.method!r}."
-            )
+        for name, expected in (("method", self.method), ("key", self.key)):
+            if state.get(name, expected) != expected:
+                raise ConfigError(
+                    f"tracked: the state was saved with `{name}` {state[name]!r}; this homogenizer has {expected!r}."
+                )
         super().load_state_dict(state)
 
     def _urgency(self, key: str) -> tuple[float, int]:
@@ -221,12 +240,12 @@ class Tracked(Homogenizer):
         if key not in self.seen:
             return math.inf, 0
         mean = math.fsum(self.changes.values()) / max(len(self.changes), 1)
-        need = 1 + self.changes[key] / mean if self.order == "need" and mean > 0 else 1.0
+        need = 1 + self.changes.get(key, mean) / mean if self.order == "need" and mean > 0 else 1.0
         return (self.steps - self.seen[key]) * need, -self.counts[key]
 
     def _rows_by_key(self, step: Step) -> Iterator[tuple[str, tuple[TaskKey, Mapping[str, Tensor]]]]:
         """Yield the mean row of the tasks of each key, and the first of these tasks."""
-        keys = step.by(self.key)
+        keys = row_keys(step.keys, self.key, self.domains)
         for key in dict.fromkeys(keys):
             places = [place for place, name in enumerate(keys) if name == key]
             several = len(places) > 1
@@ -236,9 +255,9 @@ class Tracked(Homogenizer):
     def _forget(self, state: dict[str, Any]) -> None:
         """Remove the keys whose rows are too old."""
         seen = state["seen"]
-        for key in [key for key in seen if self.steps - seen[key] > self.forget * len(seen)]:
-            for values in state.values():
-                values.pop(key, None)
+        for key in [key for key in seen if self.steps - seen[key] > self.forget]:
+            for name in BY_KEY:
+                state[name].pop(key, None)
 
     def _apply(
         self, step: Step, layout: Layout, state: Mapping[str, Any], order: Sequence[str], wide: torch.dtype
@@ -253,7 +272,8 @@ class Tracked(Homogenizer):
         stacked = {name: torch.stack([row[name] for row in rows]).to(wide) for name in layout} if reads_rows else {}
         jacobian = as_jacobian(stacked) if reads_rows else jacobian_of_rows(rows)
         tasks = tuple(TaskKey(state["slots"][key], state["domains"][key]) for key in order)
-        self._require_few(len(tasks))
+        if self._max_tasks is not None and len(tasks) > self._max_tasks:
+            raise OptionError(f"tracked: {self.method!r} supports at most {self._max_tasks} tasks; got {len(tasks)}.")
         inner_step = step.with_rows(jacobian, tasks, losses, self._inner_needs).view(self.inner)
         result = self._act(inner_step)
         inner_step = inner_step.with_aux(result.aux)
@@ -262,27 +282,6 @@ class Tracked(Homogenizer):
         weights = (result.value if result.value.dim() == 1 else result.value.sum(0)).tolist()
         shares = [weight / len(order) for weight in weights]
         return weighted_sum(vectors, shares, wide), weights, inner_step, result.converged
-
-    def _require_supported(self) -> None:
-        inner = self.inner
-        early = [stage for stage in ("attach", "begin", "transform", "choose") if inner.overrides(stage)]
-        if early or not (inner.overrides("mix") or inner.overrides("rows")):
-            found = f"{self.method!r} acts by `{early[0]}`" if early else f"{self.method!r} does not"
-            raise OptionError(f"tracked: `method` must name a homogenizer that acts by `mix` or `rows` alone; {found}.")
-        if "features" in self._inner_needs:
-            raise OptionError(
-                f"tracked: {self.method!r} reads features, which are known for the tasks of the step only. Use a "
-                "`method` that reads rows, inner products, norms or losses."
-            )
-        if self.every > 1 and self._replaces_rows:
-            raise OptionError(
-                f"tracked: `every` must be 1 for {self.method!r}, which replaces rows and has no weights to keep; got "
-                f"{self.every}."
-            )
-
-    def _require_few(self, tasks: int) -> None:
-        if self._max_tasks is not None and tasks > self._max_tasks:
-            raise OptionError(f"tracked: {self.method!r} supports at most {self._max_tasks} tasks; got {tasks}.")
 
 
 @hookimpl

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gradhomog
-from gradhomog import DataError, MomentumWarning, TaskBatch
+from gradhomog import DataError, MomentumWarning, OptionError, TaskBatch
 from gradhomog.testing import small_network
 from gradhomog_adapters.maml import MAML
 
@@ -36,7 +36,7 @@ def test_a_step_computes_the_row_of_one_task_in_turn(engine):
 
 
 def test_a_step_computes_the_tasks_of_one_domain():
-    trained = learner("tracked(key='domain')")
+    trained = learner("tracked")
     optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
     found = []
     for domains in ["bab", "bab", "cac", "bcb"]:
@@ -56,6 +56,14 @@ def test_selected_tasks_keep_their_slots():
         TaskBatch(batch.support_x, batch.support_y, batch.query_x, batch.query_y, slots=(0, 1))
 
 
+def test_slots_whose_domain_changes_raise_if_averages_are_by_slot():
+    trained = learner("tracked(key='slot')")
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+    trained.step([small_network.task(0, "a"), small_network.task(1, "b")], optimizer)
+    with pytest.raises(OptionError, match="slot 0 had the domain 'a' in an earlier step; got 'b'"):
+        trained.step([small_network.task(0, "b"), small_network.task(1, "a")], optimizer)
+
+
 @pytest.mark.parametrize(
     ("optimizer", "warns"),
     [
@@ -73,7 +81,8 @@ def test_momentum_of_the_outer_optimizer_warns(optimizer, warns, recwarn):
     assert all("tracked averages rows over steps" in message for message in found)
 
 
-def test_momentum_does_not_warn_without_averages(recwarn):
-    trained = learner("pcgrad")
+@pytest.mark.parametrize("pipe", ["pcgrad", "tracked(average=0)"])
+def test_momentum_does_not_warn_without_averages(recwarn, pipe):
+    trained = learner(pipe)
     trained.step(small_network.batch(), torch.optim.Adam(trained.parameters()))
     assert not recwarn.list

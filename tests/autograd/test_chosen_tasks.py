@@ -86,7 +86,7 @@ def test_only_the_chosen_loss_is_differentiated_and_only_its_head_has_a_gradient
 
 
 def test_names_of_losses_are_chosen_by_name_and_are_the_domains_of_the_state():
-    model, pipe = Model(), gradhomog.pipeline("tracked(key='domain')")
+    model, pipe = Model(), gradhomog.pipeline("tracked")
     order = []
     for number in range(6):
         losses = dict(zip(NAMES, counted_losses(model, [], number), strict=True))
@@ -180,6 +180,52 @@ def test_a_task_that_is_not_finite_raises_and_is_chosen_again():
         gradhomog.backward([torch.inf * losses[0], *losses[1:]], pipe, parameters=model.encoder)
     assert pipe.choose(3) == (0,)
     assert all(gradient is None for gradient in gradients(model))
+
+
+def weight_and_other():
+    return (torch.ones(2, requires_grad=True) for _ in range(2))
+
+
+@pytest.mark.parametrize("step", [by_backward, by_loss])
+def test_a_parameter_that_only_other_losses_use_gets_the_kept_direction(step):
+    weight, other = weight_and_other()
+    pipe = gradhomog.pipeline("tracked(method='static')")
+    expected = {0: (1.0, None), 1: (1.0, 1.5), 2: (1.0, 1.5)}  # task 0 does not use `other`
+    for number in range(3):
+        weight.grad = other.grad = None
+        losses = [weight.sum(), (weight + 3 * other).sum()]
+        if step is by_backward:
+            gradhomog.backward(losses, pipe, parameters=[weight, other])
+        else:
+            gradhomog.loss(losses, pipe, parameters=[weight, other]).backward()
+        for parameter, value in zip((weight, other), expected[number], strict=True):
+            if value is None:
+                assert parameter.grad is None
+            else:
+                torch.testing.assert_close(parameter.grad, torch.full((2,), value))
+
+
+@pytest.mark.parametrize("accumulates", [False, True])
+def test_a_chosen_loss_without_shared_parameters_has_a_row_of_zeros_if_others_use_them(accumulates):
+    weight, head = weight_and_other()
+    pipe = gradhomog.pipeline("tracked(method='static')")
+    for number in range(4):
+        weight.grad, losses = None, [head.sum(), 2 * weight.sum()]
+        if number > 1:  # the other loss is not computed
+            losses[1 - number % 2] = None
+        if accumulates:
+            with gradhomog.accumulated(pipe, parameters=[weight]) as several:
+                several.add(losses)
+            direction = several.step.direction["0"]
+        else:
+            direction = gradhomog.backward(losses, pipe, parameters=[weight]).direction["0"]
+        torch.testing.assert_close(direction, torch.full((2,), float(number > 0)))
+
+
+def test_losses_without_shared_parameters_raise_in_the_first_step():
+    weight, head = weight_and_other()
+    with pytest.raises(OptionError, match="the losses must depend on the shared parameters"):
+        gradhomog.backward([head.sum(), 2 * head.sum()], gradhomog.pipeline(TEXT), parameters=[weight])
 
 
 def test_rows_of_features_cannot_be_kept():

@@ -204,11 +204,11 @@ def test_a_domain_that_is_absent_from_a_batch_is_chosen_when_it_returns():
 
 
 def test_a_task_whose_row_is_too_old_is_left_out_and_begins_anew_when_it_returns():
-    pipe = gradhomog.pipeline("tracked(method='static', forget=2, every=4)")
+    pipe = gradhomog.pipeline("tracked(method='static', forget=4, every=4)")
     a, b = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
     step_of(pipe, a, 0)
     for number in range(1, 6):
-        expected = (a + b) / 2 if number <= 4 else b  # the row of task 0 is older than 2 · 2 steps in step 5
+        expected = (a + b) / 2 if number <= 4 else b  # the row of task 0 is older than four steps in step 5
         torch.testing.assert_close(step_of(pipe, b, 1), expected)
     torch.testing.assert_close(step_of(pipe, 3 * a, 0), (3 * a + b) / 2)
 
@@ -318,6 +318,7 @@ def test_half_precision_rows_are_averaged_in_float32(dtype):
         ({"method": "rotate"}, "acts by `mix` or `rows` alone; 'rotate' acts by `transform`"),
         ({"method": "tracked"}, "acts by `mix` or `rows` alone; 'tracked' acts by `choose`"),
         ({"method": "mgda(on='features')"}, "reads features"),
+        ({"method": "ntk"}, "'ntk' reads traces of kernels"),
         ({"method": "trimmed_mean", "every": 2}, "`every` must be 1 for 'trimmed_mean'"),
         ({"rows": 0}, "`rows` must be"),
         ({"average": 1.0}, "`average` must be"),
@@ -328,12 +329,112 @@ def test_an_invalid_option_raises(options, message):
         gradhomog.pipeline([("tracked", options)])
 
 
+def step_by_name(pipe, row, name, slot=0, losses=None):
+    """One step in which only one task is present, which has a name."""
+    pending = pipe.compute(row[None], losses, slots=[slot], domains=[name])
+    pending.commit()
+    return pending.result.direction[""]
+
+
+def test_names_of_a_part_of_the_tasks_update_the_averages_of_these_tasks():
+    pipe, averages = gradhomog.pipeline("tracked(method='upgrad')"), Averages(0.9)
+    batches = [*["abc"] * 4, "bc", "c", "bc", "ab"]
+    for rows, batch in zip(random_rows(len(batches), 3, 6), batches, strict=True):
+        [name] = pipe.choose(list(batch))
+        row = rows["abc".index(name)]
+        averages.add(name, row)
+        found = step_by_name(pipe, row, name, batch.index(name))
+        torch.testing.assert_close(found, gradhomog.pipeline("upgrad").combine(averages.rows()))
+    assert averages.counts == {"a": 3, "b": 3, "c": 2}
+
+
+def test_by_slot_another_name_in_the_same_slot_raises_before_and_in_the_step():
+    pipe = gradhomog.pipeline("tracked(key='slot')")
+    pipe.combine(torch.eye(3), domains=["a", "b", "c"])
+    for step in (
+        lambda: pipe.choose(["b", "c"]), lambda: pipe.combine(torch.eye(2), domains=["b", "c"])
+    ):  # fmt: skip
+        with pytest.raises(
+            OptionError, match=r"slot 0 had the domain 'a' in an earlier step; got 'b'. Use key='domain'"
+        ):
+            step()
+    assert pipe.choose(3) == (0,)
+
+
+@pytest.mark.parametrize(("first", "then"), [(["a", "b"], None), (None, ["a", "b"])])
+def test_tasks_have_names_in_every_step_or_in_none(first, then):
+    pipe = gradhomog.pipeline("tracked")
+    pipe.combine(torch.eye(2), domains=first)
+    with pytest.raises(
+        OptionError, match=r"Pass names in every step, to `Pipeline.choose` and with the losses, or never"
+    ):
+        pipe.choose(then or 2)
+    with pytest.raises(OptionError, match="Pass names in every step"):
+        pipe.combine(torch.eye(2), domains=then)
+
+
+def test_the_method_receives_a_separate_slot_for_each_domain():
+    # GradNorm keeps a weight per slot. Both domains have position 0 in their batches.
+    named, numbered = (gradhomog.pipeline("tracked(method='gradnorm(lr=0.1)')") for _ in range(2))
+    for number, rows in enumerate(random_rows(8, 2, 5)):
+        row, loss = rows[number % 2], [1.0 + number]
+        expected = step_of(numbered, row, number % 2, loss)
+        torch.testing.assert_close(step_by_name(named, row, "ab"[number % 2], 0, loss), expected)
+
+
+def test_weights_by_slot_of_the_method_belong_to_positions_among_all_losses():
+    pipe = gradhomog.pipeline("tracked(method='static(weights=[1, 3])')")
+    a, b = torch.eye(2)
+    step_by_name(pipe, b, "b", slot=1)
+    torch.testing.assert_close(step_by_name(pipe, a, "a", slot=0), torch.tensor([0.25, 0.75]))
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_domains_that_never_return_are_left_out(rows):
+    pipe = gradhomog.pipeline("tracked(method='static', forget=4)")
+    for number in range(12):
+        names = [f"{number}, {index}" for index in range(rows)]
+        pipe.combine(torch.ones(rows, 2), domains=names)
+    assert len(pipe.state_dict()["0:tracked"]["averages"]) == 5 * rows
+
+
+def test_a_turn_of_all_tasks_must_not_be_longer_than_rows_are_kept():
+    assert gradhomog.pipeline("tracked(forget=3, rows=2)").choose(6) == (0, 1)
+    with pytest.raises(OptionError, match="`forget` must be at least 4, the steps in which 7 tasks have their turn"):
+        gradhomog.pipeline("tracked(forget=3, rows=2)").choose(7)
+
+
+@pytest.mark.parametrize(("saved", "loaded"), [({}, {"every": 4}), ({"every": 4}, {}), ({}, {"order": "need"})])
+def test_a_state_may_be_loaded_with_other_options(saved, loaded):
+    first, second = gradhomog.pipeline([("tracked", saved)]), gradhomog.pipeline([("tracked", loaded)])
+    rows = random_rows(1, 2, 5)[0]
+    for slot in range(2):
+        step_of(first, rows[slot], slot)
+    second.load_state_dict(first.state_dict())
+    for _ in range(3):
+        [slot] = second.choose(2)
+        torch.testing.assert_close(step_of(second, rows[slot], slot), gradhomog.pipeline("upgrad").combine(rows))
+
+
+def test_a_method_on_rows_before_it_raises_because_it_would_have_no_effect():
+    with pytest.raises(OptionError, match=r"reweight.* acts on the rows of a step.*write tracked.method='reweight'"):
+        gradhomog.pipeline("reweight + tracked(method='static')")
+    assert len(gradhomog.pipeline("isi + tracked(method='static')")) == 2
+
+
+def test_a_policy_that_drops_tasks_raises():
+    with pytest.raises(OptionError, match="`nonfinite` must be 'raise' with tracked"):
+        gradhomog.pipeline("tracked", nonfinite="drop")
+
+
 def test_create_graph_and_the_state_of_another_method_raise():
     with pytest.raises(NotDifferentiableError, match="tracked"):
         gradhomog.pipeline("tracked").combine(torch.eye(2, requires_grad=True), create_graph=True)
     saved = gradhomog.pipeline("tracked(method='mgda')").state_dict()
     with pytest.raises(ConfigError, match="the state was saved with `method` 'mgda'"):
         gradhomog.pipeline("tracked(method='cagrad')").load_state_dict(saved)
+    with pytest.raises(ConfigError, match="the state was saved with `key` 'domain'"):
+        gradhomog.pipeline("tracked(method='mgda', key='slot')").load_state_dict(saved)
 
 
 def test_a_homogenizer_must_choose_valid_positions():

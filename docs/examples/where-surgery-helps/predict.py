@@ -1,7 +1,7 @@
-"""Diagnose each problem of this folder at 5 % of training, and draw the gain of homogenizers at its end beside it.
+"""Diagnose problems at 5 % of training, and draw the gain of homogenizers at its end beside the diagnosis.
 
-The gain is that of the best of four homogenizers over the best of four static weights, both chosen by validation. Run in
-the root of the repository; finished parts are kept, so that an interrupted run continues:
+The gain is that of the best of four homogenizers over the best of four static weights, both chosen by validation. Run
+in the root of the repository. Finished parts are kept, so that an interrupted run continues:
 
     python docs/examples/where-surgery-helps/predict.py [OUT] [PROBLEM ...]
 """

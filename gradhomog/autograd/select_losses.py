@@ -20,3 +20,11 @@ def select_chosen(pipe: Pipeline, loss_leaves: LossLeaves, domains: Sequence[str
     names = tasks.select_present(domains or tasks.names, "domains")
     keys = [TaskKey(slot, names[index] if names else "") for index, slot in enumerate(tasks.slots)]
     return loss_leaves.select(pipe.choose(keys))
+
+
+def may_be_unused(pipe: Pipeline, use_shared: bool) -> bool:
+    """True if the chosen losses need not depend on the shared parameters, because others do, now or in earlier steps.
+
+    `use_shared`: see `LossLeaves`.
+    """
+    return bool(pipe.stages.choosing) and (use_shared or pipe.steps > 0 or bool(pipe.parts))

@@ -7,7 +7,7 @@ from torch.func import functional_call
 
 import gradhomog
 from gradhomog import Homogenizer, OptionError
-from gradhomog.autograd.residuals import mean_squared_gradient
+from gradhomog.autograd.kernel_traces import mean_squared_gradient
 from gradhomog.step import seeded_generator
 
 
