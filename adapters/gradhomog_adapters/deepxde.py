@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from gradhomog import Homogenization, OptionError, Pipeline
-from gradhomog_adapters._hosts.check_pipeline import check_pipeline
-from gradhomog_adapters._hosts.summed_loss import summed_loss
+from gradhomog_adapters._frameworks.check_pipeline import check_pipeline
+from gradhomog_adapters._frameworks.momentum import warn_of_momentum
+from gradhomog_adapters._frameworks.summed_loss import summed_loss
 
 try:
     import deepxde
@@ -33,7 +34,7 @@ def homogenize(model: Any, pipe: Pipeline, *, names: Sequence[str] | None = None
 
     Args:
         model: a `deepxde.Model` with the PyTorch backend, after `compile` with a first-order optimizer.
-        pipe: the pipeline. Homogenizers that read features are not supported.
+        pipe: the pipeline. Homogenizers that read features or residuals are not supported.
         names: one name per loss, in DeepXDE's order; they are the domains of the rows. By default the residuals are
             `pde`, the conditions have the names of their classes, and equal names are numbered: `pde 0`, `pde 1`,
             `DirichletBC`, `IC`. Losses of other data than PDEs are `loss 0`, `loss 1`.
@@ -46,7 +47,8 @@ def homogenize(model: Any, pipe: Pipeline, *, names: Sequence[str] | None = None
            the empty pipeline computes DeepXDE's gradient, up to rounding, with the same rates and weight decay.
         2. `loss_weights` are applied first: homogenizers receive the weighted losses and the rows w_i ∂L_i/∂θ. Methods
            that are invariant under the scale of a row ignore them.
-        3. θ are the parameters of `model.net` and the `external_trainable_variables`, which are named `external 0`, ….
+        3. θ are the parameters of `model.net`, the `external_trainable_variables`, which are named `external 0`, …, and
+           further parameters of a given optimizer, `optimizer 0`, ….
         4. L1 regularization is not a task: its gradient is added to the direction. L2 is weight decay of the optimizer.
         5. With `deepxde.config` set to mixed precision, losses are computed in half precision, as in DeepXDE; gradients
            are combined outside of autocast.
@@ -56,10 +58,13 @@ def homogenize(model: Any, pipe: Pipeline, *, names: Sequence[str] | None = None
 
     Raises:
         OptionError: the backend is not PyTorch; the model is not compiled; its optimizer is L-BFGS or NNCG; the
-            pipeline reads features. During training: the number of `names` differs from the number of losses; see also
-            `gradhomog.backward`.
+            pipeline reads features or residuals; two `names` are equal. During training: the number of `names` differs
+            from the number of losses; see also `gradhomog.backward`.
         NonfiniteError: during training, a loss or its gradient is not finite; the message names the loss. DeepXDE alone
             would stop at its next display. With `nonfinite="drop"` in the pipeline, that loss is left out of the sum.
+
+    Warns:
+        MomentumWarning: the optimizer averages directions, although a homogenizer such as `tracked` averages rows.
 
     Cost: see `gradhomog.backward`; one backward pass per loss, or one in total if the pipeline reads losses only.
 
@@ -92,6 +97,9 @@ def homogenize(model: Any, pipe: Pipeline, *, names: Sequence[str] | None = None
             f"{type(model.opt).__name__}, whose line search and curvature require the gradient of one fixed loss. "
             "Train this phase without homogenize(model, pipe): after model.compile, the train step is DeepXDE's."
         )
+    if names is not None and (isinstance(names, str) or len({*names}) != len(names)):
+        raise OptionError(f"`names` must be a list of different names, one for each loss; got {names!r}.")
+    warn_of_momentum(model.opt, pipe)
     step = TrainStep(model, pipe, names)
     model.train_step = step
     return step
@@ -129,9 +137,25 @@ class TrainStep:
         if model.lr_scheduler is not None:
             model.lr_scheduler.step()
 
+    def weights(self) -> dict[str, float]:
+        """Return the factors of the weighted losses' gradients in the last step, by name; empty if rows were replaced.
+
+        Losses that were absent, such as those that `tracked` did not choose, are not listed.
+        """
+        if self.report is None or self.report.weights is None:
+            return {}
+        pairs = zip(self.report.tasks, self.report.weights.tolist(), strict=True)
+        return {self.names[slot]: weight for slot, weight in pairs}
+
     def _parameters(self) -> dict[str, Tensor]:
-        external = {f"external {i}": value for i, value in enumerate(self._model.external_trainable_variables)}
-        return {**dict(self._model.net.named_parameters()), **external}
+        model = self._model
+        held = [parameter for group in model.opt.param_groups for parameter in group["params"]]
+        found: dict[str, Tensor] = dict(model.net.named_parameters())
+        for kind, values in (("external", model.external_trainable_variables), ("optimizer", held)):
+            seen = {id(parameter) for parameter in found.values()}
+            others = [value for value in values if id(value) not in seen]
+            found.update({f"{kind} {i}": value for i, value in enumerate(others)})
+        return found
 
     def _losses(self, inputs: Any, targets: Any, auxiliary_vars: Any) -> Mapping[str, Tensor]:
         """Return the weighted losses by name.
@@ -139,18 +163,19 @@ class TrainStep:
         DeepXDE stacks them into one tensor, through which each backward pass would traverse the graphs of all losses.
         """
         model = self._model
-        half = torch.autocast(torch.get_default_device().type, torch.float16)
-        with _collected_losses(model.data) as losses, half if deepxde.config.mixed else nullcontext():
+        half = deepxde.config.mixed
+        precision = torch.autocast(torch.get_default_device().type, torch.float16) if half else nullcontext()
+        with _collected_losses(model.data) as losses, precision:
             model.outputs_losses_train(inputs, targets, auxiliary_vars)
         if model.loss_weights is not None:
-            weights = torch.as_tensor(model.loss_weights)
+            weights = torch.as_tensor(model.loss_weights).expand(len(losses))  # a number is a weight of all losses
             losses = [weight * loss for weight, loss in zip(weights, losses, strict=True)]
         if not self._names_given:
             self.names = loss_names(model.data, len(losses))
-        if len(self.names) != len(losses) or len({*self.names}) != len(losses):
+        if len(self.names) != len(losses):
             raise OptionError(
-                f"`names` must contain one name for each of the {len(losses)} losses, all different; got "
-                f"{list(self.names)}. The default is {list(loss_names(model.data, len(losses)))}."
+                f"`names` must contain one name for each of the {len(losses)} losses; got {list(self.names)}. The "
+                f"default is {list(loss_names(model.data, len(losses)))}."
             )
         return dict(zip(self.names, losses, strict=True))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,12 +10,14 @@ import torch
 from torch import Tensor
 
 from gradhomog import Homogenization, OptionError, Pipeline
-from gradhomog_adapters._hosts.check_pipeline import check_pipeline
-from gradhomog_adapters._hosts.summed_loss import summed_loss
+from gradhomog_adapters._frameworks.check_pipeline import check_pipeline
+from gradhomog_adapters._frameworks.momentum import warn_of_momentum
+from gradhomog_adapters._frameworks.summed_loss import summed_loss
 
 try:
     from lightning.pytorch import Callback
     from pina.problem import InverseProblem
+    from pina.solver import CompetitivePhysicsInformedSolver, SelfAdaptivePhysicsInformedSolver
     from pina.weighting import BaseWeighting
 except ImportError as error:
     raise ImportError("gradhomog_adapters.pina requires PINA: pip install 'gradhomog[pina]'.") from error
@@ -32,8 +35,8 @@ class HomogenizedWeighting(BaseWeighting, Callback):  # type: ignore[misc]
     automatic and in manual optimization, with gradient accumulation, clipping and half precision.
 
     Args:
-        pipe: the pipeline. Homogenizers that read features are not supported.
-        weights: fixed factors w of losses by condition, 1 for those that are not listed. Homogenizers receive the
+        pipe: the pipeline. Homogenizers that read features or residuals are not supported.
+        weights: fixed factors w > 0 of losses by condition, 1 for those that are not listed. Homogenizers receive the
             weighted losses.
 
     Attributes:
@@ -41,7 +44,8 @@ class HomogenizedWeighting(BaseWeighting, Callback):  # type: ignore[misc]
             norms and cosines.
 
     Pass it as `weighting` to a solver, and to the trainer as one of its `callbacks`: its state is then part of
-    Lightning's checkpoints. Without the second, training is the same, but a resumed run starts with new homogenizers.
+    Lightning's checkpoints. Without the second, training is the same, but a resumed run starts with new homogenizers,
+    and warns.
 
     Conventions:
         1. PINA trains with the sum of the losses, so the mean of the homogenized rows is multiplied by their number:
@@ -52,13 +56,18 @@ class HomogenizedWeighting(BaseWeighting, Callback):  # type: ignore[misc]
            absent: it takes no part in the step and keeps its state.
         4. Validation and test return the sum; no state changes.
         5. L-BFGS requires the gradient of one fixed loss. After a switch to it (`SwitchOptimizer`), the weighting is
-           the plain sum; a training that begins with it raises an error.
+           the plain sum; a training that begins with it raises an error, or, if an earlier training has homogenized
+           with the same pipeline, warns.
 
     Raises:
-        OptionError: the pipeline reads features; during training: the optimizer is L-BFGS and nothing was homogenized
-            before; the solver is adversarial (self-adaptive, competitive); a name in `weights` is not a
-            condition; see also `gradhomog.loss`.
+        OptionError: the pipeline reads features or residuals; a weight is not a positive number; during training: the
+            optimizer is L-BFGS and nothing was homogenized before; the solver is adversarial (self-adaptive,
+            competitive), or has another weighting; a name in `weights` is not a condition; see also `gradhomog.loss`.
         NonfiniteError: during training, a loss or its gradient is not finite; the message names the condition.
+
+    Warns:
+        UserWarning: a run was resumed without this callback.
+        MomentumWarning: the optimizer averages directions, although a homogenizer such as `tracked` averages rows.
 
     Cost: see `gradhomog.backward`; one backward pass per condition, or one in total if the pipeline reads losses only.
 
@@ -73,11 +82,21 @@ class HomogenizedWeighting(BaseWeighting, Callback):  # type: ignore[misc]
 
     def __init__(self, pipe: Pipeline, weights: Mapping[str, float] | None = None) -> None:
         check_pipeline(pipe, "PINA")
+        if weights is not None and not (isinstance(weights, Mapping) and all(map(_is_positive, weights.values()))):
+            raise OptionError(f"`weights` must be a dict of positive factors by condition; got {weights!r}.")
         super().__init__(update_every_n_epochs=1, aggregator=self._sum)
         self.pipe = pipe
         self.weights = dict(weights or {})
         self.report: Homogenization | None = None
         self._losses: dict[str, Tensor] = {}
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Raise unless this callback is also the weighting of the solver, because it would do nothing."""
+        if pl_module.weighting is not self:
+            raise OptionError(
+                "a HomogenizedWeighting in `callbacks` must be the weighting of the solver too; the solver has "
+                f"{type(pl_module.weighting).__name__}. Pass weighting=... to the solver."
+            )
 
     def update_weights(self, losses: Mapping[str, Tensor]) -> dict[str, float]:
         """Store the losses of the batch for their sum, and return the fixed weights.
@@ -85,6 +104,11 @@ class HomogenizedWeighting(BaseWeighting, Callback):  # type: ignore[misc]
         PINA calls it before the aggregator, which receives the losses in one tensor only: each backward pass would
         traverse the graphs of all of them.
         """
+        if isinstance(self.solver, (CompetitivePhysicsInformedSolver, SelfAdaptivePhysicsInformedSolver)):
+            raise OptionError(
+                f"HomogenizedWeighting does not support adversarial training; got {type(self.solver).__name__}, in "
+                "which one player maximizes the losses. Choose another solver."
+            )
         unknown = self.weights.keys() - self.solver.problem.conditions.keys()
         if unknown:
             raise OptionError(
@@ -115,8 +139,9 @@ class HomogenizedWeighting(BaseWeighting, Callback):  # type: ignore[misc]
         """Return the sum of the losses, during training with homogenized gradients."""
         losses, self._losses = self._losses, {}
         trainer = self.solver.trainer
-        if not trainer.training or not self._first_order(trainer.optimizers):
+        if not trainer.training or not self._first_order(trainer):
             return weighted_losses.sum()
+        self._warn_at_the_start(trainer)
         return summed_loss(
             {name: losses.get(name) for name in self.solver.problem.conditions},
             self.pipe,
@@ -124,8 +149,8 @@ class HomogenizedWeighting(BaseWeighting, Callback):  # type: ignore[misc]
             self._receive,
         )
 
-    def _first_order(self, optimizers: list[torch.optim.Optimizer]) -> bool:
-        if not any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in optimizers):
+    def _first_order(self, trainer: Any) -> bool:
+        if not any(isinstance(optimizer, torch.optim.LBFGS) for optimizer in trainer.optimizers):
             return True
         if self.pipe.steps == 0:
             raise OptionError(
@@ -133,7 +158,20 @@ class HomogenizedWeighting(BaseWeighting, Callback):  # type: ignore[misc]
                 "whose line search and curvature require the gradient of one fixed loss. Train with Adam first and "
                 "switch (pina.callback.SwitchOptimizer), or remove the weighting."
             )
+        if trainer.global_step == 0:
+            warnings.warn("this training with L-BFGS minimizes the plain sum of the losses.", stacklevel=2)
         return False
+
+    def _warn_at_the_start(self, trainer: Any) -> None:
+        if self.pipe.steps == 0 and trainer.current_epoch > 0:
+            warnings.warn(
+                f"training continues at epoch {trainer.current_epoch} with new homogenizers: no state was loaded. Pass "
+                "the weighting to the trainer too, callbacks=[weighting], before saving and when resuming.",
+                stacklevel=2,
+            )
+        if self.pipe.steps == 0:
+            for optimizer in trainer.optimizers:
+                warn_of_momentum(optimizer, self.pipe)
 
     def _parameters(self) -> dict[str, Tensor]:
         found: dict[str, Tensor] = dict(self.solver.named_parameters())
@@ -143,3 +181,7 @@ class HomogenizedWeighting(BaseWeighting, Callback):  # type: ignore[misc]
 
     def _receive(self, result: Homogenization) -> None:
         self.report = result
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0

@@ -36,7 +36,7 @@ def main():
     model.compile("adam", lr=1e-3)
     step = homogenize(model, pipe)
     model.train(iterations=options.iterations)
-    print("weights:", dict(zip(step.names, step.report.weights.tolist(), strict=True)))
+    print("weights:", step.weights())
 
     dde.optimizers.set_LBFGS_options(maxiter=options.lbfgs)
     dde.optimizers.LBFGS_options["iter_per_step"] = min(options.lbfgs, 1000)

@@ -1,4 +1,4 @@
-"""The Helmholtz equation with DeepXDE, in the settings of its example with a soft boundary condition.
+"""Solve the Helmholtz equation with DeepXDE: the settings of DeepXDE's own example, and homogenized Adam.
 
 DDE_BACKEND=pytorch python docs/examples/deepxde_helmholtz.py upgrad --weight 100 --iterations 5000
 """
@@ -43,7 +43,7 @@ def main():
     model.compile("adam", lr=1e-3, metrics=["l2 relative error"], loss_weights=[1, options.weight])
     step = homogenize(model, gradhomog.pipeline(options.homogenizers))
     _, state = model.train(iterations=options.iterations)
-    print("weights:", dict(zip(step.names, step.report.weights.tolist(), strict=True)))
+    print("weights:", step.weights())
     print(f"relative L2 error: {state.metrics_test[0]:.3f}")
 
 

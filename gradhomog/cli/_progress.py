@@ -32,6 +32,7 @@ class Progress:
         self._steps = 0
         self._total = 0
         self._several_learners = False
+        self._titles: Mapping[tuple[str, str], str] = {}  # by learner and pipeline, where rows have titles
         self._done: dict[str, int] = {}  # steps by run
         self._at_start = 0  # steps of runs that finished before this call
         self._start = self._last = 0.0
@@ -47,6 +48,8 @@ class Progress:
         return tqdm(total=total, unit="step", dynamic_ncols=True, disable=not self._terminal, **options)
 
     def _method_name(self, record: Mapping[str, Any]) -> str:
+        if title := self._titles.get((record["learner"], record["homogenizers"])):
+            return title
         text = "plain" if record["homogenizers"] == "none" else str(record["homogenizers"])
         return f"{record['learner']}, {text}" if self._several_learners else text
 
@@ -56,6 +59,7 @@ class Progress:
                 if self._bar is not None:
                     self._bar.close()
                 self._bar = None
+                self._titles = record["titles"]
                 self._write(f"{record['index'] + 1}/{record['of']} {record['name']}")
             case "dry_run":
                 if self._bar is None:

@@ -41,7 +41,8 @@ def add(commands: Any) -> None:
     )  # fmt: skip
     command.add_argument(
         "--scale", default="smoke", metavar="SCALE",
-        help="smoke (default; minutes on two cores), small (hours), medium (hours on a GPU), paper (60,000 steps)",
+        help="smoke (default; minutes on two cores), small (hours), medium (hours on a GPU), paper (60,000 steps); "
+        "pinn: 20, 2,500, 10,000 or 50,000 steps, seconds to minutes a run",
     )  # fmt: skip
     command.add_argument(
         "--learner", action="append", default=[], metavar="NAME", dest="learners",
@@ -49,7 +50,8 @@ def add(commands: Any) -> None:
     )  # fmt: skip
     command.add_argument(
         "--target", action="append", default=[], metavar="NAME", dest="targets",
-        help="test benchmark, or problem of pinn; may be repeated (default: all of the table that are present)",
+        help="test benchmark; pinn: helmholtz, burgers, klein_gordon or burgers_config; may be repeated (default: all "
+        "of the table that are present)",
     )  # fmt: skip
     command.add_argument(
         "--shots", action="append", default=[], type=int, metavar="N", help="number of shots; may be repeated"
@@ -66,9 +68,7 @@ def add(commands: Any) -> None:
         action="store_true",
         help="omit the comparison methods of Tables 1 and 2, such as ProtoNet and RelationNet",
     )
-    command.add_argument(
-        "--batches", type=int, default=200, metavar="N", help="conflict: number of measured batches (default: 200)"
-    )
+    command.add_argument("--batches", type=int, metavar="N", help="conflict: number of measured batches (default: 200)")
     command.add_argument(
         "--set", action="append", default=[], metavar="a.b=c", dest="overrides",
         help="override a key of the run files; may be repeated",
@@ -80,8 +80,6 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    import sys
-
     from gradhomog.cli._progress import Progress
     from gradhomog.experiments import reproduce
     from gradhomog.experiments.reproduce import report
@@ -98,24 +96,15 @@ def run(args: argparse.Namespace) -> int:
             args.experiment, settings, out, resume=args.resume, progress=progress, jobs=args.jobs,
             executor=args.executor,
         )  # fmt: skip
-    for name, error in outcome.failures.items():
-        print(f"{name} failed: {error}", file=sys.stderr)
-    if args.json:
-        print_json({"folder": str(out), "failures": outcome.failures, **to_json(outcome.table)})
-    else:
-        print(report.render_text(outcome.table, outcome.description))
-        print(f"\n{out / report.REPORT}  the report; each comparison has a folder with its own report beside it")
-    return 1 if outcome.failures else 0
+    content = to_json(outcome.table) if args.json else report.render_text(outcome.table, outcome.description)
+    return _print_outcome(content, out, outcome.failures)
 
 
 def _run_pinn(args: argparse.Namespace) -> int:
-    import sys
-
     from gradhomog.cli._progress import Progress
     from gradhomog.experiments.reproduce import pinn
     from gradhomog.experiments.reproduce.pinn.report import render_text
     from gradhomog.experiments.reproduce.pinn.table import to_json
-    from gradhomog.experiments.reproduce.report import REPORT
 
     _check_pinn_options(args)
     _check_name("scale", args.scale, pinn.SCALES)
@@ -125,25 +114,35 @@ def _run_pinn(args: argparse.Namespace) -> int:
         outcome = pinn.reproduce_pinn(
             settings, out, resume=args.resume, progress=progress, jobs=args.jobs, executor=args.executor
         )
-    for name, error in outcome.failures.items():
+    content = to_json(outcome.table) if args.json else render_text(outcome.table, outcome.description)
+    return _print_outcome(content, out, outcome.failures)
+
+
+def _print_outcome(content: str | dict[str, Any], out: Path, failures: dict[str, str]) -> int:
+    """Print the table, as text or JSON, and the comparisons that failed; return the exit status."""
+    import sys
+
+    from gradhomog.experiments.reproduce.page import REPORT
+
+    for name, error in failures.items():
         print(f"{name} failed: {error}", file=sys.stderr)
-    if args.json:
-        print_json({"folder": str(out), "failures": outcome.failures, **to_json(outcome.table)})
-    else:
-        print(render_text(outcome.table, outcome.description))
+    if isinstance(content, str):
+        print(content)
         print(f"\n{out / REPORT}  the report; each comparison has a folder with its own report beside it")
-    return 1 if outcome.failures else 0
+    else:
+        print_json({"folder": str(out), "failures": failures, **content})
+    return 1 if failures else 0
 
 
 def _check_pinn_options(args: argparse.Namespace) -> None:
     """Raise ConfigError for options that have no effect: the problems need no data and have no learner."""
     from gradhomog.errors import ConfigError
 
-    useless = {
+    unsupported = {
         "--data": args.data, "--domain": args.domains, "--learner": args.learners, "--shots": args.shots,
-        "--rotogbml": args.rotogbml, "--without-others": args.without_others,
+        "--rotogbml": args.rotogbml, "--without-others": args.without_others, "--batches": args.batches is not None,
     }  # fmt: skip
-    if named := [name for name, given in useless.items() if given]:
+    if named := [name for name, given in unsupported.items() if given]:
         raise ConfigError(f"`pinn` needs no data and has no learner; remove {', '.join(named)}.")
 
 
@@ -169,6 +168,7 @@ def _run_conflict(args: argparse.Namespace, settings: Any) -> int:
     _check_conflict_options(args)
     config, pipeline = conflict_run(settings)
     out = args.out or Path("runs") / f"reproduce-conflict-{args.scale}"
+    batches = 200 if args.batches is None else args.batches
     steps = sorted({0, config.train.steps // 2, config.train.steps})
     if (out / RESULTS).exists() and not args.resume:
         from gradhomog.errors import ConfigError
@@ -182,7 +182,7 @@ def _run_conflict(args: argparse.Namespace, settings: Any) -> int:
                 bar.set_postfix_str(f"{record['event']} {record.get('batch', record['step'])} of {record['of']}")
                 bar.update()
 
-        points = measure_conflict(config, steps, args.batches, pipeline, folder=out, progress=progress)
+        points = measure_conflict(config, steps, batches, pipeline, folder=out, progress=progress)
     remarks = [*scale_notes(describe("conflict", settings)), f"Learner: {config.learner}. Homogenizers: {pipeline}."]
     page = conflict_report.write_page(points, out, remarks)
     if args.json:
@@ -197,11 +197,11 @@ def _check_conflict_options(args: argparse.Namespace) -> None:
     """Raise ConfigError for options that have no effect: the experiment is one training in one process."""
     from gradhomog.errors import ConfigError
 
-    useless = {
+    unsupported = {
         "--jobs": args.jobs, "--executor": args.executor != "local", "--without-others": args.without_others,
         "a second --learner": len(args.learners) > 1, "a second --shots": len(args.shots) > 1,
     }  # fmt: skip
-    if named := [name for name, given in useless.items() if given]:
+    if named := [name for name, given in unsupported.items() if given]:
         raise ConfigError(f"`conflict` is one training in one process; remove {', '.join(named)}.")
 
 

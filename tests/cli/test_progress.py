@@ -40,6 +40,15 @@ def test_lines_have_the_learner_if_there_are_several(capsys, learners, starts):
     assert all(line.startswith(start) for line, start in zip(found, starts, strict=True))
 
 
+def test_rows_of_a_table_have_their_titles(capsys):
+    titles = {("maml", "bad"): "M-ConFIG"}
+    with Progress() as progress:
+        progress({"event": "part", "name": "weak", "index": 0, "of": 1, "titles": titles})
+        progress({**PLAN, "learners": ["maml"]})
+        progress(failed("no"))
+    assert capsys.readouterr().err.splitlines()[-1].startswith("M-ConFIG   ")
+
+
 def test_without_a_terminal_the_estimated_time_is_printed_before_and_during_runs(capsys):
     now = [0.0]
     with Progress(clock=lambda: now[0]) as progress:

@@ -35,6 +35,12 @@ def test_burgers_trains_with_homogenized_adam_and_plain_lbfgs(capsys: pytest.Cap
 
 
 @pytest.mark.usefixtures("_deepxde")
+def test_examples_run_with_methods_that_replace_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("trimmed_mean", "--iterations", "2", "--width", "5")
+    assert "weights: {}" in printed(EXAMPLES / "deepxde_helmholtz.py", capsys, *arguments)
+
+
+@pytest.mark.usefixtures("_deepxde")
 def test_helmholtz_prints_its_relative_error(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("uw", "--iterations", "2", "--width", "5")
     text = printed(EXAMPLES / "deepxde_helmholtz.py", capsys, *arguments)

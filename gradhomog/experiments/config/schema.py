@@ -91,7 +91,7 @@ class Train:
     inner_steps: int = at_least(0, 3)
     inner_lr: float = at_least(0, 0.05, exclusive=True)
     outer_lr: float = at_least(0, 0.002, exclusive=True)
-    lr_decay: float = at_least(0, 1.0, exclusive=True)
+    lr_decay: float = at_least(0, 1.0, exclusive=True, maximum=1)
     lr_decay_every: int = at_least(1, 1000)
     beta1: float = at_least(0, 0.9, below=1)
     validate_every: int = at_least(1, 50)
@@ -207,8 +207,8 @@ def load(
     """Read a run file and apply `--set key.path=value` overrides; omitted keys have defaults.
 
     The defaults are those of `Config`, which suit images; without `domains.train`, `domains.test` and `problem`, they
-    are those of `first_comparison`. `defaults` replaces defaults of top-level keys. If `homogenizers` is the name of a
-    suite, it is replaced by the pipelines of the suite.
+    are those of `first_comparison`. `defaults` replaces defaults of other keys and of the options of the problem. If
+    `homogenizers` is the name of a suite, it is replaced by the pipelines of the suite.
 
     Raises:
         ConfigError: the file is missing or is not valid TOML, a key is unknown, or a value has the wrong type or is out
@@ -217,9 +217,11 @@ def load(
     content = {} if path is None else toml.read(Path(path))
     for override in overrides:
         apply_override(content, override)
+    if defaults and "problem" in defaults:
+        content = _with_defaults(content, {"problem": defaults["problem"]})
     try:
         spec = _build_problem(content)
-        other_defaults = spec.defaults if spec else first_comparison.defaults(content)
+        other_defaults = spec.defaults_for(content["problem"]) if spec else first_comparison.defaults(content)
         content = _with_defaults(content, _with_defaults(defaults or {}, other_defaults))
         if isinstance(suite := content.get("homogenizers"), str):
             content["homogenizers"] = suites.suite_pipelines(suite)

@@ -11,11 +11,22 @@ from gradhomog.experiments.config.suggestions import did_you_mean
 from gradhomog.experiments.results.plan import SINGLE
 
 TUNED_STATIC = 'static | static(weights="random", seed=1) | static(weights="random", seed=2)'
-PINN_STATIC = "static | static(weights=[1, 10]) | static(weights=[1, 100]) | static(weights=[1, 1000])"
 GRADNORM = 'gradnorm(key="domain", initial_loss=1.609)'  # the log of 5 classes
 PAPER_WEIGHTS = "static(weights=[0.1, 0.5, 0.3, 0.4])"  # RotoGBML's fixed weights, for four tasks a batch (section 6.3)
 EQUAL_NORMS = 'reweight(beta=0, solver="fixed_point")'  # all rows get the same norm
 REWEIGHT = 'reweight(beta=1.5, solver="fixed_point")'  # 1.5: β of the RotoGBML paper for strong OOD
+
+
+def pinn_static(conditions: int = 1) -> str:
+    """Tuned static weights for the equation and `conditions` tasks, whose weights reach 1000 in the papers.
+
+    >>> pinn_static(2)
+    'static | static(weights=[1, 10, 10]) | static(weights=[1, 100, 100]) | static(weights=[1, 1000, 1000])'
+    """
+    return " | ".join(["static", *(f"static(weights={[1] + [weight] * conditions})" for weight in (10, 100, 1000))])
+
+
+PINN_STATIC = pinn_static()
 
 SUITES: dict[str, tuple[str, ...]] = {
     # Default of a comparison that names no domains, on families of functions; see `first_comparison`.
@@ -51,7 +62,7 @@ SUITES: dict[str, tuple[str, ...]] = {
     ),
     # The methods of the toy example of Liu et al. 2021 (CAGrad), and static weights.
     "landscape": ("none", TUNED_STATIC, "pcgrad", "mgda", "cagrad | cagrad(c=0.2) | cagrad(c=0.8)"),
-    # Default of physics-informed problems: the losses of conditions get weights up to 1000 in the papers.
+    # Default of physics-informed problems with two tasks.
     "pinn": ("none", PINN_STATIC, "pcgrad", "upgrad", "config"),
 }
 

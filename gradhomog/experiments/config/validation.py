@@ -17,9 +17,12 @@ from gradhomog.registry.options import describe_type, fits
 Table = TypeVar("Table")
 
 
-def at_least(minimum: float, default: Any, *, exclusive: bool = False, below: float = math.inf) -> Any:
-    """A dataclass field for a number ≥ `minimum` (> `minimum` if `exclusive`) and < `below`."""
-    return field(default=default, metadata={"min": minimum, "exclusive": exclusive, "below": below})
+def at_least(
+    minimum: float, default: Any, *, exclusive: bool = False, below: float = math.inf, maximum: float = math.inf
+) -> Any:
+    """A dataclass field for a number ≥ `minimum` (> `minimum` if `exclusive`), < `below`, and ≤ `maximum`."""
+    limits = {"min": minimum, "exclusive": exclusive, "below": below, "max": maximum}
+    return field(default=default, metadata=limits)
 
 
 def build(kind: type[Table], content: Mapping[str, Any], prefix: str = "", prebuilt: tuple[str, ...] = ()) -> Table:
@@ -79,8 +82,10 @@ def _range_errors(path: str, value: Any, limits: Mapping[str, Any]) -> list[str]
     if minimum is None:
         return []
     above_minimum = value > minimum if limits["exclusive"] else value >= minimum
-    if (isinstance(value, int) or math.isfinite(value)) and above_minimum and value < limits["below"]:
+    below_maximum = value < limits["below"] and value <= limits["max"]
+    if (isinstance(value, int) or math.isfinite(value)) and above_minimum and below_maximum:
         return []
     lower = "greater than" if limits["exclusive"] else "at least"
     upper = "" if limits["below"] == math.inf else f" and less than {limits['below']}"
+    upper += "" if limits["max"] == math.inf else f" and at most {limits['max']}"
     return [f"`{path}` must be {lower} {minimum}{upper}; got {value!r}."]

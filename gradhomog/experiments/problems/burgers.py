@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gradhomog.experiments.config.validation import at_least
-from gradhomog.experiments.problems.pinn import points as box
 from gradhomog.experiments.problems.pinn.cole_hopf import burgers_solution
 from gradhomog.experiments.problems.pinn.equation import PDE, Equation, PinnOptions
 from gradhomog.experiments.problems.pinn.network import TanhNetwork
-from gradhomog.experiments.problems.pinn.problem import pinn_problem
+from gradhomog.experiments.problems.pinn.points import latin_hypercube
+from gradhomog.experiments.problems.pinn.specification import specification
 
 VISCOSITY = 0.01 / math.pi
 
@@ -58,15 +58,15 @@ class Burgers(Equation):
     grid = (256, 100)
 
     def draw(self, options: Any, random: np.random.Generator) -> dict[str, NDArray[np.float64]]:
-        sides = [box.latin_hypercube(random, options.boundary, (x, 0), (x, 1)) for x in (-1, 1)]
+        sides = [latin_hypercube(random, options.boundary, (x, 0), (x, 1)) for x in (-1, 1)]
         return {
-            PDE: box.latin_hypercube(random, options.interior, self.lower, self.upper),
-            "initial": box.latin_hypercube(random, options.initial, (-1, 0), (1, 0)),
+            PDE: latin_hypercube(random, options.interior, self.lower, self.upper),
+            "initial": latin_hypercube(random, options.initial, (-1, 0), (1, 0)),
             "boundary": np.concatenate(sides),
         }
 
     def pde(self, network: TanhNetwork, points: Tensor) -> Tensor:
-        u, u_x, u_t, u_xx = network(points, firsts=2, seconds=1)
+        u, u_x, u_t, u_xx = network(points, first_order=2, second_order=1)
         residual: Tensor = u_t + u * u_x - VISCOSITY * u_xx
         return residual
 
@@ -85,4 +85,4 @@ def _solution(content: bytes, count: int) -> NDArray[np.float64]:
     return burgers_solution(points[:, 0], points[:, 1], VISCOSITY)
 
 
-PROBLEM = pinn_problem(Burgers(), BurgersOptions)
+PROBLEM = specification(Burgers(), BurgersOptions)

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gradhomog.experiments.config.validation import at_least
-from gradhomog.experiments.problems.pinn import points as box
 from gradhomog.experiments.problems.pinn.equation import PDE, Equation, PinnOptions
 from gradhomog.experiments.problems.pinn.network import TanhNetwork
-from gradhomog.experiments.problems.pinn.problem import pinn_problem
+from gradhomog.experiments.problems.pinn.points import uniform
+from gradhomog.experiments.problems.pinn.specification import specification
 
 WAVES = (1, 4)
 """Half-waves of the solution per unit of each coordinate."""
@@ -52,16 +52,16 @@ class Helmholtz(Equation):
 
     def draw(self, options: Any, random: np.random.Generator) -> dict[str, NDArray[np.float64]]:
         sides = [
-            box.uniform(random, options.boundary, (-1, -1), (1, -1)),
-            box.uniform(random, options.boundary, (-1, 1), (1, 1)),
-            box.uniform(random, options.boundary, (-1, -1), (-1, 1)),
-            box.uniform(random, options.boundary, (1, -1), (1, 1)),
+            uniform(random, options.boundary, (-1, -1), (1, -1)),
+            uniform(random, options.boundary, (-1, 1), (1, 1)),
+            uniform(random, options.boundary, (-1, -1), (-1, 1)),
+            uniform(random, options.boundary, (1, -1), (1, 1)),
         ]
-        interior = box.uniform(random, options.interior, self.lower, self.upper)
+        interior = uniform(random, options.interior, self.lower, self.upper)
         return {PDE: interior, "boundary": np.concatenate(sides)}
 
     def pde(self, network: TanhNetwork, points: Tensor) -> Tensor:
-        u, _, _, u_xx, u_yy = network(points, firsts=2, seconds=2)
+        u, _, _, u_xx, u_yy = network(points, first_order=2, second_order=2)
         x, y = (points * math.pi).unbind(1)
         first, second = WAVES
         source = (1 - (first**2 + second**2) * math.pi**2) * torch.sin(first * x) * torch.sin(second * y)
@@ -76,4 +76,4 @@ class Helmholtz(Equation):
         return np.asarray(np.sin(first * math.pi * points[:, 0]) * np.sin(second * math.pi * points[:, 1]))
 
 
-PROBLEM = pinn_problem(Helmholtz(), HelmholtzOptions)
+PROBLEM = specification(Helmholtz(), HelmholtzOptions)

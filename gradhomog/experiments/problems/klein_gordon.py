@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gradhomog.experiments.config.validation import at_least
-from gradhomog.experiments.problems.pinn import points as box
 from gradhomog.experiments.problems.pinn.equation import PDE, Equation, PinnOptions
 from gradhomog.experiments.problems.pinn.network import TanhNetwork
-from gradhomog.experiments.problems.pinn.problem import pinn_problem
+from gradhomog.experiments.problems.pinn.points import uniform
+from gradhomog.experiments.problems.pinn.specification import specification
 
 
 @dataclass(frozen=True)
@@ -51,21 +51,21 @@ class KleinGordon(Equation):
     grid = (100, 100)
 
     def draw(self, options: Any, random: np.random.Generator) -> dict[str, NDArray[np.float64]]:
-        sides = [box.uniform(random, options.boundary, (0, x), (1, x)) for x in (0, 1)]
+        sides = [uniform(random, options.boundary, (0, x), (1, x)) for x in (0, 1)]
         return {
-            PDE: box.uniform(random, options.interior, self.lower, self.upper),
-            "initial": box.uniform(random, options.initial, (0, 0), (0, 1)),
+            PDE: uniform(random, options.interior, self.lower, self.upper),
+            "initial": uniform(random, options.initial, (0, 0), (0, 1)),
             "boundary": np.concatenate(sides),
         }
 
     def pde(self, network: TanhNetwork, points: Tensor) -> Tensor:
-        u, _, _, u_tt, u_xx = network(points, firsts=2, seconds=2)
+        u, _, _, u_tt, u_xx = network(points, first_order=2, second_order=2)
         residual: Tensor = u_tt - u_xx + u**3 - source(points)
         return residual
 
     def condition(self, name: str, network: TanhNetwork, points: Mapping[str, Tensor]) -> list[Tensor]:
         if name == "initial":
-            u, u_t = network(points["initial"], firsts=1)
+            u, u_t = network(points["initial"], first_order=1)
             return [u - points["initial"][:, 1], u_t]
         u = network(points["boundary"])[0] - exact(points["boundary"])
         return [*u.chunk(2)]
@@ -87,4 +87,4 @@ def source(points: Tensor) -> Tensor:
     return acceleration - 6 * x * t**3 + exact(points) ** 3
 
 
-PROBLEM = pinn_problem(KleinGordon(), KleinGordonOptions)
+PROBLEM = specification(KleinGordon(), KleinGordonOptions)

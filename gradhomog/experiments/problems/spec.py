@@ -29,6 +29,7 @@ class ProblemSpec:
         options: dataclass of the table; fields with a range are created with `validation.at_least`.
         trainable: called as `trainable(config, run)` with a validated configuration; returns the `Trainable` of a run.
         defaults: defaults of other keys of the run file, as nested tables.
+        option_defaults: function of the options; returns defaults of top-level keys that depend on them.
         unused_keys: key paths that have no meaning with this problem.
         has_single_task: True if the method "single-task" exists, which trains a separate network for each task.
     """
@@ -37,5 +38,10 @@ class ProblemSpec:
     options: type[Any]
     trainable: Callable[..., Any]
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    option_defaults: Callable[[Any], Mapping[str, Any]] = lambda options: {}
     unused_keys: tuple[str, ...] = EPISODIC
     has_single_task: bool = True
+
+    def defaults_for(self, options: Any) -> dict[str, Any]:
+        """The defaults of other keys with these options."""
+        return {**self.defaults, **self.option_defaults(options)}

@@ -17,10 +17,11 @@ def notes(summary: Summary) -> list[str]:
     units = {row.unit for row in summary.rows}
     if "seeds" in units:
         counts = sorted({len(row.seeds) for row in summary.rows if row.unit == "seeds"})
+        test_data = "test data" if summary.tasks == 1 else f"test data, mean over {summary.tasks} tasks"
         n = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         lines.append(
             f"±: 95 % confidence interval over seeds (n = {n}, Student t); every run on the same "
-            + (f"test data, mean over {summary.tasks} tasks." if summary.problem else f"{summary.tasks} test tasks.")
+            + (f"{test_data}." if summary.problem else f"{summary.tasks} test tasks.")
         )
     if "tasks" in units:
         mark = "† one seed: " if "seeds" in units else ""

@@ -14,7 +14,8 @@ from gradhomog.experiments.execution import plan
 from gradhomog.experiments.execution.comparison import compare
 from gradhomog.experiments.execution.monitor import Progress
 from gradhomog.experiments.reproduce.experiments import CONFLICT, EXPERIMENTS, Part, parts
-from gradhomog.experiments.reproduce.report import FIGURES, REPORT, write_page
+from gradhomog.experiments.reproduce.page import FIGURES, REPORT
+from gradhomog.experiments.reproduce.report import write_page
 from gradhomog.experiments.reproduce.scales import SCALES
 from gradhomog.experiments.reproduce.settings import Settings
 from gradhomog.experiments.reproduce.table import Table, collect
@@ -121,7 +122,9 @@ def compute_parts(
     description = _open_folder(out, content, planned, resume)
     failures: dict[str, str] = {}
     for index, part in enumerate(planned):
-        progress({"event": "part", "name": part.name, "index": index, "of": len(planned)})
+        progress(
+            {"event": "part", "name": part.name, "index": index, "of": len(planned), "titles": _candidate_titles(part)}
+        )
         folder = out / part.name
         if _is_finished(part, folder):
             continue
@@ -134,6 +137,15 @@ def compute_parts(
         if index < len(planned) - 1:  # a page of the comparisons so far; that of all follows
             report(description)
     return Outcome(report(description), description, failures)
+
+
+def _candidate_titles(part: Part) -> dict[tuple[str, str], str]:
+    """Titles of the rows by learner and pipeline; candidates of a tuned row are numbered."""
+    found: dict[tuple[str, str], str] = {}
+    for method, row in zip(plan.methods(part.config), part.rows, strict=True):
+        for index, text in enumerate(method.candidates):
+            found.setdefault((method.learner, text), f"{row.title} {index + 1}" if method.tuned else row.title)
+    return found
 
 
 def _is_finished(part: Part, folder: Path) -> bool:

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradhomog.experiments.report import figures
 from gradhomog.experiments.report.figures import style
 from gradhomog.experiments.report.formatting import NOTHING, interval_text, number_text, seeds_text
-from gradhomog.experiments.report.html import environment
 from gradhomog.experiments.report.html_table import Cell as HtmlCell
-from gradhomog.experiments.report.html_table import Table as HtmlTable
 from gradhomog.experiments.report.html_table import number_key
 from gradhomog.experiments.report.svg import inline_svg
+from gradhomog.experiments.reproduce import page
 from gradhomog.experiments.reproduce.protocol import TARGETS, TRAINING_ONLY
 from gradhomog.experiments.reproduce.table import Cell, Table
-from gradhomog.text_table import align_columns
 
 SALIENCY = (
     "Rows: images, SmoothGrad saliency of each network adapted to its task, and for ISI the probability with which "
@@ -28,7 +24,6 @@ SALIENCY = (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-REPORT, FIGURES = "report.html", "figures"
 HEADER = (
     "column", "row", "accuracy %", "± episodes", "difference to plain", "seeds for 1 point", "paper %", "ours − paper",
     "seeds",
@@ -41,43 +36,18 @@ CAPTION = (
 
 def render_text(table: Table, description: Mapping[str, Any]) -> str:
     """The table as aligned plain text, followed by notes about its numbers."""
-    if not table.cells:
-        return "\n".join(["No run has finished, so there is no table.", *notes(table, description)])
-    lines = align_columns([HEADER, *([cell.text for cell in row] for row in _rows(table))])
-    return "\n".join([*lines, "", *notes(table, description)])
+    return page.render_text(HEADER, _rows(table), notes(table, description))
 
 
 def write_page(table: Table, description: Mapping[str, Any], folder: Path) -> Path:
     """Write `report.html` and, if matplotlib is installed, `figures/table.svg` and `.png`; return the page's path."""
-    shown: list[tuple[str, Any, str]] = []
-    try:
-        if (figure := draw(table)) is not None:
-            saved, _ = figures.save(figure, folder / FIGURES / "table")
-            shown.append(("Accuracies", inline_svg(saved.read_text(encoding="utf-8"), "table", "Accuracies"), CAPTION))
-    except figures.MissingMatplotlib as error:
-        print(f"{error}", file=sys.stderr)
+    shown = page.save_figure(lambda: draw(table), folder, "Accuracies", CAPTION)
     if table.experiment == "saliency":
         shown += _saliency_figures(folder, description["parts"])
-    page = (
-        environment()
-        .get_template("reproduction.html")
-        .render(
-            title=f"gradhomog: reproduction of `{description['experiment']}`",
-            contents=description["contents"],
-            table=HtmlTable(HEADER, _rows(table), sticky=1) if table.cells else None,
-            notes=notes(table, description),
-            figures=shown,
-            parts=description["parts"],
-            facts={key: _fact(value) for key, value in description.items() if key not in ("parts", "contents", "data")},
-            data={name: Path(text).name for name, text in description["data"].items()},
-        )
-    )
-    path = folder / REPORT
-    path.write_text(page, encoding="utf-8")
-    return path
+    return page.write_page(folder, description, HEADER, _rows(table), notes(table, description), shown)
 
 
-def _saliency_figures(folder: Path, parts: Mapping[str, str]) -> list[tuple[str, Any, str]]:
+def _saliency_figures(folder: Path, parts: Mapping[str, str]) -> list[page.PageFigure]:
     """Title, SVG and caption of the saliency maps of each comparison."""
     found = []
     for name in parts:
@@ -106,11 +76,9 @@ def notes(table: Table, description: Mapping[str, Any]) -> list[str]:
 
 def scale_notes(description: Mapping[str, Any]) -> list[str]:
     """Sentences about the scale and the benchmarks that are present."""
-    scale, overrides = description["scale"], description["overrides"]
     absent = [name for name in (TRAINING_ONLY, *TARGETS) if name not in description["data"]]
     return [
-        f"Scale {scale}: {description['scale_summary']}"
-        + (f"; changed by {', '.join(overrides)}." if overrides else "."),
+        page.scale_note(description),
         f"Data: {len(description['data'])} of 9 benchmarks present"
         + (f"; missing: {', '.join(absent)}." if absent else "."),
     ]
@@ -179,7 +147,3 @@ def _row(cell: Cell) -> list[HtmlCell]:
         ),
         HtmlCell(str(len(cell.seed_scores)), str(len(cell.seed_scores))),
     ]
-
-
-def _fact(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import gradhomog
-from gradhomog import NonfiniteError, OptionError
+from gradhomog import MomentumWarning, NonfiniteError, OptionError
 
 from .deepxde_models import burgers, burgers_data, compiled, dde, model, parameters, rows, train
 
@@ -83,6 +83,29 @@ def test_without_homogenizers_an_unknown_coefficient_is_trained_as_by_deepxde() 
     torch.testing.assert_close(parameters(homogenized), parameters(plain), rtol=1e-10, atol=1e-12)
 
 
+def test_without_homogenizers_a_parameter_of_the_optimizer_outside_the_network_is_trained_as_by_deepxde() -> None:
+    found = []
+    for is_homogenized in (False, True):
+        trained, scale = model(), torch.nn.Parameter(torch.ones(1))
+        trained.net.apply_feature_transform(lambda x, scale=scale: x * scale)
+        trained.compile(torch.optim.SGD([*trained.net.parameters(), scale], lr=0.01), verbose=0)
+        if is_homogenized:
+            homogenize(trained, gradhomog.pipeline("none"))
+        train(trained, 3)
+        found.append(scale.item())
+    assert found[0] != 1
+    assert found[1] == pytest.approx(found[0], rel=1e-9)
+
+
+@pytest.mark.parametrize("weights", [5.0, [3.0]])
+def test_a_weight_of_all_losses_is_deepxdes(weights: Any) -> None:
+    plain, homogenized = compiled(loss_weights=weights), compiled(loss_weights=weights)
+    homogenize(homogenized, gradhomog.pipeline("none"))
+    for trained in (plain, homogenized):
+        train(trained)
+    torch.testing.assert_close(parameters(homogenized), parameters(plain), rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.parametrize("text", ["upgrad", "pcgrad", "trimmed_mean", "static(weights=[1, 2, 5])"])
 @pytest.mark.parametrize("weights", [None, [1.0, 10.0, 0.1]])
 def test_one_step_follows_the_direction_of_the_weighted_losses_gradients(
@@ -95,6 +118,41 @@ def test_one_step_follows_the_direction_of_the_weighted_losses_gradients(
     torch.testing.assert_close(parameters(trained), before - 0.01 * 3 * direction)
     assert step.report is not None
     assert step.report.tasks == (0, 1, 2)
+
+
+@pytest.mark.parametrize("kept", ["one", 2, "all"])
+def test_tracked_steps_at_constant_rows_have_the_length_of_the_sum(kept: Any) -> None:
+    trained = compiled(lr=1e-12)  # so that rows do not change
+    homogenize(trained, gradhomog.pipeline([("tracked", {"method": "static", "rows": kept})]))
+    expected = rows(trained).sum(0)
+    train(trained, 3)
+    grads = [parameter.grad.flatten() for parameter in trained.net.parameters()]
+    torch.testing.assert_close(torch.cat(grads), expected, rtol=1e-6, atol=1e-8)
+
+
+def test_weights_of_the_last_step_have_the_names_of_the_losses() -> None:
+    trained = compiled()
+    step = homogenize(trained, gradhomog.pipeline("static(weights=[1, 2, 3])"))
+    assert step.weights() == {}
+    train(trained, 1)
+    assert step.weights() == pytest.approx({"pde": 0.5, "DirichletBC": 1.0, "IC": 1.5})
+
+
+@pytest.mark.parametrize("text", ["trimmed_mean", "tracked"])
+def test_no_weights_are_reported_where_rows_were_replaced(text: str) -> None:
+    trained = compiled()
+    step = homogenize(trained, gradhomog.pipeline(text))
+    train(trained, 2)
+    assert step.report is not None
+    assert step.weights() == {}
+
+
+def test_momentum_after_averages_of_rows_warns() -> None:
+    trained = compiled("adam")
+    with pytest.warns(MomentumWarning, match=r"tracked averages rows over steps, and Adam .* factor 0\.9"):
+        homogenize(trained, gradhomog.pipeline("tracked"))
+    trained.compile(torch.optim.Adam(trained.net.parameters(), lr=1e-3, betas=(0.0, 0.999)), verbose=0)
+    homogenize(trained, gradhomog.pipeline("tracked"))  # warnings are errors
 
 
 def test_the_penalty_l1_is_added_to_the_direction() -> None:
@@ -146,12 +204,20 @@ def test_given_names_are_the_domains_of_the_rows() -> None:
     assert "walls" in str(pipe.state_dict())
 
 
-@pytest.mark.parametrize("names", [["pde"], ["pde", "edge", "edge"]])
-def test_wrong_names_are_an_error_at_the_first_step(names: list[str]) -> None:
+def test_too_few_names_are_an_error_at_the_first_step() -> None:
     trained = compiled()
-    homogenize(trained, gradhomog.pipeline("none"), names=names)
+    homogenize(trained, gradhomog.pipeline("none"), names=["pde"])
     with pytest.raises(OptionError, match="one name for each of the 3 losses"):
         train(trained, 1)
+
+
+@pytest.mark.parametrize("names", [["pde", "edge", "edge"], "abc"])
+def test_equal_names_and_a_text_are_an_error_before_training(names: Any) -> None:
+    trained = compiled()
+    before = trained.train_step
+    with pytest.raises(OptionError, match="`names` must be a list of different names, one for each loss"):
+        homogenize(trained, gradhomog.pipeline("none"), names=names)
+    assert trained.train_step is before
 
 
 def test_methods_that_read_losses_only_take_one_backward_pass() -> None:

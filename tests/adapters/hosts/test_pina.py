@@ -12,13 +12,17 @@ import torch
 from torch import Tensor, nn
 
 import gradhomog
-from gradhomog import NonfiniteError, OptionError
+from gradhomog import MomentumWarning, NonfiniteError, OptionError
 
 from .pina_problems import FeedForward, TorchOptimizer, inverse_poisson, parameters, poisson, solver, train
 
 from gradhomog_adapters.pina import HomogenizedWeighting  # isort: skip
 from pina.callback import SwitchOptimizer  # isort: skip
-from pina.solver import PhysicsInformedEnsembleSolver, SelfAdaptivePhysicsInformedSolver  # isort: skip
+from pina.solver import (  # isort: skip
+    CompetitivePhysicsInformedSolver,
+    PhysicsInformedEnsembleSolver,
+    SelfAdaptivePhysicsInformedSolver,
+)
 from pina.weighting import ScalarWeighting  # isort: skip
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice, and deprecations within PINA
@@ -162,6 +166,42 @@ def test_a_run_resumed_from_a_checkpoint_continues_exactly(tmp_path: Path) -> No
     torch.testing.assert_close(parameters(resumed), parameters(uninterrupted), rtol=1e-12, atol=1e-13)
 
 
+def test_a_run_that_is_resumed_without_the_callback_warns(tmp_path: Path) -> None:
+    first = weighting("uw")
+    train(solver(first), epochs=2, callbacks=[first]).save_checkpoint(tmp_path / "half.ckpt")
+    with pytest.warns(UserWarning, match=r"continues at epoch 2 with new homogenizers.*callbacks=\[weighting\]"):
+        train(solver(weighting("uw")), epochs=3, path=tmp_path / "half.ckpt")
+
+
+def test_a_callback_that_is_not_the_weighting_of_the_solver_is_an_error() -> None:
+    with pytest.raises(OptionError, match="must be the weighting of the solver too; the solver has ScalarWeighting"):
+        train(solver(ScalarWeighting(1)), callbacks=[weighting("upgrad")])
+
+
+def test_tracked_steps_at_constant_rows_have_the_length_of_the_sum() -> None:
+    steps = []
+    for given, epochs in ((None, 2), (weighting("tracked(method='static')"), 4)):
+        trained = solver(given, lr=1e-8)  # so that rows hardly change
+        train(trained, epochs=epochs - 1)
+        before = parameters(trained)
+        train(trained, epochs=1)
+        steps.append((before - parameters(trained)) / 1e-8)
+    # Only the boundary loss reaches the last bias, which therefore moves only in the steps of that loss.
+    torch.testing.assert_close(steps[1][:-1], steps[0][:-1], rtol=1e-4, atol=1e-4)
+
+
+def test_momentum_after_averages_of_rows_warns() -> None:
+    with pytest.warns(MomentumWarning, match="tracked averages rows over steps, and Adam"):
+        train(solver(weighting("tracked"), optimizer=torch.optim.Adam), epochs=1)
+
+
+def test_lbfgs_with_a_pipeline_of_an_earlier_training_warns_of_the_plain_sum() -> None:
+    given = weighting("uw")
+    train(solver(given), epochs=1)
+    with pytest.warns(UserWarning, match="minimizes the plain sum"):
+        train(solver(given, optimizer=torch.optim.LBFGS, lr=0.1, max_iter=2), epochs=1)
+
+
 def test_lbfgs_is_refused_at_the_start() -> None:
     with pytest.raises(OptionError, match="first-order optimizer such as Adam; got L-BFGS"):
         train(solver(weighting("upgrad"), optimizer=torch.optim.LBFGS))
@@ -179,11 +219,20 @@ def test_after_a_switch_to_lbfgs_the_loss_is_the_plain_sum() -> None:
     torch.testing.assert_close(results[0], results[1], rtol=1e-6, atol=1e-8)
 
 
-def test_an_adversarial_solver_is_refused() -> None:
+@pytest.mark.parametrize("kind", [SelfAdaptivePhysicsInformedSolver, CompetitivePhysicsInformedSolver])
+def test_an_adversarial_solver_is_refused_before_a_parameter_changes(kind: Any) -> None:
     torch.manual_seed(0)
-    trained = SelfAdaptivePhysicsInformedSolver(poisson(), FeedForward(2, 1), weighting=weighting("upgrad"))
-    with pytest.raises(OptionError, match="adversarial"):
+    trained = kind(poisson(), FeedForward(2, 1), weighting=weighting("upgrad"))
+    before = parameters(trained)
+    with pytest.raises(OptionError, match=f"adversarial training; got {kind.__name__}"):
         train(trained)
+    assert torch.equal(parameters(trained), before)
+
+
+@pytest.mark.parametrize("weights", [3.0, {"D": -1.0}, {"D": 0}, {"D": "2"}], ids=str)
+def test_weights_that_are_not_positive_factors_are_an_error(weights: Any) -> None:
+    with pytest.raises(OptionError, match="`weights` must be a dict of positive factors by condition"):
+        HomogenizedWeighting(gradhomog.pipeline("none"), weights)
 
 
 def test_homogenizers_that_read_features_are_refused() -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import gradhomog
 from gradhomog import Homogenization, NonfiniteError, OptionError, Pipeline
-from gradhomog_adapters._hosts.check_pipeline import check_pipeline
-from gradhomog_adapters._hosts.summed_loss import summed_loss
+from gradhomog_adapters._frameworks.check_pipeline import check_pipeline
+from gradhomog_adapters._frameworks.summed_loss import summed_loss
 
 
 def network() -> nn.Module:
@@ -24,7 +26,7 @@ def losses_of(net: nn.Module) -> dict[str, Tensor]:
     return dict(zip("abc", (net(x) - y).square().mean(0).unbind(), strict=True))
 
 
-def summed(net: nn.Module, losses: dict[str, Tensor | None], pipe: Pipeline | str) -> Tensor:
+def summed(net: nn.Module, losses: Mapping[str, Tensor | None], pipe: Pipeline | str) -> Tensor:
     return summed_loss(losses, gradhomog.pipeline(pipe), dict(net.named_parameters()), lambda result: None)
 
 
@@ -72,6 +74,17 @@ def test_an_absent_loss_is_left_out_of_sum_and_scale() -> None:
     total = summed(net, {**losses, "b": None}, "upgrad")
     torch.testing.assert_close(total.detach(), (losses["a"] + losses["c"]).detach())
     total.backward()
+    torch.testing.assert_close(gradient(net), expected)
+
+
+@pytest.mark.parametrize("kept", ["one", 2, "all"])
+def test_averages_of_constant_rows_have_the_scale_of_all_losses(kept: int | str) -> None:
+    net = network()
+    pipe = gradhomog.pipeline([("tracked", {"method": "upgrad", "rows": kept})])
+    for _ in range(3):
+        net.zero_grad()
+        summed(net, losses_of(net), pipe).backward()
+    expected = 3 * gradhomog.pipeline("upgrad").combine(rows(net, losses_of(net)))
     torch.testing.assert_close(gradient(net), expected)
 
 
@@ -128,6 +141,11 @@ def test_the_result_of_the_step_is_reported() -> None:
 def test_homogenizers_that_read_features_are_refused_before_training(text: str) -> None:
     with pytest.raises(OptionError, match=f"{text} reads features, which DeepXDE does not compute"):
         check_pipeline(gradhomog.pipeline(text), "DeepXDE")
+
+
+def test_homogenizers_that_read_residuals_are_refused_before_training() -> None:
+    with pytest.raises(OptionError, match="ntk reads residuals, which PINA does not pass on"):
+        check_pipeline(gradhomog.pipeline("ntk"), "PINA")
 
 
 def test_a_pipeline_is_required() -> None:

@@ -289,6 +289,12 @@ def test_missing_and_failed_runs_are_listed_in_notes():
     assert "of 9 runs" in render_table(summarize(records, expected_runs=9))
 
 
+@pytest.mark.parametrize(("scores", "note"), [([0.5], "test data.\n"), ([0.5, 0.6], "test data, mean over 2 tasks.\n")])
+def test_the_note_about_intervals_names_a_mean_over_tasks_only_if_there_are_several(scores, note):
+    records = [start(["plain"], seeds=2), *(result("plain", seed, scores, problem="burgers") for seed in (0, 1))]
+    assert f"every run on the same {note}" in render_table(summarize(records)) + "\n"
+
+
 @pytest.mark.parametrize("event", ["result", "failed"])
 def test_candidates_are_not_counted_as_runs_of_the_table(event):
     tried = {**result("m", 0, [0.5, 0.6]), "role": "candidate", "run": "tried", "event": event, "error": "killed"}

@@ -15,8 +15,8 @@ from gradhomog.experiments.execution import plan
 from gradhomog.experiments.reproduce.pinn import COLUMNS, SCALES, PinnSettings, parts, reproduce_pinn
 from gradhomog.experiments.reproduce.pinn.methods import TITLES
 from gradhomog.experiments.reproduce.pinn.published import PublishedError, published_error
-from gradhomog.experiments.reproduce.pinn.report import render_text
-from gradhomog.experiments.reproduce.pinn.table import to_json
+from gradhomog.experiments.reproduce.pinn.report import notes, render_text
+from gradhomog.experiments.reproduce.pinn.table import Table, to_json
 from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.training.trainer import learning_rate, make_trainable
 
@@ -66,6 +66,17 @@ def test_the_paper_scale_has_the_settings_of_the_papers():
     assert sum(p.numel() for p in make_trainable(config, Run("burgers", "none", 0)).parameters()) == 10_401
 
 
+def test_the_rate_follows_an_overridden_number_of_steps():
+    """With the period of 20 steps, the last rate of 5,000 would be 2e-232."""
+    for part in parts(PinnSettings("smoke", overrides=["train.steps=5000"])):
+        train = part.config.train
+        assert (train.steps, train.validate_every, train.log_every, train.checkpoint_every) == (5000, 50, 50, 250)
+        decay = 1 if part.column == "burgers_config" else 0.9**49
+        assert learning_rate(train, 4999) == pytest.approx(train.outer_lr * decay)
+    kept = parts(PinnSettings("smoke", overrides=["train.steps=5000", "train.lr_decay_every=7"]))
+    assert {part.config.train.lr_decay_every for part in kept} == {7}
+
+
 def test_printed_numbers_are_complete_and_belong_to_rows():
     text = resources.files("gradhomog.experiments.reproduce.pinn").joinpath("published.toml").read_text()
     tables = tomllib.loads(text)
@@ -111,9 +122,26 @@ def test_the_text_and_the_page_have_all_rows(finished):
     ):
         assert word in text
         assert word in page
+    assert "DCGD's Table 1" in text
+    assert "ConFIG's notebook" in text
     content = to_json(outcome.table)
     assert content["missing"] == []
     assert content["cells"][0]["published_deviation"] == 0.0386
+
+
+def test_notes_name_the_sources_of_the_columns_in_the_table(finished):
+    _, outcome, _ = finished
+    cells = [cell for cell in outcome.table.cells if cell.column == "burgers_config"]
+    text = "\n".join(notes(Table(tuple(cells), ()), outcome.description))
+    assert "ConFIG's notebook" in text
+    assert "DCGD" not in text
+
+
+def test_numbers_of_the_smallest_scale_are_not_divided_by_the_papers(finished):
+    _, outcome, _ = finished
+    ratio = next(cell.ratio for cell in outcome.table.cells if cell.ratio)
+    assert f"  {ratio:.3g} " not in render_text(outcome.table, outcome.description)
+    assert f"  {ratio:.3g} " in render_text(outcome.table, {**outcome.description, "scale": "small"})
 
 
 @pytest.mark.usefixtures("without_figures")
@@ -133,6 +161,11 @@ def test_a_finished_experiment_is_resumed_without_training(finished, monkeypatch
         (PinnSettings(targets=["burgers_config"], methods=["LRA"]), r"no column of burgers_config has a row LRA"),
         (PinnSettings(overrides=["homogenizers=['mgda']"]), r"--set homogenizers: .* use --method"),
         (PinnSettings(overrides=["problem.name=burgers"]), r"--set problem.name: .* use --target"),
+        (PinnSettings(overrides=["problem.error=mse"]), r"--set problem.error: .* use `gradhomog compare`"),
+        (PinnSettings(overrides=["problem.state=last"]), r"--set problem.state: .* use `gradhomog compare`"),
+        (PinnSettings(overrides=["problem.conditions=separate"]), r"--set problem.conditions: .* `gradhomog compare`"),
+        (PinnSettings(overrides=["train.steps=ten"]), r"`train.steps` must be an integer; got 'ten'"),
+        (PinnSettings(overrides=["train.steps=0"]), r"`train.steps` must be at least 1; got 0"),
     ],
 )
 def test_invalid_choices_raise(settings, message):
@@ -154,6 +187,7 @@ def test_the_command_prints_the_table(tmp_path: Path, capsys):
     ("arguments", "message"),
     [
         (["pinn", "--data", "x", "--shots", "1"], "`pinn` needs no data and has no learner; remove --data, --shots"),
+        (["pinn", "--batches", "7"], "remove --batches"),
         (["pinn", "--scale", "smal"], "unknown scale 'smal'"),
         (["weak", "--method", "Adam"], "`--method` selects rows of `pinn`"),
     ],

@@ -23,7 +23,8 @@ def burgers_solution(
 
     Args:
         x, t: coordinates `[points]`, t ≥ 0.
-        viscosity: ν > 0.
+        viscosity: ν > 0. With 100 nodes, the error at t = 0.7 is 4e-8 for ν = 0.001 and 0.3 for ν = 0.0001: the
+            smaller ν, the more nodes are needed.
         nodes: nodes of the quadrature, ≥ 1.
 
     Source: Basdevant et al. 1986, Computers and Fluids 14, equation (2.5).

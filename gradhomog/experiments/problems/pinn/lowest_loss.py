@@ -20,25 +20,29 @@ class LowestLoss:
     Attributes:
         network: the copy.
         sum: its sum of losses.
+        step: the number of optimizer steps before the copy; None before the first copy.
     """
 
     def __init__(self, network: nn.Module, tasks: Sequence[str]) -> None:
         self.network, self._source = copy.deepcopy(network), network
         self._latest = dict.fromkeys(tasks, math.inf)
         self.sum = math.inf
+        self.step: int | None = None
 
     @torch.no_grad()
-    def update(self, losses: Mapping[str, float]) -> None:
-        """Copy the network, before the optimizer changes it, if the sum of its losses is the lowest."""
+    def update(self, losses: Mapping[str, float], step: int) -> None:
+        """Copy the network, before the optimizer changes it in step `step`, if the sum of its losses is the lowest."""
         self._latest.update(losses)
         if (total := sum(self._latest.values())) < self.sum:
-            self.sum = total
+            self.sum, self.step = total, step
             for kept, current in zip(self.network.parameters(), self._source.parameters(), strict=True):
                 kept.copy_(current)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"network": self.network.state_dict(), "latest": dict(self._latest), "sum": self.sum}
+        latest = dict(self._latest)
+        return {"network": self.network.state_dict(), "latest": latest, "sum": self.sum, "step": self.step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.network.load_state_dict(state["network"])
         self._latest, self.sum = dict(state["latest"]), state["sum"]
+        self.step = state.get("step")  # checkpoints of 0.2.0 have none

@@ -57,18 +57,18 @@ class TanhNetwork(nn.Module):
     def _linear_layers(self) -> list[nn.Linear]:
         return [layer for layer in self.layers if isinstance(layer, nn.Linear)]
 
-    def forward(self, points: Tensor, firsts: int = 0, seconds: int = 0) -> Tensor:
-        """Return u and its derivatives w.r.t. the coordinates x, `[1 + firsts + seconds, points]`.
+    def forward(self, points: Tensor, first_order: int = 0, second_order: int = 0) -> Tensor:
+        """Return u and its derivatives w.r.t. the coordinates x, `[1 + first_order + second_order, points]`.
 
         Args:
             points: x, `[points, inputs]`.
-            firsts, seconds: as in `value_and_derivatives`.
+            first_order, second_order: as in `value_and_derivatives`.
         """
         layers = self._linear_layers()
         weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
-        streams = value_and_derivatives((points - self.centre) / self.scale, weights, biases, firsts, seconds)
-        if not firsts:
-            return streams
+        values = value_and_derivatives((points - self.centre) / self.scale, weights, biases, first_order, second_order)
+        if not first_order:
+            return values
         inverse = 1 / self.scale
-        factors = torch.cat([inverse.new_ones(1), inverse[:firsts], inverse[:seconds].square()])
-        return streams * factors[:, None]
+        factors = torch.cat([inverse.new_ones(1), inverse[:first_order], inverse[:second_order].square()])
+        return values * factors[:, None]

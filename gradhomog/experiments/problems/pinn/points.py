@@ -30,7 +30,7 @@ def latin_hypercube(random: np.random.Generator, count: int, lower: Sequence[flo
     return np.asarray(low + (high - low) * (cells + random.random((count, len(low)))) / count)
 
 
-def grid(lower: Sequence[float], upper: Sequence[float], counts: Sequence[int], *, cells: bool = False) -> Points:
+def make_grid(lower: Sequence[float], upper: Sequence[float], counts: Sequence[int], *, cells: bool = False) -> Points:
     """Return the points `[product of counts, inputs]` of a grid that includes the sides; the last input varies fastest.
 
     With `cells`, the centres of cells between such points instead.

@@ -18,10 +18,10 @@ from gradhomog.diagnosis.loss_rows import loss_rows
 from gradhomog.experiments.analysis.metrics import metric
 from gradhomog.experiments.config.schema import Config
 from gradhomog.experiments.data.seeding import generator
-from gradhomog.experiments.problems.pinn import points as box
 from gradhomog.experiments.problems.pinn.equation import Equation, PinnOptions
 from gradhomog.experiments.problems.pinn.lowest_loss import LowestLoss
 from gradhomog.experiments.problems.pinn.network import TanhNetwork
+from gradhomog.experiments.problems.pinn.points import make_grid
 from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.training.trainable import BatchRows, device
 from gradhomog.pipelines import pipeline
@@ -69,7 +69,7 @@ class Pinn:
         residuals = {task: self.equation.residual(task, self.network, points) for task in tasks}
         losses = {task: residual.square().mean() for task, residual in residuals.items()}
         if self.options.state == "lowest_loss":
-            self.lowest.update({task: float(loss.detach()) for task, loss in losses.items()})
+            self.lowest.update({task: float(loss.detach()) for task, loss in losses.items()}, index)
         optimizer.zero_grad()
         step = gradhomog.backward(
             {task: losses.get(task) for task in self.tasks}, self.homogenizers, parameters=self.network,
@@ -99,11 +99,11 @@ class Pinn:
     def validate(self) -> Evaluation:
         """Return the error on centres of cells of a grid."""
         counts = [max(VALIDATION_GRID, count // 2) + 1 for count in self.equation.grid]
-        return self._evaluate(box.grid(self.equation.lower, self.equation.upper, counts, cells=True))
+        return self._evaluate(make_grid(self.equation.lower, self.equation.upper, counts, cells=True))
 
     def test(self, states: Sequence[Mapping[str, Any]]) -> Evaluation:
         """Return the error on the grid of the paper."""
-        return self._evaluate(box.grid(self.equation.lower, self.equation.upper, self.equation.grid))
+        return self._evaluate(make_grid(self.equation.lower, self.equation.upper, self.equation.grid))
 
     @torch.no_grad()
     def _evaluate(self, points: NDArray[np.float64]) -> Evaluation:
@@ -118,7 +118,8 @@ class Pinn:
         return Evaluation([error], [squared / len(points)], ["u"], self.metric.name)
 
     def write_artifacts(self, folder: Path) -> dict[str, Any]:
-        return {}
+        """Return the step of the tested state, if that is not the one in `best.pt`'s entry `network`."""
+        return {"lowest_loss_step": self.lowest.step} if self.options.state == "lowest_loss" else {}
 
     def metadata(self) -> dict[str, Any]:
         counts = {name: len(values) for name, values in self.points(0).items()}

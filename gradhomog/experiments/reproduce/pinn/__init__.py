@@ -1,4 +1,4 @@
-"""Physics-informed networks: Table 1 of DCGD and the notebook of ConFIG, with tuned static weights.
+"""Reproduce Table 1 of DCGD and ConFIG's Burgers notebook, with tuned static weights as a further row.
 
 Sources: Hwang and Lim 2024 (arXiv 2409.18426); Liu, Chu and Thuerey 2024 (arXiv 2408.11104).
 """
@@ -11,7 +11,7 @@ from typing import Any
 import gradhomog
 from gradhomog.experiments.execution.monitor import Progress
 from gradhomog.experiments.reproduce.execute import Outcome, compute_parts
-from gradhomog.experiments.reproduce.pinn.experiment import COLUMNS, SCALES, Column, PinnSettings, Scale, parts
+from gradhomog.experiments.reproduce.pinn.columns import COLUMNS, SCALES, Column, PinnSettings, Scale, parts
 from gradhomog.experiments.reproduce.pinn.report import write_page
 from gradhomog.experiments.reproduce.pinn.table import Cell, Table, collect
 

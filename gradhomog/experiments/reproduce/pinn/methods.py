@@ -1,10 +1,10 @@
-"""The rows of the tables: pipelines of this library for the methods of the papers, and methods that they lack."""
+"""Pipelines of the rows of the PINN tables, by title."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gradhomog.experiments.config.suites import PINN_STATIC
+from gradhomog.experiments.config.suites import pinn_static
 from gradhomog.experiments.reproduce.methods import Row
 
 PLAIN = "Adam"
@@ -22,7 +22,7 @@ TWO_LOSSES: Mapping[str, str] = {
     "DCGD": 'dcgd(variant="center")',
     "ConFIG": "config",
     "UPGrad": "upgrad",
-    "static (tuned)": PINN_STATIC,
+    "static (tuned)": pinn_static(),
 }
 """Pipelines by title, for two losses and Adam with β₁ = 0.9.
 
@@ -42,8 +42,7 @@ THREE_LOSSES: Mapping[str, str] = {
     PLAIN: "none",
     "ConFIG": "config",
     "UPGrad": "upgrad",
-    "static (tuned)": "static | static(weights=[1, 10, 10]) | static(weights=[1, 100, 100])"
-    " | static(weights=[1, 1000, 1000])",
+    "static (tuned)": pinn_static(2),
 }
 """Pipelines by title, for the three losses of ConFIG's notebook."""
 

@@ -3,93 +3,67 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradhomog.experiments.report import figures
 from gradhomog.experiments.report.figures import style
 from gradhomog.experiments.report.formatting import NOTHING
-from gradhomog.experiments.report.html import environment
 from gradhomog.experiments.report.html_table import Cell as HtmlCell
-from gradhomog.experiments.report.html_table import Table as HtmlTable
 from gradhomog.experiments.report.html_table import number_key, text_cell
-from gradhomog.experiments.report.svg import inline_svg
-from gradhomog.experiments.reproduce.pinn.experiment import COLUMNS
+from gradhomog.experiments.reproduce import page
+from gradhomog.experiments.reproduce.pinn.columns import COLUMNS
+from gradhomog.experiments.reproduce.pinn.methods import TWO_LOSSES_TRACKED
 from gradhomog.experiments.reproduce.pinn.table import Cell, Table
-from gradhomog.experiments.reproduce.report import FIGURES, REPORT
-from gradhomog.text_table import align_columns
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 HEADER = (
-    "column", "row", "error", "median", "difference to Adam", "paper (sd)", "ours / paper", "ms per step", "seeds",
+    "column", "row", "error", "median", "difference to Adam", "paper (sd)", "ours / paper", "CPU ms per step", "seeds",
 )  # fmt: skip
+TRACKED = (
+    "Tracked rows: the tested state has the lowest sum of losses, of which a step computes one; the others are of "
+    "earlier steps."
+)
 CAPTION = "Errors of single runs (dots), our mean (bar), and the paper's mean (cross). The axis is logarithmic."
 
 
 def render_text(table: Table, description: Mapping[str, Any]) -> str:
     """The table as aligned plain text, followed by notes about its numbers."""
-    if not table.cells:
-        return "\n".join(["No run has finished, so there is no table.", *notes(table, description)])
-    lines = align_columns([HEADER, *([cell.text for cell in _row(cell)] for cell in table.cells)])
-    return "\n".join([*lines, "", *notes(table, description)])
+    return page.render_text(HEADER, _rows(table, description), notes(table, description))
 
 
 def write_page(table: Table, description: Mapping[str, Any], folder: Path) -> Path:
     """Write `report.html` and, if matplotlib is installed, `figures/table.svg` and `.png`; return the page's path."""
-    shown: list[tuple[str, Any, str]] = []
-    try:
-        if (figure := draw(table)) is not None:
-            saved, _ = figures.save(figure, folder / FIGURES / "table")
-            shown.append(("Errors", inline_svg(saved.read_text(encoding="utf-8"), "table", "Errors"), CAPTION))
-    except figures.MissingMatplotlib as error:
-        print(f"{error}", file=sys.stderr)
-    page = (
-        environment()
-        .get_template("reproduction.html")
-        .render(
-            title="gradhomog: reproduction of `pinn`",
-            contents=description["contents"],
-            table=HtmlTable(HEADER, [_row(cell) for cell in table.cells], sticky=1) if table.cells else None,
-            notes=notes(table, description),
-            figures=shown,
-            parts=description["parts"],
-            facts={
-                key: ", ".join(value) if isinstance(value, list) else str(value)
-                for key, value in description.items()
-                if key not in ("parts", "contents")
-            },
-            data={},
-        )
-    )
-    path = folder / REPORT
-    path.write_text(page, encoding="utf-8")
-    return path
+    shown = page.save_figure(lambda: draw(table, has_readable_scale(description)), folder, "Errors", CAPTION)
+    return page.write_page(folder, description, HEADER, _rows(table, description), notes(table, description), shown)
 
 
 def notes(table: Table, description: Mapping[str, Any]) -> list[str]:
     """Sentences about scale, errors and tuned rows."""
-    overrides = description["overrides"]
     errors = "; ".join(f"{name}: {COLUMNS[name].error}" for name in table.columns)
+    sources = dict.fromkeys(COLUMNS[name].paper for name in table.columns)
     chosen = "; ".join(f"{cell.column}, {cell.row}: {cell.chosen}" for cell in table.cells if cell.chosen)
     return [
-        f"Scale {description['scale']}: {description['scale_summary']}"
-        + (f"; changed by {', '.join(overrides)}." if overrides else "."),
+        page.scale_note(description),
         f"error: {errors}; mean over seeds ± half of a 95 % Student interval."
         if errors
         else "error: mean over seeds ± half of a 95 % Student interval.",
         "difference to Adam: paired by seed; *: the interval excludes 0, not corrected for the number of rows.",
-        "paper: DCGD's Table 1 (mean and standard deviation of ten runs of 50,000 steps); burgers_config: ConFIG's "
-        "notebook (one run of 5,000 steps).",
+        *([f"paper: {'; '.join(sources)}."] if sources else []),
+        *([TRACKED] if any(cell.row in TWO_LOSSES_TRACKED for cell in table.cells) else []),
         *([f"Chosen: {chosen}."] if chosen else []),
         *([f"Missing: {'; '.join(table.missing)}."] if table.missing else []),
     ]
 
 
-def draw(table: Table) -> Figure | None:
+def has_readable_scale(description: Mapping[str, Any]) -> bool:
+    """False for the scale that only checks the command: its errors are not compared with the papers'."""
+    return bool(description["scale"] != "smoke")
+
+
+def draw(table: Table, with_published: bool = True) -> Figure | None:
     """Errors of all runs by column, one panel each."""
     if not table.cells:
         return None
@@ -104,7 +78,7 @@ def draw(table: Table) -> Figure | None:
                 values = [value for value in cell.seed_errors.values() if math.isfinite(value)]
                 panel.plot(values, [y] * len(values), "o", markersize=3, color=style.PALETTE[0])
                 panel.plot([cell.ours.mean], [y], "|", markersize=10, color=style.PALETTE[0])
-                if cell.published is not None:
+                if with_published and cell.published is not None:
                     panel.plot([cell.published.mean], [y], "x", color=style.PLAIN_COLOR)
             panel.set_xscale("log")
             panel.set_yticks(range(len(cells)), [cell.row for cell in cells])
@@ -114,7 +88,11 @@ def draw(table: Table) -> Figure | None:
     return figure
 
 
-def _row(cell: Cell) -> list[HtmlCell]:
+def _rows(table: Table, description: Mapping[str, Any]) -> list[list[HtmlCell]]:
+    return [_row(cell, cell.ratio if has_readable_scale(description) else None) for cell in table.cells]
+
+
+def _row(cell: Cell, ratio: float | None) -> list[HtmlCell]:
     difference, printed = cell.to_plain, cell.published
     excludes_zero = difference is not None and abs(difference.mean) > difference.half_width
     deviation = f" ({_number(printed.deviation)})" if printed is not None and printed.deviation is not None else ""
@@ -134,7 +112,7 @@ def _row(cell: Cell) -> list[HtmlCell]:
             NOTHING if printed is None else f"{printed.mean:.4g}{deviation}",
             number_key(printed.mean if printed else None),
         ),
-        HtmlCell(NOTHING if cell.ratio is None else f"× {cell.ratio:.3g}", number_key(cell.ratio)),
+        HtmlCell(NOTHING if ratio is None else f"{ratio:.3g}", number_key(ratio)),
         HtmlCell(step, number_key(cell.step_seconds)),
         HtmlCell(str(len(cell.seed_errors)), str(len(cell.seed_errors))),
     ]

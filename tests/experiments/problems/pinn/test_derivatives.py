@@ -19,7 +19,7 @@ def make_layers(sizes, dtype):
     return weights, biases
 
 
-def nested(inputs, weights, biases, firsts, seconds):
+def nested(inputs, weights, biases, first_order, second_order):
     """The value by plain operations, first and second derivatives by automatic differentiation of it."""
     inputs = inputs.clone().requires_grad_()
     value = inputs
@@ -27,22 +27,22 @@ def nested(inputs, weights, biases, firsts, seconds):
         value = torch.tanh(value @ weight.T + bias)
     value = (value @ weights[-1].T + biases[-1])[:, 0]
     (first,) = torch.autograd.grad(value.sum(), inputs, create_graph=True)
-    second = [torch.autograd.grad(first[:, i].sum(), inputs, create_graph=True)[0][:, i] for i in range(seconds)]
-    return torch.stack([value, *first.T[:firsts], *second])
+    second = [torch.autograd.grad(first[:, i].sum(), inputs, create_graph=True)[0][:, i] for i in range(second_order)]
+    return torch.stack([value, *first.T[:first_order], *second])
 
 
-CASES = [(firsts, seconds) for firsts in range(3) for seconds in range(firsts + 1)]
+CASES = [(first_order, second_order) for first_order in range(3) for second_order in range(first_order + 1)]
 
 
 @pytest.mark.parametrize("sizes", [(2, 6, 1), (2, 7, 5, 1), (2, 4, 4, 4, 4, 1)])
-@pytest.mark.parametrize(("firsts", "seconds"), CASES)
+@pytest.mark.parametrize(("first_order", "second_order"), CASES)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 2e-4)])
-def test_values_and_gradients_are_those_of_nested_differentiation(sizes, firsts, seconds, dtype, tolerance):
+def test_values_and_gradients_are_those_of_nested_differentiation(sizes, first_order, second_order, dtype, tolerance):
     weights, biases = make_layers(sizes, dtype)
     inputs = torch.randn(9, 2, generator=torch.Generator().manual_seed(1), dtype=dtype)
-    actual = value_and_derivatives(inputs, weights, biases, firsts, seconds)
-    expected = nested(inputs, weights, biases, firsts, seconds)
-    assert actual.shape == (1 + firsts + seconds, 9)
+    actual = value_and_derivatives(inputs, weights, biases, first_order, second_order)
+    expected = nested(inputs, weights, biases, first_order, second_order)
+    assert actual.shape == (1 + first_order + second_order, 9)
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
     factors = torch.randn(actual.shape, generator=torch.Generator().manual_seed(2), dtype=dtype)
     gradients = [
@@ -75,7 +75,7 @@ def test_derivatives_of_the_network_are_w_r_t_the_coordinates_of_the_box(standar
         (-1, 2), (3, 8), 5, 2, standardize=standardize, generator=torch.Generator().manual_seed(0)
     ).double()
     points = torch.tensor([[-0.5, 3.0], [2.0, 7.5]], dtype=torch.float64)
-    u, u_x, u_y, u_xx, u_yy = network(points, firsts=2, seconds=2)
+    u, u_x, u_y, u_xx, u_yy = network(points, first_order=2, second_order=2)
     step = 1e-4
     for axis, first, second in ((0, u_x, u_xx), (1, u_y, u_yy)):
         shift = torch.zeros(2, dtype=torch.float64)

@@ -14,7 +14,7 @@ from gradhomog.experiments.problems.burgers import VISCOSITY, Burgers
 from gradhomog.experiments.problems.helmholtz import Helmholtz
 from gradhomog.experiments.problems.klein_gordon import KleinGordon
 from gradhomog.experiments.problems.pinn.equation import CONDITIONS, PDE
-from gradhomog.experiments.problems.pinn.points import grid, latin_hypercube, uniform
+from gradhomog.experiments.problems.pinn.points import latin_hypercube, make_grid, uniform
 
 EQUATIONS = {"helmholtz": Helmholtz(), "burgers": Burgers(), "klein_gordon": KleinGordon()}
 
@@ -25,16 +25,16 @@ class Exact:
     def __init__(self, equation, step=2e-4):
         self.equation, self.step = equation, step
 
-    def __call__(self, points, firsts=0, seconds=0):
+    def __call__(self, points, first_order=0, second_order=0):
         def u(axis=0, factor=0):
             shifted = points.numpy().astype(np.float64)
             shifted[:, axis] += factor * self.step
             return torch.from_numpy(self.equation.solution(shifted))
 
-        first = [(-u(i, 2) + 8 * u(i, 1) - 8 * u(i, -1) + u(i, -2)) / (12 * self.step) for i in range(firsts)]
+        first = [(-u(i, 2) + 8 * u(i, 1) - 8 * u(i, -1) + u(i, -2)) / (12 * self.step) for i in range(first_order)]
         second = [
             (-u(i, 2) + 16 * u(i, 1) - 30 * u() + 16 * u(i, -1) - u(i, -2)) / (12 * self.step**2)
-            for i in range(seconds)
+            for i in range(second_order)
         ]
         return torch.stack([u(), *first, *second])
 
@@ -67,13 +67,15 @@ def test_the_solution_of_burgers_equation_has_no_residual_away_from_its_front():
 def test_the_residual_of_another_function_is_that_of_its_formula():
     """u = x²y³ and u = t²x³: derivatives by hand."""
 
-    def helmholtz(points, firsts=0, seconds=0):
+    def helmholtz(points, first_order=0, second_order=0):
         x, y = points.T
-        return torch.stack([x**2 * y**3, 2 * x * y**3, 3 * x**2 * y**2, 2 * y**3, 6 * x**2 * y])[: 1 + firsts + seconds]
+        return torch.stack([x**2 * y**3, 2 * x * y**3, 3 * x**2 * y**2, 2 * y**3, 6 * x**2 * y])[
+            : 1 + first_order + second_order
+        ]
 
-    def burgers(points, firsts=0, seconds=0):
+    def burgers(points, first_order=0, second_order=0):
         x, t = points.T
-        return torch.stack([x**2 * t**3, 2 * x * t**3, 3 * x**2 * t**2, 2 * t**3])[: 1 + firsts + seconds]
+        return torch.stack([x**2 * t**3, 2 * x * t**3, 3 * x**2 * t**2, 2 * t**3])[: 1 + first_order + second_order]
 
     inside = torch.tensor([[0.25, -0.5], [0.75, 0.5]], dtype=torch.float64)
     x, y = inside.T
@@ -96,8 +98,8 @@ def test_the_merged_loss_is_the_sum_of_the_losses_of_the_conditions(name):
 
 
 def test_losses_of_conditions_are_sums_of_means_over_their_parts():
-    def network(points, firsts=0, seconds=0):
-        return torch.stack([points[:, 0] * 2, points[:, 0] + 1])[: 1 + firsts]
+    def network(points, first_order=0, second_order=0):
+        return torch.stack([points[:, 0] * 2, points[:, 0] + 1])[: 1 + first_order]
 
     points = {"boundary": torch.tensor([[0.5, 0.0]] * 2 + [[1.0, 0.0]] * 2 + [[2.0, 0.0]] * 2 + [[0.0, 0.0]] * 2)}
     loss = EQUATIONS["helmholtz"].residual("boundary", network, points).square().mean()
@@ -132,9 +134,9 @@ def test_a_latin_hypercube_has_one_point_in_each_interval_and_uniform_points_do_
 
 
 def test_a_grid_includes_the_sides_and_centres_of_cells_do_not():
-    points = grid((-1, 0), (1, 1), (3, 2))
+    points = make_grid((-1, 0), (1, 1), (3, 2))
     assert points.tolist() == [[-1, 0], [-1, 1], [0, 0], [0, 1], [1, 0], [1, 1]]
-    assert grid((-1, 0), (1, 1), (3, 2), cells=True).tolist() == [[-0.5, 0.5], [0.5, 0.5]]
+    assert make_grid((-1, 0), (1, 1), (3, 2), cells=True).tolist() == [[-0.5, 0.5], [0.5, 0.5]]
 
 
 @pytest.mark.parametrize("name", EQUATIONS)

@@ -12,8 +12,10 @@ import torch
 
 from gradhomog import ConfigError
 from gradhomog.experiments.config.schema import load
+from gradhomog.experiments.execution import plan
 from gradhomog.experiments.problems.pinn.lowest_loss import LowestLoss
 from gradhomog.experiments.results.plan import Run
+from gradhomog.experiments.training.dry_run import dry_run
 from gradhomog.experiments.training.trainer import learning_rate, make_optimizer, make_trainable
 from tests.experiments.run_helpers import trainer
 
@@ -130,18 +132,34 @@ def test_conditions_are_one_task_or_one_task_each(name, tasks):
     assert reports[1].cosines.shape == (tasks, tasks)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_default_methods_have_static_weights_for_all_tasks(name):
+    for conditions in ("merged", "separate"):
+        settings = config(name, f"problem.conditions={conditions}")
+        dry_run(settings, plan.methods(settings))
+
+
 def test_the_state_with_the_lowest_loss_is_that_before_the_step_of_its_loss():
     network = torch.nn.Linear(2, 1)
     lowest = LowestLoss(network, ["a", "b"])
     states = []
     for losses in ({"a": 3.0}, {"b": 1.0}, {"a": 2.0, "b": 1.5}, {"a": 2.5, "b": 1.5}, {"a": 0.4}):
         states.append(copy.deepcopy(network.state_dict()))
-        lowest.update(losses)
+        lowest.update(losses, len(states) - 1)
         with torch.no_grad():
             network.weight += 1
         expected = {1: 1, 2: 2, 3: 2, 4: 4}.get(len(states) - 1, 0)  # 3 + 1, 2 + 1.5, 2.5 + 1.5, 0.4 + 1.5
         assert torch.equal(lowest.network.weight, states[expected]["weight"])
+        assert lowest.step == (expected if len(states) > 1 else None)
     assert lowest.sum == pytest.approx(1.9)
+
+
+def test_the_result_has_the_step_of_the_state_with_the_lowest_loss(tmp_path):
+    records = []
+    training = trainer(config("klein_gordon", "train.outer_lr=0.05"), Run("klein_gordon", "none", 0), tmp_path, records)
+    training.finish()
+    sums = [sum(record["losses"]) for record in records if record["event"] == "step"]
+    assert records[-1]["lowest_loss_step"] == sums.index(min(sums))
 
 
 def test_the_tested_state_follows_the_option(tmp_path):
@@ -155,6 +173,7 @@ def test_the_tested_state_follows_the_option(tmp_path):
         expected = {"lowest_loss": validations[-1], "last": validations[-1], "lowest_error": min(validations)}
         assert result["validation"] == expected[state]
         assert result["best_step"] == 12 or state == "lowest_error"
+        assert ("lowest_loss_step" in result) == (state == "lowest_loss")
         scores[state] = result["scores"][0]
     assert scores["lowest_loss"] != scores["last"]
 
@@ -193,7 +212,8 @@ def test_beta1_is_that_of_adam():
         ("problem.conditions=all", r"`problem.conditions` must be .*merged.*separate"),
         ("network.name=mlp", r"`network.name` is not used with `problem.name` 'helmholtz'"),
         ("train.beta1=1", r"`train.beta1` must be at least 0 and less than 1; got 1"),
-        ("train.lr_decay=0", r"`train.lr_decay` must be greater than 0; got 0"),
+        ("train.lr_decay=0", r"`train.lr_decay` must be greater than 0 and at most 1; got 0"),
+        ("train.lr_decay=1.5", r"`train.lr_decay` must be greater than 0 and at most 1; got 1.5"),
     ],
 )
 def test_invalid_options_raise_with_their_key_path(override, message):

@@ -22,9 +22,10 @@ def summed_loss(
     """Return Σ_i L_i, a scalar; its `backward()` adds f Σ_i (C J)_i to `.grad` of the parameters.
 
     f is the incoming gradient and J_i = ∂L_i/∂θ, so that the empty pipeline computes the gradient of the sum. The step
-    of the pipeline is the mean of the rows; it is multiplied by the number of its tasks. That factor is applied to the
-    direction, not to the incoming gradient, because `gradhomog.loss` treats an incoming gradient above 1 as the scale
-    of a gradient scaler, whose overflow does not raise an error.
+    of the pipeline is the mean of the rows; it is multiplied by the number of its tasks, or of all given losses if a
+    homogenizer keeps rows of earlier steps. That factor is applied to the direction, not to the incoming gradient,
+    because `gradhomog.loss` treats an incoming gradient above 1 as the scale of a gradient scaler, whose overflow does
+    not raise an error.
 
     Leaves of the graph that are not in `parameters`, such as collocation points, receive no gradient.
 
@@ -58,6 +59,8 @@ class _Step:
     ) -> None:
         self.leaves = [parameter for parameter in parameters.values() if parameter.requires_grad]
         self._report = report
+        # A homogenizer that chooses tasks, such as `tracked`, returns the mean of the kept rows of all of them.
+        self._kept = sum(loss is not None for loss in losses.values()) if pipe.stages.choosing else None
         self._tasks = 0
         self._mean = gradhomog.loss(losses, pipe, parameters=parameters, report=self._receive)
 
@@ -72,7 +75,7 @@ class _Step:
         return [None if gradient is None else self._tasks * gradient for gradient in found]
 
     def _receive(self, result: Homogenization) -> None:
-        self._tasks = len(result.tasks)
+        self._tasks = len(result.tasks) if self._kept is None else self._kept
         self._report(result)
 
 

@@ -1,0 +1,87 @@
+"""Text and HTML page of an experiment's table, with notes and figures."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gradhomog.experiments.report import figures
+from gradhomog.experiments.report.html import environment
+from gradhomog.experiments.report.html_table import Cell, Table
+from gradhomog.experiments.report.svg import inline_svg
+from gradhomog.text_table import align_columns
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+REPORT, FIGURES = "report.html", "figures"
+
+PageFigure = tuple[str, Any, str]
+"""Title, SVG and caption."""
+
+
+def render_text(header: Sequence[str], rows: Sequence[Sequence[Cell]], notes: Sequence[str]) -> str:
+    """The table as aligned plain text, followed by notes about its numbers."""
+    if not rows:
+        return "\n".join(["No run has finished, so there is no table.", *notes])
+    return "\n".join([*align_columns([header, *([cell.text for cell in row] for row in rows)]), "", *notes])
+
+
+def save_figure(draw: Callable[[], Figure | None], folder: Path, title: str, caption: str) -> list[PageFigure]:
+    """Write the figure as `figures/table.svg` and `.png`, if matplotlib is installed; return it for the page."""
+    try:
+        if (figure := draw()) is None:
+            return []
+        saved, _ = figures.save(figure, folder / FIGURES / "table")
+    except figures.MissingMatplotlib as error:
+        print(f"{error}", file=sys.stderr)
+        return []
+    return [(title, inline_svg(saved.read_text(encoding="utf-8"), "table", title), caption)]
+
+
+def write_page(
+    folder: Path,
+    description: Mapping[str, Any],
+    header: Sequence[str],
+    rows: Sequence[Sequence[Cell]],
+    notes: Sequence[str],
+    page_figures: Sequence[PageFigure],
+) -> Path:
+    """Write `report.html`, and return its path.
+
+    Args:
+        folder: the output folder of the experiment.
+        description: settings of the experiment, as in its folder; `data`, if present, maps benchmarks to files.
+        header, rows, notes: as in `render_text`.
+        page_figures: title, SVG and caption of each figure.
+    """
+    page = (
+        environment()
+        .get_template("reproduction.html")
+        .render(
+            title=f"gradhomog: reproduction of `{description['experiment']}`",
+            contents=description["contents"],
+            table=Table(header, rows, sticky=1) if rows else None,
+            notes=notes,
+            figures=page_figures,
+            parts=description["parts"],
+            facts={key: _fact(value) for key, value in description.items() if key not in ("parts", "contents", "data")},
+            data={name: Path(text).name for name, text in description.get("data", {}).items()},
+        )
+    )
+    path = folder / REPORT
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def scale_note(description: Mapping[str, Any]) -> str:
+    """A sentence about the scale and the overrides."""
+    overrides = description["overrides"]
+    changed = f"; changed by {', '.join(overrides)}" if overrides else ""
+    return f"Scale {description['scale']}: {description['scale_summary']}{changed}."
+
+
+def _fact(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
