@@ -184,9 +184,9 @@ class Learner(ABC):
         """
         named = self.named_parameters()
         check_holds_parameters(outer, named.values())
-        warn_of_momentum(outer, self.homogenizers.stages.choosing)
         batch = batch if isinstance(batch, TaskBatch) else TaskBatch.stack(batch)
         if self.homogenizers.stages.choosing:
+            warn_of_momentum(outer, self.homogenizers.stages.choosing)
             batch = batch.select(self.homogenizers.choose(batch.keys))
         rows = self.rows(batch)
         result = self.homogenizers.homogenize(

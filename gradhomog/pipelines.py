@@ -117,7 +117,8 @@ class Pipeline:
 
     def begin(self, key: TaskKey, part: Part) -> None:
         """Call `begin` of the homogenizers, before the encoder runs on the support or query inputs of a task."""
-        self.stages.begin(key, part, self.steps)
+        if self.stages.beginning:
+            self.stages.begin(key, part, self.steps)
 
     def transform(self, features: Tensor, keys: Sequence[TaskKey]) -> list[Tensor]:
         """Apply the `transform` stages to query features `[tasks, queries, features]`.

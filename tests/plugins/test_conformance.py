@@ -68,7 +68,7 @@ def test_a_built_in_conforms_by_few_examples(check):
         "config(length='min')", "config(length='geometric')", "krum(squared=false)",
         "aligned_mtl(scale_mode='median')", "aligned_mtl(scale_mode='rmse')",
         "gradvac(beta=0.5, order='fixed', key='domain')", "cr_mogm(method='gradvac(beta=0.5)', key='domain')",
-        "tracked(method='config', every=2, order='need')", "tracked(method='gradvac(beta=0.5)', rows=2, key='domain')",
+        "tracked(method='config', every=2, order='need')", "tracked(method='gradvac(beta=0.5)', rows=2, key='slot')",
         "mgda(on='features')", "cagrad(c=0.9, zero_rows='drop')", "fairgrad(alpha=0.5)", "graddrop(leak=0.3)",
         "rotograd(variant='reference', pool='task', burn_in=2, key='domain', lr=0.5)",
         "dcgd(variant='projection')", "dcgd(variant='average')", "pcd(primary=0, tau=0.5, beta=0)",
