@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -12,14 +13,14 @@ from gradhomog.diagnosis.expected_gradients import expected_gradients
 from gradhomog.diagnosis.loss_rows import loss_rows
 from gradhomog.diagnosis.noise import noise
 from gradhomog.diagnosis.norm_ratios import norm_ratios
+from gradhomog.diagnosis.recommend import recommend
 from gradhomog.diagnosis.result import DiagnosisResult
 from gradhomog.diagnosis.row_store import COLUMNS, RowStore
 from gradhomog.diagnosis.single_rows import single_rows
 from gradhomog.diagnosis.step_alignment import step_alignment
-from gradhomog.diagnosis.summed_loss import rows_are_parallel, summed_labels
+from gradhomog.diagnosis.summed_loss import rows_are_dependent, rows_are_parallel, summed_labels
 from gradhomog.errors import OptionError
 from gradhomog.jacobian import Jacobian, as_jacobian
-from gradhomog.task_key import check_domains
 
 
 class Diagnosis:
@@ -39,7 +40,7 @@ class Diagnosis:
         batch_size: examples per task and batch, for noise scales in examples.
         columns: rows with more parameters are stored as a random sketch of this many numbers, >= 1. A cosine then has
             an additional error with a standard deviation of at most √(2 / columns), 0.003 by default, which intervals
-            do not include.
+            do not include, and rates of conflict are biased towards 1/2: see `RowStore`.
         seed: seed of the sketch.
 
     Memory: 4 bytes · batches · tasks · min(params, columns) on the CPU; at most 1 MiB per row by default. Cost of a
@@ -73,66 +74,95 @@ class Diagnosis:
             raise OptionError(f"`names` must contain the different names of the tasks; got {names!r}.")
         self._names, self._batch_size = None if names is None else tuple(names), batch_size
         self._store = RowStore(self._names, columns, seed)
+        self._discovered = list[Tensor]()
 
-    def add(self, rows: Tensor | Mapping[str, Tensor] | Jacobian, domains: Sequence[str] | None = None) -> None:
+    def add(self, rows: Tensor | Mapping[str, Tensor] | Jacobian, names: Sequence[str] | None = None) -> None:
         """Add the rows of one batch; they are copied.
 
         Args:
             rows: `[tasks, params]`, or by parameter name `[tasks, *shape]`.
-            domains: the name of each row: its task, or the domain from which its task is sampled. Rows with equal names
-                have equal expectations. By default `names`, or else the positions "0", "1", ….
+            names: the name of each row: its task, or the domain from which its task is sampled. Rows with equal names
+                have equal expectations. By default those of the constructor, or else the positions "0", "1", ….
 
         Raises:
-            OptionError: the number of names differs from the number of rows. DataError: a name is not one of `names`, a
-                row contains NaN or infinity, or the parameters differ from those of earlier rows.
+            OptionError: the number of names differs from the number of rows. DataError: a name is not one of the
+                constructor's, a row contains NaN or infinity, or the parameters differ from those of earlier rows.
         """
         jacobian = as_jacobian(rows)
-        self._store.add(jacobian.materialize(), self._labels(check_domains(domains, jacobian.tasks), jacobian.tasks))
+        self._store.add(jacobian.materialize(), self._row_names(tuple(names or ()), jacobian.tasks))
 
     def add_losses(
-        self, losses: Losses, parameters: Parameters | None = None, domains: Sequence[str] | None = None
+        self, losses: Losses, parameters: Parameters | None = None, names: Sequence[str] | None = None
     ) -> None:
         """Differentiate the losses of one batch and add the rows; `.grad` and the graph of the losses do not change.
 
         Args:
-            losses, parameters, domains: as in `gradhomog.backward`: one scalar per task, None for an absent task; the
-                keys of a dict are names.
+            losses, parameters: as in `gradhomog.backward`: one scalar per task, None for an absent task. Parameters can
+                only be omitted if the losses of all batches share the same ones.
+            names: one name per task, as in `add`; by default the keys of a dict.
 
         Raises:
-            OptionError, DataError: as in `gradhomog.backward` and `add`.
+            OptionError, DataError: as in `gradhomog.backward` and `add`; `parameters` is omitted, and the losses share
+                other parameters than those of the first batch.
 
         Cost: one backward pass per task.
         """
-        rows, tasks = loss_rows(losses, parameters)
-        names = tasks.select_present(domains or tasks.names or self._labels((), tasks.tasks), "domains")
-        self._store.add(rows, names)
+        rows, found = loss_rows(losses, parameters)
+        if parameters is None:
+            self._check_discovered(list(found.shared.values()))
+        tasks = found.tasks
+        present = tasks.select_present(names or tasks.names or self._row_names((), tasks.tasks), "names")
+        self._store.add(rows, present)
 
     def result(self) -> DiagnosisResult:
         """Return the estimates and the recommendation for all batches so far; more can be added.
 
         Raises:
-            OptionError: there are fewer than three batches.
+            OptionError: there are fewer than three batches, or no task has rows in three of them.
         """
         store = self._store
         if store.batches < MIN_BATCHES:
             raise OptionError(f"a diagnosis requires at least {MIN_BATCHES} batches; got {store.batches}. Add more.")
-        gramian = store.result()
-        return DiagnosisResult(
-            tasks=gramian.names, batches=store.batches, params=store.params, columns=store.columns,
+        every = store.result()
+        batches = (every.row_counts > 0).sum(0).tolist()
+        frequent = [label for label, count in enumerate(batches) if count >= MIN_BATCHES]
+        if not frequent:
+            raise OptionError(
+                f"a diagnosis requires a task with rows in {MIN_BATCHES} batches; got {max(batches)}. Add more."
+            )
+        gramian = every.select(frequent)
+        dimension = min(store.params, store.columns)  # all rows of one number are parallel
+        found = DiagnosisResult(
+            tasks=gramian.names,
+            left_out={every.names[label]: count for label, count in enumerate(batches) if label not in frequent},
+            batches=gramian.count, params=store.params, columns=store.columns,
             batch_size=self._batch_size, single=single_rows(gramian), expected=expected_gradients(gramian),
             norm_ratios=norm_ratios(gramian), step=step_alignment(gramian), noise=noise(gramian),
-            # All rows of one parameter are parallel.
-            parallel=store.params > 1 and rows_are_parallel(gramian), summed=tuple(summed_labels(gramian)),
+            parallel=dimension > 1 and rows_are_parallel(gramian),
+            summed=tuple(summed_labels(gramian)) if dimension > 1 else (),
+            dependent=rows_are_dependent(gramian, dimension),
         )  # fmt: skip
+        return replace(found, recommendation=recommend(found))
 
-    def _labels(self, domains: Sequence[str], tasks: int) -> tuple[str, ...]:
-        if domains:
-            return tuple(domains)
+    def _check_discovered(self, parameters: list[Tensor]) -> None:
+        """Raise if the losses share other parameters than those of the first batch, or in another order."""
+        first = self._discovered = self._discovered or parameters
+        if len(first) != len(parameters) or any(a is not b for a, b in zip(first, parameters, strict=True)):
+            raise OptionError(
+                f"the losses of batch {self._store.batches} share other parameters, or in another order, than those of "
+                "the first batch, as if a task is absent. Pass `parameters`."
+            )
+
+    def _row_names(self, names: tuple[str, ...], tasks: int) -> tuple[str, ...]:
+        if names and len(names) != tasks:
+            raise OptionError(f"`names` must contain one name for each of the {tasks} rows; got {list(names)}.")
+        if names:
+            return names
         if self._names is None:
             return tuple(map(str, range(tasks)))
         if len(self._names) != tasks:
             raise OptionError(
-                f"a batch must have one row for each of the {len(self._names)} `names`; got {tasks}. Pass `domains` "
-                "for batches in which a task is absent or occurs twice."
+                f"a batch must have one row for each of the {len(self._names)} `names`; got {tasks}. Pass the names of "
+                "its rows if a task is absent or occurs twice."
             )
         return self._names

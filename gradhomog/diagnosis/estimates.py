@@ -78,7 +78,7 @@ class TransformedEstimate:
         return cls(function(estimate.value), ends.amin(0), ends.amax(0))
 
     def record(self) -> dict[str, Any]:
-        """Return the estimates as nested lists for JSON; NaN and infinity are None."""
+        """Return the estimates as nested lists for JSON; NaN is None, and infinity is "inf"."""
         return {name: without_nan(getattr(self, name).tolist()) for name in ("value", "low", "high")}
 
 
@@ -136,10 +136,10 @@ def from_record(kind: type[Estimates], content: Mapping[str, Any]) -> Estimates:
 
 
 def without_nan(value: Any) -> Any:
-    """Return nested lists with None for NaN and infinity, which JSON does not have."""
+    """Return nested lists with None for NaN, and "inf" or "-inf" for infinity, which JSON does not have."""
     if isinstance(value, list):
         return [without_nan(item) for item in value]
-    return value if math.isfinite(value) else None
+    return None if math.isnan(value) else str(value) if math.isinf(value) else value
 
 
 def _with_nan(value: Any) -> Any:

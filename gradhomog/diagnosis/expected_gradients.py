@@ -80,7 +80,7 @@ def expected_gradients(gramian: LabelledGramian) -> ExpectedGradients:
     >>> print(f"{found.cosines.value[0, 1]:.2f} ± {found.cosines.half_width[0, 1]:.2f}")
     0.60 ± 0.08
     """
-    inner, without = gramian.different_batches(gramian.gramian)
+    inner, without = gramian.inner_products
     products = jackknife(inner, without)
     positive = products.diagonal().low > 0
     both = positive[:, None] & positive
@@ -90,17 +90,17 @@ def expected_gradients(gramian: LabelledGramian) -> ExpectedGradients:
 
     squared_distances = apply(_squared_distances, torch.ones_like(both))
     apart = (squared_distances.low > 0) | torch.eye(len(both), dtype=torch.bool)
-    energy, energy_without = gramian.each_row(gramian.gramian.diagonal())
-    mean_square = jackknife(_squares(inner).mean(-1), _squares(without).mean(-1))
+    energy, energy_without = gramian.mean_squares
+    mean_square = jackknife(squares(inner).mean(-1), squares(without).mean(-1))
     variance, variance_without = _variances(gramian, inner, without)
     return ExpectedGradients(
         inner_products=products,
-        norms=apply(lambda u: _squares(u).sqrt(), positive),
+        norms=apply(lambda u: squares(u).sqrt(), positive),
         cosines=apply(lambda u: u / _norm_products(u), both),
         distances=apply(lambda u: _squared_distances(u).sqrt(), apart),
-        signal_fractions=jackknife(_squares(inner) / energy, _squares(without) / energy_without),
+        signal_fractions=signal_fractions(gramian),
         pooled_signal_fraction=jackknife(
-            _squares(inner).mean(-1) / energy.mean(-1), _squares(without).mean(-1) / energy_without.mean(-1)
+            squares(inner).mean(-1) / energy.mean(-1), squares(without).mean(-1) / energy_without.mean(-1)
         ),
         pooled_cosine=apply(_pooled_cosine, mean_square.low > 0),
         aligned_conflict_rates=jackknife(
@@ -109,24 +109,31 @@ def expected_gradients(gramian: LabelledGramian) -> ExpectedGradients:
     )
 
 
-def _squares(inner: Tensor) -> Tensor:
+def signal_fractions(gramian: LabelledGramian) -> Estimate:
+    """Return ‖μ_k‖² / E‖g_k‖² `[K]`; NaN for a label whose rows are all zero: it has neither signal nor noise."""
+    (inner, without), (energy, energy_without) = gramian.inner_products, gramian.mean_squares
+    return jackknife(squares(inner) / energy, squares(without) / energy_without)
+
+
+def squares(inner: Tensor) -> Tensor:
+    """The squared norms `[..., K]` of inner products `[..., K, K]`."""
     return inner.diagonal(dim1=-2, dim2=-1)
 
 
 def _norm_products(inner: Tensor) -> Tensor:
     """‖μ_k‖ ‖μ_l‖ `[..., K, K]`; NaN if a squared norm is negative."""
-    norms = _squares(inner).sqrt()
+    norms = squares(inner).sqrt()
     return norms[..., :, None] * norms[..., None, :]
 
 
 def _squared_distances(inner: Tensor) -> Tensor:
-    squares = _squares(inner)
-    return (squares[..., :, None] - inner) + (squares[..., None, :] - inner)
+    norms = squares(inner)
+    return (norms[..., :, None] - inner) + (norms[..., None, :] - inner)
 
 
 def _pooled_cosine(inner: Tensor) -> Tensor:
-    labels, squares = inner.shape[-1], _squares(inner).sum(-1)
-    return (inner.sum((-2, -1)) - squares) / ((labels - 1) * squares)
+    labels, total = inner.shape[-1], squares(inner).sum(-1)
+    return (inner.sum((-2, -1)) - total) / ((labels - 1) * total)
 
 
 def _variances(gramian: LabelledGramian, inner: Tensor, without: Tensor) -> tuple[Tensor, Tensor]:

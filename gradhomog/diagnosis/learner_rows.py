@@ -1,4 +1,4 @@
-"""The rows of a learner for independent batches, without a change of the learner."""
+"""The rows of a learner for independent batches, without changing the learner."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from gradhomog.diagnosis.diagnosis import Diagnosis
+from gradhomog.diagnosis.estimates import MIN_BATCHES
 from gradhomog.diagnosis.result import DiagnosisResult
-from gradhomog.errors import DataError
+from gradhomog.errors import DataError, OptionError
 from gradhomog.jacobian import Jacobian
 from gradhomog.pipelines import Pipeline
 from gradhomog.stage_rows import ComputesRows, encoder_pattern, stage_rows
-from gradhomog.tasks import TaskBatch
+from gradhomog.tasks import Task, TaskBatch
 
 FIRST_BATCH = 10**9
 """Index of the first measured batch: training does not reach it, so the parameters do not depend on measured tasks."""
@@ -40,19 +41,34 @@ class BatchStream(Protocol):
 
 
 def diagnose(learner: Measured, stream: BatchStream | Iterable[Any], batches: int) -> DiagnosisResult:
-    """Diagnose the encoder's rows without homogenizers; see `Learner.diagnose`."""
+    """Diagnose the encoder's rows without homogenizers; see `Learner.diagnose`.
+
+    Raises:
+        OptionError: there are fewer than three batches. DataError: the stream is one batch, contains single tasks, or
+            ends early.
+    """
+    if isinstance(batches, bool) or not isinstance(batches, int) or batches < MIN_BATCHES:
+        raise OptionError(f"`batches` must be an integer of at least {MIN_BATCHES}; got {batches!r}.")
     if isinstance(stream, TaskBatch):
         raise DataError("`stream` must be a stream or an iterable of task batches; got one task batch.")
     if isinstance(stream, BatchStream):
         found: Iterable[Any] = (stream.batch(FIRST_BATCH + index) for index in range(batches))
     else:
         found = islice(stream, batches)
-    diagnosis = Diagnosis()
+    diagnosis, measured = Diagnosis(), 0
     for index, batch in enumerate(found):
+        if isinstance(batch, Task):
+            raise DataError("`stream` must contain batches of tasks; got a task. Pass a sequence of tasks per batch.")
         tasks = batch if isinstance(batch, TaskBatch) else TaskBatch.stack(batch)
         with independent_numbers(learner, index):
             rows = plain_rows(learner, tasks)
         diagnosis.add(rows, tasks.domains or (WITHOUT_DOMAIN,) * len(tasks))
+        measured = index + 1
+    if measured < batches:
+        raise DataError(
+            f"`stream` must have {batches} batches; got {measured}. Pass a longer stream, or batches={measured} if "
+            f"that is at least {MIN_BATCHES}."
+        )
     return diagnosis.result()
 
 

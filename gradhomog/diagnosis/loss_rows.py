@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gradhomog.autograd.batch import find_leaves
+from gradhomog.autograd.batch import LossLeaves, find_leaves
 from gradhomog.autograd.derivatives import DirectDerivatives, LossGraph
-from gradhomog.autograd.inputs import Losses, Parameters, TaskLosses
+from gradhomog.autograd.inputs import Losses, Parameters
 from gradhomog.autograd.lazy import require_used
 
 
-def loss_rows(losses: Losses, parameters: Parameters | None = None) -> tuple[dict[str, Tensor], TaskLosses]:
-    """Return the rows `[tasks, *shape]` of the present tasks by parameter, and these tasks.
+def loss_rows(losses: Losses, parameters: Parameters | None = None) -> tuple[dict[str, Tensor], LossLeaves]:
+    """Return the rows `[tasks, *shape]` of the present tasks by parameter, and these tasks with the parameters.
 
     The graph of the losses is kept, so that a training step can follow.
 
@@ -33,4 +33,4 @@ def loss_rows(losses: Losses, parameters: Parameters | None = None) -> tuple[dic
         name: torch.stack([torch.zeros_like(like, requires_grad=False) if row is None else row for row in rows[name]])
         for name, like in found.shared.items()
     }
-    return stacked, found.tasks
+    return stacked, found

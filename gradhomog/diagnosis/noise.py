@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from gradhomog.diagnosis.estimates import Estimate, TransformedEstimate, jackknife
+from gradhomog.diagnosis.expected_gradients import signal_fractions, squares
 from gradhomog.diagnosis.labelled_gramian import LabelledGramian
 
 ROUNDING = 1e-10
@@ -24,7 +24,7 @@ class Noise:
         noise_scales: B_simple = tr Σ_kk / ‖μ_k‖² `[K]`, in batches: the number of batches in whose average the squared
             norm of the signal equals that of the noise. 0 without noise; infinite if no signal is measurable.
         correlations: tr Σ_kl / √(tr Σ_kk tr Σ_ll) of rows of one batch `[K, K]`, about [−1, 1]; 0 without noise, NaN if
-            no batch has such a pair. Tasks that see the same inputs have correlated noise, so that their cosine in one
+            no batch has such a pair. Tasks with the same inputs have correlated noise, so that their cosine in one
             batch overestimates (or underestimates) the agreement of their expectations.
         step_signal_fraction: ‖E ḡ‖² / E‖ḡ‖², a scalar, for the mean row ḡ of a batch: the direction of the plain step.
         step_noise_scale: tr Cov(ḡ) / ‖E ḡ‖², a scalar, in batches. It includes the correlation of noise.
@@ -35,10 +35,6 @@ class Noise:
     correlations: Estimate
     step_signal_fraction: Estimate
     step_noise_scale: TransformedEstimate
-
-    def record(self) -> dict[str, Any]:
-        """Return the estimates for JSON."""
-        return {name: estimate.record() for name, estimate in vars(self).items()}
 
 
 def noise(gramian: LabelledGramian) -> Noise:
@@ -69,19 +65,14 @@ def noise(gramian: LabelledGramian) -> Noise:
     >>> print(f"{float(found.value):.0f} ({float(found.low):.0f} to {float(found.high):.0f})")
     19 (13 to 32)
     """
-    inner, inner_without = gramian.different_batches(gramian.gramian)
-    energy, energy_without = gramian.each_row(gramian.gramian.diagonal())
-    trace, trace_without = energy - _squares(inner), energy_without - _squares(inner_without)
-    # 0 / 0 is a label whose rows are all zero: it has neither signal nor noise.
-    signal = jackknife(_squares(inner) / energy, _squares(inner_without) / energy_without)
+    (inner, inner_without), (energy, energy_without) = gramian.inner_products, gramian.mean_squares
+    trace, trace_without = energy - squares(inner), energy_without - squares(inner_without)
     same, same_without = gramian.same_batch(gramian.gramian)
-    step = _mean_rows(gramian)
-    step_inner, step_without = (each.reshape(-1) for each in step.different_batches(step.gramian))
-    step_energy, step_energy_without = (each.reshape(-1) for each in step.each_row(step.gramian.diagonal()))
-    step_signal = jackknife((step_inner / step_energy)[0], step_without / step_energy_without)
+    step = signal_fractions(_mean_rows(gramian))
+    step_signal = Estimate(step.value[0], step.half_width[0])
     return Noise(
         traces=jackknife(trace, trace_without),
-        noise_scales=TransformedEstimate.of(signal, noise_scale),
+        noise_scales=TransformedEstimate.of(signal_fractions(gramian), noise_scale),
         correlations=jackknife(
             _correlations(same - inner, trace, energy),
             _correlations(same_without - inner_without, trace_without, energy_without),
@@ -96,10 +87,6 @@ def noise_scale(signal_fraction: Tensor) -> Tensor:
     found = torch.where(signal_fraction > 0, 1 / signal_fraction - 1, torch.inf)
     found = torch.where(signal_fraction >= 1 - ROUNDING, 0.0, found)
     return found.masked_fill(signal_fraction.isnan(), torch.nan)
-
-
-def _squares(inner: Tensor) -> Tensor:
-    return inner.diagonal(dim1=-2, dim2=-1)
 
 
 def _correlations(covariances: Tensor, traces: Tensor, energies: Tensor) -> Tensor:

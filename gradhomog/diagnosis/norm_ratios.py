@@ -22,7 +22,7 @@ def norm_ratios(gramian: LabelledGramian) -> TransformedEstimate:
     >>> print(f"{found.value[0, 1]:.2f} ({found.low[0, 1]:.2f} to {found.high[0, 1]:.2f})")
     3.00 (3.00 to 3.00)
     """
-    inner, without = gramian.different_batches(gramian.gramian)
+    inner, without = gramian.inner_products
     positive = jackknife(inner, without).diagonal().low > 0
     logarithms = jackknife(_log_ratios(inner), _log_ratios(without)).where(positive[:, None] & positive)
     return TransformedEstimate.of(logarithms, torch.exp)

@@ -2,38 +2,93 @@
 
 from __future__ import annotations
 
-import functools
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, final
 
 from gradhomog.diagnosis import estimates
-from gradhomog.diagnosis.measurement import Measurement
-from gradhomog.diagnosis.recommendation import Recommendation, recommend
-from gradhomog.diagnosis.table import render
+from gradhomog.diagnosis.estimate_text import UNRESOLVED, interval, ratio_range, significant
+from gradhomog.diagnosis.estimates import TransformedEstimate
+from gradhomog.diagnosis.expected_gradients import ExpectedGradients
+from gradhomog.diagnosis.noise import Noise
+from gradhomog.diagnosis.recommendation import Recommendation
+from gradhomog.diagnosis.single_rows import SingleRows
+from gradhomog.diagnosis.step_alignment import StepAlignment
+from gradhomog.text_table import align_columns
+
+MAX_PAIRS = 15
+WIDTH = 110
+NOTES = (
+    "± and ( to ): 95 % intervals by the jackknife over batches. E g: expected gradient, without noise.",
+    "cos to step: cosine of E g and the expected mean of a batch; if negative, the plain step increases the loss.",
+    f"{UNRESOLVED}: the norm of E g cannot be distinguished from 0. Measure more batches.",
+    "signal: ‖E g‖² / E‖g‖². noise scale: batches in whose average the signal equals the noise.",
+    "conflict: pairs of rows of one batch with a negative inner product; independent: of two batches, so by noise",
+    "around the same E g; if aligned: if the cosine of the E g were 1. noise: correlation within a batch.",
+)
+
+SKETCH_NOTE = "sketched: rates of conflict are biased towards 50 % where cosines of rows are below √(2 / columns)."
 
 
 @final
-class DiagnosisResult(Measurement):
-    """The result of `gradhomog.Diagnosis`: the fields of the measurement, and a recommendation.
+@dataclass(frozen=True, eq=False)
+class DiagnosisResult:
+    """The result of `gradhomog.Diagnosis`: estimates about the rows of K tasks (or of tasks from K domains).
 
     Estimates have `value`, `low` and `high`, the ends of a 95 % interval, as float64 tensors: scalars, `[tasks]` or
     `[tasks, tasks]`. NaN is undefined or unresolved. The main ones: `expected.cosines`, `expected.signal_fractions`,
     `norm_ratios`, `step.cosines`, `noise.noise_scales`, `noise.step_noise_scale`, `noise.correlations`,
     `single.conflict_rates` and `single.independent_conflict_rates`.
+
+    Attributes:
+        tasks: the names of the K tasks or domains, in the order of all estimates.
+        left_out: the other tasks, which have rows in fewer than three batches; the number of these batches by name.
+        batches: number of batches that have a row of `tasks`.
+        params: number of parameters of a row.
+        columns: numbers per stored row; smaller than `params` if rows were sketched.
+        batch_size: examples per task and batch; None if unknown.
+        single: means over single rows, as a method receives them: signal and noise together.
+        expected: estimates about the expected gradients, without noise.
+        norm_ratios: ratios of norms of expected gradients `[K, K]`, row over column.
+        step: alignment of expected gradients with the plain step.
+        noise: estimates about the noise.
+        parallel: True if the rows of every batch are multiples of one gradient.
+        summed: tasks whose row is a multiple of the sum of the others.
+        dependent: True if the rows of every batch are linearly dependent.
+        recommendation: sentences with a code each, the most important first; the codes are documented in the guide.
     """
 
-    @functools.cached_property
-    def recommendation(self) -> tuple[Recommendation, ...]:
-        """Sentences with a code each, the most important first; the codes are documented in the guide."""
-        return recommend(self)
+    tasks: tuple[str, ...]
+    left_out: Mapping[str, int]
+    batches: int
+    params: int
+    columns: int
+    batch_size: int | None
+    single: SingleRows
+    expected: ExpectedGradients
+    norm_ratios: TransformedEstimate
+    step: StepAlignment
+    noise: Noise
+    parallel: bool
+    summed: tuple[str, ...]
+    dependent: bool
+    recommendation: tuple[Recommendation, ...] = ()
+
+    @property
+    def cosine_error(self) -> float:
+        """Bound of the standard deviation of a cosine by the sketch of the rows; 0 if rows are stored exactly."""
+        return (2 / self.columns) ** 0.5 if self.columns < self.params else 0.0
 
     def table(self) -> str:
         """Return estimates by task and by pair of tasks, and the recommendation, as aligned text."""
-        return render(self, self.recommendation)
+        return _render(self)
 
     def record(self) -> dict[str, Any]:
-        """Return everything for JSON, in plain lists; NaN and infinity are None."""
+        """Return everything for JSON, in plain lists; NaN is None, and infinity is "inf"."""
         return {
             "tasks": list(self.tasks),
+            "left_out": dict(self.left_out),
             "batches": self.batches,
             "params": self.params,
             "columns": self.columns,
@@ -42,7 +97,74 @@ class DiagnosisResult(Measurement):
             "single": estimates.record(self.single),
             "expected": estimates.record(self.expected),
             "norm_ratios": self.norm_ratios.record(),
-            "step": self.step.record(),
-            "noise": self.noise.record(),
+            "step": estimates.record(self.step),
+            "noise": estimates.record(self.noise),
+            "parallel": self.parallel,
+            "summed": list(self.summed),
+            "dependent": self.dependent,
             "recommendation": [{"code": one.code, "text": one.text} for one in self.recommendation],
         }
+
+
+def _render(found: DiagnosisResult) -> str:
+    """The tables, the recommendation with codes, and notes."""
+    sketch = f", sketched to {found.columns:,}" if found.cosine_error else ""
+    lines = [f"{found.batches} batches, {found.params:,} parameters{sketch}", "", *align_columns(_task_cells(found))]
+    if len(found.tasks) > 1:
+        order = pair_order(found)
+        lines += ["", *align_columns(_pair_cells(found, order[:MAX_PAIRS]))]
+        if len(order) > MAX_PAIRS:
+            lines.append(f"… and {len(order) - MAX_PAIRS} pairs with larger cosines, or unresolved ones")
+    lines += ["", "Recommendation"]
+    for one in found.recommendation:
+        lines += textwrap.wrap(f"[{one.code}] {one.text}", WIDTH, initial_indent="- ", subsequent_indent="  ")
+    return "\n".join([*lines, "", *NOTES, *([SKETCH_NOTE] if found.cosine_error else [])])
+
+
+def _task_cells(found: DiagnosisResult) -> list[list[str]]:
+    """The texts of the cells by task, and of the mean row of a batch; the header first."""
+    lines = [["task", "‖g‖", "‖E g‖", "cos to step", "signal %", "noise scale"]]
+    single, expected, scales = found.single, found.expected, found.noise.noise_scales
+    for index, name in enumerate(found.tasks):
+        lines.append([
+            name, significant(single.norms, index), significant(expected.norms, index),
+            interval(found.step.cosines, index, digits=2), interval(expected.signal_fractions, index, percent=True),
+            ratio_range(scales, index),
+        ])  # fmt: skip
+    step = found.noise.step_signal_fraction, found.noise.step_noise_scale
+    lines.append(["mean of the batch", "", "", "", interval(step[0], percent=True), ratio_range(step[1])])
+    if found.batch_size is not None:
+        lines[0].append("in examples")
+        for index, line in enumerate(lines[1:-1]):
+            line.append(ratio_range(scales, index, factor=found.batch_size))
+        lines[-1].append(ratio_range(step[1], factor=found.batch_size))
+    return lines
+
+
+def pair_order(found: DiagnosisResult) -> list[tuple[int, int]]:
+    """All pairs of different tasks, the smallest cosine of expected gradients first, unresolved ones last."""
+    tasks, cosines = len(found.tasks), found.expected.cosines.value
+    pairs = [(first, second) for first in range(tasks) for second in range(first + 1, tasks)]
+    return sorted(pairs, key=lambda pair: float(cosines[pair].nan_to_num(nan=2.0)))
+
+
+def _pair_cells(found: DiagnosisResult, pairs: Sequence[tuple[int, int]]) -> list[list[str]]:
+    """The texts of the cells by pair of tasks; the header first."""
+    header = ["pair", "cos g", "cos E g", "norm ratio", "conflict %", "independent %", "if aligned %", "noise"]
+    single, expected = found.single, found.expected
+    lines = [header]
+    for pair in pairs:
+        lines.append([
+            f"{found.tasks[pair[0]]}, {found.tasks[pair[1]]}", interval(single.cosines, *pair, digits=2),
+            interval(expected.cosines, *pair, digits=2), ratio_range(found.norm_ratios, *pair),
+            *(interval(rates, *pair, percent=True, digits=0) for rates in (
+                single.conflict_rates, single.independent_conflict_rates, expected.aligned_conflict_rates)),
+            interval(found.noise.correlations, *pair, digits=2),
+        ])  # fmt: skip
+    if len(found.tasks) > 2:
+        rates = (single.conflict_rate, single.independent_conflict_rate)
+        lines.append([
+            "all pairs", interval(single.mean_cosine, digits=2), interval(expected.pooled_cosine, digits=2), "",
+            *(interval(rate, percent=True, digits=0) for rate in rates), "", "",
+        ])  # fmt: skip
+    return lines

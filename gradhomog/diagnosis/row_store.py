@@ -27,10 +27,11 @@ class RowStore:
         E⟨S g, S h⟩ = ⟨g, h⟩,    Var⟨S g, S h⟩ ≤ (‖g‖² ‖h‖² + ⟨g, h⟩²) / columns
 
     With the default, the error of a cosine of two rows has a standard deviation of at most 0.003, and the same holds
-    for cosines of means of rows. Intervals over batches do not include this error.
+    for cosines of means of rows. Intervals over batches do not include this error. The sign of a product of two rows is
+    biased: if their cosine is smaller than the error, the rate of negative products is nearer to 1/2 than without S.
 
     Args:
-        names: the labels in the order of the result, or None for their order of appearance.
+        names: the tasks or domains in the order of the result, or None for their order of appearance.
         columns: the largest number of numbers per stored row, >= 1.
         seed: seed of S.
 
@@ -51,40 +52,42 @@ class RowStore:
         self.columns, self.seed = columns, seed
         self.batches = 0
         self.params = 0
+        self._shapes = dict[str, tuple[int, ...]]()
         self._rows = list[Tensor]()
         self._batches = list[int]()
         self._labels = list[int]()
 
-    def add(self, rows: Tensor | Mapping[str, Tensor], labels: Sequence[str]) -> None:
+    def add(self, rows: Tensor | Mapping[str, Tensor], names: Sequence[str]) -> None:
         """Add the rows of one batch: `[rows, params]`, or by parameter name `[rows, *shape]`; copied.
 
         Args:
-            labels: the label of each row: its task, or the domain of its task.
+            names: the name of each row: its task, or the domain of its task.
 
         Raises:
-            DataError: a label is not one of `names`, the number of rows or of parameters differs, or a row contains
-                NaN or infinity. The rows are not added.
+            DataError: a name is not one of the constructor's, the number of rows or the parameters differ, or a row
+                contains NaN or infinity. The rows are not added.
         """
-        blocks = [rows] if isinstance(rows, Tensor) else list(rows.values())
-        flat = torch.cat([block.detach().reshape(len(block), -1).float().cpu() for block in blocks], dim=1)
-        if self._closed and (unknown := sorted(set(labels) - set(self.names))):
-            raise DataError(f"`labels` must be among {', '.join(self.names)}; got {', '.join(unknown)}.")
-        if len(labels) != len(flat):
-            raise DataError(f"`labels` must contain one name for each of the {len(flat)} rows; got {len(labels)}.")
-        if bad := [name for name, row in zip(labels, flat, strict=True) if not row.isfinite().all()]:
+        blocks = {"": rows} if isinstance(rows, Tensor) else dict(rows)
+        shapes = {name: tuple(block.shape[1:]) for name, block in blocks.items()}
+        self._check_shapes(shapes)
+        # In the order of the first batch: the parameters of later ones may be in another order.
+        flat = torch.cat(
+            [blocks[name].detach().reshape(len(blocks[name]), -1).float().cpu() for name in self._shapes or shapes], 1
+        )
+        if self._closed and (unknown := sorted(set(names) - set(self.names))):
+            raise DataError(f"`names` must be among {', '.join(self.names)}; got {', '.join(unknown)}.")
+        if len(names) != len(flat):
+            raise DataError(f"`names` must contain one name for each of the {len(flat)} rows; got {len(names)}.")
+        if bad := [name for name, row in zip(names, flat, strict=True) if not row.isfinite().all()]:
             raise DataError(
                 f"rows must be finite; batch {self.batches} has NaN or infinity in the row of {', '.join(bad)}. "
                 "Lower the learning rates, or measure before the training diverges."
             )
-        if self._rows and self.params != flat.shape[1]:
-            raise DataError(
-                f"all rows must have the same {self.params} parameters; got {flat.shape[1]} in batch {self.batches}."
-            )
-        self.params = flat.shape[1]
+        self._shapes, self.params = self._shapes or shapes, flat.shape[1]
         self._rows.append(self._sketch(flat) if self.is_sketched else flat.clone())
-        self.names += [name for name in dict.fromkeys(labels) if name not in self.names]
+        self.names += [name for name in dict.fromkeys(names) if name not in self.names]
         self._batches += [self.batches] * len(flat)
-        self._labels += [self.names.index(name) for name in labels]
+        self._labels += [self.names.index(name) for name in names]
         self.batches += 1
 
     @property
@@ -107,6 +110,17 @@ class RowStore:
             part = torch.cat([stored[:, start : start + _CHUNK] for stored in self._rows]).double()
             total += part @ part.T
         return LabelledGramian(total, torch.tensor(self._batches), torch.tensor(self._labels), tuple(self.names))
+
+    def _check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Raise if the names or the shapes of parameters differ from those of the first batch."""
+        first = self._shapes or shapes
+        for name in {**first, **shapes}:
+            if first.get(name) != shapes.get(name):
+                what = f"`{name}`" if name else "the rows"
+                raise DataError(
+                    f"all rows must have the same parameters; {what} must have the shape {first.get(name, 'absent')} "
+                    f"as in the first batch; got {shapes.get(name, 'absent')} in batch {self.batches}."
+                )
 
     def _sketch(self, flat: Tensor) -> Tensor:
         columns, signs = _hashes(flat.shape[1], self.columns, self.seed)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from gradhomog.diagnosis.estimates import Estimate, jackknife
+from gradhomog.diagnosis.expected_gradients import squares
 from gradhomog.diagnosis.labelled_gramian import LabelledGramian
 
 
 @dataclass(frozen=True, eq=False)
 class StepAlignment:
-    """Expected gradients μ_k of K labels relative to their mean μ̄, along whose negative the plain step goes.
+    """Expected gradients μ_k of K labels relative to the plain step: the negative of their mean μ̄ = Σ_k p_k μ_k.
+
+    p_k is the share of label k among the rows of a batch, on average over the measured batches; 1/K if every batch has
+    one row of each label. Intervals are for these shares.
 
     Conflict of two tasks is harmless if the mean still decreases both losses: for two tasks of norms n₁ ≤ n₂ and cosine
     c, the step increases the loss of the first if and only if n₁ < −c n₂.
@@ -27,10 +30,6 @@ class StepAlignment:
     products: Estimate
     cosines: Estimate
 
-    def record(self) -> dict[str, Any]:
-        """Return the estimates for JSON."""
-        return {"products": self.products.record(), "cosines": self.cosines.record()}
-
 
 def step_alignment(gramian: LabelledGramian) -> StepAlignment:
     """Estimate the alignment from pairs of rows of different batches.
@@ -42,16 +41,18 @@ def step_alignment(gramian: LabelledGramian) -> StepAlignment:
     >>> step_alignment(LabelledGramian.of_rows(rows)).products.value
     tensor([-1., 11.], dtype=torch.float64)
     """
-    inner, without = gramian.different_batches(gramian.gramian)
-    squares = jackknife(inner, without).diagonal()
-    mean_square = jackknife(inner.mean((-2, -1)), without.mean((-2, -1)))
-    resolved = (squares.low > 0) & (mean_square.low > 0)
+    inner, without = gramian.inner_products
+    counts = gramian.row_counts
+    shares = (counts / counts.sum(1, keepdim=True)).mean(0)
+    mean_square = jackknife(inner @ shares @ shares, without @ shares @ shares)
+    resolved = (jackknife(inner, without).diagonal().low > 0) & (mean_square.low > 0)
     return StepAlignment(
-        products=jackknife(inner.mean(-1), without.mean(-1)),
-        cosines=jackknife(_cosines(inner), _cosines(without)).where(resolved),
+        products=jackknife(inner @ shares, without @ shares),
+        cosines=jackknife(_cosines(inner, shares), _cosines(without, shares)).where(resolved),
     )
 
 
-def _cosines(inner: Tensor) -> Tensor:
-    squares = inner.diagonal(dim1=-2, dim2=-1) * inner.mean((-2, -1))[..., None]
-    return inner.mean(-1) / torch.where(squares > 0, squares, torch.nan).sqrt()
+def _cosines(inner: Tensor, shares: Tensor) -> Tensor:
+    products = inner @ shares
+    found = squares(inner) * (products @ shares)[..., None]
+    return products / torch.where(found > 0, found, torch.nan).sqrt()

@@ -1,4 +1,4 @@
-"""Detect rows that are not the gradients of separate losses: multiples of one gradient, or the sum of the others."""
+"""Detect rows that are not the gradients of separate losses: multiples of one gradient, or sums of the others."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from gradhomog.diagnosis.labelled_gramian import LabelledGramian
 TOLERANCE = 1e-5
 """Largest 1 − |cosine| of parallel rows. The rounding of bfloat16 gives about 1e-6; rows of different losses with an
 angle of 0.25° or less in every batch are not distinguished from parallel ones."""
+
+DEPENDENT = TOLERANCE**2
+"""Bound of the smallest eigenvalue of the normalized Gramian of dependent rows. The rounding of float32 gives about
+1e-14."""
 
 
 def rows_are_parallel(gramian: LabelledGramian) -> bool:
@@ -43,6 +47,21 @@ def summed_labels(gramian: LabelledGramian) -> list[str]:
     norms = (squares * squared_sums.clamp_min(0)).sqrt()
     found = ((others >= (1 - TOLERANCE) * norms) & (norms > 0)).all(0)
     return [name for name, is_sum in zip(gramian.names, found.tolist(), strict=True) if is_sum]
+
+
+def rows_are_dependent(gramian: LabelledGramian, dimension: int) -> bool:
+    """True if the nonzero rows of every batch are linearly dependent, and not more than the dimension of a row.
+
+    An example is a weighted total loss, passed as if it were a task. Sums of rows with less precision than float32 are
+    not found.
+    """
+    for batch in range(gramian.count):
+        index = torch.nonzero((gramian.batches == batch) & _nonzero(gramian.gramian)).flatten()
+        if not 2 <= len(index) <= dimension:
+            return False
+        if float(torch.linalg.eigvalsh(cosines(gramian.gramian[index][:, index]))[0]) > DEPENDENT:
+            return False
+    return True
 
 
 def _nonzero(products: Tensor) -> Tensor:

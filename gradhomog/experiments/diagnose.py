@@ -91,7 +91,7 @@ def diagnose(
 
     Args:
         config: of its homogenizers, only the overhead is measured.
-        at: number of training steps before the diagnosis; by default 5 % of `train.steps`.
+        at: number of training steps before the diagnosis, at most `train.steps`; by default 5 % of them.
         batches: number of batches, >= 3. They are not used in training.
         seconds: time budget of the overhead; 0 omits it.
         progress: called with the number of finished training steps and batches, and their total.
@@ -100,8 +100,11 @@ def diagnose(
         ConfigError: `at` or `batches` is out of range. GradhomogError: as in training.
     """
     at = round(DEFAULT_SHARE * config.train.steps) if at is None else at
-    if at < 0 or batches < MIN_BATCHES:
-        raise ConfigError(f"`at` must be at least 0 and `batches` at least {MIN_BATCHES}; got {at} and {batches}.")
+    if not 0 <= at <= config.train.steps or batches < MIN_BATCHES:
+        raise ConfigError(
+            f"`at` must be from 0 to `train.steps` ({config.train.steps}) and `batches` at least {MIN_BATCHES}; got "
+            f"{at} and {batches}."
+        )
     run = Run(config.learners[0], "none", config.seed_list[0])
     with threads(config.threads):
         trainable = make_trainable(config.for_run(run.learner, run.homogenizers, run.seed), run)
@@ -117,8 +120,12 @@ def diagnose(
 def diagnose_trainable(
     trainable: Trainable, batches: int, progress: Callable[[int], None] = lambda done: None
 ) -> DiagnosisResult:
-    """Diagnose a trainable at its present parameters; it does not change, nor do the global generators."""
-    found = None
+    """Diagnose a trainable at its present parameters; it does not change, nor do the global generators.
+
+    Raises:
+        OptionError: there are fewer than three batches.
+    """
+    found: Diagnosis | None = None
     for index in range(batches):
         with torch.random.fork_rng():
             torch.manual_seed(FIRST_BATCH + index)
@@ -126,6 +133,4 @@ def diagnose_trainable(
         found = found or Diagnosis(batch_size=examples)
         found.add(rows, names)
         progress(index + 1)
-    if found is None:
-        raise ConfigError(f"`batches` must be at least {MIN_BATCHES}; got {batches}.")
-    return found.result()
+    return (found or Diagnosis()).result()

@@ -24,3 +24,11 @@ def draw(mean: torch.Tensor, batches: int, seed: int, noise: float = 1.0, shared
 
 def gramian(*arguments, **options) -> LabelledGramian:
     return LabelledGramian.of_rows(draw(*arguments, **options))
+
+
+def opposed_batches() -> torch.Tensor:
+    """Rows `[3, 2, 4]` with inner products of −1/2 in any two batches: squared norms with wholly negative intervals."""
+    angles = 2 * torch.pi / 3 * torch.arange(3, dtype=torch.float64)
+    rows = torch.zeros(3, 2, 4, dtype=torch.float64)
+    rows[:, 0, :2] = rows[:, 1, 2:] = torch.stack([angles.cos(), angles.sin()], dim=1)
+    return rows

@@ -43,7 +43,7 @@ def test_an_iterable_of_batches_is_read_no_further_than_needed():
     result = found.learner.diagnose(batches, batches=4)
     assert (result.batches, len(list(batches))) == (4, 6)
     lists = [list(found.source.train.batch(index)) for index in range(3)]
-    assert found.learner.diagnose(lists).batches == 3
+    assert found.learner.diagnose(lists, batches=3).batches == 3
 
 
 def test_neither_the_learner_nor_its_homogenizers_nor_random_numbers_change():
@@ -65,7 +65,7 @@ def test_tasks_without_domains_are_a_sample_of_one_distribution():
         gradhomog.TaskBatch(batch.support_x, batch.support_y, batch.query_x, batch.query_y)
         for batch in map(found.source.train.batch, range(4))
     ]
-    result = found.learner.diagnose(batches)
+    result = found.learner.diagnose(batches, batches=4)
     assert result.tasks == ("tasks",)
     assert "pair" not in result.table().split("Recommendation")[0]
 
@@ -74,5 +74,15 @@ def test_one_batch_or_too_few_batches_raise():
     found = trained()
     with pytest.raises(DataError, match="got one task batch"):
         found.learner.diagnose(found.source.train.batch(0))
-    with pytest.raises(OptionError, match="at least 3 batches; got 2"):
+    with pytest.raises(OptionError, match="`batches` must be an integer of at least 3; got 2"):
         found.learner.diagnose(found.source.train, batches=2)
+    with pytest.raises(OptionError, match="got -1"):
+        found.learner.diagnose([found.source.train.batch(0)], batches=-1)
+
+
+def test_a_stream_of_tasks_and_a_stream_that_ends_early_raise():
+    found = trained()
+    with pytest.raises(DataError, match="must contain batches of tasks; got a task"):
+        found.learner.diagnose(list(found.source.train.batch(0)))
+    with pytest.raises(DataError, match="`stream` must have 48 batches; got 3"):
+        found.learner.diagnose(map(found.source.train.batch, range(3)))

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 import gradhomog
-from gradhomog.diagnosis.recommendation import METHODS_FOR_CONFLICT, METHODS_FOR_NORMS
+from gradhomog.diagnosis.conflict_rules import METHODS_FOR_CONFLICT
+from gradhomog.diagnosis.norm_rules import METHODS_FOR_NORMS
 from gradhomog.registry import installed
-from tests.diagnosis.synthetic import draw, means
+from tests.diagnosis.synthetic import draw, means, opposed_batches
 
 
 def diagnosed(*rows, params=200, batches=40, seed=0, noise=1.0, shared=0.0) -> gradhomog.DiagnosisResult:
@@ -54,10 +55,130 @@ def test_a_short_gradient_in_conflict_with_a_long_one_is_harmed():
 
 
 def test_without_signal_conflict_is_unresolved_and_the_number_of_batches_grows():
-    found = diagnosed((0.0,), (0.0,))
-    assert [one.code for one in found.recommendation] == ["unresolved", "average_more"]
+    found = diagnosed((0.0,), (0.0,), seed=1)
     assert "1 of 1 pairs (a and b)" in text(found, "unresolved")
     assert "with 40 batches; at least" in text(found, "unresolved")
+
+
+def test_without_signal_claims_are_rare_and_every_seed_has_a_table():
+    claims = 0
+    for seed in range(60):
+        found = diagnosed((0.0,), (0.0,), params=40, batches=3, seed=seed)
+        assert "Recommendation" in found.table()
+        claims += bool({"conflict", "harmed_task", "norms_differ"} & {one.code for one in found.recommendation})
+    assert claims <= 12  # three rules, each with a level of 5 %: at most 9 expected
+
+
+def test_intervals_below_zero_for_squared_norms_are_reported_as_no_signal():
+    found = gradhomog.Diagnosis()
+    for batch in opposed_batches():
+        found.add(batch)
+    result = found.result()
+    assert result.noise.noise_scales.low.isinf().all()
+    assert "No signal is measurable in the plain step with 3 batches" in text(result, "average_more")
+    assert "unresolved" in result.table()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_batches_that_are_needed_are_more_than_the_measured_ones(seed):
+    mean = torch.zeros(8, 20, dtype=torch.float64)
+    mean[range(8), range(8)], mean[:, 8] = 4.0, torch.tensor([1.6, -1.6] * 4, dtype=torch.float64)
+    found = gradhomog.Diagnosis()
+    for batch in draw(mean, 20, seed):
+        found.add(batch)
+    needed = re.search(r"at least ([\d,]+) batches are needed", text(found.result(), "unresolved"))
+    assert needed is not None
+    assert int(needed[1].replace(",", "")) > 20
+
+
+def test_opposite_gradients_without_noise_in_rows_cancel_in_the_plain_step():
+    found = diagnosed((10.0, 0.0), (-10.0, 0.01), params=50, noise=0.05)
+    assert [one.code for one in found.recommendation] == ["conflict", "plain_step_cancels"]
+    assert "not in single rows (noise scale at most 0.00" in text(found, "plain_step_cancels")
+    without_signal = diagnosed((10.0, 0.0), (-10.0, 0.0), params=50, noise=0.05, batches=3, seed=3)
+    assert "average_more" not in [one.code for one in without_signal.recommendation]
+
+
+def test_many_tasks_with_noisy_rows_have_a_step_with_little_noise():
+    found = gradhomog.Diagnosis()
+    for batch in draw(means(*[(4.0,)] * 48, params=160), 12, seed=0):  # row: 160 / 16 = 10, step: 10 / 48
+        found.add(batch)
+    result = found.result()
+    assert [one.code for one in result.recommendation if one.code != "no_conflict"] == ["average_more", "little_noise"]
+    assert "examples or batches in each row" in text(result, "average_more")
+
+
+def test_noise_in_the_rows_of_some_tasks_is_reported_with_their_names():
+    found = diagnosed((40.0, 0.0), (40.0, 1.0), (4.0, 0.0))  # noise scales 1/8, 1/8 and 12.5
+    assert "× or more in single rows of c: methods" in text(found, "average_more")
+    assert "little_noise" in [one.code for one in found.recommendation]
+
+
+def test_a_harmed_task_is_in_conflict_although_the_cosine_is_small():
+    found = diagnosed((1.0, 0.0), (-1.6, 19.9), noise=0.002, params=50, batches=60)
+    assert [one.code for one in found.recommendation][:2] == ["harmed_task", "conflict"]
+
+
+def test_conflict_at_a_small_cosine_without_noise_is_not_called_noise():
+    found = diagnosed((1.0, 0.0), (-0.05, 1.0), noise=0.0, params=50)
+    assert [one.code for one in found.recommendation] == ["no_conflict", "no_noise", "plain_mean"]
+    assert "by noise" not in text(found, "no_conflict")
+    assert "within ±0.1 are negligible" in text(found, "no_conflict")
+
+
+def test_the_plain_step_is_the_mean_of_rows_not_of_tasks():
+    """Nine rows of a and one of b: the mean has the inner product (9 · 1 − 3) / 10 with a."""
+    rows = means(*[(1.0, 0.0)] * 9, (-3.0, 4.0), params=50)
+    found = gradhomog.Diagnosis()
+    for batch in draw(rows, 30, seed=0, noise=0.01):
+        found.add(batch, ["a"] * 9 + ["b"])
+    result = found.result()
+    assert float(result.step.products.value[0]) == pytest.approx(0.6, abs=0.02)
+    assert float(result.step.products.value[1]) == pytest.approx((-27 + 25) / 10, abs=0.02)
+    assert text(result, "harmed_task").startswith("the plain step increases the loss of b")
+
+
+def test_a_zero_task_leaves_no_pair_unresolved_and_does_not_hide_the_plain_mean():
+    rows = draw(means((3.0, 0.0), (3.0, 1.0), params=20), 40, seed=0, noise=0.1)
+    found = gradhomog.Diagnosis(["a", "b", "done"])
+    for batch in torch.cat([rows, 0 * rows[:, :1]], dim=1):
+        found.add(batch)
+    codes = [one.code for one in found.result().recommendation]
+    assert codes == ["zero_gradient", "no_conflict", "little_noise", "plain_mean"]
+
+
+def test_a_rare_task_is_left_out_and_does_not_hide_a_harmed_task():
+    rows = draw(means((1.0, 0.0), (-3.0, 4.0), (1.0, 1.0), params=50), 20, seed=0, noise=0.01)
+    found = gradhomog.Diagnosis(["a", "b", "c", "never"])
+    found.add(rows[0], ["a", "b", "c"])
+    found.add(rows[1, 2:], ["c"])
+    for batch in rows[2:]:
+        found.add(batch[:2], ["a", "b"])
+    result = found.result()
+    assert (result.tasks, result.left_out, result.batches) == (("a", "b"), {"c": 2, "never": 0}, 19)
+    assert [one.code for one in result.recommendation][:3] == ["rare_task", "harmed_task", "conflict"]
+    assert "c (2 batches), never (0 batches)" in text(result, "rare_task")
+    assert "nan" not in result.table()
+
+
+def test_correlation_of_negligible_noise_is_not_reported():
+    assert "shared_noise" not in codes((1.0, 0.0), (0.5, 1.0), params=50, noise=1e-5, shared=1e-4)
+
+
+def test_a_large_norm_is_reported_also_if_the_other_is_unresolved():
+    found = diagnosed((60.0, 0.0), (0.0, 0.2), params=200)
+    assert found.norm_ratios.value[0, 1].isnan()
+    assert re.search(r"differ > \d+ × \(a over b\)", text(found, "norms_differ"))
+
+
+def test_a_weighted_total_loss_gives_dependent_rows_and_separate_losses_do_not():
+    rows = draw(means((1.0, 0.0), (0.0, 1.0), params=10), 20, seed=0, noise=0.05).float()
+    found = gradhomog.Diagnosis(["a", "b", "total"])
+    for batch in torch.cat([rows, rows[:, :1] + 10 * rows[:, 1:]], dim=1):
+        found.add(batch)
+    assert "linearly dependent" in text(found.result(), "dependent_rows")
+    for params in (2, 3):  # with two parameters, three rows are always dependent
+        assert "dependent_rows" not in codes((1.0, 0.0), (0.0, 1.0), (1.0, 1.0), params=params, noise=0.05)
 
 
 def test_orthogonal_expected_gradients_with_little_noise_are_no_conflict():
@@ -73,7 +194,9 @@ def test_one_unresolved_pair_prevents_the_claim_of_no_conflict():
 
 def test_shared_noise_is_reported_with_its_correlation():
     found = diagnosed((6.0, 0.0), (0.0, 6.0), shared=1.0)
-    assert "a and b (0.50 ±" in text(found, "shared_noise") or "a and b (0.4" in text(found, "shared_noise")
+    expected = found.noise.correlations
+    assert expected.low[0, 1] < 0.5 < expected.high[0, 1]
+    assert f"a and b ({float(expected.value[0, 1]):.2f} ±" in text(found, "shared_noise")
     assert "shared_noise" not in codes((6.0, 0.0), (0.0, 6.0))
 
 
@@ -94,8 +217,13 @@ def test_gradients_of_the_summed_loss_give_this_sentence_only():
     assert [one.code for one in found.result().recommendation] == ["summed_loss"]
 
 
-def test_rows_of_a_single_parameter_are_not_mistaken_for_a_summed_loss():
+def test_rows_of_a_single_number_are_not_mistaken_for_a_summed_loss():
     assert "summed_loss" not in codes((3.0,), (-2.0,), params=1, noise=0.1)
+    assert "total_as_task" not in codes((3.0,), (2.0,), (1.0,), params=1, noise=0.1)
+    found = gradhomog.Diagnosis(columns=1)
+    for batch in draw(means((1.0, 0.0), (0.0, 1.0), params=50), 20, seed=0, noise=0.1):
+        found.add(batch)
+    assert "summed_loss" not in [one.code for one in found.result().recommendation]
 
 
 def test_the_total_loss_and_a_zero_gradient_are_named():
@@ -122,12 +250,12 @@ def test_false_conflicts_are_rarer_than_5_percent_also_among_many_pairs(cosine):
     mean = torch.zeros(6, 40, dtype=torch.float64)
     mean[:, :6] = 6 * torch.linalg.cholesky(gram)
     false = 0
-    for seed in range(60):
+    for seed in range(100):
         found = gradhomog.Diagnosis()
         for batch in draw(mean, 20, seed):
             found.add(batch)
         false += any(one.code in ("conflict", "harmed_task") for one in found.result().recommendation)
-    assert false <= 7  # at most 3 expected, with a standard deviation of 1.7
+    assert false <= 9  # 5 % are 5, with a standard deviation of 2.2
 
 
 def test_recommended_methods_exist():
@@ -141,8 +269,8 @@ def test_with_too_few_batches_the_noise_is_unresolved():
 
 def test_the_guide_lists_every_code():
     root = Path(__file__).parents[2]
-    source = (root / "gradhomog" / "diagnosis" / "recommendation.py").read_text(encoding="utf-8")
-    codes = set(re.findall(r'Recommendation\(\s*"(\w+)"', source))
+    sources = [path.read_text(encoding="utf-8") for path in (root / "gradhomog" / "diagnosis").glob("*.py")]
+    codes = set(re.findall(r'Recommendation\(\s*"(\w+)"', "\n".join(sources)))
     guide = (root / "docs" / "guide" / "diagnose.md").read_text(encoding="utf-8")
     assert len(codes) > 10
     assert [code for code in codes if f"`{code}`" not in guide] == []

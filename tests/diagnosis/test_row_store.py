@@ -54,6 +54,15 @@ def test_all_rows_of_all_batches_have_the_same_sketch():
     torch.testing.assert_close(found, found[0, 0].expand(4, 4))
 
 
+def test_other_parameters_raise_an_error_that_names_one():
+    store = RowStore(["a", "b"])
+    store.add({"w": torch.ones(2, 3), "b": torch.ones(2, 1)}, ["a", "b"])
+    with pytest.raises(DataError, match=r"`b` must have the shape \(1,\) as in the first batch; got absent in batch 1"):
+        store.add({"w": torch.ones(2, 4)[:, :3]}, ["a", "b"])
+    with pytest.raises(DataError, match=r"`w` must have the shape \(3,\)"):  # four numbers too
+        store.add({"w": torch.ones(2, 1), "b": torch.ones(2, 3)}, ["a", "b"])
+
+
 def test_bad_rows_raise_errors_that_name_them():
     store = RowStore(["a", "b"])
     with pytest.raises(DataError, match=r"among a, b; got c"):
@@ -65,5 +74,5 @@ def test_bad_rows_raise_errors_that_name_them():
     with pytest.raises(DataError, match="got none"):
         store.result()
     store.add(torch.ones(2, 3), ["a", "b"])
-    with pytest.raises(DataError, match="same 3 parameters; got 4 in batch 1"):
+    with pytest.raises(DataError, match=r"the rows must have the shape \(3,\) .* got \(4,\) in batch 1"):
         store.add(torch.ones(2, 4), ["a", "b"])

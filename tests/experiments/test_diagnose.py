@@ -8,11 +8,14 @@ import json
 import pytest
 import torch
 
-from gradhomog.errors import ConfigError
+import gradhomog
+from gradhomog.errors import ConfigError, OptionError
 from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.diagnose import diagnose, diagnose_trainable
+from gradhomog.experiments.report import figures
 from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.training.trainer import make_optimizer, make_trainable
+from tests.diagnosis.synthetic import opposed_batches
 from tests.experiments.conftest import SMALL
 
 pytest.importorskip("sklearn")
@@ -103,5 +106,17 @@ def test_the_folder_has_text_json_and_figure(settings, tmp_path):
 def test_invalid_numbers_raise():
     with pytest.raises(ConfigError, match="`batches` at least 3; got 0 and 2"):
         diagnose(load(None, TABLE), at=0, batches=2)
-    with pytest.raises(ConfigError, match="got -1 and 3"):
-        diagnose(load(None, TABLE), at=-1, batches=3)
+    for at in (-1, 41):
+        with pytest.raises(ConfigError, match=f"`train.steps` .40. and .* got {at} and 3"):
+            diagnose(load(None, TABLE), at=at, batches=3)
+    with pytest.raises(OptionError, match="at least 3 batches; got 0"):
+        diagnose_trainable(make(TABLE)[1], 0)
+
+
+def test_the_figure_has_no_mark_for_a_noise_scale_without_measurable_signal():
+    pytest.importorskip("matplotlib")
+    found = gradhomog.Diagnosis()
+    for rows in opposed_batches():
+        found.add(torch.stack([rows[0], rows[1] + 9 * rows.new_tensor([0, 0, 0, 1.0])]))
+    [lines] = figures.diagnosis(found.result()).axes[2].collections
+    assert [segment[0, 1] for segment in lines.get_segments()] == [1, 2]  # not the first task

@@ -26,7 +26,10 @@ SECOND_PLAIN = "plain again"
 """Label of a second plain learner: the distance of its ratio from 1 is the error of the measurement."""
 
 WARM_UP = 2
+"""The first step allocates the optimizer's state; homogenizers with memory have earlier rows from the second step."""
+
 MIN_ROUNDS = 3
+"""The fewest rounds whose median is not changed by one outlier; intervals require six."""
 
 
 @dataclass(frozen=True)

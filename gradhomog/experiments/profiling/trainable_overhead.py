@@ -1,4 +1,7 @@
-"""Measure the overhead of each pipeline of a run file in its training step, for learners and multi-task problems."""
+"""Measure the time of whole training steps of a trainable, a learner or a multi-task problem, with each pipeline.
+
+Unlike `overhead`, which times `learner.step` alone and its memory, a step includes the computation of its batch.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,11 @@ from gradhomog.experiments.results.plan import PLAIN, SINGLE, Run
 from gradhomog.experiments.training.trainable import Trainable
 from gradhomog.experiments.training.trainer import make_optimizer, make_trainable
 
-ROUNDS, WARM_UP = 50, 1
+ROUNDS = 50
+"""Most rounds; the time budget ends earlier on all but the smallest problems."""
+
+WARM_UP = 1
+"""The first step allocates the optimizer's state."""
 
 
 @dataclass(frozen=True)

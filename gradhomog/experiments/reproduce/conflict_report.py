@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gradhomog.diagnosis.numbers import UNRESOLVED, interval
+from gradhomog.diagnosis.estimate_text import UNRESOLVED, interval
 from gradhomog.experiments.report import figures
 from gradhomog.experiments.report.figures.domains import domain_conflict
 from gradhomog.experiments.report.formatting import NOTHING
@@ -23,7 +23,7 @@ NOTES = (
     f"{NOTHING}: a domain has no row in the measured batches. Measure more batches.",
     "norm ratio: largest / smallest mean norm of a domain. Cosines are means over pairs of different domains.",
     "cosine of E g: of the expected gradients, without noise; all domains pooled, weighted by their norms.",
-    f"{UNRESOLVED}: noise of the estimate may be all of a squared norm. Measure more batches.",
+    f"{UNRESOLVED}: the norm of an expected gradient cannot be distinguished from 0. Measure more batches.",
     "signal: ‖E g‖² / E‖g‖². conflict: pairs of rows of one batch with a negative inner product.",
     "independent: the same for rows of different batches, so by independent noise around the E g.",
     "if aligned: by noise alone if the E g had the same direction; mean over resolved pairs, normal approximation.",

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gradhomog.diagnosis.result import DiagnosisResult
-from gradhomog.diagnosis.table import pair_order
+from gradhomog.diagnosis.result import DiagnosisResult, pair_order
 from gradhomog.experiments.report.figures import style
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ def _draw_noise_scales(panel: Axes, found: DiagnosisResult) -> None:
     finite = [float(end) for end in np.concatenate(parts) if np.isfinite(end)]
     bottom, top = min([1.0, *finite]) / 3, max([1.0, *finite]) * 3
     places = np.arange(len(value))
-    resolved = ~np.isnan(value)
+    resolved = np.isfinite(low)  # infinite: the whole interval of the signal is negative
     panel.hlines(
         places[resolved], low[resolved], np.minimum(high, top)[resolved], color=style.PALETTE[2], linewidth=0.8
     )

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
+from gradhomog.diagnosis.estimate_text import interval, number, ratio_range, significant
 from gradhomog.diagnosis.estimates import Estimate, TransformedEstimate
-from gradhomog.diagnosis.numbers import interval, number, ratio_range, significant
 
 
 def estimate(value: float, half_width: float) -> Estimate:
@@ -51,7 +51,8 @@ def test_two_significant_digits(value, text):
 @pytest.mark.parametrize(
     ("ends", "text"),
     [((16, 11, 28), "16 × (11 to 28)"), ((16, 11, math.inf), "16 × (> 11)"), ((math.inf, 11, math.inf), "> 11 ×"),
-     ((math.inf, 0, math.inf), "unresolved"), ((math.nan, 1, 2), "unresolved")],
+     ((math.inf, 0, math.inf), "unresolved"), ((math.inf, math.inf, math.inf), "unresolved"),
+      ((math.nan, 1, 2), "unresolved")],
 )  # fmt: skip
 def test_ranges_of_ratios(ends, text):
     assert ratio_range(transformed(*ends), unit=" ×") == text

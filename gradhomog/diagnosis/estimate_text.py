@@ -38,7 +38,7 @@ def ratio_range(estimate: TransformedEstimate, *index: int, factor: float = 1.0,
     if math.isnan(value):
         return UNRESOLVED
     if math.isinf(value):
-        return f"> {number(low)}{unit}" if low > 0 else UNRESOLVED
+        return f"> {number(low)}{unit}" if 0 < low < math.inf else UNRESOLVED
     return f"{number(value)}{unit} ({f'> {number(low)}' if math.isinf(high) else f'{number(low)} to {number(high)}'})"
 
 

@@ -1,0 +1,30 @@
+"""Recommendation of a diagnosis: rules on confidence intervals, each with a code and a plain sentence."""
+
+from __future__ import annotations
+
+from gradhomog.diagnosis.conflict_rules import conflict, harm
+from gradhomog.diagnosis.input_rules import mistakes, summed_loss
+from gradhomog.diagnosis.noise_rules import noise, shared_noise
+from gradhomog.diagnosis.norm_rules import norms_are_similar, norms_differ
+from gradhomog.diagnosis.recommendation import Recommendation
+from gradhomog.diagnosis.result import DiagnosisResult
+
+
+def recommend(found: DiagnosisResult) -> tuple[Recommendation, ...]:
+    """Apply all rules; the most important sentence is the first. The guide lists codes and conditions.
+
+    Real conflict is claimed for a pair if the interval of its inner product is below zero after Bonferroni's correction
+    for the number of pairs; that there is none, if the intervals of all pairs are above zero, or negligible.
+    """
+    if found.parallel:
+        return (summed_loss(),)
+    sentences = [
+        sentence for rule in (mistakes, harm, conflict, norms_differ, noise, shared_noise) for sentence in rule(found)
+    ]
+    if any(sentence.code == "no_conflict" for sentence in sentences) and norms_are_similar(found):
+        sentences.append(
+            Recommendation(
+                "plain_mean", "expected gradients do not conflict, and their norms are similar: use the plain mean."
+            )
+        )
+    return tuple(sentences)
