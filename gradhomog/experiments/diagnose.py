@@ -21,6 +21,7 @@ from gradhomog.experiments.profiling import table, table_text
 from gradhomog.experiments.profiling.table import Table
 from gradhomog.experiments.profiling.trainable_overhead import trainable_overheads
 from gradhomog.experiments.report import figures
+from gradhomog.experiments.report.figures.diagnosis import diagnosis as diagnosis_figure
 from gradhomog.experiments.results import atomic_files
 from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.training.trainable import Trainable
@@ -77,7 +78,7 @@ class RunDiagnosis:
         text = json.dumps(self.record(), ensure_ascii=False, indent=2, allow_nan=False) + "\n"
         atomic_files.write_bytes(folder / RECORD, text.encode())
         atomic_files.write_bytes(folder / "diagnosis.txt", (self.render() + "\n").encode())
-        figures.save(figures.diagnosis(self.result), folder / "figures" / "diagnosis")
+        figures.save(diagnosis_figure(self.result), folder / "figures" / "diagnosis")
 
 
 def diagnose(

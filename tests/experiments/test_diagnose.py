@@ -12,7 +12,7 @@ import gradhomog
 from gradhomog.errors import ConfigError, OptionError
 from gradhomog.experiments.config.schema import load
 from gradhomog.experiments.diagnose import diagnose, diagnose_trainable
-from gradhomog.experiments.report import figures
+from gradhomog.experiments.report.figures.diagnosis import diagnosis
 from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.training.trainer import make_optimizer, make_trainable
 from tests.diagnosis.synthetic import opposed_batches
@@ -118,5 +118,5 @@ def test_the_figure_has_no_mark_for_a_noise_scale_without_measurable_signal():
     found = gradhomog.Diagnosis()
     for rows in opposed_batches():
         found.add(torch.stack([rows[0], rows[1] + 9 * rows.new_tensor([0, 0, 0, 1.0])]))
-    [lines] = figures.diagnosis(found.result()).axes[2].collections
+    [lines] = diagnosis(found.result()).axes[2].collections
     assert [segment[0, 1] for segment in lines.get_segments()] == [1, 2]  # not the first task

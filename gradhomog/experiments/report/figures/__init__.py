@@ -3,7 +3,6 @@
 Matplotlib (the extra `plot`) is imported when the first figure is drawn. Its global state is not changed.
 """
 
-from gradhomog.experiments.report.figures.diagnosis import diagnosis
 from gradhomog.experiments.report.figures.measurements import measurements
 from gradhomog.experiments.report.figures.saliency import saliency, saliency_omissions
 from gradhomog.experiments.report.figures.scores import domain_scores, scores
@@ -16,7 +15,6 @@ __all__ = [
     "MissingMatplotlib",
     "SavedFigure",
     "conflict",
-    "diagnosis",
     "domain_scores",
     "measurements",
     "require_matplotlib",
