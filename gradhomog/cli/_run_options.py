@@ -25,13 +25,7 @@ def add_run_command(
         name, help=summary, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     command.set_defaults(run=run)
-    command.add_argument(
-        "run_file", nargs="?", type=Path, metavar="RUN.toml", help="configuration in TOML; omitted keys have defaults"
-    )
-    command.add_argument(
-        "--set", action="append", default=[], metavar="a.b=c", dest="overrides",
-        help="override a key of the run file; may be repeated",
-    )  # fmt: skip
+    add_run_file(command)
     command.add_argument(
         "--quick", action="store_true",
         help="use one seed and one tenth of the training steps and test tasks, to check that the run file works",
@@ -40,6 +34,17 @@ def add_run_command(
     add_execution_options(
         command, several_runs=several_runs, resume_help=resume_help, default_out="a new folder under runs/"
     )
+
+
+def add_run_file(command: argparse.ArgumentParser) -> None:
+    """Add the run file and its overrides."""
+    command.add_argument(
+        "run_file", nargs="?", type=Path, metavar="RUN.toml", help="configuration in TOML; omitted keys have defaults"
+    )
+    command.add_argument(
+        "--set", action="append", default=[], metavar="a.b=c", dest="overrides",
+        help="override a key of the run file; may be repeated",
+    )  # fmt: skip
 
 
 def add_execution_options(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gradhomog.cli._output import add_json, print_json
+from gradhomog.cli._run_options import add_run_file
 from gradhomog.cli._timing_options import integer_parser
 
 
@@ -22,13 +23,7 @@ def add(commands: Any) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     command.set_defaults(run=run)
-    command.add_argument(
-        "run_file", nargs="?", type=Path, metavar="RUN.toml", help="configuration in TOML; omitted keys have defaults"
-    )
-    command.add_argument(
-        "--set", action="append", default=[], metavar="a.b=c", dest="overrides",
-        help="override a key of the run file; may be repeated",
-    )  # fmt: skip
+    add_run_file(command)
     command.add_argument(
         "--at", type=integer_parser(0), metavar="STEPS",
         help="number of training steps before the diagnosis (default: 5 %% of train.steps)",

@@ -13,10 +13,10 @@ import argparse
 import dataclasses
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 from gradhomog.cli._output import print_json
+from gradhomog.cli._run_options import add_run_file
 from gradhomog.cli._timing_options import RoundsBar, add_timing_options, clock, clock_notes
 
 
@@ -26,13 +26,7 @@ def add(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     command.set_defaults(run=run)
-    command.add_argument(
-        "run_file", nargs="?", type=Path, metavar="RUN.toml", help="configuration in TOML; omitted keys have defaults"
-    )
-    command.add_argument(
-        "--set", action="append", default=[], metavar="a.b=c", dest="overrides",
-        help="override a key of the run file; may be repeated",
-    )  # fmt: skip
+    add_run_file(command)
     command.add_argument(
         "--homogenizer", action="append", default=[], metavar="PIPELINE", dest="homogenizers",
         help="measure this pipeline instead of those of the run file; may be repeated",
