@@ -46,7 +46,7 @@ def warn_of_momentum(outer: OuterOptimizer, choosing: Sequence[Member]) -> None:
         if factor:
             warnings.warn(
                 f"{averaging[0].selector} averages rows over steps, and {type(outer).__name__} averages its direction "
-                f"again with the factor {factor:g}. Use betas=(0, ...), or momentum=0.",
+                f"again with the factor {factor:g}. Use betas=(0.0, ...), or momentum=0.",
                 MomentumWarning,
                 stacklevel=3,
             )
