@@ -15,6 +15,7 @@ from gradhomog.diagnosis.noise import noise
 from gradhomog.diagnosis.norm_ratios import norm_ratios
 from gradhomog.diagnosis.recommend import recommend
 from gradhomog.diagnosis.result import DiagnosisResult
+from gradhomog.diagnosis.row_norms import row_norms
 from gradhomog.diagnosis.row_store import COLUMNS, RowStore
 from gradhomog.diagnosis.single_rows import single_rows
 from gradhomog.diagnosis.step_alignment import step_alignment
@@ -136,8 +137,9 @@ class Diagnosis:
             tasks=gramian.names,
             left_out={every.names[label]: count for label, count in enumerate(batches) if label not in frequent},
             batches=gramian.count, params=store.params, columns=store.columns,
-            batch_size=self._batch_size, single=single_rows(gramian), expected=expected_gradients(gramian),
-            norm_ratios=norm_ratios(gramian), step=step_alignment(gramian), noise=noise(gramian),
+            batch_size=self._batch_size, single=single_rows(gramian), row_norms=row_norms(gramian),
+            expected=expected_gradients(gramian), norm_ratios=norm_ratios(gramian), step=step_alignment(gramian),
+            noise=noise(gramian),
             parallel=dimension > 1 and rows_are_parallel(gramian),
             summed=tuple(summed_labels(gramian)) if dimension > 1 else (),
             dependent=rows_are_dependent(gramian, dimension),

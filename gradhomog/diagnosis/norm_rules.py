@@ -1,4 +1,4 @@
-"""Rules for the norms of expected gradients."""
+"""Rules for norms: of expected gradients, and of single rows."""
 
 from __future__ import annotations
 
@@ -10,13 +10,25 @@ import torch
 from gradhomog.diagnosis.estimate_text import number, ratio_range
 from gradhomog.diagnosis.recommendation import Recommendation
 from gradhomog.diagnosis.result import DiagnosisResult
-from gradhomog.diagnosis.rule_parts import bonferroni, nonzero_pairs
+from gradhomog.diagnosis.rule_parts import bonferroni, join, nonzero_pairs
 
 METHODS_FOR_NORMS = ("aligned_mtl", "imtl_g", "db_mtl", "reweight")
 """First choices and alternatives for different norms in docs/methods/index.md."""
 
+METHODS_FOR_TAILS = ("aligned_mtl", "imtl_g", "reweight", "trimmed_mean")
+"""Methods that bound the influence of a long row; on families of functions, whose rows have heavy tails, they are
+better than tuned static weights (docs/results/methods.md)."""
+
+HEAVY_TAIL = 0.2
+"""Effective share of rows below which tails count as heavy: a normal distribution of log ‖g‖ has it at a standard
+deviation of 0.63, which is a factor of 12 over the 95 % range of norms. For noise of many parameters it is near 1."""
+
 DIFFERENT_NORMS = 2.0
 """Norm ratio from which static weights are worth tuning, as in docs/guide/do-i-need-this.md."""
+
+
+MIN_EFFECTIVE_ROWS = 3.0
+"""With fewer batches, a share below `HEAVY_TAIL` would be that of one or two rows."""
 
 
 def norms_differ(found: DiagnosisResult) -> Iterator[Recommendation]:
@@ -35,6 +47,44 @@ def norms_differ(found: DiagnosisResult) -> Iterator[Recommendation]:
             "norms_differ",
             f"norms of expected gradients differ {ratio} ({found.tasks[larger]} over {found.tasks[smaller]}): tune "
             f"static weights, or balance the norms: {', '.join(METHODS_FOR_NORMS)}.",
+        )
+
+
+def row_norms_differ(found: DiagnosisResult) -> Iterator[Recommendation]:
+    """The pair whose typical norms of single rows differ most, unless `norms_differ` reports expected gradients."""
+    pairs = nonzero_pairs(found)
+    if not pairs or next(norms_differ(found), None) is not None:
+        return
+    differences, factor = found.row_norms.log_differences, bonferroni(len(pairs), found.batches)
+    lowest, larger, smaller = max(
+        (float((differences.value - factor * differences.half_width)[i, j].nan_to_num(nan=0.0)), i, j)
+        for pair in pairs
+        for i, j in (pair, pair[::-1])
+    )
+    if lowest >= math.log(DIFFERENT_NORMS):
+        value, low, high = (
+            math.exp(float(part[larger, smaller])) for part in (differences.value, differences.low, differences.high)
+        )
+        yield Recommendation(
+            "row_norms_differ",
+            f"norms of single rows differ {number(value)} × ({number(low)} to {number(high)}) ({found.tasks[larger]} "
+            f"over {found.tasks[smaller]}), by geometric means: the plain step follows the longer rows. Tune static "
+            f"weights, or balance the norms: {', '.join(METHODS_FOR_NORMS)}.",
+        )
+
+
+def heavy_tails(found: DiagnosisResult) -> Iterator[Recommendation]:
+    """Tasks whose mean squared norm comes from few rows, if there are enough batches for such a share."""
+    if found.batches * HEAVY_TAIL < MIN_EFFECTIVE_ROWS:
+        return
+    shares = found.row_norms.effective_shares.value.tolist()
+    heavy = sorted((share, name) for share, name in zip(shares, found.tasks, strict=True) if share < HEAVY_TAIL)
+    if heavy:
+        names = [f"{name} ({100 * share:.0f} %)" for share, name in heavy]
+        yield Recommendation(
+            "heavy_tails",
+            f"norms of single rows have heavy tails: an effective share of {join(names)} of the rows makes up the mean "
+            f"squared norm. Sums follow such rows: clip gradients, or bound each row: {', '.join(METHODS_FOR_TAILS)}.",
         )
 
 

@@ -13,6 +13,7 @@ from gradhomog.diagnosis.estimates import TransformedEstimate
 from gradhomog.diagnosis.expected_gradients import ExpectedGradients
 from gradhomog.diagnosis.noise import Noise
 from gradhomog.diagnosis.recommendation import Recommendation
+from gradhomog.diagnosis.row_norms import RowNorms
 from gradhomog.diagnosis.single_rows import SingleRows
 from gradhomog.diagnosis.step_alignment import StepAlignment
 from gradhomog.text_table import align_columns
@@ -49,6 +50,7 @@ class DiagnosisResult:
         columns: numbers per stored row; smaller than `params` if rows were sketched.
         batch_size: examples per task and batch; None if unknown.
         single: means over single rows, as a method receives them: signal and noise together.
+        row_norms: ratios of typical norms of single rows, and the effective share of rows in the mean squared norm.
         expected: estimates about the expected gradients, without noise.
         norm_ratios: ratios of norms of expected gradients `[K, K]`, row over column.
         step: alignment of expected gradients with the plain step.
@@ -66,6 +68,7 @@ class DiagnosisResult:
     columns: int
     batch_size: int | None
     single: SingleRows
+    row_norms: RowNorms
     expected: ExpectedGradients
     norm_ratios: TransformedEstimate
     step: StepAlignment
@@ -95,6 +98,7 @@ class DiagnosisResult:
             "batch_size": self.batch_size,
             "cosine_error": self.cosine_error,
             "single": estimates.record(self.single),
+            "row_norms": estimates.record(self.row_norms),
             "expected": estimates.record(self.expected),
             "norm_ratios": self.norm_ratios.record(),
             "step": estimates.record(self.step),

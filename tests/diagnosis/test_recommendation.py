@@ -10,7 +10,7 @@ import torch
 
 import gradhomog
 from gradhomog.diagnosis.conflict_rules import METHODS_FOR_CONFLICT
-from gradhomog.diagnosis.norm_rules import METHODS_FOR_NORMS
+from gradhomog.diagnosis.norm_rules import METHODS_FOR_NORMS, METHODS_FOR_TAILS
 from gradhomog.registry import installed
 from tests.diagnosis.synthetic import draw, means, opposed_batches
 
@@ -260,7 +260,7 @@ def test_false_conflicts_are_rarer_than_5_percent_also_among_many_pairs(cosine):
 
 def test_recommended_methods_exist():
     names = {info.name for info in installed().list("homogenizers")}
-    assert {*METHODS_FOR_CONFLICT, *METHODS_FOR_NORMS} <= names
+    assert {*METHODS_FOR_CONFLICT, *METHODS_FOR_NORMS, *METHODS_FOR_TAILS} <= names
 
 
 def test_with_too_few_batches_the_noise_is_unresolved():
