@@ -66,12 +66,17 @@ def _harmed(found: DiagnosisResult) -> list[int]:
 def _real_conflict(found: DiagnosisResult, pairs: Sequence[Pair]) -> Recommendation:
     zero = zero_tasks(found)
     all_decrease = all(low > 0 for task, low in enumerate(found.step.products.low.tolist()) if task not in zero)
-    harmless = "; the plain step decreases all losses nevertheless" if all_decrease else ""
+    methods = ", ".join(METHODS_FOR_CONFLICT)
+    # Measured on pairs of glyphs and on ten regressions: docs/results/methods.md, docs/guide/multitask.md.
+    advice = (
+        f"the plain step decreases all losses nevertheless. Expect little from methods for conflict ({methods})"
+        if all_decrease
+        else f"methods for conflict can help: {methods}"
+    )
     return Recommendation(
         "conflict",
-        f"real conflict between {join(pair_names(found, pairs))}: the cosine of their expected gradients is "
-        f"negative{harmless}. Methods for conflict can help: {', '.join(METHODS_FOR_CONFLICT)}; compare them with "
-        "tuned static weights.",
+        f"real conflict between {join(pair_names(found, pairs))}: the cosine of their expected gradients is negative; "
+        f"{advice}. Compare them with tuned static weights.",
     )
 
 
