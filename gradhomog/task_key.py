@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gradhomog.errors import OptionError
@@ -31,7 +31,12 @@ class TaskKey:
 @functools.lru_cache(maxsize=256)
 def task_keys(tasks: int, domains: tuple[str, ...] = ()) -> tuple[TaskKey, ...]:
     """Return the keys of a batch; without `domains` they have slots only."""
-    return tuple(TaskKey(slot, domains[slot] if domains else "") for slot in range(tasks))
+    return slot_keys(range(tasks), domains)
+
+
+def slot_keys(slots: Iterable[int], domains: Sequence[str] | None) -> tuple[TaskKey, ...]:
+    """Return the keys of tasks in these slots; `domains` has one name per slot, in the same order, or none."""
+    return tuple(TaskKey(slot, domains[index] if domains else "") for index, slot in enumerate(slots))
 
 
 def check_domains(domains: Sequence[str] | None, tasks: int) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from gradhomog.autograd.select_losses import may_be_unused
 from gradhomog.errors import OptionError
 from gradhomog.homogenization import Homogenization
 from gradhomog.pipelines import Pipeline
-from gradhomog.task_key import TaskKey
+from gradhomog.task_key import slot_keys
 
 
 @dataclass
@@ -106,8 +106,8 @@ class Accumulation:
         slots = self._slots(loss_leaves.tasks)
         if self._chosen is None:
             names = self._domains or self._labels
-            keys = [TaskKey(slot, names[slot] if names else "") for slot in slots]
-            self._chosen = frozenset(slots[index] for index in self._pipe.choose(keys))
+            present = [names[slot] for slot in slots] if names else None
+            self._chosen = frozenset(slots[index] for index in self._pipe.choose(slot_keys(slots, present)))
         return loss_leaves.select([index for index, slot in enumerate(slots) if slot in self._chosen])
 
     def _slots(self, tasks: TaskLosses) -> list[int]:

@@ -20,7 +20,7 @@ from gradhomog.pipelines import Pipeline
 from gradhomog.stage_execution.nonfinite import drop_nonfinite, require_finite_inputs
 from gradhomog.stage_execution.step_inputs import StepInputs, select_traces
 from gradhomog.step import KernelTraces
-from gradhomog.task_key import TaskKey
+from gradhomog.task_key import slot_keys
 
 Level = Literal["parameters", "features"]
 Heads = Literal["own", "weighted"]
@@ -126,7 +126,7 @@ def _by_group(
     assert isinstance(jacobian, LazyJacobian)  # features have no groups
     rows, inputs = jacobian.per_task, dict(inputs)
     slots, domains = inputs["slots"], inputs["domains"]
-    keys = tuple(TaskKey(slot, domains[index] if domains else "") for index, slot in enumerate(slots))
+    keys = slot_keys(slots, domains)
     whole = StepInputs(rows, keys, losses, inputs["features"], inputs["feature_grads"])
     # Checked over all groups first: a task that is not finite in one group is dropped from all groups.
     if (inputs["nonfinite"] or pipe.nonfinite) == "drop":

@@ -23,7 +23,7 @@ def residual_traces(residuals: Residuals | None, loss_leaves: LossLeaves, pipe: 
     Raises:
         OptionError: the residuals do not match the losses.
     """
-    if residuals is None or not any("kernel_traces" in member.needs for member in pipe.members):
+    if residuals is None or "kernel_traces" not in pipe.stages.needs:
         return None
     present, parameters = _present(residuals, loss_leaves.tasks), list(loss_leaves.shared.values())
     return lambda probes, generator: torch.stack([

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gradhomog.autograd.batch import LossLeaves
 from gradhomog.pipelines import Pipeline
-from gradhomog.task_key import TaskKey
+from gradhomog.task_key import slot_keys
 
 
 def select_chosen(pipe: Pipeline, loss_leaves: LossLeaves, domains: Sequence[str] | None) -> LossLeaves:
@@ -18,8 +18,7 @@ def select_chosen(pipe: Pipeline, loss_leaves: LossLeaves, domains: Sequence[str
         return loss_leaves
     tasks = loss_leaves.tasks
     names = tasks.select_present(domains or tasks.names, "domains")
-    keys = [TaskKey(slot, names[index] if names else "") for index, slot in enumerate(tasks.slots)]
-    return loss_leaves.select(pipe.choose(keys))
+    return loss_leaves.select(pipe.choose(slot_keys(tasks.slots, names)))
 
 
 def may_be_unused(pipe: Pipeline, use_shared: bool) -> bool:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from gradhomog.diagnosis.estimate_text import number, ratio_range
 from gradhomog.diagnosis.recommendation import Recommendation
 from gradhomog.diagnosis.result import DiagnosisResult
-from gradhomog.diagnosis.rule_parts import bonferroni, join, nonzero_pairs
+from gradhomog.diagnosis.rule_parts import Pair, bonferroni, join, nonzero_pairs
 
 METHODS_FOR_NORMS = ("aligned_mtl", "imtl_g", "db_mtl", "reweight")
 """First choices and alternatives for different norms in docs/methods/index.md."""
@@ -26,51 +26,52 @@ deviation of 0.63, which is a factor of 12 over the 95 % range of norms. For noi
 DIFFERENT_NORMS = 2.0
 """Norm ratio from which static weights are worth tuning, as in docs/guide/do-i-need-this.md."""
 
-
 MIN_EFFECTIVE_ROWS = 3.0
 """With fewer batches, a share below `HEAVY_TAIL` would be that of one or two rows."""
 
 
 def norms_differ(found: DiagnosisResult) -> Iterator[Recommendation]:
+    """The norms of expected gradients if they differ; otherwise those of single rows if they differ."""
+    if pairs := nonzero_pairs(found):
+        factor = bonferroni(len(pairs), found.batches)
+        ordered = [*pairs, *(pair[::-1] for pair in pairs)]
+        yield from _expected_norms(found, ordered, factor) or _row_norms(found, ordered, factor)
+
+
+def _expected_norms(found: DiagnosisResult, pairs: Sequence[Pair], factor: float) -> list[Recommendation]:
     """The pair whose norm ratio has the largest lower end, after Bonferroni's correction for the number of pairs."""
-    pairs = nonzero_pairs(found)
-    if not pairs:
-        return
-    factor = bonferroni(len(pairs), found.batches)
-    lowest, larger, smaller = max(
-        (_lowest_ratio(found, i, j, factor), i, j) for pair in pairs for i, j in (pair, pair[::-1])
-    )
-    if lowest >= DIFFERENT_NORMS:
-        resolved = bool(found.norm_ratios.value[larger, smaller].isfinite())
-        ratio = ratio_range(found.norm_ratios, larger, smaller, unit=" ×") if resolved else f"> {number(lowest)} ×"
-        yield Recommendation(
+    lowest, larger, smaller = max((_lowest_ratio(found, i, j, factor), i, j) for i, j in pairs)
+    if lowest < DIFFERENT_NORMS:
+        return []
+    resolved = bool(found.norm_ratios.value[larger, smaller].isfinite())
+    ratio = ratio_range(found.norm_ratios, larger, smaller, unit=" ×") if resolved else f"> {number(lowest)} ×"
+    return [
+        Recommendation(
             "norms_differ",
             f"norms of expected gradients differ {ratio} ({found.tasks[larger]} over {found.tasks[smaller]}): tune "
             f"static weights, or balance the norms: {', '.join(METHODS_FOR_NORMS)}.",
         )
+    ]
 
 
-def row_norms_differ(found: DiagnosisResult) -> Iterator[Recommendation]:
-    """The pair whose typical norms of single rows differ most, unless `norms_differ` reports expected gradients."""
-    pairs = nonzero_pairs(found)
-    if not pairs or next(norms_differ(found), None) is not None:
-        return
-    differences, factor = found.row_norms.log_differences, bonferroni(len(pairs), found.batches)
-    lowest, larger, smaller = max(
-        (float((differences.value - factor * differences.half_width)[i, j].nan_to_num(nan=0.0)), i, j)
-        for pair in pairs
-        for i, j in (pair, pair[::-1])
+def _row_norms(found: DiagnosisResult, pairs: Sequence[Pair], factor: float) -> list[Recommendation]:
+    """The pair whose typical norms of single rows differ most."""
+    differences = found.row_norms.log_differences
+    lowest = (differences.value - factor * differences.half_width).nan_to_num(nan=0.0)
+    larger, smaller = max(pairs, key=lambda pair: float(lowest[pair]))
+    if float(lowest[larger, smaller]) < math.log(DIFFERENT_NORMS):
+        return []
+    value, low, high = (
+        math.exp(float(part[larger, smaller])) for part in (differences.value, differences.low, differences.high)
     )
-    if lowest >= math.log(DIFFERENT_NORMS):
-        value, low, high = (
-            math.exp(float(part[larger, smaller])) for part in (differences.value, differences.low, differences.high)
-        )
-        yield Recommendation(
+    return [
+        Recommendation(
             "row_norms_differ",
             f"norms of single rows differ {number(value)} × ({number(low)} to {number(high)}) ({found.tasks[larger]} "
             f"over {found.tasks[smaller]}), by geometric means: the plain step follows the longer rows. Tune static "
             f"weights, or balance the norms: {', '.join(METHODS_FOR_NORMS)}.",
         )
+    ]
 
 
 def heavy_tails(found: DiagnosisResult) -> Iterator[Recommendation]:

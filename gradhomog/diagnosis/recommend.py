@@ -5,7 +5,7 @@ from __future__ import annotations
 from gradhomog.diagnosis.conflict_rules import conflict, harm
 from gradhomog.diagnosis.input_rules import mistakes, summed_loss
 from gradhomog.diagnosis.noise_rules import noise, shared_noise
-from gradhomog.diagnosis.norm_rules import heavy_tails, norms_are_similar, norms_differ, row_norms_differ
+from gradhomog.diagnosis.norm_rules import heavy_tails, norms_are_similar, norms_differ
 from gradhomog.diagnosis.recommendation import Recommendation
 from gradhomog.diagnosis.result import DiagnosisResult
 
@@ -18,7 +18,7 @@ def recommend(found: DiagnosisResult) -> tuple[Recommendation, ...]:
     """
     if found.parallel:
         return (summed_loss(),)
-    rules = (mistakes, harm, conflict, norms_differ, row_norms_differ, heavy_tails, noise, shared_noise)
+    rules = (mistakes, harm, conflict, norms_differ, heavy_tails, noise, shared_noise)
     sentences = [sentence for rule in rules for sentence in rule(found)]
     codes = {sentence.code for sentence in sentences}
     if "no_conflict" in codes and not codes & {"row_norms_differ", "heavy_tails"} and norms_are_similar(found):
