@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from gradhomog.hooks import hookimpl
     from gradhomog.jacobian import Jacobian, as_jacobian, jacobian_of_rows
     from gradhomog.learners import Learner, learner
+    from gradhomog.outer_optimizer import warn_of_momentum
     from gradhomog.pipelines import Pipeline, pipeline
     from gradhomog.registry import PluginInfo, Registry, available
     from gradhomog.reports import Evaluation, StageReport, StepReport, TaskRow, TaskRows
@@ -94,6 +95,7 @@ _EXPORTS = {
     "hooks": ("hookimpl",),
     "jacobian": ("Jacobian", "as_jacobian", "jacobian_of_rows"),
     "learners": ("Learner", "learner"),
+    "outer_optimizer": ("warn_of_momentum",),
     "pipelines": ("Pipeline", "pipeline"),
     "registry": ("PluginInfo", "Registry", "available"),
     "reports": ("Evaluation", "StageReport", "StepReport", "TaskRow", "TaskRows"),
@@ -182,6 +184,7 @@ __all__ = [
     "pipeline",
     "safe_sqrt",
     "task_features",
+    "warn_of_momentum",
 ]
 
 

@@ -186,7 +186,7 @@ class Learner(ABC):
         check_holds_parameters(outer, named.values())
         batch = batch if isinstance(batch, TaskBatch) else TaskBatch.stack(batch)
         if self.homogenizers.stages.choosing:
-            warn_of_momentum(outer, self.homogenizers.stages.choosing)
+            warn_of_momentum(outer, self.homogenizers)
             batch = batch.select(self.homogenizers.choose(batch.keys))
         rows = self.rows(batch)
         result = self.homogenizers.homogenize(

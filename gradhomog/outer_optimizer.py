@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from gradhomog.errors import MomentumWarning, OptionError
-from gradhomog.stage_execution.member import Member
+from gradhomog.pipelines import Pipeline
 
 
 class OuterOptimizer(Protocol):
@@ -36,18 +36,26 @@ def check_holds_parameters(outer: OuterOptimizer, parameters: Iterable[Tensor]) 
         )
 
 
-def warn_of_momentum(outer: OuterOptimizer, choosing: Sequence[Member]) -> None:
-    """Warn if a PyTorch optimizer averages gradients, and a member that chooses tasks keeps averages of their rows."""
-    averaging = [member for member in choosing if getattr(member.homogenizer, "average", 1) != 0]
+def warn_of_momentum(outer: OuterOptimizer, pipe: Pipeline) -> None:
+    """Warn if a PyTorch optimizer averages directions, although a homogenizer such as `tracked` averages their rows.
+
+    Called by `learner.step` and by the adapters of frameworks; for custom loops, before training. The parameters of
+    other optimizers cannot be read.
+
+    Warns:
+        MomentumWarning: `momentum` or β₁ of a parameter group is not zero.
+
+    >>> import torch, gradhomog
+    >>> optimizer = torch.optim.Adam([torch.zeros(1, requires_grad=True)], betas=(0.0, 0.999))
+    >>> gradhomog.warn_of_momentum(optimizer, gradhomog.pipeline("tracked"))
+    """
+    averaging = [member for member in pipe.stages.choosing if getattr(member.homogenizer, "average", 1) != 0]
     if not averaging or not isinstance(outer, torch.optim.Optimizer):
         return
-    for group in outer.param_groups:
-        factor = group.get("momentum", group.get("betas", (0.0,))[0])
-        if factor:
-            warnings.warn(
-                f"{averaging[0].selector} averages rows over steps, and {type(outer).__name__} averages its direction "
-                f"again with the factor {factor:g}. Use betas=(0.0, ...), or momentum=0.",
-                MomentumWarning,
-                stacklevel=3,
-            )
-            return
+    if factor := max(group.get("momentum", group.get("betas", (0.0,))[0]) for group in outer.param_groups):
+        warnings.warn(
+            f"{averaging[0].selector} averages rows over steps, and {type(outer).__name__} averages its direction "
+            f"again with the factor {factor:g}. Use betas=(0.0, 0.999), or momentum=0.",
+            MomentumWarning,
+            stacklevel=3,
+        )

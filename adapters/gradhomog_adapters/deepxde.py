@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradhomog import Homogenization, OptionError, Pipeline
+from gradhomog import Homogenization, OptionError, Pipeline, warn_of_momentum
 from gradhomog_adapters._frameworks.check_pipeline import check_pipeline
-from gradhomog_adapters._frameworks.momentum import warn_of_momentum
 from gradhomog_adapters._frameworks.summed_loss import summed_loss
 
 try:
@@ -61,7 +60,7 @@ def homogenize(model: Any, pipe: Pipeline, *, names: Sequence[str] | None = None
             pipeline reads features or residuals; two `names` are equal. During training: the number of `names` differs
             from the number of losses; see also `gradhomog.backward`.
         NonfiniteError: during training, a loss or its gradient is not finite; the message names the loss. DeepXDE alone
-            would stop at its next display. With `nonfinite="drop"` in the pipeline, that loss is left out of the sum.
+            would stop at its next display. With `nonfinite="drop"` in the pipeline, that loss is omitted from the sum.
 
     Warns:
         MomentumWarning: the optimizer averages directions, although a homogenizer such as `tracked` averages rows.

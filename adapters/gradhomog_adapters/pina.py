@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradhomog import Homogenization, OptionError, Pipeline
+from gradhomog import Homogenization, OptionError, Pipeline, warn_of_momentum
 from gradhomog_adapters._frameworks.check_pipeline import check_pipeline
-from gradhomog_adapters._frameworks.momentum import warn_of_momentum
 from gradhomog_adapters._frameworks.summed_loss import summed_loss
 
 try:

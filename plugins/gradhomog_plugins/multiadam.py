@@ -71,7 +71,7 @@ class MultiAdam(Homogenizer):
     Physics-informed Neural Networks", arXiv 2306.02816, algorithm 1; β₁ = β₂ = 0.99 there.
 
     Deviations: (1) The factor s and β₁ = 0 by default, as described above. (2) No ε; the paper adds 1e-8 to √v̂. (3)
-    Each task is a group of its own. The paper has two groups, residuals and boundary conditions: add the losses of a
+    Each task is a separate group. The paper has two groups, residuals and boundary conditions: add the losses of a
     group to one loss. (4) t counts the steps of one task. (5) √v instead of v, because squares overflow float32 where
     rows do not. (6) Weight decay and amsgrad, which the code has as options, belong to the optimizer.
 

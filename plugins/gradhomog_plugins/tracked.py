@@ -73,9 +73,9 @@ class Tracked(Homogenizer):
             change. If a batch has several tasks of one domain, `"domain"` differentiates all of them, and uses their
             mean.
         dtype: of the kept rows: `"same"` (float32 for half precision) or `"bfloat16"`.
-        forget: > 0 steps. A task whose row is older is left out of the direction, with its average, until its next row.
-            At least the number of steps in which all tasks have their turn. By default the lag of ten tasks with
-            β = 0.9.
+        forget: > 0 steps. The average of a task whose row is older is removed, and the direction excludes the task
+            until its next row. At least the number of steps in which all tasks have their turn. By default the lag of
+            ten tasks with β = 0.9.
 
     Use it when a method with N backward passes helps but costs too much, and when rows are noisy: averages have less
     noise, and conflict that is only noise disappears. The averages lag behind the parameters, by about N/(1 − β) steps,
@@ -92,7 +92,7 @@ class Tracked(Homogenizer):
     this position. A task takes part from its first row on; before all tasks have one, the direction is that of the
     others. Further rows in a step, as in `Pipeline.combine`, are used. Zero rows, duplicates, opposite rows and single
     tasks are those of the other method. Properties such as `non_conflicting` hold for the averages, not for the rows.
-    If `every` > 1, the method must act by `mix`; weights are computed anew when a task appears or is left out. In
+    If `every` > 1, the method must act by `mix`; weights are computed anew when a task appears or is removed. In
     bfloat16 a row has a relative error of 2⁻⁹; changes of an entry below this are lost, so averages with β = 0.9 are
     off by up to 2 %.
 
