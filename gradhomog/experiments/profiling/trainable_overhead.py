@@ -5,7 +5,7 @@ Unlike `overhead`, which times `learner.step` alone and its memory, a step inclu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
 
 import torch
 
@@ -16,7 +16,6 @@ from gradhomog.experiments.profiling.table import Table, make_timing_rows
 from gradhomog.experiments.profiling.table_text import INTERVAL_NOTE
 from gradhomog.experiments.profiling.timing import Progress, Workload, interleave
 from gradhomog.experiments.results.plan import PLAIN, SINGLE, Run
-from gradhomog.experiments.training.trainable import Trainable
 from gradhomog.experiments.training.trainer import make_optimizer, make_trainable
 
 ROUNDS = 50
@@ -24,17 +23,6 @@ ROUNDS = 50
 
 WARM_UP = 1
 """The first step allocates the optimizer's state."""
-
-
-@dataclass(frozen=True)
-class _Stepper:
-    """A trainable with its optimizer."""
-
-    trainable: Trainable
-    optimizer: torch.optim.Optimizer
-
-    def __call__(self, index: int) -> object:
-        return self.trainable.step(index, self.optimizer, inspect=False)
 
 
 def trainable_overheads(
@@ -52,7 +40,8 @@ def trainable_overheads(
         if text != SINGLE:
             run = Run(learner, text, config.seed_list[0])
             trainable = make_trainable(config.for_run(learner, text, run.seed), run)
-            steppers[label] = _Stepper(trainable, make_optimizer(config, trainable))
+            optimizer = make_optimizer(config, trainable)
+            steppers[label] = functools.partial(trainable.step, optimizer=optimizer, inspect=False)
     with threads(config.threads):
         timings = interleave(
             steppers, lambda number: number, reference=PLAIN, rounds=ROUNDS, seconds=seconds,
