@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import gradhomog
 from gradhomog import Homogenization, OptionError, Pipeline, warn_of_momentum
 from gradhomog_adapters._frameworks.check_pipeline import check_pipeline
-from gradhomog_adapters._frameworks.summed_loss import summed_loss
 
 try:
     import deepxde
@@ -127,7 +127,9 @@ class TrainStep:
         def closure() -> Tensor:
             parameters = self._parameters()
             losses = self._losses(_without_gradient(inputs, parameters), targets, auxiliary_vars)
-            total = summed_loss(losses, self.pipe, parameters, self._receive) + _l1(model.net)
+            total = gradhomog.loss(
+                losses, self.pipe, parameters=parameters, reduction="sum", report=self._receive
+            ) + _l1(model.net)
             model.opt.zero_grad()
             total.backward()  # type: ignore[no-untyped-call]
             return total

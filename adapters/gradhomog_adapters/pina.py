@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import gradhomog
 from gradhomog import Homogenization, OptionError, Pipeline, warn_of_momentum
 from gradhomog_adapters._frameworks.check_pipeline import check_pipeline
-from gradhomog_adapters._frameworks.summed_loss import summed_loss
 
 try:
     from lightning.pytorch import Callback
@@ -141,11 +141,12 @@ class HomogenizedWeighting(BaseWeighting, Callback):  # type: ignore[misc]
         if not trainer.training or not self._first_order(trainer):
             return weighted_losses.sum()
         self._warn_at_the_start(trainer)
-        return summed_loss(
+        return gradhomog.loss(
             {name: losses.get(name) for name in self.solver.problem.conditions},
             self.pipe,
-            self._parameters(),
-            self._receive,
+            parameters=self._parameters(),
+            reduction="sum",
+            report=self._receive,
         )
 
     def _first_order(self, trainer: Any) -> bool:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gradhomog.autograd.apply import Heads, Level, Options
+from gradhomog.autograd.apply import Gradients, Heads, Level, Options
 from gradhomog.autograd.backward import (
     check_attached,
     check_discovered_parameters,
@@ -40,13 +40,15 @@ def loss(
     domains: Sequence[str] | None = None,
     targets: Tensor | None = None,
     residuals: Residuals | None = None,
+    reduction: Literal["mean", "sum"] = "mean",
     inspect: bool = False,
     report: Callable[[Homogenization], None] | None = None,
 ) -> Tensor:
     """Return the mean of the losses, as a scalar whose `backward()` writes the gradients of `gradhomog.backward`.
 
     θ.grad += f/N Σ_i (C J)_i  and  φ_i.grad += f ∂L_i/∂φ_i,  f the incoming gradient: 1 for `loss.backward()`, 1/k for
-    `(loss / k).backward()`, the scale for `scaler.scale(loss).backward()`.
+    `(loss / k).backward()`, the scale for `scaler.scale(loss).backward()`. For `reduction="sum"` the sum of the losses,
+    and θ.grad += f Σ_i (C J)_i.
 
     For trainers that call `loss.backward()` themselves. The gradients are returned through autograd, so hooks after
     accumulation (of data-parallel wrappers, of fused optimizers) run once; `Tensor.register_hook` runs on every task's
@@ -55,10 +57,13 @@ def loss(
     Args:
         losses, pipe, parameters, features, level, per, heads, domains, targets, residuals, inspect: as in
             `gradhomog.backward`.
+        reduction: `"mean"` or `"sum"`. The empty pipeline with `"sum"` computes the gradients of `sum(losses)`, which
+            most multi-task code differentiates: learning rate and weight decay can stay. N is the number of tasks in
+            the step or, if a homogenizer such as `tracked` keeps rows of earlier steps, of all present losses.
         report: called with the result of the step during `backward()`.
 
     Returns:
-        A scalar. If gradients are disabled (`torch.no_grad`, as in validation), the mean without a graph.
+        A scalar. If gradients are disabled (`torch.no_grad`, as in validation), the mean or sum without a graph.
 
     The step is taken in `backward()`, once: it updates the homogenizers, the call of `loss` does not. An incoming
     gradient above 1 is interpreted as the scale of a gradient scaler: on overflow, infinity is written, so that the
@@ -67,7 +72,8 @@ def loss(
     homogenizes their sum.
 
     Raises:
-        OptionError: as in `gradhomog.backward`. NonfiniteError, PluginRunError: from `backward()`; nothing was written.
+        OptionError: as in `gradhomog.backward`; from `backward()`: it was called twice, or with a negative gradient.
+        NonfiniteError, PluginRunError: from `backward()`; nothing was written.
 
     Cost: as `gradhomog.backward`.
 
@@ -81,12 +87,15 @@ def loss(
     (torch.Size([4, 3]), torch.Size([1, 4]))
     """
     check_options(pipe, features, level, per, heads)
+    if reduction not in ("mean", "sum"):
+        raise OptionError(f"`reduction` must be 'mean' or 'sum'; got {reduction!r}.")
+    reduce = torch.mean if reduction == "mean" else torch.sum
     if not torch.is_grad_enabled():
         entries = losses.values() if isinstance(losses, Mapping) else losses
         values = [entry.detach().reshape(()) for entry in entries if entry is not None]
         if not values:
             raise OptionError("`losses` must contain at least one loss that is not None; got none.")
-        return torch.stack(values).mean()
+        return reduce(torch.stack(values))
     check_attached(pipe)
     given = find_leaves(losses, parameters, features)
     loss_leaves = select_chosen(pipe, given, domains)
@@ -96,20 +105,22 @@ def loss(
     options = step_options(loss_leaves.tasks, features, domains, targets, level, per, heads, inspect, 1.0, False)
     options = replace(options, kernel_traces=residual_traces(residuals, loss_leaves, pipe))
     leaves = {id(leaf): leaf for unshared in loss_leaves.unshared_leaves for leaf in unshared}
-    step = _StepOnBackward(pipe, loss_leaves, options, report, [*loss_leaves.shared.values(), *leaves.values()])
-    value = torch.stack([entry.detach() for entry in given.tasks.losses]).mean()
-    result: Tensor = _HomogenizedMean.apply(step, value, *step.leaves)  # type: ignore[no-untyped-call]
+    summed = len(given.tasks.losses) if reduction == "sum" else None
+    step = _StepOnBackward(pipe, loss_leaves, options, report, summed, [*loss_leaves.shared.values(), *leaves.values()])
+    value = reduce(torch.stack([entry.detach() for entry in given.tasks.losses]))
+    result: Tensor = _HomogenizedLoss.apply(step, value, *step.leaves)  # type: ignore[no-untyped-call]
     return result
 
 
 class _StepOnBackward:
-    """The step that the backward pass of one `loss` takes."""
+    """The step that the backward pass of one `loss` takes; `summed`: the number of losses in a sum, None for a mean."""
 
     def __init__(
         self, pipe: Pipeline, loss_leaves: LossLeaves, options: Options,
-        report: Callable[[Homogenization], None] | None, leaves: Sequence[Tensor],
+        report: Callable[[Homogenization], None] | None, summed: int | None, leaves: Sequence[Tensor],
     ) -> None:  # fmt: skip
-        self._pipe, self._options, self._report, self.leaves = pipe, options, report, leaves
+        self._pipe, self._options, self._report, self._summed = pipe, options, report, summed
+        self.leaves = leaves
         self._loss_leaves: LossLeaves | None = loss_leaves
 
     def gradients(self, factor: float) -> list[Tensor | None]:
@@ -122,16 +133,30 @@ class _StepOnBackward:
         self._loss_leaves = None  # frees the graph of the losses
         self._options = replace(self._options, kernel_traces=None)
         found: dict[int, Tensor] = {}
-        for leaf, gradient in (*step.shared, *step.unshared):
+        # Not part of `factor`, because an incoming gradient above 1 is interpreted as that of a gradient scaler.
+        scale = self._scale_of_the_sum(step.result)
+        unshared = _times(scale, step.unshared) if self._options.heads == "weighted" else step.unshared
+        for leaf, gradient in (*_times(scale, step.shared), *unshared):
             found[id(leaf)] = found[id(leaf)] + gradient if id(leaf) in found else gradient
         if self._report is not None:
             self._report(step.result)
         step.commit()
         return [found.get(id(leaf)) for leaf in self.leaves]
 
+    def _scale_of_the_sum(self, result: Homogenization) -> int:
+        """Return the number of rows whose mean is the direction; 1 for a mean."""
+        if self._summed is None or not result.tasks:  # no tasks: infinite gradients, for a gradient scaler
+            return 1
+        # A homogenizer that chooses tasks returns the mean of the kept rows of all of them.
+        return self._summed if self._pipe.stages.choosing else len(result.tasks)
 
-class _HomogenizedMean(torch.autograd.Function):
-    """The mean of the losses as a function of the leaves that they depend on.
+
+def _times(scale: int, gradients: Gradients) -> Gradients:
+    return gradients if scale == 1 else [(leaf, scale * gradient) for leaf, gradient in gradients]
+
+
+class _HomogenizedLoss(torch.autograd.Function):
+    """The mean or sum of the losses as a function of the leaves that they depend on.
 
     The graph of the losses is not part of the graph of the result: the backward pass differentiates it separately, task
     by task, and returns one gradient per leaf.
@@ -146,6 +171,11 @@ class _HomogenizedMean(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         factor = float(grad)
+        if factor < 0:
+            raise OptionError(
+                "the result of gradhomog.loss must be minimized; its negative was differentiated. Homogenizers do not "
+                "support adversarial training, in which one player maximizes the losses."
+            )
         if factor == 0:
             return (None, None, *(torch.zeros_like(leaf) for leaf in ctx.step.leaves))
         with torch.enable_grad():

@@ -1,4 +1,4 @@
-"""`summed_loss`: the value and the scale are those of the sum, and the direction is that of the pipeline."""
+"""`gradhomog.loss(reduction="sum")`: value and scale are those of the sum, the direction is that of the pipeline."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 import gradhomog
 from gradhomog import Homogenization, NonfiniteError, OptionError, Pipeline
-from gradhomog_adapters._frameworks.check_pipeline import check_pipeline
-from gradhomog_adapters._frameworks.summed_loss import summed_loss
 
 
 def network() -> nn.Module:
@@ -27,7 +25,7 @@ def losses_of(net: nn.Module) -> dict[str, Tensor]:
 
 
 def summed(net: nn.Module, losses: Mapping[str, Tensor | None], pipe: Pipeline | str) -> Tensor:
-    return summed_loss(losses, gradhomog.pipeline(pipe), dict(net.named_parameters()), lambda result: None)
+    return gradhomog.loss(losses, gradhomog.pipeline(pipe), parameters=net, reduction="sum")
 
 
 def gradient(net: nn.Module) -> Tensor:
@@ -88,11 +86,25 @@ def test_averages_of_constant_rows_have_the_scale_of_all_losses(kept: int | str)
     torch.testing.assert_close(gradient(net), expected)
 
 
-def test_leaves_that_are_not_parameters_receive_no_gradient() -> None:
+def test_other_leaves_receive_the_gradient_of_the_sum() -> None:
     net = network()
     x = torch.ones(1, 2, dtype=torch.float64, requires_grad=True)
+    (expected,) = torch.autograd.grad(net(x).square().mean(0).sum(), [x])
     summed(net, dict(zip("abc", net(x).square().mean(0).unbind(), strict=True)), "upgrad").backward()
-    assert x.grad is None
+    torch.testing.assert_close(x.grad, expected)
+
+
+def test_weighted_heads_receive_the_gradient_of_the_weighted_sum() -> None:
+    net, heads = network(), nn.ModuleList(nn.Linear(3, 1).double() for _ in range(2))
+    losses = [head(net(torch.ones(1, 2).double())).square().sum() for head in heads]
+    pipe = gradhomog.pipeline("static(weights=[1, 3])")
+    gradhomog.loss(losses, pipe, parameters=net, reduction="sum", heads="weighted").backward()
+    expected = torch.autograd.grad(
+        sum(w * head(net(torch.ones(1, 2).double())).square().sum() for w, head in zip((0.5, 1.5), heads, strict=True)),
+        [*net.parameters(), *heads.parameters()],
+    )
+    found = [parameter.grad for parameter in (*net.parameters(), *heads.parameters())]
+    torch.testing.assert_close(found, list(expected))
 
 
 def test_without_gradients_it_is_the_plain_sum() -> None:
@@ -132,22 +144,6 @@ def test_an_adversary_that_maximizes_the_sum_is_refused() -> None:
 def test_the_result_of_the_step_is_reported() -> None:
     net, found = network(), list[Homogenization]()
     pipe = gradhomog.pipeline("upgrad")
-    summed_loss(losses_of(net), pipe, dict(net.named_parameters()), found.append).backward()
+    gradhomog.loss(losses_of(net), pipe, parameters=net, reduction="sum", report=found.append).backward()
     assert [result.tasks for result in found] == [(0, 1, 2)]
     assert pipe.steps == 1
-
-
-@pytest.mark.parametrize("text", ["rotograd", "rotate"])
-def test_homogenizers_that_read_features_are_refused_before_training(text: str) -> None:
-    with pytest.raises(OptionError, match=f"{text} reads features, which DeepXDE does not compute"):
-        check_pipeline(gradhomog.pipeline(text), "DeepXDE")
-
-
-def test_homogenizers_that_read_residuals_are_refused_before_training() -> None:
-    with pytest.raises(OptionError, match="ntk reads residuals, which PINA does not pass on"):
-        check_pipeline(gradhomog.pipeline("ntk"), "PINA")
-
-
-def test_a_pipeline_is_required() -> None:
-    with pytest.raises(OptionError, match="must be a pipeline"):
-        check_pipeline("pcgrad", "PINA")  # type: ignore[arg-type]
