@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         PluginError,
         PluginLoadError,
         PluginRunError,
+        RankError,
         UnknownPluginError,
     )
     from gradhomog.homogenization import Homogenization
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from gradhomog.learners import Learner, learner
     from gradhomog.outer_optimizer import warn_of_momentum
     from gradhomog.pipelines import Pipeline, pipeline
+    from gradhomog.ranks.ranks import Ranks
     from gradhomog.registry import PluginInfo, Registry, available
     from gradhomog.reports import Evaluation, StageReport, StepReport, TaskRow, TaskRows
     from gradhomog.solvers import (
@@ -88,6 +90,7 @@ _EXPORTS = {
         "PluginError",
         "PluginLoadError",
         "PluginRunError",
+        "RankError",
         "UnknownPluginError",
     ),
     "homogenization": ("Homogenization",),
@@ -97,6 +100,7 @@ _EXPORTS = {
     "learners": ("Learner", "learner"),
     "outer_optimizer": ("warn_of_momentum",),
     "pipelines": ("Pipeline", "pipeline"),
+    "ranks.ranks": ("Ranks",),
     "registry": ("PluginInfo", "Registry", "available"),
     "reports": ("Evaluation", "StageReport", "StepReport", "TaskRow", "TaskRows"),
     "square_root": ("safe_sqrt",),
@@ -146,6 +150,8 @@ __all__ = [
     "PluginInfo",
     "PluginLoadError",
     "PluginRunError",
+    "RankError",
+    "Ranks",
     "Registry",
     "Solution",
     "Split",

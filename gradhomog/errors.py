@@ -61,6 +61,10 @@ class NonfiniteError(GradhomogError, ArithmeticError):
     """A loss or a row contains NaN or infinity and the policy is `nonfinite="raise"`."""
 
 
+class RankError(GradhomogError, RuntimeError):
+    """Another rank of the process group raised an error, or has other tasks, parameters or states than this one."""
+
+
 class NotDifferentiableError(GradhomogError):
     """A pipeline with a homogenizer that is not differentiable was called with `create_graph=True`."""
 

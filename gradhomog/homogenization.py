@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from torch import Tensor
 
@@ -34,6 +35,8 @@ class Homogenization:
         stages: with `inspect`, one entry for each `mix` and `rows` stage, in order.
         measured: numbers that the homogenizers report about the step, by name.
         unconverged: names of the homogenizers whose solver did not converge.
+        exchanged: what ranks exchanged (see `Ranks`): `"rows"`, the step is that of one process with all rows;
+            `"directions"`, each rank homogenized its rows, and their directions were averaged, which is another method.
     """
 
     direction: Direction
@@ -43,6 +46,7 @@ class Homogenization:
     stages: Sequence[StageGramian] = ()
     measured: Mapping[str, Mapping[str, float | Sequence[float]]] = field(default_factory=dict)
     unconverged: tuple[str, ...] = ()
+    exchanged: Literal["nothing", "rows", "directions"] = "nothing"
 
     @property
     def norms(self) -> Tensor | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from gradhomog import expression
 from gradhomog.diagnosis import learner_rows
@@ -17,6 +18,8 @@ from gradhomog.diagnosis.result import DiagnosisResult
 from gradhomog.errors import ConfigError, DataError, OptionError, PluginLoadError, PluginRunError
 from gradhomog.outer_optimizer import OuterOptimizer, check_holds_parameters, warn_of_momentum
 from gradhomog.pipelines import Pipeline, pipeline
+from gradhomog.ranks.ranks import Ranks, resolve_ranks
+from gradhomog.ranks.step_rows import homogenize_across_ranks, rows_of_one_process
 from gradhomog.registry import Registry, installed
 from gradhomog.reports import Evaluation, StageReport, StepReport, TaskRow, TaskRows
 from gradhomog.scoring import Loss, accuracies, accuracy, default_loss, explain_head_errors
@@ -173,38 +176,39 @@ class Learner(ABC):
             list(map(torch.stack, feature_grads)),
         )  # fmt: skip
 
-    def step(self, batch: TaskBatch | Sequence[Task], outer: OuterOptimizer) -> StepReport:
+    def step(
+        self, batch: TaskBatch | Sequence[Task], outer: OuterOptimizer, group: Ranks | ProcessGroup | None = None
+    ) -> StepReport:
         """Take one meta-step: rows, homogenization, `.grad`, `outer.step()`.
 
         If a homogenizer such as `tracked` chooses tasks, only their rows are computed, and the report is about them. If
         a task, a homogenizer or the nonfinite policy raises, parameters and optimizer are unchanged.
 
+        In a process group of several ranks, `batch` contains the tasks of this rank, at least one, and `group` is the
+        group or `Ranks("tasks", group)`: every rank takes the step of one process with the tasks of all ranks.
+
         Raises:
-            OptionError: `outer` is a PyTorch optimizer that holds none of the learner's parameters.
+            OptionError: `outer` is a PyTorch optimizer that holds none of the learner's parameters; the process is one
+                of several ranks, and `group` is None.
+            RankError: another rank raised an error, or has another pipeline or number of steps.
         """
-        named = self.named_parameters()
+        named, ranks = self.named_parameters(), resolve_ranks(group, "tasks")
         check_holds_parameters(outer, named.values())
         batch = batch if isinstance(batch, TaskBatch) else TaskBatch.stack(batch)
         if self.homogenizers.stages.choosing:
             warn_of_momentum(outer, self.homogenizers)
             batch = batch.select(self.homogenizers.choose(batch.keys))
-        rows = self.rows(batch)
-        result = self.homogenizers.homogenize(
-            rows.jacobian,
-            rows.losses,
-            domains=batch.domains or None,
-            slots=batch.slots or None,
-            features=rows.features,
-            feature_grads=rows.feature_grads,
-            targets=batch.query_y,
-            inspect=True,
-        )
+        if ranks is None:
+            rows = rows_of_one_process(self.rows(batch), batch)
+            result = rows.homogenize(self.homogenizers)
+        else:
+            rows, result = homogenize_across_ranks(self.rows, batch, self.homogenizers, ranks)
         outer.zero_grad()
         for name, parameter in named.items():
             parameter.grad = result.direction[name]
         outer.step()
         self.on_step_end()
-        return StepReport.of(rows.losses, result, batch.domains, rows.accuracies)
+        return StepReport.of(rows.losses, result, tuple(rows.domains), rows.accuracies)
 
     def probe(self, batch: TaskBatch | Sequence[Task]) -> list[StageReport]:
         """Report the encoder's rows of one batch without homogenizers, with the first, with the first two, and so on.

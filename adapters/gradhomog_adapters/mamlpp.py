@@ -10,8 +10,9 @@ from typing import Any, Literal, Unpack, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
-from gradhomog import LearnerSpec, OptionError, StepReport, Task, TaskBatch, hookimpl
+from gradhomog import LearnerSpec, OptionError, Ranks, StepReport, Task, TaskBatch, hookimpl
 from gradhomog_adapters._inner_optimizer import Inner, make_inner_optimizer
 from gradhomog_adapters._mamlpp.multi_step import MetaStepSettings
 from gradhomog_adapters._mamlpp.running_statistics import RunningStatistics, statistics
@@ -222,13 +223,20 @@ class MAMLPP(MAML):
                 stack.enter_context(self._running.read(dict(self.extra_modules["statistics"].named_buffers())))
             yield
 
-    def step(self, batch: TaskBatch | Sequence[Task], outer: Any) -> StepReport:
+    def step(
+        self, batch: TaskBatch | Sequence[Task], outer: Any, group: Ranks | ProcessGroup | None = None
+    ) -> StepReport:
+        if self._keeps_statistics and (group if isinstance(group, Ranks) else Ranks("tasks", group)).size > 1:
+            raise OptionError(
+                "MAML++ with running statistics of batch normalization must be trained in one process, because every "
+                "rank would average other tasks. Use another `norm`."
+            )
         batch = batch if isinstance(batch, TaskBatch) else TaskBatch.stack(batch)
         with ExitStack() as stack:
             if self.anneal_steps:
                 stack.enter_context(anneal_rate(outer, self._done, self.anneal_steps, self.final_outer_lr))
             found = self._updated_statistics(batch) if self._keeps_statistics else {}
-            report = super().step(batch, outer)
+            report = super().step(batch, outer, group)
         for name, buffer in found.items():
             self.extra_modules["statistics"].get_buffer(name).copy_(buffer)
         return report

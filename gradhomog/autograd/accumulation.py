@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
+from gradhomog.autograd.across_ranks import check_ranks, compute_across_ranks
 from gradhomog.autograd.apply import Heads, Options, compute_step, write
-from gradhomog.autograd.backward import check_attached, check_options, pipeline_reads_features, scaler_factor
+from gradhomog.autograd.backward import pipeline_reads_features, scaler_factor
 from gradhomog.autograd.batch import Batch, Features, LossLeaves, differentiate, find_leaves
+from gradhomog.autograd.checks import check_attached, check_options
 from gradhomog.autograd.derivatives import Gradients, LossGraph, SummedDerivatives
 from gradhomog.autograd.groups import Per, group_names
 from gradhomog.autograd.inputs import Losses, Parameters, TaskLosses, shared_parameters
@@ -20,6 +23,8 @@ from gradhomog.autograd.select_losses import may_be_unused
 from gradhomog.errors import OptionError
 from gradhomog.homogenization import Homogenization
 from gradhomog.pipelines import Pipeline
+from gradhomog.ranks.collectives import Collectives, together
+from gradhomog.ranks.ranks import Ranks, resolve_ranks
 from gradhomog.task_key import slot_keys
 
 
@@ -38,10 +43,11 @@ class Accumulation:
 
     def __init__(
         self, pipe: Pipeline, parameters: Mapping[str, Tensor], scaler: torch.amp.GradScaler | None, heads: Heads,
-        per: Per, domains: Sequence[str] | None, inspect: bool,
+        per: Per, domains: Sequence[str] | None, inspect: bool, collectives: Collectives | None,
     ) -> None:  # fmt: skip
         self._pipe, self._shared, self._scaler = pipe, parameters, scaler
         self._heads, self._per, self._domains, self._inspect = heads, per, domains, inspect
+        self._collectives = collectives
         self._finished = False
         self._factor = 1.0
         self._tasks = 0
@@ -141,9 +147,17 @@ class Accumulation:
         features, grads = _concatenate_features(sums, 0), _concatenate_features(sums, 1)
         self._sums = {}
         batch = Batch(tasks, derivatives, unshared, features, grads)
-        domains = tasks.select_present(self._domains or self._labels, "domains")
+        names = self._domains or self._labels or ()
+        domains = tasks.select_present(names, "domains") if self._collectives is None else tuple(names)
         scaled = self._scaler is not None and self._scaler.is_enabled()
-        options = Options(domains, per=self._per, heads=self._heads, inspect=self._inspect, scaled=scaled)
+        options = Options(
+            domains, per=self._per, heads=self._heads, inspect=self._inspect, scaled=scaled,
+            collectives=self._collectives,
+        )  # fmt: skip
+        if self._collectives is not None:
+            check_ranks(self._collectives.ranks, self._pipe, options, create_graph=False)
+            self._step = write(compute_across_ranks(self._pipe, batch, options, self._collectives), self._heads)
+            return
         unused = may_be_unused(self._pipe, self._use_shared)
         jacobian = LazyJacobian(derivatives, eager=True, may_be_unused=unused)
         self._step = write(compute_step(self._pipe, batch, jacobian, options), self._heads)
@@ -159,6 +173,7 @@ def accumulated(
     domains: Sequence[str] | None = None,
     scaler: torch.amp.GradScaler | None = None,
     inspect: bool = False,
+    group: Ranks | ProcessGroup | None = None,
 ) -> Iterator[Accumulation]:
     """One homogenized step from several batches: row_i = Σ_b ∂L_i,b/∂θ over the batches that are added in the block.
 
@@ -185,9 +200,12 @@ def accumulated(
     check_options(pipe, heads=heads, per=per, features_follow=True)
     shared = shared_parameters(parameters)
     group_names(list(shared), per)
-    several = Accumulation(pipe, shared, scaler, heads, per, domains, inspect)
-    yield several
-    several.finish()
+    ranks = resolve_ranks(group, "batch")
+    collectives = None if ranks is None else Collectives(ranks)
+    several = Accumulation(pipe, shared, scaler, heads, per, domains, inspect, collectives)
+    with together(collectives):
+        yield several
+        several.finish()
 
 
 def _describe(tasks: TaskLosses) -> str:

@@ -17,6 +17,7 @@ from gradhomog.errors import NonfiniteError
 from gradhomog.homogenization import Homogenization, PendingStep
 from gradhomog.jacobian import DenseJacobian, Direction, Jacobian, all_finite
 from gradhomog.pipelines import Pipeline
+from gradhomog.ranks.collectives import Collectives
 from gradhomog.stage_execution.nonfinite import drop_nonfinite, require_finite_inputs
 from gradhomog.stage_execution.step_inputs import StepInputs, select_traces
 from gradhomog.step import KernelTraces
@@ -33,9 +34,11 @@ class Options:
     """The options of `gradhomog.backward` that concern the step.
 
     Attributes:
+        domains: one for each present task, or none; across ranks for each task.
         factor: factor of all gradients, from a gradient scaler or an incoming gradient.
         kernel_traces: computes the traces of the residuals' tangent kernels; None if no homogenizer reads them.
         scaled: True with a gradient scaler. On overflow infinity is then written, so that the scaler skips the step.
+        collectives: exchange rows with other ranks; None for one process.
     """
 
     domains: tuple[str, ...] = ()
@@ -47,6 +50,7 @@ class Options:
     factor: float = 1.0
     scaled: bool = False
     kernel_traces: KernelTraces | None = None
+    collectives: Collectives | None = None
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ def compute_step(pipe: Pipeline, batch: Batch, jacobian: Jacobian, options: Opti
     except NonfiniteError:
         if not options.scaled:
             raise
-        return _infinite_step(batch)
+        return infinite_step(batch)
     shared = [
         (graph.shared[name], gradient if graph.factor == 1 else graph.factor * gradient)
         for name, gradient in direction.items()
@@ -200,7 +204,7 @@ def _head_gradients(batch: Batch, result: Homogenization, heads: Heads) -> Itera
                 yield leaf, gradient if heads == "own" else factors[slot] * gradient
 
 
-def _infinite_step(batch: Batch) -> ComputedStep:
+def infinite_step(batch: Batch) -> ComputedStep:
     """Return a step with infinite gradients: the gradient scaler skips it and lowers its scale. No state changes."""
     shared = batch.derivatives.graph.shared
     direction = {name: torch.full_like(parameter, torch.inf, requires_grad=False) for name, parameter in shared.items()}

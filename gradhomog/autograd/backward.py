@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
+from gradhomog.autograd.across_ranks import check_ranks, compute_across_ranks
 from gradhomog.autograd.apply import (
     ComputedStep,
     Heads,
@@ -18,16 +20,18 @@ from gradhomog.autograd.apply import (
     write,
 )
 from gradhomog.autograd.batch import Features, LossLeaves, differentiate, find_leaves
+from gradhomog.autograd.checks import check_attached, check_discovered_parameters, check_options, check_same_domains
 from gradhomog.autograd.derivatives import FeatureDerivatives
 from gradhomog.autograd.groups import Per, group_names
-from gradhomog.autograd.inputs import Losses, Parameters, TaskLosses, require_one_process
+from gradhomog.autograd.inputs import Losses, Parameters, TaskLosses
 from gradhomog.autograd.kernel_traces import Residuals, residual_traces
 from gradhomog.autograd.lazy import LazyJacobian
 from gradhomog.autograd.select_losses import may_be_unused, select_chosen
 from gradhomog.autograd.task_features import TaskFeatures
-from gradhomog.errors import OptionError
 from gradhomog.homogenization import Homogenization
 from gradhomog.pipelines import Pipeline
+from gradhomog.ranks.collectives import Collectives, together
+from gradhomog.ranks.ranks import Ranks, resolve_ranks
 
 
 def backward(
@@ -47,6 +51,7 @@ def backward(
     retain_graph: bool = False,
     chunks: int = 1,
     inspect: bool = False,
+    group: Ranks | ProcessGroup | None = None,
 ) -> Homogenization:
     """Accumulate homogenized gradients of several losses in `.grad`; replaces `sum(losses).backward()`.
 
@@ -86,6 +91,8 @@ def backward(
             products require up to `chunks` times as many passes, the direction one more. No effect if homogenizers
             read rows, with `per`, with `nonfinite="drop"`, or if losses share a head.
         inspect: compute the Gramian for the result even if no homogenizer reads it.
+        group: in a process group of several ranks how the rows are distributed; a plain group is `Ranks("batch",
+            group)`. `parameters` is then required. Without a process group it has no effect.
 
     Returns:
         The result of the step: direction by name (the only output for tensors that are not leaves), weights, Gramian,
@@ -99,7 +106,8 @@ def backward(
         OptionError: a loss is not a scalar; no loss has a graph; no parameter is shared; a loss depends on shared
             parameters other than through the features; an option is invalid for the pipeline; a homogenizer
             that acts in the encoder, such as `isi`, is not attached to it (see `Pipeline.attached`); the process is one
-            of several ranks.
+            of several ranks, and `group` is None.
+        RankError: another rank raised an error, or has other tasks, parameters or states.
         NonfiniteError, NotDifferentiableError, PluginRunError: as in `Pipeline.combine`; nothing was written.
 
     Cost: N backward passes; the graph is freed with the last. One pass in total if no homogenizer reads norms, inner
@@ -116,30 +124,38 @@ def backward(
     >>> step.cosines.shape, encoder.weight.grad.shape, heads[0].weight.grad.shape
     (torch.Size([2, 2]), torch.Size([4, 3]), torch.Size([1, 4]))
     """
-    check_options(pipe, features, level, per, heads, chunks, create_graph)
-    check_attached(pipe)
-    factor = scaler_factor(scaler, losses)
-    loss_leaves = select_chosen(pipe, find_leaves(losses, parameters, features), domains)
-    if parameters is None:
-        check_discovered_parameters(pipe, per)
-    scaled = scaler is not None and scaler.is_enabled()
-    options = step_options(loss_leaves.tasks, features, domains, targets, level, per, heads, inspect, factor, scaled)
-    options = replace(options, kernel_traces=residual_traces(residuals, loss_leaves, pipe))
-    step = compute(pipe, loss_leaves, options, create_graph=create_graph, retain_graph=retain_graph, chunks=chunks)
+    ranks = resolve_ranks(group, "batch")
+    collectives = None if ranks is None else Collectives(ranks)
+    with together(collectives):
+        check_options(pipe, features, level, per, heads, chunks, create_graph)
+        check_attached(pipe)
+        factor = scaler_factor(scaler, losses)
+        loss_leaves = select_chosen(pipe, find_leaves(losses, parameters, features), domains)
+        if parameters is None:
+            check_discovered_parameters(pipe, per, collectives)
+        scaled = scaler is not None and scaler.is_enabled()
+        options = step_options(
+            loss_leaves.tasks, features, domains, targets, level, per, heads, inspect, factor, scaled, collectives
+        )
+        options = replace(options, kernel_traces=residual_traces(residuals, loss_leaves, pipe))
+        step = compute(pipe, loss_leaves, options, create_graph=create_graph, retain_graph=retain_graph, chunks=chunks)
     return write(step, heads)
 
 
 def step_options(
     tasks: TaskLosses, features: Features | None, domains: Sequence[str] | None, targets: Tensor | None, level: Level,
-    per: Per, heads: Heads, inspect: bool, factor: float, scaled: bool,
+    per: Per, heads: Heads, inspect: bool, factor: float, scaled: bool, collectives: Collectives | None,
 ) -> Options:  # fmt: skip
     """Return the options of a step for the present tasks; `scaled`: a gradient scaler handles infinity."""
     if isinstance(features, TaskFeatures):
-        _check_same_domains(features.domains, tuple(domains or tasks.names or ()))
-    present = tasks.select_present(domains or tasks.names, "domains")
+        check_same_domains(features.domains, tuple(domains or tasks.names or ()))
+    names = domains or tasks.names
+    present = tasks.select_present(names, "domains")
+    if collectives is not None and names:
+        present = tuple(names)
     if targets is not None and len(targets) == tasks.tasks > len(tasks.slots):
         targets = targets[list(tasks.slots)]
-    return Options(present, targets, level, per, heads, inspect, factor, scaled)
+    return Options(present, targets, level, per, heads, inspect, factor, scaled, collectives=collectives)
 
 
 def compute(
@@ -154,6 +170,9 @@ def compute(
         retain_graph=retain_graph or options.kernel_traces is not None,  # homogenizers may read traces after the rows
         through_features=reads_features or options.level == "features", return_features=reads_features,
     )  # fmt: skip
+    if options.collectives is not None:
+        check_ranks(options.collectives.ranks, pipe, options, create_graph)
+        return compute_across_ranks(pipe, batch, options, options.collectives)
     if options.level == "features":
         assert isinstance(batch.derivatives, FeatureDerivatives)  # by `through_features`
         return compute_step(pipe, batch, feature_jacobian(batch.derivatives), options)
@@ -173,102 +192,6 @@ def pipeline_reads_features(pipe: Pipeline) -> bool:
     """True if a homogenizer declares that it reads features, or transforms them and declares nothing."""
     reading = [member for member in pipe.members if "features" in member.needs]
     return any(member.declares_needs or member.homogenizer.overrides("transform") for member in reading)
-
-
-def check_options(
-    pipe: Pipeline, features: Features | None = None, level: Level = "parameters", per: Per = "model",
-    heads: Heads = "own", chunks: int = 1, create_graph: bool = False, features_follow: bool = False,
-) -> None:  # fmt: skip
-    """Raise for invalid options, and for options without effect or in contradiction.
-
-    `features_follow`: features are passed later, with each batch.
-
-    Raises:
-        OptionError: the message names the option.
-    """
-    require_one_process()
-    if not isinstance(pipe, Pipeline):
-        raise OptionError(
-            f"`pipe` must be a pipeline; got {pipe!r}. Create it once before the loop: "
-            "pipe = gradhomog.pipeline('pcgrad')."
-        )
-    if level not in ("parameters", "features"):
-        raise OptionError(f"`level` must be 'parameters' or 'features'; got {level!r}.")
-    if type(chunks) is not int or chunks < 1:
-        raise OptionError(f"`chunks` must be an integer >= 1; got {chunks!r}.")
-    if heads not in ("own", "weighted"):
-        raise OptionError(f"`heads` must be 'own' or 'weighted'; got {heads!r}.")
-    if level == "features" and per != "model":
-        raise OptionError(
-            f"`per` groups parameters, so it must be 'model' if level='features'; got per={per!r}. Remove `per` or "
-            "`level`."
-        )
-    if level == "features" and pipe.stages.choosing:
-        raise OptionError(
-            f"{pipe.stages.choosing[0].selector} keeps rows from step to step, but gradients w.r.t. features belong to "
-            "the examples of one batch. Use level='parameters'."
-        )
-    if heads == "weighted" and create_graph:
-        raise OptionError("heads='weighted' cannot keep a graph; use heads='own' with create_graph=True.")
-    replacing = [member.selector for member in pipe.members if member.stage == "rows"]
-    if heads == "weighted" and (replacing or per != "model"):
-        reason = f"{' and '.join(replacing)} replaces rows" if replacing else f"per={per!r} has weights per group"
-        raise OptionError(
-            "heads='weighted' requires a direction that is a weighted mean of the tasks' gradients, but "
-            f"{reason}. Use heads='own'."
-        )
-    if features_follow:
-        return
-    reading = [m.selector for m in pipe.members if m.declares_needs and "features" in m.needs]
-    if features is None and (level == "features" or reading):
-        reason = f"{' and '.join(reading)} reads features" if reading else "level='features' requires features"
-        raise OptionError(f"{reason}: pass the output of the shared part of the model as `features`.")
-    transforms = [member.selector for member in pipe.members if member.homogenizer.overrides("transform")]
-    if transforms and not isinstance(features, TaskFeatures):
-        verb = "transform" if len(transforms) > 1 else "transforms"
-        raise OptionError(
-            f"{' and '.join(transforms)} {verb} the input of the heads. Create it by "
-            "views = gradhomog.task_features(z, pipe, tasks=N), pass views[i] to head i, and pass features=views here."
-        )
-
-
-def check_attached(pipe: Pipeline) -> None:
-    """Raise if a homogenizer acts in the encoder but is not attached: the step would be computed without it.
-
-    Raises:
-        OptionError: the message names the homogenizer.
-    """
-    attaching = [str(member.selector) for member in pipe.stages.attaching]
-    if attaching and not pipe.is_attached:
-        raise OptionError(
-            f"{' and '.join(attaching)} must be attached to the encoder, in whose forward pass it acts. "
-            "Compute the losses and take the step within `with pipe.attached(encoder):`, or use a learner or "
-            "`meta_step(..., encoder=encoder)`."
-        )
-
-
-def check_discovered_parameters(pipe: Pipeline, per: Per) -> None:
-    """Raise for state by parameter name without `parameters`: discovered names depend on the order of the losses.
-
-    Raises:
-        OptionError: a homogenizer keeps rows, or `per` keeps a state per group.
-    """
-    keeping = [
-        m.selector for m in pipe.members
-        if m.spec is not None and "stateful" in m.spec.traits and m.declares_needs and "jacobian" in m.needs
-    ]  # fmt: skip
-    if per != "model" or keeping:
-        reason = f"{' and '.join(keeping)} keeps rows" if keeping else "`per` keeps a state"
-        raise OptionError(f"{reason} by the parameters' names. Pass the shared module as `parameters`.")
-
-
-def _check_same_domains(views: tuple[str, ...], domains: tuple[str, ...]) -> None:
-    if views != domains:
-        raise OptionError(
-            "the views in `features` must have the same domains as the losses: "
-            f"{list(domains) or 'domains without names'}; got {list(views) or 'domains without names'}. "
-            "Pass domains=[...] to task_features in the order of the losses."
-        )
 
 
 def scaler_factor(scaler: torch.amp.GradScaler | None, losses: Losses) -> float:

@@ -157,18 +157,3 @@ def feature_tensors(features: Tensor | Sequence[Tensor]) -> list[Tensor]:
                 "Omit `features` if the shared part is frozen."
             )
     return list({id(tensor): tensor for tensor in tensors}.values())
-
-
-def require_one_process() -> None:
-    """Raise in a process group of several ranks: their homogenizers would diverge.
-
-    Raises:
-        OptionError: the message contains the number of ranks.
-    """
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-        raise OptionError(
-            f"gradients are homogenized within one process, but this process is one of {distributed.get_world_size()} "
-            "ranks. Every rank would compute another direction, and the replicas would diverge. Nothing was written. "
-            "Train on one rank; steps across ranks are not supported yet."
-        )

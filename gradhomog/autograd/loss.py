@@ -9,16 +9,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.distributed import ProcessGroup
 
 from gradhomog.autograd.apply import Gradients, Heads, Level, Options
-from gradhomog.autograd.backward import (
-    check_attached,
-    check_discovered_parameters,
-    check_options,
-    compute,
-    step_options,
-)
+from gradhomog.autograd.backward import compute, step_options
 from gradhomog.autograd.batch import Features, LossLeaves, find_leaves
+from gradhomog.autograd.checks import check_attached, check_discovered_parameters, check_options
 from gradhomog.autograd.groups import Per
 from gradhomog.autograd.inputs import Losses, Parameters
 from gradhomog.autograd.kernel_traces import Residuals, residual_traces
@@ -26,6 +22,8 @@ from gradhomog.autograd.select_losses import select_chosen
 from gradhomog.errors import OptionError
 from gradhomog.homogenization import Homogenization
 from gradhomog.pipelines import Pipeline
+from gradhomog.ranks.collectives import Collectives, together
+from gradhomog.ranks.ranks import Ranks, resolve_ranks
 
 
 def loss(
@@ -43,6 +41,7 @@ def loss(
     reduction: Literal["mean", "sum"] = "mean",
     inspect: bool = False,
     report: Callable[[Homogenization], None] | None = None,
+    group: Ranks | ProcessGroup | None = None,
 ) -> Tensor:
     """Return the mean of the losses, as a scalar whose `backward()` writes the gradients of `gradhomog.backward`.
 
@@ -61,6 +60,9 @@ def loss(
             most multi-task code differentiates: learning rate and weight decay can stay. N is the number of tasks in
             the step or, if a homogenizer such as `tracked` keeps rows of earlier steps, of all present losses.
         report: called with the result of the step during `backward()`.
+        group: as in `gradhomog.backward`; the value is the mean or sum of this rank's losses. Ranks exchange rows in
+            `backward()`. In a model wrapped by `DistributedDataParallel` the gradients, which are then equal on all
+            ranks, are averaged once more, unless its forward pass runs in `model.no_sync()`.
 
     Returns:
         A scalar. If gradients are disabled (`torch.no_grad`, as in validation), the mean or sum without a graph.
@@ -96,14 +98,18 @@ def loss(
         if not values:
             raise OptionError("`losses` must contain at least one loss that is not None; got none.")
         return reduce(torch.stack(values))
-    check_attached(pipe)
-    given = find_leaves(losses, parameters, features)
-    loss_leaves = select_chosen(pipe, given, domains)
-    if parameters is None:
-        check_discovered_parameters(pipe, per)
-
-    options = step_options(loss_leaves.tasks, features, domains, targets, level, per, heads, inspect, 1.0, False)
-    options = replace(options, kernel_traces=residual_traces(residuals, loss_leaves, pipe))
+    ranks = resolve_ranks(group, "batch")
+    collectives = None if ranks is None else Collectives(ranks)
+    with together(collectives):
+        check_attached(pipe)
+        given = find_leaves(losses, parameters, features)
+        loss_leaves = select_chosen(pipe, given, domains)
+        if parameters is None:
+            check_discovered_parameters(pipe, per, collectives)
+        options = step_options(
+            loss_leaves.tasks, features, domains, targets, level, per, heads, inspect, 1.0, False, collectives
+        )
+        options = replace(options, kernel_traces=residual_traces(residuals, loss_leaves, pipe))
     leaves = {id(leaf): leaf for unshared in loss_leaves.unshared_leaves for leaf in unshared}
     summed = len(given.tasks.losses) if reduction == "sum" else None
     step = _StepOnBackward(pipe, loss_leaves, options, report, summed, [*loss_leaves.shared.values(), *leaves.values()])
@@ -129,7 +135,8 @@ class _StepOnBackward:
             raise OptionError(
                 "backward() of gradhomog.loss must be called once; it was called twice. Call gradhomog.loss again."
             )
-        step = compute(self._pipe, self._loss_leaves, replace(self._options, factor=factor, scaled=factor > 1))
+        with together(self._options.collectives):
+            step = compute(self._pipe, self._loss_leaves, replace(self._options, factor=factor, scaled=factor > 1))
         self._loss_leaves = None  # frees the graph of the losses
         self._options = replace(self._options, kernel_traces=None)
         found: dict[int, Tensor] = {}

@@ -1,0 +1,1 @@
+"""Homogenize rows that are distributed over the ranks of a process group."""

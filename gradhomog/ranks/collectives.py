@@ -1,0 +1,113 @@
+"""The collective operations of a step, and the agreement that keeps ranks from waiting for one that raised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gradhomog.errors import RankError
+from gradhomog.ranks.ranks import Ranks
+
+# PyTorch 2.13 renames two collectives and deprecates the names before.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class Collectives:
+    """The collective operations of one step: those on vectors, and one agreement before rows are exchanged."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks, self.group = ranks, ranks.group
+        self.size: int = dist.get_world_size(self.group)
+        self.rank: int = dist.get_rank(self.group)
+        self._agreed = False
+        cuda = "nccl" in str(dist.get_backend(self.group))
+        self._device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+
+    @contextmanager
+    def raise_together(self) -> Iterator[None]:
+        """If this rank raises within the block before it calls `agree`, the other ranks raise in `agree`."""
+        try:
+            yield
+        except Exception:
+            if not self._agreed:
+                self._gather_header(0, 0)
+            raise
+
+    def agree(self, count: int, signature: int) -> list[int]:
+        """Exchange the number of tasks on each rank; return all of them.
+
+        Args:
+            count: the number of tasks on this rank.
+            signature: an integer below 2⁶³ that must be the same on all ranks.
+
+        Raises:
+            RankError: another rank raised an error, or has another signature. Raised on all ranks.
+        """
+        headers = self._gather_header(1 + count, signature)
+        self._agreed = True
+        failed = [rank for rank, (status, _) in enumerate(headers) if status == 0]
+        if failed:
+            raise RankError(
+                f"rank {failed[0]} raised an error before the exchange of rows; see its message. Nothing was changed."
+            )
+        differing = [rank for rank, header in enumerate(headers) if header[1] != headers[0][1]]
+        if differing:
+            raise RankError(
+                "all ranks must have the same parameters, pipeline and number of steps and, if the batch is "
+                f"distributed, the same tasks and heads; rank {differing[0]} differs from rank 0. Create model, "
+                "pipeline and losses in the same order on every rank, and load the same checkpoint. Nothing was "
+                "changed."
+            )
+        return [status - 1 for status, _ in headers]
+
+    def _gather_header(self, status: int, signature: int) -> list[tuple[int, int]]:
+        header = torch.tensor([status, signature], dtype=torch.int64, device=self._device)
+        return [(first, second) for first, second in self.all_gather(header).view(-1, 2).tolist()]
+
+    # -- operations on vectors ---------------------------------------------------------------------------------------
+
+    def all_gather(self, value: Tensor) -> Tensor:
+        """Return the ranks' vectors, which have the same size, one after the other."""
+        found = value.new_empty(self.size * value.numel())
+        _all_gather(found, value.contiguous().view(-1), group=self.group)
+        return found
+
+    def all_gather_numbers(self, numbers: Sequence[float]) -> Tensor:
+        """Return the numbers of each rank, float64 `[ranks, numbers]` on the CPU."""
+        found = self.all_gather(torch.tensor(numbers, dtype=torch.float64, device=self._device))
+        return found.view(self.size, -1).cpu()
+
+    def sum(self, value: Tensor) -> Tensor:
+        """Return the sum over the ranks; every rank receives the same bits."""
+        total = value.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=self.group)
+        return total
+
+    def reduce_scatter(self, value: Tensor) -> Tensor:
+        """Return this rank's part of the sum of the ranks' vectors, which is split into K equal parts."""
+        found = value.new_empty(value.numel() // self.size)
+        _reduce_scatter(found, value, group=self.group)
+        return found
+
+    def all_to_all(self, value: Tensor, sizes: Sequence[int]) -> Tensor:
+        """Send the r-th of K equal parts of a vector to rank r; return the parts received, `sizes[r]` from rank r."""
+        found = value.new_empty(sum(sizes))
+        sent = [value.numel() // self.size] * self.size
+        dist.all_to_all_single(found, value, list(sizes), sent, group=self.group)
+        return found
+
+    def all_gather_names(self, names: Sequence[str]) -> list[str]:
+        """Return the names of all ranks, one rank after the other."""
+        found: list[Sequence[str]] = [()] * self.size
+        dist.all_gather_object(found, tuple(names), group=self.group)
+        return [name for part in found for name in part]
+
+
+def together(collectives: Collectives | None) -> AbstractContextManager[None]:
+    """Return `collectives.raise_together()`, or a context without effect for one rank."""
+    return nullcontext() if collectives is None else collectives.raise_together()

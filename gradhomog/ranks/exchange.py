@@ -1,0 +1,56 @@
+"""Send the rows of each rank to the ranks that store their columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from gradhomog.jacobian import Direction
+from gradhomog.ranks.collectives import Collectives
+from gradhomog.ranks.sharded import ShardedJacobian
+from gradhomog.ranks.shards import Shards
+
+Row = Callable[[int], Direction]
+"""Returns one row of this rank, by parameter name."""
+
+
+def collect_tasks(row: Row, counts: Sequence[int], shards: Shards, collectives: Collectives) -> ShardedJacobian:
+    """Return the rows of all ranks, in the order of the ranks.
+
+    Args:
+        row: called with 0, …, n − 1 for the n tasks of this rank.
+        counts: the number of tasks of each rank.
+
+    Cost: each rank sends n rows less its own part; memory: a copy of its rows, and N rows over K.
+    """
+    rows = [row(task) for task in range(counts[collectives.rank])]
+    columns = []
+    for shard in shards.shards:
+        flat = torch.stack([shards.flatten(shard, one) for one in rows])
+        sent = flat.view(len(rows), collectives.size, shard.width).transpose(0, 1).reshape(-1)
+        received = collectives.all_to_all(sent, [count * shard.width for count in counts])
+        columns.append(received.view(sum(counts), shard.width))
+    return ShardedJacobian(columns, shards, collectives)
+
+
+def sum_batches(
+    rows: Sequence[tuple[Direction, float] | None], shards: Shards, collectives: Collectives
+) -> ShardedJacobian:
+    """Return the rows Σ_r w_ri J_ri, from the row and the weight of each task on this rank; None for a zero row.
+
+    Cost: each rank sends N rows less its own parts; memory: one row, and N rows over K.
+    """
+    columns = []
+    for shard in shards.shards:
+        parts: list[Tensor] = []
+        for entry in rows:
+            if entry is None:
+                like = shards.like[shard.names[0]]
+                flat = like.new_zeros(shards.ranks * shard.width, requires_grad=False)
+            else:
+                flat = shards.flatten(shard, entry[0]).mul_(entry[1])
+            parts.append(collectives.reduce_scatter(flat))
+        columns.append(torch.stack(parts))
+    return ShardedJacobian(columns, shards, collectives)

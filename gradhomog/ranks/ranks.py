@@ -1,0 +1,115 @@
+"""`Ranks`: the distribution of the tasks or the examples of a step over the ranks of a process group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch.distributed as dist
+
+from gradhomog.errors import OptionError
+from gradhomog.pipelines import Pipeline
+from gradhomog.stage_execution.member import Member
+
+Over = Literal["batch", "tasks"]
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The distribution of the rows of one step over the ranks of a process group.
+
+    `"batch"`: every rank has all N tasks on its part of the batch, J_i = Σ_r w_ri J_ri with w_ri = e_ri / Σ_s e_si and
+    e_ri examples of task i on rank r. `"tasks"`: every rank has some of the N tasks, and J consists of the rows of all
+    ranks in the order of the ranks. The step is that of one process with all rows, up to rounding, and is the same on
+    every rank.
+
+    Args:
+        over: `"batch"`, as in data-parallel training of one model with several losses; `"tasks"`, as in meta-learning.
+        group: the process group; None for the default group.
+        examples: for `over="batch"`: the number of examples on this rank, or one number per task. With numbers, losses
+            that are means over unequal parts are averaged as in one process. By default all ranks count equally. A task
+            that is absent on this rank counts 0.
+        local: homogenize the rows of each rank, and average the directions over the ranks. This is another method, at
+            the traffic of plain data parallelism: homogenizers receive the gradients of a part of the batch, and have a
+            different state on each rank.
+        gather: allow homogenizers that read rows (such as `graddrop`, `trimmed_mean`, `tracked`): every rank then
+            receives all rows.
+
+    Each of K ranks stores the part [N, params/K] of the rows, and computes this part of the direction. Bytes sent by
+    each rank for P bytes of parameters: `"batch"` (N+1) P (K−1)/K, `"tasks"` with n tasks per rank (n+1) P (K−1)/K;
+    plain data parallelism sends 2 P (K−1)/K. Norms and Gramians are summed over the ranks in float64.
+
+    Raises:
+        OptionError: an option is invalid.
+
+    >>> Ranks("batch", examples=16)
+    Ranks(over='batch', group=None, examples=16, local=False, gather=False)
+    """
+
+    over: Over = "batch"
+    group: dist.ProcessGroup | None = None
+    examples: float | Sequence[float] | None = None
+    local: bool = False
+    gather: bool = False
+
+    def __post_init__(self) -> None:
+        if self.over not in ("batch", "tasks"):
+            raise OptionError(f"`over` must be 'batch' or 'tasks'; got {self.over!r}.")
+        if self.examples is not None and self.over == "tasks":
+            raise OptionError("`examples` is for over='batch'; with over='tasks' every task is on one rank. Omit it.")
+        numbers = [self.examples] if isinstance(self.examples, int | float) else list(self.examples or [])
+        if any(not isinstance(number, int | float) or not 0 <= number < float("inf") for number in numbers):
+            raise OptionError(f"`examples` must be finite numbers ≥ 0; got {self.examples!r}.")
+        if self.local and (self.gather or self.examples is not None):
+            raise OptionError("`local` averages directions: `gather` and `examples` have no effect. Omit them.")
+
+    @property
+    def size(self) -> int:
+        """K, the number of ranks; 1 without an initialized process group."""
+        return dist.get_world_size(self.group) if dist.is_available() and dist.is_initialized() else 1
+
+    def check_pipeline(self, pipe: Pipeline) -> None:
+        """Raise unless the pipeline can act on distributed rows.
+
+        Raises:
+            OptionError: the message names the homogenizer.
+        """
+        if self.local:
+            return
+        if self.over == "tasks" and pipe.stages.choosing:
+            raise OptionError(
+                f"{pipe.stages.choosing[0].selector} chooses tasks, which requires over='batch'; got over='tasks'."
+            )
+        reading = [member.selector for member in pipe.members if _reads_rows(member)]
+        if reading and not self.gather:
+            raise OptionError(
+                f"{' and '.join(reading)} reads rows, which are distributed over {self.size} ranks. Pass "
+                "Ranks(..., gather=True) to send all rows to every rank, or Ranks(..., local=True) to homogenize each "
+                "rank's rows separately."
+            )
+
+
+def _reads_rows(member: Member) -> bool:
+    return "jacobian" in member.needs and (member.declares_needs or member.stage == "rows")
+
+
+def resolve_ranks(group: Ranks | dist.ProcessGroup | None, over: Over) -> Ranks | None:
+    """Return how a step is distributed; None for one rank.
+
+    `over`: what a plain process group distributes.
+
+    Raises:
+        OptionError: this process is one of several ranks and `group` is None: each rank would compute another
+            direction, and the replicas would diverge; or `group` has another type.
+    """
+    ranks = group if isinstance(group, Ranks) else Ranks(over, group)
+    if not isinstance(ranks.group, dist.ProcessGroup | None):
+        raise OptionError(f"`group` must be a process group, gradhomog.Ranks or None; got {group!r}.")
+    if group is None and ranks.size > 1:
+        raise OptionError(
+            f"this process is one of {ranks.size} ranks, and each would compute another direction, so that the "
+            f"replicas would diverge. Nothing was written. Pass group=gradhomog.Ranks('{over}') to homogenize the rows "
+            "of all ranks."
+        )
+    return ranks if ranks.size > 1 else None

@@ -1,0 +1,90 @@
+"""A Jacobian of which every rank stores some columns of all rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from gradhomog.jacobian import Direction, Jacobian
+from gradhomog.jacobian.arithmetic import (
+    Product,
+    block_products,
+    finite_rows,
+    gramian,
+    squared_norms,
+    weighted_sum,
+)
+from gradhomog.ranks.collectives import Collectives
+from gradhomog.ranks.shards import Shards
+
+
+@final
+class ShardedJacobian(Jacobian):
+    """N rows that are split by columns over K ranks; statistics are sums over the ranks.
+
+    Every method must be called on all ranks in the same order. Norms, Gramians and the check for finite rows exchange N
+    or N² numbers; `weighted_mean` exchanges one row, `materialize` all rows.
+
+    Args:
+        columns: for each dtype of the parameters the columns of this rank, `[tasks, width]`.
+    """
+
+    def __init__(self, columns: Sequence[Tensor], shards: Shards, collectives: Collectives) -> None:
+        self._columns, self._shards, self._collectives = list(columns), shards, collectives
+        self.names = tuple(shards.like)
+        self.tasks, self.device, self.requires_grad = len(columns[0]), columns[0].device, False
+        self.dtype = min((part.dtype for part in columns), key=lambda dtype: dtype.itemsize)
+
+    def weighted_mean(self, weights: Tensor) -> Direction:
+        shares = weights.detach() / self.tasks
+        return self._gather([weighted_sum(part, shares) for part in self._columns])
+
+    def row(self, task: int) -> Direction:
+        return self._gather([part[task] for part in self._columns])
+
+    def materialize(self) -> dict[str, Tensor]:
+        rows = [self.row(task) for task in range(self.tasks)]
+        return {name: torch.stack([row[name] for row in rows]) for name in self.names}
+
+    def row_like(self) -> Mapping[str, Tensor]:
+        return self._shards.like
+
+    def select(self, tasks: Sequence[int]) -> Jacobian:
+        return ShardedJacobian([part[list(tasks)] for part in self._columns], self._shards, self._collectives)
+
+    def detach(self) -> Jacobian:
+        return self
+
+    def finite_tasks(self) -> list[bool]:
+        infinite = [not finite for finite in finite_rows(self._columns)]
+        counts = self._collectives.sum(torch.tensor(infinite, dtype=torch.float64, device=self.device))
+        return [count == 0 for count in counts.tolist()]
+
+    def compute_gramians(self) -> Tensor:
+        return self._sum(self._by_name(gramian))
+
+    def compute_squared_norms(self) -> Tensor:
+        return self._sum(self._by_name(squared_norms))
+
+    def compute_total_gramian(self) -> Tensor:
+        return self._sum(torch.stack(block_products(self._columns, gramian)).sum(0))
+
+    def compute_total_squared_norms(self) -> Tensor:
+        return self._sum(torch.stack(block_products(self._columns, squared_norms)).sum(0))
+
+    def _by_name(self, product: Product) -> Tensor:
+        blocks = {
+            name: part[:, first:last]
+            for part, shard in zip(self._columns, self._shards.shards, strict=True)
+            for name, first, last in shard.columns()
+        }
+        return torch.stack(block_products([blocks[name] for name in self.names], product))
+
+    def _sum(self, statistic: Tensor) -> Tensor:
+        return self._collectives.sum(statistic)
+
+    def _gather(self, vectors: Sequence[Tensor]) -> Direction:
+        return self._shards.unflatten([self._collectives.all_gather(vector) for vector in vectors])

@@ -1,0 +1,71 @@
+"""Split the parameters into one part per rank: equal parts of their concatenation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradhomog.jacobian import Direction
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The columns of one rank in the concatenation of all parameters of one dtype, which is padded to K equal parts.
+
+    Attributes:
+        names, sizes: the parameters and their numbers of elements.
+        width: the number of columns of each rank.
+        start: the first column of this rank.
+    """
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    width: int
+    start: int
+
+    def columns(self) -> Iterator[tuple[str, int, int]]:
+        """Yield each parameter with the range of its elements among the columns of this rank; it may be empty."""
+        offset = -self.start
+        for name, size in zip(self.names, self.sizes, strict=True):
+            yield name, min(max(offset, 0), self.width), min(max(offset + size, 0), self.width)
+            offset += size
+
+
+class Shards:
+    """The parts of all parameters on one of K ranks; parameters of one dtype are exchanged together.
+
+    Args:
+        like: tensors with the shapes, dtypes and devices of one row.
+    """
+
+    def __init__(self, like: Mapping[str, Tensor], ranks: int, rank: int) -> None:
+        self.like, self.ranks = like, ranks
+        self.shards: list[Shard] = []
+        for dtype in dict.fromkeys(value.dtype for value in like.values()):
+            names = tuple(name for name, value in like.items() if value.dtype == dtype)
+            sizes = tuple(like[name].numel() for name in names)
+            width = -(-sum(sizes) // ranks)
+            self.shards.append(Shard(names, sizes, width, rank * width))
+
+    def flatten(self, shard: Shard, row: Mapping[str, Tensor]) -> Tensor:
+        """Return a row as a vector `[ranks · width]` of one dtype, padded with zeros."""
+        like = self.like[shard.names[0]]
+        flat = like.new_empty(self.ranks * shard.width, requires_grad=False)
+        parts = torch.split(flat, [*shard.sizes, flat.numel() - sum(shard.sizes)])
+        for name, part in zip(shard.names, parts, strict=False):
+            part.view(self.like[name].shape).copy_(row[name])
+        parts[-1].zero_()
+        return flat
+
+    def unflatten(self, vectors: Sequence[Tensor]) -> Direction:
+        """Return one row from its vectors, one per dtype, by name and in the order of the parameters."""
+        found: Direction = {}
+        for shard, flat in zip(self.shards, vectors, strict=True):
+            parts = torch.split(flat[: sum(shard.sizes)], list(shard.sizes))
+            found.update(
+                (name, part.view(self.like[name].shape)) for name, part in zip(shard.names, parts, strict=True)
+            )
+        return {name: found[name] for name in self.like}

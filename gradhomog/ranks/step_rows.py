@@ -1,0 +1,106 @@
+"""The rows of a learner's meta-step: those of one process, or of tasks that are distributed over several ranks."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from gradhomog.errors import OptionError
+from gradhomog.homogenization import Homogenization
+from gradhomog.jacobian import DenseJacobian, Jacobian
+from gradhomog.pipelines import Pipeline
+from gradhomog.ranks.collectives import Collectives
+from gradhomog.ranks.exchange import collect_tasks
+from gradhomog.ranks.ranks import Ranks
+from gradhomog.ranks.shards import Shards
+from gradhomog.reports import TaskRows
+from gradhomog.tasks import TaskBatch
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """The rows of one meta-step, with what homogenizers and the report read; of all ranks if there are several."""
+
+    jacobian: Jacobian
+    losses: Tensor
+    accuracies: Tensor | None
+    domains: Sequence[str]
+    slots: Sequence[int]
+    features: Sequence[Tensor]
+    feature_grads: Sequence[Tensor]
+    targets: Tensor
+
+    def homogenize(self, pipe: Pipeline) -> Homogenization:
+        """Take the step of the pipeline."""
+        return pipe.homogenize(
+            self.jacobian, self.losses, domains=self.domains or None, slots=self.slots or None,
+            features=self.features, feature_grads=self.feature_grads, targets=self.targets, inspect=True,
+        )  # fmt: skip
+
+
+def rows_of_one_process(rows: TaskRows, batch: TaskBatch) -> StepRows:
+    """Return the rows of one process."""
+    return StepRows(
+        DenseJacobian(rows.jacobian), rows.losses, rows.accuracies, batch.domains, batch.slots, rows.features,
+        rows.feature_grads, batch.query_y,
+    )  # fmt: skip
+
+
+def homogenize_across_ranks(
+    compute: Callable[[TaskBatch], TaskRows], batch: TaskBatch, pipe: Pipeline, ranks: Ranks
+) -> tuple[StepRows, Homogenization]:
+    """Compute the rows of this rank's tasks, and homogenize them with those of the other ranks.
+
+    Args:
+        compute: computes the rows of a batch.
+        batch: the tasks of this rank.
+
+    Raises:
+        OptionError: `over` is not `"tasks"`; see also `Ranks.check_pipeline`.
+        RankError: another rank raised before, or has other parameters or states.
+    """
+    signature = zlib.crc32(repr((str(pipe), pipe.steps)).encode())
+    first = Collectives(ranks)
+    with first.raise_together():
+        ranks.check_pipeline(pipe)
+        if ranks.over != "tasks":
+            raise OptionError(f"a learner's ranks have different tasks: `over` must be 'tasks'; got {ranks.over!r}.")
+        counts = first.agree(len(batch), signature)
+    offset = sum(counts[: first.rank])
+    slots = tuple(range(offset, offset + len(batch)))
+    collectives = Collectives(ranks)
+    with collectives.raise_together():
+        rows = compute(replace(batch, slots=slots))
+        own = rows_of_one_process(rows, replace(batch, slots=slots))
+        if ranks.local:
+            result = own.homogenize(pipe)
+        collectives.agree(len(batch), signature)
+    if ranks.local:
+        shards = Shards(result.direction, collectives.size, collectives.rank)
+        sums = [collectives.sum(shards.flatten(shard, result.direction)) for shard in shards.shards]
+        direction = shards.unflatten([total / collectives.size for total in sums])
+        return own, replace(result, direction=direction, exchanged="directions")
+    shards = Shards(own.jacobian.row_like(), collectives.size, collectives.rank)
+    gathered = StepRows(
+        collect_tasks(own.jacobian.row, counts, shards, collectives),
+        _gather(rows.losses, counts, collectives),
+        None if rows.accuracies is None else _gather(rows.accuracies, counts, collectives),
+        collectives.all_gather_names(batch.domains),
+        range(sum(counts)),
+        [_gather(stage, counts, collectives) for stage in rows.features],
+        [_gather(stage, counts, collectives) for stage in rows.feature_grads],
+        _gather(batch.query_y, counts, collectives),
+    )
+    return gathered, replace(gathered.homogenize(pipe), exchanged="rows")
+
+
+def _gather(value: Tensor, counts: Sequence[int], collectives: Collectives) -> Tensor:
+    """Return the concatenation of tensors `[tasks, *shape]` of all ranks, with `counts[r]` tasks on rank r."""
+    padded = value.new_zeros(max(counts), *value.shape[1:])
+    padded[: len(value)] = value
+    found = collectives.all_gather(padded).view(len(counts), *padded.shape)
+    return torch.cat([part[:count] for part, count in zip(found, counts, strict=True)])

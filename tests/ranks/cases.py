@@ -1,0 +1,217 @@
+"""Functions that run on every rank of a process group; they return numbers that a test compares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import gradhomog
+from gradhomog import GradhomogError, Pipeline, Ranks
+from tests.adapters import few_shot
+from tests.ranks.recording import recording_group
+
+STEPS = 3
+
+
+class Model(nn.Module):
+    """A shared encoder and three heads."""
+
+    def __init__(self, dtype: torch.dtype = torch.float64) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.encoder = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+            self.heads = nn.ModuleList(nn.Linear(3, 1) for _ in range(3))
+        self.to(dtype)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        z = self.encoder(x)
+        return [head(z)[:, 0] for head in self.heads]
+
+    def gradients(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
+
+
+def data(examples: int = 12) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(examples, 4, dtype=torch.float64, generator=generator)
+    return x, torch.randn(examples, 3, dtype=torch.float64, generator=generator) * torch.tensor([1.0, 3.0, 10.0])
+
+
+def losses_of(outputs: Sequence[Tensor], y: Tensor) -> list[Tensor]:
+    return [(output - target).square().mean() for output, target in zip(outputs, y.unbind(1), strict=True)]
+
+
+def part_of(sizes: Sequence[int]) -> slice:
+    """The examples of this rank."""
+    start = sum(sizes[: dist.get_rank()])
+    return slice(start, start + sizes[dist.get_rank()])
+
+
+def train(pipe: Pipeline, call: str, x: Tensor, y: Tensor, group: Ranks | None, model: Model) -> list[Tensor]:
+    """Take some steps of gradient descent; return the gradients of every step."""
+    found = []
+    for _ in range(STEPS):
+        model.zero_grad()
+        if call == "accumulated":
+            with gradhomog.accumulated(pipe, parameters=model.encoder, group=group) as several:
+                for part in (slice(0, 1), slice(1, None)):  # means over parts, with their shares of the examples
+                    share = len(x[part]) / len(x)
+                    several.add([share * loss for loss in losses_of(model(x[part]), y[part])])
+        elif call == "loss":
+            gradhomog.loss(losses_of(model(x), y), pipe, parameters=model.encoder, group=group).backward()
+        else:
+            gradhomog.backward(losses_of(model(x), y), pipe, parameters=model.encoder, group=group)
+        found += [gradient.clone() for gradient in model.gradients()]
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter -= 0.01 * parameter.grad
+    return found
+
+
+def batch_over_ranks(text: str, call: str, sizes: Sequence[int], gather: bool = False) -> dict[str, Any]:
+    """Return the gradients of all steps across ranks, and the state of the pipeline."""
+    x, y = data()
+    pipe, part = gradhomog.pipeline(text), part_of(sizes)
+    group = Ranks("batch", examples=sizes[dist.get_rank()], gather=gather)
+    return {"gradients": train(pipe, call, x[part], y[part], group, Model()), "state": pipe.state_dict()}
+
+
+def batch_in_one_process(text: str, call: str) -> dict[str, Any]:
+    """The same steps on all examples, in a process group of one rank."""
+    pipe = gradhomog.pipeline(text)
+    return {"gradients": train(pipe, call, *data(), None, Model()), "state": pipe.state_dict()}
+
+
+def tasks_over_ranks(text: str, counts: Sequence[int]) -> list[Tensor]:
+    """Return the gradients of a step whose tasks are distributed, with `counts[r]` tasks on rank r."""
+    x, y = data()
+    model, tasks = Model().encoder, sum(counts)
+    mine = range(tasks)[part_of(counts)]
+    losses = {f"task {task}": (task + 1) * (model(x[task::tasks]) - y[task::tasks]).square().mean() for task in mine}
+    group = Ranks("tasks") if len(counts) > 1 else None
+    result = gradhomog.backward(losses, gradhomog.pipeline(text), parameters=model, group=group)
+    assert result.tasks == tuple(range(tasks))
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
+def wrapped_model(synchronize: bool) -> list[Tensor]:
+    """Return the gradients of `gradhomog.loss` over a model in DistributedDataParallel."""
+    x, y = data()
+    part = part_of([6, 6])
+    model = Model()
+    replica = DistributedDataParallel(model)
+    with nullcontext() if synchronize else replica.no_sync():
+        total = gradhomog.loss(
+            losses_of(replica(x[part]), y[part]), gradhomog.pipeline("upgrad"), parameters=model.encoder,
+            group=Ranks("batch"),
+        )  # fmt: skip
+        total.backward()
+    return [gradient.clone() for gradient in model.gradients()]
+
+
+def local_directions() -> dict[str, Any]:
+    """Return the gradients with `local=True`, and what was exchanged by the report."""
+    x, y = data()
+    model, reports = Model(), []
+    part = part_of([6, 6])
+    gradhomog.loss(
+        losses_of(model(x[part]), y[part]), gradhomog.pipeline("pcgrad"), parameters=model.encoder,
+        group=Ranks(local=True), report=reports.append,
+    ).backward()  # fmt: skip
+    return {"gradients": model.gradients(), "exchanged": reports[0].exchanged}
+
+
+def message(case: str) -> str:
+    """Return the class and message of the error of a step that cannot be taken on every rank."""
+    x, y = data()
+    model, pipe = Model(), gradhomog.pipeline("pcgrad")
+    group: Any = Ranks("batch")
+    parameters: Any = model.encoder
+    losses: list[Tensor | None] = [*losses_of(model(x), y)]
+    rank = dist.get_rank()
+    if case == "no group":
+        group = None
+    elif case == "no graph on rank 1" and rank == 1:
+        losses = [loss.detach() for loss in losses if loss is not None]
+    elif case == "another pipeline on rank 1" and rank == 1:
+        pipe = gradhomog.pipeline("upgrad")
+    elif case == "a head is absent on rank 1" and rank == 1:
+        losses[2] = None
+    elif case == "not finite on rank 1" and rank == 1:
+        losses[1] = torch.inf * losses_of(model(x), y)[1]
+    elif case == "reads rows":
+        pipe = gradhomog.pipeline("trimmed_mean")
+    elif case == "heads with tasks":
+        group = Ranks("tasks")
+    elif case == "no parameters":
+        parameters = None
+    elif case == "examples of 2 tasks":
+        group = Ranks("batch", examples=[1, 2])
+    elif case == "accumulated without group":
+        return _error(lambda: train(pipe, "accumulated", x, y, None, model), model)
+    elif case == "loss without group":
+        return _error(lambda: train(pipe, "loss", x, y, None, model), model)
+    elif case == "per layer":
+        return _error(lambda: gradhomog.backward(losses, pipe, parameters=parameters, group=group, per="layer"), model)
+    return _error(lambda: gradhomog.backward(losses, pipe, parameters=parameters, group=group), model)
+
+
+def _error(step: Any, model: Model) -> str:
+    try:
+        step()
+    except GradhomogError as error:
+        assert not model.gradients(), "gradients were written"
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def learner_steps(name: str, text: str, counts: Sequence[int], local: bool = False) -> dict[str, Any]:
+    """Return a learner's parameters after some meta-steps with `counts[r]` tasks on rank r, and the last report."""
+    encoder, head = few_shot.networks()
+    learner = gradhomog.learner(name, encoder, head, homogenizers=text)
+    outer = torch.optim.Adam(learner.parameters(), lr=0.01)
+    group = Ranks("tasks", local=local) if len(counts) > 1 else None
+    for step in range(STEPS):
+        tasks = list(few_shot.tasks(sum(counts), seed=step))
+        report = learner.step(tasks[part_of(counts)], outer, group=group)
+    return {
+        "parameters": [parameter.detach() for parameter in learner.parameters()],
+        "losses": report.losses, "domains": list(report.domains), "weights": report.weights,
+        "state": learner.homogenizers.state_dict(),
+    }  # fmt: skip
+
+
+def learner_message() -> str:
+    """Return the error of a meta-step with `Ranks("batch")`."""
+    learner = gradhomog.learner("maml", *few_shot.networks())
+    outer = torch.optim.SGD(learner.parameters(), lr=0.1)
+    try:
+        learner.step(few_shot.tasks(2), outer, group=Ranks("batch"))
+    except GradhomogError as error:
+        return str(error)
+    return "no error"
+
+
+def bytes_sent(over: str, tasks: int, width: int) -> dict[str, int]:
+    """Return the bytes that this rank sends in a step of a square layer, and in one of DistributedDataParallel."""
+    model = nn.Linear(width, width, bias=False)
+    group = recording_group()
+    replica = DistributedDataParallel(model, process_group=group)
+    group.sent.clear()
+    replica(torch.ones(1, width)).sum().backward()
+    plain = sum(group.sent.values())
+    group.sent.clear()
+    losses = [(task + 1) * model(torch.ones(1, width)).square().mean() for task in range(tasks)]
+    model.zero_grad()
+    ranks: Any = Ranks(over, group)  # type: ignore[arg-type]
+    gradhomog.backward(losses, gradhomog.pipeline("pcgrad"), parameters=model, group=ranks)
+    rows = sum(group.sent[name] for name in ("reduce_scatter", "all_to_all", "all_gather"))
+    return {"parameters": 4 * width * width, "plain": plain, "rows": rows, "total": sum(group.sent.values())}

@@ -1,0 +1,31 @@
+"""The number of bytes that a rank sends is that of the cost model."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.ranks import cases
+
+SMALL = 2000  # bytes of headers, losses, Gramians and padding
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("tasks", [1, 4])
+def test_a_batch_over_ranks_sends_n_plus_one_halves_of_data_parallelism(processes, ranks, tasks):
+    for found in processes(cases.bytes_sent, ranks, "batch", tasks, 200):
+        share = found["parameters"] * (ranks - 1) / ranks
+        assert abs(found["plain"] - 2 * share) <= SMALL
+        assert abs(found["total"] - (tasks + 1) * share) <= SMALL
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("tasks", [1, 3])
+def test_tasks_over_ranks_send_their_rows_once_and_the_direction_once(processes, ranks, tasks):
+    for found in processes(cases.bytes_sent, ranks, "tasks", tasks, 200):
+        share = found["parameters"] * (ranks - 1) / ranks
+        assert abs(found["total"] - (tasks + 1) * share) <= SMALL
+
+
+def test_one_task_per_rank_sends_no_more_than_data_parallelism(processes):
+    for found in processes(cases.bytes_sent, 3, "tasks", 1, 200):
+        assert found["rows"] <= 1.01 * found["plain"]

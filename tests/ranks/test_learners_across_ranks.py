@@ -1,0 +1,31 @@
+"""Meta-steps whose tasks are distributed over ranks are those of one process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.ranks import cases
+
+
+@pytest.mark.parametrize("text", ["none", "upgrad", "rotate + reweight", "gradnorm"])
+@pytest.mark.parametrize("counts", [[1, 3], [2, 1, 1]])
+def test_three_meta_steps_are_those_of_one_process(processes, text, counts):
+    (expected,) = processes(cases.learner_steps, 1, "maml", text, [sum(counts)])
+    found = processes(cases.learner_steps, len(counts), "maml", text, counts)
+    for one in found:
+        torch.testing.assert_close(one["parameters"], expected["parameters"], rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(one["losses"], expected["losses"])
+        assert one["domains"] == expected["domains"]
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0]["parameters"], other["parameters"], strict=True))
+
+
+def test_local_meta_steps_keep_replicas_equal(processes):
+    first, second = processes(cases.learner_steps, 2, "fomaml", "pcgrad", [2, 2], True)
+    assert all(torch.equal(a, b) for a, b in zip(first["parameters"], second["parameters"], strict=True))
+
+
+def test_the_batch_of_a_learner_is_distributed_by_tasks(processes):
+    found = processes(cases.learner_message, 2)
+    assert all("`over` must be 'tasks'; got 'batch'" in text for text in found)

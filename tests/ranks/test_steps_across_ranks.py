@@ -1,0 +1,95 @@
+"""Steps across ranks are those of one process, with the same bits on every rank."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ranks import cases
+
+METHODS = ["none", "pcgrad", "upgrad", "nash_mtl", "gradnorm", "uw", "static(weights=[1, 2, 5]) + imtl_g", "cr_mogm"]
+
+
+def assert_close(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def assert_same_bits(results: list[Any]) -> None:
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("text", METHODS)
+def test_three_steps_on_uneven_parts_of_the_batch_are_those_of_one_process(processes, text):
+    (expected,) = processes(cases.batch_in_one_process, 1, text, "backward")
+    found = processes(cases.batch_over_ranks, 3, text, "backward", [6, 1, 5])
+    assert_close(found[0]["gradients"], expected["gradients"])
+    assert_same_bits([one["gradients"] for one in found])
+    assert repr(found[0]["state"]) == repr(found[1]["state"]) == repr(found[2]["state"])
+
+
+@pytest.mark.parametrize("call", ["loss", "accumulated"])
+@pytest.mark.parametrize("sizes", [[6, 6], [9, 3]])
+def test_every_entry_point_takes_the_step_of_one_process(processes, call, sizes):
+    (expected,) = processes(cases.batch_in_one_process, 1, "upgrad", call)
+    found = processes(cases.batch_over_ranks, 2, "upgrad", call, sizes)
+    assert_close(found[0]["gradients"], expected["gradients"])
+    assert_same_bits([one["gradients"] for one in found])
+
+
+@pytest.mark.parametrize("text", ["trimmed_mean", "graddrop", "tracked"])
+def test_methods_that_read_rows_receive_them_by_choice(processes, text):
+    (expected,) = processes(cases.batch_in_one_process, 1, text, "backward")
+    found = processes(cases.batch_over_ranks, 2, text, "backward", [5, 7], True)
+    assert_close(found[0]["gradients"], expected["gradients"])
+    assert_same_bits([one["gradients"] for one in found])
+
+
+@pytest.mark.parametrize("text", ["none", "pcgrad", "upgrad", "famo"])
+@pytest.mark.parametrize("counts", [[1, 1], [3, 1], [1, 2, 1]])
+def test_tasks_over_ranks_give_the_step_of_one_process(processes, text, counts):
+    (expected,) = processes(cases.tasks_over_ranks, 1, text, [sum(counts)])
+    found = processes(cases.tasks_over_ranks, len(counts), text, counts)
+    assert_close(found[0], expected)
+    assert_same_bits(found)
+
+
+@pytest.mark.parametrize("synchronize", [True, False])
+def test_a_wrapped_model_has_the_same_gradients_with_and_without_synchronization(processes, synchronize):
+    (expected,) = processes(cases.batch_in_one_process, 1, "upgrad", "loss")
+    found = processes(cases.wrapped_model, 2, "ddp", synchronize)
+    encoder = 4  # gradients of the first step; the heads' are averaged by the wrapper, too
+    assert_close(found[0][:encoder], expected["gradients"][:encoder])
+    assert_same_bits(found)
+
+
+def test_local_directions_are_averaged_and_reported(processes):
+    found = processes(cases.local_directions, 2)
+    assert_same_bits([one["gradients"] for one in found])
+    assert [one["exchanged"] for one in found] == ["directions", "directions"]
+
+
+@pytest.mark.parametrize(
+    ("case", "first", "second"),
+    [
+        ("no group", "OptionError.*one of 2 ranks.*group=gradhomog.Ranks", "OptionError.*one of 2 ranks"),
+        ("loss without group", "OptionError.*one of 2 ranks", "OptionError.*one of 2 ranks"),
+        ("accumulated without group", "OptionError.*one of 2 ranks", "OptionError.*one of 2 ranks"),
+        ("no graph on rank 1", "RankError: rank 1 raised an error", "OptionError: at least one loss must have a graph"),
+        ("another pipeline on rank 1", "RankError.*rank 1 differs from rank 0", "RankError.*rank 1 differs"),
+        ("a head is absent on rank 1", "RankError.*same tasks and heads; rank 1 differs", "RankError"),
+        ("not finite on rank 1", "NonfiniteError: task 1 is not finite", "NonfiniteError: task 1 is not finite"),
+        ("reads rows", "OptionError: trimmed_mean reads rows.*gather=True", "OptionError: trimmed_mean"),
+        ("heads with tasks", "OptionError: with Ranks.'tasks'.*Pass all parameters", "OptionError"),
+        ("no parameters", "OptionError: across ranks `parameters` is required", "OptionError"),
+        ("examples of 2 tasks", "OptionError: `examples` must be.*each of the 3 tasks; got 2", "OptionError"),
+        ("per layer", "OptionError: across ranks `per` must be 'model'; got 'layer'", "OptionError"),
+    ],
+)
+def test_an_error_on_one_rank_ends_the_step_on_all_and_nothing_is_written(processes, case, first, second):
+    found = processes(cases.message, 2, case)
+    for text, expected in zip(found, (first, second), strict=True):
+        assert re.search(expected, text, re.DOTALL), text
