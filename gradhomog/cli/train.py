@@ -2,11 +2,18 @@
 
 Use a run file as for `compare`, in which `learner`, `homogenizers` and `seeds` have exactly one entry each (default:
 MAML without homogenizers, seed 0).
+
+On several ranks, each of which computes the rows of a part of the tasks of every batch:
+
+  torchrun --nproc-per-node=4 --max-restarts=3 -m gradhomog train RUN.toml
+
+If a rank dies, torchrun starts all ranks again, and the run continues from its checkpoint.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 from typing import Any
 
 from gradhomog.cli._run_options import add_run_command, execute
@@ -30,4 +37,15 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(
                 f"`{key}` must have exactly one entry; got {values}. Use `gradhomog compare` for several."
             )
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1 and "TORCHELASTIC_RUN_ID" in os.environ:
+        if int(os.environ["RANK"]) > 0:
+            from gradhomog.experiments.execution.executors.ranks import follow
+
+            follow(config.device)
+            return 0
+        args.executor = "ranks"
+        if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) > 0:
+            from gradhomog.experiments.results.comparison_dir import can_be_resumed
+
+            args.resume = can_be_resumed(config, args.out, "train")
     return execute(args, config, "train")

@@ -1,7 +1,7 @@
 """Diagnose problems at 5 % of training, and draw the gain of homogenizers at its end beside the diagnosis.
 
-The gain is that of the best of four homogenizers over the best of four static weights, both chosen by validation. Run
-in the root of the repository. Finished parts are kept, so that an interrupted run continues:
+The gain is that of the best of four homogenizers over the best of four static weights, both chosen by validation, and
+over plain training. Run in the root of the repository. Finished parts are kept, so that an interrupted run continues:
 
     python docs/examples/where-surgery-helps/predict.py [OUT] [PROBLEM ...]
 """
@@ -19,16 +19,26 @@ HERE = Path(__file__).parent
 HIGHER_IS_BETTER = ("accuracy", "r2")
 
 
+class Gain(NamedTuple):
+    """A paired difference in percent, with half of its 95 % interval."""
+
+    mean: float
+    half_width: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.1f} ± {self.half_width:.1f}"
+
+
 class Point(NamedTuple):
-    """A problem: what the diagnosis reported, and the gain in percent of the error of tuned static weights."""
+    """A problem: the diagnosis, and the gains in percent of the error of static weights and of plain training."""
 
     problem: str
     noise_scale: float
     lowest_cosine: float
     largest_ratio: float
     codes: list[str]
-    gain: float
-    half_width: float
+    to_static: Gain
+    to_plain: Gain
 
 
 def gradhomog(*arguments: str) -> None:
@@ -51,18 +61,21 @@ def read(problem: str, diagnosed: Path, compared: Path) -> Point:
     report = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
     rows = {row["label"]: row for row in report["rows"]}
     (best,) = (row for label, row in rows.items() if label.startswith("pcgrad"))
-    static = rows["static (tuned)"]["score"]["mean"]
-    difference = best["to_baseline"]["difference"]
     higher = report["metric"] in HIGHER_IS_BETTER
-    error, sign = (1 - static, 1) if higher else (static, -1)
+
+    def gain(label: str, difference: dict[str, float]) -> Gain:
+        score = rows[label]["score"]["mean"]
+        error, sign = (1 - score, 1) if higher else (score, -1)
+        return Gain(sign * 100 * difference["mean"] / error, 100 * difference["half_width"] / error)
+
     return Point(
         problem,
         numbers(found["noise"]["step_noise_scale"]["value"])[0],
         min(numbers(found["expected"]["cosines"]["value"]), default=math.nan),
         max(numbers(found["norm_ratios"]["value"]), default=math.nan),
         [one["code"] for one in found["recommendation"]],
-        sign * 100 * difference["mean"] / error,
-        100 * difference["half_width"] / error,
+        gain("static (tuned)", best["to_baseline"]["difference"]),
+        gain("plain", best["to_plain"]["difference"]),
     )
 
 
@@ -74,30 +87,38 @@ def numbers(nested: Any) -> list[float]:
 
 
 def draw(points: list[Point], path: Path) -> None:
-    """The gain over the noise scale of the plain step, and over the lowest cosine of expected gradients."""
-    figure = Figure(figsize=(9, 4), layout="constrained")
+    """The gains over the noise scale of the plain step, and over cosines and norms of expected gradients."""
+    figure = Figure(figsize=(10, 4), layout="constrained")
     largest = 3 * max(point.noise_scale for point in points if math.isfinite(point.noise_scale))
-    for axes, title in zip(figure.subplots(1, 2, sharey=True), ("noise scale", "lowest cosine"), strict=True):
-        for point in points:
-            x = min(point.noise_scale, largest) if title == "noise scale" else point.lowest_cosine
-            axes.errorbar(x, point.gain, point.half_width, fmt="o", capsize=3)
-            axes.annotate(point.problem, (x, point.gain), textcoords="offset points", xytext=(5, 4), fontsize=8)
+    titles = ("noise scale", "lowest cosine", "largest ratio of norms")
+    for axes, title in zip(figure.subplots(1, 3, sharey=True), titles, strict=True):
+        for number, point in enumerate(points):
+            x = {"noise scale": min(point.noise_scale, largest), "lowest cosine": point.lowest_cosine}
+            place, color = x.get(title, point.largest_ratio), f"C{number}"
+            to_plain, to_static = point.to_plain, point.to_static
+            axes.errorbar(place, to_plain.mean, to_plain.half_width, fmt="o", capsize=3, color=color, fillstyle="none")
+            axes.errorbar(
+                place, to_static.mean, to_static.half_width, fmt="o", capsize=3, color=color, label=point.problem
+            )
         axes.axhline(0, color="gray", linewidth=0.8)
         axes.set_xlabel(f"{title} at 5 % of training")
-    figure.axes[0].set_xscale("log")
-    figure.axes[0].set_ylabel("gain over tuned static weights, % of the error")
+        axes.set_xscale("linear" if title == "lowest cosine" else "log")
+    figure.axes[0].set_ylabel("gain, % of the error\nfilled: over tuned static weights; open: over plain")
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     figure.savefig(path)
 
 
 def main(out: str = "runs/where-surgery-helps", *problems: str) -> None:
     paths = [path for path in sorted(HERE.glob("*.toml")) if not problems or path.stem in problems]
     points = [measure(path, Path(out)) for path in paths]
-    print("| problem | noise scale | lowest cosine | largest norm ratio | recommendation | gain, % of the error |")
-    print("|---|---|---|---|---|---|")
+    print(
+        "| problem | noise scale | lowest cosine | norm ratio | recommendation | gain over static, % | over plain, % |"
+    )
+    print("|---|---|---|---|---|---|---|")
     for point in sorted(points, key=lambda point: point.noise_scale):
         print(
             f"| {point.problem} | {point.noise_scale:.2g} | {point.lowest_cosine:.2f} | {point.largest_ratio:.2g} | "
-            f"{', '.join(point.codes)} | {point.gain:+.1f} ± {point.half_width:.1f} |"
+            f"{', '.join(point.codes)} | {point.to_static} | {point.to_plain} |"
         )
     draw(points, Path(out) / "prediction.svg")
 

@@ -17,6 +17,7 @@ from gradhomog.experiments.execution.threads import threads
 from gradhomog.experiments.results.comparison_dir import run_dir
 from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.training.trainer import Trainer
+from gradhomog.ranks.ranks import Ranks
 
 # Global generators, the number of threads and the processor time belong to the process. If a cluster gives a worker
 # several threads, its runs therefore take turns.
@@ -78,6 +79,8 @@ class Job:
                         message = describe_failure(self.config, self.run, error)
                         if trainer is not None:
                             with suppress(OSError):  # a full disk
+                                if Ranks().size > 1:
+                                    trainer.save()  # another rank ended in an exchange, which changes nothing
                                 trainer.fail(message)
                         return Outcome(self.run, "failed", message)
         except Exception as error:  # the folder cannot be written: the disk is full, or the folder was deleted

@@ -127,6 +127,14 @@ def choose_folder(config: Config, out: Path | None, resume: bool, stem: str) -> 
     return out
 
 
+def can_be_resumed(config: Config, out: Path | None, stem: str) -> bool:
+    """True if `choose_folder` finds a folder to resume."""
+    try:
+        return (choose_folder(config, out, resume=True, stem=stem) / RUN_FILE).exists()
+    except ConfigError:
+        return False
+
+
 def check_writable(folder: Path) -> None:
     """Check that the folder can be created or written.
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from gradhomog import expression
 from gradhomog.diagnosis.learner_rows import FIRST_BATCH, independent_numbers, plain_rows
@@ -23,6 +24,7 @@ from gradhomog.experiments.training.saliency import write_saliency_maps
 from gradhomog.experiments.training.trainable import BatchRows, device
 from gradhomog.learners import Learner
 from gradhomog.pipelines import pipeline
+from gradhomog.ranks.ranks import Ranks
 from gradhomog.registry import installed, options
 from gradhomog.reports import Evaluation, StageReport, StepReport
 from gradhomog.stage_execution.member import Member
@@ -86,7 +88,11 @@ class MetaLearning:
         return self.learner.parameters()
 
     def step(self, index: int, optimizer: torch.optim.Optimizer, inspect: bool) -> StepReport:
-        return self.learner.step(self.source.train.batch(index).to(self.config.device), optimizer)
+        batch, ranks = self.source.train.batch(index).to(self.config.device), Ranks("tasks")
+        if ranks.size == 1:
+            return self.learner.step(batch, optimizer)
+        first, last = (len(batch) * (dist.get_rank() + end) // ranks.size for end in (0, 1))
+        return self.learner.step(batch.select(range(first, last)), optimizer, group=ranks)
 
     def probe(self, index: int) -> list[StageReport]:
         if not any(member.before_rows for member in self.members):

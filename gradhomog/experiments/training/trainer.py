@@ -102,11 +102,11 @@ class Trainer:
         )
         while self.done < train.steps:
             if stop():
-                self._save()
+                self.save()
                 return False
             self._step()
             if self.done % train.checkpoint_every == 0 or self.done == train.steps:
-                self._save()
+                self.save()
         self._test()
         return True
 
@@ -166,7 +166,8 @@ class Trainer:
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
-    def _save(self) -> None:
+    def save(self) -> None:
+        """Write a checkpoint."""
         self.events.sync()
         on_cuda = torch.device(self.config.device).type == "cuda"
         state = {

@@ -1,4 +1,4 @@
-"""Executors, which compute runs: on this machine, on a cluster of Dask or Ray, or as jobs of Slurm.
+"""Executors, which compute runs: on this machine, on a cluster of Dask or Ray, as jobs of Slurm, or on all ranks.
 
 An executor is called with jobs and yields one outcome per job, in any order. Results do not depend on the executor:
 a run is a function of its configuration and writes only its own folder.
@@ -16,9 +16,16 @@ from gradhomog.experiments.config.suggestions import did_you_mean
 from gradhomog.experiments.execution.executors.base import Executor
 from gradhomog.experiments.execution.executors.clusters import Dask, Ray
 from gradhomog.experiments.execution.executors.local import Local
+from gradhomog.experiments.execution.executors.ranks import TorchrunRanks
 from gradhomog.experiments.execution.executors.slurm import Slurm
 
-KINDS: dict[str, Callable[..., Executor]] = {"local": Local, "dask": Dask, "ray": Ray, "slurm": Slurm}
+KINDS: dict[str, Callable[..., Executor]] = {
+    "local": Local,
+    "dask": Dask,
+    "ray": Ray,
+    "slurm": Slurm,
+    "ranks": TorchrunRanks,
+}
 
 
 def executor(text: str, jobs: int, folder: Path) -> Executor:

@@ -1,0 +1,106 @@
+"""`torchrun -m gradhomog train` on several ranks gives the result of one process, also after a rank has died."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+RUN_FILE = """
+homogenizers = ["upgrad"]
+seeds = 1
+[train]
+steps = {steps}
+checkpoint_every = 5
+validate_every = 30
+[test]
+episodes = 8
+"""
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(RUN_FILE.format(steps=30))
+    return path
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def torchrun(ranks: int, run_file: Path, out: Path, *options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--master-port=0", *options]
+    return subprocess.Popen(
+        [*command, "-m", "gradhomog", "train", str(run_file), "--out", str(out)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(),
+    )  # fmt: skip
+
+
+def in_one_process(run_file: Path, out: Path, *options: str) -> None:
+    command = [sys.executable, "-m", "gradhomog", "train", str(run_file), "--out", str(out), *options]
+    subprocess.run(command, check=True, capture_output=True, env=environment())
+
+
+def scores(out: Path) -> list[float]:
+    (path,) = (out / "runs").glob("*/result.json")
+    record: dict[str, Any] = json.loads(path.read_text())
+    return list(record["scores"])
+
+
+def process_of_rank(rank: int, parent: int) -> int | None:
+    """Return the id of the child of `torchrun` that is this rank."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            child = int((folder / "stat").read_text().rpartition(")")[2].split()[1]) == parent
+            if child and f"\0RANK={rank}\0" in f"\0{(folder / 'environ').read_text()}":
+                return int(folder.name)
+        except OSError:  # ended meanwhile
+            continue
+    return None
+
+
+def test_the_scores_of_three_ranks_are_those_of_one_process(tmp_path, run_file):
+    process = torchrun(3, run_file, tmp_path / "ranks")
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    in_one_process(run_file, tmp_path / "one")
+    assert scores(tmp_path / "ranks") == pytest.approx(scores(tmp_path / "one"), rel=1e-3)
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the processes in /proc")
+def test_a_run_continues_after_a_rank_has_died(tmp_path, run_file):
+    run_file.write_text(RUN_FILE.format(steps=200))
+    out = tmp_path / "ranks"
+    process = torchrun(2, run_file, out, "--max-restarts=1")
+    while not list(out.glob("runs/*/checkpoint.pt")):
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
+    victim = process_of_rank(1, process.pid)
+    assert victim is not None
+    os.kill(victim, signal.SIGKILL)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    (events,) = out.glob("runs/*/events.jsonl")
+    starts = [json.loads(line) for line in events.read_text().splitlines() if '"start"' in line]
+    assert len(starts) == 2
+    assert starts[1]["step"] > 0
+    in_one_process(run_file, tmp_path / "one")
+    assert scores(out) == pytest.approx(scores(tmp_path / "one"), rel=1e-3)
+
+
+def test_more_ranks_than_tasks_are_refused(tmp_path, run_file):
+    run_file.write_text(RUN_FILE.format(steps=30) + "[episodes]\ntasks = 1\n")
+    process = torchrun(2, run_file, tmp_path / "out")
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode != 0
+    assert "`episodes.tasks` must be at least the number of ranks, 2; got 1" in output
