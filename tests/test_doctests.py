@@ -41,7 +41,11 @@ def test_every_file_is_a_searched_module() -> None:
     assert files == set(MODULES)
 
 
-REQUIRED = {"gradhomog_adapters.deepxde": "deepxde", "gradhomog_adapters.pina": "pina.solver"}
+REQUIRED = {
+    "gradhomog_adapters.deepxde": "deepxde",
+    "gradhomog_adapters.lightning": "lightning.pytorch",
+    "gradhomog_adapters.pina": "pina.solver",
+}
 """Packages of frameworks without which their adapters cannot be imported."""
 
 

@@ -15,10 +15,7 @@ def check_pipeline(pipe: Pipeline, framework: str) -> None:
     Raises:
         OptionError: the message names the homogenizer.
     """
-    if not isinstance(pipe, Pipeline):
-        raise OptionError(
-            f"`pipe` must be a pipeline, created once before training, as gradhomog.pipeline('pcgrad'); got {pipe!r}."
-        )
+    require_pipeline(pipe)
     required = "`pipe` must require losses and gradients of parameters only, but"
     if found := [
         member.selector
@@ -31,6 +28,14 @@ def check_pipeline(pipe: Pipeline, framework: str) -> None:
     if found := [member.selector for member in pipe.members if _declares(member, "kernel_traces")]:
         raise OptionError(
             f"{required} {' and '.join(found)} reads residuals, which {framework} does not pass on. {CHOOSE}"
+        )
+
+
+def require_pipeline(pipe: Pipeline) -> None:
+    """Raise unless `pipe` is a pipeline."""
+    if not isinstance(pipe, Pipeline):
+        raise OptionError(
+            f"`pipe` must be a pipeline, created once before training, as gradhomog.pipeline('pcgrad'); got {pipe!r}."
         )
 
 

@@ -1,0 +1,181 @@
+"""`HomogenizedLoss`: the loss of a LightningModule, with homogenized gradients."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+import gradhomog
+from gradhomog import Homogenization, OptionError, Pipeline, warn_of_momentum
+from gradhomog_adapters._frameworks.check_pipeline import require_pipeline
+from gradhomog_adapters._frameworks.step_metrics import METRICS, step_metrics
+
+try:
+    from lightning.pytorch import Callback
+except ImportError as error:
+    raise ImportError("gradhomog_adapters.lightning requires Lightning: pip install 'gradhomog[lightning]'.") from error
+
+__all__ = ["HomogenizedLoss"]
+
+Metric = Literal["loss", "weight", "norm", "cosine", "min_cosine"]
+
+
+class HomogenizedLoss(Callback):  # type: ignore[misc, unused-ignore]
+    """The sum of several losses with homogenized gradients, for `training_step`; also a callback of the trainer.
+
+    value Σ_i L_i,  gradient θ.grad = f Σ_i (C J)_i  with J_i = ∂L_i/∂θ and f = 1/k for `accumulate_grad_batches=k`
+
+    The module calls it with its losses and returns the result, from which Lightning continues as with any other loss.
+    As a callback, it logs the step and stores the state of the homogenizers in checkpoints. So pass it to the trainer
+    too, `Trainer(callbacks=[module.homogenized_loss])`, or return it in `LightningModule.configure_callbacks`.
+
+    Args:
+        pipe: the pipeline.
+        parameters: the shared parameters, as in `gradhomog.loss`, such as the module's encoder. By default those that
+            at least two losses depend on.
+        log: the kinds of metrics that are logged after each backward pass: `"loss"` as `loss/A` for each task A,
+            `"weight"` as `weight/A`, `"norm"` as `norm/A`, `"cosine"` as `cosine/A-B` for each pair of tasks,
+            `"min_cosine"` as `cosine/min`. Weights are not logged if a homogenizer replaces rows. Norms and cosines
+            are logged if a homogenizer reads them, and always with `inspect=True`.
+        prefix: of all names of metrics, such as `"train/"`. It is part of the state's key in checkpoints, so different
+            prefixes distinguish several objects of this class.
+        options: other keyword arguments of `gradhomog.loss`, such as `per`, `heads`, `inspect`, and `reduction`, which
+            is `"sum"` by default.
+
+    Attributes:
+        pipe: the pipeline.
+        report: the result of the last step, without the direction, which would occupy the memory of a gradient; None
+            before the first.
+
+    Conventions:
+        1. The empty pipeline computes the gradient of the sum of the losses, up to rounding, so that learning rate,
+           weight decay and clipping threshold can stay.
+        2. With gradient accumulation each batch is one step of the homogenizers, and logged metrics are those of a
+           batch. `gradhomog.accumulated` homogenizes the sum of several batches (manual optimization).
+        3. Without gradients, as in validation and test, the result is the plain sum; no state changes and nothing is
+           logged.
+
+    Raises:
+        OptionError: an option is unknown; in training: the object is not a callback of the trainer; the optimizer is
+            L-BFGS; see also `gradhomog.loss`.
+        NonfiniteError: in `backward()`, a loss or its gradient is not finite; the message names the task.
+
+    Warns:
+        UserWarning: training continues from a checkpoint that has no state of this object.
+        MomentumWarning: the optimizer averages directions, although a homogenizer such as `tracked` averages rows.
+
+    Cost: as `gradhomog.backward`, and logging, which copies no gradient.
+
+    >>> from lightning.pytorch import LightningModule, Trainer
+    >>> class Regression(LightningModule):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.encoder, self.heads = torch.nn.Linear(3, 4), torch.nn.Linear(4, 2)
+    ...         self.homogenized_loss = HomogenizedLoss(gradhomog.pipeline("upgrad"), parameters=self.encoder)
+    ...     def training_step(self, batch, batch_idx):
+    ...         errors = self.heads(self.encoder(batch)).square().mean(0)
+    ...         return self.homogenized_loss({"height": errors[0], "weight": errors[1]})
+    ...     def configure_optimizers(self):
+    ...         return torch.optim.SGD(self.parameters(), lr=0.1)
+    >>> Regression().homogenized_loss.pipe  # Trainer(callbacks=[module.homogenized_loss]).fit(module, batches)
+    Pipeline('upgrad', nonfinite='raise')
+    """
+
+    def __init__(
+        self, pipe: Pipeline, parameters: Any = None, *, log: Collection[Metric] = ("loss", "weight", "min_cosine"),
+        prefix: str = "", **options: Any,
+    ) -> None:  # fmt: skip
+        require_pipeline(pipe)
+        known = inspect.signature(gradhomog.loss).parameters.keys() - {"losses", "pipe", "report"}
+        if unknown := options.keys() - known:
+            raise OptionError(f"options must be arguments of gradhomog.loss; got {', '.join(sorted(unknown))}.")
+        if isinstance(log, str) or not set(log) <= set(METRICS):
+            raise OptionError(f"`log` must contain kinds of metrics, of {', '.join(METRICS)}; got {log!r}.")
+        self.pipe = pipe
+        self.prefix = prefix
+        self._kinds = tuple(log)  # Lightning sets the attributes `log` and `log_dict` of callbacks
+        # Iterators such as `encoder.parameters()` are exhausted after one step.
+        parameters = list(parameters) if isinstance(parameters, Iterator) else parameters
+        self.options = {"reduction": "sum", "parameters": parameters, **options}
+        self.report: Homogenization | None = None
+        self._metrics: dict[str, Tensor] = {}
+        self._attached = False
+
+    def __call__(self, losses: Mapping[str, Tensor | None] | Sequence[Tensor | None] | Tensor, **batch: Any) -> Tensor:
+        """Return the sum of the losses, whose `backward()` computes homogenized gradients.
+
+        Args:
+            losses: one scalar per task, by name; or a sequence, whose metrics are named `loss/0`, `loss/1`. None for a
+                task without labels in this batch.
+            batch: arguments of `gradhomog.loss` that differ between batches, such as `features` or `residuals`.
+        """
+        if torch.is_grad_enabled() and not self._attached:
+            raise OptionError(
+                "a HomogenizedLoss must be one of the trainer's callbacks, to save its state and to log; it is not. "
+                "Pass it as Trainer(callbacks=[...]), or return it in `configure_callbacks` of the module. Without a "
+                "trainer, use gradhomog.loss."
+            )
+        report = partial(self._receive, _by_name(losses))
+        return gradhomog.loss(losses, self.pipe, **self.options | batch, report=report)
+
+    @property
+    def state_key(self) -> str:
+        """The key of the state in Lightning's checkpoints, which contains the prefix."""
+        return f"{type(self).__qualname__}{{'prefix': {self.prefix!r}}}"
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Allow calls of this object; Lightning calls it for the callbacks of a trainer."""
+        self._attached = True
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """End what `setup` began."""
+        self._attached = False
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Check the optimizers, and that a resumed training has its state."""
+        for optimizer in trainer.optimizers:
+            if isinstance(optimizer, torch.optim.LBFGS):
+                raise OptionError(
+                    "a module with HomogenizedLoss must train with first-order optimizers such as Adam; got L-BFGS, "
+                    "whose line search and curvature require the gradient of one fixed loss. Return the plain sum of "
+                    "the losses, or choose another optimizer."
+                )
+            warn_of_momentum(optimizer, self.pipe)
+        if self.pipe.steps == 0 and trainer.global_step > 0:
+            warnings.warn(
+                f"training continues at step {trainer.global_step} with new homogenizers: the checkpoint has no state "
+                f"of {self.state_key}. Save and resume with the same HomogenizedLoss and prefix.",
+                stacklevel=2,
+            )
+
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        """Log the metrics of a step that this backward pass has taken."""
+        metrics, self._metrics = self._metrics, {}
+        if metrics:
+            pl_module.log_dict(metrics)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the pipeline, for Lightning's checkpoints."""
+        return self.pipe.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Replace the state of the pipeline by the state in a checkpoint."""
+        self.pipe.load_state_dict(state_dict)
+
+    def _receive(self, losses: Mapping[str, Tensor | None], result: Homogenization) -> None:
+        self.report = replace(result, direction={})
+        metrics = step_metrics(losses, result, self._kinds)
+        self._metrics = {f"{self.prefix}{name}": value for name, value in metrics.items()}
+
+
+def _by_name(losses: Any) -> dict[str, Tensor | None]:
+    """Return the losses by name, or by index, without their graphs."""
+    named = losses if isinstance(losses, Mapping) else {str(index): loss for index, loss in enumerate(losses)}
+    return {name: None if loss is None else loss.detach() for name, loss in named.items()}

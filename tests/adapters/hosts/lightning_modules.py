@@ -1,0 +1,76 @@
+"""Small LightningModules in float64, and their training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradhomog
+
+L = pytest.importorskip("lightning.pytorch", reason="needs the extra `lightning`")
+
+from torch.utils.data import DataLoader  # noqa: E402
+
+from gradhomog_adapters.lightning import HomogenizedLoss  # noqa: E402
+
+QUIET = {
+    "accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False,
+    "logger": False,
+}  # fmt: skip
+
+
+class TwoTasks(L.LightningModule):
+    """An encoder with two heads; returns the plain sum of the losses if `method` is None."""
+
+    def __init__(self, method: str | None, optimizer: Any = torch.optim.SGD, **options: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)  # the same parameters in every object
+        self.encoder, self.depth, self.normals = nn.Linear(3, 4), nn.Linear(4, 1), nn.Linear(4, 1)
+        self.double()
+        self.homogenized_loss = None
+        if method is not None:
+            options = {"parameters": self.encoder, **options}
+            self.homogenized_loss = HomogenizedLoss(gradhomog.pipeline(method), **options)
+        self.optimizer = optimizer
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.encoder(x).tanh()
+
+    def losses(self, x: Tensor) -> dict[str, Tensor | None]:
+        z = self.features(x)
+        depth = (self.depth(z) - x[:, :1]).square().mean()
+        return {"depth": depth, "normals": (10 * self.normals(z) - x[:, 1:2]).square().mean()}
+
+    def loss(self, x: Tensor) -> Any:
+        losses = self.losses(x)
+        return sum(losses.values()) if self.homogenized_loss is None else self.homogenized_loss(losses)
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Any:
+        return self.loss(batch.to(self.encoder.weight.dtype))
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        self.log("validation", self.loss(batch))
+
+    def configure_optimizers(self) -> Any:
+        return self.optimizer(self.parameters(), lr=1e-2)
+
+
+def batches(count: int = 6) -> Any:
+    x = torch.randn(4 * count, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return DataLoader(x, batch_size=4)
+
+
+def fit(module: Any, epochs: int = 2, path: Any = None, validation: Any = None, **options: Any) -> Any:
+    """Train a module whose `homogenized_loss`, if any, is a callback of the trainer."""
+    given = [] if module.homogenized_loss is None else [module.homogenized_loss]
+    options = {**QUIET, "callbacks": given, **options}
+    trainer = L.Trainer(max_epochs=epochs, **options)
+    trainer.fit(module, batches(), validation, ckpt_path=path)
+    return trainer
+
+
+def parameters(module: Any) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()]).clone()
