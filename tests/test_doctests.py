@@ -45,6 +45,8 @@ REQUIRED = {
     "gradhomog_adapters.deepxde": "deepxde",
     "gradhomog_adapters.lightning": "lightning.pytorch",
     "gradhomog_adapters.pina": "pina.solver",
+    "gradhomog_adapters.sentence_transformers": "sentence_transformers",
+    "gradhomog_adapters.transformers": "transformers",
 }
 """Packages of frameworks without which their adapters cannot be imported."""
 

@@ -27,6 +27,8 @@ def blocks(page, language):
     return pages.blocks(page.read_text(encoding="utf-8"), language)
 
 
+REQUIRED = {"transformers.md": "accelerate"}
+"""Packages of frameworks without which the examples of a page cannot run."""
 EXAMPLES = [(page, index) for page in PAGES for index in range(len(blocks(page, "python")))]
 
 
@@ -34,6 +36,8 @@ EXAMPLES = [(page, index) for page in PAGES for index in range(len(blocks(page, 
 @pytest.mark.parametrize(("page", "index"), EXAMPLES, ids=[f"{page.name}-{index}" for page, index in EXAMPLES])
 def test_a_python_example_runs_after_those_before_it(page, index, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    if page.name in REQUIRED:
+        pytest.importorskip(REQUIRED[page.name], reason=f"needs the extra of {page.name}")
     names: dict[str, object] = {"__name__": "example"}
     # An example may use what an earlier one on its page made.
     before = blocks(page, "python")[:index] if page.name == "domains.md" else []

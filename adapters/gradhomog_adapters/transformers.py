@@ -1,0 +1,219 @@
+"""`HomogenizedTrainer`: homogenize the gradients of several losses in the Trainer of Hugging Face Transformers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import gradhomog
+from gradhomog import Homogenization, OptionError, Pipeline, warn_of_momentum
+from gradhomog_adapters._frameworks.check_pipeline import check_pipeline
+from gradhomog_adapters._frameworks.running_means import RunningMeans
+
+try:
+    from accelerate.optimizer import AcceleratedOptimizer
+    from transformers import Trainer
+    from transformers.trainer_pt_utils import find_batch_size
+    from transformers.trainer_utils import EvalLoopOutput
+except ImportError as error:
+    raise ImportError(
+        "gradhomog_adapters.transformers requires Transformers and Accelerate: pip install 'gradhomog[transformers]'."
+    ) from error
+
+__all__ = ["HomogenizedTrainer"]
+
+FILE = "homogenizers.pt"
+"""The file in a checkpoint that contains the state of the pipeline."""
+
+
+class HomogenizedTrainer(Trainer):  # type: ignore[misc]
+    """A Trainer whose `compute_loss` returns one scalar with homogenized gradients, from several losses.
+
+    value Σ_i L_i,  gradient θ.grad = Σ_i (C J)_i  with J_i = ∂L_i/∂θ, task i; both divided by the number of batches
+    of an optimizer step (`gradient_accumulation_steps`)
+
+    Subclass it instead of `Trainer`, and return `self.homogenized_loss(losses, model)` from `compute_loss`. With
+    another subclass of `Trainer`, inherit from both: `class MyTrainer(HomogenizedTrainer, OtherTrainer)`. Clipping,
+    schedulers, mixed precision, evaluation and callbacks remain those of Transformers.
+
+    Args:
+        homogenizers: the pipeline. Homogenizers that read features or residuals are not supported.
+        *args, **kwargs: arguments of `Trainer`. `compute_loss_func` is not supported, because `compute_loss` is
+            overridden.
+
+    Attributes:
+        homogenizers: the pipeline.
+        report: the result of the last step, None before the first.
+        loss_is_scaled_for_ga: False: the losses are means over one batch, and the Trainer divides their sum by
+            the number of accumulated batches. Set it to True in a subclass that divides sums over tokens by
+            `num_items_in_batch`, the number of tokens of all accumulated batches. Transformers' default, None, would
+            not divide means if the batch contains `labels` and the model's `forward` has `**kwargs`.
+
+    Logs: in each log of the training loss, the means since the last log of `NAME_loss`, `NAME_weight` (the factor of
+    a task's gradient; none for methods that replace rows) and `NAME_NAME_cosine` (of gradients, if a homogenizer reads
+    inner products). In the metrics of an evaluation `eval_NAME_loss`, which may be the `metric_for_best_model`.
+
+    Checkpoints: the state of the pipeline is the file `homogenizers.pt` beside the state of the optimizer, so that
+    `train(resume_from_checkpoint=...)` continues exactly. A new model from `model_init` starts with the state that
+    the pipeline had when the trainer was created.
+
+    Conventions:
+        1. The sum of the losses is the usual loss of several heads, so the mean of the homogenized rows is multiplied
+           by their number: the empty pipeline computes the gradient of the sum, up to rounding, with the same rates
+           and weight decay.
+        2. θ are all trainable parameters of the model; override `shared_parameters` to change that.
+        3. The names of the losses are the domains of the rows. A loss None (no labels in the batch) is absent.
+        4. Each batch is one step of the homogenizers, also if several are accumulated: they homogenize each batch
+           separately, and gradients are added. Prefer larger batches where memory permits.
+        5. Within `torch.no_grad`, as in evaluation, the result is the sum; no state changes.
+
+    Raises:
+        OptionError: the pipeline reads features or residuals; `compute_loss` is not overridden; `compute_loss_func` was
+            given; see also `gradhomog.loss`.
+        NonfiniteError: during training, a loss or its gradient is not finite; the message names the task.
+
+    Warns:
+        UserWarning: a checkpoint without the state of homogenizers was resumed.
+        MomentumWarning: the optimizer averages directions, although a homogenizer such as `tracked` averages rows.
+
+    Cost: see `gradhomog.backward`; one backward pass per task, or one in total if the pipeline reads losses only.
+
+    >>> from transformers import TrainingArguments
+    >>> class Regression(torch.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.layer = torch.nn.Linear(3, 2)
+    ...     def forward(self, x, labels):
+    ...         return {"loss_by_output": (self.layer(x) - labels).square().mean(0)}
+    >>> class TwoOutputs(HomogenizedTrainer):
+    ...     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+    ...         outputs = model(**inputs)
+    ...         loss = self.homogenized_loss(dict(zip(["a", "b"], outputs["loss_by_output"])), model)
+    ...         return (loss, outputs) if return_outputs else loss
+    >>> args = TrainingArguments("out", max_steps=2, report_to=[], disable_tqdm=True, save_strategy="no", use_cpu=True)
+    >>> data = [{"x": torch.rand(3), "labels": torch.rand(2)} for _ in range(4)]
+    >>> trainer = TwoOutputs(Regression(), args, train_dataset=data, homogenizers=gradhomog.pipeline("upgrad"))
+    >>> _ = trainer.train()  # doctest: +ELLIPSIS
+    {'train_runtime': ...
+    >>> trainer.report.cosines.shape
+    torch.Size([2, 2])
+    """
+
+    loss_is_scaled_for_ga: bool | None = False
+
+    def __init__(self, *args: Any, homogenizers: Pipeline, **kwargs: Any) -> None:
+        check_pipeline(homogenizers, "a Trainer")
+        if type(self).compute_loss is Trainer.compute_loss:
+            raise OptionError(
+                "a HomogenizedTrainer must override `compute_loss` and return self.homogenized_loss(losses, model); "
+                f"{type(self).__name__} does not, so one loss of the model would be trained."
+            )
+        self.homogenizers = homogenizers
+        self.report: Homogenization | None = None
+        self._initial_state = homogenizers.state_dict()
+        self._training_means, self._evaluation_means = RunningMeans(), RunningMeans()
+        self._evaluated_examples = 1
+        super().__init__(*args, **kwargs)
+        if self.compute_loss_func is not None:
+            raise OptionError(
+                "`compute_loss_func` must be None for a HomogenizedTrainer, because `compute_loss` computes the "
+                f"losses; got {self.compute_loss_func!r}. Call it in `compute_loss`."
+            )
+
+    def homogenized_loss(self, losses: Mapping[str, Tensor | None], model: nn.Module) -> Tensor:
+        """Return the sum of the losses, during training with homogenized gradients.
+
+        Args:
+            losses: one scalar per task, by name; None for a task without labels in this batch.
+            model: the model that `compute_loss` received.
+        """
+        if not torch.is_grad_enabled():
+            for name, loss in losses.items():
+                if loss is not None:
+                    self._evaluation_means.add(f"{name}_loss", loss, self._evaluated_examples)
+            return gradhomog.loss(losses, self.homogenizers, reduction="sum")
+        if self.homogenizers.steps == 0:
+            optimizer = self.optimizer
+            warn_of_momentum(
+                optimizer.optimizer if isinstance(optimizer, AcceleratedOptimizer) else optimizer, self.homogenizers
+            )
+        names = list(losses)
+        batches = self.current_gradient_accumulation_steps if self.loss_is_scaled_for_ga else 1
+        for name, loss in losses.items():
+            if loss is not None:
+                self._training_means.add(f"{name}_loss", batches * loss.detach())
+
+        def receive(result: Homogenization) -> None:
+            self.report = result
+            self._add_weights_and_cosines([names[slot] for slot in result.tasks], result)
+
+        return gradhomog.loss(
+            losses, self.homogenizers, parameters=self.shared_parameters(model), reduction="sum", report=receive
+        )
+
+    def shared_parameters(self, model: nn.Module) -> Any:
+        """Return the parameters whose gradients are homogenized: all of the model.
+
+        Override it to return the encoder, for example `self.model.encoder`: heads then receive the unweighted gradient
+        of their task's loss.
+        """
+        return model
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log, and add the means of losses, weights and cosines to a log of the training loss."""
+        super().log({**logs, **self._training_means.pop()} if "loss" in logs else logs, start_time)
+
+    def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Evaluate one batch; the means of the losses weigh batches by their size, as `eval_loss` does."""
+        self._evaluated_examples = find_batch_size(inputs) or 1
+        return super().prediction_step(model, inputs, *args, **kwargs)
+
+    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
+        """Evaluate, and add the mean loss of each task to the metrics."""
+        self._evaluation_means.pop()
+        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        output.metrics.update(
+            {f"{metric_key_prefix}_{name}": mean for name, mean in self._evaluation_means.pop().items()}
+        )
+        return output
+
+    def call_model_init(self, trial: Any = None) -> Any:
+        """Return a new model, and give the pipeline its initial state, because its rows belong to the earlier one."""
+        self.homogenizers.load_state_dict(self._initial_state)
+        return super().call_model_init(trial)
+
+    def _add_weights_and_cosines(self, names: list[str], result: Homogenization) -> None:
+        if result.weights is not None:
+            for name, weight in zip(names, result.weights, strict=True):
+                self._training_means.add(f"{name}_weight", weight)
+        cosines = result.cosines
+        if cosines is not None:
+            for (i, first), (j, second) in combinations(enumerate(names), 2):
+                self._training_means.add(f"{first}_{second}_cosine", cosines[i, j])
+
+    # Methods of Trainer, not callbacks: callbacks do not receive the folder from which a run is resumed.
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        if self.args.should_save:
+            torch.save(self.homogenizers.state_dict(), Path(output_dir, FILE))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None:
+            return
+        path = Path(checkpoint, FILE)
+        if path.is_file():
+            self.homogenizers.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+        else:
+            warnings.warn(
+                f"{checkpoint} contains no {FILE}: training continues with the present state of the homogenizers. Save "
+                "checkpoints by a HomogenizedTrainer with save_only_model=False.",
+                stacklevel=2,
+            )

@@ -1,0 +1,253 @@
+"""`HomogenizedTrainer` with Transformers itself: "none" is its training, logs and checkpoints are complete."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gradhomog
+from gradhomog import MomentumWarning, NonfiniteError, OptionError
+
+from .transformers_models import SumTrainer, TwoHeads, arguments, examples, parameters, two_losses
+
+from gradhomog_adapters.transformers import HomogenizedTrainer  # isort: skip
+from transformers import Trainer  # isort: skip
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # deprecations within Transformers and PyTorch
+
+
+class TwoTasks(HomogenizedTrainer):
+    """The losses of `SumTrainer`, homogenized."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        outputs = model(**inputs)
+        loss = self.homogenized_loss(two_losses(outputs, inputs), model)
+        return (loss, outputs) if return_outputs else loss
+
+
+def trained(
+    kind: type[Trainer], folder: Path, model: nn.Module | None = None, *, missing: int = 0, resume: Any = None,
+    **options: Any,
+) -> Any:  # fmt: skip
+    given = {key: options.pop(key) for key in ("homogenizers", "eval_dataset", "model_init") if key in options}
+    model = None if "model_init" in given else TwoHeads() if model is None else model
+    trainer = kind(model, arguments(folder, **options), train_dataset=examples(missing=missing), **given)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def homogenized(text: str, folder: Path, model: nn.Module | None = None, **options: Any) -> Any:
+    return trained(TwoTasks, folder, model, homogenizers=gradhomog.pipeline(text), **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"optim": "adamw_torch", "weight_decay": 0.1},
+        {"max_grad_norm": 0.1},
+        {"gradient_accumulation_steps": 2, "max_grad_norm": 0.1},
+        {"gradient_accumulation_steps": 3, "max_steps": 2},  # the last step of the epoch has one batch
+    ],
+    ids=str,
+)
+def test_without_homogenizers_training_is_that_of_the_sum(options: dict[str, Any], tmp_path: Path) -> None:
+    plain, found = trained(SumTrainer, tmp_path, **options), homogenized("none", tmp_path, **options)
+    torch.testing.assert_close(parameters(found.model), parameters(plain.model), rtol=1e-9, atol=1e-11)
+    assert not torch.allclose(parameters(found.model), parameters(TwoHeads()), atol=1e-6)
+    for ours, theirs in zip(found.state.log_history, plain.state.log_history, strict=True):
+        for key in {"loss", "grad_norm"} & theirs.keys():
+            assert ours[key] == pytest.approx(theirs[key], rel=1e-6)
+
+
+def test_accumulated_batches_have_the_gradient_of_one_large_batch(tmp_path: Path) -> None:
+    large = trained(SumTrainer, tmp_path, per_device_train_batch_size=8)
+    found = homogenized("none", tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=2)
+    torch.testing.assert_close(parameters(found.model), parameters(large.model), rtol=1e-9, atol=1e-11)
+
+
+def test_sums_divided_by_all_accumulated_items_are_not_divided_again(tmp_path: Path) -> None:
+    class PerItem(HomogenizedTrainer):
+        loss_is_scaled_for_ga = True
+
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            losses = two_losses(model(**inputs), inputs, reduction="sum")
+            return self.homogenized_loss({k: loss / num_items_in_batch for k, loss in losses.items()}, model)
+
+    found = [
+        trained(PerItem, tmp_path, homogenizers=gradhomog.pipeline("none"), missing=6, max_steps=2, **options)
+        for options in (
+            {"per_device_train_batch_size": 8},
+            {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2},
+        )
+    ]
+    torch.testing.assert_close(parameters(found[1].model), parameters(found[0].model), rtol=1e-9, atol=1e-11)
+    for ours, theirs in zip(found[1].state.log_history, found[0].state.log_history, strict=True):
+        if "loss" in theirs:
+            assert ours["topic_loss"] == pytest.approx(theirs["topic_loss"])
+            assert ours["topic_loss"] + ours["sentiment_loss"] == pytest.approx(ours["loss"], rel=1e-6)
+
+
+def test_one_step_follows_the_direction_of_the_tasks_gradients(tmp_path: Path) -> None:
+    found = homogenized("upgrad", tmp_path, max_steps=1, per_device_train_batch_size=16, max_grad_norm=0.0)
+    net, data = TwoHeads(), examples()
+    batch = {key: torch.stack([torch.as_tensor(row[key]) for row in data]) for key in data[0]}
+    losses = two_losses(net(**batch), batch)
+    rows = [
+        torch.cat([part.flatten() for part in torch.autograd.grad(
+            loss, list(net.parameters()), retain_graph=True, materialize_grads=True
+        )])
+        for loss in losses.values()
+    ]  # fmt: skip
+    expected = parameters(net) - 0.01 * 2 * gradhomog.pipeline("upgrad").combine(torch.stack(rows))
+    torch.testing.assert_close(parameters(found.model), expected, rtol=1e-9, atol=1e-11)
+    cosine = float(nn.functional.cosine_similarity(*rows, dim=0))
+    assert found.state.log_history[0]["sentiment_topic_cosine"] == pytest.approx(cosine)
+
+
+def test_heads_outside_of_the_shared_parameters_receive_the_gradient_of_their_loss(tmp_path: Path) -> None:
+    class EncoderOnly(TwoTasks):
+        def shared_parameters(self, model):
+            return model.encoder
+
+    options = {"max_steps": 1, "max_grad_norm": 0.0}
+    plain = trained(SumTrainer, tmp_path, **options)
+    found = trained(EncoderOnly, tmp_path, homogenizers=gradhomog.pipeline("static(weights=[1, 0])"), **options)
+    torch.testing.assert_close(found.model.topic.weight, plain.model.topic.weight)
+    assert not torch.allclose(parameters(found.model.encoder), parameters(plain.model.encoder))
+
+
+def test_frozen_parameters_do_not_change(tmp_path: Path) -> None:
+    model = TwoHeads()
+    model.encoder.requires_grad_(False)
+    before = parameters(model.encoder)
+    homogenized("upgrad", tmp_path, model, max_steps=1)
+    assert torch.equal(parameters(model.encoder), before)
+    assert not torch.equal(model.topic.weight, TwoHeads().topic.weight)
+
+
+def test_label_smoothing_of_the_trainer_applies_to_one_loss(tmp_path: Path) -> None:
+    def losses(trainer: Trainer, outputs: dict[str, Tensor], inputs: dict[str, Any]) -> dict[str, Tensor]:
+        smooth = trainer.label_smoother({"logits": outputs["sentiment"]}, inputs["labels"])
+        return {**two_losses(outputs, inputs), "sentiment": smooth}
+
+    class Smooth(HomogenizedTrainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            return self.homogenized_loss(losses(self, model(**inputs), inputs), model)
+
+    class SmoothSum(SumTrainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            return sum(losses(self, model(**inputs), inputs).values())
+
+    options = {"label_smoothing_factor": 0.2, "max_steps": 2}
+    plain = trained(SmoothSum, tmp_path, **options)
+    found = trained(Smooth, tmp_path, homogenizers=gradhomog.pipeline("none"), **options)
+    torch.testing.assert_close(parameters(found.model), parameters(plain.model), rtol=1e-9, atol=1e-11)
+    sharp = trained(SumTrainer, tmp_path, max_steps=2)
+    assert not torch.allclose(parameters(found.model), parameters(sharp.model), atol=1e-9)
+
+
+def test_the_logs_of_the_loss_contain_losses_and_weights(tmp_path: Path) -> None:
+    found = homogenized("static(weights=[1, 3])", tmp_path, logging_steps=2)
+    first, second, end = found.state.log_history
+    for log in (first, second):
+        assert log["sentiment_loss"] + log["topic_loss"] == pytest.approx(log["loss"], rel=1e-6)
+        assert (log["sentiment_weight"], log["topic_weight"]) == pytest.approx((0.5, 1.5))
+    assert not any("sentiment" in key for key in end)
+
+
+def test_without_weights_only_losses_are_logged(tmp_path: Path) -> None:
+    log = homogenized("trimmed_mean", tmp_path, max_steps=1).state.log_history[0]
+    assert {key for key in log if "topic" in key} == {"topic_loss"}
+
+
+def test_an_evaluation_reports_each_loss_and_takes_no_step(tmp_path: Path) -> None:
+    found = homogenized("uw", tmp_path, eval_dataset=examples(6), eval_strategy="steps", eval_steps=2)
+    assert found.homogenizers.steps == 4
+    metrics = found.evaluate()  # batches of eight by default
+    assert metrics["eval_sentiment_loss"] + metrics["eval_topic_loss"] == pytest.approx(metrics["eval_loss"], rel=1e-6)
+    found.args.per_device_eval_batch_size = 4  # batches of four and two: means weigh examples equally
+    again = found.evaluate()
+    assert again["eval_topic_loss"] == pytest.approx(metrics["eval_topic_loss"], rel=1e-6)
+    assert found.predict(examples(6)).metrics["test_topic_loss"] == pytest.approx(metrics["eval_topic_loss"])
+    assert found.homogenizers.steps == 4
+
+
+def test_the_loss_of_one_task_selects_the_best_model(tmp_path: Path) -> None:
+    found = homogenized(
+        "none", tmp_path, eval_dataset=examples(6), eval_strategy="steps", eval_steps=1, save_strategy="best",
+        metric_for_best_model="eval_sentiment_loss", load_best_model_at_end=True,
+    )  # fmt: skip
+    best = min(log["eval_sentiment_loss"] for log in found.state.log_history if "eval_sentiment_loss" in log)
+    assert found.state.best_metric == best
+
+
+@pytest.mark.parametrize("text", ["uw", "tracked(method='upgrad')"])
+def test_a_run_resumed_from_a_checkpoint_continues_exactly(text: str, tmp_path: Path) -> None:
+    options = {"optim": "adamw_torch", "adam_beta1": 0.0, "save_strategy": "steps", "save_steps": 2}
+    whole = homogenized(text, tmp_path, TwoHeads(dropout=0.1), **options)
+    resumed = homogenized(text, tmp_path, TwoHeads(dropout=0.1), resume=str(tmp_path / "checkpoint-2"), **options)
+    assert resumed.homogenizers.steps == whole.homogenizers.steps == 4
+    torch.testing.assert_close(parameters(resumed.model), parameters(whole.model), rtol=1e-12, atol=1e-13)
+
+
+def test_a_checkpoint_without_the_state_of_homogenizers_warns(tmp_path: Path) -> None:
+    trained(SumTrainer, tmp_path, save_strategy="steps", save_steps=2)
+    with pytest.warns(UserWarning, match=r"checkpoint-2 contains no homogenizers\.pt"):
+        homogenized("uw", tmp_path, resume=str(tmp_path / "checkpoint-2"))
+
+
+def test_each_training_of_a_new_model_starts_with_the_initial_state(tmp_path: Path) -> None:
+    found = homogenized("uw", tmp_path, model_init=lambda: TwoHeads())
+    once = parameters(found.model)
+    found.train()
+    assert found.homogenizers.steps == 4
+    assert torch.equal(parameters(found.model), once)
+
+
+def test_an_absent_loss_keeps_its_state_and_is_not_logged(tmp_path: Path) -> None:
+    class TopicOnly(HomogenizedTrainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            losses = two_losses(model(**inputs), inputs)
+            return self.homogenized_loss({"sentiment": None, "topic": losses["topic"]}, model)
+
+    found = trained(TopicOnly, tmp_path, homogenizers=gradhomog.pipeline("uw"))
+    assert found.report.tasks == (1,)
+    assert "topic_loss" in found.state.log_history[0]
+    assert "sentiment_loss" not in found.state.log_history[0]
+
+
+def test_a_loss_that_is_not_finite_is_an_error_with_its_name(tmp_path: Path) -> None:
+    class Infinite(HomogenizedTrainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            losses = two_losses(model(**inputs), inputs)
+            return self.homogenized_loss({**losses, "topic": losses["topic"] * float("inf")}, model)
+
+    with pytest.raises(NonfiniteError, match="topic"):
+        trained(Infinite, tmp_path, homogenizers=gradhomog.pipeline("upgrad"))
+
+
+def test_momentum_after_averages_of_rows_warns(tmp_path: Path) -> None:
+    with pytest.warns(MomentumWarning, match="tracked averages rows over steps, and AdamW"):
+        homogenized("tracked", tmp_path, optim="adamw_torch", max_steps=1)
+
+
+def test_a_trainer_without_compute_loss_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="must override `compute_loss`"):
+        trained(HomogenizedTrainer, tmp_path, homogenizers=gradhomog.pipeline("none"))
+
+
+def test_a_second_function_for_the_loss_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="`compute_loss_func` must be None"):
+        TwoTasks(
+            TwoHeads(), arguments(tmp_path), homogenizers=gradhomog.pipeline("none"), compute_loss_func=lambda *_: 0.0
+        )
+
+
+def test_homogenizers_that_read_features_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="rotograd reads features, which a Trainer does not compute"):
+        homogenized("rotograd", tmp_path)
