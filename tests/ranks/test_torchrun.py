@@ -39,7 +39,7 @@ def environment() -> dict[str, str]:
 
 
 def torchrun(ranks: int, run_file: Path, out: Path, *options: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--master-port=0", *options]
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--standalone", *options]
     return subprocess.Popen(
         [*command, "-m", "gradhomog", "train", str(run_file), "--out", str(out)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(),
@@ -71,7 +71,7 @@ def process_of_rank(rank: int, parent: int) -> int | None:
 
 def test_the_scores_of_three_ranks_are_those_of_one_process(tmp_path, run_file):
     process = torchrun(3, run_file, tmp_path / "ranks")
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=200)
     assert process.returncode == 0, output
     in_one_process(run_file, tmp_path / "one")
     assert scores(tmp_path / "ranks") == pytest.approx(scores(tmp_path / "one"), rel=1e-3)
@@ -88,7 +88,7 @@ def test_a_run_continues_after_a_rank_has_died(tmp_path, run_file):
     victim = process_of_rank(1, process.pid)
     assert victim is not None
     os.kill(victim, signal.SIGKILL)
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=200)
     assert process.returncode == 0, output
     (events,) = out.glob("runs/*/events.jsonl")
     starts = [json.loads(line) for line in events.read_text().splitlines() if '"start"' in line]
@@ -101,6 +101,6 @@ def test_a_run_continues_after_a_rank_has_died(tmp_path, run_file):
 def test_more_ranks_than_tasks_are_refused(tmp_path, run_file):
     run_file.write_text(RUN_FILE.format(steps=30) + "[episodes]\ntasks = 1\n")
     process = torchrun(2, run_file, tmp_path / "out")
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=200)
     assert process.returncode != 0
     assert "`episodes.tasks` must be at least the number of ranks, 2; got 1" in output

@@ -116,10 +116,8 @@ def main(out: str = "runs/where-surgery-helps", *problems: str) -> None:
     )
     print("|---|---|---|---|---|---|---|")
     for point in sorted(points, key=lambda point: point.noise_scale):
-        print(
-            f"| {point.problem} | {point.noise_scale:.2g} | {point.lowest_cosine:.2f} | {point.largest_ratio:.2g} | "
-            f"{', '.join(point.codes)} | {point.to_static} | {point.to_plain} |"
-        )
+        numbers = f"{point.noise_scale:.2g} | {point.lowest_cosine:.2f} | {point.largest_ratio:.2g}".replace("nan", "–")
+        print(f"| {point.problem} | {numbers} | {', '.join(point.codes)} | {point.to_static} | {point.to_plain} |")
     draw(points, Path(out) / "prediction.svg")
 
 
