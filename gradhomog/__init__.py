@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gradhomog import keyed
     from gradhomog.autograd.accumulation import accumulated
     from gradhomog.autograd.backward import backward
+    from gradhomog.autograd.donated_buffers import disable_donated_buffers
     from gradhomog.autograd.loss import loss
     from gradhomog.autograd.task_features import TaskFeatures, task_features
     from gradhomog.conflict import conflict_rate, cosines, distance_bound, distances, magnitude_similarity
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
 _EXPORTS = {
     "autograd.accumulation": ("accumulated",),
     "autograd.backward": ("backward",),
+    "autograd.donated_buffers": ("disable_donated_buffers",),
     "autograd.loss": ("loss",),
     "autograd.task_features": ("TaskFeatures", "task_features"),
     "conflict": ("conflict_rate", "cosines", "distance_bound", "distances", "magnitude_similarity"),
@@ -175,6 +177,7 @@ __all__ = [
     "conflict_averse_weights",
     "conflict_rate",
     "cosines",
+    "disable_donated_buffers",
     "distance_bound",
     "distances",
     "domain",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from gradhomog.autograd.custom_functions import check_outputs_apart, compiled_functions
 from gradhomog.autograd.derivatives import Derivatives, DirectDerivatives, FeatureDerivatives, LossGraph
 from gradhomog.autograd.inputs import (
     Losses,
@@ -61,6 +63,7 @@ class LossLeaves:
         stage_features: for each present task the features before the first `transform` stage and after each; empty
             unless `features` was a `TaskFeatures`.
         use_shared: True if any of the losses that were passed depends on a shared parameter, or if there are features.
+        compiled: the nodes of compiled functions in the graph.
     """
 
     tasks: TaskLosses
@@ -69,6 +72,7 @@ class LossLeaves:
     features: list[Tensor]
     stage_features: list[Sequence[Tensor]]
     use_shared: bool
+    compiled: list[Any]
 
     def select(self, indices: Sequence[int]) -> LossLeaves:
         """Return the losses of some of the present tasks."""
@@ -97,6 +101,9 @@ def find_leaves(losses: Losses, parameters: Parameters | None, features: Feature
     shared = {} if parameters is None else shared_parameters(parameters)
     graph = Reachability(until=tensors, leaves=shared.values())
     bits = [graph.leaf_bits(loss) for loss in tasks.losses]
+    compiled = compiled_functions(graph)
+    if tensors:
+        compiled += compiled_functions(_graph_of(tensors, leaves=shared.values()))
     if parameters is None:
         shared = _find_shared(tasks, bits, graph, tensors)
     shared_bits = graph.bits_of(shared.values())
@@ -106,7 +113,7 @@ def find_leaves(losses: Losses, parameters: Parameters | None, features: Feature
     unshared = [graph.tensors(loss_bits & ~shared_bits) for loss_bits in bits]
     stage_features = [views[slot] for slot in tasks.slots] if views else []
     use_shared = bool(tensors) or any(loss_bits & shared_bits for loss_bits in bits)
-    return LossLeaves(tasks, shared, unshared, tensors, stage_features, use_shared)
+    return LossLeaves(tasks, shared, unshared, tensors, stage_features, use_shared, compiled)
 
 
 def differentiate(
@@ -119,7 +126,14 @@ def differentiate(
     `return_features`: include the features and the gradients w.r.t. them in the batch, for homogenizers.
     """
     tasks, unshared = loss_leaves.tasks, loss_leaves.unshared_leaves
-    graph = LossGraph(tasks.losses, loss_leaves.shared, unshared, factor, create_graph, retain_graph)
+    if create_graph and loss_leaves.compiled:
+        raise OptionError(
+            "create_graph=True requires second derivatives, but a part of the graph was computed by a torch.compile'd "
+            "function, which has none. Compute the losses by the original module."
+        )
+    graph = LossGraph(
+        tasks.losses, loss_leaves.shared, unshared, factor, create_graph, retain_graph, loss_leaves.compiled
+    )
     if not (loss_leaves.features and through_features):
         return Batch(tasks, DirectDerivatives(graph), unshared, [], [])
     derivatives = FeatureDerivatives(graph, loss_leaves.features, loss_leaves.stage_features)
@@ -135,14 +149,12 @@ def _find_shared(
 ) -> dict[str, Tensor]:
     """Return the leaves of the features, or else of two or more losses; only `nn.Parameter`s if there are any."""
     if features:
-        feature_graph = Reachability()
-        for feature in features:
-            feature_graph.leaf_bits(feature)
-        leaves = feature_graph.leaves
+        leaves = _graph_of(features).leaves
     elif tasks.stacked or len(tasks.losses) == 1:
         reason = "the losses were stacked into one tensor" if tasks.stacked else "there is only one loss"
         raise OptionError(f"`parameters` is required, because {reason}; the shared parameters cannot be inferred.")
     else:
+        check_outputs_apart(graph)
         leaves = graph.tensors(bits_in_several(bits))
     if not leaves:
         raise OptionError(
@@ -151,6 +163,13 @@ def _find_shared(
         )
     parameters = [leaf for leaf in leaves if isinstance(leaf, nn.Parameter)]
     return {str(index): leaf for index, leaf in enumerate(parameters or leaves)}
+
+
+def _graph_of(tensors: Sequence[Tensor], leaves: Iterable[Tensor] = ()) -> Reachability:
+    graph = Reachability(leaves=leaves)
+    for tensor in tensors:
+        graph.leaf_bits(tensor)
+    return graph
 
 
 def _check_through_features(bits: Sequence[int], shared: int, tasks: TaskLosses) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradhomog.autograd.backward_pass import backward_pass
+
 SMALLEST_SHARE = 1e-2
 """The smallest weight by which a head's gradient is divided again; with smaller ones half precision underflows."""
 
@@ -28,6 +30,7 @@ class LossGraph:
         unshared_leaves: for each task the other leaves that its loss depends on.
         factor: factor of every gradient, against underflow in half precision.
         create_graph, retain_graph: as in `torch.autograd.grad`.
+        compiled: the nodes of compiled functions in the graph.
     """
 
     losses: Sequence[Tensor]
@@ -36,6 +39,7 @@ class LossGraph:
     factor: float = 1.0
     create_graph: bool = False
     retain_graph: bool = False
+    compiled: Sequence[Any] = ()
 
     def gradients(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], output_grads: Sequence[Tensor], last: bool
@@ -43,9 +47,9 @@ class LossGraph:
         """Return Σ over outputs of output_grad · ∂output/∂input; the last call frees the graph."""
         if not inputs or not outputs:
             return [None] * len(inputs)
-        found = torch.autograd.grad(
+        found = backward_pass(
             outputs, inputs, output_grads, retain_graph=self.retain_graph or self.create_graph or not last,
-            create_graph=self.create_graph, allow_unused=True,
+            create_graph=self.create_graph, compiled=self.compiled,
         )  # fmt: skip
         plain = [_as_type_of(leaf, gradient) for leaf, gradient in zip(inputs, found, strict=True)]
         if all(gradient is None or gradient.layout == torch.strided for gradient in plain):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from gradhomog.autograd.backward_pass import backward_pass
 from gradhomog.autograd.batch import LossLeaves
 from gradhomog.autograd.inputs import TaskLosses
 from gradhomog.errors import OptionError
@@ -27,18 +29,20 @@ def residual_traces(residuals: Residuals | None, loss_leaves: LossLeaves, pipe: 
         return None
     present, parameters = _present(residuals, loss_leaves.tasks), list(loss_leaves.shared.values())
     return lambda probes, generator: torch.stack([
-        mean_squared_gradient(residual, parameters, probes, generator) for residual in present
+        mean_squared_gradient(residual, parameters, probes, generator, loss_leaves.compiled) for residual in present
     ])  # fmt: skip
 
 
 def mean_squared_gradient(
-    residuals: Tensor, parameters: Sequence[Tensor], probes: int, generator: torch.Generator
-) -> Tensor:
+    residuals: Tensor, parameters: Sequence[Tensor], probes: int, generator: torch.Generator,
+    compiled: Sequence[Any] = (),
+) -> Tensor:  # fmt: skip
     """Return tr K / n = 1/n Σ_m ‖∂r_m/∂θ‖² of residuals `[n]`, with K_ml = ⟨∂r_m/∂θ, ∂r_l/∂θ⟩, as a float64 scalar.
 
     Exact for n ≤ probes: one pass for each residual. Otherwise the mean of ‖∂/∂θ Σ_m ε_m r_m‖² / n over `probes`
     vectors ε of random signs, whose expectation it is (Hutchinson 1989), by one pass for each vector. Its variance is
-    2 Σ_{m≠l} K_ml² / (n² · probes). The graph is kept; the result has a graph if gradients are enabled.
+    2 Σ_{m≠l} K_ml² / (n² · probes). The graph is kept; the result has a graph if gradients are enabled. `compiled`: the
+    nodes of compiled functions in the graph.
     """
     count = residuals.numel()
     if count <= probes:
@@ -48,9 +52,10 @@ def mean_squared_gradient(
         vectors = signs.to(residuals)
     squares = []
     for vector in vectors:
-        gradients = torch.autograd.grad(
-            residuals, parameters, vector, retain_graph=True, create_graph=torch.is_grad_enabled(), allow_unused=True
-        )
+        gradients = backward_pass(
+            [residuals], parameters, [vector], retain_graph=True, create_graph=torch.is_grad_enabled(),
+            compiled=compiled,
+        )  # fmt: skip
         parts = [gradient.double().square().sum() for gradient in gradients if gradient is not None]
         squares.append(torch.stack(parts).sum() if parts else residuals.new_zeros((), dtype=torch.float64))
     return torch.stack(squares).sum() / (count if count <= probes else count * probes)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 
 
 class Reachability:
@@ -14,10 +15,16 @@ class Reachability:
     Args:
         until: tensors at which the traversal stops, such as features: their leaves are not included.
         leaves: tensors that count as leaves although they have a graph, such as adapted parameters.
+
+    Attributes:
+        leaves: the leaves, in the order in which they were found.
+        functions: the visited nodes of Python autograd functions (checkpoints, compiled functions), with the indices of
+            the outputs through which they were reached.
     """
 
     def __init__(self, until: Iterable[Tensor] = (), leaves: Iterable[Tensor] = ()) -> None:
         self.leaves: list[Tensor] = []
+        self.functions: dict[Any, set[int]] = {}
         self._bit: dict[int, int] = {}
         # A set of leaves is stored as the bits of an integer, so that a union is one bitwise operation.
         self._found: dict[Any, int] = {}
@@ -43,6 +50,8 @@ class Reachability:
         """Return the leaves that a tensor depends on, as bits, even if the tensor is in `until`."""
         found, stops = self._found, self._stops
         stack: list[Any] = [tensor.grad_fn]
+        if isinstance(tensor.grad_fn, BackwardCFunction):
+            self.functions.setdefault(tensor.grad_fn, set()).add(tensor.output_nr)
         while stack:
             node = stack[-1]
             bits, complete = 0, True
@@ -55,8 +64,10 @@ class Reachability:
                 if child_bits is None:
                     stack.append(child)
                     complete = False
-                else:
-                    bits |= child_bits
+                    continue
+                bits |= child_bits
+                if isinstance(child, BackwardCFunction) and edge not in stops:
+                    self.functions.setdefault(child, set()).add(edge[1])
             if not complete:
                 continue
             # The node's name is checked, because a custom autograd function may also have an attribute `variable`.

@@ -5,12 +5,14 @@ from __future__ import annotations
 import fnmatch
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from gradhomog import OptionError
+from gradhomog_adapters._network.checkpoints import reject_checkpoints, reject_reentrant_checkpoints
 
 Parameters = Mapping[str, Tensor]
 """Tensors named `encoder.*`, `head.*` and, for some learners, `learner.*`; networks ignore other names."""
@@ -24,6 +26,7 @@ class Network:
 
     def __init__(self, encoder: nn.Module, head: nn.Module) -> None:
         self._both = nn.Sequential(OrderedDict(encoder=encoder, head=head))
+        self._without_checkpoint: set[str] = set()
         canonical: dict[int, str] = {}
         for name, parameter in self._both.named_parameters(remove_duplicate=False):
             canonical.setdefault(id(parameter), name)
@@ -58,7 +61,13 @@ class Network:
         for name in buffers:
             if name.rpartition(".")[0] in selected.module_names:
                 tensors[name.removeprefix(part)] = buffers[name]
-        result: Tensor = functional_call(selected.module, tensors, (x,), tie_weights=False)
+        # Parameters that are not adapted are those that a checkpoint would use.
+        adapted = not all(isinstance(tensor, nn.Parameter) for tensor in tensors.values())
+        with reject_checkpoints() if adapted else nullcontext():
+            result: Tensor = functional_call(selected.module, tensors, (x,), tie_weights=False)
+        if part not in self._without_checkpoint and result.grad_fn is not None:
+            reject_reentrant_checkpoints(result, [x, *tensors.values()])
+            self._without_checkpoint.add(part)
         return result
 
 

@@ -31,7 +31,7 @@ def check_supported(encoder: nn.Module, head: nn.Module) -> None:
                 )
             if isinstance(part, nn.DataParallel | nn.parallel.DistributedDataParallel):
                 raise OptionError(f"{where} is a {kind}, which copies the network. Pass the module that it wraps.")
-            if isinstance(part, torch._dynamo.OptimizedModule):
+            if isinstance(part, torch._dynamo.OptimizedModule) or part._compiled_call_impl is not None:
                 raise OptionError(
                     f"{where} is compiled, but the inner loop needs second derivatives, which compiled code lacks. "
                     "Pass the original module, and for a small network pass compile=True to the learner."

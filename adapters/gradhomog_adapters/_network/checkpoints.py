@@ -1,0 +1,57 @@
+"""Reject activation checkpoints in networks that are called with other tensors in place of their parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradhomog import OptionError
+
+_MESSAGE = (
+    "a learner calls its network with adapted parameters, but an activation checkpoint (torch.utils.checkpoint), or "
+    "another hook on saved tensors, would run the forward pass again with the initial ones, and the gradient would be "
+    "wrong. Remove the checkpoint; recompute=True saves the memory of inner steps."
+)
+
+_REENTRANT = (
+    "a network of a learner must not contain reentrant checkpoints (torch.utils.checkpoint with use_reentrant=True), "
+    "whose parameters are not part of the autograd graph and would get no gradient. Remove the checkpoint."
+)
+
+
+@contextmanager
+def reject_checkpoints() -> Iterator[None]:
+    """Raise OptionError for checkpoints with `use_reentrant=False`, and for other hooks on saved tensors."""
+    if torch.compiler.is_compiling():  # within transforms of torch.func, which reject these hooks themselves
+        yield
+        return
+    try:
+        with torch.autograd.graph.disable_saved_tensors_hooks(_MESSAGE):
+            yield
+    except RuntimeError as error:
+        if _MESSAGE not in str(error):
+            raise
+        raise OptionError(_MESSAGE) from error
+
+
+def reject_reentrant_checkpoints(output: Tensor, inputs: Iterable[Tensor]) -> None:
+    """Raise for checkpoints with `use_reentrant=True` between inputs and output: their parameters get no gradient.
+
+    Raises:
+        OptionError.
+    """
+    seen: set[Any] = {tensor.grad_fn for tensor in inputs} | {None}
+    stack = [output.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        assert node is not None  # in `seen`
+        if node.name() == "CheckpointFunctionBackward":
+            raise OptionError(_REENTRANT)
+        stack += [child for child, _ in node.next_functions]

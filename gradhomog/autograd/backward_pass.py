@@ -1,0 +1,110 @@
+"""One backward pass through a graph that later passes differentiate again, with errors for graphs that allow one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+
+from gradhomog.errors import OptionError
+
+_INTEGER_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+_checked: WeakSet[type] = WeakSet()
+"""Compiled functions whose backward was observed to leave its saved tensors unchanged; each has a separate type."""
+
+_DISABLE = (
+    "Call gradhomog.disable_donated_buffers() at the beginning of the program, or do not compile. Nothing was written. "
+    "See docs/guide/compile.md."
+)
+
+
+def backward_pass(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], output_grads: Sequence[Tensor], *, retain_graph: bool,
+    create_graph: bool = False, compiled: Iterable[Any] = (),
+) -> Sequence[Tensor | None]:  # fmt: skip
+    """Return Σ over outputs of output_grad · ∂output/∂input, as `torch.autograd.grad` with `allow_unused=True`.
+
+    `compiled`: the nodes of compiled functions in the graph.
+
+    Raises:
+        OptionError: a part of the graph can be differentiated only once.
+    """
+    try:
+        with _check_saved_tensors(compiled if retain_graph else ()):
+            return torch.autograd.grad(
+                outputs, inputs, output_grads, retain_graph=retain_graph, create_graph=create_graph, allow_unused=True
+            )
+    except RuntimeError as error:
+        if (reason := _explain(str(error))) is None:
+            raise
+        raise OptionError(reason) from error
+
+
+def _explain(message: str) -> str | None:
+    """Return the reason and the remedy for errors of PyTorch about a second pass; None for other errors."""
+    if "donated buffers" in message:
+        return (
+            "the step requires several backward passes, but the backward of a torch.compile'd function was compiled "
+            f"for one: it overwrites its saved tensors. {_DISABLE} Setting donated_buffer=False alone, as PyTorch's "
+            "error advises, can give wrong gradients from PyTorch's caches."
+        )
+    if "selective activation checkpoint" in message:
+        return (
+            "the step requires several backward passes, but a region under selective activation checkpointing can be "
+            "differentiated once. Checkpoint without `context_fn`, or use a pipeline with one backward pass, or "
+            "level='features' if only the shared part is checkpointed. Nothing was written."
+        )
+    return None
+
+
+@contextmanager
+def _check_saved_tensors(compiled: Iterable[Any]) -> Iterator[None]:
+    """Raise if a compiled function's backward changes its saved tensors; each function is checked once.
+
+    Inductor's cache does not distinguish code that overwrites saved tensors from code that does not (PyTorch 2.13), so
+    its own check can pass although the next gradient would be wrong (docs/decisions/0033-compiled-models.md).
+    """
+    unchecked = [node for node in compiled if type(node) not in _checked]
+    if not unchecked:
+        yield
+        return
+    before: dict[Any, list[int]] = {}
+    changed: list[Any] = []
+    handles = []
+    for node in unchecked:
+        # Bound now, because the loop variable changes before the hooks run.
+        def store(grads: Any, node: Any = node) -> None:
+            before[node] = _checksums(node.saved_tensors)
+
+        def compare(input_grads: Any, output_grads: Any, node: Any = node) -> None:
+            if _checksums(node.saved_tensors) == before[node]:
+                _checked.add(type(node))
+            else:
+                changed.append(node)
+
+        handles += [node.register_prehook(store), node.register_hook(compare)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+    if changed:
+        raise OptionError(
+            "the step requires several backward passes, but the first one through a torch.compile'd function overwrote "
+            f"its saved tensors, so that the next gradient would be wrong. {_DISABLE}"
+        )
+
+
+def _checksums(tensors: Iterable[Tensor | None]) -> list[int]:
+    """Return the sum of each tensor's bits, read as integers: it does not overflow to NaN, and needs no copy."""
+    sums = []
+    for tensor in tensors:
+        if tensor is not None and tensor.layout == torch.strided:
+            real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+            sums.append(int(real.detach().view(_INTEGER_OF_SIZE[real.element_size()]).sum(dtype=torch.int64)))
+    return sums
