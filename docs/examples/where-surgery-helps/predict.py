@@ -101,8 +101,9 @@ def draw(points: list[Point], path: Path) -> None:
                 place, to_static.mean, to_static.half_width, fmt="o", capsize=3, color=color, label=point.problem
             )
         axes.axhline(0, color="gray", linewidth=0.8)
-        axes.set_xlabel(f"{title} at 5 % of training")
-        axes.set_xscale("linear" if title == "lowest cosine" else "log")
+        axes.set_xlabel(title)
+    figure.axes[0].set_xscale("log")
+    figure.supxlabel("at 5 % of training")
     figure.axes[0].set_ylabel("gain, % of the error\nfilled: over tuned static weights; open: over plain")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     figure.savefig(path)
