@@ -48,7 +48,7 @@ def test_results_of_every_executor_equal_those_of_one_process(serial, tmp_path, 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("locla", r"--executor must be one of local, dask, ray, slurm; got 'locla'\. Did you mean 'local'\?"),
+        ("locla", r"--executor must be one of local, dask, ray, slurm, ranks; got 'locla'\. Did you mean 'local'\?"),
         ("local(address=1)", r"--executor local has no option 'address'; it has: none"),
         ('dask(adress="tcp://x")', r"--executor dask has no option 'adress'; it has: address"),
     ],
