@@ -91,8 +91,8 @@ def backward(
             products require up to `chunks` times as many passes, the direction one more. No effect if homogenizers
             read rows, with `per`, with `nonfinite="drop"`, or if losses share a head.
         inspect: compute the Gramian for the result even if no homogenizer reads it.
-        group: in a process group of several ranks how the rows are distributed; a plain group is `Ranks("batch",
-            group)`. `parameters` is then required. Without a process group it has no effect.
+        group: in a process group of several ranks how the rows are distributed; a plain group means
+            `Ranks("batch", group)`. `parameters` is then required. Without a process group it has no effect.
 
     Returns:
         The result of the step: direction by name (the only output for tensors that are not leaves), weights, Gramian,

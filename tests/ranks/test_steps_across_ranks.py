@@ -60,7 +60,7 @@ def test_tasks_over_ranks_give_the_step_of_one_process(processes, text, counts):
 @pytest.mark.parametrize("synchronize", [True, False])
 def test_a_wrapped_model_has_the_same_gradients_with_and_without_synchronization(processes, synchronize):
     (expected,) = processes(cases.batch_in_one_process, 1, "upgrad", "loss")
-    found = processes(cases.wrapped_model, 2, "ddp", synchronize)
+    found = processes(cases.wrapped_model, 2, synchronize)
     encoder = 4  # gradients of the first step; the heads' are averaged by the wrapper, too
     assert_close(found[0][:encoder], expected["gradients"][:encoder])
     assert_same_bits(found)

@@ -79,7 +79,7 @@ def test_the_scores_of_three_ranks_are_those_of_one_process(tmp_path, run_file):
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the processes in /proc")
 def test_a_run_continues_after_a_rank_has_died(tmp_path, run_file):
-    run_file.write_text(RUN_FILE.format(steps=200))
+    run_file.write_text(RUN_FILE.format(steps=100))
     out = tmp_path / "ranks"
     process = torchrun(2, run_file, out, "--max-restarts=1")
     while not list(out.glob("runs/*/checkpoint.pt")):
@@ -94,8 +94,10 @@ def test_a_run_continues_after_a_rank_has_died(tmp_path, run_file):
     starts = [json.loads(line) for line in events.read_text().splitlines() if '"start"' in line]
     assert len(starts) == 2
     assert starts[1]["step"] > 0
-    in_one_process(run_file, tmp_path / "one")
-    assert scores(out) == pytest.approx(scores(tmp_path / "one"), rel=1e-3)
+    undisturbed = torchrun(2, run_file, tmp_path / "undisturbed")
+    output, _ = undisturbed.communicate(timeout=200)
+    assert undisturbed.returncode == 0, output
+    assert scores(out) == scores(tmp_path / "undisturbed")
 
 
 def test_more_ranks_than_tasks_are_refused(tmp_path, run_file):

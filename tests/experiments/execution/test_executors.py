@@ -58,6 +58,12 @@ def test_unknown_executors_and_options_are_rejected(tmp_path, text, words):
         executor(text, 1, tmp_path)
 
 
+def test_ranks_are_started_by_torchrun(tmp_path, monkeypatch):
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    with pytest.raises(ConfigError, match="--executor ranks must be started by torchrun"):
+        executor("ranks", 1, tmp_path)
+
+
 def test_the_error_of_a_missing_package_names_its_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     with pytest.raises(ConfigError, match=r"needs the package 'ray'\. Install it with: pip install 'gradhomog\[ray\]'"):

@@ -90,7 +90,11 @@ def _process_group(device: str) -> Any:
     """The process group of all ranks that `torchrun` has started."""
     if torch.device(device).type == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if torch.device(device).type == "cuda" else "gloo")
+    store, rank, size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
+    # After a restart, the store of torchrun (PyTorch 2.13) still has the addresses of the ranks that have ended.
+    attempt = dist.PrefixStore(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)  # type: ignore[attr-defined]
+    backend = "nccl" if torch.device(device).type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=attempt, rank=rank, world_size=size)
     try:
         yield
     finally:
