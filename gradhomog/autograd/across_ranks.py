@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradhomog.autograd.apply import ComputedStep, Gradients, Options, compute_step, infinite_step
+from gradhomog.autograd.apply import ComputedStep, Gradients, Options, compute_step, head_factors, infinite_step
 from gradhomog.autograd.batch import Batch
 from gradhomog.autograd.inputs import TaskLosses
 from gradhomog.autograd.lazy import LazyJacobian, require_used
 from gradhomog.errors import NonfiniteError, OptionError
 from gradhomog.pipelines import Pipeline
 from gradhomog.ranks.collectives import Collectives
-from gradhomog.ranks.exchange import collect_tasks, sum_batches
+from gradhomog.ranks.exchange import average, collect_tasks, sum_batches, sum_tensors
 from gradhomog.ranks.ranks import Ranks
 from gradhomog.ranks.sharded import ShardedJacobian
 from gradhomog.ranks.shards import Shards
@@ -73,7 +72,7 @@ def _tasks_step(
             "ranks would not receive the gradients of heads; a loss depends on others. Pass all parameters of the "
             "model."
         )
-    counts = collectives.agree(len(tasks.slots), _signature(pipe, batch, bool(options.domains)))
+    counts = collectives.agree(len(tasks.slots), *_identity(pipe, batch), bool(options.domains))
     totals = collectives.all_gather_numbers([tasks.tasks])[:, 0]
     first_slot = totals[: collectives.rank].sum()
     padding = [0.0] * (max(counts) - len(tasks.slots))
@@ -95,7 +94,7 @@ def _batch_step(
 ) -> ComputedStep:
     tasks = batch.tasks
     examples = _examples(collectives.ranks, tasks)
-    collectives.agree(tasks.tasks, _signature(pipe, batch, tasks.tasks, options.domains, _head_shapes(batch)))
+    collectives.agree(tasks.tasks, *_identity(pipe, batch), tasks.tasks, options.domains, _head_shapes(batch))
     local = dict(zip(tasks.slots, (loss.item() for loss in tasks.losses), strict=True))
     values = [local.get(slot, 0.0) for slot in range(tasks.tasks)]
     gathered = collectives.all_gather_numbers([*examples, *values, *_used(jacobian)])
@@ -121,16 +120,15 @@ def _local_step(
     """Homogenize the rows of this rank, and average directions and gradients of heads over the ranks."""
     domains = tuple(options.domains[slot] for slot in batch.tasks.slots) if options.domains else ()
     step = compute_step(pipe, batch, jacobian, replace(options, domains=domains))
-    counts = collectives.agree(len(step.result.tasks), _signature(pipe, batch, _head_shapes(batch)))
+    counts = collectives.agree(len(step.result.tasks), *_identity(pipe, batch), _head_shapes(batch))
     if not all(counts):
         return infinite_step(batch)  # of a gradient scaler, on at least one rank
     graph = batch.derivatives.graph
-    shards = Shards(jacobian.row_like(), collectives.size, collectives.rank)
-    sums = [collectives.sum(shards.flatten(shard, step.result.direction)) for shard in shards.shards]
-    direction = shards.unflatten([total / collectives.size for total in sums])
+    direction = average(step.result.direction, collectives)
     used = collectives.all_gather_numbers(_used(jacobian))
     result = replace(step.result, direction=direction, exchanged="directions")
-    heads = _average(step.unshared, collectives)
+    means = average({str(index): gradient for index, (_, gradient) in enumerate(step.unshared)}, collectives)
+    heads = [(leaf, mean) for (leaf, _), mean in zip(step.unshared, means.values(), strict=True)]
     return ComputedStep(result, _shared_gradients(graph.shared, graph.factor, direction, used), heads, step.pending)
 
 
@@ -162,10 +160,7 @@ def _homogenize(pipe: Pipeline, batch: Batch, rows: _Rows, options: Options, hea
             raise
         return infinite_step(batch)
     result = replace(pending.result, exchanged="rows")
-    factors = dict.fromkeys(result.tasks, 1.0)
-    if options.heads == "weighted":
-        assert result.weights is not None  # checked before the step
-        factors = dict(zip(result.tasks, (result.weights / len(result.tasks)).tolist(), strict=True))
+    factors = head_factors(result, options.heads)
     unshared = [(leaf, factors[slot] * gradient) for slot, leaf, gradient in heads if slot in factors]
     shared = _shared_gradients(graph.shared, graph.factor, result.direction, rows.used)
     return ComputedStep(result, shared, unshared, [pending])
@@ -222,24 +217,11 @@ def _sum_of_heads(batch: Batch, shares: Mapping[int, float], collectives: Collec
         for leaf, gradient in gradients
         if slot in shares
     ]
-    sums = _sum_tensors([gradient for *_, gradient in pairs], collectives)
-    return [(slot, leaf, total) for (slot, leaf, _), total in zip(pairs, sums, strict=True)]
+    sums = sum_tensors({str(index): gradient for index, (*_, gradient) in enumerate(pairs)}, collectives)
+    return [(slot, leaf, total) for (slot, leaf, _), total in zip(pairs, sums.values(), strict=True)]
 
 
-def _average(gradients: Gradients, collectives: Collectives) -> Gradients:
-    sums = _sum_tensors([gradient for _, gradient in gradients], collectives)
-    return [(leaf, total / collectives.size) for (leaf, _), total in zip(gradients, sums, strict=True)]
-
-
-def _sum_tensors(tensors: Sequence[Tensor], collectives: Collectives) -> list[Tensor]:
-    """Return the sums of tensors over the ranks; tensors of one dtype are sent together."""
-    like = {str(index): tensor for index, tensor in enumerate(tensors)}
-    shards = Shards(like, 1, 0)
-    sums = [collectives.sum(shards.flatten(shard, like)) for shard in shards.shards]
-    return list(shards.unflatten(sums).values()) if like else []
-
-
-def _signature(pipe: Pipeline, batch: Batch, *others: Any) -> int:
-    """Return a checksum of what must be the same on all ranks."""
+def _identity(pipe: Pipeline, batch: Batch) -> tuple[Any, ...]:
+    """Return what must be the same on all ranks: names, shapes and dtypes of the parameters, and the pipeline."""
     shared = [(name, tuple(value.shape), value.dtype) for name, value in batch.derivatives.graph.shared.items()]
-    return zlib.crc32(repr((shared, str(pipe), pipe.steps, others)).encode())
+    return shared, str(pipe), pipe.steps

@@ -194,14 +194,19 @@ def _through_shared(batch: Batch, feature_direction: Direction) -> tuple[Directi
 
 def _head_gradients(batch: Batch, result: Homogenization, heads: Heads) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the heads' leaves with their gradients, times the task's weight/N for `heads="weighted"`."""
-    factors = dict.fromkeys(result.tasks, 1.0)
-    if heads == "weighted":
-        assert result.weights is not None  # checked before the step
-        factors = dict(zip(result.tasks, (result.weights / len(result.tasks)).tolist(), strict=True))
+    factors = head_factors(result, heads)
     for slot, pairs in zip(batch.tasks.slots, batch.unshared_gradients, strict=True):
         for leaf, gradient in pairs:
             if gradient is not None and slot in factors:
                 yield leaf, gradient if heads == "own" else factors[slot] * gradient
+
+
+def head_factors(result: Homogenization, heads: Heads) -> dict[int, float]:
+    """Return the factor of each head's gradient, by the slot of its task."""
+    if heads == "own":
+        return dict.fromkeys(result.tasks, 1.0)
+    assert result.weights is not None  # checked before the step
+    return dict(zip(result.tasks, (result.weights / len(result.tasks)).tolist(), strict=True))
 
 
 def infinite_step(batch: Batch) -> ComputedStep:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -38,17 +39,17 @@ class Collectives:
                 self._gather_header(0, 0)
             raise
 
-    def agree(self, count: int, signature: int) -> list[int]:
+    def agree(self, count: int, *same: object) -> list[int]:
         """Exchange the number of tasks on each rank; return all of them.
 
         Args:
             count: the number of tasks on this rank.
-            signature: an integer below 2⁶³ that must be the same on all ranks.
+            same: values that must have the same `repr` on all ranks.
 
         Raises:
-            RankError: another rank raised an error, or has another signature. Raised on all ranks.
+            RankError: another rank raised an error, or has other values. Raised on all ranks.
         """
-        headers = self._gather_header(1 + count, signature)
+        headers = self._gather_header(1 + count, zlib.crc32(repr(same).encode()))
         self._agreed = True
         failed = [rank for rank, (status, _) in enumerate(headers) if status == 0]
         if failed:
@@ -65,8 +66,8 @@ class Collectives:
             )
         return [status - 1 for status, _ in headers]
 
-    def _gather_header(self, status: int, signature: int) -> list[tuple[int, int]]:
-        header = torch.tensor([status, signature], dtype=torch.int64, device=self._device)
+    def _gather_header(self, status: int, checksum: int) -> list[tuple[int, int]]:
+        header = torch.tensor([status, checksum], dtype=torch.int64, device=self._device)
         return [(first, second) for first, second in self.all_gather(header).view(-1, 2).tolist()]
 
     # -- operations on vectors ---------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -33,6 +33,19 @@ def collect_tasks(row: Row, counts: Sequence[int], shards: Shards, collectives: 
         received = collectives.all_to_all(sent, [count * shard.width for count in counts])
         columns.append(received.view(sum(counts), shard.width))
     return ShardedJacobian(columns, shards, collectives)
+
+
+def sum_tensors(tensors: Mapping[str, Tensor], collectives: Collectives) -> Direction:
+    """Return the sums of tensors over the ranks, by name; tensors of one dtype are sent together."""
+    if not tensors:
+        return {}
+    whole = Shards(tensors, 1, 0)
+    return whole.unflatten([collectives.sum(whole.flatten(shard, tensors)) for shard in whole.shards])
+
+
+def average(tensors: Mapping[str, Tensor], collectives: Collectives) -> Direction:
+    """Return the means of tensors over the ranks, by name."""
+    return {name: total / collectives.size for name, total in sum_tensors(tensors, collectives).items()}
 
 
 def sum_batches(

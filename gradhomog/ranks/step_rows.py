@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,7 +13,7 @@ from gradhomog.homogenization import Homogenization
 from gradhomog.jacobian import DenseJacobian, Jacobian
 from gradhomog.pipelines import Pipeline
 from gradhomog.ranks.collectives import Collectives
-from gradhomog.ranks.exchange import collect_tasks
+from gradhomog.ranks.exchange import average, collect_tasks
 from gradhomog.ranks.ranks import Ranks
 from gradhomog.ranks.shards import Shards
 from gradhomog.reports import TaskRows
@@ -63,27 +62,23 @@ def homogenize_across_ranks(
         OptionError: `over` is not `"tasks"`; see also `Ranks.check_pipeline`.
         RankError: another rank raised before, or has other parameters or states.
     """
-    signature = zlib.crc32(repr((str(pipe), pipe.steps)).encode())
     first = Collectives(ranks)
     with first.raise_together():
         ranks.check_pipeline(pipe)
         if ranks.over != "tasks":
             raise OptionError(f"a learner's ranks have different tasks: `over` must be 'tasks'; got {ranks.over!r}.")
-        counts = first.agree(len(batch), signature)
+        counts = first.agree(len(batch), str(pipe), pipe.steps)
     offset = sum(counts[: first.rank])
-    slots = tuple(range(offset, offset + len(batch)))
+    batch = replace(batch, slots=tuple(range(offset, offset + len(batch))))
     collectives = Collectives(ranks)
     with collectives.raise_together():
-        rows = compute(replace(batch, slots=slots))
-        own = rows_of_one_process(rows, replace(batch, slots=slots))
+        rows = compute(batch)
+        own = rows_of_one_process(rows, batch)
         if ranks.local:
             result = own.homogenize(pipe)
-        collectives.agree(len(batch), signature)
+        collectives.agree(len(batch))
     if ranks.local:
-        shards = Shards(result.direction, collectives.size, collectives.rank)
-        sums = [collectives.sum(shards.flatten(shard, result.direction)) for shard in shards.shards]
-        direction = shards.unflatten([total / collectives.size for total in sums])
-        return own, replace(result, direction=direction, exchanged="directions")
+        return own, replace(result, direction=average(result.direction, collectives), exchanged="directions")
     shards = Shards(own.jacobian.row_like(), collectives.size, collectives.rank)
     gathered = StepRows(
         collect_tasks(own.jacobian.row, counts, shards, collectives),
