@@ -16,7 +16,7 @@ from gradhomog import expression
 from gradhomog.errors import ConvergenceWarning, OptionError
 from gradhomog.homogenization import Homogenization, PendingStep
 from gradhomog.homogenizer import Homogenizer, Part
-from gradhomog.jacobian import Direction, Jacobian, all_finite
+from gradhomog.jacobian import Direction, Jacobian
 from gradhomog.registry import Registry, installed
 from gradhomog.stage_execution import choice, saved_state
 from gradhomog.stage_execution.assembly import Entry, assemble
@@ -235,7 +235,7 @@ class Pipeline:
             rows, outcomes = self.stages.run(inputs, self.steps, self.debug)
             direction = rows.mean()
         others = [*inputs.feature_grads] if inputs.losses is None else [inputs.losses, *inputs.feature_grads]
-        if not all_finite([*direction.values(), *others]):
+        if not inputs.jacobian.all_finite([*direction.values(), *others]):
             raise find_cause(inputs, outcomes, self.stages.transforming)
         measured, states = self.stages.new_states(inputs, outcomes, self.steps, create_graph, self.debug)
 

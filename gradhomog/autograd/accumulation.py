@@ -14,6 +14,7 @@ from gradhomog.autograd.across_ranks import check_ranks, compute_across_ranks
 from gradhomog.autograd.apply import Heads, Options, compute_step, write
 from gradhomog.autograd.backward import pipeline_reads_features, scaler_factor
 from gradhomog.autograd.batch import Batch, Features, LossLeaves, differentiate, find_leaves
+from gradhomog.autograd.batch_over_ranks import weigh_ranks
 from gradhomog.autograd.checks import check_attached, check_options
 from gradhomog.autograd.derivatives import Gradients, LossGraph, SummedDerivatives
 from gradhomog.autograd.groups import Per, group_names
@@ -24,6 +25,7 @@ from gradhomog.errors import OptionError
 from gradhomog.homogenization import Homogenization
 from gradhomog.pipelines import Pipeline
 from gradhomog.ranks.collectives import Collectives, together
+from gradhomog.ranks.fully_sharded import also_for_one_rank
 from gradhomog.ranks.ranks import Ranks, resolve_ranks
 from gradhomog.task_key import slot_keys
 
@@ -88,6 +90,8 @@ class Accumulation:
             return
         batch = differentiate(loss_leaves, factor=self._factor, through_features=reads, return_features=reads)
         slots = self._slots(batch.tasks)
+        if self._collectives is not None and loss_leaves.sharded:
+            weigh_ranks(self._pipe, batch, self._collectives)
         rows = batch.derivatives.rows()
         for index, slot in enumerate(slots):
             loss = batch.tasks.losses[index].detach().double()
@@ -201,7 +205,7 @@ def accumulated(
     shared = shared_parameters(parameters)
     group_names(list(shared), per)
     ranks = resolve_ranks(group, "batch")
-    collectives = None if ranks is None else Collectives(ranks)
+    collectives = also_for_one_rank(None if ranks is None else Collectives(ranks), shared)
     several = Accumulation(pipe, shared, scaler, heads, per, domains, inspect, collectives)
     with together(collectives):
         yield several

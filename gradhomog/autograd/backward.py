@@ -31,6 +31,7 @@ from gradhomog.autograd.task_features import TaskFeatures
 from gradhomog.homogenization import Homogenization
 from gradhomog.pipelines import Pipeline
 from gradhomog.ranks.collectives import Collectives, together
+from gradhomog.ranks.fully_sharded import also_for_one_rank
 from gradhomog.ranks.ranks import Ranks, resolve_ranks
 
 
@@ -131,6 +132,7 @@ def backward(
         check_attached(pipe)
         factor = scaler_factor(scaler, losses)
         loss_leaves = select_chosen(pipe, find_leaves(losses, parameters, features), domains)
+        collectives = also_for_one_rank(collectives, loss_leaves.shared)
         if parameters is None:
             check_discovered_parameters(pipe, per, collectives)
         scaled = scaler is not None and scaler.is_enabled()

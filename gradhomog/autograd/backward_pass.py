@@ -34,11 +34,24 @@ def backward_pass(
     Raises:
         OptionError: a part of the graph can be differentiated only once.
     """
+    with explain_errors(compiled if retain_graph else ()):
+        return torch.autograd.grad(
+            outputs, inputs, output_grads, retain_graph=retain_graph, create_graph=create_graph, allow_unused=True
+        )
+
+
+@contextmanager
+def explain_errors(compiled: Iterable[Any]) -> Iterator[None]:
+    """Raise clear errors for graphs that one backward pass, within the context, has used up.
+
+    `compiled`: the nodes of compiled functions in the graph if later passes differentiate it again.
+
+    Raises:
+        OptionError.
+    """
     try:
-        with _check_saved_tensors(compiled if retain_graph else ()):
-            return torch.autograd.grad(
-                outputs, inputs, output_grads, retain_graph=retain_graph, create_graph=create_graph, allow_unused=True
-            )
+        with _check_saved_tensors(compiled):
+            yield
     except RuntimeError as error:
         if (reason := _explain(str(error))) is None:
             raise

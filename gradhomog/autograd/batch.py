@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gradhomog.autograd.custom_functions import check_outputs_apart, compiled_functions
 from gradhomog.autograd.derivatives import Derivatives, DirectDerivatives, FeatureDerivatives, LossGraph
+from gradhomog.autograd.fully_sharded import FullyShardedDerivatives
 from gradhomog.autograd.inputs import (
     Losses,
     Parameters,
@@ -22,6 +23,7 @@ from gradhomog.autograd.inputs import (
 from gradhomog.autograd.reachability import Reachability, bits_in_several
 from gradhomog.autograd.task_features import TaskFeatures
 from gradhomog.errors import OptionError
+from gradhomog.ranks.fully_sharded import is_sharded
 
 Features = Tensor | Sequence[Tensor] | TaskFeatures
 
@@ -64,6 +66,7 @@ class LossLeaves:
             unless `features` was a `TaskFeatures`.
         use_shared: True if any of the losses that were passed depends on a shared parameter, or if there are features.
         compiled: the nodes of compiled functions in the graph.
+        sharded: True if `fully_shard` splits the parameters over ranks. The graph then has other leaves.
     """
 
     tasks: TaskLosses
@@ -73,6 +76,7 @@ class LossLeaves:
     stage_features: list[Sequence[Tensor]]
     use_shared: bool
     compiled: list[Any]
+    sharded: bool = False
 
     def select(self, indices: Sequence[int]) -> LossLeaves:
         """Return the losses of some of the present tasks."""
@@ -99,6 +103,8 @@ def find_leaves(losses: Losses, parameters: Parameters | None, features: Feature
     whole = features.features if isinstance(features, TaskFeatures) else features
     tensors = [] if whole is None else feature_tensors(whole)
     shared = {} if parameters is None else shared_parameters(parameters)
+    if any(is_sharded(parameter) for parameter in shared.values()):
+        return _sharded_leaves(tasks, shared, tensors)
     graph = Reachability(until=tensors, leaves=shared.values())
     bits = [graph.leaf_bits(loss) for loss in tasks.losses]
     compiled = compiled_functions(graph)
@@ -134,6 +140,8 @@ def differentiate(
     graph = LossGraph(
         tasks.losses, loss_leaves.shared, unshared, factor, create_graph, retain_graph, loss_leaves.compiled
     )
+    if loss_leaves.sharded:
+        return Batch(tasks, FullyShardedDerivatives(graph), unshared, [], [])
     if not (loss_leaves.features and through_features):
         return Batch(tasks, DirectDerivatives(graph), unshared, [], [])
     derivatives = FeatureDerivatives(graph, loss_leaves.features, loss_leaves.stage_features)
@@ -163,6 +171,17 @@ def _find_shared(
         )
     parameters = [leaf for leaf in leaves if isinstance(leaf, nn.Parameter)]
     return {str(index): leaf for index, leaf in enumerate(parameters or leaves)}
+
+
+def _sharded_leaves(tasks: TaskLosses, shared: dict[str, Tensor], features: Sequence[Tensor]) -> LossLeaves:
+    """Return losses of a fully sharded model, whose graph has the gathered parameters as leaves."""
+    if features:
+        raise OptionError("`features` must be omitted for parameters that are sharded by fully_shard.")
+    graph = Reachability()
+    for loss in tasks.losses:
+        graph.leaf_bits(loss)
+    unshared: list[list[Tensor]] = [[] for _ in tasks.losses]
+    return LossLeaves(tasks, shared, unshared, [], [], True, compiled_functions(graph), sharded=True)
 
 
 def _graph_of(tensors: Sequence[Tensor], leaves: Iterable[Tensor] = ()) -> Reachability:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog.autograd.backward_pass import backward_pass
+from gradhomog.ranks.fully_sharded import check_not_gathered
 
 SMALLEST_SHARE = 1e-2
 """The smallest weight by which a head's gradient is divided again; with smaller ones half precision underflows."""
@@ -51,6 +52,7 @@ class LossGraph:
             outputs, inputs, output_grads, retain_graph=self.retain_graph or self.create_graph or not last,
             create_graph=self.create_graph, compiled=self.compiled,
         )  # fmt: skip
+        check_not_gathered(inputs)
         plain = [_as_type_of(leaf, gradient) for leaf, gradient in zip(inputs, found, strict=True)]
         if all(gradient is None or gradient.layout == torch.strided for gradient in plain):
             return plain
@@ -74,8 +76,12 @@ class Derivatives(ABC):
     unshared_gradients: list[Gradients] = field(default_factory=list, init=False)
 
     @abstractmethod
+    def iterate(self) -> Iterator[Gradients]:
+        """Yield the gradients of the shared parameters, one task after the other; computed when they are required."""
+
     def rows(self) -> TaskGradients:
         """Return one gradient per task and shared parameter."""
+        return self._by_name(list(self.iterate()), self.graph.shared)
 
     @abstractmethod
     def some_rows(self, names: Sequence[str]) -> TaskGradients:
@@ -92,15 +98,14 @@ class Derivatives(ABC):
 class DirectDerivatives(Derivatives):
     """Differentiates the losses w.r.t. all leaves in one pass."""
 
-    def rows(self) -> TaskGradients:
+    def iterate(self) -> Iterator[Gradients]:
         graph, shared = self.graph, list(self.graph.shared.values())
-        rows, self.unshared_gradients = [], []
+        self.unshared_gradients = []
         for task, (loss, unshared) in enumerate(zip(graph.losses, graph.unshared_leaves, strict=True)):
             last = task == len(graph.losses) - 1
             found = graph.gradients([loss], [*shared, *unshared], [graph.initial_gradient(loss)], last)
-            rows.append(found[: len(shared)])
             self.unshared_gradients.append(found[len(shared) :])
-        return self._by_name(rows, graph.shared)
+            yield found[: len(shared)]
 
     def some_rows(self, names: Sequence[str]) -> TaskGradients:
         graph, some = self.graph, [self.graph.shared[name] for name in names]
@@ -170,12 +175,10 @@ class FeatureDerivatives(Derivatives):
             self.stage_feature_grads.append(found[at:after])
             self.unshared_gradients.append(found[after:])
 
-    def rows(self) -> TaskGradients:
-        tasks, shared = len(self.feature_grads), self.graph.shared
-        rows = [
-            self._backpropagate(row, shared.values(), task == tasks - 1) for task, row in enumerate(self.feature_grads)
-        ]
-        return self._by_name(rows, shared)
+    def iterate(self) -> Iterator[Gradients]:
+        tasks, shared = len(self.feature_grads), self.graph.shared.values()
+        for task, row in enumerate(self.feature_grads):
+            yield self._backpropagate(row, shared, task == tasks - 1)
 
     def some_rows(self, names: Sequence[str]) -> TaskGradients:
         some = [self.graph.shared[name] for name in names]
@@ -203,6 +206,10 @@ class SummedDerivatives(Derivatives):
     def __init__(self, graph: LossGraph, rows: TaskGradients, unshared_gradients: list[Gradients]) -> None:
         super().__init__(graph)
         self._rows, self.unshared_gradients = rows, unshared_gradients
+
+    def iterate(self) -> Iterator[Gradients]:
+        for row in zip(*self._rows.values(), strict=True):
+            yield list(row)
 
     def rows(self) -> TaskGradients:
         return self._rows

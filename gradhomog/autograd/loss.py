@@ -23,6 +23,7 @@ from gradhomog.errors import OptionError
 from gradhomog.homogenization import Homogenization
 from gradhomog.pipelines import Pipeline
 from gradhomog.ranks.collectives import Collectives, together
+from gradhomog.ranks.fully_sharded import also_for_one_rank
 from gradhomog.ranks.ranks import Ranks, resolve_ranks
 
 
@@ -104,6 +105,7 @@ def loss(
         check_attached(pipe)
         given = find_leaves(losses, parameters, features)
         loss_leaves = select_chosen(pipe, given, domains)
+        collectives = also_for_one_rank(collectives, loss_leaves.shared)
         if parameters is None:
             check_discovered_parameters(pipe, per, collectives)
         options = step_options(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import final
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gradhomog.errors import DataError
 from gradhomog.jacobian import arithmetic
-from gradhomog.jacobian.arithmetic import finite_rows, matrix_product, mix_rows, weighted_sum
+from gradhomog.jacobian.arithmetic import all_finite, finite_rows, matrix_product, mix_rows, weighted_sum
 from gradhomog.jacobian.statistics import RowStatistics
 
 Direction = dict[str, Tensor]
@@ -62,6 +62,13 @@ class Jacobian(RowStatistics):
     def finite_tasks(self) -> list[bool]:
         """For each row, True if it contains neither NaN nor infinity. Cost: one read of the rows."""
         return finite_rows(self.materialize().values())
+
+    def all_finite(self, tensors: Iterable[Tensor]) -> bool:
+        """True if no tensor contains NaN or infinity: a direction of these rows, or what was computed with them.
+
+        Overridden where ranks store different parts of a direction, and must come to the same result.
+        """
+        return all_finite(tensors)
 
     def row(self, task: int) -> Direction:
         """Return one row, without a copy if the rows are stored; do not modify it in place."""
@@ -245,55 +252,3 @@ class MixedJacobian(Jacobian):
 
     def mean(self) -> Direction:
         return self.source.weighted_mean(self.mixing if self.mixing.dim() == 1 else self.mixing.sum(0))
-
-
-def as_jacobian(rows: Tensor | Mapping[str, Tensor] | Jacobian) -> Jacobian:
-    """Create a Jacobian from task gradients: a tensor `[tasks, params]` or a dict of tensors `[tasks, *shape]` by name.
-
-    Args:
-        rows: real floating-point tensors, dense and in memory; they are not copied. A Jacobian is returned unchanged.
-
-    Raises:
-        DataError: the shape, structure, dtype or layout is invalid, or there is no task.
-
-    >>> as_jacobian(torch.tensor([[3.0, 4.0], [1.0, 0.0]])).gramian()
-    tensor([[25.,  3.],
-            [ 3.,  1.]], dtype=torch.float64)
-    """
-    if isinstance(rows, Jacobian):
-        return rows
-    if isinstance(rows, Tensor):
-        if rows.dim() != 2 or rows.shape[0] == 0:
-            raise DataError(
-                f"`jacobian` must have shape [tasks, params] with at least one task; got {tuple(rows.shape)}. "
-                "Stack the task gradients first: torch.stack(gradients)."
-            )
-        blocks: Mapping[str, Tensor] = {"": rows}
-    elif isinstance(rows, Mapping):
-        blocks = rows
-    else:
-        raise DataError(
-            f"`jacobian` must be a tensor [tasks, params] or a dict of tensors [tasks, *shape]; "
-            f"got {type(rows).__name__}."
-        )
-    tasks = -1
-    for name, value in blocks.items():
-        where = f" for `{name}`" if name else ""
-        if not isinstance(value, Tensor):
-            raise DataError(
-                f"`jacobian` must contain tensors; got {type(value).__name__}{where}. Use zeros for a parameter that a "
-                "loss does not depend on."
-            )
-        if not value.is_floating_point():
-            raise DataError(f"`jacobian` must have a real floating-point dtype; got {value.dtype}{where}.")
-        if value.layout != torch.strided or value.is_meta:
-            found = "a tensor on the device meta" if value.is_meta else f"layout {value.layout}"
-            raise DataError(f"`jacobian` must be dense and in memory; got {found}{where}. Use to_dense() or real data.")
-        if value.dim() == 0 or len(value) == 0 or tasks not in (-1, len(value)):
-            tasks = 0
-            break
-        tasks = len(value)
-    if tasks < 1:
-        counts = {name: value.shape[0] if value.dim() else 0 for name, value in blocks.items()}
-        raise DataError(f"every tensor of `jacobian` must have the same tasks as first dimension; got sizes {counts}.")
-    return DenseJacobian(blocks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,20 @@ from gradhomog.ranks.ranks import Ranks
 # PyTorch 2.13 renames two collectives and deprecates the names before.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A tensor that a collective operation is computing from `sent`, which must not be freed before."""
+
+    received: Tensor
+    sent: Tensor
+    work: dist.Work
+
+    def wait(self) -> Tensor:
+        """Return the tensor when the operation has ended."""
+        self.work.wait()
+        return self.received
 
 
 class Collectives:
@@ -39,18 +54,19 @@ class Collectives:
                 self._gather_header(0, 0)
             raise
 
-    def agree(self, count: int, *same: object) -> list[int]:
+    def agree(self, count: int, *same: object, last: bool = True) -> list[int]:
         """Exchange the number of tasks on each rank; return all of them.
 
         Args:
             count: the number of tasks on this rank.
             same: values that must have the same `repr` on all ranks.
+            last: False if the ranks agree again in this step; a rank may then still raise before.
 
         Raises:
             RankError: another rank raised an error, or has other values. Raised on all ranks.
         """
         headers = self._gather_header(1 + count, zlib.crc32(repr(same).encode()))
-        self._agreed = True
+        self._agreed = last
         failed = [rank for rank, (status, _) in enumerate(headers) if status == 0]
         if failed:
             raise RankError(
@@ -89,11 +105,10 @@ class Collectives:
         dist.all_reduce(total, group=self.group)
         return total
 
-    def reduce_scatter(self, value: Tensor) -> Tensor:
-        """Return this rank's part of the sum of the ranks' vectors, which is split into K equal parts."""
+    def start_reduce_scatter(self, value: Tensor) -> Pending:
+        """Start to compute this rank's part of the sum of the ranks' vectors, which is split into K equal parts."""
         found = value.new_empty(value.numel() // self.size)
-        _reduce_scatter(found, value, group=self.group)
-        return found
+        return Pending(found, value, _reduce_scatter(found, value, group=self.group, async_op=True))
 
     def all_to_all(self, value: Tensor, sizes: Sequence[int]) -> Tensor:
         """Send the r-th of K equal parts of a vector to rank r; return the parts received, `sizes[r]` from rank r."""

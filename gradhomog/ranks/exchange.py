@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from gradhomog.jacobian import Direction
-from gradhomog.ranks.collectives import Collectives
+from gradhomog.ranks.collectives import Collectives, Pending
 from gradhomog.ranks.sharded import ShardedJacobian
 from gradhomog.ranks.shards import Shards
 
 Row = Callable[[int], Direction]
 """Returns one row of this rank, by parameter name."""
+
+PartialRow = tuple[Mapping[str, Tensor | None], float]
+"""The gradient of one task on this rank, None for zero, and its weight in the sum over the ranks."""
 
 
 def collect_tasks(row: Row, counts: Sequence[int], shards: Shards, collectives: Collectives) -> ShardedJacobian:
@@ -48,22 +51,24 @@ def average(tensors: Mapping[str, Tensor], collectives: Collectives) -> Directio
     return {name: total / collectives.size for name, total in sum_tensors(tensors, collectives).items()}
 
 
-def sum_batches(
-    rows: Sequence[tuple[Direction, float] | None], shards: Shards, collectives: Collectives
-) -> ShardedJacobian:
+def sum_batches(rows: Iterable[PartialRow | None], shards: Shards, collectives: Collectives) -> ShardedJacobian:
     """Return the rows Σ_r w_ri J_ri, from the row and the weight of each task on this rank; None for a zero row.
 
-    Cost: each rank sends N rows less its own parts; memory: one row, and N rows over K.
+    Each row is sent while the next one is computed, if `rows` computes it on demand.
+
+    Cost: each rank sends N rows less its own parts; memory: two rows, and N rows over K.
     """
-    columns = []
-    for shard in shards.shards:
-        parts: list[Tensor] = []
-        for entry in rows:
-            if entry is None:
-                like = shards.like[shard.names[0]]
-                flat = like.new_zeros(shards.ranks * shard.width, requires_grad=False)
-            else:
-                flat = shards.flatten(shard, entry[0]).mul_(entry[1])
-            parts.append(collectives.reduce_scatter(flat))
-        columns.append(torch.stack(parts))
-    return ShardedJacobian(columns, shards, collectives)
+    columns: list[list[Tensor]] = [[] for _ in shards.shards]
+    sending: list[Pending] = []
+    for entry in rows:
+        row, weight = entry or ({}, 1.0)
+        started = [collectives.start_reduce_scatter(shards.flatten(shard, row).mul_(weight)) for shard in shards.shards]
+        _receive(sending, columns)
+        sending = started
+    _receive(sending, columns)
+    return ShardedJacobian([torch.stack(parts) for parts in columns], shards, collectives)
+
+
+def _receive(sending: Sequence[Pending], columns: Sequence[list[Tensor]]) -> None:
+    for parts, pending in zip(columns, sending, strict=False):
+        parts.append(pending.wait())

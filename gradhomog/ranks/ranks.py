@@ -38,7 +38,8 @@ class Ranks:
 
     Each of K ranks stores the part [N, params/K] of the rows, and computes this part of the direction. Bytes sent by
     each rank for P bytes of parameters: `"batch"` (N+1) P (K−1)/K, `"tasks"` with n tasks per rank (n+1) P (K−1)/K;
-    plain data parallelism sends 2 P (K−1)/K. Norms and Gramians are summed over the ranks in float64.
+    plain data parallelism sends 2 P (K−1)/K. Norms and Gramians are summed over the ranks in float64. With
+    `fully_shard` (FSDP2) rows and direction stay split like the parameters, and only norms and Gramians are sent.
 
     Raises:
         OptionError: an option is invalid.
@@ -81,13 +82,18 @@ class Ranks:
             raise OptionError(
                 f"{pipe.stages.choosing[0].selector} chooses tasks, which requires over='batch'; got over='tasks'."
             )
-        reading = [member.selector for member in pipe.members if _reads_rows(member)]
+        reading = self.reading_rows(pipe)
         if reading and not self.gather:
             raise OptionError(
                 f"{' and '.join(reading)} reads rows, which are distributed over {self.size} ranks. Pass "
                 "Ranks(..., gather=True) to send all rows to every rank, or Ranks(..., local=True) to homogenize each "
                 "rank's rows separately."
             )
+
+    @staticmethod
+    def reading_rows(pipe: Pipeline) -> list[str]:
+        """Return the homogenizers that read rows, not only norms and inner products."""
+        return [str(member.selector) for member in pipe.members if _reads_rows(member)]
 
 
 def _reads_rows(member: Member) -> bool:

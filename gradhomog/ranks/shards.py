@@ -50,13 +50,17 @@ class Shards:
             width = -(-sum(sizes) // ranks)
             self.shards.append(Shard(names, sizes, width, rank * width))
 
-    def flatten(self, shard: Shard, row: Mapping[str, Tensor]) -> Tensor:
-        """Return a row as a vector `[ranks · width]` of one dtype, padded with zeros."""
+    def flatten(self, shard: Shard, row: Mapping[str, Tensor | None]) -> Tensor:
+        """Return a row as a vector `[ranks · width]` of one dtype, padded with zeros; None and absent names are 0."""
         like = self.like[shard.names[0]]
         flat = like.new_empty(self.ranks * shard.width, requires_grad=False)
         parts = torch.split(flat, [*shard.sizes, flat.numel() - sum(shard.sizes)])
         for name, part in zip(shard.names, parts, strict=False):
-            part.view(self.like[name].shape).copy_(row[name])
+            value = row.get(name)
+            if value is None:
+                part.zero_()
+            else:
+                part.view(self.like[name].shape).copy_(value)
         parts[-1].zero_()
         return flat
 

@@ -215,3 +215,38 @@ def bytes_sent(over: str, tasks: int, width: int) -> dict[str, int]:
     gradhomog.backward(losses, gradhomog.pipeline("pcgrad"), parameters=model, group=ranks)
     rows = sum(group.sent[name] for name in ("reduce_scatter", "all_to_all", "all_gather"))
     return {"parameters": 4 * width * width, "plain": plain, "rows": rows, "total": sum(group.sent.values())}
+
+
+def bytes_sent_before_each_pass(tasks: int, width: int) -> dict[str, Any]:
+    """Return the bytes of rows that this rank has begun to send when each task's backward pass begins."""
+    model, group, found = nn.Linear(width, width, bias=False), recording_group(), list[int]()
+    losses = [(task + 1) * model(torch.ones(1, width)).square().mean() for task in range(tasks)]
+    for loss in losses:
+        loss.register_hook(lambda gradient: found.append(group.sent["reduce_scatter"]))
+    ranks: Any = Ranks("batch", group)  # type: ignore[arg-type]
+    gradhomog.backward(losses, gradhomog.pipeline("pcgrad"), parameters=model, group=ranks)
+    return {"parameters": 4 * width * width, "before": found}
+
+
+def half_precision(sizes: Sequence[int]) -> list[Tensor]:
+    """Return the gradients of a step of a model in bfloat16."""
+    x, y = (tensor.to(torch.bfloat16) for tensor in data())
+    part, model = part_of(sizes), Model(torch.bfloat16)
+    group = Ranks("batch", examples=sizes[dist.get_rank()])
+    losses = losses_of(model(x[part]), y[part])
+    gradhomog.backward(losses, gradhomog.pipeline("upgrad"), parameters=model.encoder, group=group)
+    return model.gradients()
+
+
+def error_in_a_pass() -> str:
+    """Return the error of a step in which the second backward pass fails on rank 1."""
+    (x, y), model = data(), Model()
+    losses = losses_of(model(x), y)
+
+    def fail(gradient: Tensor) -> None:
+        raise GradhomogError("this pass fails")
+
+    if dist.get_rank() == 1:
+        losses[1].register_hook(fail)
+    pipe = gradhomog.pipeline("pcgrad")
+    return _error(lambda: gradhomog.backward(losses, pipe, parameters=model.encoder, group=Ranks("batch")), model)

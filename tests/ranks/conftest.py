@@ -19,7 +19,7 @@ SECONDS = 120.0
 
 
 class Processes:
-    """Runs a function of `tests.ranks.cases` on several ranks at once."""
+    """Runs a function on several ranks at once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._calls = folder, 0
@@ -37,7 +37,7 @@ class Processes:
                 for rank in range(MOST)
             ]  # fmt: skip
         self._calls += 1
-        request = (function.__name__, ranks, str(self._folder / f"store{self._calls}"), arguments)
+        request = (function.__module__, function.__name__, ranks, str(self._folder / f"store{self._calls}"), arguments)
         timer = threading.Timer(SECONDS, self.close)  # the processes end, and reading their answers raises
         timer.start()
         try:

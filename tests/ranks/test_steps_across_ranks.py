@@ -48,6 +48,26 @@ def test_methods_that_read_rows_receive_them_by_choice(processes, text):
     assert_same_bits([one["gradients"] for one in found])
 
 
+def test_bfloat16_gives_the_step_of_float64_up_to_its_precision(processes):
+    (expected,) = processes(cases.batch_in_one_process, 1, "upgrad", "backward")
+    found = processes(cases.half_precision, 2, [6, 6])
+    assert_same_bits(found)
+    for half, whole in zip(found[0], expected["gradients"], strict=False):  # those of the first of three steps
+        assert half.dtype == torch.bfloat16
+        assert torch.linalg.vector_norm(half.double() - whole) <= 0.05 * torch.linalg.vector_norm(whole) + 0.05
+
+
+def test_each_row_is_sent_while_the_next_pass_runs(processes):
+    for found in processes(cases.bytes_sent_before_each_pass, 2, 4, 100):
+        assert found["before"] == [task * found["parameters"] // 2 for task in range(4)]
+
+
+def test_an_error_in_a_backward_pass_of_one_rank_ends_the_step_on_all(processes):
+    first, second = processes(cases.error_in_a_pass, 2)
+    assert re.search("RankError: rank 1 raised an error while it computed rows", first), first
+    assert second == "GradhomogError: this pass fails"
+
+
 @pytest.mark.parametrize("text", ["none", "pcgrad", "upgrad", "famo"])
 @pytest.mark.parametrize("counts", [[1, 1], [3, 1], [1, 2, 1]])
 def test_tasks_over_ranks_give_the_step_of_one_process(processes, text, counts):

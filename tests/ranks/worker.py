@@ -1,16 +1,16 @@
-"""A process that runs functions of `tests.ranks.cases` as one rank of a process group, until its input ends."""
+"""A process that runs functions of other modules as one rank of a process group, until its input ends."""
 
 from __future__ import annotations
 
 import datetime
+import importlib
 import pickle
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
-
-from tests.ranks import cases
 
 
 def main() -> None:
@@ -18,19 +18,20 @@ def main() -> None:
     answers, sys.stdout = sys.stdout.buffer, sys.stderr  # prints must not mix with answers
     while True:
         try:
-            name, ranks, store, arguments = pickle.load(sys.stdin.buffer)
+            module, name, ranks, store, arguments = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
-        pickle.dump(run(name, rank, ranks, store, arguments), answers)
+        function = getattr(importlib.import_module(module), name)
+        pickle.dump(run(function, rank, ranks, store, arguments), answers)
         answers.flush()
 
 
-def run(name: str, rank: int, ranks: int, store: str, arguments: tuple[Any, ...]) -> tuple[str, Any]:
+def run(function: Callable[..., Any], rank: int, ranks: int, store: str, arguments: tuple[Any, ...]) -> tuple[str, Any]:
     """Return `("result", value)` or `("error", traceback)`."""
     wait = datetime.timedelta(seconds=30)  # an error on one rank ends the others
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=wait)
     try:
-        return "result", getattr(cases, name)(*arguments)
+        return "result", function(*arguments)
     except Exception:
         return "error", traceback.format_exc()
     finally:

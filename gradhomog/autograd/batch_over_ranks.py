@@ -1,0 +1,184 @@
+"""A step of tasks whose examples are distributed over ranks: each rank has all tasks, on its part of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gradhomog.autograd.apply import ComputedStep, Options
+from gradhomog.autograd.batch import Batch
+from gradhomog.autograd.fully_sharded import FullyShardedDerivatives
+from gradhomog.autograd.inputs import TaskLosses
+from gradhomog.autograd.rows_of_ranks import HeadGradients, RowsOfRanks, identity
+from gradhomog.errors import NonfiniteError, OptionError, RankError
+from gradhomog.jacobian import DenseJacobian, Jacobian, PerTaskJacobian
+from gradhomog.pipelines import Pipeline
+from gradhomog.ranks.collectives import Collectives
+from gradhomog.ranks.exchange import PartialRow, sum_batches, sum_tensors
+from gradhomog.ranks.fully_sharded import FullyShardedJacobian, check_sharding, local_part
+from gradhomog.ranks.ranks import Ranks
+from gradhomog.ranks.shards import Shards
+
+
+def batch_step(pipe: Pipeline, batch: Batch, options: Options, collectives: Collectives) -> ComputedStep:
+    """Homogenize the rows Σ_r w_ri J_ri; each row is sent while the next one is computed."""
+    tasks, graph = batch.tasks, batch.derivatives.graph
+    examples = _examples(collectives.ranks, tasks)
+    collectives.agree(tasks.tasks, *identity(pipe, batch), tasks.tasks, options.domains, head_shapes(batch))
+    means = _mean_losses(tasks, examples, collectives)
+    used: set[str] = set()
+    failure: list[Exception] = []
+    shards = Shards(graph.shared, collectives.size, collectives.rank)
+    jacobian = sum_batches(_rows(batch, means.shares, used, failure), shards, collectives)
+    gathered = collectives.all_gather_numbers([bool(failure), *(name in used for name in graph.shared)])
+    if failure:
+        raise failure[0]
+    if gathered[:, 0].any():
+        rank = int(gathered[:, 0].argmax())
+        raise RankError(f"rank {rank} raised an error while it computed rows; see its message. Nothing was changed.")
+    heads = _sum_of_heads(batch, means.shares, collectives)
+    domains = [options.domains[slot] for slot in means.slots] if options.domains else None
+    found = RowsOfRanks(jacobian, means.losses, means.slots, domains, gathered[:, 1:], heads)
+    return found.homogenize(pipe, batch, options)
+
+
+def fully_sharded_step(pipe: Pipeline, batch: Batch, options: Options, collectives: Collectives) -> ComputedStep:
+    """Homogenize the rows of parameters that `fully_shard` splits over the ranks.
+
+    Its hooks compute the mean over ranks, of which every rank receives the part that it stores. These parts are the
+    columns of a Jacobian whose Gramian is summed over the ranks; the direction needs no exchange.
+
+    Raises:
+        OptionError: an option is not supported with `fully_shard`.
+    """
+    ranks, graph = collectives.ranks, batch.derivatives.graph
+    if ranks.local or ranks.over != "batch":
+        raise OptionError(
+            f"parameters that are sharded by fully_shard require Ranks('batch'), because its hooks average over the "
+            f"ranks; got {ranks}."
+        )
+    if options.heads != "own" or pipe.nonfinite == "drop":
+        raise OptionError(
+            "parameters that are sharded by fully_shard require heads='own' and a pipeline with nonfinite='raise', "
+            "because each backward pass writes the gradients of the heads; got "
+            f"heads={options.heads!r}, nonfinite={pipe.nonfinite!r}."
+        )
+    replicas = check_sharding(graph.shared, collectives)
+    losses = weigh_ranks(pipe, batch, collectives)
+    rows = batch.derivatives.rows()
+    parts = {name: local_part(parameter) for name, parameter in graph.shared.items()}
+    sharded = FullyShardedJacobian(PerTaskJacobian(rows, parts, 1 / graph.factor), graph.shared, replicas, collectives)
+    jacobian: Jacobian = DenseJacobian(sharded.materialize()) if ranks.gather and ranks.reading_rows(pipe) else sharded
+    used = torch.tensor([[any(part is not None for part in parts) for parts in rows.values()]])
+    tasks = batch.tasks
+    domains = [options.domains[slot] for slot in tasks.slots] if options.domains else None
+    try:
+        return RowsOfRanks(jacobian, losses, tasks.slots, domains, used, []).homogenize(pipe, batch, options)
+    except NonfiniteError as error:
+        error.add_note("Parameters that are not shared received their gradients before: call optimizer.zero_grad().")
+        raise
+
+
+def weigh_ranks(pipe: Pipeline, batch: Batch, collectives: Collectives) -> Tensor:
+    """Return the mean of each task's losses over the ranks; the rows of a fully sharded model get the same weights.
+
+    Raises:
+        OptionError: `examples` is zero on all ranks for a task.
+        RankError: a task is absent on some ranks, whose backward passes would then differ.
+    """
+    tasks = batch.tasks
+    examples = _examples(collectives.ranks, tasks)
+    collectives.agree(len(tasks.slots), *identity(pipe, batch), tasks.slots, last=False)
+    means = _mean_losses(tasks, examples, collectives)
+    if len(means.slots) < len(tasks.slots):
+        raise OptionError("`examples` must be positive for every task on at least one rank; omit the losses of others.")
+    if isinstance(batch.derivatives, FullyShardedDerivatives):
+        batch.derivatives.shares = [collectives.size * share for share in means.shares.values()]
+    return means.losses
+
+
+@dataclass(frozen=True)
+class _MeanLosses:
+    """Means over ranks.
+
+    Attributes:
+        slots: the tasks that are present on at least one rank.
+        losses: their mean losses.
+        shares: w_ri of this rank for each of these tasks.
+    """
+
+    slots: list[int]
+    losses: Tensor
+    shares: dict[int, float]
+
+
+def _mean_losses(tasks: TaskLosses, examples: list[float], collectives: Collectives) -> _MeanLosses:
+    local = dict(zip(tasks.slots, (loss.item() for loss in tasks.losses), strict=True))
+    values = [local.get(slot, 0.0) for slot in range(tasks.tasks)]
+    counts, losses = torch.split(collectives.all_gather_numbers([*examples, *values]), tasks.tasks, dim=1)
+    totals = counts.sum(0)
+    slots = [slot for slot, total in enumerate(totals.tolist()) if total > 0]
+    if not slots:
+        raise OptionError("`examples` must be positive for at least one task on one rank; got 0 everywhere.")
+    shares = counts[:, slots] / totals[slots]
+    means = torch.where(shares > 0, shares * losses[:, slots], 0.0).sum(0)
+    return _MeanLosses(slots, means, dict(zip(slots, shares[collectives.rank].tolist(), strict=True)))
+
+
+def _examples(ranks: Ranks, tasks: TaskLosses) -> list[float]:
+    """Return the number of examples of every task on this rank, 0 for absent tasks.
+
+    Raises:
+        OptionError: the number of entries is not that of the tasks.
+    """
+    given = 1.0 if ranks.examples is None else ranks.examples
+    numbers = [float(given)] * tasks.tasks if isinstance(given, int | float) else [float(number) for number in given]
+    if len(numbers) != tasks.tasks:
+        raise OptionError(
+            f"`examples` must be a number or one number for each of the {tasks.tasks} tasks; got {len(numbers)}."
+        )
+    return [number if slot in tasks.slots else 0.0 for slot, number in enumerate(numbers)]
+
+
+def _rows(
+    batch: Batch, shares: Mapping[int, float], used: set[str], failure: list[Exception]
+) -> Iterator[PartialRow | None]:
+    """Yield this rank's part of each row when it is required; None if it has none, also after an error.
+
+    `used`, `failure`: receive the names of the parameters that a loss depends on, and the error.
+    """
+    graph, computed = batch.derivatives.graph, batch.derivatives.iterate()
+    for slot in range(batch.tasks.tasks):
+        row: dict[str, Tensor | None] = {}
+        if slot in batch.tasks.slots and not failure:
+            try:
+                row = dict(zip(graph.shared, next(computed), strict=True))
+            except Exception as error:  # raised after the exchange, because the other ranks wait in it
+                failure.append(error)
+        used.update(name for name, gradient in row.items() if gradient is not None)
+        if slot in shares:
+            yield (row, shares[slot] / graph.factor) if row and shares[slot] > 0 else None
+
+
+# -- heads -------------------------------------------------------------------------------------------------------------
+
+
+def head_shapes(batch: Batch) -> list[tuple[int, list[tuple[int, ...]]]]:
+    """Return the shapes of the leaves of each task that has a head, which must be the same on all ranks."""
+    pairs = zip(batch.tasks.slots, batch.unshared_leaves, strict=True)
+    return [(slot, [tuple(leaf.shape) for leaf in leaves]) for slot, leaves in pairs if leaves]
+
+
+def _sum_of_heads(batch: Batch, shares: Mapping[int, float], collectives: Collectives) -> HeadGradients:
+    """Return the gradients of the heads, summed over the ranks with the shares of their tasks."""
+    pairs = [
+        (slot, leaf, torch.zeros_like(leaf, requires_grad=False) if gradient is None else shares[slot] * gradient)
+        for slot, gradients in zip(batch.tasks.slots, batch.unshared_gradients, strict=True)
+        for leaf, gradient in gradients
+        if slot in shares
+    ]
+    sums = sum_tensors({str(index): gradient for index, (*_, gradient) in enumerate(pairs)}, collectives)
+    return [(slot, leaf, total) for (slot, leaf, _), total in zip(pairs, sums.values(), strict=True)]

@@ -1,0 +1,56 @@
+"""Gradients of losses w.r.t. parameters that `fully_shard` (FSDP2) splits over the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from gradhomog.autograd.backward_pass import explain_errors
+from gradhomog.autograd.derivatives import Derivatives, Gradients, TaskGradients
+from gradhomog.errors import OptionError
+from gradhomog.ranks.fully_sharded import local_part
+
+
+class FullyShardedDerivatives(Derivatives):
+    """Calls `backward()` for each loss, because hooks of `fully_shard`, which average over ranks, run only there.
+
+    So `.grad` of the shared parameters is the row of one task until the next pass; it is restored at the end. The
+    gradients of other parameters, such as those of heads, are added to their `.grad`, as by `sum(losses).backward()`.
+
+    Attributes:
+        shares: the share w_ri of this rank in the mean over ranks, times the number of ranks, for each task.
+    """
+
+    shares: Sequence[float] | None = None
+
+    def iterate(self) -> Iterator[Gradients]:
+        graph, shared = self.graph, list(self.graph.shared.values())
+        before = [parameter.grad for parameter in shared]
+        shares = self.shares or [1.0] * len(graph.losses)
+        reached = False
+        try:
+            for task, (loss, share) in enumerate(zip(graph.losses, shares, strict=True)):
+                for parameter in shared:
+                    parameter.grad = None
+                retain = graph.retain_graph or task < len(graph.losses) - 1
+                with explain_errors(graph.compiled if retain else ()):
+                    torch.autograd.backward([loss], [share * graph.initial_gradient(loss)], retain_graph=retain)
+                reached |= any(parameter.grad is not None for parameter in shared)
+                yield [None if parameter.grad is None else local_part(parameter.grad) for parameter in shared]
+        finally:
+            for parameter, gradient in zip(shared, before, strict=True):
+                parameter.grad = gradient
+        self.unshared_gradients = [[] for _ in graph.losses]
+        if not reached:
+            raise OptionError(
+                "the losses must depend on the shared parameters, and fully_shard must average their gradients; no "
+                "parameter received a gradient. Call set_requires_gradient_sync(True) before the forward pass."
+            )
+
+    def some_rows(self, names: Sequence[str]) -> TaskGradients:
+        raise OptionError("`chunks` must be 1 for parameters that are sharded by fully_shard.")
+
+    def weighted_sum(self, weights: Tensor) -> None:
+        return None

@@ -1,0 +1,82 @@
+"""Homogenize the rows of all ranks: every rank computes the same step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from gradhomog.autograd.apply import ComputedStep, Gradients, Options, head_factors, infinite_step
+from gradhomog.autograd.batch import Batch
+from gradhomog.autograd.lazy import require_used
+from gradhomog.errors import NonfiniteError
+from gradhomog.jacobian import Jacobian
+from gradhomog.pipelines import Pipeline
+from gradhomog.ranks.fully_sharded import distribute, is_sharded
+
+HeadGradients = list[tuple[int, Tensor, Tensor]]
+"""Slot of the task, leaf, and gradient."""
+
+
+@dataclass(frozen=True)
+class RowsOfRanks:
+    """The rows of all ranks, with the losses, slots and domains of their tasks.
+
+    Attributes:
+        used: for each rank and parameter, 1 if a loss of that rank depends on it, `[ranks, parameters]`.
+        heads: the gradients of parameters that are not shared.
+    """
+
+    jacobian: Jacobian
+    losses: Tensor
+    slots: Sequence[int]
+    domains: Sequence[str] | None
+    used: Tensor
+    heads: HeadGradients
+
+    def homogenize(self, pipe: Pipeline, batch: Batch, options: Options) -> ComputedStep:
+        """Compute the step.
+
+        Raises:
+            NonfiniteError, PluginRunError: on all ranks; nothing was written, no state assigned.
+        """
+        graph = batch.derivatives.graph
+        if not self.used.any():
+            require_used(graph.shared, frozenset(graph.shared))
+        try:
+            pending = pipe.compute(
+                self.jacobian, self.losses.to(self.jacobian.device), domains=self.domains, slots=self.slots,
+                inspect=options.inspect, nonfinite="raise" if options.scaled else None,
+            )  # fmt: skip
+        except NonfiniteError:
+            if not options.scaled:
+                raise
+            return infinite_step(batch)
+        direction = pending.result.direction
+        if any(is_sharded(parameter) for parameter in graph.shared.values()):
+            direction = distribute(direction, graph.shared)
+        result = replace(pending.result, direction=direction, exchanged="rows")
+        factors = head_factors(result, options.heads)
+        unshared = [(leaf, factors[slot] * gradient) for slot, leaf, gradient in self.heads if slot in factors]
+        shared = shared_gradients(graph.shared, graph.factor, direction, self.used)
+        return ComputedStep(result, shared, unshared, [pending])
+
+
+def shared_gradients(
+    shared: Mapping[str, Tensor], factor: float, direction: Mapping[str, Tensor], used: Tensor
+) -> Gradients:
+    """Return the gradients of the parameters that a loss of any rank depends on, the same on all ranks."""
+    named = zip(direction.items(), used.any(0).tolist(), strict=True)
+    return [
+        (shared[name], gradient if factor == 1 else factor * gradient)
+        for (name, gradient), needed in named
+        if needed or bool(gradient.any())  # of rows that a homogenizer kept from earlier steps
+    ]
+
+
+def identity(pipe: Pipeline, batch: Batch) -> tuple[Any, ...]:
+    """Return what must be the same on all ranks: names, shapes and dtypes of the parameters, and the pipeline."""
+    shared = [(name, tuple(value.shape), value.dtype) for name, value in batch.derivatives.graph.shared.items()]
+    return shared, str(pipe), pipe.steps

@@ -1,0 +1,155 @@
+"""Functions that run on every rank of a process group, with models that `fully_shard` splits over the ranks."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+import gradhomog
+from gradhomog import GradhomogError, Ranks
+from tests.ranks.cases import STEPS, Model, data, losses_of, part_of
+from tests.ranks.recording import recording_group
+
+WHOLE = MixedPrecisionPolicy()
+
+
+def mesh_of(shape: Sequence[int] | None) -> DeviceMesh:
+    """Return a mesh of all ranks: one dimension, or replicas × shards."""
+    if shape is None:
+        return init_device_mesh("cpu", (dist.get_world_size(),))
+    return init_device_mesh("cpu", tuple(shape), mesh_dim_names=("replicate", "shard"))
+
+
+def sharded_model(
+    mesh: Sequence[int] | None = None, policy: MixedPrecisionPolicy = WHOLE, layers: Sequence[int] = (0, 2)
+) -> Model:
+    """Return a model of which some layers are sharded, and then the rest."""
+    model, devices = Model(), mesh_of(mesh)
+    for layer in layers:
+        fully_shard(model.encoder[layer], mesh=devices, mp_policy=policy)
+    fully_shard(model, mesh=devices, mp_policy=policy)
+    return model
+
+
+def losses(model: Model, x: Tensor, y: Tensor) -> list[Tensor]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*returned a view tensor")  # outputs are not modified in place
+        return losses_of(model(x), y)
+
+
+def full(gradients: Sequence[Any]) -> list[Tensor]:
+    """Return DTensors as whole tensors."""
+    return [gradient.full_tensor() for gradient in gradients]
+
+
+def steps(
+    text: str, call: str, sizes: Sequence[int], mesh: Sequence[int] | None = None, gather: bool = False,
+    half: bool = False, layers: Sequence[int] = (0, 2),
+) -> dict[str, Any]:  # fmt: skip
+    """Return the gradients of some steps of Adam with `sizes[r]` examples on rank r, and the state of the pipeline."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if half else WHOLE
+    (x, y), pipe, model = data(), gradhomog.pipeline(text), sharded_model(mesh, policy, layers)
+    shared = dict(model.encoder.named_parameters())
+    part = part_of(sizes)
+    x, y = x[part], y[part]
+    group = Ranks("batch", examples=len(x), gather=gather) if len(sizes) > 1 else None
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    found = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        if call == "accumulated":
+            with gradhomog.accumulated(pipe, parameters=shared, group=group) as several:
+                for some in (slice(0, 1), slice(1, None)):  # means over parts, with their shares of the examples
+                    share = len(x[some]) / len(x)
+                    several.add([share * loss for loss in losses(model, x[some], y[some])])
+        elif call == "loss":
+            gradhomog.loss(losses(model, x, y), pipe, parameters=shared, group=group).backward()
+        else:
+            gradhomog.backward(losses(model, x, y), pipe, parameters=shared, group=group)
+        found += full(model.gradients())
+        optimizer.step()
+    return {"gradients": found, "state": pipe.state_dict()}
+
+
+def steps_of_one_process(text: str, call: str) -> dict[str, Any]:
+    """The same steps of a model that is not sharded, on all examples."""
+    (x, y), pipe, model = data(), gradhomog.pipeline(text), Model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    found = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        gradhomog.backward(losses_of(model(x), y), pipe, parameters=model.encoder)
+        found += [gradient.clone() for gradient in model.gradients()]
+        optimizer.step()
+    return {"gradients": found, "state": pipe.state_dict()}
+
+
+def gradients_before_remain() -> list[Tensor]:
+    """Return the difference of the gradients of two accumulated steps and twice those of one."""
+    (x, y), model = data(), sharded_model()
+    pipe = gradhomog.pipeline("pcgrad")
+    gradhomog.backward(losses(model, x, y), pipe, parameters=model.encoder, group=Ranks("batch"))
+    once = full(model.gradients())
+    gradhomog.backward(losses(model, x, y), pipe, parameters=model.encoder, group=Ranks("batch"))
+    return [twice - 2 * one for one, twice in zip(once, full(model.gradients()), strict=True)]
+
+
+def bytes_sent(text: str) -> int:
+    """Return the bytes that gradhomog sends in a step; the hooks of `fully_shard` use another group."""
+    (x, y), model, group = data(), sharded_model(), recording_group()
+    group.sent.clear()
+    ranks: Any = Ranks("batch", group)  # type: ignore[arg-type]
+    step = gradhomog.backward(losses(model, x, y), gradhomog.pipeline(text), parameters=model.encoder, group=ranks)
+    assert all(type(part).__name__ == "DTensor" for part in step.direction.values())
+    return sum(group.sent.values())
+
+
+def message(case: str) -> str:
+    """Return the class and message of the error of a step that cannot be taken, with its notes."""
+    (x, y), pipe, options = data(), gradhomog.pipeline("pcgrad"), dict[str, Any](group=Ranks("batch"))
+    model = sharded_model()
+    computed = losses(model, x, y)
+    found: list[Tensor | None] = [*computed]
+    parameters: Any = model.encoder
+    if case == "absent on rank 1" and dist.get_rank() == 1:
+        found[2] = None
+    elif case == "not finite on rank 1" and dist.get_rank() == 1:
+        found[1] = torch.inf * computed[1]
+    elif case == "drop":
+        pipe = gradhomog.pipeline("pcgrad", nonfinite="drop")
+    elif case == "weighted heads":
+        options["heads"] = "weighted"
+    elif case == "local":
+        options["group"] = Ranks(local=True)
+    elif case == "tasks":
+        options["group"] = Ranks("tasks")
+    elif case == "features":
+        options["features"] = torch.zeros(1, requires_grad=True)
+    elif case == "reads rows":
+        pipe = gradhomog.pipeline("trimmed_mean")
+    elif case == "part of the model":
+        model = Model()
+        fully_shard(model.encoder[0], mesh=mesh_of(None))
+        parameters = dict(model.encoder.named_parameters())
+        found = [*losses(model, x, y)]
+    elif case.startswith("listed after"):
+        model = sharded_model(layers=[0] if case.endswith("layer") else [])
+        found, parameters = [*losses(model, x, y)], model.encoder
+    elif case == "no synchronization":
+        model.set_requires_gradient_sync(False)  # type: ignore[operator]
+        found = [*losses(model, x, y)]
+    elif case == "examples":
+        options["group"] = Ranks("batch", examples=[1, 0, 1])
+    try:
+        gradhomog.backward(found, pipe, parameters=parameters, **options)
+    except GradhomogError as error:
+        assert all(parameter.grad is None for parameter in model.encoder.parameters()), "gradients were written"
+        return f"{type(error).__name__}: {error} {' '.join(getattr(error, '__notes__', []))}"
+    return "no error"
