@@ -13,12 +13,15 @@ import torch
 from torch import Tensor
 
 import gradhomog
-from gradhomog import Homogenization, OptionError, Pipeline, warn_of_momentum
+from gradhomog import Homogenization, OptionError, Pipeline, Ranks, warn_of_momentum
 from gradhomog_adapters._frameworks.check_pipeline import require_pipeline
+from gradhomog_adapters._frameworks.data_parallel import batch_ranks, mean_losses
 from gradhomog_adapters._frameworks.step_metrics import METRICS, step_metrics
 
 try:
     from lightning.pytorch import Callback
+    from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
+    from lightning.pytorch.strategies.xla import XLAStrategy
 except ImportError as error:
     raise ImportError("gradhomog_adapters.lightning requires Lightning: pip install 'gradhomog[lightning]'.") from error
 
@@ -47,7 +50,7 @@ class HomogenizedLoss(Callback):  # type: ignore[misc, unused-ignore]
         prefix: of all names of metrics, such as `"train/"`. It is part of the state's key in checkpoints, so different
             prefixes distinguish several objects of this class.
         options: other keyword arguments of `gradhomog.loss`, such as `per`, `heads`, `inspect`, and `reduction`, which
-            is `"sum"` by default.
+            is `"sum"` by default. `group` is `gradhomog.Ranks("batch")` by default on several devices.
 
     Attributes:
         pipe: the pipeline.
@@ -61,17 +64,24 @@ class HomogenizedLoss(Callback):  # type: ignore[misc, unused-ignore]
            batch. `gradhomog.accumulated` homogenizes the sum of several batches (manual optimization).
         3. Without gradients, as in validation and test, the result is the plain sum; no state changes and nothing is
            logged.
+        4. On several devices with the strategy DDP, the rows are those of the batches of all ranks, which have equal
+           weight, as in DDP: the empty pipeline trains as DDP does, others as one process with the whole batch. All
+           ranks have the same gradients, states and metrics. Other strategies raise an error. DDP gives the missing
+           loss of a rank (None) the gradient zero; here the mean is over the ranks that have a loss.
 
     Raises:
         OptionError: an option is unknown; in training: the object is not a callback of the trainer; the optimizer is
-            L-BFGS; see also `gradhomog.loss`.
+            L-BFGS; the strategy distributes parameters, such as FSDP; on several devices `parameters` is None; see
+            also `gradhomog.loss`.
+        RankError: in `backward()`, another rank raised an error, or has other tasks, parameters or states.
         NonfiniteError: in `backward()`, a loss or its gradient is not finite; the message names the task.
 
     Warns:
         UserWarning: training continues from a checkpoint that has no state of this object.
         MomentumWarning: the optimizer averages directions, although a homogenizer such as `tracked` averages rows.
 
-    Cost: as `gradhomog.backward`, and logging, which copies no gradient.
+    Cost: as `gradhomog.backward`, and logging, which copies no gradient. On K ranks as `Ranks("batch")`, and DDP's own
+    exchange, which a communication hook can omit (see the guide).
 
     >>> from lightning.pytorch import LightningModule, Trainer
     >>> class Regression(LightningModule):
@@ -107,6 +117,7 @@ class HomogenizedLoss(Callback):  # type: ignore[misc, unused-ignore]
         self.report: Homogenization | None = None
         self._metrics: dict[str, Tensor] = {}
         self._attached = False
+        self._ranks: Ranks | None = None  # of the trainer
 
     def __call__(self, losses: Mapping[str, Tensor | None] | Sequence[Tensor | None] | Tensor, **batch: Any) -> Tensor:
         """Return the sum of the losses, whose `backward()` computes homogenized gradients.
@@ -114,7 +125,8 @@ class HomogenizedLoss(Callback):  # type: ignore[misc, unused-ignore]
         Args:
             losses: one scalar per task, by name; or a sequence, whose metrics are named `loss/0`, `loss/1`. None for a
                 task without labels in this batch.
-            batch: arguments of `gradhomog.loss` that differ between batches, such as `features` or `residuals`.
+            batch: arguments of `gradhomog.loss` that differ between batches, such as `features`, `residuals`, or
+                `group=gradhomog.Ranks("batch", examples=[...])` with the number of labels of each task.
         """
         if torch.is_grad_enabled() and not self._attached:
             raise OptionError(
@@ -122,8 +134,10 @@ class HomogenizedLoss(Callback):  # type: ignore[misc, unused-ignore]
                 "Pass it as Trainer(callbacks=[...]), or return it in `configure_callbacks` of the module. Without a "
                 "trainer, use gradhomog.loss."
             )
-        report = partial(self._receive, _by_name(losses))
-        return gradhomog.loss(losses, self.pipe, **self.options | batch, report=report)
+        options = self.options | batch
+        options["group"] = batch_ranks(options.get("group"), self._ranks)
+        report = partial(self._receive, _by_name(losses), options["group"])
+        return gradhomog.loss(losses, self.pipe, **options, report=report)
 
     @property
     def state_key(self) -> str:
@@ -132,6 +146,8 @@ class HomogenizedLoss(Callback):  # type: ignore[misc, unused-ignore]
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Allow calls of this object; Lightning calls it for the callbacks of a trainer."""
+        if stage == "fit":
+            self._ranks = _ranks_of(trainer)
         self._attached = True
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -169,10 +185,30 @@ class HomogenizedLoss(Callback):  # type: ignore[misc, unused-ignore]
         """Replace the state of the pipeline by the state in a checkpoint."""
         self.pipe.load_state_dict(state_dict)
 
-    def _receive(self, losses: Mapping[str, Tensor | None], result: Homogenization) -> None:
+    def _receive(self, losses: Mapping[str, Tensor | None], ranks: Ranks | None, result: Homogenization) -> None:
         self.report = replace(result, direction={})
+        if "loss" in self._kinds:
+            losses = mean_losses(losses, ranks)
         metrics = step_metrics(losses, result, self._kinds)
         self._metrics = {f"{self.prefix}{name}": value for name, value in metrics.items()}
+
+
+def _ranks_of(trainer: Any) -> Ranks | None:
+    """Return how a trainer distributes batches; None for one device.
+
+    Raises:
+        OptionError: its strategy does not only distribute batches.
+    """
+    if trainer.world_size == 1:
+        return None
+    strategy = trainer.strategy
+    # DeepSpeed shards the state of the optimizer and runs the backward pass itself, although it inherits from DDP.
+    if not isinstance(strategy, DDPStrategy) or isinstance(strategy, DeepSpeedStrategy | XLAStrategy):
+        raise OptionError(
+            f"on several devices, HomogenizedLoss requires a strategy that replicates the model and distributes "
+            f"batches, strategy='ddp'; got {type(strategy).__name__} on {trainer.world_size} devices."
+        )
+    return Ranks("batch")
 
 
 def _by_name(losses: Any) -> dict[str, Tensor | None]:

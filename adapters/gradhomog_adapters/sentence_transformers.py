@@ -54,8 +54,9 @@ class HomogenizedDatasets(HomogenizedTrainer, BaseTrainer):  # type: ignore[misc
     `forget` is the number of steps after which the average of a dataset without batches is removed.
 
     Raises:
-        OptionError: the `train_dataset` is not a dict; during training: a loss with a gradient cache (`Cached...`),
-            whose own backward pass bypasses homogenizers; see also `HomogenizedTrainer`.
+        OptionError: the `train_dataset` is not a dict; there are several processes, whose batches can belong to
+            different datasets in one step; during training: a loss with a gradient cache (`Cached...`), whose own
+            backward pass bypasses homogenizers; see also `HomogenizedTrainer`.
 
     Warns:
         UserWarning: the pipeline reads gradients and does not contain `tracked`: of one row, most methods return
@@ -85,6 +86,13 @@ class HomogenizedDatasets(HomogenizedTrainer, BaseTrainer):  # type: ignore[misc
 
     def __init__(self, *args: Any, homogenizers: Pipeline, **kwargs: Any) -> None:
         super().__init__(*args, homogenizers=homogenizers, **kwargs)
+        if self.accelerator.num_processes > 1:
+            raise OptionError(
+                "trainers of Sentence Transformers homogenize in one process; got "
+                f"{self.accelerator.num_processes}. In one step, each process can have a batch of another dataset, so "
+                "that the datasets' weights would differ from those of one process. Start one process, or train "
+                "without homogenizers."
+            )
         if self.train_dataset is not None and not _is_dict_of_datasets(self.train_dataset):
             raise OptionError(
                 "`train_dataset` must be a dict of datasets, one for each task; got one "

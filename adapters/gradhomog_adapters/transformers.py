@@ -10,14 +10,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 import gradhomog
-from gradhomog import Homogenization, OptionError, Pipeline, warn_of_momentum
+from gradhomog import Homogenization, OptionError, Pipeline, Ranks, warn_of_momentum
 from gradhomog_adapters._frameworks.check_pipeline import check_pipeline
+from gradhomog_adapters._frameworks.data_parallel import batch_ranks
 from gradhomog_adapters._frameworks.running_means import RunningMeans
 
 try:
     from accelerate.optimizer import AcceleratedOptimizer
+    from accelerate.utils import DistributedType
     from transformers import Trainer
     from transformers.trainer_pt_utils import find_batch_size
     from transformers.trainer_utils import EvalLoopOutput
@@ -30,6 +33,9 @@ __all__ = ["HomogenizedTrainer"]
 
 FILE = "homogenizers.pt"
 """The file in a checkpoint that contains the state of the pipeline."""
+
+SHARDING = (DistributedType.DEEPSPEED, DistributedType.FSDP, DistributedType.MEGATRON_LM, DistributedType.XLA)
+"""Distribute parameters, gradients or the state of the optimizer, or run the backward pass themselves."""
 
 
 class HomogenizedTrainer(Trainer):  # type: ignore[misc]
@@ -52,8 +58,10 @@ class HomogenizedTrainer(Trainer):  # type: ignore[misc]
         report: the result of the last step, None before the first.
         loss_is_scaled_for_ga: False: the losses are means over one batch, and the Trainer divides their sum by
             the number of accumulated batches. Set it to True in a subclass that divides sums over tokens by
-            `num_items_in_batch`, the number of tokens of all accumulated batches. Transformers' default, None, would
-            not divide means if the batch contains `labels` and the model's `forward` has `**kwargs`.
+            `num_items_in_batch`, the number of tokens of all accumulated batches, and of all processes: multiply by
+            their number, because gradients are averaged, as the `compute_loss` of Transformers does. Transformers'
+            default, None, would not divide means if the batch contains `labels` and the model's `forward` has
+            `**kwargs`.
 
     Logs: in each log of the training loss, the means since the last log of `NAME_loss`, `NAME_weight` (the factor of
     a task's gradient; none for methods that replace rows) and `NAME_NAME_cosine` (of gradients, if a homogenizer reads
@@ -72,17 +80,23 @@ class HomogenizedTrainer(Trainer):  # type: ignore[misc]
         4. Each batch is one step of the homogenizers, also if several are accumulated: they homogenize each batch
            separately, and gradients are added. Prefer larger batches where memory permits.
         5. Within `torch.no_grad`, as in evaluation, the result is the sum; no state changes.
+        6. In several processes (DDP) the rows are those of the batches of all of them, which have equal weight, as in
+           DDP: the empty pipeline trains as DDP does, others as one process with the whole batch. All processes have
+           the same gradients, states and logs. DDP gives the missing loss of a process (None) the gradient zero; here
+           the mean is over the processes that have a loss.
 
     Raises:
         OptionError: the pipeline reads features or residuals; `compute_loss` is not overridden; `compute_loss_func` was
-            given; see also `gradhomog.loss`.
+            given; parameters are distributed (FSDP, DeepSpeed, tensor parallelism); see also `gradhomog.loss`.
+        RankError: during training, another process raised an error, or has other tasks, parameters or states.
         NonfiniteError: during training, a loss or its gradient is not finite; the message names the task.
 
     Warns:
         UserWarning: a checkpoint without the state of homogenizers was resumed.
         MomentumWarning: the optimizer averages directions, although a homogenizer such as `tracked` averages rows.
 
-    Cost: see `gradhomog.backward`; one backward pass per task, or one in total if the pipeline reads losses only.
+    Cost: see `gradhomog.backward`; one backward pass per task, or one in total if the pipeline reads losses only. In
+    several processes the exchange of `gradhomog.Ranks("batch")`, and DDP's own.
 
     >>> from transformers import TrainingArguments
     >>> class Regression(torch.nn.Module):
@@ -125,13 +139,18 @@ class HomogenizedTrainer(Trainer):  # type: ignore[misc]
                 "`compute_loss_func` must be None for a HomogenizedTrainer, because `compute_loss` computes the "
                 f"losses; got {self.compute_loss_func!r}. Call it in `compute_loss`."
             )
+        self._ranks = ranks_of(self.accelerator, self.get_tp_size())
 
-    def homogenized_loss(self, losses: Mapping[str, Tensor | None], model: nn.Module) -> Tensor:
+    def homogenized_loss(
+        self, losses: Mapping[str, Tensor | None], model: nn.Module, group: Ranks | None = None
+    ) -> Tensor:
         """Return the sum of the losses, during training with homogenized gradients.
 
         Args:
             losses: one scalar per task, by name; None for a task without labels in this batch.
             model: the model that `compute_loss` received.
+            group: how the rows are distributed over several processes, such as `gradhomog.Ranks("batch",
+                examples=[...])` with the number of labels of each task; by default `gradhomog.Ranks("batch")`.
         """
         if not torch.is_grad_enabled():
             for name, loss in losses.items():
@@ -154,8 +173,9 @@ class HomogenizedTrainer(Trainer):  # type: ignore[misc]
             self._add_weights_and_cosines([names[slot] for slot in result.tasks], result)
 
         return gradhomog.loss(
-            losses, self.homogenizers, parameters=self.shared_parameters(model), reduction="sum", report=receive
-        )
+            losses, self.homogenizers, parameters=self.shared_parameters(model), reduction="sum", report=receive,
+            group=batch_ranks(group, self._ranks),
+        )  # fmt: skip
 
     def shared_parameters(self, model: nn.Module) -> Any:
         """Return the parameters whose gradients are homogenized: all of the model.
@@ -163,11 +183,15 @@ class HomogenizedTrainer(Trainer):  # type: ignore[misc]
         Override it to return the encoder, for example `self.model.encoder`: heads then receive the unweighted gradient
         of their task's loss.
         """
-        return model
+        # Names without "module.", so that a state by name is also that of one process.
+        return model.module if isinstance(model, DistributedDataParallel) else model
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log, and add the means of losses, weights and cosines to a log of the training loss."""
-        super().log({**logs, **self._training_means.pop()} if "loss" in logs else logs, start_time)
+        """Log, and add the means of losses, weights and cosines to a log of the training loss.
+
+        A log of the training loss (`"loss"`) must be called by all processes, as the Trainer does.
+        """
+        super().log({**logs, **self._pop(self._training_means)} if "loss" in logs else logs, start_time)
 
     def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Evaluate one batch; the means of the losses weigh batches by their size, as `eval_loss` does."""
@@ -179,7 +203,7 @@ class HomogenizedTrainer(Trainer):  # type: ignore[misc]
         self._evaluation_means.pop()
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         output.metrics.update(
-            {f"{metric_key_prefix}_{name}": mean for name, mean in self._evaluation_means.pop().items()}
+            {f"{metric_key_prefix}_{name}": mean for name, mean in self._pop(self._evaluation_means).items()}
         )
         return output
 
@@ -187,6 +211,9 @@ class HomogenizedTrainer(Trainer):  # type: ignore[misc]
         """Return a new model, and give the pipeline its initial state, because its rows belong to the earlier one."""
         self.homogenizers.load_state_dict(self._initial_state)
         return super().call_model_init(trial)
+
+    def _pop(self, means: RunningMeans) -> dict[str, float]:
+        return means.pop(1 if self._ranks is None else self._ranks.size)
 
     def _add_weights_and_cosines(self, names: list[str], result: Homogenization) -> None:
         if result.weights is not None:
@@ -217,3 +244,25 @@ class HomogenizedTrainer(Trainer):  # type: ignore[misc]
                 "checkpoints by a HomogenizedTrainer with save_only_model=False.",
                 stacklevel=2,
             )
+
+
+def ranks_of(accelerator: Any, tensor_parallel: int = 1) -> Ranks | None:
+    """Return how an accelerator distributes batches; None for one process.
+
+    Raises:
+        OptionError: it does not only distribute batches.
+    """
+    if accelerator.num_processes == 1:
+        return None
+    parallelism = accelerator.parallelism_config
+    found = [] if parallelism is None else [name for name in parallelism.active_mesh_dims if name != "dp_replicate"]
+    if tensor_parallel > 1:
+        found.append("tensor parallelism")
+    if accelerator.distributed_type in SHARDING:
+        found.append(accelerator.distributed_type.value)
+    if found:
+        raise OptionError(
+            "in several processes, a HomogenizedTrainer requires that each has a replica of the model, in "
+            f"DistributedDataParallel; got {', '.join(found)} in {accelerator.num_processes} processes."
+        )
+    return Ranks("batch")

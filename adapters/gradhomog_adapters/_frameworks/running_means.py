@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch.distributed as dist
 from torch import Tensor
 
 
@@ -18,8 +19,16 @@ class RunningMeans:
         self._sums[name] = self._sums.get(name, 0.0) + weight * value
         self._weights[name] = self._weights.get(name, 0.0) + weight
 
-    def pop(self) -> dict[str, float]:
-        """Return the means, and begin new ones."""
-        means = {name: float(total) / self._weights[name] for name, total in self._sums.items()}
+    def pop(self, ranks: int = 1) -> dict[str, float]:
+        """Return the means, and begin new ones; with several ranks those over the values of all, the same on each."""
+        values = {name: (float(total), self._weights[name]) for name, total in self._sums.items()}
         self._sums, self._weights = {}, {}
-        return means
+        parts = [values] * ranks
+        if ranks > 1:
+            dist.all_gather_object(parts, values)  # names may differ: a task can be absent on a rank
+        sums: dict[str, tuple[float, float]] = {}
+        for part in parts:
+            for name, (total, weight) in part.items():
+                before = sums.get(name, (0.0, 0.0))
+                sums[name] = before[0] + total, before[1] + weight
+        return {name: total / weight for name, (total, weight) in sums.items()}

@@ -58,17 +58,38 @@ class TwoTasks(L.LightningModule):
         return self.optimizer(self.parameters(), lr=1e-2)
 
 
-def batches(count: int = 6) -> Any:
-    x = torch.randn(4 * count, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    return DataLoader(x, batch_size=4)
+class Manual(TwoTasks):
+    """Manual optimization: one optimizer of the encoder, one of the heads."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.automatic_optimization = False
+
+    def configure_optimizers(self) -> Any:
+        heads = [*self.depth.parameters(), *self.normals.parameters()]
+        return self.optimizer(self.encoder.parameters(), lr=1e-2), self.optimizer(heads, lr=1e-3)
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> None:
+        for optimizer in self.optimizers():
+            optimizer.zero_grad()
+        self.manual_backward(self.loss(batch))
+        for optimizer in self.optimizers():
+            optimizer.step()
 
 
-def fit(module: Any, epochs: int = 2, path: Any = None, validation: Any = None, **options: Any) -> Any:
+def batches(count: int = 6, size: int = 4) -> Any:
+    x = torch.randn(size * count, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return DataLoader(x, batch_size=size)
+
+
+def fit(
+    module: Any, epochs: int = 2, path: Any = None, validation: Any = None, data: Any = None, **options: Any
+) -> Any:
     """Train a module whose `homogenized_loss`, if any, is a callback of the trainer."""
     given = [] if module.homogenized_loss is None else [module.homogenized_loss]
     options = {**QUIET, "callbacks": given, **options}
     trainer = L.Trainer(max_epochs=epochs, **options)
-    trainer.fit(module, batches(), validation, ckpt_path=path)
+    trainer.fit(module, batches() if data is None else data, validation, ckpt_path=path)
     return trainer
 
 

@@ -14,30 +14,11 @@ from torch import Tensor
 import gradhomog
 from gradhomog import MomentumWarning, NonfiniteError, OptionError
 
-from .lightning_modules import HomogenizedLoss, L, TwoTasks, batches, fit, parameters
+from .lightning_modules import HomogenizedLoss, L, Manual, TwoTasks, batches, fit, parameters
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice, and deprecations within Lightning
 
 Adam, SGD = torch.optim.Adam, torch.optim.SGD
-
-
-class Manual(TwoTasks):
-    """Manual optimization: one optimizer of the encoder, one of the heads."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.automatic_optimization = False
-
-    def configure_optimizers(self) -> Any:
-        heads = [*self.depth.parameters(), *self.normals.parameters()]
-        return self.optimizer(self.encoder.parameters(), lr=1e-2), self.optimizer(heads, lr=1e-3)
-
-    def training_step(self, batch: Tensor, batch_idx: int) -> None:
-        for optimizer in self.optimizers():
-            optimizer.zero_grad()
-        self.manual_backward(self.loss(batch))
-        for optimizer in self.optimizers():
-            optimizer.step()
 
 
 @pytest.mark.parametrize(

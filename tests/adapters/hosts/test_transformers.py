@@ -12,36 +12,22 @@ from torch import Tensor, nn
 import gradhomog
 from gradhomog import MomentumWarning, NonfiniteError, OptionError
 
-from .transformers_models import SumTrainer, TwoHeads, arguments, examples, parameters, two_losses
+from .transformers_models import (
+    SumTrainer,
+    TwoHeads,
+    TwoTasks,
+    arguments,
+    examples,
+    homogenized,
+    parameters,
+    trained,
+    two_losses,
+)
 
 from gradhomog_adapters.transformers import HomogenizedTrainer  # isort: skip
 from transformers import Trainer  # isort: skip
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # deprecations within Transformers and PyTorch
-
-
-class TwoTasks(HomogenizedTrainer):
-    """The losses of `SumTrainer`, homogenized."""
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        outputs = model(**inputs)
-        loss = self.homogenized_loss(two_losses(outputs, inputs), model)
-        return (loss, outputs) if return_outputs else loss
-
-
-def trained(
-    kind: type[Trainer], folder: Path, model: nn.Module | None = None, *, missing: int = 0, resume: Any = None,
-    **options: Any,
-) -> Any:  # fmt: skip
-    given = {key: options.pop(key) for key in ("homogenizers", "eval_dataset", "model_init") if key in options}
-    model = None if "model_init" in given else TwoHeads() if model is None else model
-    trainer = kind(model, arguments(folder, **options), train_dataset=examples(missing=missing), **given)
-    trainer.train(resume_from_checkpoint=resume)
-    return trainer
-
-
-def homogenized(text: str, folder: Path, model: nn.Module | None = None, **options: Any) -> Any:
-    return trained(TwoTasks, folder, model, homogenizers=gradhomog.pipeline(text), **options)
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import gradhomog
+
 for _name in ("transformers", "accelerate"):
     pytest.importorskip(_name, reason="needs the extra `transformers`")
 
 from transformers import BertConfig, BertModel, Trainer, TrainingArguments  # noqa: E402
+
+from gradhomog_adapters.transformers import HomogenizedTrainer  # noqa: E402
 
 WORDS, CLASSES = 20, 3
 
@@ -78,3 +82,27 @@ def arguments(folder: Path, **options: Any) -> TrainingArguments:
 
 def parameters(model: nn.Module) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).clone()
+
+
+class TwoTasks(HomogenizedTrainer):
+    """The losses of `SumTrainer`, homogenized."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        outputs = model(**inputs)
+        loss = self.homogenized_loss(two_losses(outputs, inputs), model)
+        return (loss, outputs) if return_outputs else loss
+
+
+def trained(
+    kind: type[Trainer], folder: Path, model: nn.Module | None = None, *, missing: int = 0, resume: Any = None,
+    **options: Any,
+) -> Any:  # fmt: skip
+    given = {key: options.pop(key) for key in ("homogenizers", "eval_dataset", "model_init") if key in options}
+    model = None if "model_init" in given else TwoHeads() if model is None else model
+    trainer = kind(model, arguments(folder, **options), train_dataset=examples(missing=missing), **given)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def homogenized(text: str, folder: Path, model: nn.Module | None = None, **options: Any) -> Any:
+    return trained(TwoTasks, folder, model, homogenizers=gradhomog.pipeline(text), **options)

@@ -1,0 +1,172 @@
+"""Trainings with Lightning's DDP on two ranks, for `test_lightning_ranks.py`; started by torchrun."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
+from torch.utils.data import DataLoader
+
+from gradhomog import GradhomogError, Ranks
+
+from .lightning_modules import L, Manual, TwoTasks, batches, fit, parameters
+from .torchrun import save
+
+Adam, SGD = torch.optim.Adam, torch.optim.SGD
+RANK = int(os.environ.get("RANK", 0))
+DDP = {"strategy": "ddp", "devices": 2, "use_distributed_sampler": False}
+
+
+def part() -> Any:
+    """Return this rank's part of the batches of eight: every second example. Lightning's sampler would shuffle."""
+    x = batches(3, 8).dataset.view(3, 8, 3)[:, RANK::2]
+    return DataLoader(x.flatten(0, 1), batch_size=4)
+
+
+class Unused(TwoTasks):
+    """With a parameter that no loss depends on."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.unused = nn.Parameter(torch.zeros(3, dtype=torch.float64))
+
+
+class Penalized(TwoTasks):
+    """With a loss of the data that is added to the homogenized ones."""
+
+    def loss(self, x: Tensor) -> Any:
+        return super().loss(x) + self.features(x).square().mean()
+
+
+class NoopHook(L.Callback):
+    """Omit the exchange of the wrapper; Lightning registers `DDPStrategy(ddp_comm_hook=...)` on GPUs only."""
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        trainer.strategy.model.register_comm_hook(None, noop_hook)
+
+
+CASES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "sgd": (TwoTasks, SGD, {}),
+    "adam, accumulated and clipped": (TwoTasks, Adam, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5}),
+    "manual": (Manual, SGD, {}),
+    "unused parameter": (Unused, SGD, {"strategy": "ddp_find_unused_parameters_true"}),
+    "another loss": (Penalized, SGD, {}),
+}
+"""Module, optimizer, and options of the trainer, for which training on ranks is compared with that of one process."""
+
+
+def main(out: str) -> None:
+    warnings.simplefilter("ignore")
+    found: dict[str, Any] = {}
+    for name, (kind, optimizer, options) in CASES.items():
+        for method in (None, "none", "upgrad"):
+            found[name, method] = trained(kind(method, optimizer), **options)
+    hooked = TwoTasks("upgrad")
+    found["noop hook"] = trained(hooked, callbacks=[hooked.homogenized_loss, NoopHook()])
+    found["noop hook, accumulated"] = trained(
+        hooked := TwoTasks("upgrad", Adam), callbacks=[hooked.homogenized_loss, NoopHook()], accumulate_grad_batches=2
+    )
+    found["noop hook, another loss"] = trained(
+        hooked := Penalized("upgrad"), callbacks=[hooked.homogenized_loss, NoopHook()]
+    )
+    found["bf16"] = trained(TwoTasks("upgrad").float(), precision="bf16-mixed")
+    found["metrics"] = metrics()
+    found["state"] = stateful(Path(out))
+    found["absent"] = trained(absent_on_rank_1(TwoTasks("upgrad", parameters=None)))
+    found["labels"] = labels()
+    found["gathered"] = trained(TwoTasks("graddrop", group=Ranks("batch", gather=True)))
+    found["errors"] = {name: message(name) for name in MESSAGES}
+    save(out, found)
+
+
+def trained(module: Any, **options: Any) -> Tensor:
+    fit(module, data=part(), **DDP | options)
+    return parameters(module)
+
+
+def metrics() -> dict[str, float]:
+    module = TwoTasks("upgrad", log=["loss", "weight", "norm", "cosine"])
+    return {name: float(value) for name, value in fit(module, epochs=1, data=part(), **DDP).callback_metrics.items()}
+
+
+def stateful(out: Path) -> dict[str, Any]:
+    module = TwoTasks("uw", Adam)
+    fit(module, epochs=1, data=part(), **DDP).save_checkpoint(out / "half.ckpt")
+    return module.homogenized_loss.pipe.state_dict()
+
+
+def absent_on_rank_1(module: Any) -> Any:
+    """Remove the normals of rank 1, with all parameters as shared ones."""
+    module.homogenized_loss.options["parameters"] = module
+    losses = module.losses
+    module.losses = lambda x: {**losses(x), "normals": losses(x)["normals"] if RANK == 0 else None}
+    return module
+
+
+def labels() -> Tensor:
+    """Train where one example of four has normals on rank 1, and pass the numbers of labels."""
+    module = TwoTasks("upgrad")
+    losses = module.losses
+
+    def loss(x: Tensor) -> Tensor:
+        labelled = 4 if RANK == 0 else 1
+        found = {"depth": losses(x)["depth"], "normals": losses(x[:labelled])["normals"]}
+        return module.homogenized_loss(found, group=Ranks("batch", examples=[4, labelled]))
+
+    module.loss = loss
+    return trained(module)
+
+
+def not_finite(module: Any) -> None:
+    losses = module.losses
+    module.losses = lambda x: {**losses(x), "normals": losses(x)["normals"] * (torch.inf if RANK else 1)}
+
+
+def empty(module: Any) -> None:
+    losses = module.losses
+    module.losses = lambda x: losses(x) if RANK == 0 else {"depth": None, "normals": None}
+
+
+def absent_head(module: Any) -> None:
+    absent_on_rank_1(module)
+    module.homogenized_loss.options["parameters"] = module.encoder
+
+
+def model_parallel(module: Any) -> dict[str, Any]:
+    module.configure_model = lambda: None
+    return {"strategy": L.strategies.ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=2)}
+
+
+MESSAGES: dict[str, tuple[str, dict[str, Any], Any]] = {
+    "not finite on rank 1": ("upgrad", {}, not_finite),
+    "no loss on rank 1": ("upgrad", {}, empty),
+    "a head is absent on rank 1": ("upgrad", {}, absent_head),
+    "reads rows": ("graddrop", {}, lambda module: None),
+    "no parameters": ("upgrad", {"parameters": None}, lambda module: None),
+    "tasks": ("upgrad", {"group": Ranks("tasks")}, lambda module: None),
+    "model parallel": ("upgrad", {}, model_parallel),
+}
+
+
+def message(name: str) -> str:
+    """Return the error of a training that cannot take a step; no parameter has changed."""
+    text, options, change = MESSAGES[name]
+    module = TwoTasks(text, **options)
+    before = parameters(module)
+    try:
+        trained(module, **(change(module) or {}))
+    except GradhomogError as error:
+        assert torch.equal(parameters(module), before)
+        assert module.homogenized_loss.pipe.steps == 0
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,145 @@
+"""`HomogenizedLoss` with Lightning's DDP: "none" is DDP, other pipelines train as one process with the whole batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gradhomog import OptionError
+
+from .lightning_modules import L, TwoTasks, batches, fit, parameters
+from .lightning_on_ranks import CASES, Adam, Penalized
+from .torchrun import on_two_ranks
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Lightning's advice
+
+EVEN = slice(0, None, 2)
+"""The examples of rank 0 in the batch of both ranks."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("lightning")
+
+
+@pytest.fixture(scope="module")
+def ranks(folder: Path) -> list[dict[Any, Any]]:
+    return on_two_ranks("lightning_on_ranks", folder)
+
+
+def in_one_process(module: Any, **options: Any) -> Tensor:
+    """Train with batches of eight, which are those of two ranks together."""
+    options = {name: value for name, value in options.items() if name != "strategy"}
+    fit(module, data=batches(3, 8), **options)
+    return parameters(module)
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_without_homogenizers_training_is_that_of_ddp(name: str, ranks: Any) -> None:
+    close(ranks[0][name, "none"], ranks[0][name, None])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_training_is_that_of_one_process_with_the_whole_batch(name: str, ranks: Any) -> None:
+    kind, optimizer, options = CASES[name]
+    for rank in ranks:
+        close(rank[name, "upgrad"], in_one_process(kind("upgrad", optimizer), **options))
+    assert not torch.allclose(ranks[0][name, "upgrad"], ranks[0][name, "none"], rtol=1e-3)
+
+
+@pytest.mark.parametrize("precision", ["32", "bf16"])
+def test_all_ranks_have_the_same_parameters(precision: str, ranks: Any) -> None:
+    names = ["bf16"] if precision == "bf16" else [(name, "upgrad") for name in CASES]
+    for name in names:
+        assert torch.equal(ranks[0][name], ranks[1][name])
+
+
+def test_a_hook_that_sends_nothing_does_not_change_the_training(ranks: Any) -> None:
+    for rank in ranks:
+        close(rank["noop hook"], ranks[0]["sgd", "upgrad"])
+        close(rank["noop hook, accumulated"], in_one_process(TwoTasks("upgrad", Adam), accumulate_grad_batches=2))
+
+
+def test_with_this_hook_the_gradients_of_another_loss_are_not_averaged(ranks: Any) -> None:
+    hooked = [rank["noop hook, another loss"] for rank in ranks]
+    assert not torch.allclose(*hooked, rtol=1e-6)
+    assert not torch.allclose(hooked[0], in_one_process(Penalized("upgrad")), rtol=1e-6)
+
+
+def test_metrics_are_those_of_the_whole_batch(ranks: Any) -> None:
+    module = TwoTasks("upgrad", log=["loss", "weight", "norm", "cosine"])
+    expected = fit(module, epochs=1, data=batches(3, 8)).callback_metrics
+    for rank in ranks:
+        assert rank["metrics"] == pytest.approx({name: float(value) for name, value in expected.items()}, rel=1e-6)
+
+
+def test_one_process_resumes_a_checkpoint_of_two_ranks(ranks: Any, folder: Path) -> None:
+    resumed, whole = TwoTasks("uw", Adam), TwoTasks("uw", Adam)
+    fit(resumed, epochs=2, path=folder / "half.ckpt", data=batches(3, 8))
+    close(parameters(resumed), in_one_process(whole))
+    assert resumed.homogenized_loss.pipe.steps == whole.homogenized_loss.pipe.steps == 6
+    assert ranks[0]["state"] == ranks[1]["state"]
+
+
+def test_a_task_without_a_loss_on_one_rank_has_the_row_of_the_other(ranks: Any) -> None:
+    module = TwoTasks("upgrad", parameters=None)
+    module.homogenized_loss.options["parameters"] = module
+    losses = module.losses
+    module.losses = lambda x: {**losses(x), "normals": losses(x[EVEN])["normals"]}
+    expected = in_one_process(module)
+    for rank in ranks:
+        close(rank["absent"], expected)
+
+
+def test_numbers_of_labels_weigh_the_ranks(ranks: Any) -> None:
+    module = TwoTasks("upgrad")
+    losses = module.losses
+    labelled = [0, 1, 2, 4, 6]  # of rank 0 all, of rank 1 the first
+    module.losses = lambda x: {**losses(x), "normals": losses(x[labelled])["normals"]}
+    expected = in_one_process(module)
+    for rank in ranks:
+        close(rank["labels"], expected)
+
+
+def test_methods_that_read_rows_receive_those_of_one_process(ranks: Any) -> None:
+    expected = in_one_process(TwoTasks("graddrop"))
+    for rank in ranks:
+        close(rank["gathered"], expected)
+    assert not torch.allclose(expected, ranks[0]["sgd", "none"], rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "messages"),
+    [
+        ("not finite on rank 1", ["NonfiniteError: task 1 of domain normals is not finite"] * 2),
+        (
+            "no loss on rank 1",
+            ["RankError: rank 1 raised an error", "OptionError: at least one loss must have a graph"],
+        ),
+        ("a head is absent on rank 1", ["RankError: all ranks must have the same parameters"] * 2),
+        ("reads rows", ["OptionError: graddrop reads rows, which are distributed over 2 ranks"] * 2),
+        ("no parameters", ["OptionError: across ranks `parameters` is required"] * 2),
+        ("tasks", ["OptionError: a trainer distributes the examples of a batch: `group` must be Ranks('batch'"] * 2),
+        ("model parallel", ["OptionError: on several devices, HomogenizedLoss requires a strategy"] * 2),
+    ],
+)
+def test_an_error_ends_all_ranks_before_a_parameter_changes(name: str, messages: list[str], ranks: Any) -> None:
+    for rank, message in zip(ranks, messages, strict=True):
+        assert rank["errors"][name].startswith(message)
+
+
+@pytest.mark.parametrize("name", ["FSDPStrategy", "DeepSpeedStrategy"])
+def test_strategies_that_distribute_parameters_are_refused(name: str) -> None:
+    strategy = getattr(L.strategies, name)
+    trainer: Any = SimpleNamespace(world_size=2, strategy=strategy.__new__(strategy))  # needs a GPU, DeepSpeed
+    with pytest.raises(OptionError, match=rf"strategy='ddp'; got {name} on 2 devices"):
+        TwoTasks("upgrad").homogenized_loss.setup(trainer, None, "fit")

@@ -1,0 +1,146 @@
+"""`HomogenizedTrainer` and Accelerate in two processes: "none" is DDP, others train as one with the whole batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import gradhomog
+from gradhomog import OptionError
+
+from .torchrun import on_two_ranks
+from .transformers_models import TwoTasks, examples, parameters, trained, two_losses
+from .transformers_on_ranks import CASES, RESUMED, PerItem, accelerated
+
+from accelerate.state import AcceleratorState, GradientState  # isort: skip
+from accelerate.utils import DistributedType, ParallelismConfig  # isort: skip
+from gradhomog_adapters.transformers import ranks_of  # isort: skip
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # deprecations within Transformers and PyTorch
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("transformers")
+
+
+@pytest.fixture(scope="module")
+def ranks(folder: Path) -> list[dict[Any, Any]]:
+    return on_two_ranks("transformers_on_ranks", folder)
+
+
+def in_one_process(folder: Path, kind: Any = TwoTasks, text: str = "upgrad", **options: Any) -> Any:
+    """Train with batches of eight, which are those of two processes together."""
+    options = {"per_device_train_batch_size": 8, "per_device_eval_batch_size": 16, **options}
+    return trained(kind, folder, homogenizers=gradhomog.pipeline(text), **options)
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_without_homogenizers_training_is_that_of_ddp(name: str, ranks: Any) -> None:
+    close(ranks[0][name, "none"], ranks[0][name, None])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_training_is_that_of_one_process_with_the_whole_batch(name: str, ranks: Any, tmp_path: Path) -> None:
+    kind, options = CASES[name]
+    close(ranks[0][name, "upgrad"], parameters(in_one_process(tmp_path, kind, **options).model))
+    assert not torch.allclose(ranks[0][name, "upgrad"], ranks[0][name, "none"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", [*((name, "upgrad") for name in CASES), "per item", "absent", "gathered"], ids=str)
+def test_all_processes_have_the_same_parameters(name: Any, ranks: Any) -> None:
+    assert torch.equal(ranks[0][name], ranks[1][name])
+
+
+def test_logs_and_evaluations_are_those_of_the_whole_batch(ranks: Any, tmp_path: Path) -> None:
+    expected = in_one_process(tmp_path, eval_dataset=examples(8), eval_strategy="steps").state.log_history
+    for rank in ranks:
+        for found, log in zip(rank["logs"], expected, strict=True):
+            names = {name for name in log if any(word in name for word in ("loss", "weight", "cosine", "grad_norm"))}
+            assert {name: found[name] for name in names} == pytest.approx({n: log[n] for n in names}, rel=1e-6)
+    assert "eval_topic_loss" in ranks[0]["logs"][1]
+
+
+def test_sums_divided_by_the_items_of_all_processes(ranks: Any, tmp_path: Path) -> None:
+    found = in_one_process(tmp_path, PerItem, missing=6, gradient_accumulation_steps=2)
+    close(ranks[0]["per item"], parameters(found.model))
+
+
+def test_a_task_without_a_loss_in_one_process_has_the_row_of_the_other(ranks: Any, tmp_path: Path) -> None:
+    class FirstHalf(TwoTasks):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            outputs = model(**inputs)
+            losses = two_losses(
+                {**outputs, "sentiment": outputs["sentiment"][:4]}, {**inputs, "labels": inputs["labels"][:4]}
+            )
+            return self.homogenized_loss(losses, model)
+
+    close(ranks[0]["absent"], parameters(in_one_process(tmp_path, FirstHalf, max_steps=1).model))
+
+
+def test_methods_that_read_rows_receive_those_of_one_process(ranks: Any, tmp_path: Path) -> None:
+    close(ranks[0]["gathered"], parameters(in_one_process(tmp_path, text="graddrop").model))
+
+
+def test_one_process_resumes_a_checkpoint_of_two(ranks: Any, folder: Path) -> None:
+    options = {**RESUMED, "save_strategy": "no", "resume": str(folder / "checkpoint-1")}
+    resumed = in_one_process(folder, text="tracked(method='upgrad')", **options)
+    assert resumed.homogenizers.steps == ranks[0]["state"]["steps"] == 2
+    close(parameters(resumed.model), ranks[0]["resumable"])
+
+
+def test_a_loop_of_accelerate_is_that_of_one_process(ranks: Any) -> None:
+    AcceleratorState._reset_state(True)  # a second Accelerator would ignore its options
+    GradientState._reset_state()
+    expected = accelerated("aligned_mtl", batch_size=8)
+    for rank in ranks:
+        found = rank["accelerate"]
+        close(found["none"], found[None])
+        close(found["aligned_mtl"], expected)
+        assert not torch.allclose(found["aligned_mtl"], found["none"], rtol=1e-3)
+    assert torch.equal(*(rank["accelerate"]["aligned_mtl"] for rank in ranks))
+
+
+def test_a_hook_that_sends_nothing_does_not_change_the_training(ranks: Any) -> None:
+    for rank in ranks:
+        close(rank["noop hook"], ranks[0]["sgd", "upgrad"])
+        close(rank["accelerate"]["noop hook"], ranks[0]["accelerate"]["aligned_mtl"])
+
+
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [
+        ("not finite on rank 1", "NonfiniteError: task 1 of domain topic is not finite"),
+        ("reads rows", "OptionError: graddrop reads rows, which are distributed over 2 ranks"),
+        ("sentence transformers", "OptionError: trainers of Sentence Transformers homogenize in one process; got 2"),
+    ],
+)
+def test_an_error_is_raised_in_all_processes(name: str, start: str, ranks: Any) -> None:
+    if name == "sentence transformers":
+        pytest.importorskip("sentence_transformers", reason="needs the extra `sentence-transformers`")
+    for rank in ranks:
+        assert rank["errors"][name].startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"distributed_type": DistributedType.FSDP}, "got FSDP in 2 processes"),
+        ({"distributed_type": DistributedType.DEEPSPEED}, "got DEEPSPEED in 2 processes"),
+        ({"parallelism_config": ParallelismConfig(tp_size=2)}, "got tp in 2 processes"),
+    ],
+)
+def test_distributed_parameters_are_refused(options: dict[str, Any], message: str) -> None:
+    replicated = {"num_processes": 2, "distributed_type": DistributedType.MULTI_CPU, "parallelism_config": None}
+    with pytest.raises(OptionError, match=message):
+        ranks_of(SimpleNamespace(**replicated | options))
+    assert ranks_of(SimpleNamespace(**replicated)) == gradhomog.Ranks("batch")

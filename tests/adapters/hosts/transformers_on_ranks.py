@@ -1,0 +1,167 @@
+"""Trainings with Transformers and Accelerate in two processes, for `test_transformers_on_ranks.py`; for torchrun."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
+from transformers import TrainerCallback
+
+import gradhomog
+from gradhomog import GradhomogError, Ranks
+
+from .torchrun import save
+from .transformers_models import SumTrainer, TwoTasks, examples, parameters, trained, two_losses
+
+RANK = int(os.environ.get("RANK", 0))
+
+
+class EncoderOnly(TwoTasks):
+    """Heads receive the unweighted gradient of their loss."""
+
+    def shared_parameters(self, model: nn.Module) -> Any:
+        return self.model.encoder
+
+
+class PerItem(TwoTasks):
+    """Sums divided by the number of labels of all accumulated batches of all processes."""
+
+    loss_is_scaled_for_ga = True
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        losses = two_losses(model(**inputs), inputs, reduction="sum")
+        factor = self.accelerator.num_processes / num_items_in_batch
+        return self.homogenized_loss({name: factor * loss for name, loss in losses.items()}, model)
+
+
+class NoSentimentOnRank1(TwoTasks):
+    """A task without labels on one rank."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        losses = two_losses(model(**inputs), inputs)
+        return self.homogenized_loss({**losses, "sentiment": losses["sentiment"] if RANK == 0 else None}, model)
+
+
+class Gathered(TwoTasks):
+    """All rows on every rank, for methods that read rows."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        losses = two_losses(model(**inputs), inputs)
+        return self.homogenized_loss(losses, model, group=Ranks("batch", gather=True))
+
+
+class Hooked(TwoTasks):
+    """Omit the exchange of the wrapper."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        trainer = self
+
+        class NoopHook(TrainerCallback):
+            def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                trainer.model_wrapped.register_comm_hook(None, noop_hook)
+
+        self.add_callback(NoopHook())
+
+
+class NotFinite(TwoTasks):
+    """A loss is infinite on one rank."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        losses = two_losses(model(**inputs), inputs)
+        return self.homogenized_loss({**losses, "topic": losses["topic"] * (torch.inf if RANK else 1)}, model)
+
+
+CASES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "sgd": (TwoTasks, {}),
+    "accumulated and clipped": (
+        TwoTasks, {"optim": "adamw_torch", "gradient_accumulation_steps": 2, "max_grad_norm": 0.1, "max_steps": 2}
+    ),
+    "heads": (EncoderOnly, {}),
+}  # fmt: skip
+"""Trainer and options, for which training in two processes is compared with that in one."""
+RANKS = {"ddp_backend": "gloo"}
+RESUMED = {"optim": "adamw_torch", "adam_beta1": 0.0, "save_strategy": "steps", "save_steps": 1, "max_steps": 2}
+
+
+def main(out: str) -> None:
+    warnings.simplefilter("ignore")
+    folder, found = Path(out), dict[Any, Any]()
+
+    def train(kind: Any, text: str | None, **options: Any) -> Any:
+        given = {} if text is None else {"homogenizers": gradhomog.pipeline(text)}
+        return trained(kind, folder, **RANKS | options, **given)
+
+    for name, (kind, options) in CASES.items():
+        for text in (None, "none", "upgrad"):
+            trainer = train(SumTrainer if text is None else kind, text, **options)
+            found[name, text] = parameters(trainer.model)
+    found["logs"] = train(TwoTasks, "upgrad", eval_dataset=examples(8), eval_strategy="steps").state.log_history
+    found["per item"] = parameters(train(PerItem, "upgrad", missing=6, gradient_accumulation_steps=2).model)
+    found["absent"] = parameters(train(NoSentimentOnRank1, "upgrad", max_steps=1).model)
+    found["gathered"] = parameters(train(Gathered, "graddrop").model)
+    trainer = train(Gathered, "tracked(method='upgrad')", **RESUMED)
+    found["state"], found["resumable"] = trainer.homogenizers.state_dict(), parameters(trainer.model)
+    found["accelerate"] = {text: accelerated(text) for text in (None, "none", "aligned_mtl")}
+    found["accelerate"]["noop hook"] = accelerated("aligned_mtl", hook=noop_hook)
+    found["noop hook"] = parameters(train(Hooked, "upgrad").model)
+    found["errors"] = {
+        "not finite on rank 1": message(lambda: train(NotFinite, "upgrad")),
+        "reads rows": message(lambda: train(TwoTasks, "graddrop")),
+    }
+    if importlib.util.find_spec("sentence_transformers") is not None:
+        found["errors"]["sentence transformers"] = message(lambda: sentence_transformers(folder))
+    save(out, found)
+
+
+def accelerated(text: str | None, batch_size: int = 4, hook: Any = None) -> Tensor:
+    """Train in a loop with Accelerate; the sum of the losses without `text`."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    pipe = gradhomog.pipeline(text or "none")
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    x = torch.randn(6 * 8, 3, dtype=torch.float64)
+    data = torch.utils.data.DataLoader(x, batch_size=batch_size)
+    net, optimizer, data = accelerator.prepare(net, torch.optim.Adam(net.parameters(), lr=0.1), data)
+    if hook is not None:
+        net.register_comm_hook(None, hook)
+    for batch in data:
+        with accelerator.accumulate(net):
+            first, second = net(batch).square().mean(0)
+            losses = {"first": first, "second": 100 * second}
+            shared = accelerator.unwrap_model(net)
+            total = first + 100 * second
+            if text is not None:
+                total = gradhomog.loss(losses, pipe, parameters=shared, reduction="sum", group=Ranks("batch"))
+            accelerator.backward(total)
+            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(net.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+    return parameters(net)
+
+
+def sentence_transformers(folder: Path) -> None:
+    from .test_sentence_transformers import trained as trained_on_datasets
+
+    trained_on_datasets(folder, "tracked(method='upgrad')", ddp_backend="gloo")
+
+
+def message(training: Any) -> str:
+    try:
+        training()
+    except GradhomogError as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
