@@ -9,7 +9,7 @@ import torch
 from gradhomog.autograd.apply import ComputedStep, Options, compute_step, infinite_step
 from gradhomog.autograd.batch import Batch
 from gradhomog.autograd.batch_over_ranks import batch_step, fully_sharded_step, head_shapes
-from gradhomog.autograd.lazy import LazyJacobian
+from gradhomog.autograd.lazy import LazyJacobian, reads_rows
 from gradhomog.autograd.rows_of_ranks import RowsOfRanks, identity, shared_gradients
 from gradhomog.errors import OptionError
 from gradhomog.pipelines import Pipeline
@@ -58,7 +58,8 @@ def compute_across_ranks(pipe: Pipeline, batch: Batch, options: Options, collect
     ranks = collectives.ranks
     if ranks.over == "batch" and not ranks.local:
         return batch_step(pipe, batch, options, collectives)
-    jacobian = LazyJacobian(batch.derivatives, eager=True, may_be_unused=True)
+    eager = not ranks.local or reads_rows(pipe, options.per, options.scaled)
+    jacobian = LazyJacobian(batch.derivatives, eager=eager, may_be_unused=True)
     if ranks.local:
         return _local_step(pipe, batch, jacobian, options, collectives)
     return _tasks_step(pipe, batch, jacobian, options, collectives)
@@ -88,7 +89,8 @@ def _tasks_step(
     shards = Shards(jacobian.row_like(), collectives.size, collectives.rank)
     rows = collect_tasks(jacobian.row, counts, shards, collectives)
     slots_of_all = [int(slot) for slot in all_slots[present].tolist()]
-    return RowsOfRanks(rows, losses[present], slots_of_all, domains, used, []).homogenize(pipe, batch, options)
+    found = RowsOfRanks(rows, losses[present], slots_of_all, domains, lambda: used, list)
+    return found.homogenize(pipe, batch, options)
 
 
 def _local_step(

@@ -25,7 +25,7 @@ from gradhomog.autograd.derivatives import FeatureDerivatives
 from gradhomog.autograd.groups import Per, group_names
 from gradhomog.autograd.inputs import Losses, Parameters, TaskLosses
 from gradhomog.autograd.kernel_traces import Residuals, residual_traces
-from gradhomog.autograd.lazy import LazyJacobian
+from gradhomog.autograd.lazy import LazyJacobian, reads_rows
 from gradhomog.autograd.select_losses import may_be_unused, select_chosen
 from gradhomog.autograd.task_features import TaskFeatures
 from gradhomog.homogenization import Homogenization
@@ -180,11 +180,7 @@ def compute(
         return compute_step(pipe, batch, feature_jacobian(batch.derivatives), options)
     if options.per != "model":
         group_names(list(loss_leaves.shared), options.per)  # raise its errors before computing gradients
-    drop = pipe.nonfinite == "drop" and not options.scaled
-    reads_rows = any(
-        "jacobian" in m.needs for m in (*pipe.stages.acting, *pipe.stages.updating, *pipe.stages.measuring)
-    )
-    eager = drop or options.per != "model" or pipe.debug or reads_rows
+    eager = reads_rows(pipe, options.per, options.scaled)
     unused = may_be_unused(pipe, loss_leaves.use_shared)
     jacobian = LazyJacobian(batch.derivatives, eager=eager, chunks=chunks, may_be_unused=unused)
     return compute_step(pipe, batch, jacobian, options)

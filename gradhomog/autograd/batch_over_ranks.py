@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,36 +13,27 @@ from gradhomog.autograd.apply import ComputedStep, Options
 from gradhomog.autograd.batch import Batch
 from gradhomog.autograd.fully_sharded import FullyShardedDerivatives
 from gradhomog.autograd.inputs import TaskLosses
+from gradhomog.autograd.lazy_over_ranks import LazyShardedJacobian
 from gradhomog.autograd.rows_of_ranks import HeadGradients, RowsOfRanks, identity
-from gradhomog.errors import NonfiniteError, OptionError, RankError
+from gradhomog.errors import NonfiniteError, OptionError
 from gradhomog.jacobian import DenseJacobian, Jacobian, PerTaskJacobian
 from gradhomog.pipelines import Pipeline
 from gradhomog.ranks.collectives import Collectives
-from gradhomog.ranks.exchange import PartialRow, sum_batches, sum_tensors
+from gradhomog.ranks.exchange import sum_tensors
 from gradhomog.ranks.fully_sharded import FullyShardedJacobian, check_sharding, local_part
 from gradhomog.ranks.ranks import Ranks
-from gradhomog.ranks.shards import Shards
 
 
 def batch_step(pipe: Pipeline, batch: Batch, options: Options, collectives: Collectives) -> ComputedStep:
-    """Homogenize the rows Σ_r w_ri J_ri; each row is sent while the next one is computed."""
-    tasks, graph = batch.tasks, batch.derivatives.graph
+    """Homogenize the rows Σ_r w_ri J_ri."""
+    tasks = batch.tasks
     examples = _examples(collectives.ranks, tasks)
     collectives.agree(tasks.tasks, *identity(pipe, batch), tasks.tasks, options.domains, head_shapes(batch))
-    means = _mean_losses(tasks, examples, collectives)
-    used: set[str] = set()
-    failure: list[Exception] = []
-    shards = Shards(graph.shared, collectives.size, collectives.rank)
-    jacobian = sum_batches(_rows(batch, means.shares, used, failure), shards, collectives)
-    gathered = collectives.all_gather_numbers([bool(failure), *(name in used for name in graph.shared)])
-    if failure:
-        raise failure[0]
-    if gathered[:, 0].any():
-        rank = int(gathered[:, 0].argmax())
-        raise RankError(f"rank {rank} raised an error while it computed rows; see its message. Nothing was changed.")
-    heads = _sum_of_heads(batch, means.shares, collectives)
+    means = _mean_losses(batch, examples, collectives)
+    jacobian = LazyShardedJacobian(batch, means.shares, means.one_pass, collectives)
     domains = [options.domains[slot] for slot in means.slots] if options.domains else None
-    found = RowsOfRanks(jacobian, means.losses, means.slots, domains, gathered[:, 1:], heads)
+    heads = partial(_sum_of_heads, batch, means.shares, collectives)
+    found = RowsOfRanks(jacobian, means.losses, means.slots, domains, lambda: jacobian.used, heads)
     return found.homogenize(pipe, batch, options)
 
 
@@ -76,7 +68,7 @@ def fully_sharded_step(pipe: Pipeline, batch: Batch, options: Options, collectiv
     tasks = batch.tasks
     domains = [options.domains[slot] for slot in tasks.slots] if options.domains else None
     try:
-        return RowsOfRanks(jacobian, losses, tasks.slots, domains, used, []).homogenize(pipe, batch, options)
+        return RowsOfRanks(jacobian, losses, tasks.slots, domains, lambda: used, list).homogenize(pipe, batch, options)
     except NonfiniteError as error:
         error.add_note("Parameters that are not shared received their gradients before: call optimizer.zero_grad().")
         raise
@@ -92,7 +84,7 @@ def weigh_ranks(pipe: Pipeline, batch: Batch, collectives: Collectives) -> Tenso
     tasks = batch.tasks
     examples = _examples(collectives.ranks, tasks)
     collectives.agree(len(tasks.slots), *identity(pipe, batch), tasks.slots, last=False)
-    means = _mean_losses(tasks, examples, collectives)
+    means = _mean_losses(batch, examples, collectives)
     if len(means.slots) < len(tasks.slots):
         raise OptionError("`examples` must be positive for every task on at least one rank; omit the losses of others.")
     if isinstance(batch.derivatives, FullyShardedDerivatives):
@@ -108,24 +100,29 @@ class _MeanLosses:
         slots: the tasks that are present on at least one rank.
         losses: their mean losses.
         shares: w_ri of this rank for each of these tasks.
+        one_pass: True if on every rank a weighted sum takes one backward pass.
     """
 
     slots: list[int]
     losses: Tensor
     shares: dict[int, float]
+    one_pass: bool
 
 
-def _mean_losses(tasks: TaskLosses, examples: list[float], collectives: Collectives) -> _MeanLosses:
+def _mean_losses(batch: Batch, examples: list[float], collectives: Collectives) -> _MeanLosses:
+    tasks = batch.tasks
     local = dict(zip(tasks.slots, (loss.item() for loss in tasks.losses), strict=True))
     values = [local.get(slot, 0.0) for slot in range(tasks.tasks)]
-    counts, losses = torch.split(collectives.all_gather_numbers([*examples, *values]), tasks.tasks, dim=1)
+    gathered = collectives.all_gather_numbers([*examples, *values, batch.derivatives.one_pass])
+    counts, losses, one_pass = torch.split(gathered, [tasks.tasks, tasks.tasks, 1], dim=1)
     totals = counts.sum(0)
     slots = [slot for slot, total in enumerate(totals.tolist()) if total > 0]
     if not slots:
         raise OptionError("`examples` must be positive for at least one task on one rank; got 0 everywhere.")
     shares = counts[:, slots] / totals[slots]
     means = torch.where(shares > 0, shares * losses[:, slots], 0.0).sum(0)
-    return _MeanLosses(slots, means, dict(zip(slots, shares[collectives.rank].tolist(), strict=True)))
+    own = dict(zip(slots, shares[collectives.rank].tolist(), strict=True))
+    return _MeanLosses(slots, means, own, bool(one_pass.all()))
 
 
 def _examples(ranks: Ranks, tasks: TaskLosses) -> list[float]:
@@ -141,26 +138,6 @@ def _examples(ranks: Ranks, tasks: TaskLosses) -> list[float]:
             f"`examples` must be a number or one number for each of the {tasks.tasks} tasks; got {len(numbers)}."
         )
     return [number if slot in tasks.slots else 0.0 for slot, number in enumerate(numbers)]
-
-
-def _rows(
-    batch: Batch, shares: Mapping[int, float], used: set[str], failure: list[Exception]
-) -> Iterator[PartialRow | None]:
-    """Yield this rank's part of each row when it is required; None if it has none, also after an error.
-
-    `used`, `failure`: receive the names of the parameters that a loss depends on, and the error.
-    """
-    graph, computed = batch.derivatives.graph, batch.derivatives.iterate()
-    for slot in range(batch.tasks.tasks):
-        row: dict[str, Tensor | None] = {}
-        if slot in batch.tasks.slots and not failure:
-            try:
-                row = dict(zip(graph.shared, next(computed), strict=True))
-            except Exception as error:  # raised after the exchange, because the other ranks wait in it
-                failure.append(error)
-        used.update(name for name, gradient in row.items() if gradient is not None)
-        if slot in shares:
-            yield (row, shares[slot] / graph.factor) if row and shares[slot] > 0 else None
 
 
 # -- heads -------------------------------------------------------------------------------------------------------------

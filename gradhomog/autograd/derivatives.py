@@ -87,9 +87,14 @@ class Derivatives(ABC):
     def some_rows(self, names: Sequence[str]) -> TaskGradients:
         """Return the rows of some parameters; the graph is kept for the others."""
 
+    @property
+    @abstractmethod
+    def one_pass(self) -> bool:
+        """True if `weighted_sum` takes one backward pass."""
+
     @abstractmethod
     def weighted_sum(self, weights: Tensor) -> Gradients | None:
-        """Return Σ_i weights_i · row_i for each shared parameter; None if it must be computed from the rows."""
+        """Return Σ_i weights_i · row_i for each shared parameter; None unless `one_pass`: compute it from the rows."""
 
     def _by_name(self, rows: Sequence[Gradients], names: Iterable[str]) -> TaskGradients:
         return {name: [row[index] for row in rows] for index, name in enumerate(names)}
@@ -112,11 +117,16 @@ class DirectDerivatives(Derivatives):
         rows = [graph.gradients([loss], some, [graph.initial_gradient(loss)], False) for loss in graph.losses]
         return self._by_name(rows, names)
 
+    @property
+    def one_pass(self) -> bool:
+        """False if two losses depend on one leaf that is not shared: its summed gradient cannot be split by task."""
+        unshared = [leaf for leaves in self.graph.unshared_leaves for leaf in leaves]
+        return len({id(leaf) for leaf in unshared}) == len(unshared)
+
     def weighted_sum(self, weights: Tensor) -> Gradients | None:
         graph, shared = self.graph, list(self.graph.shared.values())
-        unshared = [leaf for leaves in graph.unshared_leaves for leaf in leaves]
-        if len({id(leaf) for leaf in unshared}) < len(unshared):
-            return None  # two losses depend on one leaf: the sum of its gradients cannot be split by task
+        if not self.one_pass:
+            return None
         factors: list[float] = weights.tolist()
         # The same pass returns a head's gradient multiplied by its task's weight, which is then divided out. If the
         # weight is so small that digits would be lost, a separate pass differentiates the head.
@@ -184,6 +194,10 @@ class FeatureDerivatives(Derivatives):
         some = [self.graph.shared[name] for name in names]
         return self._by_name([self._backpropagate(row, some, False) for row in self.feature_grads], names)
 
+    @property
+    def one_pass(self) -> bool:
+        return True
+
     def weighted_sum(self, weights: Tensor) -> Gradients:
         total: Gradients = []
         for parts in zip(*self.feature_grads, strict=True):
@@ -216,6 +230,10 @@ class SummedDerivatives(Derivatives):
 
     def some_rows(self, names: Sequence[str]) -> TaskGradients:
         return {name: self._rows[name] for name in names}
+
+    @property
+    def one_pass(self) -> bool:
+        return False
 
     def weighted_sum(self, weights: Tensor) -> None:
         return None

@@ -52,5 +52,10 @@ class FullyShardedDerivatives(Derivatives):
     def some_rows(self, names: Sequence[str]) -> TaskGradients:
         raise OptionError("`chunks` must be 1 for parameters that are sharded by fully_shard.")
 
+    @property
+    def one_pass(self) -> bool:
+        """False, because a pass of a weighted sum would write weighted gradients of the heads."""
+        return False
+
     def weighted_sum(self, weights: Tensor) -> None:
         return None

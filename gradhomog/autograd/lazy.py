@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from gradhomog.autograd.derivatives import Derivatives
+from gradhomog.autograd.groups import Per
 from gradhomog.errors import NonfiniteError, OptionError
 from gradhomog.jacobian import Direction, Jacobian, PerTaskJacobian
+from gradhomog.pipelines import Pipeline
 
 
 @final
@@ -73,11 +75,7 @@ class LazyJacobian(Jacobian):
 
     def finite_tasks(self) -> list[bool]:
         if self._freed:
-            raise NonfiniteError(
-                "the gradient of the shared parameters is not finite, although every loss is. Lower the learning rate. "
-                "Nothing was changed. All tasks share one backward pass; to identify the task, create the pipeline by "
-                'gradhomog.pipeline(..., nonfinite="drop").'
-            )
+            raise error_of_one_pass()
         return self.per_task.finite_tasks()
 
     def compute_gramians(self) -> Tensor:
@@ -129,6 +127,22 @@ class LazyJacobian(Jacobian):
         self.unused = frozenset(names)
         if not self._may_be_unused:
             require_used(self._shared, self.unused)
+
+
+def error_of_one_pass() -> NonfiniteError:
+    """Return the error for a weighted mean that is not finite, whose pass has freed the graph."""
+    return NonfiniteError(
+        "the gradient of the shared parameters is not finite, although every loss is. Lower the learning rate. "
+        "Nothing was changed. All tasks share one backward pass; to identify the task, create the pipeline by "
+        'gradhomog.pipeline(..., nonfinite="drop").'
+    )
+
+
+def reads_rows(pipe: Pipeline, per: Per, scaled: bool) -> bool:
+    """True if a step requires the rows themselves, not only norms, inner products or a weighted mean."""
+    drop = pipe.nonfinite == "drop" and not scaled
+    stages = (*pipe.stages.acting, *pipe.stages.updating, *pipe.stages.measuring)
+    return drop or per != "model" or pipe.debug or any("jacobian" in member.needs for member in stages)
 
 
 def require_used(shared: Mapping[str, Tensor], unused: frozenset[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,16 +25,17 @@ class RowsOfRanks:
     """The rows of all ranks, with the losses, slots and domains of their tasks.
 
     Attributes:
-        used: for each rank and parameter, 1 if a loss of that rank depends on it, `[ranks, parameters]`.
-        heads: the gradients of parameters that are not shared.
+        used: returns, for each rank and parameter, 1 if a loss of that rank depends on it, `[ranks, parameters]`.
+        heads: returns the gradients of parameters that are not shared. Both are called after the pipeline, which may
+            require one backward pass instead of the rows.
     """
 
     jacobian: Jacobian
     losses: Tensor
     slots: Sequence[int]
     domains: Sequence[str] | None
-    used: Tensor
-    heads: HeadGradients
+    used: Callable[[], Tensor]
+    heads: Callable[[], HeadGradients]
 
     def homogenize(self, pipe: Pipeline, batch: Batch, options: Options) -> ComputedStep:
         """Compute the step.
@@ -43,8 +44,6 @@ class RowsOfRanks:
             NonfiniteError, PluginRunError: on all ranks; nothing was written, no state assigned.
         """
         graph = batch.derivatives.graph
-        if not self.used.any():
-            require_used(graph.shared, frozenset(graph.shared))
         try:
             pending = pipe.compute(
                 self.jacobian, self.losses.to(self.jacobian.device), domains=self.domains, slots=self.slots,
@@ -54,13 +53,15 @@ class RowsOfRanks:
             if not options.scaled:
                 raise
             return infinite_step(batch)
-        direction = pending.result.direction
+        used, direction = self.used(), pending.result.direction
+        if not used.any():
+            require_used(graph.shared, frozenset(graph.shared))
         if any(is_sharded(parameter) for parameter in graph.shared.values()):
             direction = distribute(direction, graph.shared)
         result = replace(pending.result, direction=direction, exchanged="rows")
         factors = head_factors(result, options.heads)
-        unshared = [(leaf, factors[slot] * gradient) for slot, leaf, gradient in self.heads if slot in factors]
-        shared = shared_gradients(graph.shared, graph.factor, direction, self.used)
+        unshared = [(leaf, factors[slot] * gradient) for slot, leaf, gradient in self.heads() if slot in factors]
+        shared = shared_gradients(graph.shared, graph.factor, direction, used)
         return ComputedStep(result, shared, unshared, [pending])
 
 

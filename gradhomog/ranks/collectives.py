@@ -21,16 +21,21 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 @dataclass(frozen=True)
 class Pending:
-    """A tensor that a collective operation is computing from `sent`, which must not be freed before."""
+    """A tensor that a collective operation is computing from `sent`, which must not be freed before.
+
+    Attributes:
+        summed: the result is the sum of `received` over its first dimension.
+    """
 
     received: Tensor
     sent: Tensor
     work: dist.Work
+    summed: bool = False
 
     def wait(self) -> Tensor:
         """Return the tensor when the operation has ended."""
         self.work.wait()
-        return self.received
+        return self.received.sum(0) if self.summed else self.received
 
 
 class Collectives:
@@ -41,7 +46,8 @@ class Collectives:
         self.size: int = dist.get_world_size(self.group)
         self.rank: int = dist.get_rank(self.group)
         self._agreed = False
-        cuda = "nccl" in str(dist.get_backend(self.group))
+        backend = str(dist.get_backend(self.group))
+        cuda, self._gloo = "nccl" in backend, backend == "gloo"
         self._device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
 
     @contextmanager
@@ -107,6 +113,10 @@ class Collectives:
 
     def start_reduce_scatter(self, value: Tensor) -> Pending:
         """Start to compute this rank's part of the sum of the ranks' vectors, which is split into K equal parts."""
+        if self._gloo:  # PyTorch 2.13 computes it by an all-reduce, which sends twice the bytes
+            parts = torch.empty_like(value)
+            work = dist.all_to_all_single(parts, value, group=self.group, async_op=True)
+            return Pending(parts.view(self.size, -1), value, work, summed=True)
         found = value.new_empty(value.numel() // self.size)
         return Pending(found, value, _reduce_scatter(found, value, group=self.group, async_op=True))
 

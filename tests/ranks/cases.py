@@ -200,7 +200,7 @@ def learner_message() -> str:
     return "no error"
 
 
-def bytes_sent(over: str, tasks: int, width: int) -> dict[str, int]:
+def bytes_sent(over: str, tasks: int, width: int, text: str = "pcgrad") -> dict[str, int]:
     """Return the bytes that this rank sends in a step of a square layer, and in one of DistributedDataParallel."""
     model = nn.Linear(width, width, bias=False)
     group = recording_group()
@@ -212,7 +212,7 @@ def bytes_sent(over: str, tasks: int, width: int) -> dict[str, int]:
     losses = [(task + 1) * model(torch.ones(1, width)).square().mean() for task in range(tasks)]
     model.zero_grad()
     ranks: Any = Ranks(over, group)  # type: ignore[arg-type]
-    gradhomog.backward(losses, gradhomog.pipeline("pcgrad"), parameters=model, group=ranks)
+    gradhomog.backward(losses, gradhomog.pipeline(text), parameters=model, group=ranks)
     rows = sum(group.sent[name] for name in ("reduce_scatter", "all_to_all", "all_gather"))
     return {"parameters": 4 * width * width, "plain": plain, "rows": rows, "total": sum(group.sent.values())}
 
@@ -238,8 +238,8 @@ def half_precision(sizes: Sequence[int]) -> list[Tensor]:
     return model.gradients()
 
 
-def error_in_a_pass() -> str:
-    """Return the error of a step in which the second backward pass fails on rank 1."""
+def error_in_a_pass(text: str) -> str:
+    """Return the error of a step in which the backward pass of the second task fails on rank 1."""
     (x, y), model = data(), Model()
     losses = losses_of(model(x), y)
 
@@ -248,5 +248,5 @@ def error_in_a_pass() -> str:
 
     if dist.get_rank() == 1:
         losses[1].register_hook(fail)
-    pipe = gradhomog.pipeline("pcgrad")
+    pipe = gradhomog.pipeline(text)
     return _error(lambda: gradhomog.backward(losses, pipe, parameters=model.encoder, group=Ranks("batch")), model)

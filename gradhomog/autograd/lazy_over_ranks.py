@@ -1,0 +1,150 @@
+"""The rows of a batch over ranks, exchanged on first use; a weighted mean alone takes one pass and one all-reduce."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import final
+
+import torch
+from torch import Tensor
+
+from gradhomog.autograd.batch import Batch
+from gradhomog.autograd.lazy import error_of_one_pass
+from gradhomog.errors import RankError
+from gradhomog.jacobian import Direction, Jacobian
+from gradhomog.ranks.collectives import Collectives
+from gradhomog.ranks.exchange import PartialRow, sum_batches, sum_tensors
+from gradhomog.ranks.sharded import ShardedJacobian
+from gradhomog.ranks.shards import Shards
+
+
+@final
+class LazyShardedJacobian(Jacobian):
+    """The rows Σ_r w_ri J_ri of a batch over ranks; every method must be called on all ranks in the same order.
+
+    Args:
+        batch: the losses of this rank.
+        shares: w_ri of this rank for each task that is present on at least one rank, by slot.
+        one_pass: True if on every rank a weighted sum takes one backward pass.
+    """
+
+    def __init__(self, batch: Batch, shares: Mapping[int, float], one_pass: bool, collectives: Collectives) -> None:
+        self._batch, self._shares, self._one_pass, self._collectives = batch, shares, one_pass, collectives
+        self._shared = batch.derivatives.graph.shared
+        self._used: Tensor | None = None
+        self.names, self.tasks, self.requires_grad = tuple(self._shared), len(shares), False
+        self.device = next(iter(self._shared.values())).device
+        self.dtype = min((value.dtype for value in self._shared.values()), key=lambda dtype: dtype.itemsize)
+
+    @property
+    def used(self) -> Tensor:
+        """For each rank and parameter, 1 if a loss of that rank depends on it, `[ranks, parameters]`."""
+        if self._used is None:
+            _ = self.rows
+        assert self._used is not None
+        return self._used
+
+    @functools.cached_property
+    def rows(self) -> ShardedJacobian:
+        """The rows: one backward pass per task, and one reduce-scatter, during the next pass."""
+        used: set[str] = set()
+        failure: list[Exception] = []
+        shards = Shards(self._shared, self._collectives.size, self._collectives.rank)
+        rows = sum_batches(self._partial_rows(used, failure), shards, self._collectives)
+        self._finish(used, failure)
+        return rows
+
+    def weighted_mean(self, weights: Tensor) -> Direction:
+        if "rows" in self.__dict__ or not self._one_pass:
+            return self.rows.weighted_mean(weights)
+        graph, slots = self._batch.derivatives.graph, self._batch.tasks.slots
+        by_slot = dict(zip(self._shares, weights.tolist(), strict=True))
+        shares = [by_slot.get(slot, 0.0) * self._shares.get(slot, 0.0) for slot in slots]
+        found: dict[str, Tensor | None] = {}
+        failure: list[Exception] = []
+        try:
+            total = self._batch.derivatives.weighted_sum(torch.tensor(shares, dtype=torch.float64))
+            assert total is not None  # by `one_pass`
+            found = dict(zip(self._shared, total, strict=True))
+        except Exception as error:  # raised after the sum, because the other ranks wait in it
+            failure.append(error)
+        parts = {name: found.get(name) for name in self._shared}
+        zeros = {name: torch.zeros_like(like, requires_grad=False) for name, like in self._shared.items()}
+        sums = sum_tensors({n: zeros[n] if part is None else part for n, part in parts.items()}, self._collectives)
+        self._finish({name for name, part in parts.items() if part is not None}, failure)
+        scale = 1 / (self.tasks * graph.factor)
+        return {name: part.mul_(scale) for name, part in sums.items()}
+
+    def _partial_rows(self, used: set[str], failure: list[Exception]) -> Iterator[PartialRow | None]:
+        """Yield this rank's part of each row when it is required; None if it has none, also after an error.
+
+        `used`, `failure`: receive the names of the parameters that a loss depends on, and the error.
+        """
+        tasks, derivatives = self._batch.tasks, self._batch.derivatives
+        computed = derivatives.iterate()
+        for slot in range(tasks.tasks):
+            row: dict[str, Tensor | None] = {}
+            if slot in tasks.slots and not failure:
+                try:
+                    row = dict(zip(self._shared, next(computed), strict=True))
+                except Exception as error:  # raised after the exchange, because the other ranks wait in it
+                    failure.append(error)
+            used.update(name for name, gradient in row.items() if gradient is not None)
+            if slot in self._shares:
+                share = self._shares[slot]
+                yield (row, share / derivatives.graph.factor) if row and share > 0 else None
+
+    def _finish(self, used: set[str], failure: list[Exception]) -> None:
+        """Exchange errors and `used`.
+
+        Raises:
+            RankError: another rank raised an error in a backward pass.
+        """
+        flags = [bool(failure), *(name in used for name in self.names)]
+        gathered = self._collectives.all_gather_numbers(flags)
+        if failure:
+            raise failure[0]
+        if gathered[:, 0].any():
+            rank = int(gathered[:, 0].argmax())
+            raise RankError(f"rank {rank} raised an error in a backward pass; see its message. Nothing was changed.")
+        self._used = gathered[:, 1:]
+
+    # -- everything else requires the rows -----------------------------------------------------------------------------
+
+    def row(self, task: int) -> Direction:
+        return self.rows.row(task)
+
+    def materialize(self) -> dict[str, Tensor]:
+        return self.rows.materialize()
+
+    def row_like(self) -> Mapping[str, Tensor]:
+        return self._shared
+
+    def select(self, tasks: Sequence[int]) -> Jacobian:
+        return self.rows.select(tasks)
+
+    def detach(self) -> Jacobian:
+        return self
+
+    def finite_tasks(self) -> list[bool]:
+        self._require_graph()
+        return self.rows.finite_tasks()
+
+    def compute_gramians(self) -> Tensor:
+        return self.rows.compute_gramians()
+
+    def compute_squared_norms(self) -> Tensor:
+        self._require_graph()
+        return self.rows.compute_squared_norms()
+
+    def compute_total_gramian(self) -> Tensor:
+        return self.rows.total_gramian
+
+    def compute_total_squared_norms(self) -> Tensor:
+        return self.rows.total_squared_norms
+
+    def _require_graph(self) -> None:
+        """Raise if the pass of a weighted mean has freed the graph: that mean is not finite."""
+        if self._used is not None and "rows" not in self.__dict__:
+            raise error_of_one_pass()
