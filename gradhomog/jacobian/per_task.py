@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import final
+from dataclasses import dataclass
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from gradhomog.jacobian import arithmetic
-from gradhomog.jacobian.arithmetic import BLOCK, finite_tensors
+from gradhomog.jacobian.arithmetic import BLOCK, is_finite, row_sums
 from gradhomog.jacobian.jacobian import Direction, Jacobian
+from gradhomog.jacobian.multi_tensor import group_small, join_rows, weighted_sums
 
 # Columns that are stacked or added up at once: 16 float32 rows of this width fit into the cache of a core.
 WIDTH = 2 * BLOCK
 CACHED = 8 * BLOCK  # the width if rows are multiplied in pairs, for at most 8 rows
-# Rows with at most this number of elements are copied into one matrix: for a small network, one operation on all
-# parameters is faster than one per parameter, and the cost of copying 4 MB is negligible.
-SMALL = 2**20
-Product = Callable[[Sequence[Tensor], bool], Tensor]
+Product = Callable[[Sequence[Tensor] | Tensor, bool], Tensor]
 
 
 @final
@@ -31,7 +31,8 @@ class PerTaskJacobian(Jacobian):
         like: for each parameter a tensor of its shape, dtype and device.
         scale: common factor of all rows; applied to results, not to the rows.
 
-    No copy has more than `WIDTH` columns, unless the rows are materialized or have at most `SMALL` elements in total.
+    Small parameters are copied into matrices, and multiplied and summed together (`multi_tensor.group_small`). No other
+    copy has more than `WIDTH` columns, unless the rows are materialized.
     """
 
     def __init__(
@@ -77,77 +78,100 @@ class PerTaskJacobian(Jacobian):
         return PerTaskJacobian(gradients, {name: self._like[name] for name in gradients}, self._scale)
 
     @functools.cached_property
-    def _matrix(self) -> Tensor | None:
-        """All rows as one matrix `[tasks, params]`, without `scale`; None if they are large or differ in dtype."""
-        like = list(self._like.values())
-        if (
-            self.requires_grad
-            or self.dtype.itemsize < 4
-            or self.tasks * sum(map(torch.numel, like)) > SMALL
-            or len({(value.dtype, value.device) for value in like}) > 1
-            or not all(map(Tensor.is_contiguous, like))
-        ):
-            return None
-        parts = [
-            torch.zeros_like(like, requires_grad=False).view(-1) if part is None else part.reshape(-1)
-            for row in zip(*self._gradients.values(), strict=True)
-            for part, like in zip(row, self._like.values(), strict=True)
-        ]
-        return torch.cat(parts).view(self.tasks, -1)
+    def _groups(self) -> list[_Group]:
+        """Parameters that are multiplied and summed together."""
+        names = [[name] for name in self.names] if self.requires_grad else group_small(self._like, self.tasks)
+        return [self._group(members) for members in names]
+
+    def _group(self, names: list[str]) -> _Group:
+        gradients, like = [self._gradients[name] for name in names], [self._like[name] for name in names]
+        if len(names) > 1:
+            return _Group(names, list(range(self.tasks)), join_rows(gradients, like))
+        rows = [(task, _flat(part, like[0])) for task, part in enumerate(gradients[0]) if part is not None]
+        return _Group(names, [task for task, _ in rows], [part for _, part in rows])
 
     def compute_gramians(self) -> Tensor:
-        return self._scale**2 * self._products(_gramian, 2)
+        return self._scale**2 * self._products([self._group([name]) for name in self.names], _gramian, 2)
 
     def compute_total_gramian(self) -> Tensor:
-        if self._matrix is None:
-            return super().compute_total_gramian()
-        return self._scale**2 * arithmetic.block_products([self._matrix], arithmetic.gramian)[0]
-
-    def compute_total_squared_norms(self) -> Tensor:
-        if self._matrix is None:
-            return super().compute_total_squared_norms()
-        return self._scale**2 * arithmetic.block_products([self._matrix], arithmetic.squared_norms)[0]
+        return self._scale**2 * self._products(self._groups, _gramian, 2).sum(0)
 
     def compute_squared_norms(self) -> Tensor:
-        return self._scale**2 * self._products(_squared_norms, 1)
+        return self._scale**2 * self._products([self._group([name]) for name in self.names], _squared_norms, 1)
+
+    def compute_total_squared_norms(self) -> Tensor:
+        return self._scale**2 * self._products(self._groups, _squared_norms, 1).sum(0)
 
     def finite_tasks(self) -> list[bool]:
-        present = [
-            (task, part) for parts in self._gradients.values() for task, part in enumerate(parts) if part is not None
+        totals = torch.zeros(self.tasks, dtype=torch.float64, device=self.device)
+        for group in self._groups:
+            sums = [row_sums(row.detach()[None]) for row in group.rows]
+            if sums:
+                totals[group.tasks] += torch.cat(sums)
+        return [
+            math.isfinite(total) or all(is_finite(part) for part in self.row(task).values())
+            for task, total in enumerate(totals.tolist())
         ]
-        flags = finite_tensors([part for _, part in present])
-        infinite = {task for (task, _), finite in zip(present, flags, strict=True) if not finite}
-        return [task not in infinite for task in range(self.tasks)]
 
     def weighted_mean(self, weights: Tensor) -> Direction:
         shares = weights.double() * (self._scale / self.tasks)
-        if self._matrix is not None and not weights.requires_grad:
-            row = torch.mv(self._matrix.t(), shares.to(self._matrix))
-            parts: Sequence[Tensor] = torch.split(row, [value.numel() for value in self._like.values()])
-            return {name: part.view_as(like) for part, (name, like) in zip(parts, self._like.items(), strict=True)}
-        return {name: _weighted_sum(self._gradients[name], shares, like) for name, like in self._like.items()}
+        found: Direction = {}
+        alone: list[str] = []
+        for group in self._groups:
+            if weights.requires_grad or not isinstance(group.rows, Tensor):
+                alone += group.names
+                continue
+            like = [self._like[name] for name in group.names]
+            parts = torch.split(arithmetic.weighted_sum(group.rows, shares), [value.numel() for value in like])
+            found.update((n, part.view_as(one)) for n, part, one in zip(group.names, parts, like, strict=True))
+        together = [] if weights.requires_grad else [name for name in alone if self._is_fused(name)]
+        if together:
+            rows: Any = zip(*(self._gradients[name] for name in together), strict=True)
+            found.update(zip(together, weighted_sums(list(rows), shares.tolist()), strict=True))
+        return {
+            name: found[name] if name in found else _weighted_sum(self._gradients[name], shares, like)
+            for name, like in self._like.items()
+        }
 
-    def _products(self, product: Product, dims: int) -> Tensor:
-        """Return a product of each parameter's rows, `[blocks, tasks]` or, for `dims` 2, `[blocks, tasks, tasks]`.
+    def _is_fused(self, name: str) -> bool:
+        """True if multi-tensor operations sum the rows of a parameter; on a CPU parts that fit the cache are faster."""
+        like = self._like[name]
+        return like.device.type != "cpu" and like.dtype.itemsize >= 4 and all(
+            part is not None and part.dtype == like.dtype and part.stride() == like.stride() and not part.requires_grad
+            for part in self._gradients[name]
+        )  # fmt: skip
+
+    def _products(self, groups: Sequence[_Group], product: Product, dims: int) -> Tensor:
+        """Return a product of the rows of each group, `[groups, tasks]` or, for `dims` 2, `[groups, tasks, tasks]`.
 
         It is zero for a task without a gradient.
         """
-        present = [[task for task, part in enumerate(self._gradients[name]) if part is not None] for name in self.names]
-        flat = [
-            [_flat(part, self._like[name]) for part in self._gradients[name] if part is not None] for name in self.names
-        ]
         zeros = torch.zeros([self.tasks] * dims, dtype=torch.float64, device=self.device)
-        fast = [product(rows, False) if rows else zeros for rows in flat]
+        fast = [product(group.rows, False) if len(group.rows) else zeros for group in groups]
         squares = [part.diagonal() if dims == 2 else part for part in fast]
-        sizes = [rows[0] if rows else zeros[:0] for rows in flat]
+        sizes = [group.rows[0] if len(group.rows) else zeros[:0] for group in groups]
         for index, unsafe in enumerate(arithmetic.outside_float32_range(squares, sizes)):
-            if unsafe and any(arithmetic.needs_float64(row[None]) for row in flat[index]):
-                fast[index] = product(flat[index], True)
+            if unsafe and any(arithmetic.needs_float64(row[None]) for row in groups[index].rows):
+                fast[index] = product(groups[index].rows, True)
         placed = [
-            part if len(tasks) == self.tasks or not tasks else _scatter(part, tasks, zeros)
-            for part, tasks in zip(fast, present, strict=True)
+            part if len(group.tasks) == self.tasks or not group.tasks else _scatter(part, group.tasks, zeros)
+            for part, group in zip(fast, groups, strict=True)
         ]
         return torch.stack(placed)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """The rows of some parameters.
+
+    Attributes:
+        tasks: those that have a gradient.
+        rows: for each of these tasks a vector; a matrix if the group has several parameters.
+    """
+
+    names: list[str]
+    tasks: list[int]
+    rows: Sequence[Tensor] | Tensor
 
 
 def jacobian_of_rows(rows: Sequence[Mapping[str, Tensor]]) -> Jacobian:
@@ -166,8 +190,10 @@ def _scatter(part: Tensor, present: list[int], zeros: Tensor) -> Tensor:
     return zeros.index_put((index[:, None], index) if zeros.dim() == 2 else (index,), part)
 
 
-def _gramian(rows: Sequence[Tensor], exact: bool) -> Tensor:
-    """Return the inner products of rows in separate tensors, float64 `[len(rows), len(rows)]`."""
+def _gramian(rows: Sequence[Tensor] | Tensor, exact: bool) -> Tensor:
+    """Return the inner products of rows in a matrix or in separate tensors, float64 `[len(rows), len(rows)]`."""
+    if isinstance(rows, Tensor):
+        return arithmetic.gramian(rows, exact)
     if len(rows) > 8 or not _pairwise_is_faster(rows, exact):
         chunks = [arithmetic.gramian(chunk, exact) for chunk in _stack_chunks(rows)]
         return chunks[0] if len(chunks) == 1 else torch.stack(chunks).sum(0)
@@ -179,8 +205,10 @@ def _gramian(rows: Sequence[Tensor], exact: bool) -> Tensor:
     return lower + lower.tril(-1).T
 
 
-def _squared_norms(rows: Sequence[Tensor], exact: bool) -> Tensor:
-    """Return the sums of squares of rows in separate tensors, float64 `[len(rows)]`."""
+def _squared_norms(rows: Sequence[Tensor] | Tensor, exact: bool) -> Tensor:
+    """Return the sums of squares of rows in a matrix or in separate tensors, float64 `[len(rows)]`."""
+    if isinstance(rows, Tensor):
+        return arithmetic.squared_norms(rows, exact)
     if not _pairwise_is_faster(rows, exact):
         chunks = [arithmetic.squared_norms(chunk, exact) for chunk in _stack_chunks(rows)]
         return chunks[0] if len(chunks) == 1 else torch.stack(chunks).sum(0)
