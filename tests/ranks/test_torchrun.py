@@ -77,23 +77,48 @@ def test_the_scores_of_three_ranks_are_those_of_one_process(tmp_path, run_file):
     assert scores(tmp_path / "ranks") == pytest.approx(scores(tmp_path / "one"), rel=1e-3)
 
 
-@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the processes in /proc")
-def test_a_run_continues_after_a_rank_has_died(tmp_path, run_file):
-    run_file.write_text(RUN_FILE.format(steps=100))
-    out = tmp_path / "ranks"
-    process = torchrun(2, run_file, out, "--max-restarts=1")
+def kill_a_rank(process: subprocess.Popen[str], out: Path) -> None:
+    """Kill rank 1 after the first checkpoint."""
     while not list(out.glob("runs/*/checkpoint.pt")):
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.05)
     victim = process_of_rank(1, process.pid)
     assert victim is not None
     os.kill(victim, signal.SIGKILL)
+
+
+def steps_at_start(out: Path) -> list[int]:
+    (events,) = out.glob("runs/*/events.jsonl")
+    return [json.loads(line)["step"] for line in events.read_text().splitlines() if '"start"' in line]
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the processes in /proc")
+def test_a_checkpoint_of_four_ranks_continues_in_one_process(tmp_path, run_file):
+    run_file.write_text(RUN_FILE.format(steps=60))
+    process = torchrun(4, run_file, tmp_path / "ranks")
+    kill_a_rank(process, tmp_path / "ranks")
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode != 0
+    assert "Signal 9 (SIGKILL)" in output
+    in_one_process(run_file, tmp_path / "ranks", "--resume")
+    starts = steps_at_start(tmp_path / "ranks")
+    assert len(starts) == 2
+    assert starts[1] > 0
+    in_one_process(run_file, tmp_path / "one")
+    assert scores(tmp_path / "ranks") == pytest.approx(scores(tmp_path / "one"), rel=1e-3)
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the processes in /proc")
+def test_a_run_continues_after_a_rank_has_died(tmp_path, run_file):
+    run_file.write_text(RUN_FILE.format(steps=100))
+    out = tmp_path / "ranks"
+    process = torchrun(2, run_file, out, "--max-restarts=1")
+    kill_a_rank(process, out)
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 0, output
-    (events,) = out.glob("runs/*/events.jsonl")
-    starts = [json.loads(line) for line in events.read_text().splitlines() if '"start"' in line]
+    starts = steps_at_start(out)
     assert len(starts) == 2
-    assert starts[1]["step"] > 0
+    assert starts[1] > 0
     undisturbed = torchrun(2, run_file, tmp_path / "undisturbed")
     output, _ = undisturbed.communicate(timeout=200)
     assert undisturbed.returncode == 0, output
