@@ -27,10 +27,12 @@ def check_ranks(ranks: Ranks, pipe: Pipeline, options: Options, create_graph: bo
         OptionError: the message names the homogenizer or the option.
     """
     ranks.check_pipeline(pipe)
-    if options.level != "parameters":
-        raise OptionError("across ranks `level` must be 'parameters'; got 'features'.")
     if create_graph:
         raise OptionError("`create_graph` must be False across ranks: their exchange of rows is not differentiable.")
+    if options.level != "parameters" and (ranks.local or ranks.over == "tasks"):
+        raise OptionError(
+            f"level='features' requires Ranks('batch'), whose ranks have examples of the same tasks; got {ranks}."
+        )
     if ranks.local:
         return
     if options.per != "model":
@@ -38,11 +40,11 @@ def check_ranks(ranks: Ranks, pipe: Pipeline, options: Options, create_graph: bo
             f"across ranks `per` must be 'model'; got {options.per!r}. Use Ranks(local=True) to homogenize groups of "
             "parameters separately on every rank."
         )
-    for statistic in ("features", "kernel_traces"):
+    for statistic in ("features", "kernel_traces") if ranks.over == "tasks" else ():
         if found := [m.selector for m in pipe.members if m.declares_needs and statistic in m.needs]:
             raise OptionError(
-                f"{' and '.join(found)} reads {statistic.replace('_', ' ')}, which ranks do not exchange here. Use "
-                "Ranks(..., local=True), or another homogenizer."
+                f"{' and '.join(found)} reads {statistic.replace('_', ' ')}, which ranks with different tasks do not "
+                "exchange here. Use a learner, Ranks('tasks', local=True), or another homogenizer."
             )
 
 

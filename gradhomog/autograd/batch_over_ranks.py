@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gradhomog.autograd.apply import ComputedStep, Options
 from gradhomog.autograd.batch import Batch
+from gradhomog.autograd.features_over_ranks import FeatureRows, gather_features
 from gradhomog.autograd.fully_sharded import FullyShardedDerivatives
 from gradhomog.autograd.inputs import TaskLosses
 from gradhomog.autograd.lazy_over_ranks import LazyShardedJacobian
@@ -20,8 +21,9 @@ from gradhomog.jacobian import DenseJacobian, Jacobian, PerTaskJacobian
 from gradhomog.pipelines import Pipeline
 from gradhomog.ranks.collectives import Collectives
 from gradhomog.ranks.exchange import sum_tensors
-from gradhomog.ranks.fully_sharded import FullyShardedJacobian, check_sharding, local_part
+from gradhomog.ranks.fully_sharded import FullyShardedJacobian, check_sharding, distribute, local_part
 from gradhomog.ranks.ranks import Ranks
+from gradhomog.step import KernelTraces
 
 
 def batch_step(pipe: Pipeline, batch: Batch, options: Options, collectives: Collectives) -> ComputedStep:
@@ -30,10 +32,18 @@ def batch_step(pipe: Pipeline, batch: Batch, options: Options, collectives: Coll
     examples = _examples(collectives.ranks, tasks)
     collectives.agree(tasks.tasks, *identity(pipe, batch), tasks.tasks, options.domains, head_shapes(batch))
     means = _mean_losses(batch, examples, collectives)
-    jacobian = LazyShardedJacobian(batch, means.shares, means.one_pass, collectives)
     domains = [options.domains[slot] for slot in means.slots] if options.domains else None
     heads = partial(_sum_of_heads, batch, means.shares, collectives)
-    found = RowsOfRanks(jacobian, means.losses, means.slots, domains, lambda: jacobian.used, heads)
+    inputs = gather_features(batch, options, means.shares, collectives) if batch.features else {}
+    if options.kernel_traces is not None:
+        inputs["kernel_traces"] = partial(_mean_traces, options.kernel_traces, batch.tasks, means.shares, collectives)
+    if options.level == "features":
+        rows = FeatureRows(batch, means.shares, collectives)
+        return RowsOfRanks(
+            rows.jacobian, means.losses, means.slots, domains, rows.used, heads, inputs, rows.to_parameters
+        ).homogenize(pipe, batch, options)
+    jacobian = LazyShardedJacobian(batch, means.shares, means.one_pass, collectives)
+    found = RowsOfRanks(jacobian, means.losses, means.slots, domains, lambda: jacobian.used, heads, inputs)
     return found.homogenize(pipe, batch, options)
 
 
@@ -67,8 +77,11 @@ def fully_sharded_step(pipe: Pipeline, batch: Batch, options: Options, collectiv
     used = torch.tensor([[any(part is not None for part in parts) for parts in rows.values()]])
     tasks = batch.tasks
     domains = [options.domains[slot] for slot in tasks.slots] if options.domains else None
+    to_parameters = partial(distribute, parameters=graph.shared)
     try:
-        return RowsOfRanks(jacobian, losses, tasks.slots, domains, lambda: used, list).homogenize(pipe, batch, options)
+        return RowsOfRanks(
+            jacobian, losses, tasks.slots, domains, lambda: used, list, to_parameters=to_parameters
+        ).homogenize(pipe, batch, options)
     except NonfiniteError as error:
         error.add_note("Parameters that are not shared received their gradients before: call optimizer.zero_grad().")
         raise
@@ -140,6 +153,21 @@ def _examples(ranks: Ranks, tasks: TaskLosses) -> list[float]:
     return [number if slot in tasks.slots else 0.0 for slot, number in enumerate(numbers)]
 
 
+def _mean_traces(
+    own: KernelTraces, tasks: TaskLosses, shares: Mapping[int, float], collectives: Collectives, probes: int,
+    generator: torch.Generator,
+) -> Tensor:  # fmt: skip
+    """Return the mean over the ranks of the traces tr K_i / n_i, which are means over residuals, like the losses."""
+    found: dict[int, float] = {}
+    failure: Exception | None = None
+    try:
+        found = dict(zip(tasks.slots, own(probes, generator).tolist(), strict=True))
+    except Exception as error:  # raised after the sum, because the other ranks wait in it
+        failure = error
+    parts = [share * found[slot] if share > 0 and slot in found else 0.0 for slot, share in shares.items()]
+    return collectives.settle(failure, parts).sum(0)
+
+
 # -- heads -------------------------------------------------------------------------------------------------------------
 
 
@@ -152,10 +180,11 @@ def head_shapes(batch: Batch) -> list[tuple[int, list[tuple[int, ...]]]]:
 def _sum_of_heads(batch: Batch, shares: Mapping[int, float], collectives: Collectives) -> HeadGradients:
     """Return the gradients of the heads, summed over the ranks with the shares of their tasks."""
     pairs = [
-        (slot, leaf, torch.zeros_like(leaf, requires_grad=False) if gradient is None else shares[slot] * gradient)
+        (slot, leaf, None if gradient is None else shares[slot] * gradient)
         for slot, gradients in zip(batch.tasks.slots, batch.unshared_gradients, strict=True)
         for leaf, gradient in gradients
         if slot in shares
     ]
-    sums = sum_tensors({str(index): gradient for index, (*_, gradient) in enumerate(pairs)}, collectives)
+    gradients = {str(index): gradient for index, (*_, gradient) in enumerate(pairs)}
+    sums = sum_tensors(gradients, {str(index): leaf for index, (_, leaf, _) in enumerate(pairs)}, collectives)
     return [(slot, leaf, total) for (slot, leaf, _), total in zip(pairs, sums.values(), strict=True)]

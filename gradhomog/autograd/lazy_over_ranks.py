@@ -11,7 +11,6 @@ from torch import Tensor
 
 from gradhomog.autograd.batch import Batch
 from gradhomog.autograd.lazy import error_of_one_pass
-from gradhomog.errors import RankError
 from gradhomog.jacobian import Direction, Jacobian
 from gradhomog.ranks.collectives import Collectives
 from gradhomog.ranks.exchange import PartialRow, sum_batches, sum_tensors
@@ -52,7 +51,7 @@ class LazyShardedJacobian(Jacobian):
         failure: list[Exception] = []
         shards = Shards(self._shared, self._collectives.size, self._collectives.rank)
         rows = sum_batches(self._partial_rows(used, failure), shards, self._collectives)
-        self._finish(used, failure)
+        self._used = self._collectives.settle(failure[0] if failure else None, [name in used for name in self.names])
         return rows
 
     def weighted_mean(self, weights: Tensor) -> Direction:
@@ -62,17 +61,16 @@ class LazyShardedJacobian(Jacobian):
         by_slot = dict(zip(self._shares, weights.tolist(), strict=True))
         shares = [by_slot.get(slot, 0.0) * self._shares.get(slot, 0.0) for slot in slots]
         found: dict[str, Tensor | None] = {}
-        failure: list[Exception] = []
+        failure: Exception | None = None
         try:
             total = self._batch.derivatives.weighted_sum(torch.tensor(shares, dtype=torch.float64))
             assert total is not None  # by `one_pass`
             found = dict(zip(self._shared, total, strict=True))
         except Exception as error:  # raised after the sum, because the other ranks wait in it
-            failure.append(error)
+            failure = error
         parts = {name: found.get(name) for name in self._shared}
-        zeros = {name: torch.zeros_like(like, requires_grad=False) for name, like in self._shared.items()}
-        sums = sum_tensors({n: zeros[n] if part is None else part for n, part in parts.items()}, self._collectives)
-        self._finish({name for name, part in parts.items() if part is not None}, failure)
+        sums = sum_tensors(parts, self._shared, self._collectives)
+        self._used = self._collectives.settle(failure, [part is not None for part in parts.values()])
         scale = 1 / (self.tasks * graph.factor)
         return {name: part.mul_(scale) for name, part in sums.items()}
 
@@ -94,21 +92,6 @@ class LazyShardedJacobian(Jacobian):
             if slot in self._shares:
                 share = self._shares[slot]
                 yield (row, share / derivatives.graph.factor) if row and share > 0 else None
-
-    def _finish(self, used: set[str], failure: list[Exception]) -> None:
-        """Exchange errors and `used`.
-
-        Raises:
-            RankError: another rank raised an error in a backward pass.
-        """
-        flags = [bool(failure), *(name in used for name in self.names)]
-        gathered = self._collectives.all_gather_numbers(flags)
-        if failure:
-            raise failure[0]
-        if gathered[:, 0].any():
-            rank = int(gathered[:, 0].argmax())
-            raise RankError(f"rank {rank} raised an error in a backward pass; see its message. Nothing was changed.")
-        self._used = gathered[:, 1:]
 
     # -- everything else requires the rows -----------------------------------------------------------------------------
 

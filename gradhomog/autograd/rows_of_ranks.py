@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -12,9 +12,8 @@ from gradhomog.autograd.apply import ComputedStep, Gradients, Options, head_fact
 from gradhomog.autograd.batch import Batch
 from gradhomog.autograd.lazy import require_used
 from gradhomog.errors import NonfiniteError
-from gradhomog.jacobian import Jacobian
+from gradhomog.jacobian import Direction, Jacobian
 from gradhomog.pipelines import Pipeline
-from gradhomog.ranks.fully_sharded import distribute, is_sharded
 
 HeadGradients = list[tuple[int, Tensor, Tensor]]
 """Slot of the task, leaf, and gradient."""
@@ -28,6 +27,8 @@ class RowsOfRanks:
         used: returns, for each rank and parameter, 1 if a loss of that rank depends on it, `[ranks, parameters]`.
         heads: returns the gradients of parameters that are not shared. Both are called after the pipeline, which may
             require one backward pass instead of the rows.
+        inputs: other inputs of the step, for `Pipeline.compute`.
+        to_parameters: returns the direction of the parameters from that of the rows.
     """
 
     jacobian: Jacobian
@@ -36,6 +37,8 @@ class RowsOfRanks:
     domains: Sequence[str] | None
     used: Callable[[], Tensor]
     heads: Callable[[], HeadGradients]
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    to_parameters: Callable[[Direction], Direction] = dict
 
     def homogenize(self, pipe: Pipeline, batch: Batch, options: Options) -> ComputedStep:
         """Compute the step.
@@ -48,16 +51,16 @@ class RowsOfRanks:
             pending = pipe.compute(
                 self.jacobian, self.losses.to(self.jacobian.device), domains=self.domains, slots=self.slots,
                 inspect=options.inspect, nonfinite="raise" if options.scaled else None,
+                **self.inputs,
             )  # fmt: skip
+            direction = self.to_parameters(pending.result.direction)
         except NonfiniteError:
             if not options.scaled:
                 raise
             return infinite_step(batch)
-        used, direction = self.used(), pending.result.direction
+        used = self.used()
         if not used.any():
             require_used(graph.shared, frozenset(graph.shared))
-        if any(is_sharded(parameter) for parameter in graph.shared.values()):
-            direction = distribute(direction, graph.shared)
         result = replace(pending.result, direction=direction, exchanged="rows")
         factors = head_factors(result, options.heads)
         unshared = [(leaf, factors[slot] * gradient) for slot, leaf, gradient in self.heads() if slot in factors]

@@ -88,6 +88,21 @@ class Collectives:
             )
         return [status - 1 for status, _ in headers]
 
+    def settle(self, failure: Exception | None, flags: Sequence[float]) -> Tensor:
+        """Exchange flags after work in which a rank may have failed while the others waited; `[ranks, flags]`.
+
+        Raises:
+            Exception: `failure`, on this rank.
+            RankError: another rank failed.
+        """
+        gathered = self.all_gather_numbers([failure is not None, *flags])
+        if failure is not None:
+            raise failure
+        if gathered[:, 0].any():
+            rank = int(gathered[:, 0].argmax())
+            raise RankError(f"rank {rank} raised an error in a backward pass; see its message. Nothing was changed.")
+        return gathered[:, 1:]
+
     def _gather_header(self, status: int, checksum: int) -> list[tuple[int, int]]:
         header = torch.tensor([status, checksum], dtype=torch.int64, device=self._device)
         return [(first, second) for first, second in self.all_gather(header).view(-1, 2).tolist()]

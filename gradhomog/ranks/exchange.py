@@ -38,17 +38,24 @@ def collect_tasks(row: Row, counts: Sequence[int], shards: Shards, collectives: 
     return ShardedJacobian(columns, shards, collectives)
 
 
-def sum_tensors(tensors: Mapping[str, Tensor], collectives: Collectives) -> Direction:
-    """Return the sums of tensors over the ranks, by name; tensors of one dtype are sent together."""
-    if not tensors:
+def sum_tensors(
+    tensors: Mapping[str, Tensor | None], like: Mapping[str, Tensor], collectives: Collectives
+) -> Direction:
+    """Return the sums of tensors over the ranks, by name; tensors of one dtype are sent together.
+
+    Args:
+        tensors: None for zero.
+        like: for each name a tensor of the same shape, dtype and device.
+    """
+    if not like:
         return {}
-    whole = Shards(tensors, 1, 0)
+    whole = Shards(like, 1, 0)
     return whole.unflatten([collectives.sum(whole.flatten(shard, tensors)) for shard in whole.shards])
 
 
 def average(tensors: Mapping[str, Tensor], collectives: Collectives) -> Direction:
     """Return the means of tensors over the ranks, by name."""
-    return {name: total / collectives.size for name, total in sum_tensors(tensors, collectives).items()}
+    return {name: total / collectives.size for name, total in sum_tensors(tensors, tensors, collectives).items()}
 
 
 def sum_batches(rows: Iterable[PartialRow | None], shards: Shards, collectives: Collectives) -> ShardedJacobian:

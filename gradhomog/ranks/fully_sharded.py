@@ -11,8 +11,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gradhomog.errors import OptionError
-from gradhomog.jacobian import Direction, Jacobian, PerTaskJacobian, all_finite
+from gradhomog.jacobian import Direction, Jacobian
 from gradhomog.ranks.collectives import Collectives
+from gradhomog.ranks.local_columns import LocalColumns
 from gradhomog.ranks.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -95,11 +96,10 @@ def check_sharding(parameters: Mapping[str, Tensor], collectives: Collectives) -
 
 
 @final
-class FullyShardedJacobian(Jacobian):
-    """N rows of sharded parameters, of which each rank stores its part; statistics are sums over the ranks.
+class FullyShardedJacobian(LocalColumns):
+    """N rows of sharded parameters: each rank keeps its part of every row, and of the direction, as DTensors.
 
-    Every method must be called on all ranks in the same order. Norms and Gramians exchange N or N² numbers, and
-    `weighted_mean` nothing; it returns DTensors. `materialize` and `row` send all or one of the rows to every rank.
+    `materialize` and `row` send all or one of the rows to every rank.
 
     Args:
         rows: the parts of this rank.
@@ -108,14 +108,13 @@ class FullyShardedJacobian(Jacobian):
     """
 
     def __init__(
-        self, rows: PerTaskJacobian, parameters: Mapping[str, Tensor], replicas: int, collectives: Collectives
+        self, rows: Jacobian, parameters: Mapping[str, Tensor], replicas: int, collectives: Collectives
     ) -> None:
-        self._rows, self._parameters, self._replicas, self._collectives = rows, parameters, replicas, collectives
-        self.names, self.tasks, self.device = rows.names, rows.tasks, rows.device
-        self.dtype, self.requires_grad = rows.dtype, False
+        super().__init__(rows, collectives, replicas)
+        self._parameters = parameters
 
     def weighted_mean(self, weights: Tensor) -> Direction:
-        return {**self._distribute(self._rows.weighted_mean(weights.detach()))}
+        return {**self._distribute(super().weighted_mean(weights))}
 
     def row(self, task: int) -> Direction:
         return {name: part.full_tensor() for name, part in self._distribute(self._rows.row(task)).items()}
@@ -131,31 +130,8 @@ class FullyShardedJacobian(Jacobian):
     def select(self, tasks: Sequence[int]) -> Jacobian:
         return FullyShardedJacobian(self._rows.select(tasks), self._parameters, self._replicas, self._collectives)
 
-    def detach(self) -> Jacobian:
-        return self
-
-    def finite_tasks(self) -> list[bool]:
-        infinite = [float(not finite) for finite in self._rows.finite_tasks()]
-        return [count == 0 for count in self._collectives.all_gather_numbers(infinite).sum(0).tolist()]
-
     def all_finite(self, tensors: Iterable[Tensor]) -> bool:
-        finite = all_finite([local_part(tensor) for tensor in tensors])
-        return bool(self._collectives.all_gather_numbers([float(finite)]).all())
-
-    def compute_gramians(self) -> Tensor:
-        return self._sum(self._rows.compute_gramians())
-
-    def compute_squared_norms(self) -> Tensor:
-        return self._sum(self._rows.compute_squared_norms())
-
-    def compute_total_gramian(self) -> Tensor:
-        return self._sum(self._rows.compute_total_gramian())
-
-    def compute_total_squared_norms(self) -> Tensor:
-        return self._sum(self._rows.compute_total_squared_norms())
-
-    def _sum(self, statistic: Tensor) -> Tensor:
-        return self._collectives.sum(statistic / self._replicas)
+        return super().all_finite([local_part(tensor) for tensor in tensors])
 
     def _distribute(self, parts: Mapping[str, Tensor]) -> dict[str, DTensor]:
         from torch.distributed.tensor import DTensor

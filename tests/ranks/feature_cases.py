@@ -1,0 +1,89 @@
+"""Functions that run on every rank of a process group, with homogenizers that read features or residuals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import gradhomog
+from gradhomog import GradhomogError, Pipeline, Ranks
+from tests.ranks.cases import STEPS, Model, data, part_of
+from tests.ranks.recording import recording_group
+
+
+def take_step(pipe: Pipeline, kind: str, model: Model, x: Tensor, y: Tensor, group: Ranks | None) -> None:
+    """Write the gradients of a step; `kind`: `"level"`, `"level by loss"`, `"views"` or `"residuals"`."""
+    z = model.encoder(x)
+    views = gradhomog.task_features(z, pipe, tasks=3) if kind == "views" else None
+    inputs = views or [z] * 3
+    residuals = [
+        head(view)[:, 0] - y[:, task] for task, (head, view) in enumerate(zip(model.heads, inputs, strict=True))
+    ]
+    losses = [residual.square().mean() for residual in residuals]
+    options: dict[str, Any] = {"parameters": model.encoder, "group": group}
+    if kind == "residuals":
+        gradhomog.backward(losses, pipe, residuals=residuals, **options)
+    elif kind == "views":
+        gradhomog.backward(losses, pipe, features=views, **options)
+    elif kind == "level":
+        gradhomog.backward(losses, pipe, features=z, level="features", **options)
+    else:
+        gradhomog.loss(losses, pipe, features=z, level="features", **options).backward()
+
+
+def steps(text: str, kind: str, sizes: Sequence[int]) -> dict[str, Any]:
+    """Return the gradients of some steps with `sizes[r]` examples on rank r, and the state of the pipeline."""
+    (x, y), pipe, model = data(), gradhomog.pipeline(text), Model()
+    part = part_of(sizes)
+    group = Ranks("batch", examples=sizes[dist.get_rank()]) if len(sizes) > 1 else None
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    found = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        take_step(pipe, kind, model, x[part], y[part], group)
+        found += [gradient.clone() for gradient in model.gradients()]
+        optimizer.step()
+    return {"gradients": found, "state": pipe.state_dict()}
+
+
+def bytes_sent(text: str, kind: str) -> dict[str, int]:
+    """Return the bytes that this rank sends in a step, and those of the encoder's parameters."""
+    (x, y), model, group = data(), Model(), recording_group()
+    ranks: Any = Ranks("batch", group)  # type: ignore[arg-type]
+    take_step(gradhomog.pipeline(text), kind, model, x, y, ranks)
+    return dict(group.sent)
+
+
+def message(case: str) -> str:
+    """Return the class and message of the error of a step that cannot be taken on every rank."""
+    (x, y), model = data(), Model()
+    pipe = gradhomog.pipeline("rotograd" if case == "absent" else "upgrad")
+    z = model.encoder(x)
+    views = gradhomog.task_features(z, pipe, tasks=3)
+    losses: list[Tensor | None] = [
+        (head(view)[:, 0] - y[:, task]).square().mean()
+        for task, (head, view) in enumerate(zip(model.heads, views, strict=True))
+    ]
+    options: dict[str, Any] = {"parameters": model.encoder, "group": Ranks("batch"), "features": views}
+    if case == "absent":  # losses without heads, which would have to be the same on all ranks
+        losses = [None if task == dist.get_rank() else view.square().mean() for task, view in enumerate(views)]
+    elif case == "local":
+        options |= {"group": Ranks(local=True), "level": "features"}
+    elif case == "backward fails on rank 1":
+        options["level"] = "features"
+        if dist.get_rank() == 1:
+            model.encoder[0].weight.register_hook(fail)
+    try:
+        gradhomog.backward(losses, pipe, **options)
+    except GradhomogError as error:
+        assert not model.gradients(), "gradients were written"
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def fail(gradient: Tensor) -> None:
+    raise GradhomogError("this pass fails")
