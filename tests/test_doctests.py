@@ -46,6 +46,7 @@ REQUIRED = {
     "gradhomog_adapters.lightning": "lightning.pytorch",
     "gradhomog_adapters.pina": "pina.solver",
     "gradhomog_adapters.sentence_transformers": "sentence_transformers",
+    "gradhomog_adapters.torch_rechub": "torch_rechub",
     "gradhomog_adapters.transformers": "transformers",
 }
 """Packages of frameworks without which their adapters cannot be imported."""

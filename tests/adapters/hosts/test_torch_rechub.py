@@ -1,0 +1,251 @@
+"""`HomogenizedMTLTrainer` with torch-rechub itself: "none" is `MTLTrainer`, the direction is that of the pipeline."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import gradhomog
+from gradhomog import MomentumWarning, NonfiniteError, OptionError
+
+pytest.importorskip("torch_rechub", reason="needs the extra `torch-rechub`")
+
+from torch_rechub.basic.features import DenseFeature, SparseFeature
+from torch_rechub.models.multi_task import AITM, ESMM, MMOE, PLE, SharedBottom
+from torch_rechub.trainers import MTLTrainer
+
+from gradhomog_adapters.torch_rechub import HomogenizedMTLTrainer
+
+TASKS = ["classification", "regression"]
+LAYERS: dict[str, Any] = {"dims": [6]}
+TOWERS = [LAYERS, LAYERS]
+
+
+def features() -> list[Any]:
+    """New ones for each model: a feature keeps the embedding that its first model has made."""
+    return [SparseFeature("user", 5, 4), SparseFeature("item", 4, 4), DenseFeature("price")]
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "SharedBottom": lambda: SharedBottom(features(), TASKS, LAYERS, TOWERS),
+    "MMOE": lambda: MMOE(features(), TASKS, 2, LAYERS, TOWERS),
+    "PLE": lambda: PLE(features(), TASKS, 1, 1, 1, LAYERS, TOWERS),
+    "AITM": lambda: AITM(features(), 2, LAYERS, TOWERS),
+    "ESMM": lambda: ESMM(features()[:1], features()[1:2], LAYERS, LAYERS),
+}
+
+
+def tasks_of(kind: str) -> list[str]:
+    return {"AITM": ["classification"] * 2, "ESMM": ["classification"] * 3}.get(kind, TASKS)
+
+
+def collate(rows: Any) -> Any:
+    user, item, price, y = (torch.stack(column) for column in zip(*rows, strict=True))
+    return {"user": user, "item": item, "price": price}, y
+
+
+def batches(labels: int, size: int = 16) -> Any:
+    generator = torch.Generator().manual_seed(3)
+    user, item = (torch.randint(high, (48,), generator=generator) for high in (5, 4))
+    price = torch.randn(48, generator=generator)
+    y = torch.stack([(user + item + price + shift > 4).float() for shift in range(labels)], 1)
+    return DataLoader(TensorDataset(user, item, price, y), size, collate_fn=collate)
+
+
+def trained(kind: str, trainer: Any, folder: Path, epochs: int = 2, **options: Any) -> Any:
+    """Train the model `kind` and return the trainer and the log of `fit`."""
+    torch.manual_seed(0)
+    model, tasks = MODELS[kind](), tasks_of(kind)
+    created = trainer(model, tasks, n_epoch=epochs, model_path=str(folder), **options)
+    data = batches(len(tasks))
+    return created, created.fit(data, data)
+
+
+def parameters(trainer: Any) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in trainer.model.parameters()])
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.SGD])
+@pytest.mark.parametrize("kind", MODELS)
+def test_without_homogenizers_training_is_that_of_the_host(kind: str, optimizer: Any, tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "optimizer_fn": optimizer,
+        "regularization_params": {"embedding_l2": 1e-3, "dense_l2": 1e-3},
+        "scheduler_fn": torch.optim.lr_scheduler.StepLR,
+        "scheduler_params": {"step_size": 1, "gamma": 0.5},
+        "optimizer_params": {"lr": 1e-2, "weight_decay": 1e-3},
+    }
+    plain, plain_log = trained(kind, MTLTrainer, tmp_path, **options)
+    method = {"method": gradhomog.pipeline("none")}
+    found, log = trained(kind, HomogenizedMTLTrainer, tmp_path, adaptive_params=method, **options)
+    torch.testing.assert_close(parameters(found), parameters(plain), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(log, plain_log, rtol=1e-4, atol=1e-5)
+    assert torch.load(tmp_path / "model_base_0.pth").keys() == plain.model.state_dict().keys()
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_step_is_that_of_a_custom_loop(kind: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, tasks = MODELS[kind](), tasks_of(kind)
+    net = copy.deepcopy(model)
+    adaptive = {"method": gradhomog.pipeline("upgrad"), "parameters": model.embedding, "inspect": True}
+    options: dict[str, Any] = {"optimizer_fn": torch.optim.SGD, "optimizer_params": {"lr": 0.1}, "n_epoch": 1}
+    trainer = HomogenizedMTLTrainer(model, tasks, adaptive_params=adaptive, model_path=str(tmp_path), **options)
+    data = batches(len(tasks), size=48)
+    trainer.fit(data, data)
+
+    x, y = next(iter(data))
+    outputs = net(x)
+    losses = [loss(outputs[:, task], y[:, task]) for task, loss in enumerate(trainer.loss_fns)]
+    if kind == "ESMM":  # the conversion has no loss of its own
+        losses = losses[1:]
+    step = gradhomog.backward(losses, gradhomog.pipeline("upgrad"), parameters=net.embedding)
+    with torch.no_grad():
+        for parameter in net.parameters():  # torch-rechub sums the losses of ESMM, and averages others
+            shared = any(parameter is other for other in net.embedding.parameters())
+            parameter -= 0.1 * parameter.grad * (2 if shared else 1) / (1 if kind == "ESMM" else 2)
+    expected = torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
+    torch.testing.assert_close(parameters(trainer), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(trainer.report.gramian, step.gramian, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("adaptive", [None, {"method": "uwl"}])
+def test_the_methods_of_the_host_are_unchanged(adaptive: Any, tmp_path: Path) -> None:
+    """Its `metabalance` and `gradnorm` raise an UnboundLocalError in version 0.9.0, here as there."""
+    plain, _ = trained("SharedBottom", MTLTrainer, tmp_path, adaptive_params=adaptive)
+    found, _ = trained("SharedBottom", HomogenizedMTLTrainer, tmp_path, adaptive_params=adaptive)
+    assert torch.equal(parameters(found), parameters(plain))
+    assert found.pipe is None
+
+
+def test_the_regularization_is_added_to_the_homogenized_gradient(tmp_path: Path) -> None:
+    def moved(strength: float) -> Tensor:
+        method = {"method": gradhomog.pipeline("mgda")}
+        options: dict[str, Any] = {"optimizer_fn": torch.optim.SGD, "optimizer_params": {"lr": 0.01}}
+        torch.manual_seed(0)
+        model = MODELS["SharedBottom"]()
+        start = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+        regularization = {"embedding_l2": strength, "dense_l2": strength}
+        trainer = HomogenizedMTLTrainer(
+            model, TASKS, adaptive_params=method, regularization_params=regularization, n_epoch=1,
+            model_path=str(tmp_path), **options,
+        )  # fmt: skip
+        trainer.train_one_epoch(batches(2, size=48))
+        gradient = (start - parameters(trainer)) / 0.01
+        normalized = {
+            id(parameter)
+            for module in model.modules()
+            if isinstance(module, nn.BatchNorm1d)
+            for parameter in module.parameters()
+        }
+        kept = torch.cat([torch.full((p.numel(),), float(id(p) not in normalized)) for p in model.parameters()])
+        return gradient - 2 * strength * start * kept
+
+    torch.testing.assert_close(moved(0.05), moved(0.0), rtol=1e-3, atol=1e-4)
+
+
+class Recorder:
+    """A logger of torch-rechub that keeps what it receives."""
+
+    def __init__(self) -> None:
+        self.metrics: list[tuple[int, dict[str, float]]] = []
+
+    def log_hyperparams(self, params: dict[str, Any]) -> None:
+        pass
+
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+        self.metrics.append((step, metrics))
+
+    def finish(self) -> None:
+        pass
+
+
+def test_every_logger_receives_weights_and_cosines_of_each_epoch(tmp_path: Path) -> None:
+    loggers = [Recorder(), Recorder()]
+    method = {"method": gradhomog.pipeline("imtl_g")}
+    trained("MMOE", HomogenizedMTLTrainer, tmp_path, adaptive_params=method, model_logger=loggers)
+    assert loggers[0].metrics == loggers[1].metrics
+    for epoch in (0, 1):
+        found = {
+            name: value for step, metrics in loggers[0].metrics if step == epoch for name, value in metrics.items()
+        }
+        assert found.keys() >= {"weight/task_0", "weight/task_1", "cosine/min", "train/task_0_loss"}
+        assert -1 <= found["cosine/min"] <= 1
+        # IMTL-G scales its weights, of which one may be negative, so that they sum to N.
+        assert found["weight/task_0"] + found["weight/task_1"] == pytest.approx(2, abs=1e-4)
+
+
+def test_a_saved_state_continues(tmp_path: Path) -> None:
+    def trainer(model: nn.Module) -> Any:
+        method = {"method": gradhomog.pipeline("gradnorm")}
+        options: dict[str, Any] = {"optimizer_fn": torch.optim.SGD, "optimizer_params": {"lr": 0.1}}
+        return HomogenizedMTLTrainer(model, TASKS, adaptive_params=method, model_path=str(tmp_path), **options)
+
+    torch.manual_seed(0)
+    data = batches(2)
+    uninterrupted = trainer(MODELS["SharedBottom"]())
+    first = trainer(copy.deepcopy(uninterrupted.model))
+    for _ in range(4):
+        uninterrupted.train_one_epoch(data)
+    first.train_one_epoch(data)
+    first.train_one_epoch(data)
+    torch.save(first.pipe.state_dict(), tmp_path / "pipe.pt")
+    second = trainer(copy.deepcopy(first.model))
+    second.pipe.load_state_dict(torch.load(tmp_path / "pipe.pt"))
+    second.train_one_epoch(data)
+    second.train_one_epoch(data)
+    assert torch.equal(parameters(second), parameters(uninterrupted))
+
+
+def test_a_loss_that_is_not_finite_raises_with_its_name(tmp_path: Path) -> None:
+    method = {"method": gradhomog.pipeline("upgrad")}
+    torch.manual_seed(0)
+    trainer = HomogenizedMTLTrainer(MODELS["MMOE"](), TASKS, adaptive_params=method, model_path=str(tmp_path))
+    x, y = next(iter(batches(2)))
+    start = parameters(trainer)
+    y[0, 1] = float("nan")
+    with pytest.raises(NonfiniteError, match="task_1"):
+        trainer.train_one_epoch([(x, y)])
+    assert torch.equal(parameters(trainer), start)
+
+
+@pytest.mark.parametrize(
+    ("adaptive", "message"),
+    [
+        ({"method": "upgrad"}, "`method` must be a pipeline, such as gradhomog.pipeline('upgrad'), or one of uwl"),
+        ({"method": 3}, "got 3"),
+        ({"method": "none", "alpha": 1}, "got 'none'"),
+    ],
+)
+def test_other_methods_raise(adaptive: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(message)):
+        HomogenizedMTLTrainer(MODELS["MMOE"](), TASKS, adaptive_params=adaptive)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("upgrad", {"alpha": 1}, "'method' and arguments of gradhomog.loss; got alpha"),
+        ("upgrad", {"reduction": "sum"}, "got reduction"),
+        ("rotograd", {}, "rotograd reads features, which torch-rechub does not compute"),
+    ],
+)
+def test_a_pipeline_or_an_option_that_cannot_work_raises(text: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(message)):
+        HomogenizedMTLTrainer(
+            MODELS["MMOE"](), TASKS, adaptive_params={"method": gradhomog.pipeline(text), **options}
+        )  # fmt: skip
+
+
+def test_an_optimizer_that_averages_a_second_time_warns() -> None:
+    with pytest.warns(MomentumWarning):
+        HomogenizedMTLTrainer(MODELS["MMOE"](), TASKS, adaptive_params={"method": gradhomog.pipeline("tracked")})
