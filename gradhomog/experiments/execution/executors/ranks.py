@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import contextmanager
@@ -58,7 +59,12 @@ class TorchrunRanks(Executor):
 
 
 def follow(device: str) -> None:
-    """Compute the rows of this rank in every step of rank 0, to the end of its training."""
+    """Compute the rows of this rank in every step of rank 0, to the end of its training.
+
+    SIGTERM, which `torchrun` sends if another rank has failed, ends the process at once: there is nothing to save, and
+    a Python handler would not run before the collective that waits for that rank returns.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with _process_group(device):
         received: list[Any] = [None, None]
         dist.broadcast_object_list(received, src=0)
