@@ -26,6 +26,7 @@ from gradhomog.stage_execution.stages import Stages, attached, report
 from gradhomog.stage_execution.step_inputs import Rows, features_at_stages, make_step_inputs
 from gradhomog.step import KernelTraces
 from gradhomog.task_key import TaskKey
+from gradhomog.uncompiled import uncompiled
 
 
 def pipeline(
@@ -204,6 +205,7 @@ class Pipeline:
         pending.commit()
         return pending.result
 
+    @uncompiled
     def compute(
         self, jacobian: Rows, losses: Tensor | Sequence[float] | None = None, *,
         domains: Sequence[str] | None = None, slots: Sequence[int] | None = None,
@@ -246,14 +248,11 @@ class Pipeline:
 
         result = report(inputs, direction, rows, outcomes, measured, inspect)
         if result.unconverged:
-            warnings.warn(f"the solver of {' and '.join(result.unconverged)} did not converge", ConvergenceWarning, 3)
+            warnings.warn(f"the solver of {' and '.join(result.unconverged)} did not converge", ConvergenceWarning, 4)
         return PendingStep(result, commit)
 
     def rows_after(self, jacobian: Rows, losses: Tensor, **options: Any) -> Jacobian:
-        """Return the rows after all `mix` and `rows` stages.
-
-        For inspection: no direction is computed and no state changes. `options` as in `make_step_inputs`.
-        """
+        """Return the rows after all `mix` and `rows` stages, for inspection. `options` as in `make_step_inputs`."""
         inputs = make_step_inputs(self.members, jacobian, losses, **options)
         with torch.no_grad():
             if self.nonfinite == "drop":

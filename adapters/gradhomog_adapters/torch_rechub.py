@@ -58,7 +58,8 @@ class HomogenizedMTLTrainer(MTLTrainer):  # type: ignore[misc, unused-ignore]
 
     Raises:
         OptionError: `method` is neither a pipeline nor a method of torch-rechub; a homogenizer requires features or
-            residuals; an entry of `adaptive_params` is unknown; in training, as in `gradhomog.loss`.
+            residuals; an entry of `adaptive_params` is unknown; `gpus` has several entries; in training, as in
+            `gradhomog.loss`.
         NonfiniteError: in training, a loss or its gradient is not finite; the message names the task.
 
     Warns:
@@ -89,6 +90,11 @@ class HomogenizedMTLTrainer(MTLTrainer):  # type: ignore[misc, unused-ignore]
                 raise OptionError(
                     "`adaptive_params` must contain 'method' and arguments of gradhomog.loss; got "
                     f"{', '.join(sorted(unknown))}."
+                )
+            if len(given.get("gpus") or ()) > 1:
+                raise OptionError(
+                    "with a pipeline `gpus` must have at most one entry, because DataParallel is not supported; got "
+                    f"{given['gpus']}. Use `device`."
                 )
             self.pipe, self._options = method, options
             given = {**given, "adaptive_params": None}

@@ -31,11 +31,11 @@ except ImportError as error:
 
 __all__ = ["HomogenizedTrainer"]
 
-FILE = "homogenizers.pt"
+STATE_FILE = "homogenizers.pt"
 """The file in a checkpoint that contains the state of the pipeline."""
 
-SHARDING = (DistributedType.DEEPSPEED, DistributedType.FSDP, DistributedType.MEGATRON_LM, DistributedType.XLA)
-"""Distribute parameters, gradients or the state of the optimizer, or run the backward pass themselves."""
+UNSUPPORTED = (DistributedType.DEEPSPEED, DistributedType.FSDP, DistributedType.MEGATRON_LM, DistributedType.XLA)
+"""Backends that split parameters, gradients or the state of the optimizer, or run the backward pass themselves."""
 
 
 class HomogenizedTrainer(Trainer):  # type: ignore[misc]
@@ -56,12 +56,11 @@ class HomogenizedTrainer(Trainer):  # type: ignore[misc]
     Attributes:
         homogenizers: the pipeline.
         report: the result of the last step, None before the first.
-        loss_is_scaled_for_ga: False: the losses are means over one batch, and the Trainer divides their sum by
-            the number of accumulated batches. Set it to True in a subclass that divides sums over tokens by
-            `num_items_in_batch`, the number of tokens of all accumulated batches, and of all processes: multiply by
-            their number, because gradients are averaged, as the `compute_loss` of Transformers does. Transformers'
-            default, None, would not divide means if the batch contains `labels` and the model's `forward` has
-            `**kwargs`.
+        loss_is_scaled_for_ga: False: your losses are means over a batch, and the Trainer divides them by the number of
+            accumulated batches. Set it to True in a subclass that divides sums over tokens by `num_items_in_batch`.
+            That is the number of tokens of all processes, whose gradients are averaged, so multiply the losses by the
+            number of processes, as the `compute_loss` of Transformers does. Transformers' default, None, omits the
+            division of the Trainer if the batch contains `labels` and the model's `forward` has `**kwargs`.
 
     Logs: in each log of the training loss, the means since the last log of `NAME_loss`, `NAME_weight` (the factor of
     a task's gradient; none for methods that replace rows) and `NAME_NAME_cosine` (of gradients, if a homogenizer reads
@@ -139,10 +138,10 @@ class HomogenizedTrainer(Trainer):  # type: ignore[misc]
                 "`compute_loss_func` must be None for a HomogenizedTrainer, because `compute_loss` computes the "
                 f"losses; got {self.compute_loss_func!r}. Call it in `compute_loss`."
             )
-        self._ranks = ranks_of(self.accelerator, self.get_tp_size())
+        self._ranks = ranks_of_accelerator(self.accelerator, self.get_tp_size())
 
     def homogenized_loss(
-        self, losses: Mapping[str, Tensor | None], model: nn.Module, group: Ranks | None = None
+        self, losses: Mapping[str, Tensor | None], model: nn.Module, group: Ranks | None = None, **options: Any
     ) -> Tensor:
         """Return the sum of the losses, during training with homogenized gradients.
 
@@ -151,18 +150,17 @@ class HomogenizedTrainer(Trainer):  # type: ignore[misc]
             model: the model that `compute_loss` received.
             group: how the rows are distributed over several processes, such as `gradhomog.Ranks("batch",
                 examples=[...])` with the number of labels of each task; by default `gradhomog.Ranks("batch")`.
+            options: other keyword arguments of `gradhomog.loss`, such as `per`, `heads`, `inspect`.
         """
         if not torch.is_grad_enabled():
-            for name, loss in losses.items():
-                if loss is not None:
-                    self._evaluation_means.add(f"{name}_loss", loss, self._evaluated_examples)
-            return gradhomog.loss(losses, self.homogenizers, reduction="sum")
+            return self._evaluated(losses)
         if self.homogenizers.steps == 0:
             optimizer = self.optimizer
             warn_of_momentum(
                 optimizer.optimizer if isinstance(optimizer, AcceleratedOptimizer) else optimizer, self.homogenizers
             )
         names = list(losses)
+        # Losses that are divided over all accumulated batches are logged as those of one batch.
         batches = self.current_gradient_accumulation_steps if self.loss_is_scaled_for_ga else 1
         for name, loss in losses.items():
             if loss is not None:
@@ -172,10 +170,17 @@ class HomogenizedTrainer(Trainer):  # type: ignore[misc]
             self.report = result
             self._add_weights_and_cosines([names[slot] for slot in result.tasks], result)
 
+        options = {"parameters": self.shared_parameters(model), "reduction": "sum", **options}
         return gradhomog.loss(
-            losses, self.homogenizers, parameters=self.shared_parameters(model), reduction="sum", report=receive,
-            group=batch_ranks(group, self._ranks),
-        )  # fmt: skip
+            losses, self.homogenizers, report=receive, group=batch_ranks(group, self._ranks), **options
+        )
+
+    def _evaluated(self, losses: Mapping[str, Tensor | None]) -> Tensor:
+        """Return the sum of the losses of a batch of an evaluation, and add them to its means."""
+        for name, loss in losses.items():
+            if loss is not None:
+                self._evaluation_means.add(f"{name}_loss", loss, self._evaluated_examples)
+        return gradhomog.loss(losses, self.homogenizers, reduction="sum")
 
     def shared_parameters(self, model: nn.Module) -> Any:
         """Return the parameters whose gradients are homogenized: all of the model.
@@ -229,24 +234,24 @@ class HomogenizedTrainer(Trainer):  # type: ignore[misc]
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
         if self.args.should_save:
-            torch.save(self.homogenizers.state_dict(), Path(output_dir, FILE))
+            torch.save(self.homogenizers.state_dict(), Path(output_dir, STATE_FILE))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
-        path = Path(checkpoint, FILE)
+        path = Path(checkpoint, STATE_FILE)
         if path.is_file():
             self.homogenizers.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
         else:
             warnings.warn(
-                f"{checkpoint} contains no {FILE}: training continues with the present state of the homogenizers. Save "
+                f"{checkpoint} contains no {STATE_FILE}: training continues with the present state of the homogenizers. Save "
                 "checkpoints by a HomogenizedTrainer with save_only_model=False.",
                 stacklevel=2,
             )
 
 
-def ranks_of(accelerator: Any, tensor_parallel: int = 1) -> Ranks | None:
+def ranks_of_accelerator(accelerator: Any, tensor_parallel: int = 1) -> Ranks | None:
     """Return how an accelerator distributes batches; None for one process.
 
     Raises:
@@ -258,7 +263,7 @@ def ranks_of(accelerator: Any, tensor_parallel: int = 1) -> Ranks | None:
     found = [] if parallelism is None else [name for name in parallelism.active_mesh_dims if name != "dp_replicate"]
     if tensor_parallel > 1:
         found.append("tensor parallelism")
-    if accelerator.distributed_type in SHARDING:
+    if accelerator.distributed_type in UNSUPPORTED:
         found.append(accelerator.distributed_type.value)
     if found:
         raise OptionError(

@@ -28,6 +28,7 @@ from gradhomog.ranks.collectives import Collectives, together
 from gradhomog.ranks.fully_sharded import also_for_one_rank
 from gradhomog.ranks.ranks import Ranks, resolve_ranks
 from gradhomog.task_key import slot_keys
+from gradhomog.uncompiled import uncompiled
 
 
 @dataclass
@@ -68,6 +69,7 @@ class Accumulation:
             )
         return self._step
 
+    @uncompiled
     def add(self, losses: Losses, features: Features | None = None) -> None:
         """Add the rows of a batch.
 

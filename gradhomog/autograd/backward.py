@@ -24,7 +24,7 @@ from gradhomog.autograd.checks import check_attached, check_discovered_parameter
 from gradhomog.autograd.derivatives import FeatureDerivatives
 from gradhomog.autograd.groups import Per, group_names
 from gradhomog.autograd.inputs import Losses, Parameters, TaskLosses
-from gradhomog.autograd.kernel_traces import Residuals, residual_traces
+from gradhomog.autograd.kernel_traces import Residuals, kernel_trace_function
 from gradhomog.autograd.lazy import LazyJacobian, reads_rows
 from gradhomog.autograd.select_losses import may_be_unused, select_chosen
 from gradhomog.autograd.task_features import TaskFeatures
@@ -33,8 +33,10 @@ from gradhomog.pipelines import Pipeline
 from gradhomog.ranks.collectives import Collectives, together
 from gradhomog.ranks.fully_sharded import also_for_one_rank
 from gradhomog.ranks.ranks import Ranks, resolve_ranks
+from gradhomog.uncompiled import uncompiled
 
 
+@uncompiled
 def backward(
     losses: Losses,
     pipe: Pipeline,
@@ -139,7 +141,7 @@ def backward(
         options = step_options(
             loss_leaves.tasks, features, domains, targets, level, per, heads, inspect, factor, scaled, collectives
         )
-        options = replace(options, kernel_traces=residual_traces(residuals, loss_leaves, pipe))
+        options = replace(options, kernel_traces=kernel_trace_function(residuals, loss_leaves, pipe))
         step = compute(pipe, loss_leaves, options, create_graph=create_graph, retain_graph=retain_graph, chunks=chunks)
     return write(step, heads)
 

@@ -19,7 +19,7 @@ Residuals = Sequence[Tensor | None] | Mapping[str, Tensor | None]
 """One tensor of any shape per task, whose mean square is the loss: a sequence, or a dict by the tasks' names."""
 
 
-def residual_traces(residuals: Residuals | None, loss_leaves: LossLeaves, pipe: Pipeline) -> KernelTraces | None:
+def kernel_trace_function(residuals: Residuals | None, loss_leaves: LossLeaves, pipe: Pipeline) -> KernelTraces | None:
     """Return a function that computes the traces when a homogenizer reads them; None if no homogenizer reads them.
 
     Raises:
@@ -27,13 +27,13 @@ def residual_traces(residuals: Residuals | None, loss_leaves: LossLeaves, pipe: 
     """
     if residuals is None or "kernel_traces" not in pipe.stages.needs:
         return None
-    present, parameters = _present(residuals, loss_leaves.tasks), list(loss_leaves.shared.values())
+    present, parameters = _residuals_of_present_tasks(residuals, loss_leaves.tasks), list(loss_leaves.shared.values())
     return lambda probes, generator: torch.stack([
-        mean_squared_gradient(residual, parameters, probes, generator, loss_leaves.compiled) for residual in present
+        kernel_trace(residual, parameters, probes, generator, loss_leaves.compiled) for residual in present
     ])  # fmt: skip
 
 
-def mean_squared_gradient(
+def kernel_trace(
     residuals: Tensor, parameters: Sequence[Tensor], probes: int, generator: torch.Generator,
     compiled: Sequence[Any] = (),
 ) -> Tensor:  # fmt: skip
@@ -46,10 +46,10 @@ def mean_squared_gradient(
     """
     count = residuals.numel()
     if count <= probes:
-        vectors = torch.eye(count, dtype=residuals.dtype, device=residuals.device)
+        vectors, denominator = torch.eye(count, dtype=residuals.dtype, device=residuals.device), count
     else:
         signs = 2 * torch.randint(2, (probes, count), generator=generator) - 1
-        vectors = signs.to(residuals)
+        vectors, denominator = signs.to(residuals), count * probes
     squares = []
     for vector in vectors:
         gradients = backward_pass(
@@ -58,10 +58,10 @@ def mean_squared_gradient(
         )  # fmt: skip
         parts = [gradient.double().square().sum() for gradient in gradients if gradient is not None]
         squares.append(torch.stack(parts).sum() if parts else residuals.new_zeros((), dtype=torch.float64))
-    return torch.stack(squares).sum() / (count if count <= probes else count * probes)
+    return torch.stack(squares).sum() / denominator
 
 
-def _present(residuals: Residuals, tasks: TaskLosses) -> list[Tensor]:
+def _residuals_of_present_tasks(residuals: Residuals, tasks: TaskLosses) -> list[Tensor]:
     """Return the residuals of the present tasks, one vector per task."""
     if isinstance(residuals, Tensor) or not isinstance(residuals, Sequence | Mapping):
         raise OptionError(
@@ -85,11 +85,11 @@ def _present(residuals: Residuals, tasks: TaskLosses) -> list[Tensor]:
         if not isinstance(residual, Tensor) or not residual.is_floating_point() or not residual.requires_grad:
             found = f"{residual.dtype} without a graph" if isinstance(residual, Tensor) else type(residual).__name__
             raise OptionError(
-                f"the residuals of task {tasks.label(index)} must be a real tensor with a graph; got {found}. Pass the "
-                "tensor whose mean square is the loss, before it is squared, without detach."
+                f"the residuals of task {tasks.label(index)} must be a floating-point tensor with a graph; got "
+                f"{found}. Pass the tensor whose mean square is the loss, before it is squared, without detach."
             )
         if residual.numel() == 0:
             raise OptionError(f"the residuals of task {tasks.label(index)} must not be empty.")
-        with torch.enable_grad():
+        with torch.enable_grad():  # flatten must be part of the graph, also if the caller has disabled gradients
             present.append(residual.flatten())
     return present

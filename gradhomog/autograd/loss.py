@@ -17,7 +17,7 @@ from gradhomog.autograd.batch import Features, LossLeaves, find_leaves
 from gradhomog.autograd.checks import check_attached, check_discovered_parameters, check_options
 from gradhomog.autograd.groups import Per
 from gradhomog.autograd.inputs import Losses, Parameters
-from gradhomog.autograd.kernel_traces import Residuals, residual_traces
+from gradhomog.autograd.kernel_traces import Residuals, kernel_trace_function
 from gradhomog.autograd.select_losses import select_chosen
 from gradhomog.errors import OptionError
 from gradhomog.homogenization import Homogenization
@@ -25,8 +25,10 @@ from gradhomog.pipelines import Pipeline
 from gradhomog.ranks.collectives import Collectives, together
 from gradhomog.ranks.fully_sharded import also_for_one_rank
 from gradhomog.ranks.ranks import Ranks, resolve_ranks
+from gradhomog.uncompiled import uncompiled
 
 
+@uncompiled
 def loss(
     losses: Losses,
     pipe: Pipeline,
@@ -111,7 +113,7 @@ def loss(
         options = step_options(
             loss_leaves.tasks, features, domains, targets, level, per, heads, inspect, 1.0, False, collectives
         )
-        options = replace(options, kernel_traces=residual_traces(residuals, loss_leaves, pipe))
+        options = replace(options, kernel_traces=kernel_trace_function(residuals, loss_leaves, pipe))
     leaves = {id(leaf): leaf for unshared in loss_leaves.unshared_leaves for leaf in unshared}
     summed = len(given.tasks.losses) if reduction == "sum" else None
     step = _StepOnBackward(pipe, loss_leaves, options, report, summed, [*loss_leaves.shared.values(), *leaves.values()])

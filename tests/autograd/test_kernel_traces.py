@@ -7,7 +7,7 @@ from torch.func import functional_call
 
 import gradhomog
 from gradhomog import Homogenizer, OptionError
-from gradhomog.autograd.kernel_traces import mean_squared_gradient
+from gradhomog.autograd.kernel_traces import kernel_trace
 from gradhomog.step import seeded_generator
 
 
@@ -45,7 +45,7 @@ def jacobian(net, residuals):
 @pytest.mark.parametrize(("count", "probes"), [(1, 1), (7, 7), (7, 16)])
 def test_with_enough_probes_the_trace_is_exact(count, probes):
     net, x = network(), points(count)
-    found = mean_squared_gradient(net(x).flatten(), [*net.parameters()], probes, seeded_generator(0))
+    found = kernel_trace(net(x).flatten(), [*net.parameters()], probes, seeded_generator(0))
     expected = jacobian(net, lambda net: net(x)).square().sum() / count
     torch.testing.assert_close(found.detach(), expected, rtol=1e-7, atol=0)
 
@@ -56,7 +56,7 @@ def test_over_all_vectors_of_signs_the_estimate_has_the_mean_and_the_variance_th
     estimates = []
     for signs in every:
         monkeypatch.setattr(torch, "randint", lambda *_, signs=signs, **__: signs[None])
-        estimates.append(mean_squared_gradient(net(x).flatten(), [*net.parameters()], 1, None).detach())
+        estimates.append(kernel_trace(net(x).flatten(), [*net.parameters()], 1, None).detach())
     kernel = jacobian(net, lambda net: net(x))
     kernel = kernel @ kernel.T
     found, off_diagonal = torch.stack(estimates), kernel - torch.diag(kernel.diagonal())
@@ -68,8 +68,8 @@ def test_with_many_probes_the_estimate_is_near_the_trace_of_residuals_with_secon
     net, x = network(), points(40)
     residuals = laplacian(net, x)
     parameters = [*net.parameters()]
-    exact = mean_squared_gradient(residuals, parameters, 40, seeded_generator(0)).detach()
-    means = [mean_squared_gradient(residuals, parameters, 32, seeded_generator(seed)).detach() for seed in range(8)]
+    exact = kernel_trace(residuals, parameters, 40, seeded_generator(0)).detach()
+    means = [kernel_trace(residuals, parameters, 32, seeded_generator(seed)).detach() for seed in range(8)]
     assert 0.8 < float(torch.stack(means).mean() / exact) < 1.25
 
 
@@ -179,7 +179,7 @@ def test_homogenizers_that_read_no_traces_ignore_the_residuals():
     (lambda r: r["pde"], "must be a sequence or a dict with one tensor per task; got one tensor"),
     (lambda r: [r["pde"]], "must have one tensor for each of the 2 losses; got 1"),
     (lambda r: {**r, "egde": r["edge"]}, r"names of the losses \(pde, edge\); got pde, edge, egde"),
-    (lambda r: {"pde": r["pde"]}, "residuals of task edge must be a real tensor with a graph; got NoneType"),
+    (lambda r: {"pde": r["pde"]}, "residuals of task edge must be a floating-point tensor with a graph; got NoneType"),
     (lambda r: {**r, "edge": r["edge"].detach()}, "task edge must be .* got torch.float64 without a graph"),
     (lambda r: {**r, "edge": r["edge"][:0]}, "task edge must not be empty"),
 ])  # fmt: skip

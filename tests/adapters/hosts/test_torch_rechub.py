@@ -246,6 +246,12 @@ def test_a_pipeline_or_an_option_that_cannot_work_raises(text: str, options: dic
         )  # fmt: skip
 
 
+def test_several_gpus_raise() -> None:
+    method = {"method": gradhomog.pipeline("upgrad")}
+    with pytest.raises(OptionError, match=re.escape("`gpus` must have at most one entry")):
+        HomogenizedMTLTrainer(MODELS["MMOE"](), TASKS, adaptive_params=method, gpus=[0, 1])
+
+
 def test_an_optimizer_that_averages_a_second_time_warns() -> None:
     with pytest.warns(MomentumWarning):
         HomogenizedMTLTrainer(MODELS["MMOE"](), TASKS, adaptive_params={"method": gradhomog.pipeline("tracked")})

@@ -19,7 +19,7 @@ from .transformers_on_ranks import CASES, RESUMED, PerItem, accelerated
 
 from accelerate.state import AcceleratorState, GradientState  # isort: skip
 from accelerate.utils import DistributedType, ParallelismConfig  # isort: skip
-from gradhomog_adapters.transformers import ranks_of  # isort: skip
+from gradhomog_adapters.transformers import ranks_of_accelerator  # isort: skip
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # deprecations within Transformers and PyTorch
 
@@ -142,5 +142,5 @@ def test_an_error_is_raised_in_all_processes(name: str, start: str, ranks: Any) 
 def test_distributed_parameters_are_refused(options: dict[str, Any], message: str) -> None:
     replicated = {"num_processes": 2, "distributed_type": DistributedType.MULTI_CPU, "parallelism_config": None}
     with pytest.raises(OptionError, match=message):
-        ranks_of(SimpleNamespace(**replicated | options))
-    assert ranks_of(SimpleNamespace(**replicated)) == gradhomog.Ranks("batch")
+        ranks_of_accelerator(SimpleNamespace(**replicated | options))
+    assert ranks_of_accelerator(SimpleNamespace(**replicated)) == gradhomog.Ranks("batch")
