@@ -245,8 +245,8 @@ class HomogenizedTrainer(Trainer):  # type: ignore[misc]
             self.homogenizers.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
         else:
             warnings.warn(
-                f"{checkpoint} contains no {STATE_FILE}: training continues with the present state of the homogenizers. Save "
-                "checkpoints by a HomogenizedTrainer with save_only_model=False.",
+                f"{checkpoint} contains no {STATE_FILE}: training continues with the present state of the "
+                "homogenizers. Save checkpoints by a HomogenizedTrainer with save_only_model=False.",
                 stacklevel=2,
             )
 
