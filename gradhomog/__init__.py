@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gradhomog.autograd.loss import loss
     from gradhomog.autograd.task_features import TaskFeatures, task_features
     from gradhomog.conflict import conflict_rate, cosines, distance_bound, distances, magnitude_similarity
+    from gradhomog.device_copies import to_device
     from gradhomog.diagnosis.diagnosis import Diagnosis
     from gradhomog.diagnosis.result import DiagnosisResult
     from gradhomog.domains import Domain, Split, domain
@@ -73,6 +74,7 @@ _EXPORTS = {
     "autograd.loss": ("loss",),
     "autograd.task_features": ("TaskFeatures", "task_features"),
     "conflict": ("conflict_rate", "cosines", "distance_bound", "distances", "magnitude_similarity"),
+    "device_copies": ("to_device",),
     "diagnosis.diagnosis": ("Diagnosis",),
     "diagnosis.result": ("DiagnosisResult",),
     "domains": ("Domain", "Split", "domain"),
@@ -193,6 +195,7 @@ __all__ = [
     "pipeline",
     "safe_sqrt",
     "task_features",
+    "to_device",
     "warn_of_momentum",
 ]
 

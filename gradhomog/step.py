@@ -69,7 +69,7 @@ class Step:
 
     @property
     def device(self) -> torch.device:
-        """The device of rows, norms and Gramian."""
+        """The device of rows and features. Losses, norms, Gramian and kernel traces are on the CPU."""
         return self._jacobian.device
 
     @property
@@ -88,7 +88,7 @@ class Step:
 
     @property
     def losses(self) -> Tensor:
-        """Losses of the tasks, float64 `[tasks]`.
+        """Losses of the tasks, float64 `[tasks]` on the CPU.
 
         Raises:
             OptionError: the caller passed none.
@@ -103,13 +103,16 @@ class Step:
         return self._losses
 
     def gramian(self, parameters: str = "*") -> Tensor:
-        """Inner products of the rows, float64 `[tasks, tasks]`; with a glob pattern, over the parameters it matches."""
+        """Inner products of the rows, float64 `[tasks, tasks]` on the CPU.
+
+        With a glob pattern, over the parameters whose name matches.
+        """
         if "gramian" not in self._needs:
             raise self._undeclared("gramian")
         return self._jacobian.gramian(parameters)
 
     def norms(self, parameters: str = "*") -> Tensor:
-        """Euclidean norms of the rows, float64 `[tasks]`; with a glob pattern, over the parameters it matches."""
+        """Euclidean norms of the rows, float64 `[tasks]` on the CPU; with a glob pattern as in `gramian`."""
         if "norms" not in self._needs:
             raise self._undeclared("norms")
         return self._jacobian.norms(parameters)
@@ -137,7 +140,7 @@ class Step:
         return self._feature(self._targets, "targets", "")
 
     def kernel_traces(self, probes: int = 16) -> Tensor:
-        """Traces of the tasks' tangent kernels divided by their numbers of residuals, float64 `[tasks]`.
+        """Traces of the tasks' tangent kernels divided by their numbers of residuals, float64 `[tasks]` on the CPU.
 
         Entry i is 1/n_i Σ_m ‖∂r_im/∂θ‖² over the residuals r_i1, …, r_in whose mean square is the loss. It is exact for
         n_i ≤ probes or if the caller passed the traces; otherwise an unbiased estimate from `probes` random vectors
@@ -154,7 +157,7 @@ class Step:
                 "Pass residuals=..., one tensor per task, to gradhomog.backward() or gradhomog.loss(), or "
                 "kernel_traces=..., a tensor [tasks], to combine()."
             )
-        traces = self._kernel_traces(probes, self.generator)
+        traces = self._kernel_traces(probes, self.generator).cpu()
         return traces if torch.is_grad_enabled() else traces.detach()
 
     def matches(self, parameters: str) -> bool:

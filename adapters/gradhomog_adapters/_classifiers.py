@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from gradhomog import OptionError
+from gradhomog import OptionError, to_device
 
 # SGD in the code of Chen et al. 2019.
 MOMENTUM, DAMPENING, WEIGHT_DECAY = 0.9, 0.9, 1e-3
@@ -84,7 +84,7 @@ def fit(
     velocities: list[Tensor] = []
     with torch.enable_grad(), torch.autocast(features.device.type, enabled=False):
         for _ in range(epochs):
-            order = torch.randperm(len(features), generator=generator, device="cpu").to(features.device)
+            order = to_device(torch.randperm(len(features), generator=generator, device="cpu"), features.device)
             for chosen in torch.split(order, batch):
                 value = loss(classifier(features[chosen]), targets[chosen])
                 gradients = torch.autograd.grad(value, parameters)

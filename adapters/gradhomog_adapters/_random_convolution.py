@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.functional import conv2d
 
-from gradhomog import OptionError, Task
+from gradhomog import OptionError, Task, to_device
 
 SIZES = (1, 3, 5, 7, 11, 15)  # pixels, in the code of Wang and Deng 2021
 
@@ -50,7 +50,7 @@ class RandomConvolution(nn.Module):
         channels = task.support_x.shape[1]
         size = SIZES[int(torch.randint(len(SIZES), (), generator=generator))]
         entries = torch.randn(channels, channels, size, size, generator=generator, dtype=torch.float64)
-        kernel = (entries / (size * math.sqrt(channels))).to(task.support_x)
+        kernel = to_device(entries / (size * math.sqrt(channels)), task.support_x.device, task.support_x.dtype)
         support_x, query_x = (conv2d(x, kernel, padding=size // 2) for x in (task.support_x, task.query_x))
         return replace(task, support_x=support_x, query_x=query_x)
 

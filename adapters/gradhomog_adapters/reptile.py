@@ -11,7 +11,7 @@ import torch
 import torchopt
 from torch import Tensor, nn
 
-from gradhomog import LearnerSpec, OptionError, Task, TaskBatch, TaskKey, TaskRow, hookimpl
+from gradhomog import LearnerSpec, OptionError, Task, TaskBatch, TaskKey, TaskRow, hookimpl, to_device
 from gradhomog_adapters._inner_optimizer import Inner, check_steps, make_inner_optimizer
 from gradhomog_adapters._network.batch_norm import Statistics
 from gradhomog_adapters._network.functional import Parameters, match_names
@@ -187,7 +187,7 @@ class Reptile(FewShotLearner):
             )  # fmt: skip
         if self._minibatches is not None:
             drawn = self._minibatches.training_positions(tasks.support_x.shape[dim], self.inner_steps)
-            self._positions = None if drawn is None else drawn.to(tasks.support_x.device)
+            self._positions = None if drawn is None else to_device(drawn, tasks.support_x.device)
         return tasks
 
     def _step_examples(self, support: Support, training: bool) -> Iterable[Support]:

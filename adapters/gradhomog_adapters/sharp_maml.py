@@ -84,10 +84,12 @@ class SharpMAML(MAML):
         if not self.outer_radius:
             return found
         # A task that is not finite is excluded from ε, so that the nonfinite policy applies to this task alone.
-        finite = torch.stack([rows.flatten(1).isfinite().all(1) for rows in found.jacobian.values()]).all(0)
-        if not bool(finite.any()):
+        finite = torch.stack([rows.flatten(1).isfinite().all(1) for rows in found.jacobian.values()]).all(0).tolist()
+        kept = [task for task, is_finite in enumerate(finite) if is_finite]
+        if not kept:
             return found
-        mean = {name: rows[finite].mean(0) for name, rows in found.jacobian.items()}
+        # Without the index a GPU copies nothing from the CPU, which would wait for it.
+        mean = {n: (rows if all(finite) else rows[kept]).mean(0) for n, rows in found.jacobian.items()}
         self._epsilon = ascent_step(mean, self.outer_radius)
         try:
             return super().rows(batch)

@@ -145,7 +145,7 @@ def _by_group(
     inputs["kernel_traces"] = select_traces(inputs["kernel_traces"], kept)
     rows = rows if len(kept) == len(slots) else rows.select(kept)
     steps = {
-        name: pipe.part(name).compute(rows.select_parameters(members), whole.losses, **inputs)
+        name: pipe.part(name).compute(rows.select_parameters(members), whole.losses_on_cpu, **inputs)
         for name, members in group_names(jacobian.names, per).items()
     }
     direction: Direction = {}

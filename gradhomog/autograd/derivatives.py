@@ -199,9 +199,11 @@ class FeatureDerivatives(Derivatives):
         return True
 
     def weighted_sum(self, weights: Tensor) -> Gradients:
+        # Numbers of the CPU, which a GPU multiplies by without a copy that it would have to wait for.
+        factors: list[Any] = list(weights.unbind()) if weights.requires_grad else weights.tolist()
         total: Gradients = []
         for parts in zip(*self.feature_grads, strict=True):
-            weighted = [weight.to(part) * part for weight, part in zip(weights, parts, strict=True) if part is not None]
+            weighted = [weight * part for weight, part in zip(factors, parts, strict=True) if part is not None]
             total.append(torch.stack(weighted).sum(0) if weighted else None)
         return self.backpropagate(total)
 

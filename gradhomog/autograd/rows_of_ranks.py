@@ -49,7 +49,7 @@ class RowsOfRanks:
         graph = batch.derivatives.graph
         try:
             pending = pipe.compute(
-                self.jacobian, self.losses.to(self.jacobian.device), domains=self.domains, slots=self.slots,
+                self.jacobian, self.losses, domains=self.domains, slots=self.slots,
                 inspect=options.inspect, nonfinite="raise" if options.scaled else None,
                 **self.inputs,
             )  # fmt: skip

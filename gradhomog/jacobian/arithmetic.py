@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
+
+from gradhomog.device_copies import to_cpu, to_device
 
 # Columns per block of the batched product. One `bmm` over blocks is 1.2 to 2.3 times as fast as `J @ J.T` on a CPU for
 # up to 8 rows of 10⁷ columns (measured; the inner dimension fits the cache), and its partial sums are added in float64.
@@ -26,19 +29,20 @@ Product = Callable[[Tensor, bool], Tensor]
 def block_products(blocks: Iterable[Tensor], product: Product) -> list[Tensor]:
     """Apply a product to each block `[tasks, *shape]`; returns float64 `[tasks, tasks]` or `[tasks]` per block.
 
-    If the squares of a row exceed the range of float32, its block is multiplied again in float64. One transfer from the
-    device to the CPU.
+    The products are on the CPU. If the squares of a row exceed the range of float32, its block is multiplied again in
+    float64. One transfer from the device to the CPU.
     """
-    found, diagonals, matrices = list[Tensor](), list[Tensor](), list[Tensor]()
+    found, matrices = list[Tensor](), list[Tensor]()
     for block in blocks:
         matrix = block if block.dim() == 2 else block.reshape(len(block), block[0].numel())
-        value = product(matrix, False)
-        found.append(value)
+        found.append(product(matrix, False))
         matrices.append(matrix)
-        diagonals.append(value if value.dim() == 1 else value.diagonal())
+    if found and not found[0].is_cpu:
+        found = to_cpu(found)
+    diagonals = [value if value.dim() == 1 else value.diagonal() for value in found]
     for index, unsafe in enumerate(outside_float32_range(diagonals, matrices)):
         if unsafe and needs_float64(matrices[index]):
-            found[index] = product(matrices[index], True)
+            found[index] = product(matrices[index], True).cpu()
     return found
 
 
@@ -124,7 +128,10 @@ def chunk_count(size: int) -> int:
 
 
 def weighted_sum(block: Tensor, shares: Tensor) -> Tensor:
-    """Return `Σ_i shares_i · block_i` for a block `[tasks, *shape]`, in its dtype; half precision sums in float32."""
+    """Return `Σ_i shares_i · block_i` for a block `[tasks, *shape]`, in its dtype; half precision sums in float32.
+
+    `shares` are on the device of the block.
+    """
     narrow = block.dtype.itemsize < 4
     scaled = shares.to(block.device, torch.float32 if narrow else block.dtype)
     flat = block if block.dim() == 2 else block.reshape(block.shape[0], -1)
@@ -139,7 +146,7 @@ def weighted_sum(block: Tensor, shares: Tensor) -> Tensor:
 def mix_rows(block: Tensor, mixing: Tensor) -> Tensor:
     """Return `mixing @ block` for a block `[tasks, *shape]`, or its rows times weights `[tasks]`, in its dtype."""
     dtype = block.dtype if block.dtype.itemsize >= 4 else torch.float32
-    mixing = mixing.to(block.device, dtype)
+    mixing = to_device(mixing, block.device, dtype)
     if mixing.dim() == 1:  # row by row: NaN in one row does not spread to others
         return (mixing.view(-1, *[1] * (block.dim() - 1)) * block.to(dtype)).to(block.dtype)
     flat = block.reshape(block.shape[0], -1)
@@ -154,8 +161,10 @@ def matrix_product(later: Tensor, earlier: Tensor) -> Tensor:
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """True if no tensor contains NaN or infinity. Cost: one read, one transfer."""
+    """True if no tensor contains NaN or infinity. Cost: one read, and one transfer from each device."""
     tensors, small, parts = list(tensors), list[Tensor](), list[Tensor]()
+    if len(set(map(operator.attrgetter("is_cpu"), tensors))) > 1:  # losses on the CPU, a direction on a GPU
+        return all(all_finite([tensor for tensor in tensors if tensor.is_cpu == is_cpu]) for is_cpu in (True, False))
     for tensor in tensors:
         (small if tensor.numel() <= SMALL_TENSOR else parts).append(tensor.detach().reshape(-1))
     if small:

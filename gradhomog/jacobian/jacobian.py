@@ -9,6 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from gradhomog.device_copies import to_device
 from gradhomog.errors import DataError
 from gradhomog.jacobian import arithmetic
 from gradhomog.jacobian.arithmetic import all_finite, finite_rows, matrix_product, mix_rows, weighted_sum
@@ -28,7 +29,8 @@ class Jacobian(RowStatistics):
     Attributes:
         tasks: N, the number of rows.
         names: the names of the blocks, in order; `("",)` for a Jacobian from one tensor.
-        device, dtype, requires_grad: those of the rows; dtype is the narrowest among the blocks.
+        device, dtype, requires_grad: those of the rows; dtype is the narrowest among the blocks. Norms, Gramians and
+            mixing matrices are on the CPU.
     """
 
     tasks: int
@@ -119,7 +121,7 @@ class DenseJacobian(Jacobian):
         return {name: block[0] for name, block in self.blocks.items()}
 
     def select(self, tasks: Sequence[int]) -> Jacobian:
-        index = torch.as_tensor(list(tasks), device=self.device)
+        index = to_device(torch.tensor(list(tasks), dtype=torch.int64), self.device)
         return DenseJacobian({name: block[index] for name, block in self.blocks.items()})
 
     def detach(self) -> Jacobian:
@@ -141,6 +143,8 @@ class DenseJacobian(Jacobian):
 
     def weighted_mean(self, weights: Tensor) -> Direction:
         shares, mean = weights / self.tasks, {}
+        if self.device.type != "cpu":
+            shares = to_device(shares, self.device)  # one copy for all blocks
         for name, block in self.blocks.items():
             mean[name] = weighted_sum(block, shares)
         return mean
@@ -190,7 +194,7 @@ class MixedJacobian(Jacobian):
 
     Attributes:
         source: J, which is not a MixedJacobian.
-        mixing: C, float64: weights `[tasks]` (a diagonal C) or a matrix `[tasks, tasks]`.
+        mixing: C, float64 on the CPU: weights `[tasks]` (a diagonal C) or a matrix `[tasks, tasks]`.
     """
 
     source: Jacobian
@@ -200,7 +204,7 @@ class MixedJacobian(Jacobian):
         tasks = source.tasks
         if mixing.shape not in ((tasks,), (tasks, tasks)):
             raise DataError(f"`mixing` must have shape [{tasks}] or [{tasks}, {tasks}]; got {tuple(mixing.shape)}.")
-        mixing = mixing.to(source.device, torch.float64)
+        mixing = mixing.to("cpu", torch.float64)
         if isinstance(source, MixedJacobian):
             self.source, self.mixing = source.source, matrix_product(mixing, source.mixing)
         else:

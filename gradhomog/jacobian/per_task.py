@@ -11,6 +11,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from gradhomog.device_copies import to_cpu, to_device
 from gradhomog.jacobian import arithmetic
 from gradhomog.jacobian.arithmetic import BLOCK, is_finite, row_sums
 from gradhomog.jacobian.jacobian import Direction, Jacobian
@@ -103,11 +104,11 @@ class PerTaskJacobian(Jacobian):
         return self._scale**2 * self._products(self._groups, _squared_norms, 1).sum(0)
 
     def finite_tasks(self) -> list[bool]:
-        totals = torch.zeros(self.tasks, dtype=torch.float64, device=self.device)
-        for group in self._groups:
-            sums = [row_sums(row.detach()[None]) for row in group.rows]
-            if sums:
-                totals[group.tasks] += torch.cat(sums)
+        groups = [group for group in self._groups if len(group.rows)]
+        sums = [torch.cat([row_sums(row.detach()[None]) for row in group.rows]).double() for group in groups]
+        totals = torch.zeros(self.tasks, dtype=torch.float64)
+        for group, part in zip(groups, to_cpu(sums), strict=True):
+            totals[group.tasks] += part
         return [
             math.isfinite(total) or all(is_finite(part) for part in self.row(task).values())
             for task, total in enumerate(totals.tolist())
@@ -117,12 +118,15 @@ class PerTaskJacobian(Jacobian):
         shares = weights.double() * (self._scale / self.tasks)
         found: Direction = {}
         alone: list[str] = []
+        shares_on_device = to_device(shares, self.device)
         for group in self._groups:
             if weights.requires_grad or not isinstance(group.rows, Tensor):
                 alone += group.names
                 continue
             like = [self._like[name] for name in group.names]
-            parts = torch.split(arithmetic.weighted_sum(group.rows, shares), [value.numel() for value in like])
+            parts = torch.split(
+                arithmetic.weighted_sum(group.rows, shares_on_device), [value.numel() for value in like]
+            )
             found.update((n, part.view_as(one)) for n, part, one in zip(group.names, parts, like, strict=True))
         together = [] if weights.requires_grad else [name for name in alone if self._is_fused(name)]
         if together:
@@ -144,15 +148,16 @@ class PerTaskJacobian(Jacobian):
     def _products(self, groups: Sequence[_Group], product: Product, dims: int) -> Tensor:
         """Return a product of the rows of each group, `[groups, tasks]` or, for `dims` 2, `[groups, tasks, tasks]`.
 
-        It is zero for a task without a gradient.
+        It is zero for a task without a gradient. The result is on the CPU, by one transfer.
         """
-        zeros = torch.zeros([self.tasks] * dims, dtype=torch.float64, device=self.device)
-        fast = [product(group.rows, False) if len(group.rows) else zeros for group in groups]
+        zeros = torch.zeros([self.tasks] * dims, dtype=torch.float64)
+        products = iter(to_cpu([product(group.rows, False) for group in groups if len(group.rows)]))
+        fast = [next(products) if len(group.rows) else zeros for group in groups]
         squares = [part.diagonal() if dims == 2 else part for part in fast]
         sizes = [group.rows[0] if len(group.rows) else zeros[:0] for group in groups]
         for index, unsafe in enumerate(arithmetic.outside_float32_range(squares, sizes)):
             if unsafe and any(arithmetic.needs_float64(row[None]) for row in groups[index].rows):
-                fast[index] = product(groups[index].rows, True)
+                fast[index] = product(groups[index].rows, True).cpu()
         placed = [
             part if len(group.tasks) == self.tasks or not group.tasks else _scatter(part, group.tasks, zeros)
             for part, group in zip(fast, groups, strict=True)
@@ -186,7 +191,7 @@ def jacobian_of_rows(rows: Sequence[Mapping[str, Tensor]]) -> Jacobian:
 
 def _scatter(part: Tensor, present: list[int], zeros: Tensor) -> Tensor:
     """Scatter a product of some tasks' rows into zeros."""
-    index = torch.tensor(present, device=zeros.device)
+    index = torch.tensor(present)
     return zeros.index_put((index[:, None], index) if zeros.dim() == 2 else (index,), part)
 
 
@@ -243,7 +248,7 @@ def _weighted_sum(parts: Sequence[Tensor | None], shares: Tensor, like: Tensor) 
         return torch.zeros_like(like, requires_grad=False)
     dtype = like.dtype if like.dtype.itemsize >= 4 else torch.float32
     if shares.requires_grad or any(part.requires_grad for _, part in present):
-        scaled = shares.to(like.device, dtype)
+        scaled = to_device(shares, like.device, dtype)
         return torch.stack([scaled[task] * part.to(dtype) for task, part in present]).sum(0).to(like.dtype)
     factors: list[float] = shares.tolist()
     order = _memory_order(like)  # the sum has the memory order of `like`, without gaps

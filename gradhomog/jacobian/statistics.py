@@ -14,7 +14,7 @@ from gradhomog.square_root import safe_sqrt
 
 
 class RowStatistics(ABC):
-    """Inner products of N rows that are split into named blocks. A subclass computes them from its rows.
+    """Inner products of N rows that are split into named blocks, on the CPU. A subclass computes them from its rows.
 
     They have a graph if and only if the rows have one, even if gradients are disabled at the first access.
 
@@ -78,7 +78,8 @@ class RowStatistics(ABC):
 
         Rows of float32 and narrower are multiplied in float32 and added up in float64; if squares exceed the range of
         float32, they are multiplied in float64. Equivariant under a common factor of the rows from 1e-18 to 1e18.
-        Differentiable.
+        Differentiable. The result is on the CPU for rows on any device: it is N² numbers, and reading one of them there
+        would take as long as copying all.
 
         Raises:
             OptionError: the pattern matches no block.

@@ -126,6 +126,10 @@ class Collectives:
         dist.all_reduce(total, group=self.group)
         return total
 
+    def sum_on_cpu(self, value: Tensor) -> Tensor:
+        """Return the sum of a tensor on the CPU over the ranks, on the CPU; NCCL sums only tensors on the GPU."""
+        return self.sum(value.to(self._device)).cpu()
+
     def start_reduce_scatter(self, value: Tensor) -> Pending:
         """Start to compute this rank's part of the sum of the ranks' vectors, which is split into K equal parts."""
         if self._gloo:  # PyTorch 2.13 computes it by an all-reduce, which sends twice the bytes

@@ -61,4 +61,4 @@ class LocalColumns(Jacobian):
         return self._sum(self._rows.compute_total_squared_norms())
 
     def _sum(self, statistic: Tensor) -> Tensor:
-        return self._collectives.sum(statistic / self._replicas)
+        return self._collectives.sum_on_cpu(statistic / self._replicas)

@@ -8,6 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from gradhomog.device_copies import to_device
 from gradhomog.jacobian import Direction, Jacobian
 from gradhomog.jacobian.arithmetic import (
     Product,
@@ -39,7 +40,7 @@ class ShardedJacobian(Jacobian):
         self.dtype = min((part.dtype for part in columns), key=lambda dtype: dtype.itemsize)
 
     def weighted_mean(self, weights: Tensor) -> Direction:
-        shares = weights.detach() / self.tasks
+        shares = to_device(weights.detach() / self.tasks, self.device)
         return self._gather([weighted_sum(part, shares) for part in self._columns])
 
     def row(self, task: int) -> Direction:
@@ -53,14 +54,15 @@ class ShardedJacobian(Jacobian):
         return self._shards.like
 
     def select(self, tasks: Sequence[int]) -> Jacobian:
-        return ShardedJacobian([part[list(tasks)] for part in self._columns], self._shards, self._collectives)
+        index = to_device(torch.tensor(list(tasks), dtype=torch.int64), self.device)
+        return ShardedJacobian([part[index] for part in self._columns], self._shards, self._collectives)
 
     def detach(self) -> Jacobian:
         return self
 
     def finite_tasks(self) -> list[bool]:
         infinite = [not finite for finite in finite_rows(self._columns)]
-        counts = self._collectives.sum(torch.tensor(infinite, dtype=torch.float64, device=self.device))
+        counts = self._collectives.sum_on_cpu(torch.tensor(infinite, dtype=torch.float64))
         return [count == 0 for count in counts.tolist()]
 
     def compute_gramians(self) -> Tensor:
@@ -84,7 +86,7 @@ class ShardedJacobian(Jacobian):
         return torch.stack(block_products([blocks[name] for name in self.names], product))
 
     def _sum(self, statistic: Tensor) -> Tensor:
-        return self._collectives.sum(statistic)
+        return self._collectives.sum_on_cpu(statistic)
 
     def _gather(self, vectors: Sequence[Tensor]) -> Direction:
         return self._shards.unflatten([self._collectives.all_gather(vector) for vector in vectors])

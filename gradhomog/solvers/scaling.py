@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gradhomog.device_copies import to_device
 from gradhomog.errors import OptionError
 
 Array = npt.NDArray[np.float64]
@@ -80,7 +81,7 @@ def to_numpy(tensor: Tensor) -> Array:
 
 def to_tensor(array: npt.NDArray[Any], like: Tensor) -> Tensor:
     """Convert an array to a tensor on the device of `like`."""
-    return torch.as_tensor(array, device=like.device)
+    return to_device(torch.as_tensor(array), like.device)
 
 
 def needs_graph(*tensors: Tensor) -> bool:

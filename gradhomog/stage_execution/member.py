@@ -137,12 +137,12 @@ class Member:
     # -- stages on the rows ------------------------------------------------------------------------------------------
 
     def mix(self, step: Step) -> StageResult:
-        """Return the validated result of `mix`: weights or matrix in float64 on the rows' device, at `scale`."""
+        """Return the validated result of `mix`: weights or matrix in float64 on the CPU, at `scale`."""
         found = self._call("`mix`", self.homogenizer.mix, step)
         result = found if type(found) is StageResult else StageResult(found)
         if violated := validate.mixing(result.value, len(step.keys)):
             raise self.invalid("mix", violated, result.value)
-        mixing = result.value.to(step.device, torch.float64)
+        mixing = result.value.to("cpu", torch.float64)
         if self.scale == "paper":
             mixing = self._paper_scale(step, result.aux) * mixing
         return StageResult(mixing, result.aux, result.converged)
@@ -155,7 +155,7 @@ class Member:
             raise self.invalid("rows", violated, result.value)
         if self.scale == "mean":
             return result
-        factor = torch.as_tensor(self._paper_scale(step, result.aux), dtype=torch.float64, device=step.device)
+        factor = torch.as_tensor(self._paper_scale(step, result.aux), dtype=torch.float64, device="cpu")
         return StageResult(result.value.mix(factor.expand(step.tasks)), result.aux, result.converged)
 
     def _paper_scale(self, step: Step, aux: Any) -> Tensor | float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -66,7 +67,8 @@ def require_finite_inputs(inputs: StepInputs, transforming: Sequence[Member], ca
         PluginRunError: a `transform` stage returned features that are not finite.
     """
     _require_finite_transforms(inputs, transforming)
-    kept = [task for task in range(len(inputs.keys)) if inputs.losses is None or torch.isfinite(inputs.losses[task])]
+    losses = [0.0] * len(inputs.keys) if inputs.losses_on_cpu is None else inputs.losses_on_cpu.tolist()
+    kept = [task for task, loss in enumerate(losses) if math.isfinite(loss)]
     kept = inputs.finite_tasks() if len(kept) == len(inputs.keys) else kept  # if a loss is not finite, skip the rows
     if len(kept) < len(inputs.keys):
         raise NonfiniteError(
@@ -134,7 +136,7 @@ def _values(found: Jacobian) -> str:
 
 def _describe(inputs: StepInputs, kept: Sequence[int]) -> str:
     infinite = [task for task in range(len(inputs.keys)) if task not in kept]
-    task, losses = infinite[0], inputs.losses
+    task, losses = infinite[0], inputs.losses_on_cpu
     slots = [inputs.keys[index].slot for index in infinite]
     rate = "Lower the learning rate, that of the inner loop if there is one"
     if losses is not None and not torch.isfinite(losses[task]):

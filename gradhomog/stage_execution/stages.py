@@ -99,6 +99,7 @@ class Stages:
 
     def _step(self, member: Member, inputs: StepInputs, rows: Jacobian, number: int) -> Step:
         """Return a member's view of the step: features are those of its `transform`, or the encoder's output."""
+        losses = inputs.losses_on_cpu if "losses" in member.needs else None
         features = feature_grads = targets = None
         if "features" in member.needs:
             index = self.transforming.index(member) if member in self.transforming else -1
@@ -106,7 +107,7 @@ class Stages:
             feature_grads = inputs.feature_grads[index + 1] if inputs.feature_grads else None
             targets = inputs.targets
         return Step(
-            inputs.keys, number, rows, inputs.losses, features, feature_grads, targets, member.needs, member,
+            inputs.keys, number, rows, losses, features, feature_grads, targets, member.needs, member,
             member.homogenizer.seed + self.seed_offsets[member], _kernel_traces=inputs.kernel_traces,
         )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from gradhomog.device_copies import to_cpu, to_device
 from gradhomog.errors import DataError, NotDifferentiableError, OptionError
 from gradhomog.jacobian import Jacobian, as_jacobian
 from gradhomog.stage_execution.member import Member
@@ -39,6 +41,11 @@ class StepInputs:
     targets: Tensor | None = None
     kernel_traces: KernelTraces | None = None
 
+    @functools.cached_property
+    def losses_on_cpu(self) -> Tensor | None:
+        """The losses on the CPU; copied only if a homogenizer reads them, because the CPU waits for the device."""
+        return None if self.losses is None else self.losses.cpu()
+
     def select(self, tasks: Sequence[int]) -> StepInputs:
         """Return the inputs of some of the tasks."""
         index = list(tasks)
@@ -46,18 +53,18 @@ class StepInputs:
             self,
             jacobian=self.jacobian.select(index),
             keys=tuple(self.keys[task] for task in index),
-            losses=None if self.losses is None else self.losses[index],
-            features=[tensor[index] for tensor in self.features],
-            feature_grads=[tensor[index] for tensor in self.feature_grads],
-            targets=None if self.targets is None else self.targets[index],
+            losses=None if self.losses is None else _select(self.losses, index),
+            features=[_select(tensor, index) for tensor in self.features],
+            feature_grads=[_select(tensor, index) for tensor in self.feature_grads],
+            targets=None if self.targets is None else _select(self.targets, index),
             kernel_traces=select_traces(self.kernel_traces, index),
         )
 
     def finite_tasks(self) -> list[int]:
         """Return the indices of the tasks whose loss, gradients w.r.t. features and row are finite."""
-        columns = [tensor.detach().flatten(1).sum(1, dtype=torch.float64) for tensor in self.feature_grads]
+        columns = to_cpu([tensor.detach().flatten(1).sum(1, dtype=torch.float64) for tensor in self.feature_grads])
         columns += [self.jacobian.squared_norms().detach()]
-        columns += [] if self.losses is None else [self.losses.detach()]
+        columns += [] if self.losses_on_cpu is None else [self.losses_on_cpu.detach()]
         flags = [[math.isfinite(number) for number in column.tolist()] for column in columns]
         if not all(flags[len(self.feature_grads)]):  # a norm may overflow although the row is finite
             flags[len(self.feature_grads)] = self.jacobian.finite_tasks()
@@ -121,6 +128,10 @@ def make_step_inputs(
     return StepInputs(rows, keys, losses, features, feature_grads, targets, kernel_traces)
 
 
+def _select(tensor: Tensor, tasks: Sequence[int]) -> Tensor:
+    return tensor[to_device(torch.tensor(tasks), tensor.device)]
+
+
 def select_traces(kernel_traces: KernelTraces | None, tasks: Sequence[int]) -> KernelTraces | None:
     """Return the traces of some of the tasks."""
     return None if kernel_traces is None else lambda probes, generator: kernel_traces(probes, generator)[list(tasks)]
@@ -128,7 +139,7 @@ def select_traces(kernel_traces: KernelTraces | None, tasks: Sequence[int]) -> K
 
 def _given_traces(values: Tensor | Sequence[float], tasks: int) -> KernelTraces:
     """Return traces that the caller computed."""
-    traces = values if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.float64)
+    traces = values.cpu() if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.float64)
     if traces.shape != (tasks,) or traces.is_complex() or bool((traces < 0).any()):
         raise OptionError(
             f"`kernel_traces` must have shape [{tasks}], one number ≥ 0 per task; got {tuple(traces.shape)}"

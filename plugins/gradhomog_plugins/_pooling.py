@@ -46,7 +46,7 @@ def matching_orders(vectors: Tensor, reference: Tensor) -> Tensor:
     orders, total = [], reference.clone()
     for task in range(tasks):
         cosines = unit_vectors(total) @ vectors[task].T
-        order = torch.zeros(count, dtype=torch.int64, device=vectors.device)
+        order = torch.zeros(count, dtype=torch.int64)
         for _ in range(count):
             place, chosen = divmod(int(cosines.argmax()), count)
             order[place] = chosen

@@ -26,7 +26,7 @@ def preferences(option: str, given: Preferences, step: Step) -> Tensor:
     numbers = _per_task.numbers(option, 1.0 if given is None else given, step)
     if not numbers.sum() > 0:
         raise OptionError(f"{option} must not all be zero in a batch; got {numbers.tolist()}.")
-    return (numbers / numbers.sum()).to(step.losses.device)
+    return numbers / numbers.sum()
 
 
 def nonnegative(derivatives: Tensor, otherwise: Tensor) -> Tensor:

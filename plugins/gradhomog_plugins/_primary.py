@@ -26,7 +26,7 @@ def primary_tasks(method: str, primary: Primary, step: Step, required_in: str | 
         raise OptionError(
             f"{method}: `primary` must be the slot or the domain of a task in {required_in}; {_mismatch(primary, step)}"
         )
-    return torch.tensor(found, device=step.device)
+    return torch.tensor(found)
 
 
 def primary_index(method: str, primary: Primary, step: Step) -> int:

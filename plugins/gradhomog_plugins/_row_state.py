@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from gradhomog import keyed
+from gradhomog import keyed, to_device
 from gradhomog_plugins._dtypes import wide_dtype
 
 RowState = dict[str, dict[str, Tensor]]
@@ -50,4 +50,4 @@ def cast_like(rows: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> dict[s
 
 def broadcast_per_task(numbers: Tensor, rows: Tensor) -> Tensor:
     """Return numbers `[tasks]` with dtype, device and number of dimensions of rows `[tasks, *shape]`, to broadcast."""
-    return numbers.to(rows.device, rows.dtype).reshape(-1, *[1] * (rows.dim() - 1))
+    return to_device(numbers, rows.device, rows.dtype).reshape(-1, *[1] * (rows.dim() - 1))

@@ -99,7 +99,7 @@ class CRMOGM(Homogenizer):
             )
         mixing, aux, converged = self._mix(step.view(self.inner))
         current = mixing if mixing.dim() == 1 else mixing.sum(dim=0)
-        past = keyed.read(self.averages, step.by(self.key), math.nan).to(current.device)
+        past = keyed.read(self.averages, step.by(self.key), math.nan)
         weights = moving_average(past, current, self.alpha)
         return StageResult(weights, aux=(weights, aux), converged=converged)
 

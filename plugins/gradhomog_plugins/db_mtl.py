@@ -102,8 +102,7 @@ class DBMTL(Homogenizer):
         inverses, least = self._inverse_losses(step)
         fits = _row_state.fits(self.averages, rows)
         units, weight_sums, counts = (
-            keyed.read(state if fits else {}, keys, 0.0).to(step.device)
-            for state in (self.units, self.weight_sums, self.counts)
+            keyed.read(state if fits else {}, keys, 0.0) for state in (self.units, self.weight_sums, self.counts)
         )
         units, weight_sums, shares = update_averages(
             units, weight_sums, self.beta / (counts + 1) ** self.sigma, inverses
@@ -136,7 +135,7 @@ class DBMTL(Homogenizer):
         fits = _row_state.fits(self.averages, new.averages)
         units = keyed.write(self.units if fits else {}, keys, new.units)
         # For several tasks of one key: the mean of b_i = unit_i · average_i, divided by the mean of their units.
-        together = keyed.read(units, keys, 0.0).to(new.units)
+        together = keyed.read(units, keys, 0.0)
         shares = torch.where(together > 0, new.units / together, 1.0)
         weighted = {name: value * _row_state.broadcast_per_task(shares, value) for name, value in new.averages.items()}
         return {
@@ -149,9 +148,9 @@ class DBMTL(Homogenizer):
     def _inverse_losses(self, step: Step) -> tuple[Tensor, Tensor]:
         """Return 1/L_i (zero for L_i = 0), float64 `[tasks]`, and the smallest nonzero loss, or 1 if all are zero."""
         if not self.log:
-            ones = torch.ones(step.tasks, dtype=torch.float64, device=step.device)
+            ones = torch.ones(step.tasks, dtype=torch.float64)
             return ones, ones[0]
-        losses = step.losses.to(step.device)
+        losses = step.losses
         _losses.require_valid(
             losses >= 0, step, "db_mtl: losses must not be negative, because of their logarithm", WITHOUT_LOG
         )

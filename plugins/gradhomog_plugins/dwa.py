@@ -87,7 +87,7 @@ class DWA(Homogenizer):
             step.losses >= 0, step, "dwa: losses must not be negative, because weights use their ratios"
         )
         keys = step.by(self.key)
-        totals = keyed.write(self.totals, keys, keyed.read(self.totals, keys, 0.0) + step.losses.cpu())
+        totals = keyed.write(self.totals, keys, keyed.read(self.totals, keys, 0.0) + step.losses)
         counts = keyed.write(self.counts, keys, keyed.read(self.counts, keys, 0.0) + 1)
         if (step.number + 1) % self.period > 0:
             return {"totals": totals, "counts": counts}

@@ -89,7 +89,7 @@ class ExcessMTL(Homogenizer):
         fits = _row_state.fits(self.roots, rows)
         before = _row_state.read(self.roots if fits else {}, keys, rows, initial=TINY)
         roots = {name: torch.hypot(root, rows[name].to(root.dtype)) for name, root in before.items()}
-        excess = keyed.mean(keys, torch.stack([excess_risks(rows[name], roots[name]) for name in rows]).sum(0))
+        excess = keyed.mean(keys, torch.stack([excess_risks(rows[name], roots[name]) for name in rows]).sum(0).cpu())
         first = self.first if fits else {}
         first = {**{key: float(value) for key, value in excess.items() if value > 0}, **first}
         relative = torch.stack([excess[key] / first[key] if key in first else torch.ones(()) for key in keys])

@@ -83,7 +83,7 @@ class FAMO(Homogenizer):
         self.averages: dict[str, float] = {}  # ℓ
 
     def mix(self, step: Step) -> StageResult:
-        keys, log_gaps = step.by(self.key), self._log_gaps(step).cpu()
+        keys, log_gaps = step.by(self.key), self._log_gaps(step)
         averages = keyed.ema(self.averages, keys, log_gaps, self.smoothing)
         logits = self._new_logits([key for key in keys if key in self.averages], averages)
         weights = _losses.exponential_weights(keyed.values(logits, keys) - log_gaps)  # N c z/D
@@ -100,7 +100,7 @@ class FAMO(Homogenizer):
 
     def _log_gaps(self, step: Step) -> Tensor:
         """Return log D, `[tasks]`."""
-        gaps = step.losses - _per_task.numbers("famo: `lowest`", self.lowest, step, default=0.0).to(step.losses.device)
+        gaps = step.losses - _per_task.numbers("famo: `lowest`", self.lowest, step, default=0.0)
         _losses.require_valid(
             gaps >= 0, step, "famo: losses must not be below `lowest`", "Set `lowest` to a smaller number."
         )

@@ -15,7 +15,7 @@ from torch.nn.functional import softplus
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from gradhomog import Homogenizer, HomogenizerSpec, OptionError, Step, TaskKey, hookimpl
+from gradhomog import Homogenizer, HomogenizerSpec, OptionError, Step, TaskKey, hookimpl, to_device
 
 SHARPNESS = 100  # of the softplus in the authors' code, which is the positive part within log(2)/100
 
@@ -114,7 +114,8 @@ class FWT(Homogenizer):
             self._start_step()
         if self._key is None or name not in self._draws:
             self._draws[name] = self._draw(output.shape[1])
-        gamma, beta = (draw.to(output).reshape(-1, *[1] * (output.dim() - 2)) for draw in self._draws[name])
+        draws = to_device(torch.stack(self._draws[name]), output.device, output.dtype)
+        gamma, beta = draws.reshape(2, -1, *[1] * (output.dim() - 2))
         transformed: Tensor = gamma * output + beta
         return transformed
 

@@ -92,12 +92,12 @@ class GO4Align(Homogenizer):
     def _new_log_shares(self, step: Step) -> Tensor:
         """Return log N p after this step's losses, `[tasks]`."""
         keys = step.by(self.key)
-        shares = keyed.read(self.log_shares, keys, 0.0) - self.lr * _losses.mean_by_key(keys, step.losses.cpu())
+        shares = keyed.read(self.log_shares, keys, 0.0) - self.lr * _losses.mean_by_key(keys, step.losses)
         return torch.log_softmax(shares, dim=0) + math.log(step.tasks)
 
     def _log_indicators(self, step: Step) -> Tensor:
         """Return log γ, `[tasks]`."""
-        losses = step.losses.cpu()
+        losses = step.losses
         _losses.require_valid(losses > 0, step, "go4align: losses must be positive, because tasks are weighted by 1/L")
         _losses.require_valid(
             (self.lr * losses).isfinite(), step, "go4align: `lr` times a loss must be finite", "Use a smaller `lr`."

@@ -9,7 +9,7 @@ import torch
 from annotated_types import Ge, Interval, MinLen
 from torch import Tensor
 
-from gradhomog import Homogenizer, HomogenizerSpec, Jacobian, OptionError, Step, hookimpl
+from gradhomog import Homogenizer, HomogenizerSpec, Jacobian, OptionError, Step, hookimpl, to_device
 from gradhomog_plugins import _columns
 from gradhomog_plugins._dtypes import wide_dtype
 
@@ -95,7 +95,7 @@ class GradDrop(Homogenizer):
 
     def _drop_entries(self, matrix: Tensor, generator: torch.Generator) -> Tensor:
         wide = matrix.to(wide_dtype(matrix))
-        uniform = torch.rand(wide.shape[1], generator=generator).to(wide)
+        uniform = to_device(torch.rand(wide.shape[1], generator=generator), wide.device, wide.dtype)
         return (drop(wide, uniform, self._leaks(wide), self.sharpness) / len(wide)).to(matrix.dtype)
 
     def _on_features(self, step: Step, rows: Tensor, generator: torch.Generator) -> Tensor:
@@ -115,7 +115,7 @@ class GradDrop(Homogenizer):
         tasks, batch = rows.shape[:2]
         wide = rows.reshape(tasks, batch, -1).to(wide_dtype(rows))
         sums = torch.einsum("tbf,bf->tf", wide, signs[0].reshape(batch, -1).to(wide))
-        uniform = torch.rand(sums.shape[1], generator=generator).to(sums)
+        uniform = to_device(torch.rand(sums.shape[1], generator=generator), sums.device, sums.dtype)
         above, below = sums.clamp_min(0).sum(0), sums.clamp_max(0).sum(0)
         positive = positive_mask(above, below, uniform, self.sharpness).bool()
         kept = torch.where(positive, sums >= 0, sums <= 0).to(wide)
@@ -127,7 +127,7 @@ class GradDrop(Homogenizer):
         """Return ℓ `[tasks]`, or None without leak."""
         if self.leak == 0:
             return None
-        leaks = torch.as_tensor(self.leak, dtype=rows.dtype, device=rows.device)
+        leaks = to_device(torch.as_tensor(self.leak, dtype=rows.dtype), rows.device)
         if leaks.dim() and len(leaks) != len(rows):
             raise OptionError(
                 f"graddrop: `leak` must hold one number per task; got {len(leaks)} for {len(rows)} tasks. "

@@ -85,7 +85,7 @@ class GradNorm(Homogenizer):
         return step.tasks
 
     def update(self, step: Step) -> dict[str, Any]:
-        keys, losses, norms = step.by(self.key), step.losses.cpu(), step.norms(self.parameters).cpu()
+        keys, losses, norms = step.by(self.key), step.losses, step.norms(self.parameters)
         first_losses = {**keyed.write({}, keys, losses), **self.first_losses}
         rates = self._training_rates(step, losses, keyed.read(first_losses, keys, 1.0))
         log_weights = step.aux

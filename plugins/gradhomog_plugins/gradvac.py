@@ -83,14 +83,14 @@ class GradVac(Homogenizer):
 
     def mix(self, step: Step) -> StageResult:
         gramian = step.gramian()
-        orders = task_orders(step.tasks, self.order, step.generator).to(gramian.device)
+        orders = task_orders(step.tasks, self.order, step.generator)
         _, places, all_targets = self._all_targets(step)
-        targets = all_targets[places[:, None], places].clamp(-self.ceiling, self.ceiling).to(gramian.device)
+        targets = all_targets[places[:, None], places].clamp(-self.ceiling, self.ceiling)
         mixing, cosines = raise_cosines(gramian, orders, targets, longest=1 / math.sqrt(1 - self.ceiling**2))
         return StageResult(mixing, aux=(orders, cosines.detach()))
 
     def update(self, step: Step) -> dict[str, list[str] | Tensor]:
-        orders, cosines = (tensor.cpu() for tensor in step.aux)
+        orders, cosines = step.aux
         keys, places, all_targets = self._all_targets(step)
         # Sums of the cosines over the tasks of each pair of keys, and their number.
         table = torch.full((step.tasks, step.tasks), torch.nan, dtype=torch.float64).scatter(1, orders, cosines)

@@ -76,7 +76,7 @@ class IMTLL(Homogenizer):
         return keyed.values(self.log_scales, step.by(self.key)).exp().sum()
 
     def update(self, step: Step) -> dict[str, Any]:
-        losses, keys = step.losses.cpu(), step.by(self.key)
+        losses, keys = step.losses, step.by(self.key)
         _losses.require_valid(
             losses >= 0, step, "imtl_l: losses must not be negative, because no factor scales them to one"
         )

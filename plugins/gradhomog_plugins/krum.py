@@ -95,7 +95,7 @@ def selection_weights(gramian: Tensor, neighbours: int, selected: int, squared: 
 
 def _selection_masks(scores: Tensor, places: Tensor | int) -> tuple[Tensor, Tensor]:
     """Return masks of the rows below the `places`-th lowest score, and of those that tie with it."""
-    last = scores.sort().values.gather(0, torch.as_tensor(places, device=scores.device)[None] - 1)
+    last = scores.sort().values.gather(0, torch.as_tensor(places)[None] - 1)
     better, enough = scores < last * (1 - TIE), scores <= last * (1 + TIE)
     return better, enough & ~better
 

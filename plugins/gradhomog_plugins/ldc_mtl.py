@@ -101,7 +101,7 @@ class LDCMTL(Homogenizer):
         return weights.sum()
 
     def update(self, step: Step) -> dict[str, Any]:
-        keys, losses = step.by(self.key), step.losses.cpu()
+        keys, losses = step.by(self.key), step.losses
         normalized, _ = self._normalized(step)
         shares = torch.softmax(keyed.values(self.logits, keys), dim=0)
         gradients = logit_gradients(shares, normalized * self._slopes(keys, shares * normalized))
@@ -128,7 +128,7 @@ class LDCMTL(Homogenizer):
 
     def _normalized(self, step: Step) -> tuple[Tensor, Tensor]:
         """Return ℓ, and log of L/ℓ or, for the logarithm, of the inverse of its derivative, each `[tasks]`."""
-        losses, keys = step.losses.cpu(), step.by(self.key)
+        losses, keys = step.losses, step.by(self.key)
         if self.normalization == "none":
             return losses, torch.zeros_like(losses)
         log = self.normalization == "log"

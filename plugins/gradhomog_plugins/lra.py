@@ -101,7 +101,7 @@ class LRA(Homogenizer):
 
     def _new_weights(self, step: Step) -> Tensor:
         """Return λ of this step, float64 `[tasks]`."""
-        before = keyed.read(self.weights, step.by(self.key), 1.0).to(step.device)
+        before = keyed.read(self.weights, step.by(self.key), 1.0)
         primary = primary_tasks("lra", self.primary, step, None if self.weights else "the first batch")
         if not bool(primary.any()):
             return before
@@ -127,7 +127,9 @@ def entry_sizes(rows: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         present = matrix if matrix.shape[1] else matrix.new_zeros(len(block), 1)
         largest.append(torch.linalg.vector_norm(present, torch.inf, dim=1, dtype=wide).double())
         count += matrix.shape[1]
-    return torch.stack(largest).amax(0), torch.stack(sums).sum(0) / max(count, 1)
+    # One copy for both.
+    sizes = torch.stack([torch.stack(largest).amax(0), torch.stack(sums).sum(0)]).cpu()
+    return sizes[0], sizes[1] / max(count, 1)
 
 
 @hookimpl

@@ -127,11 +127,11 @@ class MetaBalance(Homogenizer):
         fits = self.sums.keys() == set(jacobian.names)
         required_in = None if fits else "the first batch (rows with other names restart the averages)"
         primary = primary_tasks("metabalance", self.primary, step, required_in)
-        before = keyed.read(self.weight_sums if fits else {}, keys, 0.0).to(step.device)
+        before = keyed.read(self.weight_sums if fits else {}, keys, 0.0)
         weight_sums = self.beta * before + (1 - self.beta)
         sums, targets = {}, {}
         for name, norms in zip(jacobian.names, safe_sqrt(jacobian.block_squared_norms), strict=True):
-            old = keyed.read(self.sums[name] if fits else {}, keys, 0.0).to(step.device)
+            old = keyed.read(self.sums[name] if fits else {}, keys, 0.0)
             sums[name] = self.beta * old + (1 - self.beta) * norms
             if not bool(torch.isfinite(sums[name]).all()):
                 raise OptionError(
@@ -140,7 +140,7 @@ class MetaBalance(Homogenizer):
             if bool(primary.any()):
                 targets[name] = (sums[name] / weight_sums)[primary].mean()
             else:
-                targets[name] = torch.tensor(self.targets[name], dtype=torch.float64, device=step.device)
+                targets[name] = torch.tensor(self.targets[name], dtype=torch.float64)
         return NewNorms(sums, weight_sums, targets)
 
 

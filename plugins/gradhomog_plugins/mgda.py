@@ -97,7 +97,7 @@ class MGDA(Homogenizer):
             factors = factors / torch.where(squares > 0, squares, torch.ones_like(squares)).sqrt()
         if self.normalize in ("loss", "loss+"):
             method = f"mgda(normalize={self.normalize!r})"
-            losses = step.losses.to(gramian.device)
+            losses = step.losses
             _losses.require_valid(
                 losses > 0, step, f"{method}: losses must be positive, because rows are divided by them"
             )
@@ -116,7 +116,7 @@ class MGDA(Homogenizer):
 def feature_gramian(feature_grads: Tensor) -> Tensor:
     """Return the inner products of gradients w.r.t. features `[tasks, queries, features]`, float64 `[tasks, tasks]`."""
     flat = feature_grads.flatten(1).double()
-    return flat @ flat.T
+    return (flat @ flat.T).cpu()
 
 
 @hookimpl

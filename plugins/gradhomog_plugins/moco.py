@@ -113,7 +113,7 @@ class MoCo(Homogenizer):
         keys, (averages, weight_sums, counts) = step.by(self.key), step.aux
         kept = self.averages if _row_state.fits(self.averages, averages) else {}
         before, steps = self._weights(keys), self.steps + 1
-        after = self._descend(before, as_jacobian(averages).gramian().cpu(), weight_sums, steps)
+        after = self._descend(before, as_jacobian(averages).gramian(), weight_sums, steps)
         # The sum over this batch's keys is preserved, and with it their ratio to the weights of other keys.
         together = sum(self.weights.get(key, 1.0) for key in keys) or float(len(keys))
         return {

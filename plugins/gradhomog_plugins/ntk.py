@@ -116,7 +116,7 @@ class NTK(Homogenizer):
         known = set(keys) <= self.traces.keys()
         if known and step.number % self.every:
             return NewTraces(keyed.read(self.traces, keys, 0.0), computed=False)
-        found = step.kernel_traces(self.probes).cpu()
+        found = step.kernel_traces(self.probes)
         kept = torch.tensor([self.average if key in self.traces else 0.0 for key in keys], dtype=torch.float64)
         return NewTraces(kept * keyed.read(self.traces, keys, 0.0) + (1 - kept) * found, computed=True)
 

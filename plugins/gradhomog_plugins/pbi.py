@@ -79,7 +79,7 @@ class PBI(Homogenizer):
     def _weights(self, step: Step) -> Tensor:
         """Return v, `[tasks]`."""
         preference = _preferences.preferences("pbi: `preferences`", self.preferences, step)
-        ideal = _per_task.numbers("pbi: `ideal`", self.ideal, step, default=0.0).to(step.losses.device)
+        ideal = _per_task.numbers("pbi: `ideal`", self.ideal, step, default=0.0)
         ray = preference / preference.norm()
         return _preferences.nonnegative(derivatives(step.losses - ideal, ray, self.penalty), ray)
 

@@ -105,12 +105,12 @@ class PCD(Homogenizer):
     def mix(self, step: Step) -> StageResult:
         gramian, keys = step.gramian(), step.by(self.key)
         place = primary_index("pcd", self.primary, step)
-        before = keyed.read(self.squares, keys, 0.0).to(gramian.device)
+        before = keyed.read(self.squares, keys, 0.0)
         squares = self.beta * before + (1 - self.beta) * gramian.diagonal()
         weight_sums = self.beta * keyed.read(self.weight_sums, keys, 0.0) + (1 - self.beta)
-        shares = _per_task.numbers("pcd: `tau`", self.tau, step, default=0.0).to(gramian.device)
+        shares = _per_task.numbers("pcd: `tau`", self.tau, step, default=0.0)
         weights, converged = constrained_weights(
-            gramian, squares / weight_sums.to(gramian.device), place, shares, gramian_rounding(step.dtype)
+            gramian, squares / weight_sums, place, shares, gramian_rounding(step.dtype)
         )
         return StageResult(step.tasks * weights, aux=NewSquares(squares, weight_sums), converged=converged)
 

@@ -62,7 +62,7 @@ class PCGrad(Homogenizer):
     def mix(self, step: Step) -> Tensor:
         gramian = step.gramian()
         orders = task_orders(len(gramian), self.order, step.generator)
-        return project(gramian, orders.to(gramian.device))
+        return project(gramian, orders)
 
     def paper_scale(self, step: Step) -> float:
         return step.tasks

@@ -102,7 +102,7 @@ class ReLoBRaLo(Homogenizer):
         return total
 
     def update(self, step: Step) -> dict[str, Any]:
-        keys, losses = step.by(self.key), step.losses.cpu()
+        keys, losses = step.by(self.key), step.losses
         last = keyed.write({}, keys, losses)
         weights = {key: weight for key, weight in keyed.write({}, keys, step.aux).items() if key in self.last}
         return {
@@ -115,7 +115,7 @@ class ReLoBRaLo(Homogenizer):
         """Return λ̂(t, t'), `[tasks]`, for the losses of step t' by key."""
         keys = step.by(self.key)
         known = torch.tensor([key in earlier for key in keys])
-        losses = _losses.mean_by_key(keys, step.losses.cpu())
+        losses = _losses.mean_by_key(keys, step.losses)
         ratios = torch.where(known, loss_ratios(losses, keyed.read(earlier, keys, 1.0)), 1.0)
         return _losses.exponential_weights((ratios - ratios.max().detach()) / self.temperature)
 

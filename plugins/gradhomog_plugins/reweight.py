@@ -101,7 +101,7 @@ class Reweight(Homogenizer):
         if self.solver == "fixed_point":
             weights = fixed_point(norms, self._targets(step, norms))
         else:
-            weights = self._leader_weights(step).to(norms.device)
+            weights = self._leader_weights(step)
         if self.variant == "paper":
             return weights
         if self.preserve == "norms" and bool((weights * norms).sum() > 0):
@@ -112,7 +112,7 @@ class Reweight(Homogenizer):
         if self.solver != "gradient" or self.key == "batch":
             return {}
         norms = self._norms(step)
-        weights = self._leader_weights(step).to(norms.device)
+        weights = self._leader_weights(step)
         weighted = weights.abs() * norms
         mean = weighted.mean()
         if not mean > 0:
@@ -144,7 +144,7 @@ class Reweight(Homogenizer):
         """Return t, or the paper's I^β, `[tasks]`."""
         if self.beta == 0:
             return torch.ones_like(norms)
-        losses = step.losses.to(norms.device) / self.initial_loss
+        losses = step.losses / self.initial_loss
         if bool((losses < 0).any()):
             raise OptionError(f"reweight: losses must not be negative unless beta=0; got {step.losses.tolist()}.")
         if not losses.sum() > 0:

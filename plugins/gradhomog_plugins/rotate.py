@@ -10,7 +10,7 @@ import torch
 from annotated_types import Ge, Gt, Interval
 from torch import Tensor
 
-from gradhomog import DataError, Homogenizer, HomogenizerSpec, OptionError, Step, TaskKey, hookimpl, keyed
+from gradhomog import DataError, Homogenizer, HomogenizerSpec, OptionError, Step, TaskKey, hookimpl, keyed, to_device
 from gradhomog_plugins._pooling import matching_orders, mean_cosine, pool_gradients, pooled_energy, unit_vectors
 from gradhomog_plugins._rotations.base import Rotation
 from gradhomog_plugins._rotations.by_key import angles, check_features, rotate_tasks, updated_state
@@ -147,15 +147,17 @@ class Rotate(Homogenizer):
         grads = step.feature_grads
         _check(grads, step.tasks, "feature_grads")
         sums = pool_gradients(grads, self.pool, step.targets if self.pool == "class" else None)
+        if self.parameterization == "plane":  # few numbers, whose angles are read several times per task
+            sums = sums.cpu()
         rotations = [self._rotation(key, sums.shape[-1]) for key in step.by(self.key)]
         head = unit_vectors(sums)
         encoder = rotate_tasks(rotations, head, transposed=True)
         if self.pool != "class":
             return _Directions(rotations, sums, head, encoder, self.class_directions)
-        reference = self.class_directions.to(encoder.device)
-        order = matching_orders(encoder, reference if reference.shape == encoder[0].shape else encoder[0])
+        own, reference = encoder.cpu(), self.class_directions.cpu()
+        order = matching_orders(own, reference if reference.shape == own[0].shape else own[0])
         sums, head, encoder = (
-            torch.stack([task[own] for task, own in zip(vectors, order, strict=True)])
+            vectors.gather(1, to_device(order, vectors.device)[..., None].expand_as(vectors))
             for vectors in (sums, head, encoder)
         )
         return _Directions(rotations, sums, head, encoder, unit_vectors(encoder.sum(0)))

@@ -10,7 +10,7 @@ import torch
 from annotated_types import Ge, Gt, Interval
 from torch import Tensor
 
-from gradhomog import DataError, Homogenizer, HomogenizerSpec, Step, TaskKey, hookimpl, keyed, safe_sqrt
+from gradhomog import DataError, Homogenizer, HomogenizerSpec, StageResult, Step, TaskKey, hookimpl, keyed, safe_sqrt
 from gradhomog_plugins._pooling import mean_cosine, pool_gradients, unit_vectors
 from gradhomog_plugins._rotations.by_key import angles, check_features, rotate_tasks, updated_state
 from gradhomog_plugins._rotations.geodesic import Geodesic, haar
@@ -120,11 +120,11 @@ class RotoGrad(Homogenizer):
         rotated = rotate_tasks([self._rotation(key.by(self.key), last.shape[-1]) for key in keys], last)
         return features if rotated is last else rotated.movedim(-1, 2)
 
-    def mix(self, step: Step) -> Tensor:
+    def mix(self, step: Step) -> StageResult:
         if not self.magnitude:
-            return torch.ones(step.tasks, dtype=torch.float64)
-        norms = lengths(self._samples(step))
-        return equalizing_weights(norms, self._first_norms(step.by(self.key), norms))
+            return StageResult(torch.ones(step.tasks, dtype=torch.float64))
+        norms = lengths(self._samples(step)).cpu()
+        return StageResult(equalizing_weights(norms, self._first_norms(step.by(self.key), norms)), aux=norms)
 
     def paper_scale(self, step: Step) -> float:
         return step.tasks
@@ -133,7 +133,7 @@ class RotoGrad(Homogenizer):
         new: dict[str, Any] = {}
         keys = step.by(self.key)
         if self.magnitude:
-            new |= self._new_norms(keys, lengths(self._samples(step)))
+            new |= self._new_norms(keys, step.aux)
         if self.rotation:
             new |= self._new_rotations(keys, pool_gradients(self._samples(step), self.pool))
         return new
@@ -164,7 +164,7 @@ class RotoGrad(Homogenizer):
         nonzero = norms > 0
         same_key = norms.new_tensor([[one == other for other in keys] for one in keys]) * nonzero
         now = (same_key @ norms) / same_key.sum(1).clamp_min(1)  # the mean of the nonzero norms of a key
-        return torch.where(torch.tensor(measure_now, device=norms.device) & (now > 0), now, saved)
+        return torch.where(torch.tensor(measure_now) & (now > 0), now, saved)
 
     def _new_norms(self, keys: list[str], norms: Tensor) -> dict[str, dict[str, float]]:
         nonzero = [place for place, norm in enumerate(norms.tolist()) if norm > 0]

@@ -94,7 +94,7 @@ class SDMGrad(Homogenizer):
             shifted = gramian_with_mean(gramian, self.regularization)
             weights, converged = minimum_norm_weights(shifted, gramian_rounding(step.dtype))
         else:
-            start = self._start(step.by(self.key)).to(gramian.device)
+            start = self._start(step.by(self.key))
             weights = descend(gramian, start, self.regularization, self.lr, self.momentum, self.iterations)
             converged = torch.tensor(True)
         mixing = (step.tasks * weights + self.regularization) / (1 + self.regularization)

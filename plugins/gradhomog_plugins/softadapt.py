@@ -80,7 +80,7 @@ class SoftAdapt(Homogenizer):
 
     def mix(self, step: Step) -> Tensor:
         keys = step.by(self.key)
-        losses = _losses.mean_by_key(keys, step.losses.cpu())
+        losses = _losses.mean_by_key(keys, step.losses)
         windows = [[loss, *self.histories.get(key, [])] for key, loss in zip(keys, losses, strict=True)]
         rates = torch.stack([backward_difference(window) for window in windows])
         _losses.require_valid(

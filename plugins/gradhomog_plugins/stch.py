@@ -96,7 +96,7 @@ class STCH(Homogenizer):
     def update(self, step: Step) -> dict[str, Any]:
         if not self.log:
             return {}
-        keys, losses = step.by(self.key), step.losses.cpu()
+        keys, losses = step.by(self.key), step.losses
         number = step.number - self.warmup * self.period
         if number < 0:
             return {}
@@ -114,12 +114,12 @@ class STCH(Homogenizer):
         losses = step.losses
         if self.log:
             _losses.require_valid(losses > 0, step, "stch: losses must be positive for `log=True`")
-            measured = keyed.read(self.references, step.by(self.key), 0.0).to(losses.device)
+            measured = keyed.read(self.references, step.by(self.key), 0.0)
             # A task without m has y = 0, which gives the sum of logarithms of the warm-up.
             references = torch.where(measured > 0, measured, losses)
             return _exponents(losses.log() - references.log(), self.mu or 1.0), -losses.log()
         preference = _preferences.preferences("stch: `weights`", self.weights, step)
-        ideal = _per_task.numbers("stch: `ideal`", self.ideal, step, default=0.0).to(losses.device)
+        ideal = _per_task.numbers("stch: `ideal`", self.ideal, step, default=0.0)
         return _exponents(preference * (losses - ideal), self.mu or 0.1), preference.log()
 
 

@@ -267,7 +267,7 @@ class Tracked(Homogenizer):
         rows = [unflatten(vector, layout) for vector in vectors]
         losses = None
         if state["losses"]:
-            losses = torch.tensor([state["losses"][key] for key in order], dtype=torch.float64, device=step.device)
+            losses = torch.tensor([state["losses"][key] for key in order], dtype=torch.float64)
         reads_rows = "jacobian" in self._inner_needs
         stacked = {name: torch.stack([row[name] for row in rows]).to(wide) for name in layout} if reads_rows else {}
         jacobian = as_jacobian(stacked) if reads_rows else jacobian_of_rows(rows)

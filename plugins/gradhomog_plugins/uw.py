@@ -84,7 +84,7 @@ class UW(Homogenizer):
         return self._log_weights(step).exp().sum()
 
     def update(self, step: Step) -> dict[str, Any]:
-        losses = step.losses.cpu()
+        losses = step.losses
         _losses.require_valid(losses >= 0, step, "uw: losses must not be negative, because they have no variance")
         weighted = self._log_weights(step).exp() * losses
         _losses.require_squares(weighted, step, "uw")

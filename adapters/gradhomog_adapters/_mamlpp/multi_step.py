@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from gradhomog import to_device
 from gradhomog_adapters._rows.gradients import Order
 
 # Minimum weight of a step before the last, in units of 1/K, until the annealing ends (the authors' code).
@@ -51,4 +53,6 @@ class MetaStepSettings:
     ) -> MetaStepSettings:
         weights = {k + 1: v for k, v in enumerate(loss_weights(inner_steps, done, multi_step_steps)) if v} or {0: 1.0}
         order: Order = "first" if done < first_order_steps else "second"
-        return cls(order, tuple(weights), like.new_tensor(list(weights.values())))
+        return cls(
+            order, tuple(weights), to_device(torch.tensor(list(weights.values()), dtype=like.dtype), like.device)
+        )

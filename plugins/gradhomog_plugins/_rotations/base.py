@@ -9,6 +9,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from gradhomog import to_device
+
 # Rounding error of an alignment, a mean of inner products in float64.
 ROUNDING = 1e-12
 
@@ -50,7 +52,9 @@ class Rotation(ABC):
     def rotate(self, x: Tensor, transposed: bool = False) -> Tensor:
         """Return R x (or Rᵀ x) for each row of `[..., m]`, differentiable in x; half precision in float32."""
         dtype = x.dtype if x.dtype.itemsize >= 4 else torch.float32
-        rotated = self.apply(x[..., : self.size].to(dtype), self.tensor.to(x.device, dtype), transposed).to(x.dtype)
+        rotated = self.apply(x[..., : self.size].to(dtype), to_device(self.tensor, x.device, dtype), transposed).to(
+            x.dtype
+        )
         return rotated if self.size == x.shape[-1] else torch.cat([rotated, x[..., self.size :]], dim=-1)
 
     def alignment(self, u: Tensor, v: Tensor) -> float:
