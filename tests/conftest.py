@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -18,26 +19,38 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--device", default="cpu", help="device of the tests with the fixture `device`: cpu, cuda, cuda:1")
+    parser.addoption(
+        "--device", default="cpu", help="device of the tests with the fixture `device`: cpu, cuda, cuda:1, pretend"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     # Must precede the import of test modules, which run the kit on each built-in once, in full or in its fast mode.
     os.environ["DEVELOPMENT_LOOP"] = "1" if "not slow" in config.getoption("markexpr") else ""
+    if config.getoption("device") == "pretend":
+        from tests import pretend_device
+
+        pretend_device.register()
     points = importlib.metadata.entry_points(group="gradhomog.homogenizers")
     if not any(point.dist and point.dist.name == "gradhomog" for point in points):
         pytest.exit("gradhomog must be installed, or it has no plugins: run pip install -e .", returncode=4)
 
 
 @pytest.fixture
-def device(request: pytest.FixtureRequest) -> str:
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
     """The device of `pytest --device`; the test is skipped if PyTorch cannot use it."""
     import torch  # here: see OMP_NUM_THREADS above
 
     name: str = request.config.getoption("device")
     if name.startswith("cuda") and not torch.cuda.is_available():
         pytest.skip(f"--device {name} requires a GPU that PyTorch can use")
-    return name
+    if name != "pretend":
+        yield name
+        return
+    from tests import pretend_device
+
+    with pretend_device.use():
+        yield name
 
 
 @pytest.fixture

@@ -1,0 +1,73 @@
+"""The pretend device refuses what a GPU refuses, counts what a GPU waits for, and the tests on a device pass on it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+SELF_TEST = """
+import torch
+from tests import pretend_device
+
+pretend_device.register()
+cpu = torch.arange(6.0).view(2, 3)
+with pretend_device.use() as found:
+    x = cpu.to("pretend")
+    assert x.device == torch.device("pretend:0") and torch.equal(x.cpu(), cpu)
+    assert torch.equal((x[0] @ x.T).cpu(), cpu[0] @ cpu.T)  # `@` squeezes in place
+
+    operations = {
+        "add": lambda: x + cpu,
+        "cat": lambda: torch.cat([x, cpu]),
+        "stack of a number": lambda: torch.stack([x.sum(), cpu.sum()]),
+        "matrix product": lambda: x @ cpu.T,
+        "generator": lambda: torch.rand(2, generator=torch.Generator(), device="pretend"),
+    }
+    for name, operation in operations.items():
+        try:
+            operation()
+        except RuntimeError as error:
+            assert "pretend" in str(error), error
+        else:
+            raise AssertionError(f"{name} mixes devices, and was not refused")
+    assert (x * cpu.sum()).device.type == (torch.tensor(2.0) + x).device.type == "pretend"  # numbers on the CPU
+
+    waiting = {
+        "item": lambda: x.sum().item(),
+        "bool": lambda: bool((x > 0).all()),
+        "list": lambda: x.tolist(),
+        "copy to the CPU": lambda: x.cpu(),
+        "copy to the device": lambda: cpu.to("pretend"),
+        "data": lambda: torch.tensor([1.0], device="pretend"),
+        "mask": lambda: x[x > 0],
+        "list as index": lambda: x[[0, 1]],
+        "index on the CPU": lambda: x[torch.tensor([0])],
+        "equal": lambda: torch.equal(x, x),
+        "nonzero": lambda: x.nonzero(),
+        "error code": lambda: torch.linalg.solve(x[:, :2] + torch.eye(2, device="pretend"), x),
+    }
+    for name, operation in waiting.items():
+        found.clear()
+        operation()
+        assert len(found) == 1, (name, found)
+    found.clear()
+    cpu.to("pretend", non_blocking=True), x.sum(), x[:, 1:], x * 2.0, torch.zeros(3, device="pretend")
+    assert not found, found
+"""
+
+
+def run(*arguments: str) -> None:
+    """Run in a process of its own, because PyTorch cannot unregister a device."""
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_operations_on_two_devices_are_refused_and_synchronizations_are_counted():
+    run("-c", SELF_TEST)
+
+
+def test_tests_on_a_device_pass_on_the_pretend_device():
+    files = [str(Path(__file__).parent / name) for name in ("test_device.py", "test_host_synchronizations.py")]
+    run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--device", "pretend", *files)
