@@ -207,6 +207,13 @@ def register() -> None:
         def get_amp_supported_dtype(self) -> list[torch.dtype]:
             return [torch.bfloat16, torch.float16]
 
+        # `fork_rng` saves the generators of all devices; this one has no global generator.
+        def get_rng_state(self, device: object) -> Tensor:
+            return torch.empty(0)
+
+        def set_rng_state(self, state: Tensor, device: object) -> None:
+            pass
+
     _setup_privateuseone_for_python_backend(NAME, backend_module=Module())
 
 

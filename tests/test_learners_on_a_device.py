@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+import torchopt
 from torch import Tensor, nn
 
 import gradhomog
 from gradhomog import Task, TaskBatch
+from gradhomog_adapters.torchopt import meta_step
 
 LEARNERS = sorted(gradhomog.available("learners"))
 # At meta-test these fit a classifier in many steps, in which rounding of the device grows.
@@ -111,6 +113,28 @@ def test_stages_act_on_a_learner_as_on_the_cpu(name: str, stage: str, device: st
 def test_masks_of_isi_on_the_device_are_a_function_of_the_seed(device: str) -> None:
     rows = [make_learner("maml", device, homogenizers="isi").rows(batch().to(device)).jacobian for _ in range(2)]
     assert_close(rows[1], rows[0], device)
+
+
+def test_a_diagnosis_on_the_device_is_that_of_the_cpu(device: str) -> None:
+    found = [make_learner("maml", place).diagnose([batch().to(place)] * 4, batches=4) for place in ("cpu", device)]
+    torch.testing.assert_close(found[1].single.norms.value, found[0].single.norms.value, rtol=1e-5, atol=0.0)
+
+
+@pytest.mark.parametrize("optimizer", [torchopt.MetaSGD, torchopt.MetaAdam])
+def test_a_custom_torchopt_loop_has_the_gradients_of_the_cpu(optimizer: Any, device: str) -> None:
+    def gradients(place: str) -> dict[str, Tensor]:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1)).double().to(place)
+        inner, pipe = optimizer(net, lr=0.1), gradhomog.pipeline("upgrad")
+        x = torch.linspace(-1, 1, 8, dtype=torch.float64).to(place)[:, None]
+        with meta_step(net, pipe, inner=inner) as step:
+            for slope in (1.0, -1.0):
+                with step.task(domain="lines"):
+                    inner.step((net(x) - slope * x).square().mean())
+                    step.add((net(x) - slope * x).square().mean())
+        return {name: parameter.grad for name, parameter in net.named_parameters() if parameter.grad is not None}
+
+    assert_close(gradients(device), gradients("cpu"), device)
 
 
 def test_autocast_on_the_device_changes_losses_by_less_than_its_precision(device: str) -> None:

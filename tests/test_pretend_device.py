@@ -6,6 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from torch.utils import backend_registration
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
+    reason="this version of PyTorch registers no devices from Python",
+)
+
 SELF_TEST = """
 import torch
 from tests import pretend_device
@@ -68,6 +76,10 @@ def test_operations_on_two_devices_are_refused_and_synchronizations_are_counted(
     run("-c", SELF_TEST)
 
 
-def test_tests_on_a_device_pass_on_the_pretend_device():
-    files = [str(Path(__file__).parent / name) for name in ("test_device.py", "test_host_synchronizations.py")]
-    run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--device", "pretend", *files)
+@pytest.mark.parametrize(
+    "name", ["device", "host_synchronizations", pytest.param("learners_on_a_device", marks=pytest.mark.slow)]
+)
+def test_tests_on_a_device_pass_on_the_pretend_device(name):
+    file = Path(__file__).parent / f"test_{name}.py"
+    options = ["-q", "-o", "addopts=--import-mode=importlib", "-p", "no:cacheprovider"]
+    run("-m", "pytest", *options, "--device", "pretend", str(file))
