@@ -200,10 +200,17 @@ class FeatureDerivatives(Derivatives):
 
     def weighted_sum(self, weights: Tensor) -> Gradients:
         # Numbers of the CPU, which a GPU multiplies by without a copy that it would have to wait for.
-        factors: list[Any] = list(weights.unbind()) if weights.requires_grad else weights.tolist()
+        numbers = weights.tolist()
+        factors: list[Any] = list(weights.unbind()) if weights.requires_grad else numbers
+        # Zero times a gradient that is not finite, such as that of a mean over no labels, would not be zero.
+        active = [weights.requires_grad or number != 0 for number in numbers]
         total: Gradients = []
         for parts in zip(*self.feature_grads, strict=True):
-            weighted = [weight * part for weight, part in zip(factors, parts, strict=True) if part is not None]
+            weighted = [
+                factor * part if used else torch.zeros_like(part)
+                for factor, part, used in zip(factors, parts, active, strict=True)
+                if part is not None
+            ]
             total.append(torch.stack(weighted).sum(0) if weighted else None)
         return self.backpropagate(total)
 
