@@ -13,14 +13,14 @@ from torch.distributed import ProcessGroup
 from gradhomog.autograd.across_ranks import check_ranks, compute_across_ranks
 from gradhomog.autograd.apply import Heads, Options, compute_step, write
 from gradhomog.autograd.backward import pipeline_reads_features, scaler_factor
-from gradhomog.autograd.batch import Batch, Features, LossLeaves, differentiate, find_leaves
+from gradhomog.autograd.batch import Batch, Features, LossLeaves, differentiate, find_leaves, shape_of
 from gradhomog.autograd.batch_over_ranks import weigh_ranks
 from gradhomog.autograd.checks import check_attached, check_options
 from gradhomog.autograd.derivatives import Gradients, LossGraph, SummedDerivatives
 from gradhomog.autograd.groups import Per, group_names
 from gradhomog.autograd.inputs import Losses, Parameters, TaskLosses, shared_parameters
 from gradhomog.autograd.lazy import LazyJacobian
-from gradhomog.autograd.select_losses import may_be_unused
+from gradhomog.autograd.select_losses import agree_on_present, may_be_unused
 from gradhomog.errors import OptionError
 from gradhomog.homogenization import Homogenization
 from gradhomog.pipelines import Pipeline
@@ -93,7 +93,7 @@ class Accumulation:
         batch = differentiate(loss_leaves, factor=self._factor, through_features=reads, return_features=reads)
         slots = self._slots(batch.tasks)
         if self._collectives is not None and loss_leaves.sharded:
-            weigh_ranks(self._pipe, batch, self._collectives)
+            weigh_ranks(self._pipe, batch, Options(), self._collectives, "add")
         rows = batch.derivatives.rows()
         for index, slot in enumerate(slots):
             loss = batch.tasks.losses[index].detach().double()
@@ -117,6 +117,7 @@ class Accumulation:
             return loss_leaves
         slots = self._slots(loss_leaves.tasks)
         if self._chosen is None:
+            agree_on_present(self._pipe, loss_leaves.tasks, self._collectives)
             names = self._domains or self._labels
             present = [names[slot] for slot in slots] if names else None
             self._chosen = frozenset(slots[index] for index in self._pipe.choose(slot_keys(slots, present)))
@@ -145,16 +146,19 @@ class Accumulation:
         slots = tuple(sorted(self._sums))
         sums = [self._sums[slot] for slot in slots]
         tasks = TaskLosses([one.loss for one in sums], slots, self._tasks, self._labels, False)
-        unshared = [[leaf for leaf, _ in one.unshared.values()] for one in sums]
+        heads = [sorted(one.unshared.values(), key=lambda pair: shape_of(pair[0])) for one in sums]
+        unshared = [[leaf for leaf, _ in pairs] for pairs in heads]
         rows = {name: [one.row.get(name) for one in sums] for name in self._shared}
         graph = LossGraph(tasks.losses, self._shared, unshared, self._factor)
-        unshared_gradients: list[Gradients] = [[gradient for _, gradient in one.unshared.values()] for one in sums]
+        unshared_gradients: list[Gradients] = [[gradient for _, gradient in pairs] for pairs in heads]
         derivatives = SummedDerivatives(graph, rows, unshared_gradients)
         features, grads = _concatenate_features(sums, 0), _concatenate_features(sums, 1)
         self._sums = {}
         batch = Batch(tasks, derivatives, unshared, features, grads)
         names = self._domains or self._labels or ()
-        domains = tasks.select_present(names, "domains") if self._collectives is None else tuple(names)
+        domains = tasks.select_present(names, "domains")  # raises if their number differs from that of the tasks
+        if self._collectives is not None:
+            domains = tuple(names)  # of all tasks, because others may be present on other ranks
         scaled = self._scaler is not None and self._scaler.is_enabled()
         options = Options(
             domains, per=self._per, heads=self._heads, inspect=self._inspect, scaled=scaled,

@@ -6,17 +6,18 @@ from dataclasses import replace
 
 import torch
 
-from gradhomog.autograd.apply import ComputedStep, Options, compute_step, infinite_step
+from gradhomog.autograd.apply import ComputedStep, Options, compute_step, head_factors, infinite_step
 from gradhomog.autograd.batch import Batch
 from gradhomog.autograd.batch_over_ranks import batch_step, fully_sharded_step, head_shapes
 from gradhomog.autograd.lazy import LazyJacobian, reads_rows
-from gradhomog.autograd.rows_of_ranks import RowsOfRanks, identity, shared_gradients
+from gradhomog.autograd.rows_of_ranks import RowsOfRanks, must_agree, replicas_to_compare, shared_gradients
 from gradhomog.errors import OptionError
 from gradhomog.pipelines import Pipeline
 from gradhomog.ranks.collectives import Collectives
 from gradhomog.ranks.exchange import average, collect_tasks
 from gradhomog.ranks.fully_sharded import is_sharded
 from gradhomog.ranks.ranks import Ranks
+from gradhomog.ranks.replicas import check_replicas, first_elements
 from gradhomog.ranks.shards import Shards
 
 
@@ -77,14 +78,21 @@ def _tasks_step(
             "ranks would not receive the gradients of heads; a loss depends on others. Pass all parameters of the "
             "model."
         )
-    counts = collectives.agree(len(tasks.slots), *identity(pipe, batch), bool(options.domains))
+    same = must_agree(pipe, batch, options, collectives.ranks, "step")
+    counts = collectives.agree(
+        len(tasks.slots), {**same, "tasks": "with names" if options.domains else "without names"}
+    )
     totals = collectives.all_gather_numbers([tasks.tasks])[:, 0]
     first_slot = totals[: collectives.rank].sum()
     padding = [0.0] * (max(counts) - len(tasks.slots))
     slots = [float(first_slot) + slot for slot in tasks.slots]
     values = [loss.item() for loss in tasks.losses]
-    gathered = collectives.all_gather_numbers([*values, *padding, *slots, *padding, *_used(jacobian)])
-    losses, all_slots, used = torch.split(gathered, [max(counts), max(counts), len(jacobian.names)], dim=1)
+    compared = replicas_to_compare(pipe, batch)
+    elements = first_elements(list(compared.values()))
+    gathered = collectives.all_gather_numbers([*values, *padding, *slots, *padding, *_used(jacobian), *elements])
+    sizes = [max(counts), max(counts), len(jacobian.names), len(compared)]
+    losses, all_slots, used, elements_of_all = torch.split(gathered, sizes, dim=1)
+    check_replicas(list(compared), elements_of_all)
     present = torch.arange(max(counts)) < torch.tensor(counts)[:, None]
     names = [options.domains[slot] for slot in tasks.slots] if options.domains else []
     domains = collectives.all_gather_names(names) if options.domains else None
@@ -101,15 +109,27 @@ def _local_step(
     """Homogenize the rows of this rank, and average directions and gradients of heads over the ranks."""
     domains = tuple(options.domains[slot] for slot in batch.tasks.slots) if options.domains else ()
     step = compute_step(pipe, batch, jacobian, replace(options, domains=domains))
-    counts = collectives.agree(len(step.result.tasks), *identity(pipe, batch), head_shapes(batch))
+    same = must_agree(pipe, batch, options, collectives.ranks, "step")
+    counts = collectives.agree(len(step.result.tasks), {**same, "heads": head_shapes(batch)})
     if not all(counts):
         return infinite_step(batch)  # of a gradient scaler, on at least one rank
     graph = batch.derivatives.graph
-    direction = average(step.result.direction, collectives)
-    used = collectives.all_gather_numbers(_used(jacobian))
+    direction = average(step.result.direction, step.result.direction, collectives)
+    compared = replicas_to_compare(pipe, batch)
+    gathered = collectives.all_gather_numbers([*_used(jacobian), *first_elements(list(compared.values()))])
+    used, elements_of_all = torch.split(gathered, [len(jacobian.names), len(compared)], dim=1)
+    check_replicas(list(compared), elements_of_all)
     result = replace(step.result, direction=direction, exchanged="directions")
-    means = average({str(index): gradient for index, (_, gradient) in enumerate(step.unshared)}, collectives)
-    heads = [(leaf, mean) for (leaf, _), mean in zip(step.unshared, means.values(), strict=True)]
+    factors = head_factors(step.result, options.heads)
+    # All leaves, because ranks may have dropped different tasks.
+    own = [
+        (leaf, factors[slot] * gradient if gradient is not None and slot in factors else None)
+        for slot, pairs in zip(batch.tasks.slots, batch.unshared_gradients, strict=True)
+        for leaf, gradient in pairs
+    ]
+    leaves = {str(index): leaf for index, (leaf, _) in enumerate(own)}
+    means = average({str(index): gradient for index, (_, gradient) in enumerate(own)}, leaves, collectives)
+    heads = [(leaf, mean) for leaf, mean in zip(leaves.values(), means.values(), strict=True)]
     return ComputedStep(result, shared_gradients(graph.shared, graph.factor, direction, used), heads, step.pending)
 
 

@@ -26,7 +26,7 @@ from gradhomog.autograd.groups import Per, group_names
 from gradhomog.autograd.inputs import Losses, Parameters, TaskLosses
 from gradhomog.autograd.kernel_traces import Residuals, kernel_trace_function
 from gradhomog.autograd.lazy import LazyJacobian, reads_rows
-from gradhomog.autograd.select_losses import may_be_unused, select_chosen
+from gradhomog.autograd.select_losses import agree_on_present, may_be_unused, select_chosen
 from gradhomog.autograd.task_features import TaskFeatures
 from gradhomog.homogenization import Homogenization
 from gradhomog.pipelines import Pipeline
@@ -133,7 +133,9 @@ def backward(
         check_options(pipe, features, level, per, heads, chunks, create_graph)
         check_attached(pipe)
         factor = scaler_factor(scaler, losses)
-        loss_leaves = select_chosen(pipe, find_leaves(losses, parameters, features), domains)
+        given = find_leaves(losses, parameters, features)
+        agree_on_present(pipe, given.tasks, collectives)
+        loss_leaves = select_chosen(pipe, given, domains)
         collectives = also_for_one_rank(collectives, loss_leaves.shared)
         if parameters is None:
             check_discovered_parameters(pipe, per, collectives)

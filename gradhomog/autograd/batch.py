@@ -116,10 +116,18 @@ def find_leaves(losses: Losses, parameters: Parameters | None, features: Feature
     if tensors:
         _check_through_features(bits, shared_bits, tasks)
         _check_independent(tensors)
-    unshared = [graph.tensors(loss_bits & ~shared_bits) for loss_bits in bits]
+    unshared = [sorted(graph.tensors(loss_bits & ~shared_bits), key=shape_of) for loss_bits in bits]
     stage_features = [views[slot] for slot in tasks.slots] if views else []
     use_shared = bool(tensors) or any(loss_bits & shared_bits for loss_bits in bits)
     return LossLeaves(tasks, shared, unshared, tensors, stage_features, use_shared, compiled)
+
+
+def shape_of(leaf: Tensor) -> tuple[int, ...]:
+    """Return the shape, by which a head's leaves are sorted.
+
+    Their order in the graph can differ between ranks: `Linear` adds its bias in another place for some input shapes.
+    """
+    return tuple(leaf.shape)
 
 
 def differentiate(

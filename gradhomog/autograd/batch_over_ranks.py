@@ -14,8 +14,9 @@ from gradhomog.autograd.batch import Batch
 from gradhomog.autograd.features_over_ranks import FeatureRows, gather_features
 from gradhomog.autograd.fully_sharded import FullyShardedDerivatives
 from gradhomog.autograd.inputs import TaskLosses
+from gradhomog.autograd.lazy import reads_rows
 from gradhomog.autograd.lazy_over_ranks import LazyShardedJacobian
-from gradhomog.autograd.rows_of_ranks import HeadGradients, RowsOfRanks, identity
+from gradhomog.autograd.rows_of_ranks import HeadGradients, RowsOfRanks, must_agree, replicas_to_compare
 from gradhomog.errors import NonfiniteError, OptionError
 from gradhomog.jacobian import DenseJacobian, Jacobian, PerTaskJacobian
 from gradhomog.pipelines import Pipeline
@@ -23,6 +24,7 @@ from gradhomog.ranks.collectives import Collectives
 from gradhomog.ranks.exchange import sum_tensors
 from gradhomog.ranks.fully_sharded import FullyShardedJacobian, check_sharding, distribute, local_part
 from gradhomog.ranks.ranks import Ranks
+from gradhomog.ranks.replicas import check_replicas, first_elements
 from gradhomog.step import KernelTraces
 
 
@@ -30,19 +32,24 @@ def batch_step(pipe: Pipeline, batch: Batch, options: Options, collectives: Coll
     """Homogenize the rows Σ_r w_ri J_ri."""
     tasks = batch.tasks
     examples = _examples(collectives.ranks, tasks)
-    collectives.agree(tasks.tasks, *identity(pipe, batch), tasks.tasks, options.domains, head_shapes(batch))
-    means = _mean_losses(batch, examples, collectives)
+    collectives.agree(tasks.tasks, {
+        **must_agree(pipe, batch, options, collectives.ranks, "step"),
+        "tasks": (tasks.tasks, options.domains), "heads": head_shapes(batch),
+    })  # fmt: skip
+    means = _mean_losses(batch, examples, collectives, replicas_to_compare(pipe, batch))
     domains = [options.domains[slot] for slot in means.slots] if options.domains else None
     heads = partial(_sum_of_heads, batch, means.shares, collectives)
     inputs = gather_features(batch, options, means.shares, collectives) if batch.features else {}
     if options.kernel_traces is not None:
         inputs["kernel_traces"] = partial(_mean_traces, options.kernel_traces, batch.tasks, means.shares, collectives)
     if options.level == "features":
-        rows = FeatureRows(batch, means.shares, collectives)
+        gather = collectives.ranks.gather and bool(Ranks.reading_rows(pipe))
+        rows = FeatureRows(batch, means.shares, collectives, gather)
         return RowsOfRanks(
             rows.jacobian, means.losses, means.slots, domains, rows.used, heads, inputs, rows.to_parameters
         ).homogenize(pipe, batch, options)
-    jacobian = LazyShardedJacobian(batch, means.shares, means.one_pass, collectives)
+    eager = reads_rows(pipe, options.per, options.scaled)
+    jacobian = LazyShardedJacobian(batch, means.shares, means.one_pass, collectives, eager)
     found = RowsOfRanks(jacobian, means.losses, means.slots, domains, lambda: jacobian.used, heads, inputs)
     return found.homogenize(pipe, batch, options)
 
@@ -69,7 +76,7 @@ def fully_sharded_step(pipe: Pipeline, batch: Batch, options: Options, collectiv
             f"heads={options.heads!r}, nonfinite={pipe.nonfinite!r}."
         )
     replicas = check_sharding(graph.shared, collectives)
-    losses = weigh_ranks(pipe, batch, collectives)
+    losses = weigh_ranks(pipe, batch, options, collectives, "step")
     rows = batch.derivatives.rows()
     parts = {name: local_part(parameter) for name, parameter in graph.shared.items()}
     sharded = FullyShardedJacobian(PerTaskJacobian(rows, parts, 1 / graph.factor), graph.shared, replicas, collectives)
@@ -87,16 +94,26 @@ def fully_sharded_step(pipe: Pipeline, batch: Batch, options: Options, collectiv
         raise
 
 
-def weigh_ranks(pipe: Pipeline, batch: Batch, collectives: Collectives) -> Tensor:
+def weigh_ranks(pipe: Pipeline, batch: Batch, options: Options, collectives: Collectives, call: str) -> Tensor:
     """Return the mean of each task's losses over the ranks; the rows of a fully sharded model get the same weights.
 
+    `call`: `"step"`, or `"add"` for a batch of an accumulation, which must be the same on all ranks.
+
     Raises:
-        OptionError: `examples` is zero on all ranks for a task.
+        OptionError: `examples` is zero on all ranks for a task, or on this rank for a loss that is not finite.
         RankError: a task is absent on some ranks, whose backward passes would then differ.
     """
     tasks = batch.tasks
     examples = _examples(collectives.ranks, tasks)
-    collectives.agree(len(tasks.slots), *identity(pipe, batch), tasks.slots, last=False)
+    for index, (slot, loss) in enumerate(zip(tasks.slots, tasks.losses, strict=True)):
+        if examples[slot] == 0 and not torch.isfinite(loss):
+            raise OptionError(
+                f"the loss of task {tasks.label(index)} must be finite, although its `examples` are 0 on this rank, "
+                f"because the hooks of fully_shard require its backward pass; got {loss.item()}. Pass a loss that "
+                "depends on the outputs, such as 0 * output.sum()."
+            )
+    same = {**must_agree(pipe, batch, options, collectives.ranks, call), "present tasks": tasks.slots}
+    collectives.agree(len(tasks.slots), same, last=call != "step")
     means = _mean_losses(batch, examples, collectives)
     if len(means.slots) < len(tasks.slots):
         raise OptionError("`examples` must be positive for every task on at least one rank; omit the losses of others.")
@@ -122,12 +139,19 @@ class _MeanLosses:
     one_pass: bool
 
 
-def _mean_losses(batch: Batch, examples: list[float], collectives: Collectives) -> _MeanLosses:
+def _mean_losses(
+    batch: Batch, examples: list[float], collectives: Collectives, replicas: Mapping[str, Tensor] | None = None
+) -> _MeanLosses:
+    """Return the means; `replicas`: parameters that must have the same values on all ranks."""
     tasks = batch.tasks
     local = dict(zip(tasks.slots, (loss.item() for loss in tasks.losses), strict=True))
     values = [local.get(slot, 0.0) for slot in range(tasks.tasks)]
-    gathered = collectives.all_gather_numbers([*examples, *values, batch.derivatives.one_pass])
-    counts, losses, one_pass = torch.split(gathered, [tasks.tasks, tasks.tasks, 1], dim=1)
+    compared = replicas or {}
+    elements = first_elements(list(compared.values()))
+    gathered = collectives.all_gather_numbers([*examples, *values, batch.derivatives.one_pass, *elements])
+    sizes = [tasks.tasks, tasks.tasks, 1, len(compared)]
+    counts, losses, one_pass, elements_of_all = torch.split(gathered, sizes, dim=1)
+    check_replicas(list(compared), elements_of_all)
     totals = counts.sum(0)
     slots = [slot for slot, total in enumerate(totals.tolist()) if total > 0]
     if not slots:
@@ -178,9 +202,12 @@ def head_shapes(batch: Batch) -> list[tuple[int, list[tuple[int, ...]]]]:
 
 
 def _sum_of_heads(batch: Batch, shares: Mapping[int, float], collectives: Collectives) -> HeadGradients:
-    """Return the gradients of the heads, summed over the ranks with the shares of their tasks."""
+    """Return the gradients of the heads, summed over the ranks with the shares of their tasks.
+
+    A share of 0 excludes a gradient that is not finite, such as that of a mean over no labels.
+    """
     pairs = [
-        (slot, leaf, None if gradient is None else shares[slot] * gradient)
+        (slot, leaf, shares[slot] * gradient if gradient is not None and shares[slot] > 0 else None)
         for slot, gradients in zip(batch.tasks.slots, batch.unshared_gradients, strict=True)
         for leaf, gradient in gradients
         if slot in shares

@@ -12,7 +12,7 @@ from gradhomog.autograd.apply import Options, feature_jacobian
 from gradhomog.autograd.batch import Batch
 from gradhomog.autograd.derivatives import FeatureDerivatives
 from gradhomog.errors import NonfiniteError, OptionError
-from gradhomog.jacobian import DenseJacobian, Direction
+from gradhomog.jacobian import DenseJacobian, Direction, Jacobian, all_finite
 from gradhomog.ranks.collectives import Collectives
 from gradhomog.ranks.exchange import sum_tensors
 from gradhomog.ranks.local_columns import LocalColumns
@@ -26,12 +26,15 @@ class FeatureRows:
 
     Args:
         shares: w_ri of this rank for each task that is present on at least one rank, by slot.
+        gather: send all rows to every rank, for homogenizers that read rows.
 
     Attributes:
         jacobian: the rows.
     """
 
-    def __init__(self, batch: Batch, shares: Mapping[int, float], collectives: Collectives) -> None:
+    def __init__(
+        self, batch: Batch, shares: Mapping[int, float], collectives: Collectives, gather: bool = False
+    ) -> None:
         assert isinstance(batch.derivatives, FeatureDerivatives)  # by `through_features`
         self._derivatives, self._collectives = batch.derivatives, collectives
         index = {slot: row for row, slot in enumerate(batch.tasks.slots)}
@@ -41,7 +44,12 @@ class FeatureRows:
             blocks[name] = torch.stack([
                 share * rows[index[slot]] if share > 0 else zero for slot, share in shares.items()
             ])  # fmt: skip
-        self.jacobian = LocalColumns(DenseJacobian(blocks), collectives)
+        self._own: dict[str, slice] = {}  # of gathered rows the examples of this rank
+        self.jacobian: Jacobian = LocalColumns(DenseJacobian(blocks), collectives)
+        if gather:
+            gathered = {name: _gather_batch(name, rows, collectives) for name, rows in blocks.items()}
+            self._own = {name: own for name, (_, own) in gathered.items()}
+            self.jacobian = DenseJacobian({name: whole for name, (whole, _) in gathered.items()})
         self._used: Tensor | None = None
 
     def used(self) -> Tensor:
@@ -60,14 +68,15 @@ class FeatureRows:
         found: dict[str, Tensor | None] = {}
         failure: Exception | None = None
         try:
-            pairs = zip(direction.values(), derivatives.features, strict=True)
+            own = [part[self._own[name]] if name in self._own else part for name, part in direction.items()]
+            pairs = zip(own, derivatives.features, strict=True)
             gradients = derivatives.backpropagate([(graph.factor * part).to(z.dtype) for part, z in pairs])
             found = dict(zip(graph.shared, gradients, strict=True))
         except Exception as error:  # raised after the sum, because the other ranks wait in it
             failure = error
         total = sum_tensors(found, graph.shared, self._collectives)
         self._used = self._collectives.settle(failure, [found.get(name) is not None for name in graph.shared])
-        if not self.jacobian.all_finite(total.values()):
+        if not all_finite(total.values()):  # the same numbers on all ranks
             raise NonfiniteError(
                 "the gradient of the shared parameters is not finite, although every task's gradient w.r.t. the "
                 "features is. Lower the learning rate. Nothing was changed."
@@ -93,24 +102,42 @@ def gather_features(
             "a homogenizer reads features, so every rank must have a loss for every task; rank "
             f"{int(absent.argmax())} does not. Give every rank examples of all tasks, or use another homogenizer."
         )
-    own = torch.tensor(list(shares.values()), dtype=torch.float64)
-    grads = [grad * own.to(grad).view(-1, *[1] * (grad.dim() - 1)) for grad in batch.feature_grads]
+    grads = [
+        torch.stack([share * row if share > 0 else torch.zeros_like(row)
+                     for share, row in zip(shares.values(), stage, strict=True)])
+        for stage in batch.feature_grads
+    ]  # fmt: skip
     gathered: dict[str, Any] = {
-        "features": [_gather_batch(stage, collectives) for stage in batch.features],
-        "feature_grads": [_gather_batch(stage, collectives) for stage in grads],
+        "features": [_gather_batch("features", stage, collectives)[0] for stage in batch.features],
+        "feature_grads": [_gather_batch("features", stage, collectives)[0] for stage in grads],
     }
     if options.targets is not None:
-        gathered["targets"] = _gather_batch(options.targets, collectives)
+        gathered["targets"] = _gather_batch("targets", options.targets, collectives)[0]
     return gathered
 
 
-def _gather_batch(value: Tensor, collectives: Collectives) -> Tensor:
-    """Concatenate tensors `[tasks, batch, *shape]` of all ranks, whose batches may differ in size."""
+def _gather_batch(name: str, value: Tensor, collectives: Collectives) -> tuple[Tensor, slice]:
+    """Concatenate tensors `[tasks, batch, *shape]` of all ranks, whose batches may differ in size.
+
+    Returns the whole tensor, and the position of this rank's examples in it.
+
+    Raises:
+        OptionError: on all ranks, the tensors have no batch, or other dimensions differ.
+    """
+    shape = (value.dim(), *value.shape[2:], *[0] * 8)[:8]  # equally many numbers on every rank
+    shapes = [tuple(map(int, numbers)) for numbers in collectives.all_gather_numbers(shape).tolist()]
+    if value.dim() < 2 or len(set(shapes)) > 1:
+        raise OptionError(
+            f"{name!r} of all ranks are concatenated for a homogenizer that reads them, so they must have the shape "
+            f"[batch, ...] and may differ in the batch only; on this rank they are {list(value.shape[1:])}. Pad them, "
+            "or use another homogenizer."
+        )
     same = value.stride(0) == 0  # one tensor that was expanded to all tasks
     one = (value[:1] if same else value).transpose(0, 1).contiguous()
     sizes = [int(size) for size in collectives.all_gather_numbers([len(one)])[:, 0].tolist()]
+    start = sum(sizes[: collectives.rank])
     padded = one.new_zeros(max(sizes), *one.shape[1:])
     padded[: len(one)] = one
     parts = collectives.all_gather(padded).view(len(sizes), *padded.shape)
     whole = torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)]).transpose(0, 1)
-    return whole.expand(len(value), *whole.shape[1:]) if same else whole
+    return whole.expand(len(value), *whole.shape[1:]) if same else whole, slice(start, start + len(one))

@@ -26,15 +26,20 @@ class LazyShardedJacobian(Jacobian):
         batch: the losses of this rank.
         shares: w_ri of this rank for each task that is present on at least one rank, by slot.
         one_pass: True if on every rank a weighted sum takes one backward pass.
+        eager: exchange the rows in the constructor.
     """
 
-    def __init__(self, batch: Batch, shares: Mapping[int, float], one_pass: bool, collectives: Collectives) -> None:
+    def __init__(
+        self, batch: Batch, shares: Mapping[int, float], one_pass: bool, collectives: Collectives, eager: bool = False
+    ) -> None:
         self._batch, self._shares, self._one_pass, self._collectives = batch, shares, one_pass, collectives
         self._shared = batch.derivatives.graph.shared
         self._used: Tensor | None = None
         self.names, self.tasks, self.requires_grad = tuple(self._shared), len(shares), False
         self.device = next(iter(self._shared.values())).device
         self.dtype = min((value.dtype for value in self._shared.values()), key=lambda dtype: dtype.itemsize)
+        if eager:
+            _ = self.rows
 
     @property
     def used(self) -> Tensor:
@@ -47,6 +52,8 @@ class LazyShardedJacobian(Jacobian):
     @functools.cached_property
     def rows(self) -> ShardedJacobian:
         """The rows: one backward pass per task, and one reduce-scatter, during the next pass."""
+        if self._used is not None and not self._batch.derivatives.graph.retain_graph:
+            raise error_of_one_pass()  # the pass of a weighted mean, which is not finite, has freed the graph
         used: set[str] = set()
         failure: list[Exception] = []
         shards = Shards(self._shared, self._collectives.size, self._collectives.rank)
@@ -65,7 +72,8 @@ class LazyShardedJacobian(Jacobian):
         try:
             total = self._batch.derivatives.weighted_sum(torch.tensor(shares, dtype=torch.float64))
             assert total is not None  # by `one_pass`
-            found = dict(zip(self._shared, total, strict=True))
+            if any(shares):  # otherwise zeros, also for parameters that no loss depends on
+                found = dict(zip(self._shared, total, strict=True))
         except Exception as error:  # raised after the sum, because the other ranks wait in it
             failure = error
         parts = {name: found.get(name) for name in self._shared}
@@ -88,9 +96,10 @@ class LazyShardedJacobian(Jacobian):
                     row = dict(zip(self._shared, next(computed), strict=True))
                 except Exception as error:  # raised after the exchange, because the other ranks wait in it
                     failure.append(error)
-            used.update(name for name, gradient in row.items() if gradient is not None)
+            share = self._shares.get(slot, 0.0)
+            if share > 0:
+                used.update(name for name, gradient in row.items() if gradient is not None)
             if slot in self._shares:
-                share = self._shares[slot]
                 yield (row, share / derivatives.graph.factor) if row and share > 0 else None
 
     # -- everything else requires the rows -----------------------------------------------------------------------------
@@ -111,14 +120,12 @@ class LazyShardedJacobian(Jacobian):
         return self
 
     def finite_tasks(self) -> list[bool]:
-        self._require_graph()
         return self.rows.finite_tasks()
 
     def compute_gramians(self) -> Tensor:
         return self.rows.compute_gramians()
 
     def compute_squared_norms(self) -> Tensor:
-        self._require_graph()
         return self.rows.compute_squared_norms()
 
     def compute_total_gramian(self) -> Tensor:
@@ -126,8 +133,3 @@ class LazyShardedJacobian(Jacobian):
 
     def compute_total_squared_norms(self) -> Tensor:
         return self.rows.total_squared_norms
-
-    def _require_graph(self) -> None:
-        """Raise if the pass of a weighted mean has freed the graph: that mean is not finite."""
-        if self._used is not None and "rows" not in self.__dict__:
-            raise error_of_one_pass()

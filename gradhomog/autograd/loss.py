@@ -18,7 +18,7 @@ from gradhomog.autograd.checks import check_attached, check_discovered_parameter
 from gradhomog.autograd.groups import Per
 from gradhomog.autograd.inputs import Losses, Parameters
 from gradhomog.autograd.kernel_traces import Residuals, kernel_trace_function
-from gradhomog.autograd.select_losses import select_chosen
+from gradhomog.autograd.select_losses import agree_on_present, select_chosen
 from gradhomog.errors import OptionError
 from gradhomog.homogenization import Homogenization
 from gradhomog.pipelines import Pipeline
@@ -106,6 +106,7 @@ def loss(
     with together(collectives):
         check_attached(pipe)
         given = find_leaves(losses, parameters, features)
+        agree_on_present(pipe, given.tasks, collectives)
         loss_leaves = select_chosen(pipe, given, domains)
         collectives = also_for_one_rank(collectives, loss_leaves.shared)
         if parameters is None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gradhomog.autograd.batch import LossLeaves
+from gradhomog.autograd.inputs import TaskLosses
 from gradhomog.pipelines import Pipeline
+from gradhomog.ranks.collectives import Collectives
 from gradhomog.task_key import slot_keys
 
 
@@ -19,6 +21,22 @@ def select_chosen(pipe: Pipeline, loss_leaves: LossLeaves, domains: Sequence[str
     tasks = loss_leaves.tasks
     names = tasks.select_present(domains or tasks.names, "domains")
     return loss_leaves.select(pipe.choose(slot_keys(tasks.slots, names)))
+
+
+def agree_on_present(pipe: Pipeline, tasks: TaskLosses, collectives: Collectives | None) -> None:
+    """Raise unless all ranks have losses of the same tasks, if homogenizers choose among them.
+
+    A rank on which another task is absent could choose others.
+
+    Raises:
+        RankError: on all ranks.
+    """
+    if collectives is None or collectives.ranks.local or collectives.ranks.over == "tasks":
+        return
+    if pipe.stages.choosing:
+        collectives.agree(
+            len(tasks.slots), {"calls": "choice", "tasks to choose from": (tasks.slots, tasks.names)}, last=False
+        )
 
 
 def may_be_unused(pipe: Pipeline, use_shared: bool) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -13,6 +13,24 @@ from torch import Tensor
 
 from gradhomog.errors import RankError
 from gradhomog.ranks.ranks import Ranks
+
+REMEDIES = {
+    "calls": "Call the same functions of gradhomog on every rank, and `add` of `accumulated` equally often with "
+    "fully_shard.",
+    "options": "Pass the same options on every rank; for example, `inspect` must not depend on the rank.",
+    "parameters": "Create the model in the same way on every rank.",
+    "pipeline": "Create the same pipeline on every rank.",
+    "number of steps": "Load the same checkpoint on every rank.",
+    "tasks": "Pass all tasks in the same order on every rank, None for a task that is absent on this rank.",
+    "present tasks": "With fully_shard every rank must have a loss for each task. For a task without labels on this "
+    "rank pass a loss that depends on the outputs, such as 0 * output.sum(), and `examples` of 0.",
+    "tasks to choose from": "A homogenizer such as `tracked` chooses tasks, so a task must be present on all ranks or "
+    "absent on all. Give every rank examples of all tasks, or use another homogenizer.",
+    "sizes of tasks": "Give all tasks of a step equally many query examples of the same shape, as in one process.",
+    "heads": "A task with a head needs a loss on every rank that uses the head in the same way. For a task without "
+    "labels on this rank pass a loss that depends on its head, such as 0 * head(z).sum(), and `examples` of 0.",
+}
+"""For everything that can differ between ranks, by its name in error messages, how to make it the same."""
 
 # PyTorch 2.13 renames two collectives and deprecates the names before.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -57,36 +75,36 @@ class Collectives:
             yield
         except Exception:
             if not self._agreed:
-                self._gather_header(0, 0)
+                self._gather_header(0, {})
             raise
 
-    def agree(self, count: int, *same: object, last: bool = True) -> list[int]:
+    def agree(self, count: int, same: Mapping[str, object], *, last: bool = True) -> list[int]:
         """Exchange the number of tasks on each rank; return all of them.
 
         Args:
             count: the number of tasks on this rank.
-            same: values that must have the same `repr` on all ranks.
+            same: values that must have the same `repr` on all ranks, by their names in `REMEDIES`.
             last: False if the ranks agree again in this step; a rank may then still raise before.
 
         Raises:
             RankError: another rank raised an error, or has other values. Raised on all ranks.
         """
-        headers = self._gather_header(1 + count, zlib.crc32(repr(same).encode()))
-        self._agreed = last
-        failed = [rank for rank, (status, _) in enumerate(headers) if status == 0]
+        self._agreed = True  # also if this fails below, because the other ranks then do not agree once more
+        headers = self._gather_header(1 + count, same)
+        failed = [rank for rank, (status, *_) in enumerate(headers) if status == 0]
         if failed:
             raise RankError(
                 f"rank {failed[0]} raised an error before the exchange of rows; see its message. Nothing was changed."
             )
-        differing = [rank for rank, header in enumerate(headers) if header[1] != headers[0][1]]
-        if differing:
-            raise RankError(
-                "all ranks must have the same parameters, pipeline and number of steps and, if the batch is "
-                f"distributed, the same tasks and heads; rank {differing[0]} differs from rank 0. Create model, "
-                "pipeline and losses in the same order on every rank, and load the same checkpoint. Nothing was "
-                "changed."
-            )
-        return [status - 1 for status, _ in headers]
+        for column, (name, remedy) in enumerate(REMEDIES.items(), start=1):
+            differing = [rank for rank, header in enumerate(headers) if header[column] != headers[0][column]]
+            if differing:
+                raise RankError(
+                    f"all ranks must have the same {name}; rank {differing[0]} differs from rank 0. Rank {self.rank} "
+                    f"has {_shorten(repr(same.get(name)))}. {remedy} Nothing was changed."
+                )
+        self._agreed = last
+        return [header[0] - 1 for header in headers]
 
     def settle(self, failure: Exception | None, flags: Sequence[float]) -> Tensor:
         """Exchange flags after work in which a rank may have failed while the others waited; `[ranks, flags]`.
@@ -103,9 +121,12 @@ class Collectives:
             raise RankError(f"rank {rank} raised an error in a backward pass; see its message. Nothing was changed.")
         return gathered[:, 1:]
 
-    def _gather_header(self, status: int, checksum: int) -> list[tuple[int, int]]:
-        header = torch.tensor([status, checksum], dtype=torch.int64, device=self._device)
-        return [(first, second) for first, second in self.all_gather(header).view(-1, 2).tolist()]
+    def _gather_header(self, status: int, same: Mapping[str, object]) -> list[list[int]]:
+        """Return for each rank its status and one checksum for each of `REMEDIES`."""
+        checksums = [zlib.crc32(repr(same.get(name)).encode()) & 0x7FFFFFFF for name in REMEDIES]
+        header = torch.tensor([status, *checksums], dtype=torch.int32, device=self._device)
+        found: list[list[int]] = self.all_gather(header).view(self.size, -1).tolist()
+        return found
 
     # -- operations on vectors ---------------------------------------------------------------------------------------
 
@@ -156,3 +177,7 @@ class Collectives:
 def together(collectives: Collectives | None) -> AbstractContextManager[None]:
     """Return `collectives.raise_together()`, or a context without effect for one rank."""
     return nullcontext() if collectives is None else collectives.raise_together()
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:200]}…"

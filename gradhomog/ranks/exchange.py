@@ -53,9 +53,9 @@ def sum_tensors(
     return whole.unflatten([collectives.sum(whole.flatten(shard, tensors)) for shard in whole.shards])
 
 
-def average(tensors: Mapping[str, Tensor], collectives: Collectives) -> Direction:
-    """Return the means of tensors over the ranks, by name."""
-    return {name: total / collectives.size for name, total in sum_tensors(tensors, tensors, collectives).items()}
+def average(tensors: Mapping[str, Tensor | None], like: Mapping[str, Tensor], collectives: Collectives) -> Direction:
+    """Return the means of tensors over the ranks, by name; arguments as in `sum_tensors`."""
+    return {name: total / collectives.size for name, total in sum_tensors(tensors, like, collectives).items()}
 
 
 def sum_batches(rows: Iterable[PartialRow | None], shards: Shards, collectives: Collectives) -> ShardedJacobian:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch.distributed as dist
 
@@ -59,9 +59,15 @@ class Ranks:
             raise OptionError(f"`over` must be 'batch' or 'tasks'; got {self.over!r}.")
         if self.examples is not None and self.over == "tasks":
             raise OptionError("`examples` is for over='batch'; with over='tasks' every task is on one rank. Omit it.")
-        numbers = [self.examples] if isinstance(self.examples, int | float) else list(self.examples or [])
-        if any(not isinstance(number, int | float) or not 0 <= number < float("inf") for number in numbers):
-            raise OptionError(f"`examples` must be finite numbers ≥ 0; got {self.examples!r}.")
+        given: Any = self.examples
+        numbers = (
+            [given] if isinstance(given, int | float) else list(given) if isinstance(given, list | tuple) else None
+        )
+        if given is not None and (numbers is None or not all(map(_is_count, numbers))):
+            raise OptionError(
+                "`examples` must be a finite number ≥ 0, or a list of them, one per task; got "
+                f"{given!r}. Convert tensors and arrays by `.tolist()`."
+            )
         if self.local and (self.gather or self.examples is not None):
             raise OptionError("`local` averages directions: `gather` and `examples` have no effect. Omit them.")
 
@@ -96,6 +102,15 @@ class Ranks:
         return [str(member.selector) for member in pipe.members if _reads_rows(member)]
 
 
+def pipeline_identity(pipe: Pipeline) -> dict[str, object]:
+    """Return the homogenizers with their options, and the options of the pipeline, which are the same on all ranks."""
+    return {"homogenizers": str(pipe), "nonfinite": pipe.nonfinite, "debug": pipe.debug}
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value < float("inf")
+
+
 def _reads_rows(member: Member) -> bool:
     return "jacobian" in member.needs and (member.declares_needs or member.stage == "rows")
 
@@ -111,7 +126,10 @@ def resolve_ranks(group: Ranks | dist.ProcessGroup | None, over: Over) -> Ranks 
     """
     ranks = group if isinstance(group, Ranks) else Ranks(over, group)
     if not isinstance(ranks.group, dist.ProcessGroup | None):
-        raise OptionError(f"`group` must be a process group, gradhomog.Ranks or None; got {group!r}.")
+        raise OptionError(
+            f"`group` must be a process group with this process, gradhomog.Ranks or None; got {group!r}. Processes "
+            "that are not members of the group must not take its steps."
+        )
     if group is None and ranks.size > 1:
         raise OptionError(
             f"this process is one of {ranks.size} ranks, and each would compute another direction, so that the "

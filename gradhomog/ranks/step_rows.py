@@ -14,7 +14,7 @@ from gradhomog.jacobian import DenseJacobian, Jacobian
 from gradhomog.pipelines import Pipeline
 from gradhomog.ranks.collectives import Collectives
 from gradhomog.ranks.exchange import average, collect_tasks
-from gradhomog.ranks.ranks import Ranks
+from gradhomog.ranks.ranks import Ranks, pipeline_identity
 from gradhomog.ranks.shards import Shards
 from gradhomog.reports import TaskRows
 from gradhomog.tasks import TaskBatch
@@ -67,7 +67,10 @@ def homogenize_across_ranks(
         ranks.check_pipeline(pipe)
         if ranks.over != "tasks":
             raise OptionError(f"a learner's ranks have different tasks: `over` must be 'tasks'; got {ranks.over!r}.")
-        counts = first.agree(len(batch), str(pipe), pipe.steps)
+        counts = first.agree(len(batch), {
+            "calls": "learner", "options": {"local": ranks.local, "gather": ranks.gather},
+            "pipeline": pipeline_identity(pipe), "number of steps": pipe.steps,
+        })  # fmt: skip
     offset = sum(counts[: first.rank])
     batch = replace(batch, slots=tuple(range(offset, offset + len(batch))))
     collectives = Collectives(ranks)
@@ -76,9 +79,11 @@ def homogenize_across_ranks(
         own = rows_of_one_process(rows, batch)
         if ranks.local:
             result = own.homogenize(pipe)
-        collectives.agree(len(batch))
+        collectives.agree(len(batch), _must_agree(own, ranks))
     if ranks.local:
-        return own, replace(result, direction=average(result.direction, collectives), exchanged="directions")
+        return own, replace(
+            result, direction=average(result.direction, result.direction, collectives), exchanged="directions"
+        )
     shards = Shards(own.jacobian.row_like(), collectives.size, collectives.rank)
     gathered = StepRows(
         collect_tasks(own.jacobian.row, counts, shards, collectives),
@@ -91,6 +96,19 @@ def homogenize_across_ranks(
         _gather(batch.query_y, counts, collectives),
     )
     return gathered, replace(gathered.homogenize(pipe), exchanged="rows")
+
+
+def _must_agree(rows: StepRows, ranks: Ranks) -> dict[str, object]:
+    """Return the shapes of what ranks exchange, for `Collectives.agree`; the number of tasks may differ."""
+    like = rows.jacobian.row_like()
+    parameters = [(name, tuple(value.shape), value.dtype) for name, value in like.items()]
+    if ranks.local:  # only directions are exchanged
+        return {"parameters": parameters}
+    tensors = [rows.losses, rows.accuracies, *rows.features, *rows.feature_grads, rows.targets]
+    return {
+        "parameters": parameters,
+        "sizes of tasks": [None if value is None else tuple(value.shape[1:]) for value in tensors],
+    }
 
 
 def _gather(value: Tensor, counts: Sequence[int], collectives: Collectives) -> Tensor:

@@ -35,11 +35,11 @@ def take_step(pipe: Pipeline, kind: str, model: Model, x: Tensor, y: Tensor, gro
         gradhomog.loss(losses, pipe, features=z, level="features", **options).backward()
 
 
-def steps(text: str, kind: str, sizes: Sequence[int]) -> dict[str, Any]:
+def steps(text: str, kind: str, sizes: Sequence[int], gather: bool = False) -> dict[str, Any]:
     """Return the gradients of some steps with `sizes[r]` examples on rank r, and the state of the pipeline."""
     (x, y), pipe, model = data(), gradhomog.pipeline(text), Model()
     part = part_of(sizes)
-    group = Ranks("batch", examples=sizes[dist.get_rank()]) if len(sizes) > 1 else None
+    group = Ranks("batch", examples=sizes[dist.get_rank()], gather=gather) if len(sizes) > 1 else None
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     found = []
     for _ in range(STEPS):
@@ -71,6 +71,11 @@ def message(case: str) -> str:
     options: dict[str, Any] = {"parameters": model.encoder, "group": Ranks("batch"), "features": views}
     if case == "absent":  # losses without heads, which would have to be the same on all ranks
         losses = [None if task == dist.get_rank() else view.square().mean() for task, view in enumerate(views)]
+    elif case == "other shapes":
+        pipe = gradhomog.pipeline("graddrop")
+        z = z[:, None].expand(-1, 1 + dist.get_rank(), -1)  # [batch, 1 on rank 0 and 2 on rank 1, 3]
+        losses = [head(z).square().mean() for head in model.heads]
+        options |= {"group": Ranks("batch", gather=True), "level": "features", "features": z}
     elif case == "local":
         options |= {"group": Ranks(local=True), "level": "features"}
     elif case == "backward fails on rank 1":

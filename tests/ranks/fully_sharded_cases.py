@@ -111,6 +111,20 @@ def bytes_sent(text: str) -> int:
     return sum(group.sent.values())
 
 
+def another_number_of_batches() -> str:
+    """Return the error of an accumulated step to which rank 1 adds one batch less."""
+    (x, y), model = data(), sharded_model()
+    shared = dict(model.encoder.named_parameters())
+    batches = [losses(model, x, y) for _ in range(2)]  # the forward passes of all ranks, which gather parameters
+    try:
+        with gradhomog.accumulated(gradhomog.pipeline("uw"), parameters=shared, group=Ranks("batch")) as several:
+            for batch in batches[dist.get_rank() :]:
+                several.add(batch)
+    except GradhomogError as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
 def message(case: str) -> str:
     """Return the class and message of the error of a step that cannot be taken, with its notes."""
     (x, y), pipe, options = data(), gradhomog.pipeline("pcgrad"), dict[str, Any](group=Ranks("batch"))
@@ -145,6 +159,11 @@ def message(case: str) -> str:
     elif case == "no synchronization":
         model.set_requires_gradient_sync(False)  # type: ignore[operator]
         found = [*losses(model, x, y)]
+    elif case == "raises on rank 1" and dist.get_rank() == 1:
+        found[0] = x
+    elif case == "no examples of a loss that is not finite" and dist.get_rank() == 1:
+        found[1] = torch.nan * computed[1]
+        options["group"] = Ranks("batch", examples=[1, 0, 1])
     elif case == "examples":
         options["group"] = Ranks("batch", examples=[1, 0, 1])
     try:

@@ -23,6 +23,12 @@ def test_rows_of_features_stay_on_their_ranks(processes, text):
     assert_same_step(processes(cases.steps, 3, text, "level", [6, 1, 5]), expected)
 
 
+@pytest.mark.parametrize("text", ["graddrop", "moco", "excess_mtl", "db_mtl", "sand_mask"])
+def test_rows_of_features_are_gathered_for_methods_that_read_them(processes, text):
+    (expected,) = processes(cases.steps, 1, text, "level", [12])
+    assert_same_step(processes(cases.steps, 3, text, "level", [6, 1, 5], True), expected)
+
+
 def test_a_scalar_loss_takes_the_same_step_at_the_level_of_features(processes):
     (expected,) = processes(cases.steps, 1, "mgda", "level", [12])
     assert_same_step(processes(cases.steps, 2, "mgda", "level by loss", [6, 6]), expected)
@@ -51,6 +57,7 @@ def test_at_the_level_of_features_only_gramians_and_one_gradient_are_sent(proces
     ("case", "first", "second"),
     [
         ("absent", "OptionError: a homogenizer reads features, so every rank.*rank 0 does not", "OptionError: a homog"),
+        ("other shapes", "OptionError: 'features'.*may differ in the batch only; .*are .12, 1, 3.", "are .12, 2, 3."),
         ("local", "OptionError: level='features' requires Ranks.'batch'", "OptionError: level='features'"),
         (
             "backward fails on rank 1",

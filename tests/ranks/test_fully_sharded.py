@@ -78,10 +78,15 @@ def test_only_the_gramian_travels(processes, text):
         assert sent <= parameters  # two headers, losses, flags, and nine numbers
 
 
+def test_every_rank_adds_equally_many_batches(processes):
+    for text in processes(cases.another_number_of_batches, 2):
+        assert re.search("RankError: all ranks must have the same calls; .*`add` of `accumulated`", text), text
+
+
 @pytest.mark.parametrize(
     ("case", "first", "second"),
     [
-        ("absent on rank 1", "RankError.*same tasks and heads; rank 1 differs", "RankError"),
+        ("absent on rank 1", "RankError.*same present tasks; rank 1 differs.*0 . output", "RankError"),
         ("not finite on rank 1", "NonfiniteError: task 1 is not finite.*zero_grad", "NonfiniteError: task 1"),
         ("drop", "OptionError.*nonfinite='drop'", "OptionError"),
         ("weighted heads", "OptionError.*heads='weighted'", "OptionError"),
@@ -93,6 +98,12 @@ def test_only_the_gramian_travels(processes, text):
         ("listed after, one layer", "OptionError: either all or none.*list them once before", "OptionError"),
         ("listed after", "OptionError: `parameters` must be the DTensors.*list them once before", "OptionError"),
         ("no synchronization", "OptionError.*set_requires_gradient_sync", "OptionError"),
+        ("raises on rank 1", "RankError: rank 1 raised", "OptionError: the loss of task 0 must be a real scalar"),
+        (
+            "no examples of a loss that is not finite",
+            "RankError: rank 1 raised",
+            "OptionError: the loss of task 1 must",
+        ),
         ("examples", "OptionError: `examples` must be positive for every task", "OptionError"),
     ],
 )

@@ -1,0 +1,208 @@
+"""Functions that run on every rank of a process group, of which one rank does something else than the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import gradhomog
+from gradhomog import GradhomogError, Ranks
+from tests.adapters import few_shot
+from tests.ranks.cases import Model, data, losses_of, part_of
+
+
+def error_of(step: Callable[[], object], model: nn.Module) -> str:
+    """Return the class and message of the error of a step, which must not write gradients."""
+    try:
+        step()
+    except GradhomogError as error:
+        assert all(parameter.grad is None for parameter in model.parameters()), "gradients were written"
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def one_rank_differs(what: str) -> str:
+    """Return the error of a step to which rank 0 passes another option, pipeline or model."""
+    (x, y), model, first = data(), Model(), dist.get_rank() == 0
+    z = model.encoder(x)
+    residuals = [head(z)[:, 0] - y[:, task] for task, head in enumerate(model.heads)]
+    losses = [residual.square().mean() for residual in residuals]
+    pipe, options = gradhomog.pipeline("uw"), dict[str, Any](parameters=model.encoder, features=z, group=Ranks("batch"))
+    if what == "initial values" and not first:
+        nn.init.ones_(model.encoder[0].weight)
+    elif what == "nonfinite":
+        pipe = gradhomog.pipeline("uw", nonfinite="drop" if first else "raise")
+    elif what == "debug":
+        pipe = gradhomog.pipeline("uw", debug=first)
+    elif what == "steps":
+        pipe.steps = int(first)
+    elif what == "residuals":
+        pipe, options["residuals"] = gradhomog.pipeline("ntk"), residuals if first else None
+    elif first:
+        changed = {
+            "inspect": True, "heads": "weighted", "level": "features", "scaler": torch.amp.GradScaler("cpu"),
+            "group": Ranks("batch", gather=True),
+        }  # fmt: skip
+        options |= {what: changed[what]} if what in changed else {}
+    return error_of(lambda: gradhomog.backward(losses, pipe, **options), model)
+
+
+def head_in_another_order() -> str:
+    """Return the error of a step in which rank 1 computes the same loss from the parts of a head in another order."""
+    (x, y), model = data(), Model()
+    z = model.encoder(x)
+    parts = [head(z)[:, 0] for head in model.heads[:2]]
+    output = parts[0] + parts[1] if dist.get_rank() == 0 else parts[1] + parts[0]
+    losses = [(output - y[:, 0]).square().mean(), (model.heads[2](z)[:, 0] - y[:, 1]).square().mean()]
+    pipe = gradhomog.pipeline("pcgrad")
+    pipe.steps = 1  # shared parameters are compared in the first step, heads in every step
+    return error_of(lambda: gradhomog.backward(losses, pipe, parameters=model.encoder, group=Ranks("batch")), model)
+
+
+def heads_of_other_inputs(call: str, several: bool) -> list[Tensor]:
+    """Return the gradients of heads for features `[batch, 1, 3]`, of which rank 1 repeats each: `[batch, 2, 3]`."""
+    (x, _), model, pipe = data(), Model(), gradhomog.pipeline("pcgrad")
+    z = model.encoder(x[part_of([6, 6])] if several else x)
+    z = z[:, None].expand(-1, 1 + dist.get_rank(), -1)  # the order of weight and bias in the graph differs on rank 1
+    losses, group = [head(z).square().mean() for head in model.heads], Ranks("batch") if several else None
+    if call == "backward":
+        gradhomog.backward(losses, pipe, parameters=model.encoder, group=group)
+    else:
+        with gradhomog.accumulated(pipe, parameters=model.encoder, group=group) as batches:
+            batches.add(losses)
+    return model.gradients()
+
+
+def absent_with_a_method_that_chooses(call: str) -> str:
+    """Return the error of a step with `tracked`, in which a task is absent on rank 1."""
+    (x, y), model, pipe = data(), Model().encoder, gradhomog.pipeline("tracked")
+    losses: list[Tensor | None] = [(output - y[:, 0]).square().mean() for output in model(x).unbind(1)]
+    if dist.get_rank() == 1:
+        losses[0] = None
+    group = Ranks("batch", gather=True)
+
+    def step() -> None:
+        if call == "backward":
+            gradhomog.backward(losses, pipe, parameters=model, group=group)
+        elif call == "loss":
+            gradhomog.loss(losses, pipe, parameters=model, group=group).backward()
+        else:
+            with gradhomog.accumulated(pipe, parameters=model, group=group) as several:
+                several.add(losses)
+
+    return error_of(step, model)
+
+
+def gradients_of_a_pair(model: Model, extra: Tensor) -> list[Tensor | None]:
+    return [parameter.grad for parameter in (*model.parameters(), extra)]
+
+
+def no_labels_on_one_rank(text: str, several: bool) -> list[Tensor | None]:
+    """Return the gradients of a step in which a task's mean over labels is NaN on rank 0, which has none.
+
+    No loss depends on the last parameter.
+    """
+    (x, y), model, extra = data(), Model(), nn.Parameter(torch.ones(2, dtype=torch.float64))
+    labelled = torch.ones_like(y)
+    labelled[:6, 1] = 0
+    part = part_of([6, 6]) if several else slice(None)
+    x, y, labelled = x[part], y[part], labelled[part]
+    losses = [
+        ((output - target).square() * mask).sum() / mask.sum()
+        for output, target, mask in zip(model(x), y.unbind(1), labelled.unbind(1), strict=True)
+    ]
+    group = Ranks("batch", examples=labelled.sum(0).tolist()) if several else None
+    shared = {**dict(model.encoder.named_parameters()), "extra": extra}
+    gradhomog.backward(losses, gradhomog.pipeline(text), parameters=shared, group=group)
+    return gradients_of_a_pair(model, extra)
+
+
+def no_labels_for_transformed_features(text: str, several: bool) -> list[Tensor | None]:
+    """Return the gradients of the same step with a homogenizer that transforms the features."""
+    (x, y), model = data(), Model()
+    labelled = torch.ones_like(y)
+    labelled[:6, 1] = 0
+    part = part_of([6, 6]) if several else slice(None)
+    x, y, labelled = x[part], y[part], labelled[part]
+    views = gradhomog.task_features(model.encoder(x), pipe := gradhomog.pipeline(text), tasks=3)
+    losses = [
+        ((head(view)[:, 0] - target).square() * mask).sum() / mask.sum()
+        for head, view, target, mask in zip(model.heads, views, y.unbind(1), labelled.unbind(1), strict=True)
+    ]
+    group = Ranks("batch", examples=labelled.sum(0).tolist()) if several else None
+    gradhomog.backward(losses, pipe, parameters=model.encoder, features=views, group=group)
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def no_examples_on_rank_1(text: str, several: bool) -> list[Tensor | None]:
+    """Return the gradients of a step without examples on rank 1; no loss depends on the last parameter."""
+    (x, y), model, extra = data(), Model(), nn.Parameter(torch.ones(2, dtype=torch.float64))
+    part = [slice(None), slice(0, 3)][dist.get_rank()]  # the 3 examples on rank 1 do not count
+    group = Ranks("batch", examples=[12, 0][dist.get_rank()]) if several else None
+    shared = {**dict(model.encoder.named_parameters()), "extra": extra}
+    losses = losses_of(model(x[part]), y[part])
+    gradhomog.backward(losses, gradhomog.pipeline(text), parameters=shared, group=group)
+    return gradients_of_a_pair(model, extra)
+
+
+def infinite_gradient_on_rank_1(text: str, scaled: bool) -> Any:
+    """Return the error of a step with an infinite gradient on rank 1; with a scaler its scale and the steps after."""
+    (x, y), model, pipe = data(), Model(), gradhomog.pipeline(text)
+    losses = losses_of(model(x), y)
+    if dist.get_rank() == 1:
+        model.encoder[0].weight.register_hook(lambda gradient: torch.inf * gradient)
+    if not scaled:
+        return error_of(lambda: gradhomog.backward(losses, pipe, parameters=model.encoder, group=Ranks()), model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    gradhomog.backward(losses, pipe, parameters=model.encoder, scaler=scaler, group=Ranks())
+    before = [parameter.clone() for parameter in model.parameters()]
+    scaler.step(optimizer)
+    scaler.update()
+    unchanged = all(map(torch.equal, before, model.parameters()))
+    return {"scale": scaler.get_scale(), "steps": pipe.steps, "unchanged": unchanged}
+
+
+def dropped_on_rank_1() -> list[Tensor]:
+    """Return the gradients of heads with `local=True`, whose second task is dropped on rank 1."""
+    (x, y), model, pipe = data(), Model(), gradhomog.pipeline("pcgrad", nonfinite="drop")
+    losses = losses_of(model(x), y)
+    if dist.get_rank() == 1:
+        losses[1] = torch.nan * losses[1]
+    gradhomog.backward(losses, pipe, parameters=model.encoder, group=Ranks(local=True))
+    return [parameter.grad for parameter in model.heads.parameters() if parameter.grad is not None]
+
+
+def head_gradients() -> list[Tensor]:
+    """Return the gradients of the heads in one process."""
+    (x, y), model = data(), Model()
+    gradhomog.backward(losses_of(model(x), y), gradhomog.pipeline("pcgrad"), parameters=model.encoder)
+    return [parameter.grad for parameter in model.heads.parameters() if parameter.grad is not None]
+
+
+def accumulated_domains(count: int) -> str:
+    """Return the error of `accumulated` with a number of domains that is not that of the tasks."""
+    (x, y), model, pipe = data(), Model(), gradhomog.pipeline("pcgrad")
+
+    def step() -> None:
+        domains = [f"domain {index}" for index in range(count)]
+        with gradhomog.accumulated(pipe, parameters=model.encoder, domains=domains, group=Ranks()) as several:
+            several.add(losses_of(model(x), y))
+
+    return error_of(step, model)
+
+
+def learner_tasks(case: str) -> str:
+    """Return the error of a meta-step in which rank 1 has no tasks, or tasks with fewer queries."""
+    learner = gradhomog.learner("maml", *few_shot.networks(), homogenizers="pcgrad")
+    outer = torch.optim.SGD(learner.parameters(), lr=0.1)
+    tasks: Any = list(few_shot.tasks(2))
+    if dist.get_rank() == 1:
+        fewer = [replace(task, query_x=task.query_x[:6], query_y=task.query_y[:6]) for task in tasks]
+        tasks = [] if case == "none" else fewer
+    return error_of(lambda: learner.step(tasks, outer, group=Ranks("tasks")), learner)

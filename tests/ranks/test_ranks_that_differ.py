@@ -1,0 +1,108 @@
+"""A rank that has other options, values, labels or gradients than the others: the step of one process, or an error."""
+
+from __future__ import annotations
+
+import re
+
+import numpy
+import pytest
+import torch
+
+from gradhomog import OptionError, Ranks
+from tests.ranks import difference_cases as cases
+
+
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        *((option, "same options.*'inspect': (True|False)") for option in ("inspect", "heads", "level", "scaler")),
+        *((option, "same options.*'gather': (True|False)") for option in ("group", "residuals")),
+        ("nonfinite", "same pipeline.*'nonfinite': '(drop|raise)'"),
+        ("debug", "same pipeline.*'debug': (True|False)"),
+        ("steps", "same number of steps; rank 1 differs from rank 0. Rank . has (0|1)"),
+        ("initial values", "same values.*'0.weight' begins with .* on rank 0 and with 1 on rank 1.*same seed"),
+    ],
+)
+def test_an_option_or_value_of_one_rank_is_named_on_all(processes, what, expected):
+    for text in processes(cases.one_rank_differs, 2, what):
+        assert re.search(f"RankError: all ranks must have the {expected}", text), text
+
+
+def test_the_parts_of_a_head_must_be_used_in_the_same_order(processes):
+    for text in processes(cases.head_in_another_order, 2):
+        assert re.search("RankError.*parameter 0 of the head of task 0 begins with.*same order", text), text
+
+
+@pytest.mark.parametrize("call", ["backward", "accumulated"])
+def test_the_graphs_of_a_head_may_differ(processes, call):
+    (expected,) = processes(cases.heads_of_other_inputs, 1, call, False)
+    for found in processes(cases.heads_of_other_inputs, 2, call, True):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("call", ["backward", "loss", "accumulated"])
+def test_tasks_are_chosen_among_the_same_tasks_on_all_ranks(processes, call):
+    for text in processes(cases.absent_with_a_method_that_chooses, 2, call):
+        assert re.search("RankError: all ranks must have the same tasks to choose from; rank 1 differs", text), text
+
+
+@pytest.mark.parametrize("text", ["none", "uw", "pcgrad", "upgrad"])
+@pytest.mark.parametrize("case", [cases.no_labels_on_one_rank, cases.no_examples_on_rank_1])
+def test_a_loss_with_zero_examples_has_no_effect(processes, text, case):
+    (expected,) = processes(case, 1, text, False)
+    for found in processes(case, 2, text, True):
+        torch.testing.assert_close(found[:-1], expected[:-1], rtol=1e-9, atol=1e-12)
+        assert found[-1] is None
+        assert expected[-1] is None
+
+
+@pytest.mark.parametrize("text", ["rotograd", "rotate + pcgrad"])
+def test_a_loss_with_zero_examples_has_no_effect_on_transformed_features(processes, text):
+    (expected,) = processes(cases.no_labels_for_transformed_features, 1, text, False)
+    for found in processes(cases.no_labels_for_transformed_features, 2, text, True):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("text", ["none", "uw", "pcgrad"])
+def test_an_infinite_gradient_on_one_rank_raises_on_all(processes, text):
+    for found in processes(cases.infinite_gradient_on_rank_1, 2, text, False):
+        assert re.match("NonfiniteError: (task 0.*w.r.t. 0.weight|the gradient of the shared)", found), found
+
+
+@pytest.mark.parametrize("text", ["none", "uw", "pcgrad"])
+def test_an_overflow_on_one_rank_lowers_the_scale_on_all(processes, text):
+    for found in processes(cases.infinite_gradient_on_rank_1, 2, text, True):
+        assert found == {"scale": 512.0, "steps": 0, "unchanged": True}
+
+
+def test_the_head_of_a_task_that_one_rank_drops_is_averaged_with_zero(processes):
+    (expected,) = processes(cases.head_gradients, 1)
+    mean = [*expected[:2], *(gradient / 2 for gradient in expected[2:4]), *expected[4:]]  # weight and bias of each head
+    for found in processes(cases.dropped_on_rank_1, 2):
+        torch.testing.assert_close(found, mean)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_accumulated_requires_one_domain_per_task(processes, count):
+    for text in processes(cases.accumulated_domains, 2, count):
+        assert re.search("OptionError: `domains` must contain one name for each of the 3 tasks", text), text
+
+
+@pytest.mark.parametrize(
+    ("case", "first", "second"),
+    [
+        ("none", "RankError: rank 1 raised an error", "must contain at least one task"),
+        ("fewer queries", r"RankError.*same sizes of tasks.*Rank 0 has .*\(9,\)", r"RankError.*Rank 1 has .*\(6,\)"),
+    ],
+)
+def test_the_tasks_of_all_ranks_have_the_same_sizes(processes, case, first, second):
+    for text, expected in zip(processes(cases.learner_tasks, 2, case), (first, second), strict=True):
+        assert re.search(expected, text), text
+
+
+@pytest.mark.parametrize(
+    "examples", [torch.tensor(5), torch.tensor([1, 2]), numpy.int64(5), numpy.ones(2), [torch.tensor(1)], "12", -1]
+)
+def test_examples_must_be_numbers(examples):
+    with pytest.raises(OptionError, match=r"`examples` must be a finite number ≥ 0, or a list.*tolist"):
+        Ranks("batch", examples=examples)
