@@ -90,6 +90,8 @@ class Accumulation:
         self._use_shared |= loss_leaves.use_shared
         if not loss_leaves.tasks.slots:
             return
+        if self._collectives is not None:
+            loss_leaves = loss_leaves.without_inputs()
         batch = differentiate(loss_leaves, factor=self._factor, through_features=reads, return_features=reads)
         slots = self._slots(batch.tasks)
         if self._collectives is not None and loss_leaves.sharded:

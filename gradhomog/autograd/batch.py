@@ -89,6 +89,20 @@ class LossLeaves:
             stage_features=[self.stage_features[index] for index in indices] if self.stage_features else [],
         )
 
+    def without_inputs(self) -> LossLeaves:
+        """Return the losses without leaves that are inputs of the model, if it has parameters.
+
+        Across ranks, collocation points and other inputs that require grad belong to the examples of one rank, but
+        gradients of heads are summed over the ranks.
+        """
+        leaves = [leaf for leaves in (self.shared.values(), *self.unshared_leaves) for leaf in leaves]
+        if not any(isinstance(leaf, nn.Parameter) for leaf in leaves):
+            return self
+        heads: list[list[Tensor]] = []
+        for leaves in self.unshared_leaves:
+            heads.append([leaf for leaf in leaves if isinstance(leaf, nn.Parameter)])
+        return replace(self, unshared_leaves=heads)
+
 
 def find_leaves(losses: Losses, parameters: Parameters | None, features: Features | None) -> LossLeaves:
     """Find the leaves that each loss depends on.

@@ -109,6 +109,8 @@ def loss(
         agree_on_present(pipe, given.tasks, collectives)
         loss_leaves = select_chosen(pipe, given, domains)
         collectives = also_for_one_rank(collectives, loss_leaves.shared)
+        if collectives is not None:
+            loss_leaves = loss_leaves.without_inputs()
         if parameters is None:
             check_discovered_parameters(pipe, per, collectives)
         options = step_options(

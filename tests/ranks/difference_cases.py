@@ -139,6 +139,30 @@ def no_labels_for_transformed_features(text: str, several: bool) -> list[Tensor 
     return [parameter.grad for parameter in model.parameters()]
 
 
+def points_of_a_differential_equation(call: str, sizes: list[int]) -> list[Tensor]:
+    """Return the gradients of a network for u' = u, u(0) = 1 at points that require grad, with a learned factor."""
+    model, pipe = nn.Sequential(nn.Linear(1, 6), nn.Tanh(), nn.Linear(6, 1)).double(), gradhomog.pipeline("pcgrad")
+    factor = nn.Parameter(torch.ones((), dtype=torch.float64))  # a head: only the first loss depends on it
+    for index, parameter in enumerate(model.parameters()):
+        nn.init.normal_(parameter, generator=torch.Generator().manual_seed(index))
+    points = torch.linspace(0, 1, 12, dtype=torch.float64)[part_of(sizes), None].requires_grad_()
+    u = model(points)
+    (slope,) = torch.autograd.grad(u.sum(), points, create_graph=True)
+    start = torch.zeros(1, 1, dtype=torch.float64).requires_grad_()
+    losses = [(slope - factor * u).square().mean(), (model(start) - 1).square().mean(), u.square().mean()]
+    options: Any = {"parameters": model, "group": Ranks("batch", examples=len(points)) if len(sizes) > 1 else None}
+    if call == "tasks":  # the losses of each rank are other tasks
+        losses, options = losses[1:], {"parameters": model, "group": Ranks("tasks")}
+    if call == "loss":
+        gradhomog.loss(losses, pipe, **options).backward()
+    elif call == "accumulated":
+        with gradhomog.accumulated(pipe, **options) as batches:
+            batches.add(losses)
+    else:
+        gradhomog.backward(losses, pipe, **options)
+    return [parameter.grad for parameter in (*model.parameters(), factor) if parameter.grad is not None]
+
+
 def no_examples_on_rank_1(text: str, several: bool) -> list[Tensor | None]:
     """Return the gradients of a step without examples on rank 1; no loss depends on the last parameter."""
     (x, y), model, extra = data(), Model(), nn.Parameter(torch.ones(2, dtype=torch.float64))

@@ -41,6 +41,18 @@ def test_the_graphs_of_a_head_may_differ(processes, call):
 
 
 @pytest.mark.parametrize("call", ["backward", "loss", "accumulated"])
+def test_inputs_that_require_grad_are_those_of_their_rank(processes, call):
+    (expected,) = processes(cases.points_of_a_differential_equation, 1, call, [12])
+    for found in processes(cases.points_of_a_differential_equation, 2, call, [7, 5]):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_inputs_that_require_grad_are_not_heads_of_tasks_over_ranks(processes):
+    first, second = processes(cases.points_of_a_differential_equation, 2, "tasks", [7, 5])
+    assert all(map(torch.equal, first, second))
+
+
+@pytest.mark.parametrize("call", ["backward", "loss", "accumulated"])
 def test_tasks_are_chosen_among_the_same_tasks_on_all_ranks(processes, call):
     for text in processes(cases.absent_with_a_method_that_chooses, 2, call):
         assert re.search("RankError: all ranks must have the same tasks to choose from; rank 1 differs", text), text
