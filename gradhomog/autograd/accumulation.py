@@ -213,7 +213,7 @@ def accumulated(
     shared = shared_parameters(parameters)
     group_names(list(shared), per)
     ranks = resolve_ranks(group, "batch")
-    collectives = also_for_one_rank(None if ranks is None else Collectives(ranks), shared)
+    collectives = also_for_one_rank(None if ranks is None else Collectives(ranks), shared, group)
     several = Accumulation(pipe, shared, scaler, heads, per, domains, inspect, collectives)
     with together(collectives):
         yield several

@@ -108,7 +108,7 @@ def loss(
         given = find_leaves(losses, parameters, features)
         agree_on_present(pipe, given.tasks, collectives)
         loss_leaves = select_chosen(pipe, given, domains)
-        collectives = also_for_one_rank(collectives, loss_leaves.shared)
+        collectives = also_for_one_rank(collectives, loss_leaves.shared, group)
         if collectives is not None:
             loss_leaves = loss_leaves.without_inputs()
         if parameters is None:

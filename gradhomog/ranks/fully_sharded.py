@@ -57,10 +57,12 @@ def check_not_gathered(parameters: Iterable[Tensor]) -> None:
         )
 
 
-def also_for_one_rank(collectives: Collectives | None, parameters: Mapping[str, Tensor]) -> Collectives | None:
+def also_for_one_rank(
+    collectives: Collectives | None, parameters: Mapping[str, Tensor], group: Ranks | dist.ProcessGroup | None
+) -> Collectives | None:
     """Return collectives for sharded parameters on one rank too, because their gradients are DTensors there too."""
     if collectives is None and any(map(is_sharded, parameters.values())):
-        return Collectives(Ranks("batch"))
+        return Collectives(group if isinstance(group, Ranks) else Ranks("batch", group))
     return collectives
 
 

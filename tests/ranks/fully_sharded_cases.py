@@ -91,6 +91,17 @@ def steps_of_one_process(text: str, call: str) -> dict[str, Any]:
     return {"gradients": found, "state": pipe.state_dict()}
 
 
+def a_group_of_one_rank() -> list[Tensor]:
+    """Return the gradients of a step of a model that is sharded over a group of this rank only."""
+    group = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
+    (x, y), model = data(), Model()
+    fully_shard(model, mesh=DeviceMesh.from_group(group, "cpu"))
+    shared = {name: value for name, value in model.named_parameters() if name.startswith("encoder.")}
+    gradhomog.backward(losses(model, x, y), gradhomog.pipeline("upgrad"), parameters=shared, group=group)
+    gradients: list[Any] = model.gradients()
+    return [gradient.to_local() for gradient in gradients]
+
+
 def gradients_before_remain() -> list[Tensor]:
     """Return the difference of the gradients of two accumulated steps and twice those of one."""
     (x, y), model = data(), sharded_model()

@@ -51,6 +51,12 @@ def test_one_rank_takes_the_step_of_a_model_that_is_not_sharded(processes):
     assert_close(found["gradients"], expected["gradients"])
 
 
+def test_a_group_of_one_rank_takes_its_own_step(processes):
+    (expected,) = processes(cases.steps_of_one_process, 1, "upgrad", "backward")
+    for found in processes(cases.a_group_of_one_rank, 2):
+        assert_close(found, expected["gradients"][: len(found)])
+
+
 @pytest.mark.parametrize("text", ["trimmed_mean", "graddrop"])
 def test_methods_that_read_rows_receive_them_by_choice(processes, text):
     (expected,) = processes(cases.steps_of_one_process, 1, text, "backward")

@@ -125,7 +125,10 @@ def test_methods_that_read_rows_receive_those_of_one_process(ranks: Any) -> None
             "no loss on rank 1",
             ["RankError: rank 1 raised an error", "OptionError: at least one loss must have a graph"],
         ),
-        ("a head is absent on rank 1", ["RankError: all ranks must have the same parameters"] * 2),
+        (
+            "a head is absent on rank 1",
+            ["RankError: all ranks must have the same heads; rank 1 differs from rank 0"] * 2,
+        ),
         ("reads rows", ["OptionError: graddrop reads rows, which are distributed over 2 ranks"] * 2),
         ("no parameters", ["OptionError: across ranks `parameters` is required"] * 2),
         ("tasks", ["OptionError: a trainer distributes the examples of a batch: `group` must be Ranks('batch'"] * 2),
