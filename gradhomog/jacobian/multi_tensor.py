@@ -31,8 +31,8 @@ def group_small(like: Mapping[str, Tensor], tasks: int) -> list[list[str]]:
         if not tensor.is_contiguous() or not (whole or tensor.numel() <= SMALL_TENSOR):
             groups.append([name])
             continue
-        names, filled = filling.get(kind, ([], SMALL_COPY))
-        if filled + size > SMALL_COPY:
+        names, filled = filling.get(kind, ([], 0))
+        if not names or filled + size > SMALL_COPY:
             names, filled = [], 0
             groups.append(names)
         names.append(name)

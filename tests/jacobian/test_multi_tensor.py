@@ -57,6 +57,15 @@ def test_statistics_and_means_are_those_of_one_matrix_in_float64(dtype, toleranc
         )
 
 
+def test_a_parameter_without_elements_is_in_a_group():
+    like = {"empty": torch.zeros(0), "half": torch.zeros(0, dtype=torch.bfloat16), "full": torch.ones(2)}
+    assert group_small(like, TASKS) == [["empty", "full"], ["half"]]
+    without = {name: like[name] for name in ("empty", "half")}  # such as the parts of small parameters on one rank
+    found = PerTaskJacobian({name: [tensor, tensor] for name, tensor in without.items()}, without)
+    assert found.gramian().tolist() == [[0, 0], [0, 0]]
+    assert found.finite_tasks() == [True, True]
+
+
 def test_parameters_of_two_dtypes_are_not_mixed():
     like = {str(index): torch.zeros(4, dtype=(torch.float32, torch.float64)[index % 2]) for index in range(8)}
     assert group_small(like, TASKS) == [["0", "2", "4", "6"], ["1", "3", "5", "7"]]
