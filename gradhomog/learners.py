@@ -18,7 +18,7 @@ from gradhomog.diagnosis.result import DiagnosisResult
 from gradhomog.errors import ConfigError, DataError, OptionError, PluginLoadError, PluginRunError
 from gradhomog.outer_optimizer import OuterOptimizer, check_holds_parameters, warn_of_momentum
 from gradhomog.pipelines import Pipeline, pipeline
-from gradhomog.ranks.collectives import Collectives, together
+from gradhomog.ranks.collectives import Collectives, raise_on_all_ranks
 from gradhomog.ranks.ranks import Ranks, resolve_ranks
 from gradhomog.ranks.step_rows import homogenize_across_ranks, rows_of_one_process
 from gradhomog.registry import Registry, installed
@@ -195,7 +195,7 @@ class Learner(ABC):
         """
         named, ranks = self.named_parameters(), resolve_ranks(group, "tasks")
         check_holds_parameters(outer, named.values())
-        with together(None if ranks is None else Collectives(ranks)):
+        with raise_on_all_ranks(None if ranks is None else Collectives(ranks)):
             batch = batch if isinstance(batch, TaskBatch) else TaskBatch.stack(batch)
         if self.homogenizers.stages.choosing:
             warn_of_momentum(outer, self.homogenizers)

@@ -24,8 +24,8 @@ from gradhomog.autograd.select_losses import agree_on_present, may_be_unused
 from gradhomog.errors import OptionError
 from gradhomog.homogenization import Homogenization
 from gradhomog.pipelines import Pipeline
-from gradhomog.ranks.collectives import Collectives, together
-from gradhomog.ranks.fully_sharded import also_for_one_rank
+from gradhomog.ranks.collectives import Collectives, raise_on_all_ranks
+from gradhomog.ranks.fully_sharded import collectives_if_sharded
 from gradhomog.ranks.ranks import Ranks, resolve_ranks
 from gradhomog.task_key import slot_keys
 from gradhomog.uncompiled import uncompiled
@@ -213,9 +213,9 @@ def accumulated(
     shared = shared_parameters(parameters)
     group_names(list(shared), per)
     ranks = resolve_ranks(group, "batch")
-    collectives = also_for_one_rank(None if ranks is None else Collectives(ranks), shared, group)
+    collectives = collectives_if_sharded(None if ranks is None else Collectives(ranks), shared, group)
     several = Accumulation(pipe, shared, scaler, heads, per, domains, inspect, collectives)
-    with together(collectives):
+    with raise_on_all_ranks(collectives):
         yield several
         several.finish()
 

@@ -30,8 +30,8 @@ from gradhomog.autograd.select_losses import agree_on_present, may_be_unused, se
 from gradhomog.autograd.task_features import TaskFeatures
 from gradhomog.homogenization import Homogenization
 from gradhomog.pipelines import Pipeline
-from gradhomog.ranks.collectives import Collectives, together
-from gradhomog.ranks.fully_sharded import also_for_one_rank
+from gradhomog.ranks.collectives import Collectives, raise_on_all_ranks
+from gradhomog.ranks.fully_sharded import collectives_if_sharded
 from gradhomog.ranks.ranks import Ranks, resolve_ranks
 from gradhomog.uncompiled import uncompiled
 
@@ -129,14 +129,14 @@ def backward(
     """
     ranks = resolve_ranks(group, "batch")
     collectives = None if ranks is None else Collectives(ranks)
-    with together(collectives):
+    with raise_on_all_ranks(collectives):
         check_options(pipe, features, level, per, heads, chunks, create_graph)
         check_attached(pipe)
         factor = scaler_factor(scaler, losses)
         given = find_leaves(losses, parameters, features)
         agree_on_present(pipe, given.tasks, collectives)
         loss_leaves = select_chosen(pipe, given, domains)
-        collectives = also_for_one_rank(collectives, loss_leaves.shared, group)
+        collectives = collectives_if_sharded(collectives, loss_leaves.shared, group)
         if collectives is not None:
             loss_leaves = loss_leaves.without_inputs()
         if parameters is None:

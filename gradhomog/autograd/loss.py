@@ -22,8 +22,8 @@ from gradhomog.autograd.select_losses import agree_on_present, select_chosen
 from gradhomog.errors import OptionError
 from gradhomog.homogenization import Homogenization
 from gradhomog.pipelines import Pipeline
-from gradhomog.ranks.collectives import Collectives, together
-from gradhomog.ranks.fully_sharded import also_for_one_rank
+from gradhomog.ranks.collectives import Collectives, raise_on_all_ranks
+from gradhomog.ranks.fully_sharded import collectives_if_sharded
 from gradhomog.ranks.ranks import Ranks, resolve_ranks
 from gradhomog.uncompiled import uncompiled
 
@@ -103,12 +103,12 @@ def loss(
         return reduce(torch.stack(values))
     ranks = resolve_ranks(group, "batch")
     collectives = None if ranks is None else Collectives(ranks)
-    with together(collectives):
+    with raise_on_all_ranks(collectives):
         check_attached(pipe)
         given = find_leaves(losses, parameters, features)
         agree_on_present(pipe, given.tasks, collectives)
         loss_leaves = select_chosen(pipe, given, domains)
-        collectives = also_for_one_rank(collectives, loss_leaves.shared, group)
+        collectives = collectives_if_sharded(collectives, loss_leaves.shared, group)
         if collectives is not None:
             loss_leaves = loss_leaves.without_inputs()
         if parameters is None:
@@ -142,7 +142,7 @@ class _StepOnBackward:
             raise OptionError(
                 "backward() of gradhomog.loss must be called once; it was called twice. Call gradhomog.loss again."
             )
-        with together(self._options.collectives):
+        with raise_on_all_ranks(self._options.collectives):
             step = compute(self._pipe, self._loss_leaves, replace(self._options, factor=factor, scaled=factor > 1))
         self._loss_leaves = None  # frees the graph of the losses
         self._options = replace(self._options, kernel_traces=None)

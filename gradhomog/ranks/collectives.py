@@ -174,7 +174,7 @@ class Collectives:
         return [name for part in found for name in part]
 
 
-def together(collectives: Collectives | None) -> AbstractContextManager[None]:
+def raise_on_all_ranks(collectives: Collectives | None) -> AbstractContextManager[None]:
     """Return `collectives.raise_together()`, or a context without effect for one rank."""
     return nullcontext() if collectives is None else collectives.raise_together()
 

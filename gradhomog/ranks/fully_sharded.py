@@ -57,10 +57,10 @@ def check_not_gathered(parameters: Iterable[Tensor]) -> None:
         )
 
 
-def also_for_one_rank(
+def collectives_if_sharded(
     collectives: Collectives | None, parameters: Mapping[str, Tensor], group: Ranks | dist.ProcessGroup | None
 ) -> Collectives | None:
-    """Return collectives for sharded parameters on one rank too, because their gradients are DTensors there too."""
+    """Return collectives also for one rank if the parameters are sharded, because their gradients are DTensors then."""
     if collectives is None and any(map(is_sharded, parameters.values())):
         return Collectives(group if isinstance(group, Ranks) else Ranks("batch", group))
     return collectives

@@ -16,8 +16,8 @@ RELATIVE, ABSOLUTE = 1e-2, 1e-4
 
 def first_elements(tensors: Sequence[Tensor]) -> list[float]:
     """Return the first element of each tensor, 0 for one without elements. One transfer from the device to the CPU."""
-    firsts = [tensor.detach()[(0,) * tensor.dim()].double() for tensor in tensors if tensor.numel()]
-    numbers = iter(torch.stack(firsts).tolist() if firsts else [])
+    firsts = [tensor.detach()[(0,) * tensor.dim()].float() for tensor in tensors if tensor.numel()]
+    numbers = iter(torch.stack([first.to(firsts[0].device) for first in firsts]).tolist() if firsts else [])
     return [next(numbers) if tensor.numel() else 0.0 for tensor in tensors]
 
 
