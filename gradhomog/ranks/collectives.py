@@ -64,8 +64,9 @@ class Collectives:
         self.size: int = dist.get_world_size(self.group)
         self.rank: int = dist.get_rank(self.group)
         self._agreed = False
-        backend = str(dist.get_backend(self.group))
-        cuda, self._gloo = "nccl" in backend, backend == "gloo"
+        cuda = "nccl" in str(dist.get_backend(self.group))
+        # For each type of device, such as "cpu:gloo,cuda:nccl"; the backend itself can be "undefined".
+        self._backends = str(dist.get_backend_config(self.group)).split(",")
         self._device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
 
     @contextmanager
@@ -153,7 +154,8 @@ class Collectives:
 
     def start_reduce_scatter(self, value: Tensor) -> Pending:
         """Start to compute this rank's part of the sum of the ranks' vectors, which is split into K equal parts."""
-        if self._gloo:  # PyTorch 2.13 computes it by an all-reduce, which sends twice the bytes
+        if f"{value.device.type}:gloo" in self._backends:
+            # PyTorch 2.13 computes it by an all-reduce, which sends twice the bytes.
             parts = torch.empty_like(value)
             work = dist.all_to_all_single(parts, value, group=self.group, async_op=True)
             return Pending(parts.view(self.size, -1), value, work, summed=True)

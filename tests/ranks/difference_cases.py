@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import gradhomog
 from gradhomog import GradhomogError, Ranks
+from gradhomog.ranks.collectives import Collectives
 from tests.adapters import few_shot
 from tests.ranks.cases import Model, data, losses_of, part_of
 
@@ -50,6 +51,13 @@ def one_rank_differs(what: str) -> str:
         }  # fmt: skip
         options |= {what: changed[what]} if what in changed else {}
     return error_of(lambda: gradhomog.backward(losses, pipe, **options), model)
+
+
+def reduce_scatter(backend: str) -> tuple[bool, list[float]]:
+    """Return whether a reduce-scatter is a sum of parts that were exchanged, and this rank's part of [0, 1] + rank."""
+    collectives = Collectives(Ranks("batch", dist.new_group(backend=backend)))
+    pending = collectives.start_reduce_scatter(torch.arange(2.0) + collectives.rank)
+    return pending.summed, pending.wait().tolist()
 
 
 def head_in_another_order() -> str:

@@ -33,6 +33,11 @@ def test_the_parts_of_a_head_must_be_used_in_the_same_order(processes):
         assert re.search("RankError.*parameter 0 of the head of task 0 begins with.*same order", text), text
 
 
+@pytest.mark.parametrize("backend", ["gloo", "cpu:gloo"])
+def test_gloo_is_recognized_by_device(processes, backend):
+    assert processes(cases.reduce_scatter, 2, backend) == [(True, [1.0]), (True, [3.0])]
+
+
 @pytest.mark.parametrize("call", ["backward", "accumulated"])
 def test_the_graphs_of_a_head_may_differ(processes, call):
     (expected,) = processes(cases.heads_of_other_inputs, 1, call, False)
