@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 
@@ -30,6 +31,7 @@ def run(function: Callable[..., Any], rank: int, ranks: int, store: str, argumen
     """Return `("result", value)` or `("error", traceback)`."""
     wait = datetime.timedelta(seconds=30)  # an error on one rank ends the others
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=wait)
+    torch.manual_seed(0)  # the same on all ranks, whichever functions have run in this process before
     try:
         return "result", function(*arguments)
     except Exception:
