@@ -94,7 +94,7 @@ def independent_numbers(learner: ComputesRows, index: int) -> Iterator[None]:
     """
     whole = learner.homogenizers
     try:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(range(torch.cuda.device_count())):
             # "drop" would leave rows out without a report. Random numbers are a function of the number of steps.
             learner.homogenizers = Pipeline(whole.members, "raise")
             learner.homogenizers.steps = whole.steps + index

@@ -128,7 +128,7 @@ def diagnose_trainable(
     """
     found: Diagnosis | None = None
     for index in range(batches):
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(range(torch.cuda.device_count())):
             torch.manual_seed(FIRST_BATCH + index)
             rows, names, examples = trainable.rows(index)
         found = found or Diagnosis(batch_size=examples)
