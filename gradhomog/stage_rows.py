@@ -36,7 +36,7 @@ def stage_rows(learner: ComputesRows, batch: TaskBatch) -> Iterator[tuple[str, J
         if count == 0 or whole.members[count - 1].before_rows:
             learner.homogenizers = first
             try:
-                # Dropout draws the same numbers every time. All GPUs are named, because the default warns about several.
+                # Dropout draws the same numbers every time. All GPUs are named: the default warns about several.
                 with torch.random.fork_rng(range(torch.cuda.device_count())):
                     rows = learner.rows(batch)
             finally:
