@@ -17,6 +17,7 @@ from torch import nn
 
 import gradhomog
 from gradhomog import Pipeline
+from gradhomog.jacobian import as_jacobian, jacobian_of_rows
 from tests import pretend_device
 from tests.test_device import combine_inputs, move, reads
 from tests.test_learners_on_a_device import LEARNERS, batch, make_learner
@@ -29,6 +30,7 @@ DIRECTION, GRAMIAN, LOSSES, ROWS = "direction", "Gramian", "losses", "rows"
 REASONS = {
     "jacobian/arithmetic.all_finite": DIRECTION,
     "jacobian/arithmetic.block_products": GRAMIAN,
+    "jacobian/arithmetic.require_float64": GRAMIAN,
     "jacobian/per_task._products": GRAMIAN,
     "stage_execution/step_inputs.losses_on_cpu": LOSSES,
     "jacobian/arithmetic.finite_rows": ROWS,
@@ -120,6 +122,24 @@ def test_combine_does_not_wait_more_often_for_more_tensors_and_tasks(name: str, 
 
     tasks = 4 if name == "rotograd" else 8  # each task has a rotation matrix, whose update reads numbers
     assert counted(12, tasks) == counted(1, 4)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-20])
+@pytest.mark.parametrize("per_task", [True, False])
+def test_rows_outside_the_range_of_float32_cost_one_or_two_more_transfers(
+    per_task: bool, scale: float, device: str
+) -> None:
+    def gramian(blocks: int) -> Callable[[], object]:
+        rows = [{f"{index}": torch.ones(20_000, device="cpu") * factor for index in range(blocks)}
+                for factor in (1.0, scale)]  # fmt: skip
+        moved: Any = [{name: part.to(device) for name, part in row.items()} for row in rows]
+        if per_task:
+            return lambda: jacobian_of_rows(moved).gramian()
+        return lambda: as_jacobian({name: torch.stack([row[name] for row in moved]) for name in moved[0]}).gramian()
+
+    transfers = 3 if scale else 2  # products, largest entries, and products in float64
+    for blocks in (2, 9):
+        assert_counts(count(gramian(blocks), device), Counter({GRAMIAN: transfers}), device)
 
 
 def _repeat(value: Any, times: int) -> Any:

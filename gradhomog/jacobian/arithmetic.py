@@ -15,12 +15,12 @@ from torch import Tensor
 
 from gradhomog.device_copies import to_cpu, to_device
 
-# Columns per block of the batched product. One `bmm` over blocks is 1.2 to 2.3 times as fast as `J @ J.T` on a CPU for
+# Columns per chunk of the batched product. One `bmm` over chunks is 1.2 to 2.3 times as fast as `J @ J.T` on a CPU for
 # up to 8 rows of 10⁷ columns (measured; the inner dimension fits the cache), and its partial sums are added in float64.
-BLOCK = 8192
+CHUNK_COLUMNS = 8192
 
 # An operation on a tensor with at most this number of elements takes longer to start than to compute.
-SMALL_TENSOR = 2 * BLOCK
+SMALL_TENSOR = 2 * CHUNK_COLUMNS
 
 Product = Callable[[Tensor, bool], Tensor]
 """The function `gramian` or `squared_norms`."""
@@ -30,7 +30,7 @@ def block_products(blocks: Iterable[Tensor], product: Product) -> list[Tensor]:
     """Apply a product to each block `[tasks, *shape]`; returns float64 `[tasks, tasks]` or `[tasks]` per block.
 
     The products are on the CPU. If the squares of a row exceed the range of float32, its block is multiplied again in
-    float64. One transfer from the device to the CPU.
+    float64. One transfer from the device to the CPU; two more if a row is zero or exceeds the range.
     """
     found, matrices = list[Tensor](), list[Tensor]()
     for block in blocks:
@@ -40,35 +40,44 @@ def block_products(blocks: Iterable[Tensor], product: Product) -> list[Tensor]:
     if found and not found[0].is_cpu:
         found = to_cpu(found)
     diagonals = [value if value.dim() == 1 else value.diagonal() for value in found]
-    for index, unsafe in enumerate(outside_float32_range(diagonals, matrices)):
-        if unsafe and needs_float64(matrices[index]):
-            found[index] = product(matrices[index], True).cpu()
+    unsafe = outside_float32_range(diagonals, matrices)
+    if not unsafe:
+        return found
+    wide = require_float64([matrices[index] for index in unsafe])
+    again = [index for index, needed in zip(unsafe, wide, strict=True) if needed]
+    for index, exact in zip(again, to_cpu([product(matrices[index], True) for index in again]), strict=True):
+        found[index] = exact
     return found
 
 
-def outside_float32_range(squares: Sequence[Tensor], matrices: Sequence[Tensor]) -> list[bool]:
-    """For each matrix, True if a squared norm `[tasks]` of its rows may be inaccurate in float32.
+def outside_float32_range(squares: Sequence[Tensor], matrices: Sequence[Tensor]) -> list[int]:
+    """Return the indices of matrices of which a squared norm `[tasks]` of the rows may be inaccurate in float32.
 
-    A square below 1e-30 loses digits in float32 (the smallest normal number is 1.2e-38); one above 1e34 may overflow.
+    Below 1e-30 times the number of columns the mean square of a row is below 1e-30, and most squares may lose digits
+    in float32, whose smallest normal number is 1.2e-38. Above 1e34 sums of squares may overflow.
     """
     if not squares:
         return []
     numbers = torch.cat(list(squares)).tolist() if len(squares) > 1 else squares[0].tolist()
     found, start = [], 0
-    for square, matrix in zip(squares, matrices, strict=True):
+    for index, (square, matrix) in enumerate(zip(squares, matrices, strict=True)):
         part = numbers[start : start + len(square)]
         start += len(square)
-        found.append(not (1e-30 * matrix.shape[-1] <= min(part, default=1.0) and max(part, default=1.0) < 1e34))
+        if not (1e-30 * matrix.shape[-1] <= min(part, default=1.0) and max(part, default=1.0) < 1e34):
+            found.append(index)
     return found
 
 
-def needs_float64(block: Tensor) -> bool:
-    """True if a row has nonzero entries outside the range in which their squares are accurate in float32."""
-    if block.dtype == torch.float64 or block.shape[1] == 0:
-        return False
-    largest = torch.linalg.vector_norm(block.detach(), torch.inf, dim=1)
-    # The square 1e-28 is a normal number of float32; 8192 squares of 1e16 add up to less than its maximum.
-    return bool(((largest > 0) & (largest < 1e-14) | ~(largest < 1e16)).any())
+def require_float64(matrices: Sequence[Tensor]) -> list[bool]:
+    """For each matrix, True if a row has nonzero entries whose squares are inaccurate in float32. One transfer."""
+    read = [index for index, one in enumerate(matrices) if one.dtype != torch.float64 and one.shape[1]]
+    # Largest entries of each row; those of half precision are exact in float32.
+    largest = to_cpu([torch.linalg.vector_norm(matrices[i].detach(), torch.inf, dim=1).float() for i in read])
+    found = [False] * len(matrices)
+    for index, entries in zip(read, largest, strict=True):
+        # The square 1e-28 is a normal number of float32; 8192 squares of 1e16 add up to less than its maximum.
+        found[index] = bool(((entries > 0) & (entries < 1e-14) | ~(entries < 1e16)).any())
+    return found
 
 
 def gramian(block: Tensor, exact: bool = False) -> Tensor:
@@ -103,27 +112,26 @@ def squared_norms(block: Tensor, exact: bool = False) -> Tensor:
         norm: Tensor = torch.linalg.vector_norm(block, dim=1, dtype=torch.float64)
         return norm.square()
     # Norms of chunks in float32, their squares added in float64: a reduction in float64 is 20 times as slow (measured).
-    whole = size // BLOCK
-    chunks = [block[:, : whole * BLOCK].view(tasks, whole, BLOCK)] if whole else []
-    chunks += [block[:, None, whole * BLOCK :]] if whole * BLOCK < size else []
+    whole = size // CHUNK_COLUMNS
+    chunks = [block[:, : whole * CHUNK_COLUMNS].view(tasks, whole, CHUNK_COLUMNS)] if whole else []
+    chunks += [block[:, None, whole * CHUNK_COLUMNS :]] if whole * CHUNK_COLUMNS < size else []
     norms = [torch.linalg.vector_norm(chunk, dim=2, dtype=torch.float32).double() for chunk in chunks]
     return torch.cat(norms, dim=1).square().sum(1) if norms else block.new_zeros(tasks, dtype=torch.float64)
 
 
 def column_chunks(block: Tensor) -> Sequence[Tensor]:
     """Return views of chunks of columns, to convert half precision to float32 chunk by chunk."""
-    parts: Sequence[Tensor] = torch.split(block, max(2**20 // max(len(block), 1), BLOCK), dim=1)
+    parts: Sequence[Tensor] = torch.split(block, max(2**20 // max(len(block), 1), CHUNK_COLUMNS), dim=1)
     return parts
 
 
 @functools.lru_cache(maxsize=256)
 def chunk_count(size: int) -> int:
-    """Return the number of chunks into which `size` columns are split, so that no chunk has more than `BLOCK` columns.
+    """Return the number of chunks of at most `CHUNK_COLUMNS` columns into which `size` columns are split.
 
     It divides `size` if possible. Otherwise the remainder has fewer columns than there are chunks.
-
     """
-    least = max(-(-size // BLOCK), 1)
+    least = max(-(-size // CHUNK_COLUMNS), 1)
     return next((count for count in range(least, 2 * least) if size % count == 0), least)
 
 

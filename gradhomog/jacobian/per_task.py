@@ -13,13 +13,13 @@ from torch import Tensor
 
 from gradhomog.device_copies import to_cpu, to_device
 from gradhomog.jacobian import arithmetic
-from gradhomog.jacobian.arithmetic import BLOCK, is_finite, row_sums
+from gradhomog.jacobian.arithmetic import CHUNK_COLUMNS, is_finite, row_sums
 from gradhomog.jacobian.jacobian import Direction, Jacobian
 from gradhomog.jacobian.multi_tensor import group_small, join_rows, weighted_sums
 
 # Columns that are stacked or added up at once: 16 float32 rows of this width fit into the cache of a core.
-WIDTH = 2 * BLOCK
-CACHED = 8 * BLOCK  # the width if rows are multiplied in pairs, for at most 8 rows
+WIDTH = 2 * CHUNK_COLUMNS
+CACHED = 8 * CHUNK_COLUMNS  # the width if rows are multiplied in pairs, for at most 8 rows
 Product = Callable[[Sequence[Tensor] | Tensor, bool], Tensor]
 
 
@@ -148,16 +148,17 @@ class PerTaskJacobian(Jacobian):
     def _products(self, groups: Sequence[_Group], product: Product, dims: int) -> Tensor:
         """Return a product of the rows of each group, `[groups, tasks]` or, for `dims` 2, `[groups, tasks, tasks]`.
 
-        It is zero for a task without a gradient. The result is on the CPU, by one transfer.
+        It is zero for a task without a gradient. The result is on the CPU; transfers as in `block_products`.
         """
         zeros = torch.zeros([self.tasks] * dims, dtype=torch.float64)
         products = iter(to_cpu([product(group.rows, False) for group in groups if len(group.rows)]))
         fast = [next(products) if len(group.rows) else zeros for group in groups]
         squares = [part.diagonal() if dims == 2 else part for part in fast]
         sizes = [group.rows[0] if len(group.rows) else zeros[:0] for group in groups]
-        for index, unsafe in enumerate(arithmetic.outside_float32_range(squares, sizes)):
-            if unsafe and any(arithmetic.needs_float64(row[None]) for row in groups[index].rows):
-                fast[index] = product(groups[index].rows, True).cpu()
+        if unsafe := arithmetic.outside_float32_range(squares, sizes):
+            again = _require_float64(groups, unsafe)
+            for index, exact in zip(again, to_cpu([product(groups[index].rows, True) for index in again]), strict=True):
+                fast[index] = exact
         placed = [
             part if len(group.tasks) == self.tasks or not group.tasks else _scatter(part, group.tasks, zeros)
             for part, group in zip(fast, groups, strict=True)
@@ -177,6 +178,13 @@ class _Group:
     names: list[str]
     tasks: list[int]
     rows: Sequence[Tensor] | Tensor
+
+
+def _require_float64(groups: Sequence[_Group], indices: Sequence[int]) -> list[int]:
+    """Return the indices of those groups of which a row requires products in float64; one transfer."""
+    owners = [index for index in indices for _ in groups[index].rows]
+    needed = arithmetic.require_float64([row[None] for index in indices for row in groups[index].rows])
+    return sorted({index for index, wide in zip(owners, needed, strict=True) if wide})
 
 
 def jacobian_of_rows(rows: Sequence[Mapping[str, Tensor]]) -> Jacobian:

@@ -12,7 +12,7 @@ import gradhomog
 from gradhomog import DataError, OptionError, as_jacobian
 from gradhomog.experiments.profiling.memory import peak_bytes
 from gradhomog.jacobian import DenseJacobian, MixedJacobian, RepeatedJacobian, arithmetic
-from gradhomog.jacobian.arithmetic import BLOCK
+from gradhomog.jacobian.arithmetic import CHUNK_COLUMNS
 from gradhomog.testing import jacobians
 from tests.pipelines.members import Doubled
 
@@ -54,7 +54,7 @@ def test_a_pattern_selects_blocks(rows):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("size", [1, 100, BLOCK, 3 * BLOCK + 17])
+@pytest.mark.parametrize("size", [1, 100, CHUNK_COLUMNS, 3 * CHUNK_COLUMNS + 17])
 def test_rows_of_narrow_dtypes_have_the_gramian_of_their_values(dtype, size):
     rows = torch.randn(5, size, generator=torch.Generator().manual_seed(0)).to(dtype)
     exact = rows.double() @ rows.double().T
