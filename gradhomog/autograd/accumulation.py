@@ -10,22 +10,22 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from gradhomog.autograd.across_ranks import check_ranks, compute_across_ranks
 from gradhomog.autograd.apply import Heads, Options, compute_step, write
 from gradhomog.autograd.backward import pipeline_reads_features, scaler_factor
 from gradhomog.autograd.batch import Batch, Features, LossLeaves, differentiate, find_leaves, shape_of
-from gradhomog.autograd.batch_over_ranks import weigh_ranks
 from gradhomog.autograd.checks import check_attached, check_options
 from gradhomog.autograd.derivatives import Gradients, LossGraph, SummedDerivatives
-from gradhomog.autograd.groups import Per, group_names
+from gradhomog.autograd.distributed.dispatch import check_ranks, compute_across_ranks
+from gradhomog.autograd.distributed.fully_sharded import weigh_ranks
 from gradhomog.autograd.inputs import Losses, Parameters, TaskLosses, shared_parameters
 from gradhomog.autograd.lazy import LazyJacobian
+from gradhomog.autograd.parameter_groups import Per, group_names
 from gradhomog.autograd.select_losses import agree_on_present, may_be_unused
 from gradhomog.errors import OptionError
 from gradhomog.homogenization import Homogenization
 from gradhomog.pipelines import Pipeline
 from gradhomog.ranks.collectives import Collectives, raise_on_all_ranks
-from gradhomog.ranks.fully_sharded import collectives_if_sharded
+from gradhomog.ranks.dtensors import collectives_if_dtensors
 from gradhomog.ranks.ranks import Ranks, resolve_ranks
 from gradhomog.task_key import slot_keys
 from gradhomog.uncompiled import uncompiled
@@ -213,7 +213,7 @@ def accumulated(
     shared = shared_parameters(parameters)
     group_names(list(shared), per)
     ranks = resolve_ranks(group, "batch")
-    collectives = collectives_if_sharded(None if ranks is None else Collectives(ranks), shared, group)
+    collectives = collectives_if_dtensors(None if ranks is None else Collectives(ranks), shared, group)
     several = Accumulation(pipe, shared, scaler, heads, per, domains, inspect, collectives)
     with raise_on_all_ranks(collectives):
         yield several

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from gradhomog.autograd.batch import Batch, without_factor
 from gradhomog.autograd.derivatives import FeatureDerivatives, as_dense
-from gradhomog.autograd.groups import Per, group_names
 from gradhomog.autograd.lazy import LazyJacobian, require_used
+from gradhomog.autograd.parameter_groups import Per, group_names
 from gradhomog.errors import NonfiniteError
 from gradhomog.homogenization import Homogenization, PendingStep
 from gradhomog.jacobian import DenseJacobian, Direction, Jacobian, all_finite

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from gradhomog.autograd.across_ranks import check_ranks, compute_across_ranks
 from gradhomog.autograd.apply import (
     ComputedStep,
     Heads,
@@ -22,16 +21,17 @@ from gradhomog.autograd.apply import (
 from gradhomog.autograd.batch import Features, LossLeaves, differentiate, find_leaves
 from gradhomog.autograd.checks import check_attached, check_discovered_parameters, check_options, check_same_domains
 from gradhomog.autograd.derivatives import FeatureDerivatives
-from gradhomog.autograd.groups import Per, group_names
+from gradhomog.autograd.distributed.dispatch import check_ranks, compute_across_ranks
 from gradhomog.autograd.inputs import Losses, Parameters, TaskLosses
 from gradhomog.autograd.kernel_traces import Residuals, kernel_trace_function
 from gradhomog.autograd.lazy import LazyJacobian, reads_rows
+from gradhomog.autograd.parameter_groups import Per, group_names
 from gradhomog.autograd.select_losses import agree_on_present, may_be_unused, select_chosen
 from gradhomog.autograd.task_features import TaskFeatures
 from gradhomog.homogenization import Homogenization
 from gradhomog.pipelines import Pipeline
 from gradhomog.ranks.collectives import Collectives, raise_on_all_ranks
-from gradhomog.ranks.fully_sharded import collectives_if_sharded
+from gradhomog.ranks.dtensors import collectives_if_dtensors
 from gradhomog.ranks.ranks import Ranks, resolve_ranks
 from gradhomog.uncompiled import uncompiled
 
@@ -136,7 +136,7 @@ def backward(
         given = find_leaves(losses, parameters, features)
         agree_on_present(pipe, given.tasks, collectives)
         loss_leaves = select_chosen(pipe, given, domains)
-        collectives = collectives_if_sharded(collectives, loss_leaves.shared, group)
+        collectives = collectives_if_dtensors(collectives, loss_leaves.shared, group)
         if collectives is not None:
             loss_leaves = loss_leaves.without_inputs()
         if parameters is None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gradhomog.autograd.custom_functions import check_outputs_apart, compiled_functions
 from gradhomog.autograd.derivatives import Derivatives, DirectDerivatives, FeatureDerivatives, LossGraph
-from gradhomog.autograd.fully_sharded import FullyShardedDerivatives
+from gradhomog.autograd.distributed.fully_sharded_passes import FullyShardedDerivatives
 from gradhomog.autograd.inputs import (
     Losses,
     Parameters,
@@ -23,7 +23,7 @@ from gradhomog.autograd.inputs import (
 from gradhomog.autograd.reachability import Reachability, bits_in_several
 from gradhomog.autograd.task_features import TaskFeatures
 from gradhomog.errors import OptionError
-from gradhomog.ranks.fully_sharded import is_sharded
+from gradhomog.ranks.dtensors import is_dtensor
 
 Features = Tensor | Sequence[Tensor] | TaskFeatures
 
@@ -117,7 +117,7 @@ def find_leaves(losses: Losses, parameters: Parameters | None, features: Feature
     whole = features.features if isinstance(features, TaskFeatures) else features
     tensors = [] if whole is None else feature_tensors(whole)
     shared = {} if parameters is None else shared_parameters(parameters)
-    if any(is_sharded(parameter) for parameter in shared.values()):
+    if any(is_dtensor(parameter) for parameter in shared.values()):
         return _sharded_leaves(tasks, shared, tensors)
     graph = Reachability(until=tensors, leaves=shared.values())
     bits = [graph.leaf_bits(loss) for loss in tasks.losses]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gradhomog.autograd.apply import Heads, Level
 from gradhomog.autograd.batch import Features
-from gradhomog.autograd.groups import Per
+from gradhomog.autograd.parameter_groups import Per
 from gradhomog.autograd.task_features import TaskFeatures
 from gradhomog.errors import OptionError
 from gradhomog.pipelines import Pipeline

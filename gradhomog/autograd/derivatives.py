@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog.autograd.backward_pass import backward_pass
-from gradhomog.ranks.fully_sharded import check_not_gathered
+from gradhomog.ranks.dtensors import check_not_gathered
 
 SMALLEST_SHARE = 1e-2
 """The smallest weight by which a head's gradient is divided again; with smaller ones half precision underflows."""

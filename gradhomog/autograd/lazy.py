@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradhomog.autograd.derivatives import Derivatives
-from gradhomog.autograd.groups import Per
+from gradhomog.autograd.parameter_groups import Per
 from gradhomog.errors import NonfiniteError, OptionError
 from gradhomog.jacobian import Direction, Jacobian, PerTaskJacobian
 from gradhomog.pipelines import Pipeline

@@ -15,15 +15,15 @@ from gradhomog.autograd.apply import Gradients, Heads, Level, Options
 from gradhomog.autograd.backward import compute, step_options
 from gradhomog.autograd.batch import Features, LossLeaves, find_leaves
 from gradhomog.autograd.checks import check_attached, check_discovered_parameters, check_options
-from gradhomog.autograd.groups import Per
 from gradhomog.autograd.inputs import Losses, Parameters
 from gradhomog.autograd.kernel_traces import Residuals, kernel_trace_function
+from gradhomog.autograd.parameter_groups import Per
 from gradhomog.autograd.select_losses import agree_on_present, select_chosen
 from gradhomog.errors import OptionError
 from gradhomog.homogenization import Homogenization
 from gradhomog.pipelines import Pipeline
 from gradhomog.ranks.collectives import Collectives, raise_on_all_ranks
-from gradhomog.ranks.fully_sharded import collectives_if_sharded
+from gradhomog.ranks.dtensors import collectives_if_dtensors
 from gradhomog.ranks.ranks import Ranks, resolve_ranks
 from gradhomog.uncompiled import uncompiled
 
@@ -108,7 +108,7 @@ def loss(
         given = find_leaves(losses, parameters, features)
         agree_on_present(pipe, given.tasks, collectives)
         loss_leaves = select_chosen(pipe, given, domains)
-        collectives = collectives_if_sharded(collectives, loss_leaves.shared, group)
+        collectives = collectives_if_dtensors(collectives, loss_leaves.shared, group)
         if collectives is not None:
             loss_leaves = loss_leaves.without_inputs()
         if parameters is None:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from gradhomog.jacobian import Direction
 from gradhomog.ranks.collectives import Collectives, Pending
-from gradhomog.ranks.sharded import ShardedJacobian
-from gradhomog.ranks.shards import Shards
+from gradhomog.ranks.column_split import ColumnSplit
+from gradhomog.ranks.exchanged import ExchangedJacobian
 
 Row = Callable[[int], Direction]
 """Returns one row of this rank, by parameter name."""
@@ -19,7 +19,7 @@ PartialRow = tuple[Mapping[str, Tensor | None], float]
 """The gradient of one task on this rank, None for zero, and its weight in the sum over the ranks."""
 
 
-def collect_tasks(row: Row, counts: Sequence[int], shards: Shards, collectives: Collectives) -> ShardedJacobian:
+def collect_tasks(row: Row, counts: Sequence[int], split: ColumnSplit, collectives: Collectives) -> ExchangedJacobian:
     """Return the rows of all ranks, in the order of the ranks.
 
     Args:
@@ -30,12 +30,12 @@ def collect_tasks(row: Row, counts: Sequence[int], shards: Shards, collectives: 
     """
     rows = [row(task) for task in range(counts[collectives.rank])]
     columns = []
-    for shard in shards.shards:
-        flat = torch.stack([shards.flatten(shard, one) for one in rows])
-        sent = flat.view(len(rows), collectives.size, shard.width).transpose(0, 1).reshape(-1)
-        received = collectives.all_to_all(sent, [count * shard.width for count in counts])
-        columns.append(received.view(sum(counts), shard.width))
-    return ShardedJacobian(columns, shards, collectives)
+    for part in split.ranges:
+        flat = torch.stack([split.flatten(part, one) for one in rows])
+        sent = flat.view(len(rows), collectives.size, part.width).transpose(0, 1).reshape(-1)
+        received = collectives.all_to_all(sent, [count * part.width for count in counts])
+        columns.append(received.view(sum(counts), part.width))
+    return ExchangedJacobian(columns, split, collectives)
 
 
 def sum_tensors(
@@ -49,8 +49,8 @@ def sum_tensors(
     """
     if not like:
         return {}
-    whole = Shards(like, 1, 0)
-    return whole.unflatten([collectives.sum(whole.flatten(shard, tensors)) for shard in whole.shards])
+    whole = ColumnSplit(like, 1, 0)
+    return whole.unflatten([collectives.sum(whole.flatten(part, tensors)) for part in whole.ranges])
 
 
 def average(tensors: Mapping[str, Tensor | None], like: Mapping[str, Tensor], collectives: Collectives) -> Direction:
@@ -58,22 +58,22 @@ def average(tensors: Mapping[str, Tensor | None], like: Mapping[str, Tensor], co
     return {name: total / collectives.size for name, total in sum_tensors(tensors, like, collectives).items()}
 
 
-def sum_batches(rows: Iterable[PartialRow | None], shards: Shards, collectives: Collectives) -> ShardedJacobian:
+def sum_batches(rows: Iterable[PartialRow | None], split: ColumnSplit, collectives: Collectives) -> ExchangedJacobian:
     """Return the rows Σ_r w_ri J_ri, from the row and the weight of each task on this rank; None for a zero row.
 
     Each row is sent while the next one is computed, if `rows` computes it on demand.
 
     Cost: each rank sends N rows less its own parts; memory: two rows, and N rows over K.
     """
-    columns: list[list[Tensor]] = [[] for _ in shards.shards]
+    columns: list[list[Tensor]] = [[] for _ in split.ranges]
     sending: list[Pending] = []
     for entry in rows:
         row, weight = entry or ({}, 1.0)
-        started = [collectives.start_reduce_scatter(shards.flatten(shard, row).mul_(weight)) for shard in shards.shards]
+        started = [collectives.start_reduce_scatter(split.flatten(part, row).mul_(weight)) for part in split.ranges]
         _receive(sending, columns)
         sending = started
     _receive(sending, columns)
-    return ShardedJacobian([torch.stack(parts) for parts in columns], shards, collectives)
+    return ExchangedJacobian([torch.stack(parts) for parts in columns], split, collectives)
 
 
 def _receive(sending: Sequence[Pending], columns: Sequence[list[Tensor]]) -> None:

@@ -13,9 +13,9 @@ from gradhomog.homogenization import Homogenization
 from gradhomog.jacobian import DenseJacobian, Jacobian
 from gradhomog.pipelines import Pipeline
 from gradhomog.ranks.collectives import Collectives
+from gradhomog.ranks.column_split import ColumnSplit
 from gradhomog.ranks.exchange import average, collect_tasks
 from gradhomog.ranks.ranks import Ranks, pipeline_identity
-from gradhomog.ranks.shards import Shards
 from gradhomog.reports import TaskRows
 from gradhomog.tasks import TaskBatch
 
@@ -84,9 +84,9 @@ def homogenize_across_ranks(
         return own, replace(
             result, direction=average(result.direction, result.direction, collectives), exchanged="directions"
         )
-    shards = Shards(own.jacobian.row_like(), collectives.size, collectives.rank)
+    split = ColumnSplit(own.jacobian.row_like(), collectives.size, collectives.rank)
     gathered = StepRows(
-        collect_tasks(own.jacobian.row, counts, shards, collectives),
+        collect_tasks(own.jacobian.row, counts, split, collectives),
         _gather(rows.losses, counts, collectives),
         None if rows.accuracies is None else _gather(rows.accuracies, counts, collectives),
         collectives.all_gather_names(batch.domains),

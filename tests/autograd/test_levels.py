@@ -94,14 +94,16 @@ def test_each_group_has_a_separate_state_that_can_be_saved_and_loaded():
 
 def test_groups_require_names_and_rows():
     model = Model()
+    listed = list(model.encoder.parameters())
     for options, message in [
-        ({"parameters": list(model.encoder.parameters()), "per": "layer"}, "Pass the module"),
+        *(({"parameters": given, "per": "layer"}, "'0', '1', … of a list.*per='tensor'")
+          for given in (listed, torch.nn.ParameterList(listed))),
         ({"parameters": model.encoder, "per": {"first": "0.*"}}, "must have a pattern for every shared parameter"),
         (
             {"parameters": model.encoder, "per": {"all": "*", "none": "9.*"}},
             "selects no parameter: it matches none, or only parameters that an earlier pattern matches",
         ),
-    ]:
+    ]:  # fmt: skip
         with pytest.raises(OptionError, match=message):
             gradhomog.backward(model.losses(model.encoder(inputs())), gradhomog.pipeline("mgda"), **options)
     z = model.encoder(inputs())

@@ -22,11 +22,11 @@ STEPS = 3
 class Model(nn.Module):
     """A shared encoder and three heads."""
 
-    def __init__(self, dtype: torch.dtype = torch.float64) -> None:
+    def __init__(self, dtype: torch.dtype = torch.float64, width: int = 5) -> None:
         super().__init__()
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            self.encoder = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+            self.encoder = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 3))
             self.heads = nn.ModuleList(nn.Linear(3, 1) for _ in range(3))
         self.to(dtype)
 

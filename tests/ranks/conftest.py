@@ -25,7 +25,7 @@ class Processes:
         self._folder, self._calls = folder, 0
         self._processes: list[subprocess.Popen[bytes]] = []
 
-    def __call__(self, function: Callable[..., Any], ranks: int, *arguments: Any) -> list[Any]:
+    def __call__(self, function: Callable[..., Any], ranks: int, *arguments: Any, **keywords: Any) -> list[Any]:
         """Return the results of all ranks; raise with the traceback of the first rank that failed."""
         if not self._processes:
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -37,7 +37,8 @@ class Processes:
                 for rank in range(MOST)
             ]  # fmt: skip
         self._calls += 1
-        request = (function.__module__, function.__name__, ranks, str(self._folder / f"store{self._calls}"), arguments)
+        store = str(self._folder / f"store{self._calls}")
+        request = (function.__module__, function.__name__, ranks, store, arguments, keywords)
         timer = threading.Timer(SECONDS, self.close)  # the processes end, and reading their answers raises
         timer.start()
         try:

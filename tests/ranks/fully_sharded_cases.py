@@ -28,10 +28,11 @@ def mesh_of(shape: Sequence[int] | None) -> DeviceMesh:
 
 
 def sharded_model(
-    mesh: Sequence[int] | None = None, policy: MixedPrecisionPolicy = WHOLE, layers: Sequence[int] = (0, 2)
-) -> Model:
+    mesh: Sequence[int] | None = None, policy: MixedPrecisionPolicy = WHOLE, layers: Sequence[int] = (0, 2),
+    width: int = 5,
+) -> Model:  # fmt: skip
     """Return a model of which some layers are sharded, and then the rest."""
-    model, devices = Model(), mesh_of(mesh)
+    model, devices = Model(width=width), mesh_of(mesh)
     for layer in layers:
         fully_shard(model.encoder[layer], mesh=devices, mp_policy=policy)
     fully_shard(model, mesh=devices, mp_policy=policy)
@@ -50,11 +51,11 @@ def full(gradients: Sequence[Any]) -> list[Tensor]:
 
 
 def steps(
-    text: str, call: str, sizes: Sequence[int], mesh: Sequence[int] | None = None, gather: bool = False,
-    half: bool = False, layers: Sequence[int] = (0, 2),
+    text: str, sizes: Sequence[int], *, call: str = "backward", mesh: Sequence[int] | None = None,
+    gather: bool = False, bfloat16: bool = False, layers: Sequence[int] = (0, 2),
 ) -> dict[str, Any]:  # fmt: skip
     """Return the gradients of some steps of Adam with `sizes[r]` examples on rank r, and the state of the pipeline."""
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if half else WHOLE
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if bfloat16 else WHOLE
     (x, y), pipe, model = data(), gradhomog.pipeline(text), sharded_model(mesh, policy, layers)
     shared = dict(model.encoder.named_parameters())
     part = part_of(sizes)
@@ -78,8 +79,8 @@ def steps(
     return {"gradients": found, "state": pipe.state_dict()}
 
 
-def steps_of_one_process(text: str, call: str) -> dict[str, Any]:
-    """The same steps of a model that is not sharded, on all examples."""
+def whole_model(text: str) -> dict[str, Any]:
+    """Return the same as `steps`, of calls of `backward` for all examples and a model that is not sharded."""
     (x, y), pipe, model = data(), gradhomog.pipeline(text), Model()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     found = []
@@ -112,9 +113,9 @@ def gradients_before_remain() -> list[Tensor]:
     return [twice - 2 * one for one, twice in zip(once, full(model.gradients()), strict=True)]
 
 
-def bytes_sent(text: str) -> int:
+def bytes_sent(text: str, width: int) -> int:
     """Return the bytes that gradhomog sends in a step; the hooks of `fully_shard` use another group."""
-    (x, y), model, group = data(), sharded_model(), recording_group()
+    (x, y), model, group = data(), sharded_model(width=width), recording_group()
     group.sent.clear()
     ranks: Any = Ranks("batch", group)  # type: ignore[arg-type]
     step = gradhomog.backward(losses(model, x, y), gradhomog.pipeline(text), parameters=model.encoder, group=ranks)
@@ -133,53 +134,4 @@ def another_number_of_batches() -> str:
                 several.add(batch)
     except GradhomogError as error:
         return f"{type(error).__name__}: {error}"
-    return "no error"
-
-
-def message(case: str) -> str:
-    """Return the class and message of the error of a step that cannot be taken, with its notes."""
-    (x, y), pipe, options = data(), gradhomog.pipeline("pcgrad"), dict[str, Any](group=Ranks("batch"))
-    model = sharded_model()
-    computed = losses(model, x, y)
-    found: list[Tensor | None] = [*computed]
-    parameters: Any = model.encoder
-    if case == "absent on rank 1" and dist.get_rank() == 1:
-        found[2] = None
-    elif case == "not finite on rank 1" and dist.get_rank() == 1:
-        found[1] = torch.inf * computed[1]
-    elif case == "drop":
-        pipe = gradhomog.pipeline("pcgrad", nonfinite="drop")
-    elif case == "weighted heads":
-        options["heads"] = "weighted"
-    elif case == "local":
-        options["group"] = Ranks(local=True)
-    elif case == "tasks":
-        options["group"] = Ranks("tasks")
-    elif case == "features":
-        options["features"] = torch.zeros(1, requires_grad=True)
-    elif case == "reads rows":
-        pipe = gradhomog.pipeline("trimmed_mean")
-    elif case == "part of the model":
-        model = Model()
-        fully_shard(model.encoder[0], mesh=mesh_of(None))
-        parameters = dict(model.encoder.named_parameters())
-        found = [*losses(model, x, y)]
-    elif case.startswith("listed after"):
-        model = sharded_model(layers=[0] if case.endswith("layer") else [])
-        found, parameters = [*losses(model, x, y)], model.encoder
-    elif case == "no synchronization":
-        model.set_requires_gradient_sync(False)  # type: ignore[operator]
-        found = [*losses(model, x, y)]
-    elif case == "raises on rank 1" and dist.get_rank() == 1:
-        found[0] = x
-    elif case == "no examples of a loss that is not finite" and dist.get_rank() == 1:
-        found[1] = torch.nan * computed[1]
-        options["group"] = Ranks("batch", examples=[1, 0, 1])
-    elif case == "examples":
-        options["group"] = Ranks("batch", examples=[1, 0, 1])
-    try:
-        gradhomog.backward(found, pipe, parameters=parameters, **options)
-    except GradhomogError as error:
-        assert all(parameter.grad is None for parameter in model.encoder.parameters()), "gradients were written"
-        return f"{type(error).__name__}: {error} {' '.join(getattr(error, '__notes__', []))}"
     return "no error"

@@ -8,6 +8,7 @@ import pickle
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,21 +20,21 @@ def main() -> None:
     answers, sys.stdout = sys.stdout.buffer, sys.stderr  # prints must not mix with answers
     while True:
         try:
-            module, name, ranks, store, arguments = pickle.load(sys.stdin.buffer)
+            module, name, ranks, store, arguments, keywords = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
         function = getattr(importlib.import_module(module), name)
-        pickle.dump(run(function, rank, ranks, store, arguments), answers)
+        pickle.dump(run(partial(function, *arguments, **keywords), rank, ranks, store), answers)
         answers.flush()
 
 
-def run(function: Callable[..., Any], rank: int, ranks: int, store: str, arguments: tuple[Any, ...]) -> tuple[str, Any]:
+def run(function: Callable[[], Any], rank: int, ranks: int, store: str) -> tuple[str, Any]:
     """Return `("result", value)` or `("error", traceback)`."""
     wait = datetime.timedelta(seconds=30)  # an error on one rank ends the others
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=wait)
     torch.manual_seed(0)  # the same on all ranks, whichever functions have run in this process before
     try:
-        return "result", function(*arguments)
+        return "result", function()
     except Exception:
         return "error", traceback.format_exc()
     finally:

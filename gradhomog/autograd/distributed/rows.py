@@ -1,4 +1,4 @@
-"""Homogenize the rows of all ranks: every rank computes the same step."""
+"""The rows of all ranks, and the step that every rank computes from them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from gradhomog.autograd.lazy import require_used
 from gradhomog.errors import NonfiniteError
 from gradhomog.jacobian import Direction, Jacobian
 from gradhomog.pipelines import Pipeline
-from gradhomog.ranks.ranks import Ranks, pipeline_identity
 
 HeadGradients = list[tuple[int, Tensor, Tensor]]
 """Slot of the task, leaf, and gradient."""
@@ -79,35 +78,3 @@ def shared_gradients(
         for (name, gradient), needed in named
         if needed or bool(gradient.any())  # of rows that a homogenizer kept from earlier steps
     ]
-
-
-def replicas_to_compare(pipe: Pipeline, batch: Batch) -> dict[str, Tensor]:
-    """Return parameters that must have the same values on all ranks, by a description.
-
-    The leaves of heads in every step, because ranks could use the heads in another order; shared parameters in the
-    first step, in which replicas that were initialized with different seeds differ.
-    """
-    shared = batch.derivatives.graph.shared if pipe.steps == 0 else {}
-    found = {f"parameter {name!r}": value for name, value in shared.items() if value.is_leaf}
-    for index, leaves in enumerate(batch.unshared_leaves):
-        found.update(
-            (f"parameter {place} of the head of task {batch.tasks.label(index)}", leaf)
-            for place, leaf in enumerate(leaves)
-        )
-    return found
-
-
-def must_agree(pipe: Pipeline, batch: Batch, options: Options, ranks: Ranks, call: str) -> dict[str, object]:
-    """Return what must be the same on all ranks before they exchange rows, for `Collectives.agree`."""
-    shared = batch.derivatives.graph.shared
-    return {
-        "calls": call,
-        "options": {
-            "over": ranks.over, "local": ranks.local, "gather": ranks.gather, "level": options.level,
-            "heads": options.heads, "inspect": options.inspect, "scaler": options.scaled,
-            "residuals": options.kernel_traces is not None, "targets": options.targets is not None,
-        },
-        "parameters": [(name, tuple(value.shape), value.dtype) for name, value in shared.items()],
-        "pipeline": pipeline_identity(pipe),
-        "number of steps": pipe.steps,
-    }  # fmt: skip

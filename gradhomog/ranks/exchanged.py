@@ -1,4 +1,4 @@
-"""A Jacobian of which every rank stores some columns of all rows."""
+"""A Jacobian whose rows were exchanged: each rank stores one range of columns of all rows; directions are gathered."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from gradhomog.jacobian.arithmetic import (
     weighted_sum,
 )
 from gradhomog.ranks.collectives import Collectives
-from gradhomog.ranks.shards import Shards
+from gradhomog.ranks.column_split import ColumnSplit
 
 
 @final
-class ShardedJacobian(Jacobian):
-    """N rows that are split by columns over K ranks; statistics are sums over the ranks.
+class ExchangedJacobian(Jacobian):
+    """N rows of which each of K ranks received one range of columns; statistics are sums over the ranks.
 
     Every method must be called on all ranks in the same order. Norms, Gramians and the check for finite rows exchange N
     or N² numbers; `weighted_mean` exchanges one row, `materialize` all rows.
 
     Args:
-        columns: for each dtype of the parameters the columns of this rank, `[tasks, width]`.
+        columns: for each of `split.ranges` the columns of this rank, `[tasks, width]`.
     """
 
-    def __init__(self, columns: Sequence[Tensor], shards: Shards, collectives: Collectives) -> None:
-        self._columns, self._shards, self._collectives = list(columns), shards, collectives
-        self.names = tuple(shards.like)
+    def __init__(self, columns: Sequence[Tensor], split: ColumnSplit, collectives: Collectives) -> None:
+        self._columns, self._split, self._collectives = list(columns), split, collectives
+        self.names = tuple(split.like)
         self.tasks, self.device, self.requires_grad = len(columns[0]), columns[0].device, False
         self.dtype = min((part.dtype for part in columns), key=lambda dtype: dtype.itemsize)
 
@@ -51,11 +51,11 @@ class ShardedJacobian(Jacobian):
         return {name: torch.stack([row[name] for row in rows]) for name in self.names}
 
     def row_like(self) -> Mapping[str, Tensor]:
-        return self._shards.like
+        return self._split.like
 
     def select(self, tasks: Sequence[int]) -> Jacobian:
         index = to_device(torch.tensor(list(tasks), dtype=torch.int64), self.device)
-        return ShardedJacobian([part[index] for part in self._columns], self._shards, self._collectives)
+        return ExchangedJacobian([part[index] for part in self._columns], self._split, self._collectives)
 
     def detach(self) -> Jacobian:
         return self
@@ -80,8 +80,8 @@ class ShardedJacobian(Jacobian):
     def _by_name(self, product: Product) -> Tensor:
         blocks = {
             name: part[:, first:last]
-            for part, shard in zip(self._columns, self._shards.shards, strict=True)
-            for name, first, last in shard.columns()
+            for part, own in zip(self._columns, self._split.ranges, strict=True)
+            for name, first, last in own.columns()
         }
         return torch.stack(block_products([blocks[name] for name in self.names], product))
 
@@ -89,4 +89,4 @@ class ShardedJacobian(Jacobian):
         return self._collectives.sum_on_cpu(statistic)
 
     def _gather(self, vectors: Sequence[Tensor]) -> Direction:
-        return self._shards.unflatten([self._collectives.all_gather(vector) for vector in vectors])
+        return self._split.unflatten([self._collectives.all_gather(vector) for vector in vectors])

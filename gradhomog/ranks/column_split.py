@@ -1,4 +1,4 @@
-"""Split the parameters into one part per rank: equal parts of their concatenation."""
+"""Split the concatenation of parameters into equal ranges of columns, one for each rank that exchanges rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gradhomog.jacobian import Direction
 
 
 @dataclass(frozen=True)
-class Shard:
+class ColumnRange:
     """The columns of one rank in the concatenation of all parameters of one dtype, which is padded to K equal parts.
 
     Attributes:
@@ -34,8 +34,8 @@ class Shard:
             offset += size
 
 
-class Shards:
-    """The parts of all parameters on one of K ranks; parameters of one dtype are exchanged together.
+class ColumnSplit:
+    """The columns of one of K ranks; parameters of one dtype are concatenated, and exchanged together.
 
     Args:
         like: tensors with the shapes, dtypes and devices of one row.
@@ -43,33 +43,33 @@ class Shards:
 
     def __init__(self, like: Mapping[str, Tensor], ranks: int, rank: int) -> None:
         self.like, self.ranks = like, ranks
-        self.shards: list[Shard] = []
+        self.ranges: list[ColumnRange] = []
         for dtype in dict.fromkeys(value.dtype for value in like.values()):
             names = tuple(name for name, value in like.items() if value.dtype == dtype)
             sizes = tuple(like[name].numel() for name in names)
             width = -(-sum(sizes) // ranks)
-            self.shards.append(Shard(names, sizes, width, rank * width))
+            self.ranges.append(ColumnRange(names, sizes, width, rank * width))
 
-    def flatten(self, shard: Shard, row: Mapping[str, Tensor | None]) -> Tensor:
+    def flatten(self, part: ColumnRange, row: Mapping[str, Tensor | None]) -> Tensor:
         """Return a row as a vector `[ranks · width]` of one dtype, padded with zeros; None and absent names are 0."""
-        like = self.like[shard.names[0]]
-        flat = like.new_empty(self.ranks * shard.width, requires_grad=False)
-        parts = torch.split(flat, [*shard.sizes, flat.numel() - sum(shard.sizes)])
-        for name, part in zip(shard.names, parts, strict=False):
+        like = self.like[part.names[0]]
+        flat = like.new_empty(self.ranks * part.width, requires_grad=False)
+        blocks = torch.split(flat, [*part.sizes, flat.numel() - sum(part.sizes)])
+        for name, block in zip(part.names, blocks, strict=False):
             value = row.get(name)
             if value is None:
-                part.zero_()
+                block.zero_()
             else:
-                part.view(self.like[name].shape).copy_(value)
-        parts[-1].zero_()
+                block.view(self.like[name].shape).copy_(value)
+        blocks[-1].zero_()
         return flat
 
     def unflatten(self, vectors: Sequence[Tensor]) -> Direction:
-        """Return one row from its vectors, one per dtype, by name and in the order of the parameters."""
+        """Return one row from its vectors, one for each of `ranges`, by name and in the order of the parameters."""
         found: Direction = {}
-        for shard, flat in zip(self.shards, vectors, strict=True):
-            parts = torch.split(flat[: sum(shard.sizes)], list(shard.sizes))
+        for part, flat in zip(self.ranges, vectors, strict=True):
+            blocks = torch.split(flat[: sum(part.sizes)], list(part.sizes))
             found.update(
-                (name, part.view(self.like[name].shape)) for name, part in zip(shard.names, parts, strict=True)
+                (name, block.view(self.like[name].shape)) for name, block in zip(part.names, blocks, strict=True)
             )
         return {name: found[name] for name in self.like}

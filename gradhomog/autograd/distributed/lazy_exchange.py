@@ -13,13 +13,13 @@ from gradhomog.autograd.batch import Batch
 from gradhomog.autograd.lazy import error_of_one_pass
 from gradhomog.jacobian import Direction, Jacobian
 from gradhomog.ranks.collectives import Collectives
+from gradhomog.ranks.column_split import ColumnSplit
 from gradhomog.ranks.exchange import PartialRow, sum_batches, sum_tensors
-from gradhomog.ranks.sharded import ShardedJacobian
-from gradhomog.ranks.shards import Shards
+from gradhomog.ranks.exchanged import ExchangedJacobian
 
 
 @final
-class LazyShardedJacobian(Jacobian):
+class LazyExchangedJacobian(Jacobian):
     """The rows Σ_r w_ri J_ri of a batch over ranks; every method must be called on all ranks in the same order.
 
     Args:
@@ -50,14 +50,14 @@ class LazyShardedJacobian(Jacobian):
         return self._used
 
     @functools.cached_property
-    def rows(self) -> ShardedJacobian:
+    def rows(self) -> ExchangedJacobian:
         """The rows: one backward pass per task, and one reduce-scatter, during the next pass."""
         if self._used is not None and not self._batch.derivatives.graph.retain_graph:
             raise error_of_one_pass()  # the pass of a weighted mean, which is not finite, has freed the graph
         used: set[str] = set()
         failure: list[Exception] = []
-        shards = Shards(self._shared, self._collectives.size, self._collectives.rank)
-        rows = sum_batches(self._partial_rows(used, failure), shards, self._collectives)
+        split = ColumnSplit(self._shared, self._collectives.size, self._collectives.rank)
+        rows = sum_batches(self._partial_rows(used, failure), split, self._collectives)
         self._used = self._collectives.settle(failure[0] if failure else None, [name in used for name in self.names])
         return rows
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from gradhomog.autograd.backward_pass import explain_errors
 from gradhomog.autograd.derivatives import Derivatives, Gradients, TaskGradients
 from gradhomog.errors import OptionError
-from gradhomog.ranks.fully_sharded import local_part
+from gradhomog.ranks.dtensors import local_part
 
 
 class FullyShardedDerivatives(Derivatives):

@@ -28,8 +28,8 @@ def group_names(names: Sequence[str], per: Per) -> dict[str, list[str]]:
     for name in names:
         if per == "layer" and name.isdigit():
             raise OptionError(
-                "per='layer' groups parameters by name; got parameters without names. Pass the module, or "
-                "module.named_parameters(), as `parameters`."
+                "per='layer' groups parameters by the names of their modules; got the names '0', '1', … of a list. Use "
+                "per='tensor', or pass a module with named parameters."
             )
         # `conv.weight` and `conv.bias` are one layer; a parameter of the outermost module is a separate layer.
         groups.setdefault(name.rpartition(".")[0] or name if per == "layer" else name, []).append(name)

@@ -1,0 +1,113 @@
+"""Parameters that `fully_shard` (FSDP2) splits over the ranks are DTensors: recognize, validate and convert them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gradhomog.errors import OptionError
+from gradhomog.jacobian import Direction
+from gradhomog.ranks.collectives import Collectives
+from gradhomog.ranks.ranks import Ranks
+
+LIST_PARAMETERS_BEFORE_FORWARD = (
+    "After the forward pass a module that fully_shard was applied to can contain gathered copies of its parameters. So "
+    "list them once before: shared = dict(model.encoder.named_parameters()), and pass parameters=shared."
+)
+
+
+def is_dtensor(tensor: Tensor) -> bool:
+    """True for any `DTensor`: the parameters of a fully sharded module are, but also those of tensor parallelism."""
+    # Not imported here, because that takes a second; a process that has DTensors has imported it.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Return the elements of a DTensor that this rank stores; other tensors unchanged."""
+    part: Any = tensor
+    found: Tensor = part.to_local() if is_dtensor(tensor) else tensor
+    return found
+
+
+def check_not_gathered(parameters: Iterable[Tensor]) -> None:
+    """Raise if a parameter is the copy that `fully_shard` gathers for a step, which it frees in the backward pass.
+
+    Raises:
+        OptionError.
+    """
+    initialized = dist.is_available() and dist.is_initialized()
+    if initialized and any(map(_has_freed_storage, parameters)):
+        raise OptionError(
+            "`parameters` must be the DTensors of the sharded model; they are gathered copies. "
+            f"{LIST_PARAMETERS_BEFORE_FORWARD} Nothing was written."
+        )
+
+
+def collectives_if_dtensors(
+    collectives: Collectives | None, parameters: Mapping[str, Tensor], group: Ranks | dist.ProcessGroup | None
+) -> Collectives | None:
+    """Return collectives also for one rank if the parameters are sharded, because their gradients are DTensors then."""
+    if collectives is None and any(map(is_dtensor, parameters.values())):
+        return Collectives(group if isinstance(group, Ranks) else Ranks("batch", group))
+    return collectives
+
+
+def count_replicas(parameters: Mapping[str, Tensor], collectives: Collectives) -> int:
+    """Return the number of ranks that store the same elements: 1, or with hybrid sharding the number of replicas.
+
+    Validate that `fully_shard` splits the parameters over the ranks of the process group.
+
+    Raises:
+        OptionError: a parameter is not a DTensor, is not sharded over the ranks of the process group, or is sharded by
+            several dimensions of its mesh (tensor parallelism).
+    """
+    replicas: set[int] = set()
+    members = dist.get_process_group_ranks(collectives.group or dist.group.WORLD)
+    for name, parameter in parameters.items():
+        if not is_dtensor(parameter):
+            raise OptionError(
+                f"either all or none of `parameters` must be DTensors; {name!r} is not. Apply fully_shard to the whole "
+                f"model too, which shards the parameters that no inner module shards. {LIST_PARAMETERS_BEFORE_FORWARD}"
+            )
+        tensor: Any = parameter
+        mesh, places = tensor.device_mesh, tensor.placements
+        sizes = [size for size, place in zip(mesh.shape, places, strict=True) if place.is_shard()]
+        known = all(place.is_shard() or place.is_replicate() for place in places)
+        if sorted(mesh.mesh.flatten().tolist()) != sorted(members) or len(sizes) != 1 or not known:
+            raise OptionError(
+                f"parameters must be sharded by fully_shard over the {collectives.size} ranks of `group`; {name!r} has "
+                f"a mesh of shape {tuple(mesh.shape)} and the placements {tuple(places)}. Tensor parallelism is not "
+                "supported."
+            )
+        replicas.add(collectives.size // sizes[0])
+    if len(replicas) > 1:
+        raise OptionError("all parameters must be sharded over the same number of ranks; these are not.")
+    return replicas.pop()
+
+
+def split_whole_tensors(direction: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Direction:
+    """Return a direction as DTensors: a tensor that every rank has as a whole is split like its parameter."""
+    from torch.distributed.tensor import distribute_tensor
+
+    found = dict(direction)
+    for name, value in direction.items():
+        if not is_dtensor(value):
+            like: Any = parameters[name]
+            found[name] = distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
+    return found
+
+
+def _has_freed_storage(parameter: Tensor) -> bool:
+    """True if a tensor has elements, but its storage has none.
+
+    PyTorch 2.13 has no public test for a gathered copy of a parameter. `fully_shard` sets the size of its storage to 0
+    at the end of the backward pass, and to the full size again in the next forward pass. Reading the storage of a
+    tensor with another layout, such as a sparse one, raises an error.
+    """
+    return parameter.numel() > 0 and parameter.layout == torch.strided and not parameter.untyped_storage().nbytes()
