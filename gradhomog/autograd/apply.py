@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -10,18 +10,16 @@ import torch
 from torch import Tensor
 
 from gradhomog.autograd.batch import Batch, without_factor
+from gradhomog.autograd.by_group import compute_by_group
 from gradhomog.autograd.derivatives import FeatureDerivatives, as_dense
 from gradhomog.autograd.lazy import LazyJacobian, require_used
-from gradhomog.autograd.parameter_groups import Per, group_names
+from gradhomog.autograd.parameter_groups import Per
 from gradhomog.errors import NonfiniteError
 from gradhomog.homogenization import Homogenization, PendingStep
 from gradhomog.jacobian import DenseJacobian, Direction, Jacobian, all_finite
 from gradhomog.pipelines import Pipeline
 from gradhomog.ranks.collectives import Collectives
-from gradhomog.stage_execution.nonfinite import drop_nonfinite, require_finite_inputs
-from gradhomog.stage_execution.step_inputs import StepInputs, select_traces
 from gradhomog.step import KernelTraces
-from gradhomog.task_key import slot_keys
 
 Level = Literal["parameters", "features"]
 Heads = Literal["own", "weighted"]
@@ -101,11 +99,7 @@ def compute_step(pipe: Pipeline, batch: Batch, jacobian: Jacobian, options: Opti
         "inspect": options.inspect, "nonfinite": "raise" if options.scaled else None,
     }  # fmt: skip
     try:
-        if options.per == "model":
-            pending = [pipe.compute(jacobian, losses, **inputs)]
-            result = pending[0].result
-        else:
-            result, pending = _by_group(pipe, jacobian, losses, options.per, inputs)
+        result, pending = compute_by_group(pipe, jacobian, losses, options.per, inputs)
         if isinstance(jacobian, LazyJacobian):
             direction, unused = result.direction, jacobian.unused
         else:
@@ -121,43 +115,6 @@ def compute_step(pipe: Pipeline, batch: Batch, jacobian: Jacobian, options: Opti
         if name not in unused or bool(gradient.any())  # of rows that a homogenizer kept from earlier steps
     ]
     return ComputedStep(result, shared, list(_head_gradients(batch, result, options.heads)), pending)
-
-
-def _by_group(
-    pipe: Pipeline, jacobian: Jacobian, losses: Tensor, per: Per, inputs: Mapping[str, Any]
-) -> tuple[Homogenization, list[PendingStep]]:
-    """Homogenize each group of parameters by a separate pipeline; no state is assigned unless all succeed."""
-    assert isinstance(jacobian, LazyJacobian)  # features have no groups
-    rows, inputs = jacobian.per_task, dict(inputs)
-    slots, domains = inputs["slots"], inputs["domains"]
-    keys = slot_keys(slots, domains)
-    whole = StepInputs(rows, keys, losses, inputs["features"], inputs["feature_grads"])
-    # Checked over all groups first: a task that is not finite in one group is dropped from all groups.
-    if (inputs["nonfinite"] or pipe.nonfinite) == "drop":
-        whole = drop_nonfinite(whole, pipe.stages.transforming)
-    else:
-        require_finite_inputs(whole, ())
-    kept = [slots.index(key.slot) for key in whole.keys]
-    inputs["slots"], inputs["nonfinite"] = [slots[index] for index in kept], "raise"
-    inputs["domains"] = [domains[index] for index in kept] if domains else None
-    inputs["targets"] = None if inputs["targets"] is None else inputs["targets"][kept]
-    inputs["features"], inputs["feature_grads"] = whole.features, whole.feature_grads
-    inputs["kernel_traces"] = select_traces(inputs["kernel_traces"], kept)
-    rows = rows if len(kept) == len(slots) else rows.select(kept)
-    steps = {
-        name: pipe.part(name).compute(rows.select_parameters(members), whole.losses_on_cpu, **inputs)
-        for name, members in group_names(jacobian.names, per).items()
-    }
-    direction: Direction = {}
-    measured: dict[str, Any] = {}
-    for name, step in steps.items():
-        direction.update(step.result.direction)
-        measured.update({f"{name}: {label}": numbers for label, numbers in step.result.measured.items()})
-    gramians = [step.result.gramian for step in steps.values() if step.result.gramian is not None]
-    gramian = torch.stack(gramians).sum(0) if len(gramians) == len(steps) else None
-    unconverged = tuple(f"{name}: {label}" for name, step in steps.items() for label in step.result.unconverged)
-    tasks = next(iter(steps.values())).result.tasks
-    return Homogenization(direction, tasks, None, gramian, (), measured, unconverged), list(steps.values())
 
 
 def feature_jacobian(derivatives: FeatureDerivatives) -> Jacobian:

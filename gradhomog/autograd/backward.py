@@ -76,7 +76,8 @@ def backward(
         level: `"parameters"`; or `"features"`: the rows are ∂L_i/∂z, and their homogenized mean is backpropagated
             through the shared part in one pass (an upper bound of the criterion: Sener and Koltun 2018, section 3.3).
         per: homogenize all parameters together (`"model"`), the parameters of each layer (`"layer"`, by name), each
-            tensor (`"tensor"`), or groups by glob patterns over names. Each group has a separate state, within `pipe`.
+            tensor (`"tensor"`), or groups by glob patterns over names. Each group has a separate state, within `pipe`,
+            and across ranks separate messages.
         heads: `"own"`: each head gets the gradient of its loss; `"weighted"`: that gradient times weight/N, as if the
             weighted mean of the losses were differentiated.
         domains, targets: as in `Pipeline.combine`.
@@ -178,14 +179,14 @@ def compute(
         retain_graph=retain_graph or options.kernel_traces is not None,  # homogenizers may read traces after the rows
         through_features=reads_features or options.level == "features", return_features=reads_features,
     )  # fmt: skip
+    if options.per != "model":
+        group_names(list(loss_leaves.shared), options.per)  # raise its errors before computing gradients
     if options.collectives is not None:
         check_ranks(options.collectives.ranks, pipe, options, create_graph)
         return compute_across_ranks(pipe, batch, options, options.collectives)
     if options.level == "features":
         assert isinstance(batch.derivatives, FeatureDerivatives)  # by `through_features`
         return compute_step(pipe, batch, feature_jacobian(batch.derivatives), options)
-    if options.per != "model":
-        group_names(list(loss_leaves.shared), options.per)  # raise its errors before computing gradients
     eager = reads_rows(pipe, options.per, options.scaled)
     unused = may_be_unused(pipe, loss_leaves.use_shared)
     jacobian = LazyJacobian(batch.derivatives, eager=eager, chunks=chunks, may_be_unused=unused)

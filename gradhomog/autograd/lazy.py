@@ -70,6 +70,9 @@ class LazyJacobian(Jacobian):
     def select(self, tasks: Sequence[int]) -> Jacobian:
         return self.per_task.select(tasks)
 
+    def select_parameters(self, names: Sequence[str]) -> Jacobian:
+        return self.per_task.select_parameters(names)
+
     def detach(self) -> Jacobian:
         return self.per_task.detach() if self.derivatives.graph.create_graph else self
 

@@ -61,6 +61,11 @@ class Jacobian(RowStatistics):
     def detach(self) -> Jacobian:
         """Return the same rows, detached from the graph."""
 
+    def select_parameters(self, names: Sequence[str]) -> Jacobian:
+        """Return the blocks of some parameters; overridden where they need not be materialized."""
+        blocks = self.materialize()
+        return DenseJacobian({name: blocks[name] for name in names})
+
     def finite_tasks(self) -> list[bool]:
         """For each row, True if it contains neither NaN nor infinity. Cost: one read of the rows."""
         return finite_rows(self.materialize().values())

@@ -66,7 +66,6 @@ class PerTaskJacobian(Jacobian):
         return self._with_gradients({name: [parts[task] for task in tasks] for name, parts in self._gradients.items()})
 
     def select_parameters(self, names: Sequence[str]) -> PerTaskJacobian:
-        """Return the blocks of some parameters."""
         return self._with_gradients({name: self._gradients[name] for name in names})
 
     def detach(self) -> PerTaskJacobian:

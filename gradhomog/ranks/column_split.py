@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,7 @@ from gradhomog.jacobian import Direction
 
 @dataclass(frozen=True)
 class ColumnRange:
-    """The columns of one rank in the concatenation of all parameters of one dtype, which is padded to K equal parts.
+    """The columns of one rank in the concatenation of a group's parameters of one dtype, padded to K equal parts.
 
     Attributes:
         names, sizes: the parameters and their numbers of elements.
@@ -35,20 +35,31 @@ class ColumnRange:
 
 
 class ColumnSplit:
-    """The columns of one of K ranks; parameters of one dtype are concatenated, and exchanged together.
+    """The columns of one of K ranks; a group's parameters of one dtype are concatenated, and exchanged together.
 
     Args:
         like: tensors with the shapes, dtypes and devices of one row.
+        groups: the names of the parameters that are homogenized together; None for one group of all.
+
+    Attributes:
+        ranges: the columns of this rank for each group and dtype.
     """
 
-    def __init__(self, like: Mapping[str, Tensor], ranks: int, rank: int) -> None:
-        self.like, self.ranks = like, ranks
+    def __init__(
+        self, like: Mapping[str, Tensor], ranks: int, rank: int, groups: Iterable[Sequence[str]] | None = None
+    ) -> None:
+        self.like, self.ranks, self._rank = like, ranks, rank
         self.ranges: list[ColumnRange] = []
-        for dtype in dict.fromkeys(value.dtype for value in like.values()):
-            names = tuple(name for name, value in like.items() if value.dtype == dtype)
-            sizes = tuple(like[name].numel() for name in names)
-            width = -(-sum(sizes) // ranks)
-            self.ranges.append(ColumnRange(names, sizes, width, rank * width))
+        for group in [list(like)] if groups is None else groups:
+            for dtype in dict.fromkeys(like[name].dtype for name in group):
+                names = tuple(name for name in group if like[name].dtype == dtype)
+                sizes = tuple(like[name].numel() for name in names)
+                width = max(-(-sum(sizes) // ranks), 1)  # parameters without elements have one column of padding
+                self.ranges.append(ColumnRange(names, sizes, width, rank * width))
+
+    def select(self, group: Sequence[str]) -> ColumnSplit:
+        """Return the split of one of the groups, whose ranges are among those of this split."""
+        return ColumnSplit({name: self.like[name] for name in group}, self.ranks, self._rank)
 
     def flatten(self, part: ColumnRange, row: Mapping[str, Tensor | None]) -> Tensor:
         """Return a row as a vector `[ranks · width]` of one dtype, padded with zeros; None and absent names are 0."""

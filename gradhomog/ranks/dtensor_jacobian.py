@@ -52,6 +52,10 @@ class DTensorJacobian(UnexchangedJacobian):
     def select(self, tasks: Sequence[int]) -> Jacobian:
         return DTensorJacobian(self._columns.select(tasks), self._parameters, self._replicas, self._collectives)
 
+    def select_parameters(self, names: Sequence[str]) -> Jacobian:
+        parameters = {name: self._parameters[name] for name in names}
+        return DTensorJacobian(self._columns.select_parameters(names), parameters, self._replicas, self._collectives)
+
     def all_finite(self, tensors: Iterable[Tensor]) -> bool:
         return self.finite_on_all_ranks(all_finite(local_part(tensor) for tensor in tensors))
 

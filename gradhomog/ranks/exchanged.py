@@ -57,6 +57,12 @@ class ExchangedJacobian(Jacobian):
         index = to_device(torch.tensor(list(tasks), dtype=torch.int64), self.device)
         return ExchangedJacobian([part[index] for part in self._columns], self._split, self._collectives)
 
+    def select_parameters(self, names: Sequence[str]) -> Jacobian:
+        """Return the blocks of one of the groups by which the rows were exchanged; nothing is sent."""
+        split = self._split.select(names)
+        columns = dict(zip(self._split.ranges, self._columns, strict=True))
+        return ExchangedJacobian([columns[part] for part in split.ranges], split, self._collectives)
+
     def detach(self) -> Jacobian:
         return self
 

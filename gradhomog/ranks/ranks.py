@@ -40,6 +40,8 @@ class Ranks:
     each rank for P bytes of parameters: `"batch"` (N+1) P (K−1)/K, `"tasks"` with n tasks per rank (n+1) P (K−1)/K;
     plain data parallelism sends 2 P (K−1)/K. Norms and Gramians are summed over the ranks in float64. With
     `fully_shard` (FSDP2) rows and direction stay split like the parameters, and only norms and Gramians are sent.
+    Groups of parameters (`per` of `gradhomog.backward`) send equally many bytes of rows, in one message per task and
+    group.
 
     Raises:
         OptionError: an option is invalid.
@@ -105,6 +107,12 @@ class Ranks:
 def pipeline_identity(pipe: Pipeline) -> dict[str, object]:
     """Return the homogenizers with their options, and the options of the pipeline, which are the same on all ranks."""
     return {"homogenizers": str(pipe), "nonfinite": pipe.nonfinite, "debug": pipe.debug}
+
+
+def steps_taken(pipe: Pipeline) -> int | dict[str, int]:
+    """Return the number of steps, which is the same on all ranks; by group if groups of parameters have taken some."""
+    # Without groups that have taken none: an overflow on one rank may end the step before its groups are created.
+    return {name: part.steps for name, part in pipe.parts.items() if part.steps} or pipe.steps
 
 
 def _is_count(value: object) -> bool:

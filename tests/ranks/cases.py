@@ -159,8 +159,6 @@ def message(case: str) -> str:
         return _error(lambda: train(pipe, "accumulated", x, y, None, model), model)
     elif case == "loss without group":
         return _error(lambda: train(pipe, "loss", x, y, None, model), model)
-    elif case == "per layer":
-        return _error(lambda: gradhomog.backward(losses, pipe, parameters=parameters, group=group, per="layer"), model)
     return _error(lambda: gradhomog.backward(losses, pipe, parameters=parameters, group=group), model)
 
 
@@ -205,10 +203,10 @@ def bytes_sent(over: str, tasks: int, width: int, text: str = "pcgrad") -> dict[
     model = nn.Linear(width, width, bias=False)
     group = recording_group()
     replica = DistributedDataParallel(model, process_group=group)
-    group.sent.clear()
+    group.clear()
     replica(torch.ones(1, width)).sum().backward()
     plain = sum(group.sent.values())
-    group.sent.clear()
+    group.clear()
     losses = [(task + 1) * model(torch.ones(1, width)).square().mean() for task in range(tasks)]
     model.zero_grad()
     ranks: Any = Ranks(over, group)  # type: ignore[arg-type]

@@ -46,8 +46,8 @@ def one_rank_differs(what: str) -> str:
         pipe, options["residuals"] = gradhomog.pipeline("ntk"), residuals if first else None
     elif first:
         changed = {
-            "inspect": True, "heads": "weighted", "level": "features", "scaler": torch.amp.GradScaler("cpu"),
-            "group": Ranks("batch", gather=True),
+            "inspect": True, "heads": "weighted", "level": "features", "per": "layer",
+            "scaler": torch.amp.GradScaler("cpu"), "group": Ranks("batch", gather=True),
         }  # fmt: skip
         options |= {what: changed[what]} if what in changed else {}
     return error_of(lambda: gradhomog.backward(losses, pipe, **options), model)

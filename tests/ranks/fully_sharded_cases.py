@@ -52,7 +52,7 @@ def full(gradients: Sequence[Any]) -> list[Tensor]:
 
 def steps(
     text: str, sizes: Sequence[int], *, call: str = "backward", mesh: Sequence[int] | None = None,
-    gather: bool = False, bfloat16: bool = False, layers: Sequence[int] = (0, 2),
+    gather: bool = False, bfloat16: bool = False, layers: Sequence[int] = (0, 2), per: Any = "model",
 ) -> dict[str, Any]:  # fmt: skip
     """Return the gradients of some steps of Adam with `sizes[r]` examples on rank r, and the state of the pipeline."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if bfloat16 else WHOLE
@@ -66,27 +66,27 @@ def steps(
     for _ in range(STEPS):
         optimizer.zero_grad()
         if call == "accumulated":
-            with gradhomog.accumulated(pipe, parameters=shared, group=group) as several:
+            with gradhomog.accumulated(pipe, parameters=shared, group=group, per=per) as several:
                 for some in (slice(0, 1), slice(1, None)):  # means over parts, with their shares of the examples
                     share = len(x[some]) / len(x)
                     several.add([share * loss for loss in losses(model, x[some], y[some])])
         elif call == "loss":
-            gradhomog.loss(losses(model, x, y), pipe, parameters=shared, group=group).backward()
+            gradhomog.loss(losses(model, x, y), pipe, parameters=shared, group=group, per=per).backward()
         else:
-            gradhomog.backward(losses(model, x, y), pipe, parameters=shared, group=group)
+            gradhomog.backward(losses(model, x, y), pipe, parameters=shared, group=group, per=per)
         found += full(model.gradients())
         optimizer.step()
     return {"gradients": found, "state": pipe.state_dict()}
 
 
-def whole_model(text: str) -> dict[str, Any]:
+def whole_model(text: str, per: Any = "model") -> dict[str, Any]:
     """Return the same as `steps`, of calls of `backward` for all examples and a model that is not sharded."""
     (x, y), pipe, model = data(), gradhomog.pipeline(text), Model()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     found = []
     for _ in range(STEPS):
         optimizer.zero_grad()
-        gradhomog.backward(losses_of(model(x), y), pipe, parameters=model.encoder)
+        gradhomog.backward(losses_of(model(x), y), pipe, parameters=model.encoder, per=per)
         found += [gradient.clone() for gradient in model.gradients()]
         optimizer.step()
     return {"gradients": found, "state": pipe.state_dict()}
@@ -116,7 +116,7 @@ def gradients_before_remain() -> list[Tensor]:
 def bytes_sent(text: str, width: int) -> int:
     """Return the bytes that gradhomog sends in a step; the hooks of `fully_shard` use another group."""
     (x, y), model, group = data(), sharded_model(width=width), recording_group()
-    group.sent.clear()
+    group.clear()
     ranks: Any = Ranks("batch", group)  # type: ignore[arg-type]
     step = gradhomog.backward(losses(model, x, y), gradhomog.pipeline(text), parameters=model.encoder, group=ranks)
     assert all(type(part).__name__ == "DTensor" for part in step.direction.values())

@@ -17,6 +17,7 @@ from tests.ranks import difference_cases as cases
     [
         *((option, "same options.*'inspect': (True|False)") for option in ("inspect", "heads", "level", "scaler")),
         *((option, "same options.*'gather': (True|False)") for option in ("group", "residuals")),
+        ("per", "same options.*'per': '(layer|model)'"),
         ("nonfinite", "same pipeline.*'nonfinite': '(drop|raise)'"),
         ("debug", "same pipeline.*'debug': (True|False)"),
         ("steps", "same number of steps; rank 1 differs from rank 0. Rank . has (0|1)"),

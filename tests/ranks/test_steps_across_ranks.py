@@ -107,7 +107,6 @@ def test_local_directions_are_averaged_and_reported(processes):
         ("heads with tasks", "OptionError: with Ranks.'tasks'.*Pass all parameters", "OptionError"),
         ("no parameters", "OptionError: across ranks `parameters` is required", "OptionError"),
         ("examples of 2 tasks", "OptionError: `examples` must be.*each of the 3 tasks; got 2", "OptionError"),
-        ("per layer", "OptionError: across ranks `per` must be 'model'; got 'layer'", "OptionError"),
     ],
 )
 def test_an_error_on_one_rank_ends_the_step_on_all_and_nothing_is_written(processes, case, first, second):

@@ -8,7 +8,7 @@ from gradhomog.autograd.apply import Options
 from gradhomog.autograd.batch import Batch
 from gradhomog.autograd.lazy import LazyJacobian
 from gradhomog.pipelines import Pipeline
-from gradhomog.ranks.ranks import Ranks, pipeline_identity
+from gradhomog.ranks.ranks import Ranks, pipeline_identity, steps_taken
 
 
 def replicas_to_compare(pipe: Pipeline, batch: Batch) -> dict[str, Tensor]:
@@ -17,7 +17,7 @@ def replicas_to_compare(pipe: Pipeline, batch: Batch) -> dict[str, Tensor]:
     The leaves of heads in every step, because ranks could use the heads in another order; shared parameters in the
     first step, in which replicas that were initialized with different seeds differ.
     """
-    shared = batch.derivatives.graph.shared if pipe.steps == 0 else {}
+    shared = {} if steps_taken(pipe) else batch.derivatives.graph.shared
     found = {f"parameter {name!r}": value for name, value in shared.items() if value.is_leaf}
     for index, leaves in enumerate(batch.unshared_leaves):
         found.update(
@@ -34,12 +34,12 @@ def must_agree(pipe: Pipeline, batch: Batch, options: Options, ranks: Ranks, cal
         "calls": call,
         "options": {
             "over": ranks.over, "local": ranks.local, "gather": ranks.gather, "level": options.level,
-            "heads": options.heads, "inspect": options.inspect, "scaler": options.scaled,
+            "per": options.per, "heads": options.heads, "inspect": options.inspect, "scaler": options.scaled,
             "residuals": options.kernel_traces is not None, "targets": options.targets is not None,
         },
         "parameters": [(name, tuple(value.shape), value.dtype) for name, value in shared.items()],
         "pipeline": pipeline_identity(pipe),
-        "number of steps": pipe.steps,
+        "number of steps": steps_taken(pipe),
     }  # fmt: skip
 
 

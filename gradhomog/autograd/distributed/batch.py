@@ -17,6 +17,7 @@ from gradhomog.autograd.distributed.mean_losses import examples_of_tasks, mean_l
 from gradhomog.autograd.distributed.rows import HeadGradients, RowsOfRanks
 from gradhomog.autograd.inputs import TaskLosses
 from gradhomog.autograd.lazy import reads_rows
+from gradhomog.autograd.parameter_groups import group_names
 from gradhomog.pipelines import Pipeline
 from gradhomog.ranks.collectives import Collectives
 from gradhomog.ranks.exchange import sum_tensors
@@ -45,7 +46,8 @@ def batch_step(pipe: Pipeline, batch: Batch, options: Options, collectives: Coll
             rows.jacobian, means.losses, means.slots, domains, rows.used, heads, inputs, rows.to_parameters
         ).homogenize(pipe, batch, options)
     eager = reads_rows(pipe, options.per, options.scaled)
-    jacobian = LazyExchangedJacobian(batch, means.shares, means.one_pass, collectives, eager)
+    groups = group_names(list(batch.derivatives.graph.shared), options.per).values()
+    jacobian = LazyExchangedJacobian(batch, means.shares, means.one_pass, groups, collectives, eager)
     found = RowsOfRanks(jacobian, means.losses, means.slots, domains, lambda: jacobian.used, heads, inputs)
     return found.homogenize(pipe, batch, options)
 

@@ -31,11 +31,6 @@ def check_ranks(ranks: Ranks, pipe: Pipeline, options: Options, create_graph: bo
         )
     if ranks.local:
         return
-    if options.per != "model":
-        raise OptionError(
-            f"across ranks `per` must be 'model'; got {options.per!r}. Use Ranks(local=True) to homogenize groups of "
-            "parameters separately on every rank."
-        )
     for statistic in ("features", "kernel_traces") if ranks.over == "tasks" else ():
         if found := [m.selector for m in pipe.members if m.declares_needs and statistic in m.needs]:
             raise OptionError(

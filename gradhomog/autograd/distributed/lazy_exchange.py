@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import final
 
 import torch
@@ -26,14 +26,16 @@ class LazyExchangedJacobian(Jacobian):
         batch: the losses of this rank.
         shares: w_ri of this rank for each task that is present on at least one rank, by slot.
         one_pass: True if on every rank a weighted sum takes one backward pass.
+        groups: the names of the parameters that are homogenized together.
         eager: exchange the rows in the constructor.
     """
 
     def __init__(
-        self, batch: Batch, shares: Mapping[int, float], one_pass: bool, collectives: Collectives, eager: bool = False
-    ) -> None:
+        self, batch: Batch, shares: Mapping[int, float], one_pass: bool, groups: Iterable[Sequence[str]],
+        collectives: Collectives, eager: bool = False,
+    ) -> None:  # fmt: skip
         self._batch, self._shares, self._one_pass, self._collectives = batch, shares, one_pass, collectives
-        self._shared = batch.derivatives.graph.shared
+        self._shared, self._groups = batch.derivatives.graph.shared, groups
         self._used: Tensor | None = None
         self.names, self.tasks, self.requires_grad = tuple(self._shared), len(shares), False
         self.device = next(iter(self._shared.values())).device
@@ -56,7 +58,7 @@ class LazyExchangedJacobian(Jacobian):
             raise error_of_one_pass()  # the pass of a weighted mean, which is not finite, has freed the graph
         used: set[str] = set()
         failure: list[Exception] = []
-        split = ColumnSplit(self._shared, self._collectives.size, self._collectives.rank)
+        split = ColumnSplit(self._shared, self._collectives.size, self._collectives.rank, self._groups)
         rows = sum_batches(self._partial_rows(used, failure), split, self._collectives)
         self._used = self._collectives.settle(failure[0] if failure else None, [name in used for name in self.names])
         return rows
@@ -115,6 +117,9 @@ class LazyExchangedJacobian(Jacobian):
 
     def select(self, tasks: Sequence[int]) -> Jacobian:
         return self.rows.select(tasks)
+
+    def select_parameters(self, names: Sequence[str]) -> Jacobian:
+        return self.rows.select_parameters(names)
 
     def detach(self) -> Jacobian:
         return self

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gradhomog.autograd.apply import ComputedStep, Gradients, Options, head_factors, infinite_step
 from gradhomog.autograd.batch import Batch
+from gradhomog.autograd.by_group import compute_by_group
 from gradhomog.autograd.lazy import require_used
 from gradhomog.errors import NonfiniteError
 from gradhomog.jacobian import Direction, Jacobian
@@ -48,12 +49,11 @@ class RowsOfRanks:
         """
         graph = batch.derivatives.graph
         try:
-            pending = pipe.compute(
-                self.jacobian, self.losses, domains=self.domains, slots=self.slots,
-                inspect=options.inspect, nonfinite="raise" if options.scaled else None,
-                **self.inputs,
-            )  # fmt: skip
-            direction = self.to_parameters(pending.result.direction)
+            result, pending = compute_by_group(pipe, self.jacobian, self.losses, options.per, {
+                "domains": self.domains, "slots": self.slots, "inspect": options.inspect,
+                "nonfinite": "raise" if options.scaled else None, **self.inputs,
+            })  # fmt: skip
+            direction = self.to_parameters(result.direction)
         except NonfiniteError:
             if not options.scaled:
                 raise
@@ -61,11 +61,11 @@ class RowsOfRanks:
         used = self.used()
         if not used.any():
             require_used(graph.shared, frozenset(graph.shared))
-        result = replace(pending.result, direction=direction, exchanged="rows")
+        result = replace(result, direction=direction, exchanged="rows")
         factors = head_factors(result, options.heads)
         unshared = [(leaf, factors[slot] * gradient) for slot, leaf, gradient in self.heads() if slot in factors]
         shared = shared_gradients(graph.shared, graph.factor, direction, used)
-        return ComputedStep(result, shared, unshared, [pending])
+        return ComputedStep(result, shared, unshared, pending)
 
 
 def shared_gradients(

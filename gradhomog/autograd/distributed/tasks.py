@@ -9,6 +9,7 @@ from gradhomog.autograd.batch import Batch
 from gradhomog.autograd.distributed.agreement import must_agree, replicas_to_compare, used_by_this_rank
 from gradhomog.autograd.distributed.rows import RowsOfRanks
 from gradhomog.autograd.lazy import LazyJacobian
+from gradhomog.autograd.parameter_groups import group_names
 from gradhomog.errors import OptionError
 from gradhomog.pipelines import Pipeline
 from gradhomog.ranks.collectives import Collectives
@@ -51,7 +52,8 @@ def tasks_step(
     present = torch.arange(max(counts)) < torch.tensor(counts)[:, None]
     names = [options.domains[slot] for slot in tasks.slots] if options.domains else []
     domains = collectives.all_gather_names(names) if options.domains else None
-    split = ColumnSplit(jacobian.row_like(), collectives.size, collectives.rank)
+    groups = group_names(jacobian.names, options.per).values()
+    split = ColumnSplit(jacobian.row_like(), collectives.size, collectives.rank, groups)
     rows = collect_tasks(jacobian.row, counts, split, collectives)
     slots_of_all = [int(slot) for slot in all_slots[present].tolist()]
     found = RowsOfRanks(rows, losses[present], slots_of_all, domains, lambda: used, list)

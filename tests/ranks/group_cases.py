@@ -1,0 +1,172 @@
+"""Functions that run on every rank of a process group, and homogenize groups of parameters separately (`per`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import gradhomog
+from gradhomog import Pipeline, Ranks
+from tests.ranks.cases import STEPS, Model, data, losses_of, part_of
+from tests.ranks.difference_cases import error_of
+from tests.ranks.recording import recording_group
+
+
+def descend(model: nn.Module) -> list[Tensor]:
+    """Take a step of gradient descent; return the gradients of the parameters that have one, and remove them."""
+    found = []
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                found.append(parameter.grad)
+                parameter -= 0.01 * parameter.grad
+                parameter.grad = None
+    return found
+
+
+def result(gradients: list[Tensor], pipe: Pipeline, model: nn.Module) -> dict[str, Any]:
+    parameters = {name: value.detach() for name, value in model.state_dict().items()}
+    return {"gradients": gradients, "state": pipe.state_dict(), "parameters": parameters}
+
+
+def batch(
+    text: str, per: Any, sizes: Sequence[int], *, call: str = "backward", gather: bool = False, steps: int = STEPS,
+    start: dict[str, Any] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Return the result of some steps with `sizes[r]` examples on rank r.
+
+    `start`: an earlier result, to continue from its parameters and state.
+    """
+    (x, y), pipe, model, part = data(), gradhomog.pipeline(text), Model(), part_of(sizes)
+    if start is not None:
+        model.load_state_dict(start["parameters"])
+        pipe.load_state_dict(start["state"])
+    x, y = x[part], y[part]
+    group = Ranks("batch", examples=len(x), gather=gather) if len(sizes) > 1 else None
+    options: dict[str, Any] = {"parameters": model.encoder, "per": per, "group": group}
+    found = []
+    for _ in range(steps):
+        if call == "accumulated":
+            with gradhomog.accumulated(pipe, **options) as several:
+                for some in (slice(0, 1), slice(1, None)):  # means over parts, with their shares of the examples
+                    several.add([len(x[some]) / len(x) * loss for loss in losses_of(model(x[some]), y[some])])
+        elif call == "loss":
+            gradhomog.loss(losses_of(model(x), y), pipe, **options).backward()
+        else:
+            gradhomog.backward(losses_of(model(x), y), pipe, **options)
+        found += descend(model)
+    return result(found, pipe, model)
+
+
+def task_absent_on_rank_1(text: str, per: Any, sizes: Sequence[int]) -> dict[str, Any]:
+    """Return the result of steps without heads, in which only the first seven examples have labels of task 2."""
+    (x, y), pipe, model, part = data(), gradhomog.pipeline(text), Model().encoder, part_of(sizes)
+    labelled = slice(0, 7)
+    group = Ranks("batch", examples=sizes[dist.get_rank()]) if len(sizes) > 1 else None
+    found = []
+    for _ in range(STEPS):
+        losses: list[Tensor | None] = [(model(x)[part] - y[part])[:, task].square().mean() for task in range(2)]
+        losses.append((model(x) - y)[labelled, 2].square().mean() if dist.get_rank() == 0 else None)
+        gradhomog.backward(losses, pipe, parameters=model, per=per, group=group)
+        found += descend(model)
+    return result(found, pipe, model)
+
+
+def infinite_in_one_group(sizes: Sequence[int]) -> dict[str, Any]:
+    """Return the result of steps whose task 1 has an infinite gradient in one layer, on the last rank."""
+    (x, y), model, part = data(), Model(), part_of(sizes)
+    pipe = gradhomog.pipeline("upgrad", nonfinite="drop")
+    group = Ranks("batch", examples=sizes[dist.get_rank()]) if len(sizes) > 1 else None
+    found, weight = [], model.encoder[2].weight
+    for _ in range(STEPS):
+        losses = losses_of(model(x[part]), y[part])
+        if dist.get_rank() == len(sizes) - 1:
+            losses[1] = losses[1] + (weight - weight.detach()).sum().sqrt()
+        step = gradhomog.backward(losses, pipe, parameters=model.encoder, per="layer", group=group)
+        assert step.tasks == (0, 2)
+        found += descend(model)
+    return result(found, pipe, model)
+
+
+def tasks(text: str, per: Any, counts: Sequence[int]) -> dict[str, Any]:
+    """Return the result of some steps whose tasks are distributed, with `counts[r]` tasks on rank r."""
+    (x, y), pipe, model = data(), gradhomog.pipeline(text), Model().encoder
+    number, group = sum(counts), Ranks("tasks") if len(counts) > 1 else None
+    found = []
+    for _ in range(STEPS):
+        mine = range(number)[part_of(counts)]
+        losses = {f"{task}": (model(x[task::number]) - y[task::number]).square().mean() for task in mine}
+        gradhomog.backward(losses, pipe, parameters=model, per=per, group=group)
+        found += descend(model)
+    return result(found, pipe, model)
+
+
+class Mixed(nn.Module):
+    """A layer in float32, one in float64, a parameter without elements, and one that no loss depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(4, 5), nn.Linear(5, 3).double()
+        self.empty, self.unused = nn.Parameter(torch.empty(0)), nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.second(self.first(x.float()).tanh().double())
+        return output
+
+
+def mixed_dtypes(per: Any, sizes: Sequence[int]) -> list[Tensor]:
+    """Return the gradients of a step of `Mixed`, without those that are None."""
+    (x, y), model, part = data(), Mixed(), part_of(sizes)
+    group = Ranks("batch", examples=sizes[dist.get_rank()]) if len(sizes) > 1 else None
+    losses = list((model(x[part]) - y[part]).square().mean(0))
+    gradhomog.backward(losses, gradhomog.pipeline("upgrad"), parameters=model, per=per, group=group)
+    return descend(model)
+
+
+def messages(per: Any) -> dict[str, Any]:
+    """Return the number of collective operations of a step without heads, by kind, and the bytes of its rows."""
+    (x, y), model, group = data(), Model().encoder, recording_group()
+    ranks: Any = Ranks("batch", group)  # type: ignore[arg-type]
+    losses = list((model(x) - y).square().mean(0))
+    gradhomog.backward(losses, gradhomog.pipeline("upgrad"), parameters=model, per=per, group=ranks)
+    return {**group.calls, "bytes": group.sent["reduce_scatter"]}
+
+
+def message(text: str, options: dict[str, Any], changed: dict[str, Any]) -> str:
+    """Return the error of a step; `changed`: options of rank 1."""
+    (x, y), model = data(), Model()
+    z = model.encoder(x)
+    losses = losses_of([head(z)[:, 0] for head in model.heads], y)
+    options = options | (changed if dist.get_rank() else {})
+    if options.get("level") == "features":
+        options["features"] = z
+    options |= {"parameters": model.encoder, "group": Ranks("batch")}
+    return error_of(lambda: gradhomog.backward(losses, gradhomog.pipeline(text), **options), model)
+
+
+def other_steps_on_rank_1() -> str:
+    """Return the error of a step whose groups have taken one step more on rank 1."""
+    (x, y), model, pipe = data(), Model().encoder, gradhomog.pipeline("gradnorm")
+    for name in ("0", "2"):
+        pipe.part(name).steps = 1 + dist.get_rank()
+    return error_of(lambda: backward_per_layer(model, x, y, pipe), model)
+
+
+def parameters_that_drift_apart() -> str:
+    """Return the error of a second step before which the parameters of rank 1 have changed."""
+    (x, y), model, pipe = data(), Model().encoder, gradhomog.pipeline("gradnorm")
+    backward_per_layer(model, x, y, pipe)
+    model.zero_grad()
+    with torch.no_grad():
+        model[0].weight += dist.get_rank()
+    return error_of(lambda: backward_per_layer(model, x, y, pipe), model)
+
+
+def backward_per_layer(model: nn.Module, x: Tensor, y: Tensor, pipe: Pipeline) -> None:
+    losses = list((model(x) - y).square().mean(0))
+    gradhomog.backward(losses, pipe, parameters=model, per="layer", group=Ranks("batch"))

@@ -1,0 +1,173 @@
+"""Groups of parameters (`per`) are homogenized across ranks as in one process."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from tests.ranks import fully_sharded_cases
+from tests.ranks import group_cases as cases
+
+METHODS = ["upgrad", "pcgrad", "gradnorm", "mgda", "nash_mtl"]
+PER: dict[str, Any] = {
+    "layer": "layer",
+    "tensor": "tensor",
+    "patterns in another order": {"last": "2.*", "first": "*"},
+    "patterns of several layers": {"biases": "*.bias", "weights": "*"},
+}
+per = pytest.mark.parametrize("per", PER.values(), ids=PER)
+
+
+def assert_close(found: Any, expected: Any) -> None:
+    """Compare states and gradients, which contain tensors, numbers, text and None."""
+    if isinstance(expected, dict):
+        assert list(found) == list(expected)
+        found, expected = list(found.values()), list(expected.values())
+    if isinstance(expected, list | tuple):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert_close(one, other)
+    elif isinstance(expected, torch.Tensor | float):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+    else:
+        assert found == expected
+
+
+def assert_same_bits(results: list[dict[str, Any]]) -> None:
+    for other in results[1:]:
+        assert all(map(torch.equal, results[0]["gradients"], other["gradients"]))
+        assert repr(results[0]["state"]) == repr(other["state"])
+
+
+@per
+@pytest.mark.parametrize("text", METHODS)
+def test_three_steps_on_uneven_parts_of_the_batch_are_those_of_one_process(processes, text, per):
+    (expected,) = processes(cases.batch, 1, text, per, [12])
+    assert [name for name in expected["state"] if name.startswith("part ")]
+    for sizes in ([7, 5], [6, 1, 5]):
+        found = processes(cases.batch, len(sizes), text, per, sizes)
+        assert_close(found[0], expected)
+        assert_same_bits(found)
+
+
+@pytest.mark.parametrize("call", ["loss", "accumulated"])
+@pytest.mark.parametrize("text", ["none", "upgrad"])
+def test_every_entry_point_takes_the_step_of_one_process(processes, text, call):
+    (expected,) = processes(cases.batch, 1, text, "layer", [12])
+    found = processes(cases.batch, 2, text, "layer", [9, 3], call=call)
+    assert_close(found[0], expected)
+    assert_same_bits(found)
+
+
+@pytest.mark.parametrize("text", ["trimmed_mean", "graddrop"])
+def test_methods_that_read_rows_receive_those_of_their_group(processes, text):
+    (expected,) = processes(cases.batch, 1, text, "tensor", [12])
+    found = processes(cases.batch, 2, text, "tensor", [7, 5], gather=True)
+    assert_close(found[0], expected)
+    assert_same_bits(found)
+
+
+@per
+@pytest.mark.parametrize("text", ["upgrad", "gradnorm"])
+def test_a_task_may_be_absent_on_one_rank(processes, text, per):
+    (expected,) = processes(cases.task_absent_on_rank_1, 1, text, per, [12])
+    found = processes(cases.task_absent_on_rank_1, 2, text, per, [7, 5])
+    assert_close(found[0], expected)
+    assert_same_bits(found)
+
+
+def test_a_task_that_is_not_finite_in_one_group_is_dropped_from_all(processes):
+    (expected,) = processes(cases.infinite_in_one_group, 1, [12])
+    found = processes(cases.infinite_in_one_group, 2, [7, 5])
+    assert_close(found[0], expected)
+    assert_same_bits(found)
+
+
+@per
+@pytest.mark.parametrize("text", ["upgrad", "gradnorm"])
+@pytest.mark.parametrize("counts", [[3, 1], [1, 2, 1]])
+def test_tasks_over_ranks_take_the_steps_of_one_process(processes, counts, text, per):
+    (expected,) = processes(cases.tasks, 1, text, per, [sum(counts)])
+    found = processes(cases.tasks, len(counts), text, per, counts)
+    assert_close(found[0], expected)
+    assert_same_bits(found)
+
+
+@pytest.mark.parametrize("text", ["gradnorm", "nash_mtl"])
+def test_one_process_continues_from_a_checkpoint_of_two_ranks(processes, text):
+    (expected,) = processes(cases.batch, 1, text, "layer", [12])
+    checkpoint = processes(cases.batch, 2, text, "layer", [7, 5], steps=2)[0]
+    (found,) = processes(cases.batch, 1, text, "layer", [12], steps=1, start=checkpoint)
+    assert_close(found["state"], expected["state"])
+    assert_close(found["gradients"], expected["gradients"][-len(found["gradients"]) :])
+
+
+@pytest.mark.parametrize("per", ["layer", "tensor", {"all": "*"}, {"last": "second.*", "rest": "*"}], ids=str)
+def test_a_group_may_have_several_dtypes_no_elements_and_no_gradient(processes, per):
+    (expected,) = processes(cases.mixed_dtypes, 1, per, [12])
+    assert len(expected) == 4  # weights and biases
+    for found in processes(cases.mixed_dtypes, 3, per, [6, 1, 5]):
+        assert [part.dtype for part in found] == [part.dtype for part in expected]
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("per", "groups"), [("model", 1), ("layer", 2), ("tensor", 4)])
+def test_every_group_is_exchanged_by_messages_of_its_own(processes, per, groups):
+    numbers = 4 * 5 + 5 + 5 * 3 + 3
+    for found in processes(cases.messages, 2, per):
+        assert found["reduce_scatter"] == 3 * groups  # one for each task
+        assert found["all_reduce"] == groups + (per != "model")  # Gramians; the check of rows before the groups
+        assert found["all_gather"] == 3 + groups  # headers, losses, flags; directions
+        assert 3 * 4 * numbers <= found["bytes"] <= 3 * 4 * (numbers + groups)  # half of the float64 rows
+
+
+@per
+@pytest.mark.parametrize("text", ["upgrad", "gradnorm"])
+def test_groups_of_a_fully_sharded_model_take_the_steps_of_one_process(processes, text, per):
+    (expected,) = processes(fully_sharded_cases.whole_model, 1, text, per)
+    found = processes(fully_sharded_cases.steps, 3, text, [6, 1, 5], per=per)
+    assert_close(found[0], expected)
+    assert repr(found[0]["state"]) == repr(found[1]["state"]) == repr(found[2]["state"])
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [("upgrad", {"call": "loss"}), ("upgrad", {"call": "accumulated"}), ("trimmed_mean", {"gather": True})],
+)
+def test_groups_of_a_fully_sharded_model_have_all_entry_points_and_options(processes, text, options):
+    (expected,) = processes(fully_sharded_cases.whole_model, 1, text, "layer")
+    found = processes(fully_sharded_cases.steps, 2, text, [9, 3], per="layer", **options)
+    assert_close(found[0], expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "changed", "first", "second"),
+    [
+        ("upgrad", {"per": "layer"}, {"per": "tensor"}, "RankError: all ranks must have the same options", "RankError"),
+        (
+            "upgrad", {"per": {"first": "0.*", "rest": "*"}}, {"per": {"rest": "2.*", "first": "*"}},
+            "RankError: all ranks must have the same options", "RankError",
+        ),
+        ("upgrad", {"per": "layer"}, {"per": {"first": "0.*"}}, "RankError: rank 1 raised", "OptionError: `per` must"),
+        ("upgrad", {"per": {"first": "0.*"}}, {}, "OptionError: `per` must have a pattern", "OptionError"),
+        ("upgrad", {"per": "layer", "level": "features"}, {}, "OptionError.*if level='features'", "OptionError"),
+        ("upgrad", {"per": "layer", "heads": "weighted"}, {}, "OptionError.*per='layer' has weights", "OptionError"),
+        ("trimmed_mean", {"per": "layer"}, {}, "OptionError: trimmed_mean reads rows.*gather=True", "OptionError"),
+    ],
+)  # fmt: skip
+def test_an_error_ends_the_step_on_all_ranks_and_nothing_is_written(processes, text, options, changed, first, second):
+    found = processes(cases.message, 2, text, options, changed)
+    for one, expected in zip(found, (first, second), strict=True):
+        assert re.search(expected, one, re.DOTALL), one
+
+
+def test_groups_have_taken_equally_many_steps_on_all_ranks(processes):
+    for rank, text in enumerate(processes(cases.other_steps_on_rank_1, 2)):
+        assert re.search(f"RankError: all ranks must have the same number of steps.*'0': {rank + 1}", text), text
+
+
+def test_parameters_are_compared_in_the_first_step_only(processes):
+    assert processes(cases.parameters_that_drift_apart, 2) == ["no error"] * 2
