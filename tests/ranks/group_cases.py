@@ -170,3 +170,22 @@ def parameters_that_drift_apart() -> str:
 def backward_per_layer(model: nn.Module, x: Tensor, y: Tensor, pipe: Pipeline) -> None:
     losses = list((model(x) - y).square().mean(0))
     gradhomog.backward(losses, pipe, parameters=model, per="layer", group=Ranks("batch"))
+
+
+def overflow_on_rank_1(local: bool) -> list[tuple[float, dict[str, int]]]:
+    """Return the scale of a gradient scaler and the steps of each group, after a step that overflows and a second."""
+    (x, y), model, pipe = data(), Model(torch.float32), gradhomog.pipeline("upgrad")
+    scaler, optimizer = torch.amp.GradScaler("cpu", init_scale=1024.0), torch.optim.SGD(model.parameters(), lr=0.01)
+    weight, found = model.encoder[2].weight, []
+    for infinite in (dist.get_rank() == 1, False):
+        optimizer.zero_grad()
+        losses = losses_of(model(x.float()), y.float())
+        if infinite:
+            losses[1] = losses[1] + (weight - weight.detach()).sum().sqrt()
+        gradhomog.backward(
+            losses, pipe, parameters=model.encoder, scaler=scaler, per="layer", group=Ranks("batch", local=local)
+        )
+        scaler.step(optimizer)
+        scaler.update()
+        found.append((scaler.get_scale(), {name: part.steps for name, part in pipe.parts.items() if part.steps}))
+    return found
