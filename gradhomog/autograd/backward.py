@@ -26,12 +26,11 @@ from gradhomog.autograd.inputs import Losses, Parameters, TaskLosses
 from gradhomog.autograd.kernel_traces import Residuals, kernel_trace_function
 from gradhomog.autograd.lazy import LazyJacobian, reads_rows
 from gradhomog.autograd.parameter_groups import Per, group_names
-from gradhomog.autograd.select_losses import agree_on_present, may_be_unused, select_chosen
+from gradhomog.autograd.select_losses import leaves_of_the_step, may_be_unused
 from gradhomog.autograd.task_features import TaskFeatures
 from gradhomog.homogenization import Homogenization
 from gradhomog.pipelines import Pipeline
 from gradhomog.ranks.collectives import Collectives, raise_on_all_ranks
-from gradhomog.ranks.dtensors import collectives_if_dtensors
 from gradhomog.ranks.ranks import Ranks, resolve_ranks
 from gradhomog.uncompiled import uncompiled
 
@@ -135,11 +134,7 @@ def backward(
         check_attached(pipe)
         factor = scaler_factor(scaler, losses)
         given = find_leaves(losses, parameters, features)
-        agree_on_present(pipe, given.tasks, collectives)
-        loss_leaves = select_chosen(pipe, given, domains)
-        collectives = collectives_if_dtensors(collectives, loss_leaves.shared, group)
-        if collectives is not None:
-            loss_leaves = loss_leaves.without_inputs()
+        loss_leaves, collectives = leaves_of_the_step(pipe, given, domains, collectives, group)
         if parameters is None:
             check_discovered_parameters(pipe, per, collectives)
         scaled = scaler is not None and scaler.is_enabled()

@@ -18,12 +18,11 @@ from gradhomog.autograd.checks import check_attached, check_discovered_parameter
 from gradhomog.autograd.inputs import Losses, Parameters
 from gradhomog.autograd.kernel_traces import Residuals, kernel_trace_function
 from gradhomog.autograd.parameter_groups import Per
-from gradhomog.autograd.select_losses import agree_on_present, select_chosen
+from gradhomog.autograd.select_losses import leaves_of_the_step
 from gradhomog.errors import OptionError
 from gradhomog.homogenization import Homogenization
 from gradhomog.pipelines import Pipeline
 from gradhomog.ranks.collectives import Collectives, raise_on_all_ranks
-from gradhomog.ranks.dtensors import collectives_if_dtensors
 from gradhomog.ranks.ranks import Ranks, resolve_ranks
 from gradhomog.uncompiled import uncompiled
 
@@ -106,11 +105,7 @@ def loss(
     with raise_on_all_ranks(collectives):
         check_attached(pipe)
         given = find_leaves(losses, parameters, features)
-        agree_on_present(pipe, given.tasks, collectives)
-        loss_leaves = select_chosen(pipe, given, domains)
-        collectives = collectives_if_dtensors(collectives, loss_leaves.shared, group)
-        if collectives is not None:
-            loss_leaves = loss_leaves.without_inputs()
+        loss_leaves, collectives = leaves_of_the_step(pipe, given, domains, collectives, group)
         if parameters is None:
             check_discovered_parameters(pipe, per, collectives)
         options = step_options(

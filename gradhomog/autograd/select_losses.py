@@ -4,11 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch.distributed import ProcessGroup
+
 from gradhomog.autograd.batch import LossLeaves
 from gradhomog.autograd.inputs import TaskLosses
 from gradhomog.pipelines import Pipeline
 from gradhomog.ranks.collectives import Collectives
+from gradhomog.ranks.dtensors import collectives_if_dtensors
+from gradhomog.ranks.ranks import Ranks
 from gradhomog.task_key import slot_keys
+
+
+def leaves_of_the_step(
+    pipe: Pipeline, given: LossLeaves, domains: Sequence[str] | None, collectives: Collectives | None,
+    group: Ranks | ProcessGroup | None,
+) -> tuple[LossLeaves, Collectives | None]:  # fmt: skip
+    """Return the chosen losses with their leaves, and the collectives, which DTensors need also on one rank.
+
+    Raises:
+        RankError: ranks would choose different tasks.
+    """
+    agree_on_present(pipe, given.tasks, collectives)
+    chosen = select_chosen(pipe, given, domains)
+    collectives = collectives_if_dtensors(collectives, chosen.shared, group)
+    return (chosen if collectives is None else chosen.without_inputs()), collectives
 
 
 def select_chosen(pipe: Pipeline, loss_leaves: LossLeaves, domains: Sequence[str] | None) -> LossLeaves:

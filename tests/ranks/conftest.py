@@ -46,6 +46,10 @@ class Processes:
                 pickle.dump(request, process.stdin)  # type: ignore[arg-type]
                 process.stdin.flush()  # type: ignore[union-attr]
             answers = [pickle.load(process.stdout) for process in self._processes[:ranks]]  # type: ignore[arg-type]
+        except (OSError, EOFError, pickle.UnpicklingError) as error:
+            codes = [process.poll() for process in self._processes[:ranks]]
+            self.close()  # otherwise the next call would read answers to this one
+            raise AssertionError(f"a rank ended without an answer; exit codes: {codes}") from error
         finally:
             timer.cancel()
         errors = [f"rank {rank}: {value}" for rank, (kind, value) in enumerate(answers) if kind == "error"]

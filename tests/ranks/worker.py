@@ -32,6 +32,7 @@ def run(function: Callable[[], Any], rank: int, ranks: int, store: str) -> tuple
     """Return `("result", value)` or `("error", traceback)`."""
     wait = datetime.timedelta(seconds=30)  # an error on one rank ends the others
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks, timeout=wait)
+    dist.barrier()  # a rank whose function returns at once would close its connection before others have connected
     torch.manual_seed(0)  # the same on all ranks, whichever functions have run in this process before
     try:
         return "result", function()
