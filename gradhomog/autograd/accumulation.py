@@ -209,13 +209,14 @@ def accumulated(
     >>> net.weight.grad.shape, several.step.weights.shape
     (torch.Size([2, 3]), torch.Size([2]))
     """
-    check_options(pipe, heads=heads, per=per, features_follow=True)
-    shared = shared_parameters(parameters)
-    group_names(list(shared), per)
     ranks = resolve_ranks(group, "batch")
-    collectives = collectives_if_dtensors(None if ranks is None else Collectives(ranks), shared, group)
-    several = Accumulation(pipe, shared, scaler, heads, per, domains, inspect, collectives)
+    collectives = None if ranks is None else Collectives(ranks)
     with raise_on_all_ranks(collectives):
+        check_options(pipe, heads=heads, per=per, features_follow=True)
+        shared = shared_parameters(parameters)
+        group_names(list(shared), per)
+        collectives = collectives_if_dtensors(collectives, shared, group)
+        several = Accumulation(pipe, shared, scaler, heads, per, domains, inspect, collectives)
         yield several
         several.finish()
 

@@ -229,6 +229,18 @@ def accumulated_domains(count: int) -> str:
     return error_of(step, model)
 
 
+def accumulated_groups() -> str:
+    """Return the error of `accumulated` with groups that match no parameter on rank 1."""
+    (x, y), model, pipe = data(), Model(), gradhomog.pipeline("pcgrad")
+    patterns = {"all": "*"} if dist.get_rank() == 0 else {"all": "*", "none": "decoder.*"}
+
+    def step() -> None:
+        with gradhomog.accumulated(pipe, parameters=model.encoder, per=patterns, group=Ranks()) as several:
+            several.add(losses_of(model(x), y))
+
+    return error_of(step, model)
+
+
 def learner_tasks(case: str) -> str:
     """Return the error of a meta-step in which rank 1 has no tasks, or tasks with fewer queries."""
     learner = gradhomog.learner("maml", *few_shot.networks(), homogenizers="pcgrad")

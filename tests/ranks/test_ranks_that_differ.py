@@ -106,6 +106,12 @@ def test_accumulated_requires_one_domain_per_task(processes, count):
         assert re.search("OptionError: `domains` must contain one name for each of the 3 tasks", text), text
 
 
+def test_groups_of_accumulated_that_are_wrong_on_one_rank_raise_on_all(processes):
+    first, second = processes(cases.accumulated_groups, 2)
+    assert re.search("RankError: rank 1 raised an error", first), first
+    assert re.search("OptionError: pattern 'decoder", second), second
+
+
 @pytest.mark.parametrize(
     ("case", "first", "second"),
     [
