@@ -25,6 +25,11 @@ def to_device(tensor: Tensor, device: torch.device, dtype: torch.dtype | None = 
     return tensor.to(device, tensor.dtype if dtype is None else dtype, non_blocking=enqueue)
 
 
+def task_index(tasks: Sequence[int], device: torch.device) -> Tensor:
+    """Return an index of tasks on a device; indexing by a list would wait for the device."""
+    return to_device(torch.tensor(list(tasks), dtype=torch.int64), device)
+
+
 def to_cpu(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Copy tensors of one dtype and device to the CPU, by one copy."""
     if not tensors or tensors[0].device.type == "cpu":

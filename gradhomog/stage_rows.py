@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-import torch
-
+from gradhomog.global_generators import restore_generators
 from gradhomog.jacobian import Jacobian
 from gradhomog.pipelines import Pipeline
 from gradhomog.reports import TaskRows
@@ -36,8 +35,7 @@ def stage_rows(learner: ComputesRows, batch: TaskBatch) -> Iterator[tuple[str, J
         if count == 0 or whole.members[count - 1].before_rows:
             learner.homogenizers = first
             try:
-                # Dropout draws the same numbers every time. All GPUs are named: the default warns about several.
-                with torch.random.fork_rng(range(torch.cuda.device_count())):
+                with restore_generators():  # dropout in the network draws the same numbers every time
                     rows = learner.rows(batch)
             finally:
                 learner.homogenizers = whole

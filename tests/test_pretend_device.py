@@ -66,7 +66,7 @@ with pretend_device.use() as found:
 
 
 def run(*arguments: str) -> None:
-    """Run in a process of its own, because PyTorch cannot unregister a device."""
+    """Run in a separate process, because PyTorch cannot unregister a device."""
     command = [sys.executable, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -98,9 +98,9 @@ class LossLeaves:
         leaves = [leaf for leaves in (self.shared.values(), *self.unshared_leaves) for leaf in leaves]
         if not any(isinstance(leaf, nn.Parameter) for leaf in leaves):
             return self
-        heads: list[list[Tensor]] = []
-        for leaves in self.unshared_leaves:
-            heads.append([leaf for leaf in leaves if isinstance(leaf, nn.Parameter)])
+        heads: list[list[Tensor]] = [
+            [leaf for leaf in leaves if isinstance(leaf, nn.Parameter)] for leaves in self.unshared_leaves
+        ]
         return replace(self, unshared_leaves=heads)
 
 

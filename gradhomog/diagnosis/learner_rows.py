@@ -15,6 +15,7 @@ from gradhomog.diagnosis.diagnosis import Diagnosis
 from gradhomog.diagnosis.estimates import MIN_BATCHES
 from gradhomog.diagnosis.result import DiagnosisResult
 from gradhomog.errors import DataError, OptionError
+from gradhomog.global_generators import restore_generators
 from gradhomog.jacobian import Jacobian
 from gradhomog.pipelines import Pipeline
 from gradhomog.stage_rows import ComputesRows, encoder_pattern, stage_rows
@@ -94,7 +95,7 @@ def independent_numbers(learner: ComputesRows, index: int) -> Iterator[None]:
     """
     whole = learner.homogenizers
     try:
-        with torch.random.fork_rng(range(torch.cuda.device_count())):
+        with restore_generators():
             # "drop" would leave rows out without a report. Random numbers are a function of the number of steps.
             learner.homogenizers = Pipeline(whole.members, "raise")
             learner.homogenizers.steps = whole.steps + index

@@ -26,6 +26,7 @@ from gradhomog.experiments.results import atomic_files
 from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.training.trainable import Trainable
 from gradhomog.experiments.training.trainer import make_optimizer, make_trainable
+from gradhomog.global_generators import restore_generators
 
 DEFAULT_SHARE = 0.05
 """Share of `train.steps` before the diagnosis: the first gradients after initialization are not representative. On
@@ -128,7 +129,7 @@ def diagnose_trainable(
     """
     found: Diagnosis | None = None
     for index in range(batches):
-        with torch.random.fork_rng(range(torch.cuda.device_count())):
+        with restore_generators():
             torch.manual_seed(FIRST_BATCH + index)
             rows, names, examples = trainable.rows(index)
         found = found or Diagnosis(batch_size=examples)

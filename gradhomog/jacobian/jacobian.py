@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from gradhomog.device_copies import to_device
+from gradhomog.device_copies import task_index, to_device
 from gradhomog.errors import DataError
 from gradhomog.jacobian import arithmetic
 from gradhomog.jacobian.arithmetic import all_finite, finite_rows, matrix_product, mix_rows, weighted_sum
@@ -126,7 +126,7 @@ class DenseJacobian(Jacobian):
         return {name: block[0] for name, block in self.blocks.items()}
 
     def select(self, tasks: Sequence[int]) -> Jacobian:
-        index = to_device(torch.tensor(list(tasks), dtype=torch.int64), self.device)
+        index = task_index(tasks, self.device)
         return DenseJacobian({name: block[index] for name, block in self.blocks.items()})
 
     def detach(self) -> Jacobian:

@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from gradhomog.device_copies import to_device
+from gradhomog.device_copies import task_index, to_device
 from gradhomog.jacobian import Direction, Jacobian
 from gradhomog.jacobian.arithmetic import (
     Product,
@@ -54,7 +54,7 @@ class ExchangedJacobian(Jacobian):
         return self._split.like
 
     def select(self, tasks: Sequence[int]) -> Jacobian:
-        index = to_device(torch.tensor(list(tasks), dtype=torch.int64), self.device)
+        index = task_index(tasks, self.device)
         return ExchangedJacobian([part[index] for part in self._columns], self._split, self._collectives)
 
     def select_parameters(self, names: Sequence[str]) -> Jacobian:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gradhomog.device_copies import to_cpu, to_device
+from gradhomog.device_copies import task_index, to_cpu
 from gradhomog.errors import DataError, NotDifferentiableError, OptionError
 from gradhomog.jacobian import Jacobian, as_jacobian
 from gradhomog.stage_execution.member import Member
@@ -53,10 +53,10 @@ class StepInputs:
             self,
             jacobian=self.jacobian.select(index),
             keys=tuple(self.keys[task] for task in index),
-            losses=None if self.losses is None else _select(self.losses, index),
-            features=[_select(tensor, index) for tensor in self.features],
-            feature_grads=[_select(tensor, index) for tensor in self.feature_grads],
-            targets=None if self.targets is None else _select(self.targets, index),
+            losses=None if self.losses is None else self.losses[task_index(index, self.losses.device)],
+            features=[tensor[task_index(index, tensor.device)] for tensor in self.features],
+            feature_grads=[tensor[task_index(index, tensor.device)] for tensor in self.feature_grads],
+            targets=None if self.targets is None else self.targets[task_index(index, self.targets.device)],
             kernel_traces=select_traces(self.kernel_traces, index),
         )
 
@@ -126,10 +126,6 @@ def make_step_inputs(
     if kernel_traces is not None and not callable(kernel_traces):
         kernel_traces = _given_traces(kernel_traces, tasks)
     return StepInputs(rows, keys, losses, features, feature_grads, targets, kernel_traces)
-
-
-def _select(tensor: Tensor, tasks: Sequence[int]) -> Tensor:
-    return tensor[to_device(torch.tensor(tasks), tensor.device)]
 
 
 def select_traces(kernel_traces: KernelTraces | None, tasks: Sequence[int]) -> KernelTraces | None:

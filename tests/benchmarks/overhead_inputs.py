@@ -43,7 +43,8 @@ class Setting:
     @property
     def title(self) -> str:
         tasks, *sizes = self.shape
-        numbers = sum(parameter.numel() for parameter in self._encoder()[0].parameters())
+        with torch.device("meta"):  # without memory
+            numbers = sum(parameter.numel() for parameter in self._encoder()[0].parameters())
         network = {
             1: lambda: f"resnet10, {IMAGES} images (3, {sizes[0]}, {sizes[0]})",
             2: lambda: f"transformer, {sizes[0]} layers of width {sizes[1]}, {SEQUENCES} times {TOKENS} tokens",

@@ -81,7 +81,7 @@ def weigh_ranks(pipe: Pipeline, batch: Batch, options: Options, collectives: Col
             )
     same = {**must_agree(pipe, batch, options, collectives.ranks, call), "present tasks": tasks.slots}
     collectives.agree(len(tasks.slots), same, last=call != "step")
-    means = mean_losses(batch, examples, collectives)
+    means = mean_losses(batch, examples, collectives, {})  # ranks have different parts of the parameters
     if len(means.slots) < len(tasks.slots):
         raise OptionError("`examples` must be positive for every task on at least one rank; omit the losses of others.")
     if isinstance(batch.derivatives, FullyShardedDerivatives):

@@ -30,9 +30,9 @@ def local_step(
     graph = batch.derivatives.graph
     direction = average(step.result.direction, step.result.direction, collectives)
     compared = replicas_to_compare(pipe, batch)
-    gathered = collectives.all_gather_numbers([*used_by_this_rank(jacobian), *first_elements(list(compared.values()))])
+    gathered = collectives.all_gather_numbers([*used_by_this_rank(jacobian), *first_elements(compared)])
     used, elements_of_all = torch.split(gathered, [len(jacobian.names), len(compared)], dim=1)
-    check_replicas(list(compared), elements_of_all)
+    check_replicas(compared, elements_of_all)
     result = replace(step.result, direction=direction, exchanged="directions")
     factors = head_factors(step.result, options.heads)
     # All leaves, because ranks may have dropped different tasks.

@@ -34,18 +34,17 @@ class MeanLosses:
 
 
 def mean_losses(
-    batch: Batch, examples: list[float], collectives: Collectives, replicas: Mapping[str, Tensor] | None = None
+    batch: Batch, examples: list[float], collectives: Collectives, compared: Mapping[str, Tensor]
 ) -> MeanLosses:
-    """Return the means; `replicas`: parameters that must have the same values on all ranks."""
+    """Return the means; `compared`: parameters that must have the same values on all ranks."""
     tasks = batch.tasks
     local = dict(zip(tasks.slots, (loss.item() for loss in tasks.losses), strict=True))
     values = [local.get(slot, 0.0) for slot in range(tasks.tasks)]
-    compared = replicas or {}
-    elements = first_elements(list(compared.values()))
-    gathered = collectives.all_gather_numbers([*examples, *values, batch.derivatives.one_pass, *elements])
+    own_numbers = [*examples, *values, batch.derivatives.one_pass, *first_elements(compared)]
+    gathered = collectives.all_gather_numbers(own_numbers)
     sizes = [tasks.tasks, tasks.tasks, 1, len(compared)]
     counts, losses, one_pass, elements_of_all = torch.split(gathered, sizes, dim=1)
-    check_replicas(list(compared), elements_of_all)
+    check_replicas(compared, elements_of_all)
     totals = counts.sum(0)
     slots = [slot for slot, total in enumerate(totals.tolist()) if total > 0]
     if not slots:

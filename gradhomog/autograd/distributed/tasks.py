@@ -43,12 +43,11 @@ def tasks_step(
     slots = [float(first_slot) + slot for slot in tasks.slots]
     values = [loss.item() for loss in tasks.losses]
     compared = replicas_to_compare(pipe, batch)
-    elements = first_elements(list(compared.values()))
-    own_used = used_by_this_rank(jacobian)
-    gathered = collectives.all_gather_numbers([*values, *padding, *slots, *padding, *own_used, *elements])
+    own = [*used_by_this_rank(jacobian), *first_elements(compared)]
+    gathered = collectives.all_gather_numbers([*values, *padding, *slots, *padding, *own])
     sizes = [max(counts), max(counts), len(jacobian.names), len(compared)]
     losses, all_slots, used, elements_of_all = torch.split(gathered, sizes, dim=1)
-    check_replicas(list(compared), elements_of_all)
+    check_replicas(compared, elements_of_all)
     present = torch.arange(max(counts)) < torch.tensor(counts)[:, None]
     names = [options.domains[slot] for slot in tasks.slots] if options.domains else []
     domains = collectives.all_gather_names(names) if options.domains else None

@@ -106,7 +106,7 @@ def test_a_step_is_that_of_a_custom_loop(kind: str, tmp_path: Path) -> None:
     x, y = next(iter(data))
     outputs = net(x)
     losses = [loss(outputs[:, task], y[:, task]) for task, loss in enumerate(trainer.loss_fns)]
-    if kind == "ESMM":  # the conversion has no loss of its own
+    if kind == "ESMM":  # torch-rechub does not train on the loss of the conversion
         losses = losses[1:]
     step = gradhomog.backward(losses, gradhomog.pipeline("upgrad"), parameters=net.embedding)
     with torch.no_grad():
