@@ -76,6 +76,7 @@ class RunDiagnosis:
         Raises:
             MissingMatplotlib: there is no figure; the other files are written.
         """
+        folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(self.record(), ensure_ascii=False, indent=2, allow_nan=False) + "\n"
         atomic_files.write_bytes(folder / RECORD, text.encode())
         atomic_files.write_bytes(folder / "diagnosis.txt", (self.render() + "\n").encode())

@@ -75,6 +75,7 @@ def write_comparison(folder: Path, records: Sequence[Record]) -> None:
     count = config.get("seeds")
     seeds = tuple(range(count)) if isinstance(count, int) and count > len(seeds) else seeds
     metadata = {key: start[key] for key in ("tasks", "notes", "fingerprint", "held_out") if key in start}
+    folder.mkdir(parents=True, exist_ok=True)
     Plan(config, start.get("digest", ""), tuple(methods), seeds, metadata).write(folder)
     runs_by_name = {}
     for record in results:

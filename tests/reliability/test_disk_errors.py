@@ -6,11 +6,16 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gradhomog.errors import ConfigError
+from gradhomog.experiments.config.schema import load
+from gradhomog.experiments.execution.comparison import compare
+from gradhomog.experiments.results import checksums
 from gradhomog.experiments.results.records import records
 from tests.experiments.run_helpers import gradhomog_without_figures
 
@@ -89,9 +94,25 @@ def test_deleting_the_folder_during_training_ends_the_comparison(tmp_path, jobs)
     with subprocess.Popen(endless, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         while not list(out.glob("runs/*/checkpoint.pt")) and process.poll() is None:
             time.sleep(0.01)
-        shutil.rmtree(out, ignore_errors=True)  # a run may be writing into it
-        shutil.rmtree(out, ignore_errors=True)
-        output, error = process.communicate(timeout=120)
+        while out.exists():  # a run may be writing into it
+            shutil.rmtree(out, ignore_errors=True)
+        try:
+            output, error = process.communicate(timeout=120)
+        finally:
+            process.kill()
     assert f"{out} was removed while runs trained" in error_output(
         subprocess.CompletedProcess(endless, process.returncode, output, error)
     )
+
+
+def test_a_folder_that_is_deleted_while_a_checkpoint_is_written_is_not_created_again(tmp_path, monkeypatch):
+    out, write = tmp_path / "out", checksums.write_checkpoint
+
+    def delete_then_write(path: Path, state: Mapping[str, Any]) -> None:
+        shutil.rmtree(out)
+        write(path, state)
+
+    monkeypatch.setattr(checksums, "write_checkpoint", delete_then_write)
+    with pytest.raises(ConfigError, match="was removed while runs trained"):
+        compare(load(None, SMALL), out)
+    assert not out.exists()

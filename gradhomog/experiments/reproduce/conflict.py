@@ -86,6 +86,8 @@ def measure_conflict(
     found = files.read()
     missing = [step for step in points if step not in found]
     if missing:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
         with threads(config.threads):
             study = _Study(config, run, batches, tasks, columns, progress)
             study.resume(files.checkpoint(), missing[0])

@@ -16,8 +16,9 @@ _TEMPORARY = re.compile(r".+\.(csv|html|json|npz|pt|toml)\..+-\d+\.tmp")
 def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a temporary path to write to; at the end of the context, sync that file to disk and rename it to `path`.
 
-    If the context raises, `path` is unchanged and the temporary file is removed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    If the context raises, `path` is unchanged and the temporary file is removed. The folder of `path` must exist: a
+    checkpoint must not create a folder again that a user has removed.
+    """
     # The name is unique: two machines may write the same file of a shared folder at the same time.
     temporary = path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}.tmp")
     try:

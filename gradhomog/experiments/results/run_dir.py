@@ -34,7 +34,7 @@ class RunDir:
 
         The lock is released when its process ends, even if it is killed.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
+        self._make()
         lock = FileLock(self.path / ".lock", timeout=0)
         try:
             lock.acquire()
@@ -88,7 +88,12 @@ class RunDir:
 
     def create(self, config: str) -> None:
         """Create the folder and write the run file, if they do not exist."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        self._make()
         atomic_files.remove_leftovers(self.path)
         if not self.config.exists():
             atomic_files.write_bytes(self.config, config.encode())
+
+    def _make(self) -> None:
+        """Create the folder and `runs/`, but not the folder of the comparison: if it is missing, it was removed."""
+        self.path.parent.mkdir(exist_ok=True)
+        self.path.mkdir(exist_ok=True)

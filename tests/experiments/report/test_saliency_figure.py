@@ -141,6 +141,7 @@ def test_the_report_embeds_the_images_of_the_saliency_figure_with_a_caveat(tmp_p
     for record in records:
         if record["event"] == "result":
             run = Run(record["learner"], record["homogenizers"], record["seed"])
+            run_dir(tmp_path, run).path.mkdir(parents=True)
             look(1, channels=3, maps=["isi: 0"]).write(run_dir(tmp_path, run).path)
     _, page = report(tmp_path, records)
     assert (tmp_path / "figures" / "saliency.svg").exists()

@@ -40,15 +40,20 @@ def test_a_folder_without_saliency_maps_has_none(tmp_path):
     assert collect(tmp_path, comparison(["plain"], seeds=1, steps=1)) == {}
 
 
+def write_maps(seed, folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    example_maps(seed).write(folder)
+
+
 def test_each_method_has_the_maps_of_its_first_seed_with_maps_in_the_tables_order(tmp_path, capsys):
     rows = [{"learner": "maml", "label": label} for label in ("plain", "b", "a")]
     records = [{**start(["plain", "b", "a"]), "rows": rows}]
     records += [result(label, seed, [0.5, 0.7]) for label in ("a", "b", "plain") for seed in (2, 1, 0)]
     records += [result("b", 0, [0.5], run="candidate", role="candidate")]
     for run, seed in (("plain-s0", 1), ("b-s1", 2), ("b-s2", 3), ("a-s0", 4), ("a-s1", 5)):
-        example_maps(seed).write(tmp_path / "runs" / f"maml-{run}")
+        write_maps(seed, tmp_path / "runs" / f"maml-{run}")
     (tmp_path / "runs" / "maml-a-s0" / FILE).write_bytes(b"PK half a file")
-    example_maps(6).write(tmp_path / "runs" / "candidate")
+    write_maps(6, tmp_path / "runs" / "candidate")
     found = collect(tmp_path, records)
     assert list(found) == [("maml", "plain"), ("maml", "b"), ("maml", "a")]
     for maps, seed in zip(found.values(), (1, 2, 5), strict=True):
