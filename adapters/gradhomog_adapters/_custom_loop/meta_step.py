@@ -68,7 +68,8 @@ class MetaStep:
         """Compute the row of the open task from its query loss, a scalar, and free the graph.
 
         row = ∇ loss w.r.t. the parameters before the inner loop. Several losses of one task are summed; all but the
-        last need `retain_graph=True`, because they share the inner loop.
+        last need `retain_graph=True`, because they share the inner loop. Compute them from one pass on query inputs:
+        homogenizers that act within the network use the features of the last pass only.
 
         Raises:
             OptionError: no task is open; the loss is not a scalar, has no graph or does not depend on the parameters; a
@@ -126,7 +127,7 @@ class MetaStep:
         unused = {name for name in self._parameters if all(task.row[name] is None for task in done)}
         domains = tuple(task.key.domain for task in done) if any(task.key.domain for task in done) else ()
         losses = torch.stack([task.loss for task in done if task.loss is not None])
-        needed = self._needs.features
+        needed = self._needs.requires_features
         targets = _stack_features("targets", [task.targets for task in done], needed)
         result = self._pipe.homogenize(
             {name: _stack_rows(name, parameter, done) for name, parameter in self._parameters.items()},

@@ -1,4 +1,4 @@
-"""`OpenTask`: the task inside `with step.task()`, which later holds its results: loss, row and features."""
+"""`OpenTask`: the task inside `with step.task()`, which later holds its results; `PipelineNeeds`: what it must pass."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class PipelineNeeds:
     def __init__(self, pipe: Pipeline) -> None:
         self.pipe = pipe
         self.transforms = any(homogenizer.overrides("transform") for homogenizer in pipe)
-        self.parts = any(homogenizer.overrides("begin") for homogenizer in pipe)
+        self.acts_on_begin = any(homogenizer.overrides("begin") for homogenizer in pipe)
         # A homogenizer object without a spec may read all inputs: features are stored for it, but not required.
-        self.features = self.transforms or any(m.declares_needs and "features" in m.needs for m in pipe.members)
-        self.features_if_any = self.features or any("features" in member.needs for member in pipe.members)
+        self.requires_features = self.transforms or any(m.declares_needs and "features" in m.needs for m in pipe.members)
+        self.stores_features = self.requires_features or any("features" in member.needs for member in pipe.members)
 
 
 class OpenTask:
@@ -43,7 +43,8 @@ class OpenTask:
         self._parameters = parameters
         self._part: Literal["support", "query"] = "support"
         self._queried = False
-        self._stage_features: list[Tensor] = []
+        self._stage_features: list[Tensor] = []  # of the last query pass
+        self._differentiated: list[Tensor] = []  # those that `feature_grads` belong to
         self.loss: Tensor | None = None
         self.row: dict[str, Tensor | None] = dict.fromkeys(parameters)
         self.features: list[Tensor] = []
@@ -63,7 +64,7 @@ class OpenTask:
         self.targets = [] if targets is None else [targets.detach()]
 
     def transform(self, features: Tensor) -> Tensor:
-        if self._part != "query" or not self._needs.features_if_any:
+        if self._part != "query" or not self._needs.stores_features:
             return features
         if features.dim() != 2:
             raise OptionError(f"`features` must have shape [queries, features]; got {tuple(features.shape)}.")
@@ -81,13 +82,17 @@ class OpenTask:
             self.row[name] = before if gradient is None else gradient if before is None else before + gradient
         value = loss.detach().reshape(()).double()
         self.loss = value if self.loss is None else self.loss + value
-        if self._stage_features:
+        if not self._stage_features:
+            return
+        if self._stage_features is self._differentiated:  # a loss before used the same features
+            self.feature_grads = [a + b for a, b in zip(self.feature_grads, feature_grads, strict=True)]
+        else:
             self.features, self.feature_grads = [x[0].detach() for x in self._stage_features], feature_grads
-            self._stage_features = []
+            self._differentiated = self._stage_features
 
     def close(self) -> None:
         """Release the graph of the features."""
-        self._stage_features = []
+        self._stage_features, self._differentiated = [], []
 
     def _check_loss(self, loss: Tensor) -> None:
         if not isinstance(loss, Tensor) or loss.numel() != 1:
@@ -107,12 +112,12 @@ class OpenTask:
 
     def _check_calls(self) -> None:
         needs = self._needs
-        if (needs.parts or needs.features) and not self._queried:
+        if (needs.acts_on_begin or needs.requires_features) and not self._queried:
             raise OptionError(
                 f"the pipeline '{needs.pipe}' distinguishes support and query inputs, but {self} did not call "
                 "step.query. Call step.query() before the network runs on query inputs."
             )
-        if needs.features and not self._stage_features and not self.features:
+        if needs.requires_features and not self._stage_features:
             raise OptionError(
                 f"the pipeline '{needs.pipe}' requires query features, but {self} passed none. Between encoder and "
                 "head write features = step.transform(features)."
@@ -132,7 +137,8 @@ class OpenTask:
                 f"`loss` of {self} must depend on a parameter of `net` that requires grad; it depends on none. The "
                 "graph is cut (detach, a copy of the network), or the loss is that of another network."
             )
-        if self._needs.transforms and features and by_features[-1] is None:
+        unused = bool(features) and by_features[-1] is None and features is not self._differentiated
+        if unused and self._needs.transforms:
             raise OptionError(f"`loss` of {self} must depend on the result of step.transform. Pass it to the head.")
         return row, [gradient[0].detach() for gradient in zeros_for_missing(by_features, features)]
 

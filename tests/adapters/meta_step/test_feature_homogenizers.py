@@ -69,3 +69,23 @@ def test_features_of_a_frozen_encoder_have_gradients():
                 step.query()
                 step.add(cross_entropy(net(task.query_x, step), task.query_y))
     assert len(step.report.measured["rotate"]["angle"]) == 3
+
+
+@pytest.mark.parametrize("text", PIPES)
+@pytest.mark.parametrize("penalty", [False, True], ids=["both use the features", "one is a penalty of the weights"])
+def test_gradients_of_features_are_summed_over_the_losses_of_a_task(text, penalty):
+    (task, *_), results = image_tasks(), []
+    for split in (False, True):
+        net, pipe = Images(), gradhomog.pipeline(text)
+        with meta_step(net, pipe, encoder=net.encoder) as step, step.task():
+            step.query(task.query_y)
+            outputs = net(task.query_x, step)
+            other = net.head.weight.square().sum() if penalty else outputs.square().mean()
+            parts = [cross_entropy(outputs, task.query_y), other]
+            if split:
+                step.add(parts[0], retain_graph=True)
+                step.add(parts[1])
+            else:
+                step.add(sum(parts))
+        results.append((pipe.state_dict(), {name: p.grad for name, p in net.named_parameters()}))
+    torch.testing.assert_close(results[0], results[1])
