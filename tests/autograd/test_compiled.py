@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ import torch._dynamo.config as dynamo_config
 import torch._functorch.config as functorch_config
 import torch.compiler.config as compiler_config
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import gradhomog
 from gradhomog import OptionError
@@ -172,15 +173,46 @@ def test_rows_of_a_compiled_function_of_torch_func_are_combined() -> None:
         torch.testing.assert_close(found[name], parameter.grad)
 
 
+def two_tasks() -> gradhomog.TaskBatch:
+    x = batches()[0]
+    y = torch.arange(len(x)) % 2
+    return gradhomog.TaskBatch(*(torch.stack(pair) for pair in ((x, 2 * x), (y, 1 - y), (x, -x), (y, y))))
+
+
 @pytest.mark.parametrize("name", ["protonet", "anil"])
 def test_learners_that_do_not_adapt_the_encoder_take_checkpoints(name: str) -> None:
     jacobians = []
     for kind in ("uncompiled", "checkpoint"):
-        net, x = Net(), batches()[0]
-        y = torch.arange(len(x)) % 2
-        batch = gradhomog.TaskBatch(*(torch.stack(pair) for pair in ((x, 2 * x), (y, 1 - y), (x, -x), (y, y))))
+        net, batch = Net(), two_tasks()
         learner = gradhomog.learner(name, ENCODERS[kind](net.encoder), net.heads[0], engine="loop")
         jacobians.append(list(learner.rows(batch).jacobian.values()))
         learner.evaluate(batch)
     torch.testing.assert_close(*jacobians)
     assert any(bool((row != 0).any()) for row in jacobians[0])
+
+
+@pytest.mark.parametrize("engine", ["auto", "loop"])  # PyTorch itself raises for vmap
+@pytest.mark.parametrize("name", ["maml", "protonet", "anil"])
+def test_learners_reject_a_reentrant_checkpoint_of_data_which_leaves_no_node_in_the_graph(
+    name: str, engine: str
+) -> None:
+    class OfData(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 6).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return cast(Tensor, checkpoint(self.layer, x, use_reentrant=True))
+
+    for encoder in (OfData(), nn.Sequential(OfData(), nn.Linear(6, 6).double())):
+        learner = gradhomog.learner(name, encoder, nn.Linear(6, 2).double(), engine=engine)
+        with pytest.raises(OptionError, match="use_reentrant=True"):
+            learner.rows(two_tasks())
+
+
+@pytest.mark.parametrize("engine", ["auto", "vmap", "loop"])
+def test_checkpoints_that_a_learner_rejects_raise_an_error_with_the_conditions(engine: str) -> None:
+    encoder = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6)).double()
+    learner = gradhomog.learner("protonet", ENCODERS["checkpoint"](encoder), nn.Linear(6, 2).double(), engine=engine)
+    with pytest.raises(OptionError, match="engine='loop' in networks without buffers"):
+        learner.rows(two_tasks())

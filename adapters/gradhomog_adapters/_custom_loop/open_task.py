@@ -21,7 +21,8 @@ class PipelineNeeds:
         self.transforms = any(homogenizer.overrides("transform") for homogenizer in pipe)
         self.acts_on_begin = any(homogenizer.overrides("begin") for homogenizer in pipe)
         # A homogenizer object without a spec may read all inputs: features are stored for it, but not required.
-        self.requires_features = self.transforms or any(m.declares_needs and "features" in m.needs for m in pipe.members)
+        declared = any(member.declares_needs and "features" in member.needs for member in pipe.members)
+        self.requires_features = self.transforms or declared
         self.stores_features = self.requires_features or any("features" in member.needs for member in pipe.members)
 
 

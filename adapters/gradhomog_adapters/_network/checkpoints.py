@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,9 +13,11 @@ from torch import Tensor
 from gradhomog import OptionError
 
 _MESSAGE = (
-    "a learner calls its network with adapted parameters, but an activation checkpoint (torch.utils.checkpoint), or "
-    "another hook on saved tensors, would run the forward pass again with the initial ones, and the gradient would be "
-    "wrong. Remove the checkpoint; recompute=True saves the memory of inner steps."
+    "a learner calls its network with other tensors in place of parameters (adapted ones, or those of all tasks with "
+    "engine='vmap') and of buffers, but an activation checkpoint (torch.utils.checkpoint), or another hook on saved "
+    "tensors, would run the forward pass again with those of the module, and the gradient would be wrong. Remove the "
+    "checkpoint; recompute=True saves the memory of inner steps. Learners that do not adapt the encoder accept "
+    "checkpoints with engine='loop' in networks without buffers."
 )
 
 _REENTRANT = (
@@ -38,6 +41,20 @@ def reject_checkpoints() -> Iterator[None]:
         raise OptionError(_MESSAGE) from error
 
 
+@contextmanager
+def reject_reentrant_checkpoints_of_data() -> Iterator[None]:
+    """Raise OptionError for checkpoints with `use_reentrant=True` whose inputs do not require grad.
+
+    They leave no node in the graph, but PyTorch warns. Not thread-safe, as all filters of warnings.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="None of the inputs have requires_grad=True")
+        try:
+            yield
+        except UserWarning as warning:
+            raise OptionError(_REENTRANT) from warning
+
+
 def reject_reentrant_checkpoints(output: Tensor, inputs: Iterable[Tensor]) -> None:
     """Raise for checkpoints with `use_reentrant=True` between inputs and output: their parameters get no gradient.
 
@@ -51,7 +68,7 @@ def reject_reentrant_checkpoints(output: Tensor, inputs: Iterable[Tensor]) -> No
         if node in seen:
             continue
         seen.add(node)
-        assert node is not None  # in `seen`
+        assert node is not None  # None is in `seen`
         if node.name() == "CheckpointFunctionBackward":
             raise OptionError(_REENTRANT)
         stack += [child for child, _ in node.next_functions]

@@ -8,11 +8,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from gradhomog import OptionError
-from gradhomog_adapters._network.checkpoints import reject_checkpoints, reject_reentrant_checkpoints
+from gradhomog_adapters._network.checkpoints import (
+    reject_checkpoints,
+    reject_reentrant_checkpoints,
+    reject_reentrant_checkpoints_of_data,
+)
 
 Parameters = Mapping[str, Tensor]
 """Tensors named `encoder.*`, `head.*` and, for some learners, `learner.*`; networks ignore other names."""
@@ -61,11 +66,16 @@ class Network:
         for name in buffers:
             if name.rpartition(".")[0] in selected.module_names:
                 tensors[name.removeprefix(part)] = buffers[name]
-        # Parameters that are not adapted are those that a checkpoint would use.
-        adapted = not all(isinstance(tensor, nn.Parameter) for tensor in tensors.values())
-        with reject_checkpoints() if adapted else nullcontext():
+        # A checkpoint would recompute with the module's own tensors: correct only if none is replaced.
+        replaced = not all(isinstance(tensor, nn.Parameter) for tensor in tensors.values())
+        trained = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors.values())
+        first = trained and part not in self._without_checkpoint
+        with (
+            reject_checkpoints() if replaced else nullcontext(),
+            reject_reentrant_checkpoints_of_data() if first else nullcontext(),
+        ):
             result: Tensor = functional_call(selected.module, tensors, (x,), tie_weights=False)
-        if part not in self._without_checkpoint and result.grad_fn is not None:
+        if first:
             reject_reentrant_checkpoints(result, [x, *tensors.values()])
             self._without_checkpoint.add(part)
         return result
@@ -79,7 +89,6 @@ class _Submodel:
         module: the module that is called.
         parameters: its parameters, as pairs of local and canonical name.
         module_names: the names of its submodules.
-
 
     A module with two names is listed once, because `functional_call` must replace each tensor once.
     """
