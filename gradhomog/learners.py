@@ -191,7 +191,7 @@ class Learner(ABC):
         Raises:
             OptionError: `outer` is a PyTorch optimizer that holds none of the learner's parameters; the process is one
                 of several ranks, and `group` is None.
-            RankError: another rank raised an error, or has another pipeline or number of steps.
+            RankError: another rank raised an error, or has another pipeline, number of steps or initial values.
         """
         named, ranks = self.named_parameters(), resolve_ranks(group, "tasks")
         check_holds_parameters(outer, named.values())
@@ -202,15 +202,16 @@ class Learner(ABC):
             batch = batch.select(self.homogenizers.choose(batch.keys))
         if ranks is None:
             rows = rows_of_one_process(self.rows(batch), batch)
-            result = rows.homogenize(self.homogenizers)
+            pending = rows.compute(self.homogenizers)
         else:
-            rows, result = homogenize_across_ranks(self.rows, batch, self.homogenizers, ranks)
+            rows, pending = homogenize_across_ranks(self.rows, batch, named, self.homogenizers, ranks)
+        pending.commit()
         outer.zero_grad()
         for name, parameter in named.items():
-            parameter.grad = result.direction[name]
+            parameter.grad = pending.result.direction[name]
         outer.step()
         self.on_step_end()
-        return StepReport.of(rows.losses, result, tuple(rows.domains), rows.accuracies)
+        return StepReport.of(rows.losses, pending.result, tuple(rows.domains), rows.accuracies)
 
     def probe(self, batch: TaskBatch | Sequence[Task]) -> list[StageReport]:
         """Report the encoder's rows of one batch without homogenizers, with the first, with the first two, and so on.

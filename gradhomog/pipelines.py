@@ -77,6 +77,7 @@ class Pipeline:
 
     Attributes:
         steps: the number of completed steps; random numbers are a function of it.
+        resumed_at: `steps` when the pipeline was created or its state was loaded.
         is_attached: True within the context of `attached`.
     """
 
@@ -86,7 +87,7 @@ class Pipeline:
     ) -> None:  # fmt: skip
         self.members, self.debug = tuple(members), debug
         self.nonfinite: Nonfinite = nonfinite
-        self.steps, self._text = 0, text
+        self.steps, self.resumed_at, self._text = 0, 0, text
         self.parts: dict[str, Pipeline] = {}
         self.is_attached = False
         self.stages = Stages(self.members)
@@ -295,4 +296,4 @@ class Pipeline:
             self.parts = parts_before
             saved_state.load(self.members, before)  # all or nothing
             raise
-        self.steps = state["steps"]
+        self.steps = self.resumed_at = state["steps"]

@@ -21,6 +21,8 @@ REMEDIES = {
     "parameters": "Create the model in the same way on every rank.",
     "pipeline": "Create the same pipeline on every rank.",
     "number of steps": "Load the same checkpoint on every rank.",
+    "progress since the pipeline was created or loaded": "Create the pipeline, or load its state, before "
+    "the same step on every rank.",
     "tasks": "Pass all tasks in the same order on every rank, None for a task that is absent on this rank.",
     "present tasks": "With fully_shard every rank must have a loss for each task. For a task without labels on this "
     "rank pass a loss that depends on the outputs, such as 0 * output.sum(), and `examples` of 0.",

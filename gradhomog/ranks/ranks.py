@@ -115,6 +115,16 @@ def steps_taken(pipe: Pipeline) -> int | dict[str, int]:
     return {name: part.steps for name, part in pipe.parts.items() if part.steps} or pipe.steps
 
 
+def progress_since_load(pipe: Pipeline) -> Literal["none", "steps"]:
+    """Return whether steps were taken since the pipeline was created or its state was loaded."""
+    return "none" if all(part.steps == part.resumed_at for part in (pipe, *pipe.parts.values())) else "steps"
+
+
+def is_first_step(pipe: Pipeline) -> bool:
+    """True if no step was taken since the pipeline was created or its state was loaded."""
+    return progress_since_load(pipe) == "none"
+
+
 def _is_count(value: object) -> bool:
     return isinstance(value, int | float) and 0 <= value < float("inf")
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from gradhomog.errors import OptionError
-from gradhomog.homogenization import Homogenization
+from gradhomog.homogenization import PendingStep
 from gradhomog.jacobian import DenseJacobian, Jacobian
 from gradhomog.pipelines import Pipeline
 from gradhomog.ranks.collectives import Collectives
 from gradhomog.ranks.column_split import ColumnSplit
 from gradhomog.ranks.exchange import average, collect_tasks
-from gradhomog.ranks.ranks import Ranks, pipeline_identity
+from gradhomog.ranks.ranks import Ranks, is_first_step, pipeline_identity, progress_since_load
+from gradhomog.ranks.replicas import check_replicas, first_elements
 from gradhomog.reports import TaskRows
 from gradhomog.tasks import TaskBatch
 
@@ -33,9 +34,9 @@ class StepRows:
     feature_grads: Sequence[Tensor]
     targets: Tensor
 
-    def homogenize(self, pipe: Pipeline) -> Homogenization:
-        """Take the step of the pipeline."""
-        return pipe.homogenize(
+    def compute(self, pipe: Pipeline) -> PendingStep:
+        """Compute the step of the pipeline."""
+        return pipe.compute(
             self.jacobian, self.losses, domains=self.domains or None, slots=self.slots or None,
             features=self.features, feature_grads=self.feature_grads, targets=self.targets, inspect=True,
         )  # fmt: skip
@@ -50,13 +51,18 @@ def rows_of_one_process(rows: TaskRows, batch: TaskBatch) -> StepRows:
 
 
 def homogenize_across_ranks(
-    compute: Callable[[TaskBatch], TaskRows], batch: TaskBatch, pipe: Pipeline, ranks: Ranks
-) -> tuple[StepRows, Homogenization]:
-    """Compute the rows of this rank's tasks, and homogenize them with those of the other ranks.
+    compute: Callable[[TaskBatch], TaskRows],
+    batch: TaskBatch,
+    parameters: Mapping[str, Tensor],
+    pipe: Pipeline,
+    ranks: Ranks,
+) -> tuple[StepRows, PendingStep]:
+    """Compute the rows of this rank's tasks, and the step of the pipeline with those of all ranks.
 
     Args:
         compute: computes the rows of a batch.
         batch: the tasks of this rank.
+        parameters: those of the learner, which must have the same values on all ranks; compared in the first step.
 
     Raises:
         OptionError: `over` is not `"tasks"`; see also `Ranks.check_pipeline`.
@@ -70,6 +76,7 @@ def homogenize_across_ranks(
         counts = first.agree(len(batch), {
             "calls": "learner", "options": {"local": ranks.local, "gather": ranks.gather},
             "pipeline": pipeline_identity(pipe), "number of steps": pipe.steps,
+            "progress since the pipeline was created or loaded": progress_since_load(pipe),
         })  # fmt: skip
     offset = sum(counts[: first.rank])
     batch = replace(batch, slots=tuple(range(offset, offset + len(batch))))
@@ -78,12 +85,16 @@ def homogenize_across_ranks(
         rows = compute(batch)
         own = rows_of_one_process(rows, batch)
         if ranks.local:
-            result = own.homogenize(pipe)
-        collectives.agree(len(batch), _must_agree(own, ranks))
-    if ranks.local:
-        return own, replace(
-            result, direction=average(result.direction, result.direction, collectives), exchanged="directions"
+            pending = own.compute(pipe)
+        collectives.agree(len(batch), _shapes_to_compare(own, ranks))
+    if is_first_step(pipe):
+        check_replicas(
+            {f"parameter {name!r}": value for name, value in parameters.items()},
+            collectives.all_gather_numbers(first_elements(parameters)),
         )
+    if ranks.local:
+        direction = average(pending.result.direction, pending.result.direction, collectives)
+        return own, replace(pending, result=replace(pending.result, direction=direction, exchanged="directions"))
     split = ColumnSplit(own.jacobian.row_like(), collectives.size, collectives.rank)
     gathered = StepRows(
         collect_tasks(own.jacobian.row, counts, split, collectives),
@@ -95,10 +106,11 @@ def homogenize_across_ranks(
         [_gather(stage, counts, collectives) for stage in rows.feature_grads],
         _gather(batch.query_y, counts, collectives),
     )
-    return gathered, replace(gathered.homogenize(pipe), exchanged="rows")
+    pending = gathered.compute(pipe)
+    return gathered, replace(pending, result=replace(pending.result, exchanged="rows"))
 
 
-def _must_agree(rows: StepRows, ranks: Ranks) -> dict[str, object]:
+def _shapes_to_compare(rows: StepRows, ranks: Ranks) -> dict[str, object]:
     """Return the shapes of what ranks exchange, for `Collectives.agree`; the number of tasks may differ."""
     like = rows.jacobian.row_like()
     parameters = [(name, tuple(value.shape), value.dtype) for name, value in like.items()]

@@ -34,9 +34,13 @@ def one_rank_differs(what: str) -> str:
     residuals = [head(z)[:, 0] - y[:, task] for task, head in enumerate(model.heads)]
     losses = [residual.square().mean() for residual in residuals]
     pipe, options = gradhomog.pipeline("uw"), dict[str, Any](parameters=model.encoder, features=z, group=Ranks("batch"))
-    if what == "initial values" and not first:
+    if what in ("initial values", "checkpoint of the pipeline only") and not first:
         nn.init.ones_(model.encoder[0].weight)
-    elif what == "nonfinite":
+    if what in ("checkpoint of the pipeline only", "resumed"):
+        pipe.combine(torch.eye(3), torch.ones(3))  # a step of the training before
+    if what == "checkpoint of the pipeline only" or (what == "resumed" and first):
+        pipe.load_state_dict(pipe.state_dict())
+    if what == "nonfinite":
         pipe = gradhomog.pipeline("uw", nonfinite="drop" if first else "raise")
     elif what == "debug":
         pipe = gradhomog.pipeline("uw", debug=first)
@@ -239,6 +243,16 @@ def accumulated_groups() -> str:
             several.add(losses_of(model(x), y))
 
     return error_of(step, model)
+
+
+def learner_of_another_seed(local: bool) -> tuple[str, int]:
+    """Return the error of a meta-step in which rank 1 has another encoder, and the number of steps of the pipeline."""
+    learner = gradhomog.learner("maml", *few_shot.networks(), homogenizers="uw")
+    if dist.get_rank() == 1:
+        nn.init.ones_(learner.parameters()[0])
+    outer = torch.optim.SGD(learner.parameters(), lr=0.1)
+    message = error_of(lambda: learner.step(few_shot.tasks(2), outer, group=Ranks("tasks", local=local)), learner)
+    return message, learner.homogenizers.steps
 
 
 def learner_tasks(case: str) -> str:

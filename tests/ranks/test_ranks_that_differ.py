@@ -21,7 +21,11 @@ from tests.ranks import difference_cases as cases
         ("nonfinite", "same pipeline.*'nonfinite': '(drop|raise)'"),
         ("debug", "same pipeline.*'debug': (True|False)"),
         ("steps", "same number of steps; rank 1 differs from rank 0. Rank . has (0|1)"),
-        ("initial values", "same values.*'0.weight' begins with .* on rank 0 and with 1 on rank 1.*same seed"),
+        ("resumed", "same progress since the pipeline was .* loaded; rank 1 differs.*Rank . has '(none|steps)'"),
+        *(
+            (values, "same values.*'0.weight' begins with .* on rank 0 and with 1 on rank 1.*same seed")
+            for values in ("initial values", "checkpoint of the pipeline only")
+        ),
     ],
 )
 def test_an_option_or_value_of_one_rank_is_named_on_all(processes, what, expected):
@@ -110,6 +114,13 @@ def test_groups_of_accumulated_that_are_wrong_on_one_rank_raise_on_all(processes
     first, second = processes(cases.accumulated_groups, 2)
     assert re.search("RankError: rank 1 raised an error", first), first
     assert re.search("OptionError: pattern 'decoder", second), second
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_replicas_of_a_learner_begin_with_the_same_values(processes, local):
+    for text, steps in processes(cases.learner_of_another_seed, 2, local):
+        assert re.search("RankError: all ranks must have the same values.*begins with .* and with 1 on rank 1", text)
+        assert steps == 0
 
 
 @pytest.mark.parametrize(

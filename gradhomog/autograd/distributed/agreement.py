@@ -8,16 +8,17 @@ from gradhomog.autograd.apply import Options
 from gradhomog.autograd.batch import Batch
 from gradhomog.autograd.lazy import LazyJacobian
 from gradhomog.pipelines import Pipeline
-from gradhomog.ranks.ranks import Ranks, pipeline_identity, steps_taken
+from gradhomog.ranks.ranks import Ranks, is_first_step, pipeline_identity, progress_since_load, steps_taken
 
 
-def replicas_to_compare(pipe: Pipeline, batch: Batch) -> dict[str, Tensor]:
+def parameters_to_compare(pipe: Pipeline, batch: Batch) -> dict[str, Tensor]:
     """Return parameters that must have the same values on all ranks, by a description.
 
     The leaves of heads in every step, because ranks could use the heads in another order; shared parameters in the
-    first step, in which replicas that were initialized with different seeds differ.
+    first step, in which replicas that were initialized with different seeds, or of which some have not loaded a
+    checkpoint, differ.
     """
-    shared = {} if steps_taken(pipe) else batch.derivatives.graph.shared
+    shared = batch.derivatives.graph.shared if is_first_step(pipe) else {}
     found = {f"parameter {name!r}": value for name, value in shared.items() if value.is_leaf}
     for index, leaves in enumerate(batch.unshared_leaves):
         found.update(
@@ -27,7 +28,7 @@ def replicas_to_compare(pipe: Pipeline, batch: Batch) -> dict[str, Tensor]:
     return found
 
 
-def must_agree(pipe: Pipeline, batch: Batch, options: Options, ranks: Ranks, call: str) -> dict[str, object]:
+def values_to_compare(pipe: Pipeline, batch: Batch, options: Options, ranks: Ranks, call: str) -> dict[str, object]:
     """Return what must be the same on all ranks before they exchange rows, for `Collectives.agree`."""
     shared = batch.derivatives.graph.shared
     return {
@@ -40,6 +41,7 @@ def must_agree(pipe: Pipeline, batch: Batch, options: Options, ranks: Ranks, cal
         "parameters": [(name, tuple(value.shape), value.dtype) for name, value in shared.items()],
         "pipeline": pipeline_identity(pipe),
         "number of steps": steps_taken(pipe),
+        "progress since the pipeline was created or loaded": progress_since_load(pipe),
     }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradhomog.autograd.apply import ComputedStep, Options
 from gradhomog.autograd.batch import Batch
-from gradhomog.autograd.distributed.agreement import head_shapes, must_agree, replicas_to_compare
+from gradhomog.autograd.distributed.agreement import head_shapes, parameters_to_compare, values_to_compare
 from gradhomog.autograd.distributed.features import FeatureRows, gather_features
 from gradhomog.autograd.distributed.lazy_exchange import LazyExchangedJacobian
 from gradhomog.autograd.distributed.mean_losses import examples_of_tasks, mean_losses
@@ -30,10 +30,10 @@ def batch_step(pipe: Pipeline, batch: Batch, options: Options, collectives: Coll
     tasks = batch.tasks
     examples = examples_of_tasks(collectives.ranks, tasks)
     collectives.agree(tasks.tasks, {
-        **must_agree(pipe, batch, options, collectives.ranks, "step"),
+        **values_to_compare(pipe, batch, options, collectives.ranks, "step"),
         "tasks": (tasks.tasks, options.domains), "heads": head_shapes(batch),
     })  # fmt: skip
-    means = mean_losses(batch, examples, collectives, replicas_to_compare(pipe, batch))
+    means = mean_losses(batch, examples, collectives, parameters_to_compare(pipe, batch))
     domains = [options.domains[slot] for slot in means.slots] if options.domains else None
     heads = partial(_sum_of_heads, batch, means.shares, collectives)
     inputs = gather_features(batch, options, means.shares, collectives) if batch.features else {}

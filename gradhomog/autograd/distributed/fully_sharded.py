@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradhomog.autograd.apply import ComputedStep, Options
 from gradhomog.autograd.batch import Batch
-from gradhomog.autograd.distributed.agreement import must_agree
+from gradhomog.autograd.distributed.agreement import values_to_compare
 from gradhomog.autograd.distributed.fully_sharded_passes import FullyShardedDerivatives
 from gradhomog.autograd.distributed.mean_losses import examples_of_tasks, mean_losses
 from gradhomog.autograd.distributed.rows import RowsOfRanks
@@ -79,7 +79,7 @@ def weigh_ranks(pipe: Pipeline, batch: Batch, options: Options, collectives: Col
                 f"because the hooks of fully_shard require its backward pass; got {loss.item()}. Pass a loss that "
                 "depends on the outputs, such as 0 * output.sum()."
             )
-    same = {**must_agree(pipe, batch, options, collectives.ranks, call), "present tasks": tasks.slots}
+    same = {**values_to_compare(pipe, batch, options, collectives.ranks, call), "present tasks": tasks.slots}
     collectives.agree(len(tasks.slots), same, last=call != "step")
     means = mean_losses(batch, examples, collectives, {})  # ranks have different parts of the parameters
     if len(means.slots) < len(tasks.slots):

@@ -8,7 +8,12 @@ import torch
 
 from gradhomog.autograd.apply import ComputedStep, Options, compute_step, head_factors, infinite_step
 from gradhomog.autograd.batch import Batch
-from gradhomog.autograd.distributed.agreement import head_shapes, must_agree, replicas_to_compare, used_by_this_rank
+from gradhomog.autograd.distributed.agreement import (
+    head_shapes,
+    parameters_to_compare,
+    used_by_this_rank,
+    values_to_compare,
+)
 from gradhomog.autograd.distributed.rows import shared_gradients
 from gradhomog.autograd.lazy import LazyJacobian
 from gradhomog.pipelines import Pipeline
@@ -23,13 +28,13 @@ def local_step(
     """Homogenize the rows of this rank, and average directions and gradients of heads over the ranks."""
     domains = tuple(options.domains[slot] for slot in batch.tasks.slots) if options.domains else ()
     step = compute_step(pipe, batch, jacobian, replace(options, domains=domains))
-    same = must_agree(pipe, batch, options, collectives.ranks, "step")
+    same = values_to_compare(pipe, batch, options, collectives.ranks, "step")
     counts = collectives.agree(len(step.result.tasks), {**same, "heads": head_shapes(batch)})
     if not all(counts):
         return infinite_step(batch)  # of a gradient scaler, on at least one rank
     graph = batch.derivatives.graph
     direction = average(step.result.direction, step.result.direction, collectives)
-    compared = replicas_to_compare(pipe, batch)
+    compared = parameters_to_compare(pipe, batch)
     gathered = collectives.all_gather_numbers([*used_by_this_rank(jacobian), *first_elements(compared)])
     used, elements_of_all = torch.split(gathered, [len(jacobian.names), len(compared)], dim=1)
     check_replicas(compared, elements_of_all)

@@ -6,7 +6,7 @@ import torch
 
 from gradhomog.autograd.apply import ComputedStep, Options
 from gradhomog.autograd.batch import Batch
-from gradhomog.autograd.distributed.agreement import must_agree, replicas_to_compare, used_by_this_rank
+from gradhomog.autograd.distributed.agreement import parameters_to_compare, used_by_this_rank, values_to_compare
 from gradhomog.autograd.distributed.rows import RowsOfRanks
 from gradhomog.autograd.lazy import LazyJacobian
 from gradhomog.autograd.parameter_groups import group_names
@@ -33,7 +33,7 @@ def tasks_step(
             "ranks would not receive the gradients of heads; a loss depends on others. Pass all parameters of the "
             "model."
         )
-    same = must_agree(pipe, batch, options, collectives.ranks, "step")
+    same = values_to_compare(pipe, batch, options, collectives.ranks, "step")
     counts = collectives.agree(
         len(tasks.slots), {**same, "tasks": "with names" if options.domains else "without names"}
     )
@@ -42,7 +42,7 @@ def tasks_step(
     padding = [0.0] * (max(counts) - len(tasks.slots))
     slots = [float(first_slot) + slot for slot in tasks.slots]
     values = [loss.item() for loss in tasks.losses]
-    compared = replicas_to_compare(pipe, batch)
+    compared = parameters_to_compare(pipe, batch)
     own = [*used_by_this_rank(jacobian), *first_elements(compared)]
     gathered = collectives.all_gather_numbers([*values, *padding, *slots, *padding, *own])
     sizes = [max(counts), max(counts), len(jacobian.names), len(compared)]
