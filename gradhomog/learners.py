@@ -23,7 +23,7 @@ from gradhomog.ranks.ranks import Ranks, resolve_ranks
 from gradhomog.ranks.step_rows import homogenize_across_ranks, rows_of_one_process
 from gradhomog.registry import Registry, installed
 from gradhomog.reports import Evaluation, StageReport, StepReport, TaskRow, TaskRows
-from gradhomog.scoring import Loss, accuracies, accuracy, default_loss, explain_head_errors
+from gradhomog.scoring import Loss, accuracies, accuracy, check_classes, default_loss, explain_head_errors
 from gradhomog.stage_execution.assembly import Entry
 from gradhomog.stage_rows import encoder_pattern, stage_rows
 from gradhomog.task_key import TaskKey
@@ -149,6 +149,7 @@ class Learner(ABC):
             self.mode(training=True), self.homogenizers.attached(self.encoder), torch.enable_grad(),
         ):  # fmt: skip
             found = self.batch_row(batch) or self._rows_by_task(batch, named)
+        check_classes(found.outputs, batch.support_y)
         jacobian = {}
         for name, parameter in named.items():
             rows = found.gradients.get(name)
@@ -244,7 +245,9 @@ class Learner(ABC):
     def _outputs(self, *inputs: Tensor) -> Tensor:
         """Return detached `adapted_outputs`; inference mode is disabled, because the inner loop differentiates."""
         with torch.inference_mode(False):
-            return self.adapted_outputs(*(x.clone() if x.is_inference() else x for x in inputs)).detach()
+            outputs = self.adapted_outputs(*(x.clone() if x.is_inference() else x for x in inputs)).detach()
+        check_classes(outputs, inputs[1])
+        return outputs
 
     def evaluate(self, tasks: TaskBatch | Iterable[Task]) -> Evaluation:
         """Adapt to each task and score its query set; homogenizers are not used, and the learner does not change."""

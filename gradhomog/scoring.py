@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -40,13 +40,33 @@ def explain_head_errors(encoder: nn.Module, head: nn.Module, x: Tensor, *targets
     try:
         yield
     except (IndexError, RuntimeError) as cause:
-        classes = 1 + max((int(y.max()) for y in targets if not y.is_floating_point()), default=0)
         if "out of bounds" in str(cause):
             with training_mode((encoder, head), training=False), torch.no_grad():
                 outputs = head(encoder(x[:1])).shape[-1]
-            if outputs < classes:
-                raise DataError(
-                    f"`head` must have at least {classes} outputs, as the largest class index is {classes - 1}; "
-                    f"got {outputs}. Use a head with {classes} outputs, or number each task's classes from 0."
-                ) from cause
+            try:
+                _check_number_of_outputs(outputs, targets)
+            except DataError as error:
+                raise error from cause
         raise
+
+
+def check_classes(outputs: Tensor, support_targets: Tensor) -> None:
+    """Raise if a support label is not the index of an output, which learners without a loss on the support set ignore.
+
+    Only for labels on the CPU: reading others would wait for the device. Not for one output, whose labels a loss such
+    as binary cross entropy defines.
+
+    Raises:
+        DataError.
+    """
+    if support_targets.device.type == "cpu" and outputs.shape[-1] > 1 and support_targets.numel():
+        _check_number_of_outputs(outputs.shape[-1], [support_targets])
+
+
+def _check_number_of_outputs(outputs: int, targets: Sequence[Tensor]) -> None:
+    classes = 1 + max((int(y.max()) for y in targets if not y.is_floating_point()), default=0)
+    if outputs < classes:
+        raise DataError(
+            f"`head` must have at least {classes} outputs, as the largest class index is {classes - 1}; "
+            f"got {outputs}. Use a head with {classes} outputs, or number each task's classes from 0."
+        )

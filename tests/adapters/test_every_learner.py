@@ -112,6 +112,19 @@ def test_a_head_with_too_few_outputs_raises_with_both_numbers(name):
         learner.evaluate(batch)
 
 
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+@pytest.mark.parametrize("name", LEARNERS)
+def test_a_support_label_without_an_output_raises(name, engine):
+    # Learners without a loss on the support set ignored such an example.
+    batch, learner = tasks(name), make(name, engine=engine)
+    batch.support_y[0, 0] = 9
+    message = "must have at least 10 outputs, as the largest class index is 9; got 3"
+    with pytest.raises(DataError, match=message):
+        learner.rows(batch)
+    with pytest.raises(DataError, match=message):
+        learner.evaluate(batch)
+
+
 @pytest.mark.parametrize("name", LEARNERS)
 def test_homogenizers_do_not_change_predictions(name):
     batch, answers = tasks(name), []

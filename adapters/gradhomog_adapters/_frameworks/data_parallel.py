@@ -30,7 +30,7 @@ def batch_ranks(group: Any, default: Ranks | None) -> Ranks | None:
 def mean_losses(losses: Mapping[str, Tensor | None], ranks: Ranks | None) -> dict[str, Tensor | None]:
     """Return the losses of the batch of all ranks, the same on each; None for a task without a loss on any rank.
 
-    Cost: on several ranks, one all-reduce of 2 numbers per task.
+    Cost: on several ranks, one all-reduce of 2 numbers per task, and one copy to the CPU, where the result lies.
     """
     if ranks is None or ranks.size == 1:
         return dict(losses)
@@ -43,6 +43,7 @@ def mean_losses(losses: Mapping[str, Tensor | None], ranks: Ranks | None) -> dic
     ]
     sums = torch.stack(pairs)
     dist.all_reduce(sums, group=ranks.group)
+    totals, counts = sums.cpu().unbind(1)
     return {
-        name: total / count if count > 0 else None for name, (total, count) in zip(losses, sums.unbind(), strict=True)
+        name: total / count if count > 0 else None for name, total, count in zip(losses, totals, counts, strict=True)
     }
