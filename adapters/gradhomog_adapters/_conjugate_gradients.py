@@ -27,11 +27,11 @@ class Solution:
     iterations: Tensor
     """Number of iterations that changed x, 0-d, int64."""
     indefinite: Tensor
-    """True if a direction had no positive curvature, or a step exceeded `longest`; 0-d, bool."""
+    """True if a direction had no positive curvature, or a step exceeded `max_norm_ratio`; 0-d, bool."""
 
 
 def solve(
-    operator: Callable[[dict[str, Tensor]], Named], b: Named, *, iterations: int, longest: float = math.inf
+    operator: Callable[[dict[str, Tensor]], Named], b: Named, *, iterations: int, max_norm_ratio: float = math.inf
 ) -> Solution:
     """The minimiser x of ½ xᵀA x − bᵀx over the Krylov space span{b, A b, …, A^{k−1} b}; A x = b once k is the rank.
 
@@ -42,8 +42,8 @@ def solve(
             `iterations` times, with vectors whose largest entry is about 1 for any scale of b.
         b: the right-hand side, floating-point tensors of any shapes, 0-d and empty ones included.
         iterations: k ≥ 1.
-        longest: ≥ 1; a step that would make ‖x‖ larger than `longest` · ‖b‖ is treated as one without positive
-            curvature.
+        max_norm_ratio: ≥ 1; a step that would make ‖x‖ larger than `max_norm_ratio` · ‖b‖ is treated as one without
+            positive curvature.
 
     The solution stops changing in three cases. The following steps then have length zero; no code path branches:
 
@@ -64,8 +64,8 @@ def solve(
     `indefinite` reports this.
 
     A small positive curvature makes x long, up to 1/ε, just before a system is found to be indefinite (measured:
-    474 ‖b‖). If H is positive semi-definite, ‖(I + H/λ)⁻¹ b‖ ≤ ‖b‖, and the same holds for every iterate: `longest`
-    then has no effect. `longest=2` has no effect as long as all eigenvalues of H are ≥ −λ/2.
+    474 ‖b‖). If H is positive semi-definite, ‖(I + H/λ)⁻¹ b‖ ≤ ‖b‖, and the same holds for every iterate:
+    `max_norm_ratio` then has no effect. `max_norm_ratio=2` has no effect as long as all eigenvalues of H are ≥ −λ/2.
 
     Damping is added by the caller: `lambda v: v + H v / λ + δ v` costs one addition, the unit of δ depends on the
     caller's problem, and residual and curvature then refer to the system that is solved.
@@ -76,8 +76,8 @@ def solve(
     1e-18 to 1e18 in float32. Supports `torch.func.vmap` (systems of a batch stop independently; each costs k
     applications) and `torch.compile(fullgraph=True)`.
 
-    Cost: k applications of the operator, memory for 5 vectors, and 4 inner products (7 with `longest`) and 3 vector
-    updates per iteration.
+    Cost: k applications of the operator, memory for 5 vectors, and 4 inner products (7 with `max_norm_ratio`) and 3
+    vector updates per iteration.
 
     Source: Hestenes and Stiefel 1952, section 3; Rajeswaran et al. 2019, arXiv 1909.04630, algorithm 2.
 
@@ -86,7 +86,7 @@ def solve(
     of either sign, so an indefinite system gives a row of any length, which can increase the loss.
 
     Raises:
-        OptionError: `iterations` is not an integer ≥ 1, `longest` is below 1, or `b` is empty.
+        OptionError: `iterations` is not an integer ≥ 1, `max_norm_ratio` is below 1, or `b` is empty.
 
     >>> b = {"weight": torch.tensor([1.0, 2.0]), "bias": torch.tensor(3.0)}
     >>> solution = solve(lambda v: {name: 4 * tensor for name, tensor in v.items()}, b, iterations=5)
@@ -95,8 +95,10 @@ def solve(
     """
     if not isinstance(iterations, int) or isinstance(iterations, bool) or iterations < 1:
         raise OptionError(f"`iterations` of conjugate gradients must be an integer of at least 1; got {iterations!r}.")
-    if not longest >= 1:
-        raise OptionError(f"`longest` of conjugate gradients must be at least 1, the length of b; got {longest!r}.")
+    if not max_norm_ratio >= 1:
+        raise OptionError(
+            f"`max_norm_ratio` of conjugate gradients must be at least 1, the length of b; got {max_norm_ratio!r}."
+        )
     b = {name: tensor.detach() for name, tensor in b.items()}
     if not b:
         raise OptionError("`b` of conjugate gradients must contain at least one tensor; got none.")
@@ -121,10 +123,10 @@ def solve(
         if iteration == 0:
             rejected = first - 2 * curvature + _inner(q, q)
         flat = curvature <= limit  # false for NaN, so that NaN reaches x
-        if longest < math.inf:
+        if max_norm_ratio < math.inf:
             step = squared / torch.where(flat, 1.0, curvature)
             reach = _inner(x, x) + 2 * step * _inner(x, p) + step**2 * _inner(p, p)
-            flat = flat | (reach > longest**2 * first)
+            flat = flat | (reach > max_norm_ratio**2 * first)
         indefinite = indefinite | (alive & flat)
         alive = alive & ~flat
         used = used + alive.to(torch.int64)

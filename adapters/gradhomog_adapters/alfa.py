@@ -37,9 +37,9 @@ class ALFA(MAML):
         execution, engine, compile, autocast, norm, recompute: see `Execution`.
 
     Besides the network, these are trained: `learner.generator.*` (φ), `learner.rates.<name>` and
-    `learner.decays.<name>` `[K]` (a and b). As published, initial rates are small and of both signs, because g_φ is
-    near zero, and the gradients in τ are constants: rows are exact except for these. Cost: as MAML; g_φ has 8N² + 4N
-    weights.
+    `learner.decays.<name>` `[max(K, 1)]` (a and b). As published, initial rates are small and of both signs, because g_φ
+    is near zero, and the gradients in τ are constants: rows are exact except for these. Cost: as MAML; g_φ has
+    8N² + 4N weights.
 
     Source: Baik et al. 2020, arXiv 2011.00209, equations 3 and 4 and algorithm 1; a and b as in the authors' code.
 
@@ -78,9 +78,9 @@ class ALFA(MAML):
             first_order=first_order, adapt=adapt, loss=loss, execution=Execution.of(execution, keywords),
         )  # fmt: skip
         if not 0 < inner_lr < math.inf:
-            raise OptionError(f"`inner_lr` must be positive; got {inner_lr!r}.")
+            raise OptionError(f"`inner_lr` must be positive and finite; got {inner_lr!r}.")
         if not 0 <= inner_weight_decay < math.inf:
-            raise OptionError(f"`inner_weight_decay` must not be negative; got {inner_weight_decay!r}.")
+            raise OptionError(f"`inner_weight_decay` must be finite and not negative; got {inner_weight_decay!r}.")
         width = 2 * len(self.adapted)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -103,12 +103,10 @@ class ALFA(MAML):
         means = [tensor.mean() for tensor in theta.values()] + [-updates[name].detach().mean() for name in theta]
         alpha, beta = call_learner_module(self.extra_modules, fixed, "generator", torch.stack(means)).chunk(2)
         moved, k = {}, clamp_step(k, self.inner_steps)
-        for place, (name, tensor) in enumerate(theta.items()):
-            a, b = (
-                learner_parameter(self.extra_modules, fixed, "rates", name)[k],
-                learner_parameter(self.extra_modules, fixed, "decays", name)[k],
-            )
-            moved[name] = alpha[place] * a * updates[name] - beta[place] * b * tensor
+        for index, (name, tensor) in enumerate(theta.items()):
+            a = learner_parameter(self.extra_modules, fixed, "rates", name)[k]
+            b = learner_parameter(self.extra_modules, fixed, "decays", name)[k]
+            moved[name] = alpha[index] * a * updates[name] - beta[index] * b * tensor
         return moved
 
 

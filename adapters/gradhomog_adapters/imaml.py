@@ -25,7 +25,7 @@ class IMAML(MAML):
     """Learns an initialization θ for which the regularized solution of each task has a low query loss.
 
     θ_i* = argmin L_S(θ') + λ/2 ‖θ' − θ‖²
-    row_i = (I + H/λ)⁻¹ ∇L_Q(θ_i*),  H = ∇²L_S(θ_i*);
+    row_i = ((1 + δ)I + H/λ)⁻¹ ∇L_Q(θ_i*),  H = ∇²L_S(θ_i*),  δ = 0 by default;
     w.r.t. a parameter ω that is not adapted:  ∂_ω L_Q(θ_i*) − 1/λ ∂_ω∂_θ' L_S(θ_i*) · row_i
 
     The last line is ∂_ω L_Q + (dθ*/dω)ᵀ ∇L_Q: differentiating the condition ∇L_S(θ*, ω) + λ(θ* − θ) = 0 w.r.t. ω gives
@@ -42,8 +42,8 @@ class IMAML(MAML):
         proximal: λ > 0, the weight of the distance to θ in the inner objective.
         cg_steps: iterations of conjugate gradients, ≥ 1.
         damping: δ ≥ 0: the system is (1 + δ)I + H/λ.
-        longest: ≥ 1: conjugate gradients stop before the row is longer than this times ‖∇L_Q‖. The value 2 has no
-            effect if all eigenvalues of H are ≥ −λ/2.
+        max_norm_ratio: ≥ 1: conjugate gradients stop before the row is longer than this times ‖∇L_Q‖. The value 2 has
+            no effect if all eigenvalues of H are ≥ −λ/2.
         adapt: glob pattern, or several, over the names of the parameters of the inner problem.
         execution, engine, compile, autocast, norm, recompute: see `Execution`. If compiled, K and `cg_steps` are
             unrolled, which takes minutes; under `autocast` products with H have its accuracy; there is no graph to
@@ -96,7 +96,7 @@ class IMAML(MAML):
         proximal: float = 2.0,
         cg_steps: int = 5,
         damping: float = 0.0,
-        longest: float = 2.0,
+        max_norm_ratio: float = 2.0,
         adapt: str | Sequence[str] = "*",
         loss: Any = None,
         execution: Execution | None = None,
@@ -106,8 +106,8 @@ class IMAML(MAML):
             encoder, head, homogenizers, inner=inner, inner_lr=inner_lr, inner_steps=inner_steps,
             test_steps=test_steps, adapt=adapt, loss=loss, execution=Execution.of(execution, keywords),
         )  # fmt: skip
-        _check(proximal, cg_steps, damping, longest)
-        self.proximal, self.cg_steps, self.damping, self.longest = proximal, cg_steps, damping, longest
+        _check(proximal, cg_steps, damping, max_norm_ratio)
+        self.proximal, self.cg_steps, self.damping, self.max_norm_ratio = proximal, cg_steps, damping, max_norm_ratio
         self.order = "none"  # inner steps are not differentiated: the row depends only on their result
 
     def adapt(self, parameters: Parameters, support: Support) -> Parameters:
@@ -123,21 +123,21 @@ class IMAML(MAML):
 
     def row(self, parameters: Parameters, support: Support, query_row: QueryRow) -> TaskRow:
         solution = self.adapt(parameters, support)
-        theta = {name: solution[name] for name in self.adapted if name in solution}
-        omega = {name: tensor for name, tensor in solution.items() if name not in theta}
+        adapted = {name: solution[name] for name in self.adapted if name in solution}
+        fixed = {name: tensor for name, tensor in solution.items() if name not in adapted}
         # Computed before the encoder runs on the queries: hooks that homogenizers have attached to it still have the
         # state of the support set.
-        features = self.shared_features(theta, omega, support)
-        hessian = support.hessian(lambda at: support.loss({**omega, **at}, features), theta) if theta else None
-        mixed = support.hessian(support.loss, solution) if theta and omega else None
+        features = self.shared_features(adapted, fixed, support)
+        hessian = support.hessian(lambda at: support.loss({**fixed, **at}, features), adapted) if adapted else None
+        whole_hessian = support.hessian(support.loss, solution) if adapted and fixed else None
         found = query_row(lambda at, _: [at], solution)
-        by = [found.gradients.get(name) for name in solution]
-        g = dict(zip(solution, zeros_for_missing(by, list(solution.values())), strict=True))
-        x = self._solve(hessian, {name: g[name] for name in theta}) if hessian else {}
-        rows = {**g, **x}
-        if mixed:
-            mixed_product = mixed({**rows, **{name: torch.zeros_like(tensor) for name, tensor in omega.items()}})
-            rows |= {name: g[name] - mixed_product[name] / self.proximal for name in omega}
+        gradients = zeros_for_missing([found.gradients.get(name) for name in solution], list(solution.values()))
+        rows = dict(zip(solution, gradients, strict=True))
+        if hessian:
+            rows |= self._solve(hessian, {name: rows[name] for name in adapted})
+        if whole_hessian:
+            product = whole_hessian({**rows, **{name: torch.zeros_like(tensor) for name, tensor in fixed.items()}})
+            rows |= {name: rows[name] - product[name] / self.proximal for name in fixed}
         found.gradients = rows
         return found
 
@@ -148,10 +148,12 @@ class IMAML(MAML):
             curved = hessian(v)
             return {name: (1 + self.damping) * v[name] + curved[name] / self.proximal for name in v}
 
-        return conjugate_gradients.solve(operator, g, iterations=self.cg_steps, longest=self.longest).tensors
+        return conjugate_gradients.solve(
+            operator, g, iterations=self.cg_steps, max_norm_ratio=self.max_norm_ratio
+        ).tensors
 
 
-def _check(proximal: float, cg_steps: int, damping: float, longest: float) -> None:
+def _check(proximal: float, cg_steps: int, damping: float, max_norm_ratio: float) -> None:
     """Raise OptionError for values out of range."""
     if not 0 < proximal < float("inf"):
         raise OptionError(f"`proximal` must be positive and finite; got {proximal!r}.")
@@ -159,8 +161,10 @@ def _check(proximal: float, cg_steps: int, damping: float, longest: float) -> No
         raise OptionError(f"`cg_steps` must be an integer of at least 1; got {cg_steps!r}. For first order: `fomaml`.")
     if not 0 <= damping < float("inf"):
         raise OptionError(f"`damping` must be finite and not negative; got {damping!r}.")
-    if not longest >= 1:
-        raise OptionError(f"`longest` must be at least 1, the length of the query gradient; got {longest!r}.")
+    if not max_norm_ratio >= 1:
+        raise OptionError(
+            f"`max_norm_ratio` must be at least 1, the length of the query gradient; got {max_norm_ratio!r}."
+        )
 
 
 @hookimpl

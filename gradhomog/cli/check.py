@@ -35,7 +35,7 @@ def add(commands: Any) -> None:
     names = command.add_argument(
         "names", nargs="+", metavar="NAME", help='a plugin, optionally with options: pcgrad, "static(weights=[1,2])"'
     )
-    names.completer = plugin_names
+    names.completer = plugin_names(CHECKABLE_KINDS)
     command.add_argument(
         "--kind",
         choices=CHECKABLE_KINDS,

@@ -14,9 +14,16 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from gradhomog.errors import OptionError
+
+if TYPE_CHECKING:
+    from gradhomog.registry import Kind
+
+Completer = Callable[..., list[str]]
+"""A function that argcomplete calls with `prefix`, `parsed_args` and further keywords."""
 
 
 def add(commands: Any) -> None:
@@ -48,9 +55,13 @@ def complete(parser: argparse.ArgumentParser) -> None:
         argcomplete.autocomplete(parser)
 
 
-def plugin_names(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
-    """Names of plugins for argcomplete, which requires these parameter names; with `--kind`, names of one kind."""
-    from gradhomog.registry import KINDS, installed
+def plugin_names(kinds: Sequence[Kind] | None = None) -> Completer:
+    """Return a completer for names of plugins of these kinds (default: all); with `--kind`, of that kind only."""
 
-    kinds = [parsed_args.kind] if parsed_args.kind else KINDS
-    return sorted({name for kind in kinds for name in installed().names(kind) if name.startswith(prefix)})
+    def complete_names(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
+        from gradhomog.registry import KINDS, installed
+
+        selected = [parsed_args.kind] if parsed_args.kind else kinds or KINDS
+        return sorted({name for kind in selected for name in installed().names(kind) if name.startswith(prefix)})
+
+    return complete_names

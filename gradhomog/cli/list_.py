@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gradhomog.cli._output import add_json, print_json, print_table
-
-if TYPE_CHECKING:
-    from gradhomog.registry import Kind
-
-KINDS: tuple[Kind, ...] = ("homogenizers", "learners", "domains", "observers")
+from gradhomog.registry import KINDS, installed
 
 
 def add(commands: Any) -> None:
@@ -22,8 +18,6 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from gradhomog.registry import installed
-
     infos = [info for kind in KINDS if args.kind in (None, kind) for info in installed().list(kind)]
     if args.json:
         print_json([dataclasses.asdict(info) for info in infos])

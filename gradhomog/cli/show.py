@@ -7,13 +7,13 @@ from typing import Any
 
 from gradhomog.cli._output import add_json, print_json
 from gradhomog.cli.completion import plugin_names
-from gradhomog.cli.list_ import KINDS
+from gradhomog.registry import KINDS
 
 
 def add(commands: Any) -> None:
     command = commands.add_parser("show", help="describe one plugin", description=__doc__)
     name = command.add_argument("name", help="name of a plugin, or distribution:name")
-    name.completer = plugin_names
+    name.completer = plugin_names()
     command.add_argument(
         "--kind", choices=KINDS, help="the kind of the plugin, if plugins of several kinds have this name"
     )

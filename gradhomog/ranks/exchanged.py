@@ -26,8 +26,9 @@ from gradhomog.ranks.column_split import ColumnSplit
 class ExchangedJacobian(Jacobian):
     """N rows of which each of K ranks received one range of columns; statistics are sums over the ranks.
 
-    Every method must be called on all ranks in the same order. Norms, Gramians and the check for finite rows exchange N
-    or N² numbers; `weighted_mean` exchanges one row, `materialize` all rows.
+    Every method must be called on all ranks in the same order. Total norms, total Gramians and the check for finite
+    rows exchange N or N² numbers, norms and Gramians of each parameter as many for each; `weighted_mean` exchanges one
+    row, `materialize` all rows.
 
     Args:
         columns: for each of `split.ranges` the columns of this rank, `[tasks, width]`.
@@ -67,8 +68,8 @@ class ExchangedJacobian(Jacobian):
         return self
 
     def finite_tasks(self) -> list[bool]:
-        infinite = [not finite for finite in finite_rows(self._columns)]
-        counts = self._collectives.sum_on_cpu(torch.tensor(infinite, dtype=torch.float64))
+        nonfinite = [not finite for finite in finite_rows(self._columns)]
+        counts = self._collectives.sum_on_cpu(torch.tensor(nonfinite, dtype=torch.float64))
         return [count == 0 for count in counts.tolist()]
 
     def compute_gramians(self) -> Tensor:

@@ -13,7 +13,8 @@ from gradhomog.ranks.unexchanged import UnexchangedJacobian
 
 @final
 class LocalColumns(UnexchangedJacobian):
-    """Rows, directions and `materialize` are those of this rank's columns: no rank requires the columns of others."""
+    """A Jacobian w.r.t. the features of this rank's examples: rows and directions stay here, only norms, Gramians and
+    the check for finite rows are summed over the ranks."""
 
     def weighted_mean(self, weights: Tensor) -> Direction:
         return self._columns.weighted_mean(weights.detach())

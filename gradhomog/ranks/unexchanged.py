@@ -9,13 +9,15 @@ from gradhomog.ranks.collectives import Collectives
 
 
 class UnexchangedJacobian(Jacobian):
-    """N rows of which each rank computed other columns, and keeps them; statistics are sums over the ranks.
+    """N rows, of which each rank keeps the columns that it computed; statistics are sums over the ranks.
 
-    Every method must be called on all ranks in the same order. Norms and Gramians exchange N or N² numbers. Subclasses
-    decide how rows and directions are returned.
+    Every method must be called on all ranks in the same order, because most exchange something: total norms and
+    Gramians N or N² numbers, and as many for each parameter if they are not summed. Subclasses decide how rows and
+    directions are returned.
 
     Args:
         columns: the columns of this rank.
+        collectives: the ranks over which statistics are summed.
         replicas: the number of ranks that keep the same columns.
     """
 
@@ -28,8 +30,8 @@ class UnexchangedJacobian(Jacobian):
         return self
 
     def finite_tasks(self) -> list[bool]:
-        infinite = [float(not finite) for finite in self._columns.finite_tasks()]
-        return [count == 0 for count in self._collectives.all_gather_numbers(infinite).sum(0).tolist()]
+        nonfinite = [float(not finite) for finite in self._columns.finite_tasks()]
+        return [count == 0 for count in self._collectives.all_gather_numbers(nonfinite).sum(0).tolist()]
 
     def compute_gramians(self) -> Tensor:
         return self._sum(self._columns.compute_gramians())
@@ -44,7 +46,7 @@ class UnexchangedJacobian(Jacobian):
         return self._sum(self._columns.compute_total_squared_norms())
 
     def finite_on_all_ranks(self, finite: bool) -> bool:
-        """True if `finite` is true on all ranks, whose parts of a direction differ."""
+        """True if `finite` is true on all ranks; each checks only its part of the direction."""
         return bool(self._collectives.all_gather_numbers([float(finite)]).all())
 
     def _sum(self, statistic: Tensor) -> Tensor:

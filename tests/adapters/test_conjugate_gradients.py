@@ -135,14 +135,14 @@ def test_without_positive_curvature_the_solution_is_b(seed, iterations, curvatur
 
 
 @given(seeds, st.floats(1, 4), st.integers(1, 12))
-def test_the_solution_is_the_last_iterate_not_longer_than_longest(seed, longest, iterations):
+def test_the_solution_is_the_last_iterate_not_longer_than_longest(seed, max_norm_ratio, iterations):
     matrix, b = system(seed, (0.05, 0.2, 1, 2, 1.5, 3, 0.8))
     lengths = [
         flat(solve(matrix_operator(matrix), named(b), iterations=k).tensors).norm() / b.norm()
         for k in range(1, SIZE + 1)
     ]
-    allowed = sum(bool(length <= longest) for length in lengths[:iterations])
-    solution = solve(matrix_operator(matrix), named(b), iterations=iterations, longest=longest)
+    allowed = sum(bool(length <= max_norm_ratio) for length in lengths[:iterations])
+    solution = solve(matrix_operator(matrix), named(b), iterations=iterations, max_norm_ratio=max_norm_ratio)
     expected = flat(solve(matrix_operator(matrix), named(b), iterations=allowed).tensors) if allowed else b
     assert_relative_error(flat(solution.tensors), expected, 1e-6)
     assert bool(solution.indefinite) == (allowed < min(iterations, SIZE))
@@ -152,7 +152,7 @@ def test_the_solution_is_the_last_iterate_not_longer_than_longest(seed, longest,
 def test_longest_has_no_effect_if_the_hessian_is_positive(seed):
     matrix, b = system(seed, torch.arange(SIZE) / 2 + 1)
     free = solve(matrix_operator(matrix), named(b), iterations=SIZE)
-    bounded = solve(matrix_operator(matrix), named(b), iterations=SIZE, longest=1)
+    bounded = solve(matrix_operator(matrix), named(b), iterations=SIZE, max_norm_ratio=1)
     assert torch.equal(flat(free.tensors), flat(bounded.tensors))
     assert not bounded.indefinite
 
@@ -241,7 +241,7 @@ def test_solve_does_not_synchronize_with_the_device():
     """Fake tensors have no values: the `.item()` call confirms that reading one raises."""
     with FakeTensorMode():
         matrix, b = torch.empty(SIZE, SIZE), torch.empty(SIZE)
-        solution = solve(matrix_operator(matrix), named(b), iterations=3, longest=2)
+        solution = solve(matrix_operator(matrix), named(b), iterations=3, max_norm_ratio=2)
         assert solution.tensors["layer.weight"].shape == (2, 2)
         with pytest.raises(DataDependentOutputException):
             solution.relative_residual.item()
@@ -256,7 +256,7 @@ def test_solve_compiles_into_one_graph():
     matrix, b = system(5)
 
     def task(matrix, b):
-        solution = solve(matrix_operator(matrix), named(b), iterations=3, longest=2)
+        solution = solve(matrix_operator(matrix), named(b), iterations=3, max_norm_ratio=2)
         return flat(solution.tensors), solution.relative_residual, solution.iterations, solution.indefinite
 
     compiled = torch.compile(task, fullgraph=True, backend="eager")(matrix, b)
@@ -282,10 +282,10 @@ def test_an_invalid_number_of_iterations_raises(iterations):
         solve(dict, {"x": torch.ones(1)}, iterations=iterations)
 
 
-@pytest.mark.parametrize("longest", [0.5, -1, float("nan")])
-def test_a_bound_below_the_length_of_b_raises(longest):
-    with pytest.raises(OptionError, match="`longest` of conjugate gradients must be at least 1"):
-        solve(dict, {"x": torch.ones(1)}, iterations=1, longest=longest)
+@pytest.mark.parametrize("max_norm_ratio", [0.5, -1, float("nan")])
+def test_a_bound_below_the_length_of_b_raises(max_norm_ratio):
+    with pytest.raises(OptionError, match="`max_norm_ratio` of conjugate gradients must be at least 1"):
+        solve(dict, {"x": torch.ones(1)}, iterations=1, max_norm_ratio=max_norm_ratio)
 
 
 def test_an_empty_right_hand_side_raises():

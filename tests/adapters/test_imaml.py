@@ -170,12 +170,12 @@ def test_for_large_lambda_rows_are_first_order_rows_without_inner_steps():
         torch.testing.assert_close(rows[name], block, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("longest", [1.0, 2.0])
-def test_rows_of_indefinite_systems_are_bounded_and_first_order_without_positive_curvature(longest):
+@pytest.mark.parametrize("max_norm_ratio", [1.0, 2.0])
+def test_rows_of_indefinite_systems_are_bounded_and_first_order_without_positive_curvature(max_norm_ratio):
     generator, query = torch.Generator().manual_seed(0), torch.eye(4, dtype=torch.float64)
     point = Point(other=0)
     w = point.w.detach()
-    options = {"proximal": 1.0, "inner_steps": 0, "adapt": "encoder.w", "longest": longest}
+    options = {"proximal": 1.0, "inner_steps": 0, "adapt": "encoder.w", "max_norm_ratio": max_norm_ratio}
     for _ in range(10):
         support = torch.randn(4, 4, generator=generator, dtype=torch.float64)
         row = (
@@ -183,7 +183,7 @@ def test_rows_of_indefinite_systems_are_bounded_and_first_order_without_positive
             .rows(quadratic_task(3 * (support + support.T), query))
             .jacobian["encoder.w"][0]
         )
-        assert float(row.norm()) <= longest * float(w.norm()) * (1 + 1e-12)
+        assert float(row.norm()) <= max_norm_ratio * float(w.norm()) * (1 + 1e-12)
         assert float(row @ w) > 0
     row = make_point_learner(point, **options).rows(quadratic_task(-5 * query, query)).jacobian["encoder.w"][0]
     assert torch.equal(row, w)
@@ -260,7 +260,7 @@ def test_rows_with_a_rotation_are_derivatives_too():
         ({"cg_steps": 0}, "`cg_steps` must be an integer of at least 1; got 0"),
         ({"cg_steps": True}, "`cg_steps` must be an integer of at least 1"),
         ({"damping": -0.1}, "`damping` must be finite and not negative"),
-        ({"longest": 0.5}, "`longest` must be at least 1"),
+        ({"max_norm_ratio": 0.5}, "`max_norm_ratio` must be at least 1"),
         ({"adapt": "body.*"}, "`adapt` must match"),
         ({"inner_steps": 1.5}, "`inner_steps` must be an integer"),
     ],

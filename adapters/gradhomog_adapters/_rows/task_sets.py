@@ -59,7 +59,13 @@ class Support:
         x, y: inputs `[support, *input]` and targets `[support]` or `[support, outputs]`.
         steps: the number of inner steps: `inner_steps` in training, `test_steps` at meta-test.
         order: order of the derivatives of inner steps in the row: `"second"`, `"first"` (gradients are constants), or
-            `"none"` (at meta-test).
+            `"none"` (inner steps are not differentiated: at meta-test, and in training of learners such as iMAML).
+        learner: the learner whose network the methods call.
+        buffers: buffers of the network; each task has copies, because passes in training mode change them.
+        begin, differentiate, differentiate_twice: of the engine: announces the part of the task to the homogenizers,
+            computes gradients, and Hessian-vector products; use `gradient` and `hessian`.
+        encoded: features that all inner steps share; None if the inner steps change the encoder.
+        statistics: statistics of batch normalization on the support set, with which queries are normalized.
     """
 
     x: Tensor
@@ -71,8 +77,8 @@ class Support:
     begin: Callable[[Any], None] = field(repr=False)
     differentiate: Callable[[Loss, Parameters, bool], dict[str, Tensor]] = field(repr=False)
     differentiate_twice: Callable[[Loss, Parameters], Operator] = field(repr=False)
-    encoded: Tensor | None = field(default=None, repr=False)  # features that all inner steps share
-    statistics: Statistics | None = field(default=None, repr=False)  # used to normalize the queries
+    encoded: Tensor | None = field(default=None, repr=False)
+    statistics: Statistics | None = field(default=None, repr=False)
 
     def features(self, parameters: Parameters) -> Tensor:
         """Features `[support, features]` of the support set under the given parameters."""
