@@ -37,8 +37,8 @@ class ALFA(MAML):
         execution, engine, compile, autocast, norm, recompute: see `Execution`.
 
     Besides the network, these are trained: `learner.generator.*` (φ), `learner.rates.<name>` and
-    `learner.decays.<name>` `[max(K, 1)]` (a and b). As published, initial rates are small and of both signs, because g_φ
-    is near zero, and the gradients in τ are constants: rows are exact except for these. Cost: as MAML; g_φ has
+    `learner.decays.<name>` `[max(K, 1)]` (a and b). As published, initial rates are small and of both signs, because
+    g_φ is near zero, and the gradients in τ are constants: rows are exact except for these. Cost: as MAML; g_φ has
     8N² + 4N weights.
 
     Source: Baik et al. 2020, arXiv 2011.00209, equations 3 and 4 and algorithm 1; a and b as in the authors' code.
