@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 import gradhomog
-from gradhomog import Jacobian, Pipeline, as_jacobian, jacobian_of_rows
+from gradhomog import DataError, Jacobian, OptionError, Pipeline, as_jacobian, jacobian_of_rows
 
 HOMOGENIZERS = gradhomog.available()
 # Masks of ISI are drawn by a generator on the device, whose numbers differ from those of the CPU.
@@ -264,3 +264,23 @@ def test_nonfinite_tasks_are_dropped_on_the_device(device: str) -> None:
     assert_close(found, gradhomog.pipeline("upgrad").combine(rows[[0, 2, 3]]), device)
     with pytest.raises(gradhomog.NonfiniteError, match="task 1 is not finite"):
         gradhomog.pipeline("upgrad").combine(rows.to(device), losses=losses.to(device))
+
+
+def test_parameters_on_two_devices_raise_and_those_of_one_are_homogenized(device: str) -> None:
+    if device == "cpu":
+        pytest.skip("needs a second device; run with --device pretend, or with --device cuda on a GPU")
+    first, second = nn.Linear(4, 5).double(), nn.Linear(5, 6).double().to(device)
+    heads = nn.ModuleList(nn.Linear(6, 1) for _ in range(2)).double().to(device)
+
+    def losses() -> list[Tensor]:
+        z = second(first(normal(8, 4)).to(device))
+        return [(head(z) - 1).square().mean() for head in heads]
+
+    with pytest.raises(OptionError, match=r"shared parameters must be on one device; got '0.weight' on cpu and "):
+        gradhomog.backward(losses(), gradhomog.pipeline("pcgrad"), parameters=nn.Sequential(first, second))
+    with pytest.raises(DataError, match=r"must be on one device; got cpu and .* for `b`"):
+        gradhomog.pipeline("none").combine({"a": normal(2, 3), "b": normal(2, 3).to(device)})
+    step = gradhomog.backward(losses(), gradhomog.pipeline("pcgrad"), parameters=second)
+    expected = torch.autograd.grad(torch.stack(losses()).sum(), first.weight)[0]
+    torch.testing.assert_close(first.weight.grad, expected)
+    assert_close(second.weight.grad, step.direction["weight"].cpu(), device)

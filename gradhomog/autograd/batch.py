@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -126,6 +126,7 @@ def find_leaves(losses: Losses, parameters: Parameters | None, features: Feature
         compiled += compiled_functions(_graph_of(tensors, leaves=shared.values()))
     if parameters is None:
         shared = _find_shared(tasks, bits, graph, tensors)
+    _check_one_device(shared)
     shared_bits = graph.bits_of(shared.values())
     if tensors:
         _check_through_features(bits, shared_bits, tasks)
@@ -211,6 +212,18 @@ def _graph_of(tensors: Sequence[Tensor], leaves: Iterable[Tensor] = ()) -> Reach
     for tensor in tensors:
         graph.leaf_bits(tensor)
     return graph
+
+
+def _check_one_device(shared: Mapping[str, Tensor]) -> None:
+    devices: dict[torch.device, str] = {}
+    for name, value in shared.items():
+        devices.setdefault(value.device, name)
+    if len(devices) > 1:
+        found = " and ".join(f"{name!r} on {device}" for device, name in list(devices.items())[:2])
+        raise OptionError(
+            f"the shared parameters must be on one device; got {found}. For a model that is split over devices, pass "
+            "the parameters of one of them as `parameters`; the others receive the sum of the gradients."
+        )
 
 
 def _check_through_features(bits: Sequence[int], shared: int, tasks: TaskLosses) -> None:

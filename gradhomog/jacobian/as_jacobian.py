@@ -40,7 +40,7 @@ def as_jacobian(rows: Tensor | Mapping[str, Tensor] | Jacobian) -> Jacobian:
             f"`jacobian` must be a tensor [tasks, params] or a dict of tensors [tasks, *shape]; "
             f"got {type(rows).__name__}."
         )
-    tasks = -1
+    tasks, device = -1, None
     for name, value in blocks.items():
         where = f" for `{name}`" if name else ""
         if not isinstance(value, Tensor):
@@ -53,6 +53,9 @@ def as_jacobian(rows: Tensor | Mapping[str, Tensor] | Jacobian) -> Jacobian:
         if value.layout != torch.strided or value.is_meta:
             found = "a tensor on the device meta" if value.is_meta else f"layout {value.layout}"
             raise DataError(f"`jacobian` must be dense and in memory; got {found}{where}. Use to_dense() or real data.")
+        if device not in (None, value.device):
+            raise DataError(f"all tensors of `jacobian` must be on one device; got {device} and {value.device}{where}.")
+        device = value.device
         if value.dim() == 0 or len(value) == 0 or tasks not in (-1, len(value)):
             tasks = 0
             break
