@@ -10,8 +10,6 @@ from gradhomog_adapters._network.batch_norm import Statistics
 from gradhomog_adapters._network.functional import Parameters
 from gradhomog_adapters.few_shot import FewShotLearner, Query, Support
 
-ABSENT_OUTPUT = -torch.inf
-
 
 class MetricLearner(FewShotLearner):
     """A learner that adapts no parameters: `adapt` returns tensors `task.*` that describe the classes of a task, and
@@ -26,7 +24,7 @@ class MetricLearner(FewShotLearner):
     maps `[n, C, h, w]` are transformed as vectors of length C·h·w.
     """
 
-    absent_output: float = ABSENT_OUTPUT
+    absent_output: float = -torch.inf
     """Output of a class without a support example."""
 
     def class_tensors(self, parameters: Parameters, support: Support) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gradhomog import DataError, LearnerSpec, OptionError, hookimpl
 from gradhomog_adapters import _relation_module
 from gradhomog_adapters._feature_shape import feature_shape
-from gradhomog_adapters._metric import ABSENT_OUTPUT, MetricLearner, class_means, one_hot
+from gradhomog_adapters._metric import MetricLearner, class_means, one_hot
 from gradhomog_adapters._network.batch_norm import Norm, SupportStatistics, norm_policy
 from gradhomog_adapters._network.functional import Parameters, call_learner_module
 from gradhomog_adapters.execution import Execution, ExecutionOptions
@@ -84,7 +84,8 @@ class RelationNet(MetricLearner):
         if hidden is not None and hidden < 1:
             raise OptionError(f"`hidden` must be at least 1; got {hidden!r}.")
         self.objective = objective
-        self.absent_output = 0.0 if objective == "mse" else ABSENT_OUTPUT
+        if objective == "mse":
+            self.absent_output = 0.0
         self._relation_statistics = SupportStatistics(())
         self.shape = feature_shape(self, input_shape)
         if not maps:

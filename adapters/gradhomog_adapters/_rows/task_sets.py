@@ -1,4 +1,4 @@
-"""The support set and the query set of one task, as passed to a learner."""
+"""The support set and the query set of one task, as passed to a learner, and the part of a learner that they call."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QueryRow = Callable[[EvaluationPoints, Parameters], TaskRow]
 
 
 class RowLearner(Protocol):
-    """The part of `FewShotLearner` that the engines use."""
+    """The part of `FewShotLearner` that the engines and the sets of a task use."""
 
     encoder: nn.Module
     head: nn.Module

@@ -36,7 +36,8 @@ def list_pickles(folder: Path, per_class: int | None, max_bytes: int) -> Picture
     for number, file in enumerate(files):
         images, classes = _read_split(file, max_bytes)
         if shared := groups.keys() & classes.keys():
-            raise DataError(f"{file}: splits must not share a class; {min(shared)!r} is also in another file.")
+            name = min(shared)
+            raise DataError(f"{file}: splits must not share a class; {name!r} is also in the split {splits[name]!r}.")
         groups |= {name: [(number, row) for row in rows[:per_class]] for name, rows in classes.items()}
         splits |= dict.fromkeys(classes, FILES[file.name])
         arrays.append(images)
