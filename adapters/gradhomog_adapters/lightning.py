@@ -131,8 +131,8 @@ class HomogenizedLoss(Callback):  # type: ignore[misc, unused-ignore]
         if torch.is_grad_enabled() and not self._attached:
             raise OptionError(
                 "a HomogenizedLoss must be one of the trainer's callbacks, to save its state and to log; it is not. "
-                "Pass it as Trainer(callbacks=[...]), or return it in `configure_callbacks` of the module. Without a "
-                "trainer, use gradhomog.loss."
+                "Pass it as Trainer(callbacks=[...]), or return it in `configure_callbacks` of the module; Lightning "
+                "then removes those of the trainer, so return all of them there. Without a trainer, use gradhomog.loss."
             )
         options = self.options | batch
         options["group"] = batch_ranks(options.get("group"), self._ranks)
@@ -146,6 +146,12 @@ class HomogenizedLoss(Callback):  # type: ignore[misc, unused-ignore]
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Allow calls of this object; Lightning calls it for the callbacks of a trainer."""
+        others = (callback for callback in trainer.callbacks if callback is not self)
+        if any(isinstance(other, HomogenizedLoss) and other.state_key == self.state_key for other in others):
+            raise OptionError(
+                f"each HomogenizedLoss of a trainer must have another prefix; two have {self.prefix!r}, and a "
+                "checkpoint would contain the state of only one of them. Pass prefix='...'."
+            )
         if stage == "fit":
             self._ranks = _ranks_of(trainer)
         self._attached = True

@@ -66,6 +66,7 @@ class LossLeaves:
             unless `features` was a `TaskFeatures`.
         use_shared: True if any of the losses that were passed depends on a shared parameter, or if there are features.
         compiled: the nodes of compiled functions in the graph.
+        nodes: all nodes of the graph.
         sharded: True if `fully_shard` splits the parameters over ranks. The graph then has other leaves.
     """
 
@@ -76,6 +77,7 @@ class LossLeaves:
     stage_features: list[Sequence[Tensor]]
     use_shared: bool
     compiled: list[Any]
+    nodes: list[Any]
     sharded: bool = False
 
     def select(self, indices: Sequence[int]) -> LossLeaves:
@@ -121,9 +123,11 @@ def find_leaves(losses: Losses, parameters: Parameters | None, features: Feature
         return _sharded_leaves(tasks, shared, tensors)
     graph = Reachability(until=tensors, leaves=shared.values())
     bits = [graph.leaf_bits(loss) for loss in tasks.losses]
-    compiled = compiled_functions(graph)
+    compiled, nodes = compiled_functions(graph), graph.nodes
     if tensors:
-        compiled += compiled_functions(_graph_of(tensors, leaves=shared.values()))
+        before_features = _graph_of(tensors, leaves=shared.values())
+        compiled += compiled_functions(before_features)
+        nodes += before_features.nodes
     if parameters is None:
         shared = _find_shared(tasks, bits, graph, tensors)
     _check_one_device(shared)
@@ -134,7 +138,7 @@ def find_leaves(losses: Losses, parameters: Parameters | None, features: Feature
     unshared = [sorted(graph.tensors(loss_bits & ~shared_bits), key=shape_of) for loss_bits in bits]
     stage_features = [views[slot] for slot in tasks.slots] if views else []
     use_shared = bool(tensors) or any(loss_bits & shared_bits for loss_bits in bits)
-    return LossLeaves(tasks, shared, unshared, tensors, stage_features, use_shared, compiled)
+    return LossLeaves(tasks, shared, unshared, tensors, stage_features, use_shared, compiled, nodes)
 
 
 def shape_of(leaf: Tensor) -> tuple[int, ...]:
@@ -182,7 +186,8 @@ def _find_shared(
     if features:
         leaves = _graph_of(features).leaves
     elif tasks.stacked or len(tasks.losses) == 1:
-        reason = "the losses were stacked into one tensor" if tasks.stacked else "there is only one loss"
+        one = "there is only one loss" if tasks.tasks == 1 else "only one loss is not None in this batch"
+        reason = "the losses were stacked into one tensor" if tasks.stacked else one
         raise OptionError(f"`parameters` is required, because {reason}; the shared parameters cannot be inferred.")
     else:
         check_outputs_apart(graph)
@@ -204,7 +209,7 @@ def _sharded_leaves(tasks: TaskLosses, shared: dict[str, Tensor], features: Sequ
     for loss in tasks.losses:
         graph.leaf_bits(loss)
     unshared: list[list[Tensor]] = [[] for _ in tasks.losses]
-    return LossLeaves(tasks, shared, unshared, [], [], True, compiled_functions(graph), sharded=True)
+    return LossLeaves(tasks, shared, unshared, [], [], True, compiled_functions(graph), graph.nodes, sharded=True)
 
 
 def _graph_of(tensors: Sequence[Tensor], leaves: Iterable[Tensor] = ()) -> Reachability:

@@ -86,6 +86,11 @@ def task_losses(values: Losses) -> TaskLosses:
             raise OptionError(f"the loss of task {task} must be a real scalar tensor; got {found}. {advice}")
         if loss.requires_grad:
             present.append((slot, loss))
+    if all(loss is None for loss in entries):
+        raise OptionError(
+            f"all {len(entries)} losses are None: no task has labels in this batch. Skip the batch; across ranks pass "
+            "losses such as 0 * output.sum(), and `examples` of 0."
+        )
     if not present:
         raise OptionError(
             "at least one loss must have a graph; got none. Compute the losses from the model's outputs, without "
@@ -128,6 +133,11 @@ def shared_parameters(parameters: Parameters) -> dict[str, Tensor]:
             )
         known.add(id(tensor))
         found[name] = tensor
+    if not named:
+        raise OptionError(
+            "`parameters` is empty. An iterator such as module.parameters() is exhausted after one step: pass the "
+            "module or a list."
+        )
     if not found:
         raise OptionError(
             f"`parameters` must contain a tensor that requires grad; got {len(named)} that do not. Is the shared part "

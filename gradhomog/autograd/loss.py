@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -69,10 +69,14 @@ def loss(
     Returns:
         A scalar. If gradients are disabled (`torch.no_grad`, as in validation), the mean or sum without a graph.
 
+    The result may be a term of a sum, `gradhomog.loss(...) + penalty(z)`: the gradients of other terms are added to the
+    homogenized ones.
+
     The step is taken in `backward()`, once: it updates the homogenizers, the call of `loss` does not. An incoming
     gradient above 1 is interpreted as the scale of a gradient scaler: on overflow, infinity is written, so that the
-    scaler skips the step. Not differentiable twice: use `gradhomog.backward(create_graph=True)`. With
-    `(loss / k).backward()` for each of k batches, each batch is homogenized separately; `gradhomog.accumulated`
+    scaler skips the step. So do not multiply the result by a constant above 1 without a scaler, as NaN would not raise;
+    and the scale of a scaler must stay above 1. Not differentiable twice: use `gradhomog.backward(create_graph=True)`.
+    With `(loss / k).backward()` for each of k batches, each batch is homogenized separately; `gradhomog.accumulated`
     homogenizes their sum.
 
     Raises:
@@ -138,7 +142,10 @@ class _StepOnBackward:
                 "backward() of gradhomog.loss must be called once; it was called twice. Call gradhomog.loss again."
             )
         with raise_on_all_ranks(self._options.collectives):
-            step = compute(self._pipe, self._loss_leaves, replace(self._options, factor=factor, scaled=factor > 1))
+            options = replace(self._options, factor=factor, scaled=factor > 1)
+            step = compute(
+                self._pipe, self._loss_leaves, options, retain_graph=_is_graph_used_later(self._loss_leaves.nodes)
+            )
         self._loss_leaves = None  # frees the graph of the losses
         self._options = replace(self._options, kernel_traces=None)
         found: dict[int, Tensor] = {}
@@ -158,6 +165,17 @@ class _StepOnBackward:
             return 1
         # A homogenizer that chooses tasks returns the mean of the kept rows of all of them.
         return self._summed if self._pipe.stages.choosing else len(result.tasks)
+
+
+def _is_graph_used_later(nodes: Iterable[Any]) -> bool:
+    """True if the running backward pass keeps the graph, or differentiates a part of the losses' graph itself.
+
+    The latter is the case for `gradhomog.loss(losses, ...) + penalty(z)`, where z is an activation. Leaves are not a
+    part: their nodes receive the result.
+    """
+    if torch._C._autograd._get_current_graph_task_keep_graph():
+        return True
+    return any(torch._C._will_engine_execute_node(node) and node.next_functions for node in nodes)
 
 
 def _times(scale: int, gradients: Gradients) -> Gradients:

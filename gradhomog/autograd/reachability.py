@@ -39,6 +39,11 @@ class Reachability:
             if tensor.grad_fn is not None:
                 self._stops[tensor.grad_fn, tensor.output_nr] = self._leaf(tensor)
 
+    @property
+    def nodes(self) -> list[Any]:
+        """The visited nodes, also those of leaves (`AccumulateGrad`)."""
+        return list(self._found)
+
     def leaf_bits(self, tensor: Tensor) -> int:
         """Return the leaves that a tensor depends on, as bits (bit k is `leaves[k]`); none for a tensor in `until`."""
         if tensor.grad_fn is None:

@@ -253,6 +253,7 @@ def test_names_of_losses_are_the_domains_of_the_state():
             lambda m, z, o: o["losses"].__setitem__(1, z),
             r"task 1 must be a real scalar tensor; got shape \(7, 6\).* the mean",
         ),
+        (lambda m, z, o: o.update(losses=[None, None]), "all 2 losses are None.* Skip the batch"),
         (lambda m, z, o: o.update(losses=[None, torch.tensor(1.0)]), "at least one loss must have a graph; got none"),
         (
             lambda m, z, o: o.update(losses=["a"]),
@@ -260,6 +261,11 @@ def test_names_of_losses_are_the_domains_of_the_state():
         ),
         (lambda m, z, o: o.update(losses=[0.5]), r"got float\. Pass the loss as a tensor, not as a number \(`\.item"),
         (lambda m, z, o: o.update(parameters=z.detach()), "got one tensor"),
+        (lambda m, z, o: o.update(parameters=iter(())), "`parameters` is empty. An iterator"),
+        (
+            lambda m, z, o: o.update(losses=[o["losses"][0], None], parameters=None),
+            "`parameters` is required, because only one loss is not None in this batch",
+        ),
         (lambda m, z, o: o.update(parameters=[z.detach()]), "requires grad; got 1 that do not"),
         (lambda m, z, o: o.update(features=z.detach()), "got a tensor that does not require grad"),
         (lambda m, z, o: o.update(level="layers"), "`level` must be"),

@@ -228,6 +228,14 @@ def test_an_object_that_is_not_a_callback_is_an_error() -> None:
         fit(module, callbacks=[])
 
 
+def test_two_objects_with_one_prefix_are_an_error() -> None:
+    module = TwoTasks("uw")
+    other = HomogenizedLoss(gradhomog.pipeline("uw"), module.encoder)
+    module.configure_callbacks = lambda: [module.homogenized_loss, other]  # type: ignore[method-assign]
+    with pytest.raises(OptionError, match="must have another prefix; two have ''"):
+        fit(module, callbacks=[])
+
+
 def test_a_loss_that_is_not_finite_is_an_error() -> None:
     module = TwoTasks("upgrad")
     losses = module.losses
