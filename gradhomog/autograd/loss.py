@@ -135,6 +135,7 @@ class _StepOnBackward:
         self.leaves = leaves
         self._loss_leaves: LossLeaves | None = loss_leaves
 
+    @uncompiled
     def gradients(self, factor: float) -> list[Tensor | None]:
         """Return `factor` times the homogenized gradient of each leaf, and assign the states."""
         if self._loss_leaves is None:
