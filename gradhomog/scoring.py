@@ -43,9 +43,7 @@ def explain_head_errors(encoder: nn.Module, head: nn.Module, x: Tensor, *targets
         if "out of bounds" in str(cause):
             with training_mode((encoder, head), training=False), torch.no_grad():
                 outputs = head(encoder(x[:1])).shape[-1]
-            try:
-                _check_number_of_outputs(outputs, targets)
-            except DataError as error:
+            if error := _too_few_outputs(outputs, targets):
                 raise error from cause
         raise
 
@@ -59,14 +57,16 @@ def check_classes(outputs: Tensor, support_targets: Tensor) -> None:
     Raises:
         DataError.
     """
-    if support_targets.device.type == "cpu" and outputs.shape[-1] > 1 and support_targets.numel():
-        _check_number_of_outputs(outputs.shape[-1], [support_targets])
+    readable = support_targets.device.type == "cpu" and support_targets.numel() > 0
+    if readable and outputs.shape[-1] > 1 and (error := _too_few_outputs(outputs.shape[-1], [support_targets])):
+        raise error
 
 
-def _check_number_of_outputs(outputs: int, targets: Sequence[Tensor]) -> None:
+def _too_few_outputs(outputs: int, targets: Sequence[Tensor]) -> DataError | None:
     classes = 1 + max((int(y.max()) for y in targets if not y.is_floating_point()), default=0)
-    if outputs < classes:
-        raise DataError(
-            f"`head` must have at least {classes} outputs, as the largest class index is {classes - 1}; "
-            f"got {outputs}. Use a head with {classes} outputs, or number each task's classes from 0."
-        )
+    if outputs >= classes:
+        return None
+    return DataError(
+        f"`head` must have at least {classes} outputs, as the largest class index is {classes - 1}; "
+        f"got {outputs}. Use a head with {classes} outputs, or number each task's classes from 0."
+    )

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gradhomog.cli._output import add_json, print_json, print_table
-from gradhomog.registry import KINDS, installed
+
+if TYPE_CHECKING:
+    from gradhomog.registry import Kind
+
+# Not imported from the registry, which takes as long as all other imports of the command line.
+KINDS: tuple[Kind, ...] = ("homogenizers", "learners", "domains", "observers")
 
 
 def add(commands: Any) -> None:
@@ -18,6 +23,8 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from gradhomog.registry import installed
+
     infos = [info for kind in KINDS if args.kind in (None, kind) for info in installed().list(kind)]
     if args.json:
         print_json([dataclasses.asdict(info) for info in infos])

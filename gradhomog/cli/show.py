@@ -7,7 +7,7 @@ from typing import Any
 
 from gradhomog.cli._output import add_json, print_json
 from gradhomog.cli.completion import plugin_names
-from gradhomog.registry import KINDS
+from gradhomog.cli.list_ import KINDS
 
 
 def add(commands: Any) -> None:

@@ -104,25 +104,23 @@ class Ranks:
         return [str(member.selector) for member in pipe.members if _reads_rows(member)]
 
 
-def pipeline_identity(pipe: Pipeline) -> dict[str, object]:
-    """Return the homogenizers with their options, and the options of the pipeline, which are the same on all ranks."""
-    return {"homogenizers": str(pipe), "nonfinite": pipe.nonfinite, "debug": pipe.debug}
+def pipeline_values(pipe: Pipeline) -> dict[str, object]:
+    """Return what must be the same of the pipelines of all ranks, for `Collectives.agree`.
 
-
-def steps_taken(pipe: Pipeline) -> int | dict[str, int]:
-    """Return the number of steps, which is the same on all ranks; by group if groups of parameters have taken some."""
+    The number of steps is that of each group, if groups of parameters have taken some.
+    """
     # Without groups that have taken none: an overflow on one rank may end the step before its groups are created.
-    return {name: part.steps for name, part in pipe.parts.items() if part.steps} or pipe.steps
-
-
-def progress_since_load(pipe: Pipeline) -> Literal["none", "steps"]:
-    """Return whether steps were taken since the pipeline was created or its state was loaded."""
-    return "none" if all(part.steps == part.resumed_at for part in (pipe, *pipe.parts.values())) else "steps"
+    steps_of_groups = {name: part.steps for name, part in pipe.parts.items() if part.steps}
+    return {
+        "pipeline": {"homogenizers": str(pipe), "nonfinite": pipe.nonfinite, "debug": pipe.debug},
+        "number of steps": steps_of_groups or pipe.steps,
+        "progress since the pipeline was created or loaded": "none" if is_first_step(pipe) else "steps",
+    }
 
 
 def is_first_step(pipe: Pipeline) -> bool:
     """True if no step was taken since the pipeline was created or its state was loaded."""
-    return progress_since_load(pipe) == "none"
+    return all(part.steps == part.resumed_at for part in (pipe, *pipe.parts.values()))
 
 
 def _is_count(value: object) -> bool:

@@ -15,7 +15,7 @@ from gradhomog.pipelines import Pipeline
 from gradhomog.ranks.collectives import Collectives
 from gradhomog.ranks.column_split import ColumnSplit
 from gradhomog.ranks.exchange import average, collect_tasks
-from gradhomog.ranks.ranks import Ranks, is_first_step, pipeline_identity, progress_since_load
+from gradhomog.ranks.ranks import Ranks, is_first_step, pipeline_values
 from gradhomog.ranks.replicas import check_replicas, first_elements
 from gradhomog.reports import TaskRows
 from gradhomog.tasks import TaskBatch
@@ -74,9 +74,7 @@ def homogenize_across_ranks(
         if ranks.over != "tasks":
             raise OptionError(f"a learner's ranks have different tasks: `over` must be 'tasks'; got {ranks.over!r}.")
         counts = first.agree(len(batch), {
-            "calls": "learner", "options": {"local": ranks.local, "gather": ranks.gather},
-            "pipeline": pipeline_identity(pipe), "number of steps": pipe.steps,
-            "progress since the pipeline was created or loaded": progress_since_load(pipe),
+            "calls": "learner", "options": {"local": ranks.local, "gather": ranks.gather}, **pipeline_values(pipe),
         })  # fmt: skip
     offset = sum(counts[: first.rank])
     batch = replace(batch, slots=tuple(range(offset, offset + len(batch))))

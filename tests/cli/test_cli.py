@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from gradhomog.cli import main
+from gradhomog import registry
+from gradhomog.cli import list_, main
 from tests.experiments.conftest import SMALL
 
 pytestmark = pytest.mark.usefixtures("without_figures")
@@ -193,3 +194,9 @@ def test_an_empty_output_folder_is_rejected(capsys):
         main(["compare", "--out", ""])
     assert stop.value.code == 2
     assert "must be the path of a folder" in capsys.readouterr().err
+
+
+def test_kinds_of_plugins_are_those_of_the_registry_which_is_not_imported_at_the_start():
+    assert tuple(registry.KINDS) == list_.KINDS
+    code = "import sys, gradhomog.cli; assert 'gradhomog.registry' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

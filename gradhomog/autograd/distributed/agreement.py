@@ -8,7 +8,7 @@ from gradhomog.autograd.apply import Options
 from gradhomog.autograd.batch import Batch
 from gradhomog.autograd.lazy import LazyJacobian
 from gradhomog.pipelines import Pipeline
-from gradhomog.ranks.ranks import Ranks, is_first_step, pipeline_identity, progress_since_load, steps_taken
+from gradhomog.ranks.ranks import Ranks, is_first_step, pipeline_values
 
 
 def parameters_to_compare(pipe: Pipeline, batch: Batch) -> dict[str, Tensor]:
@@ -39,9 +39,7 @@ def values_to_compare(pipe: Pipeline, batch: Batch, options: Options, ranks: Ran
             "residuals": options.kernel_traces is not None, "targets": options.targets is not None,
         },
         "parameters": [(name, tuple(value.shape), value.dtype) for name, value in shared.items()],
-        "pipeline": pipeline_identity(pipe),
-        "number of steps": steps_taken(pipe),
-        "progress since the pipeline was created or loaded": progress_since_load(pipe),
+        **pipeline_values(pipe),
     }  # fmt: skip
 
 
