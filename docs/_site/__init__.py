@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from _site import accessibility, check_pages, docstrings, method_pages, plugin_pages, python_pages
+from _site import accessibility, check_pages, docstrings, method_pages, offline_search, plugin_pages, python_pages
 
 
 def write(app: Any) -> None:
@@ -27,5 +27,7 @@ def write(app: Any) -> None:
 def setup(app: Any) -> dict[str, bool]:
     app.connect("builder-inited", write)
     app.connect("autodoc-process-docstring", docstrings.to_rst)
+    app.connect("html-page-context", offline_search.load_on_search_page)
     app.connect("build-finished", accessibility.correct)
+    app.connect("build-finished", offline_search.write)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import doctest
-import importlib
+import importlib.metadata
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -14,6 +15,8 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import gradhomog
 from gradhomog import cli, errors
@@ -50,15 +53,50 @@ class Page(HTMLParser):
             self.pictures_without_text.append(values.get("src") or "")
 
 
+def required(requirement: str) -> dict[str, set[str]]:
+    """Return the distributions that an installation of `requirement` brings, with their extras."""
+    found: dict[str, set[str]] = {}
+    open_ = [Requirement(requirement)]
+    while open_:
+        wanted = open_.pop()
+        name, extras = canonicalize_name(wanted.name), {"", *wanted.extras}
+        if name in found and extras <= found[name]:
+            continue
+        found[name] = extras | found.get(name, set())
+        for requirement in map(Requirement, importlib.metadata.requires(name) or ()):
+            if requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in extras):
+                open_.append(requirement)
+    return found
+
+
+@pytest.fixture
+def only_the_extra_docs(tmp_path: Path) -> dict[str, str]:
+    """The environment of processes that import only what `pip install '.[docs]'` brings."""
+    allowed = required("gradhomog[docs]")
+    other = [
+        module
+        for module, distributions in importlib.metadata.packages_distributions().items()
+        if not any(canonicalize_name(name) in allowed for name in distributions) and not module.startswith("_")
+    ]
+    code = (
+        f"import sys\nsys.modules.update(dict.fromkeys({other!r}))\n"  # None: importing it raises ModuleNotFoundError
+    )
+    (tmp_path / "sitecustomize.py").write_text(code)
+    assert "lightning" in other  # a package of another extra
+    return {**os.environ, "PYTHONPATH": str(tmp_path)}
+
+
 @pytest.mark.slow
-def test_the_site_builds_and_is_complete(tmp_path: Path, subtests: pytest.Subtests) -> None:
+def test_the_site_builds_and_is_complete(
+    tmp_path: Path, subtests: pytest.Subtests, only_the_extra_docs: dict[str, str]
+) -> None:
     pytest.importorskip("sphinx", reason="the site needs the extra `docs`")
     source, site = tmp_path / "docs", tmp_path / "site"
     shutil.copytree(pages.DOCS, source, ignore=shutil.ignore_patterns("_build", "python", "pictures", ".jupyter_cache"))
     for name in ("README.md", "gradhomog", "plugins", "adapters"):  # pages of the site link to files there
         (tmp_path / name).symlink_to(pages.DOCS.parent / name)
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-d", tmp_path / "trees", source, site]
-    build = subprocess.run(command, capture_output=True, text=True, check=False)
+    build = subprocess.run(command, capture_output=True, text=True, check=False, env=only_the_extra_docs)
     assert build.returncode == 0, build.stderr
 
     text = {path: path.read_text(encoding="utf-8") for path in sorted(site.rglob("*.html"))}
