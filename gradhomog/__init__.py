@@ -204,10 +204,6 @@ def __getattr__(name: str) -> Any:
     if name == "keyed":
         return importlib.import_module("gradhomog.keyed")
     if name not in _MODULE_OF:
-        from gradhomog.migration_from_0_1 import REMOVED
-
-        if name in REMOVED:  # an AttributeError would lose its text in `from gradhomog import ...`
-            raise ImportError(f"gradhomog.{name} was removed after 0.1: {REMOVED[name]}.")
         raise AttributeError(f"module 'gradhomog' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"gradhomog.{_MODULE_OF[name]}"), name)
     globals()[name] = value  # cached as an attribute, which also replaces a submodule of this name

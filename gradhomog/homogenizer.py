@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from gradhomog.errors import ConfigError
 from gradhomog.jacobian import Jacobian
-from gradhomog.migration_from_0_1 import check_stages
 from gradhomog.step import StageResult, Step
 from gradhomog.task_key import TaskKey
 
@@ -44,10 +43,6 @@ class Homogenizer:
     state_names: tuple[str, ...] = ()
     seed: int = 0
     needs: Set[str] | None = None
-
-    def __init_subclass__(cls, **keywords: Any) -> None:
-        super().__init_subclass__(**keywords)
-        check_stages(cls)
 
     def attach(self, encoder: nn.Module) -> Iterable[Removable]:
         """Change the computation of the encoder during training; return handles whose `remove()` reverts it."""

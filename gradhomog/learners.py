@@ -15,7 +15,7 @@ from torch.distributed import ProcessGroup
 from gradhomog import expression
 from gradhomog.diagnosis import learner_rows
 from gradhomog.diagnosis.result import DiagnosisResult
-from gradhomog.errors import ConfigError, DataError, OptionError, PluginLoadError, PluginRunError
+from gradhomog.errors import ConfigError, DataError, OptionError, PluginRunError
 from gradhomog.outer_optimizer import OuterOptimizer, check_holds_parameters, warn_of_momentum
 from gradhomog.pipelines import Pipeline, pipeline
 from gradhomog.ranks.collectives import Collectives, raise_on_all_ranks
@@ -44,11 +44,6 @@ class Learner(ABC):
     constants. A subclass may train further modules (inner learning rates, a relation network): it passes them to
     `register_module`, and their parameters have the names `learner.<name>`.
     """
-
-    def __init_subclass__(cls, **keywords: Any) -> None:
-        super().__init_subclass__(**keywords)
-        if "stepped" in vars(cls):
-            raise PluginLoadError(f"{cls.__name__}.stepped was renamed after 0.1. Write `def on_step_end(self)`.")
 
     def __init__(self, encoder: nn.Module, head: nn.Module, homogenizers: Any = None, loss: Loss | None = None) -> None:
         for name, module in (("encoder", encoder), ("head", head)):

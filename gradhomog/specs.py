@@ -54,8 +54,6 @@ def _check_names(values: Iterable[str], allowed: frozenset[str], kind: str) -> f
     if isinstance(values, str):
         raise PluginLoadError(f"a {kind} must be in a set: {{{values!r}}}; got the string {values!r}.")
     names = frozenset(values)
-    if "rows" in names - allowed:
-        raise PluginLoadError(f"{kind} 'rows' was renamed after 0.1; write 'jacobian'.")
     if unknown := sorted(names - allowed):
         raise PluginLoadError(
             f"unknown {kind} {', '.join(map(repr, unknown))}; the valid ones are {', '.join(sorted(allowed))}."

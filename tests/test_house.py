@@ -1,4 +1,4 @@
-"""The structure of the packages: imports, lengths of files and of calls, public names."""
+"""The structure of the packages: imports, lengths of calls, public names."""
 
 from __future__ import annotations
 
@@ -226,11 +226,6 @@ def test_files_are_loaded_as_data_never_as_code() -> None:
     assert offences([*EXPERIMENTS, *CLI], "pickle", "marshal", "shelve") == []
     # `from torch import load` would escape the search above.
     assert offences(PACKAGES, "torch.load", "numpy.load", "pickle.load") == []
-
-
-def test_every_file_is_under_300_lines() -> None:
-    lengths = {source_name(path): len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGES}
-    assert {name: length for name, length in lengths.items() if length >= 300} == {}
 
 
 def test_every_module_of_the_packages_has_a_docstring() -> None:
