@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ from gradhomog.autograd.batch import Features, LossLeaves, differentiate, find_l
 from gradhomog.autograd.checks import check_attached, check_discovered_parameters, check_options, check_same_domains
 from gradhomog.autograd.derivatives import FeatureDerivatives
 from gradhomog.autograd.distributed.dispatch import check_ranks, compute_across_ranks
-from gradhomog.autograd.inputs import Losses, Parameters, TaskLosses
+from gradhomog.autograd.inputs import Losses, Parameters
 from gradhomog.autograd.kernel_traces import Residuals, kernel_trace_function
 from gradhomog.autograd.lazy import LazyJacobian, reads_rows
 from gradhomog.autograd.parameter_groups import Per, group_names
@@ -32,6 +31,7 @@ from gradhomog.homogenization import Homogenization
 from gradhomog.pipelines import Pipeline
 from gradhomog.ranks.collectives import Collectives, raise_on_all_ranks
 from gradhomog.ranks.ranks import Ranks, resolve_ranks
+from gradhomog.step import KernelTraces
 from gradhomog.uncompiled import uncompiled
 
 
@@ -138,19 +138,23 @@ def backward(
         if parameters is None:
             check_discovered_parameters(pipe, per, collectives)
         scaled = scaler is not None and scaler.is_enabled()
+        traces = kernel_trace_function(residuals, loss_leaves, pipe)
         options = step_options(
-            loss_leaves.tasks, features, domains, targets, level, per, heads, inspect, factor, scaled, collectives
+            loss_leaves, features, domains, targets, level, per, heads, inspect, factor, scaled, traces, collectives
         )
-        options = replace(options, kernel_traces=kernel_trace_function(residuals, loss_leaves, pipe))
         step = compute(pipe, loss_leaves, options, create_graph=create_graph, retain_graph=retain_graph, chunks=chunks)
     return write(step, heads)
 
 
 def step_options(
-    tasks: TaskLosses, features: Features | None, domains: Sequence[str] | None, targets: Tensor | None, level: Level,
-    per: Per, heads: Heads, inspect: bool, factor: float, scaled: bool, collectives: Collectives | None,
+    loss_leaves: LossLeaves, features: Features | None, domains: Sequence[str] | None, targets: Tensor | None,
+    level: Level, per: Per, heads: Heads, inspect: bool, factor: float, scaled: bool, traces: KernelTraces | None,
+    collectives: Collectives | None,
 ) -> Options:  # fmt: skip
     """Return the options of a step for the present tasks; `scaled`: a gradient scaler handles infinity."""
+    tasks = loss_leaves.tasks
+    if per != "model":
+        group_names(list(loss_leaves.shared), per)  # raise its errors before computing gradients
     if isinstance(features, TaskFeatures):
         check_same_domains(features.domains, tuple(domains or tasks.names or ()))
     names = domains or tasks.names
@@ -159,7 +163,7 @@ def step_options(
         present = tuple(names)
     if targets is not None and len(targets) == tasks.tasks > len(tasks.slots):
         targets = targets[list(tasks.slots)]
-    return Options(present, targets, level, per, heads, inspect, factor, scaled, collectives=collectives)
+    return Options(present, targets, level, per, heads, inspect, factor, scaled, traces, collectives)
 
 
 def compute(
@@ -174,8 +178,6 @@ def compute(
         retain_graph=retain_graph or options.kernel_traces is not None,  # homogenizers may read traces after the rows
         through_features=reads_features or options.level == "features", return_features=reads_features,
     )  # fmt: skip
-    if options.per != "model":
-        group_names(list(loss_leaves.shared), options.per)  # raise its errors before computing gradients
     if options.collectives is not None:
         check_ranks(options.collectives.ranks, pipe, options, create_graph)
         return compute_across_ranks(pipe, batch, options, options.collectives)

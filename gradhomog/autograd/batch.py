@@ -106,36 +106,40 @@ class LossLeaves:
         return replace(self, unshared_leaves=heads)
 
 
-def find_leaves(losses: Losses, parameters: Parameters | None, features: Features | None) -> LossLeaves:
-    """Find the leaves that each loss depends on.
+def find_leaves(
+    losses: Losses, parameters: Parameters | None, features: Features | None, graph: bool = True
+) -> LossLeaves:
+    """Find the leaves that each loss depends on; none without `graph`, for losses that are only evaluated.
 
     Raises:
         OptionError: see `gradhomog.backward`.
     """
-    tasks = task_losses(losses)
+    tasks = task_losses(losses, graph)
     views = features.stage_features if isinstance(features, TaskFeatures) else []
     if views and len(views) != tasks.tasks:
         raise OptionError(f"`features` must have one view per loss; got {len(views)} views and {tasks.tasks} losses.")
     whole = features.features if isinstance(features, TaskFeatures) else features
-    tensors = [] if whole is None else feature_tensors(whole)
-    shared = {} if parameters is None else shared_parameters(parameters)
+    tensors = [] if whole is None else feature_tensors(whole, graph)
+    shared = {} if parameters is None else shared_parameters(parameters, graph)
+    if not graph:
+        return LossLeaves(tasks, shared, [], tensors, [], False, [], [])
     if any(is_dtensor(parameter) for parameter in shared.values()):
         return _sharded_leaves(tasks, shared, tensors)
-    graph = Reachability(until=tensors, leaves=shared.values())
-    bits = [graph.leaf_bits(loss) for loss in tasks.losses]
-    compiled, nodes = compiled_functions(graph), graph.nodes
+    reached = Reachability(until=tensors, leaves=shared.values())
+    bits = [reached.leaf_bits(loss) for loss in tasks.losses]
+    compiled, nodes = compiled_functions(reached), reached.nodes
     if tensors:
         before_features = _graph_of(tensors, leaves=shared.values())
         compiled += compiled_functions(before_features)
         nodes += before_features.nodes
     if parameters is None:
-        shared = _find_shared(tasks, bits, graph, tensors)
+        shared = _find_shared(tasks, bits, reached, tensors)
     _check_one_device(shared)
-    shared_bits = graph.bits_of(shared.values())
+    shared_bits = reached.bits_of(shared.values())
     if tensors:
         _check_through_features(bits, shared_bits, tasks)
         _check_independent(tensors)
-    unshared = [sorted(graph.tensors(loss_bits & ~shared_bits), key=shape_of) for loss_bits in bits]
+    unshared = [sorted(reached.tensors(loss_bits & ~shared_bits), key=shape_of) for loss_bits in bits]
     stage_features = [views[slot] for slot in tasks.slots] if views else []
     use_shared = bool(tensors) or any(loss_bits & shared_bits for loss_bits in bits)
     return LossLeaves(tasks, shared, unshared, tensors, stage_features, use_shared, compiled, nodes)

@@ -55,10 +55,10 @@ class TaskLosses:
         return tuple(values[slot] for slot in self.slots)
 
 
-def task_losses(values: Losses) -> TaskLosses:
+def task_losses(values: Losses, graph: bool = True) -> TaskLosses:
     """Validate the losses of one step and return those of the present tasks.
 
-    A task is absent if its loss is None or a constant (a tensor that does not require grad).
+    A task is absent if its loss is None or, with `graph`, a constant (a tensor that does not require grad).
 
     Raises:
         OptionError: no task is present; a loss is not a real scalar tensor.
@@ -84,7 +84,7 @@ def task_losses(values: Losses) -> TaskLosses:
                 number = ", not as a number (`.item()`)" if isinstance(loss, int | float) else ""
                 advice = f"Pass the loss as a tensor{number}."
             raise OptionError(f"the loss of task {task} must be a real scalar tensor; got {found}. {advice}")
-        if loss.requires_grad:
+        if loss.requires_grad or not graph:
             present.append((slot, loss))
     if all(loss is None for loss in entries):
         raise OptionError(
@@ -102,8 +102,10 @@ def task_losses(values: Losses) -> TaskLosses:
     return TaskLosses(losses, tuple(slot for slot, _ in present), len(entries), names, stacked)
 
 
-def shared_parameters(parameters: Parameters) -> dict[str, Tensor]:
+def shared_parameters(parameters: Parameters, graph: bool = True) -> dict[str, Tensor]:
     """Return the tensors that require grad, by name, each once; tensors without names are numbered from `"0"`.
+
+    Without `graph`, for a loss that is only evaluated, all tensors.
 
     Raises:
         OptionError: no tensor requires grad; an entry is not a real tensor; two tensors have the same name.
@@ -123,7 +125,7 @@ def shared_parameters(parameters: Parameters) -> dict[str, Tensor]:
         if not isinstance(tensor, Tensor) or tensor.is_complex():
             kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
             raise OptionError(f"`parameters` must contain real tensors; {name!r} is {kind}.")
-        if not tensor.requires_grad or id(tensor) in known:
+        if (graph and not tensor.requires_grad) or id(tensor) in known:
             continue
         if name in found:
             raise OptionError(
@@ -146,11 +148,11 @@ def shared_parameters(parameters: Parameters) -> dict[str, Tensor]:
     return found
 
 
-def feature_tensors(features: Tensor | Sequence[Tensor]) -> list[Tensor]:
+def feature_tensors(features: Tensor | Sequence[Tensor], graph: bool = True) -> list[Tensor]:
     """Return the feature tensors, each once.
 
     Raises:
-        OptionError: there is none; an entry is not a tensor or does not require grad.
+        OptionError: there is none; an entry is not a tensor or, with `graph`, does not require grad.
     """
     if not isinstance(features, Tensor | list | tuple) or (not isinstance(features, Tensor) and not features):
         empty = "an empty " if isinstance(features, list | tuple) else ""
@@ -160,7 +162,7 @@ def feature_tensors(features: Tensor | Sequence[Tensor]) -> list[Tensor]:
         )
     tensors = [features] if isinstance(features, Tensor) else list(features)
     for tensor in tensors:
-        if not isinstance(tensor, Tensor) or not tensor.requires_grad:
+        if not isinstance(tensor, Tensor) or (graph and not tensor.requires_grad):
             found = type(tensor).__name__ if not isinstance(tensor, Tensor) else "a tensor that does not require grad"
             raise OptionError(
                 f"`features` must be the output of the shared part of the model, with its graph; got {found}. "

@@ -19,7 +19,9 @@ Residuals = Sequence[Tensor | None] | Mapping[str, Tensor | None]
 """One tensor of any shape per task, whose mean square is the loss: a sequence, or a dict by the tasks' names."""
 
 
-def kernel_trace_function(residuals: Residuals | None, loss_leaves: LossLeaves, pipe: Pipeline) -> KernelTraces | None:
+def kernel_trace_function(
+    residuals: Residuals | None, loss_leaves: LossLeaves, pipe: Pipeline, graph: bool = True
+) -> KernelTraces | None:
     """Return a function that computes the traces when a homogenizer reads them; None if no homogenizer reads them.
 
     Raises:
@@ -27,7 +29,8 @@ def kernel_trace_function(residuals: Residuals | None, loss_leaves: LossLeaves, 
     """
     if residuals is None or "kernel_traces" not in pipe.stages.needs:
         return None
-    present, parameters = _residuals_of_present_tasks(residuals, loss_leaves.tasks), list(loss_leaves.shared.values())
+    present = _residuals_of_present_tasks(residuals, loss_leaves.tasks, graph)
+    parameters = list(loss_leaves.shared.values())
     return lambda probes, generator: torch.stack([
         kernel_trace(residual, parameters, probes, generator, loss_leaves.compiled) for residual in present
     ])  # fmt: skip
@@ -61,7 +64,7 @@ def kernel_trace(
     return torch.stack(squares).sum() / denominator
 
 
-def _residuals_of_present_tasks(residuals: Residuals, tasks: TaskLosses) -> list[Tensor]:
+def _residuals_of_present_tasks(residuals: Residuals, tasks: TaskLosses, graph: bool) -> list[Tensor]:
     """Return the residuals of the present tasks, one vector per task."""
     if isinstance(residuals, Tensor) or not isinstance(residuals, Sequence | Mapping):
         raise OptionError(
@@ -82,7 +85,8 @@ def _residuals_of_present_tasks(residuals: Residuals, tasks: TaskLosses) -> list
     present = []
     for index, slot in enumerate(tasks.slots):
         residual = entries[slot]
-        if not isinstance(residual, Tensor) or not residual.is_floating_point() or not residual.requires_grad:
+        lacks_graph = graph and isinstance(residual, Tensor) and not residual.requires_grad
+        if not isinstance(residual, Tensor) or not residual.is_floating_point() or lacks_graph:
             found = f"{residual.dtype} without a graph" if isinstance(residual, Tensor) else type(residual).__name__
             raise OptionError(
                 f"the residuals of task {tasks.label(index)} must be a floating-point tensor with a graph; got "

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
 from gradhomog.autograd.apply import Gradients, Heads, Level, Options
@@ -67,7 +66,8 @@ def loss(
             ranks, are averaged once more, unless its forward pass runs in `model.no_sync()`.
 
     Returns:
-        A scalar. If gradients are disabled (`torch.no_grad`, as in validation), the mean or sum without a graph.
+        A scalar. If gradients are disabled (`torch.no_grad`, as in validation), the mean or sum without a graph, after
+        the same validation, except of graphs; homogenizers need not be attached, and `group` may be None.
 
     The result may be a term of a sum, `gradhomog.loss(...) + penalty(z)`: the gradients of other terms are added to the
     homogenized ones.
@@ -80,7 +80,8 @@ def loss(
     homogenizes their sum.
 
     Raises:
-        OptionError: as in `gradhomog.backward`; from `backward()`: it was called twice, or with a negative gradient.
+        OptionError: as in `gradhomog.backward`; from `backward()`: it was called twice, with a negative gradient, or
+            with `create_graph=True`.
         NonfiniteError, PluginRunError: from `backward()`; nothing was written.
 
     Cost: as `gradhomog.backward`.
@@ -98,28 +99,27 @@ def loss(
     if reduction not in ("mean", "sum"):
         raise OptionError(f"`reduction` must be 'mean' or 'sum'; got {reduction!r}.")
     reduce = torch.mean if reduction == "mean" else torch.sum
-    if not torch.is_grad_enabled():
-        entries = losses.values() if isinstance(losses, Mapping) else losses
-        values = [entry.detach().reshape(()) for entry in entries if entry is not None]
-        if not values:
-            raise OptionError("`losses` must contain at least one loss that is not None; got none.")
-        return reduce(torch.stack(values))
-    ranks = resolve_ranks(group, "batch")
+    graph = torch.is_grad_enabled()
+    # Without gradients nothing is exchanged: one rank may evaluate alone, also without `group`.
+    ranks = resolve_ranks(group, "batch") if graph or group is not None else None
     collectives = None if ranks is None else Collectives(ranks)
-    with raise_on_all_ranks(collectives):
-        check_attached(pipe)
-        given = find_leaves(losses, parameters, features)
-        loss_leaves, collectives = leaves_of_the_step(pipe, given, domains, collectives, group)
+    with raise_on_all_ranks(collectives if graph else None):
+        loss_leaves = given = find_leaves(losses, parameters, features, graph)
+        if graph:
+            check_attached(pipe)
+            loss_leaves, collectives = leaves_of_the_step(pipe, given, domains, collectives, group)
         if parameters is None:
             check_discovered_parameters(pipe, per, collectives)
+        traces = kernel_trace_function(residuals, loss_leaves, pipe, graph)
         options = step_options(
-            loss_leaves.tasks, features, domains, targets, level, per, heads, inspect, 1.0, False, collectives
+            loss_leaves, features, domains, targets, level, per, heads, inspect, 1.0, False, traces, collectives
         )
-        options = replace(options, kernel_traces=kernel_trace_function(residuals, loss_leaves, pipe))
+    value = reduce(torch.stack([entry.detach() for entry in given.tasks.losses]))
+    if not graph:
+        return value
     leaves = {id(leaf): leaf for unshared in loss_leaves.unshared_leaves for leaf in unshared}
     summed = len(given.tasks.losses) if reduction == "sum" else None
     step = _StepOnBackward(pipe, loss_leaves, options, report, summed, [*loss_leaves.shared.values(), *leaves.values()])
-    value = reduce(torch.stack([entry.detach() for entry in given.tasks.losses]))
     result: Tensor = _HomogenizedLoss.apply(step, value, *step.leaves)  # type: ignore[no-untyped-call]
     return result
 
@@ -196,8 +196,13 @@ class _HomogenizedLoss(torch.autograd.Function):
         return value.clone()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # `once_differentiable` raises only if `grad` itself has a graph
+            raise OptionError(
+                "gradhomog.loss is not differentiable twice, but its gradient was computed with create_graph=True, for "
+                "example for a gradient penalty. Use gradhomog.backward(losses, pipe, create_graph=True), or "
+                "differentiate the losses themselves: torch.autograd.grad(sum(losses), ..., create_graph=True)."
+            )
         factor = float(grad)
         if factor < 0:
             raise OptionError(

@@ -71,6 +71,56 @@ def test_without_gradients_it_is_the_mean_without_a_graph_and_takes_no_step():
     assert pipe.steps == 0
 
 
+INVALID = {
+    "a number": (lambda losses: [float(losses[0].detach()), *losses[1:]], {}),
+    "one scalar": (lambda losses: losses[0], {}),
+    "a vector": (lambda losses: [losses[0].repeat(2), *losses[1:]], {}),
+    "an integer": (lambda losses: [losses[0].detach().long(), *losses[1:]], {}),
+    "all None": (lambda losses: [None] * 3, {}),
+    "no loss": (lambda losses: [], {}),
+    "domains": (list, {"domains": ["a", "b"]}),
+    "parameters": (list, {"parameters": []}),
+    "per": (list, {"per": {"all": "nothing.*"}}),
+    "features": (list, {"features": 1}),
+    "residuals": (list, {"residuals": [torch.ones(2)]}),
+    "group": (list, {"group": "world"}),
+}
+
+
+@pytest.mark.parametrize("case", INVALID)
+def test_it_raises_the_same_errors_without_gradients_as_with_them(case):
+    model = Model()
+    change, options = INVALID[case]
+
+    def call():
+        losses = model.losses(model.encoder(inputs()))
+        pipe = gradhomog.pipeline("ntk" if case == "residuals" else "pcgrad")
+        gradhomog.loss(change(losses), pipe, **{"parameters": model.encoder, **options})
+
+    with pytest.raises(OptionError) as trained:
+        call()
+    with torch.no_grad(), pytest.raises(OptionError) as evaluated:
+        call()
+    assert str(evaluated.value) == str(trained.value)
+
+
+def test_without_gradients_a_frozen_model_can_be_evaluated():
+    model = Model().requires_grad_(False)
+    with torch.no_grad():
+        value = total(model, gradhomog.pipeline("pcgrad"))
+        torch.testing.assert_close(value, torch.stack(model.losses(model.encoder(inputs()))).mean())
+
+
+@pytest.mark.parametrize("other_term", [False, True])
+def test_its_second_derivative_raises_and_changes_nothing(other_term):
+    model, pipe = Model(), gradhomog.pipeline("gradnorm")
+    weight = model.encoder[0].weight
+    value = total(model, pipe) + (weight.square().sum() if other_term else 0)
+    with pytest.raises(OptionError, match=r"not differentiable twice, but .* create_graph=True"):
+        torch.autograd.grad(value, weight, create_graph=True)
+    assert pipe.steps == 0
+
+
 def test_backward_takes_one_step_and_no_state_changes_before():
     model, pipe, reports = Model(), gradhomog.pipeline("gradnorm"), []
     value = total(model, pipe, report=reports.append)
