@@ -284,9 +284,7 @@ def test_json_that_exhausts_the_parser_is_rejected(tmp_path: Path, text: str, me
 def test_a_file_list_is_read_up_to_its_share_of_the_limit(tmp_path: Path) -> None:
     path = write_list(tmp_path / "list.json")
     size = path.stat().st_size
-    assert_rejected(
-        path, f"has {size} bytes; at most {size - 1} bytes of a file list are read", max_bytes=64 * (size - 1)
-    )
+    assert_rejected(path, f"has {size} bytes; at most {size - 1} bytes are read", max_bytes=64 * (size - 1))
     assert_rejected(path, "2 of the 2 listed images do not exist", max_bytes=64 * size)
 
 

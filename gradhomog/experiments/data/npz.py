@@ -25,6 +25,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from gradhomog.errors import DataError
+from gradhomog.experiments.regular_files import open_regular
 
 MAX_BYTES = 2**32
 """Default limit, in bytes, on the arrays that are read from one file: 4 GiB, or 200,000 colour images of 84 pixels."""
@@ -159,7 +160,7 @@ def open_npz(path: Path, *, max_bytes: int = MAX_BYTES, advice: str = "Store few
     """
     with ExitStack() as stack:
         with _describe_damage(path, advice):
-            file = stack.enter_context(path.open("rb"))
+            file = stack.enter_context(open_regular(path))
             if not zipfile.is_zipfile(file):
                 raise DataError(f"{path}: is not an .npz file, or its end is cut off. Copy or download it again.")
             file.seek(0)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from gradhomog.errors import DataError
 from gradhomog.experiments.config.suggestions import did_you_mean
+from gradhomog.experiments.data.domains._text_files import read_lines
 from gradhomog.experiments.data.npz import open_npz
 from gradhomog.experiments.problems.optional_import import import_optional
 
@@ -40,6 +41,9 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
 MAX_BYTES = 2**30
 """Limit, in bytes, on the arrays that are read from an NPZ file."""
 
+MAX_CSV_BYTES = MAX_BYTES // 4
+"""Limit on a CSV file: a number takes at least two bytes of text, and eight in memory."""
+
 
 def read_columns(data: str) -> Columns:
     """Return the columns of a data set by name, or of a file `*.csv` or `*.npz`.
@@ -50,9 +54,9 @@ def read_columns(data: str) -> Columns:
     if data in TARGETS:
         columns = _load_scikit_learn(data)
     elif data.endswith(".csv"):
-        columns = _read_csv(Path(data))
+        columns = _read_file(_read_csv, Path(data))
     elif data.endswith(".npz"):
-        columns = _read_npz(Path(data))
+        columns = _read_file(_read_npz, Path(data))
     else:
         hint = did_you_mean(data, TARGETS)
         raise DataError(
@@ -82,22 +86,25 @@ def select_columns(columns: Columns, names: Sequence[str], key: str) -> tuple[tu
 
 def _read_csv(path: Path) -> Columns:
     """Read a line of column names and lines of numbers, separated by commas."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = [row for row in csv.reader(file) if row]
-    except (OSError, UnicodeDecodeError, csv.Error) as cause:
-        raise DataError(f"`problem.data` {path} cannot be read: {cause}.") from cause
-    names = [name.strip() for name in rows[0]] if rows else []
-    if len(rows) < 2 or len(set(names)) < len(names) or not all(names):
-        raise DataError(f"{path}: expected a line of different column names, then lines of numbers; found {rows[:1]}.")
-    table = np.empty((len(rows) - 1, len(names)))
-    for index, row in enumerate(rows[1:]):
+    lines = read_lines(path, MAX_CSV_BYTES, "Store the columns as arrays of an .npz file.")
+    names, values = next(lines), array("d")
+    for index, row in enumerate(lines, start=1):
         if len(row) != len(names):
-            raise DataError(
-                f"{path}, row {index + 1}: expected {len(names)} values, one per column name; got {len(row)}."
-            )
-        table[index] = [_parse_number(path, name, index + 1, text) for name, text in zip(names, row, strict=True)]
+            raise DataError(f"{path}, row {index}: expected {len(names)} values, one per column name; got {len(row)}.")
+        values.extend(_parse_number(path, name, index, text) for name, text in zip(names, row, strict=True))
+    if not values or len(set(names)) < len(names) or not all(names):
+        raise DataError(f"{path}: expected a line of different column names, then lines of numbers; found {names}.")
+    table = np.array(values).reshape(-1, len(names))
     return {name: table[:, [index]] for index, name in enumerate(names)}
+
+
+def _read_file(read: Callable[[Path], Columns], path: Path) -> Columns:
+    try:
+        return read(path)
+    except DataError as cause:
+        raise DataError(f"`problem.data` {cause}") from cause
+    except OSError as cause:
+        raise DataError(f"`problem.data` {path}: cannot be read ({cause.strerror or cause}).") from cause
 
 
 def _parse_number(path: Path, name: str, row: int, text: str) -> float:
@@ -115,10 +122,7 @@ def _parse_number(path: Path, name: str, row: int, text: str) -> float:
 
 def _read_npz(path: Path) -> Columns:
     """Read arrays `[rows]` or `[rows, columns]` of numbers by name."""
-    try:
-        arrays = _read_arrays(path)
-    except DataError as cause:
-        raise DataError(f"`problem.data` {cause}") from cause
+    arrays = _read_arrays(path)
     counts = {name: len(values) for name, values in arrays.items()}
     if not arrays or len(set(counts.values())) > 1:
         raise DataError(f"{path}: all arrays must have the same number of rows; found {counts or 'no array'}.")

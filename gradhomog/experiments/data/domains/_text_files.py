@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gradhomog.errors import DataError
 from gradhomog.experiments.data.npz import MAX_BYTES
+from gradhomog.experiments.regular_files import open_regular
 
 TEXT_SHARE = 64
 """A list is limited to `max_bytes` / 64: parsed, `[[]],[[]]` takes 37 bytes per character, plus the text itself."""
@@ -18,22 +19,20 @@ MAX_TEXT_BYTES = MAX_BYTES // TEXT_SHARE
 """Default limit on one file list: 64 MiB."""
 
 
-def read_text(file: Path, max_bytes: int = MAX_TEXT_BYTES, *, encoding: str = "utf-8") -> str:
-    """Return the text of a file list.
+_ADVICE = f"The limit of a file list is 1/{TEXT_SHARE} of the option `max_bytes` of `images`."
+
+
+def read_text(file: Path, max_bytes: int = MAX_TEXT_BYTES, *, encoding: str = "utf-8", advice: str = _ADVICE) -> str:
+    """Return the text of a file, by default of a file list.
 
     Raises:
-        DataError: the file is missing, larger than `max_bytes`, or not text of this encoding.
+        DataError: the file is missing, not a regular file, larger than `max_bytes`, or not text of this encoding.
     """
     try:
-        with file.open("rb") as opened:
-            text = opened.read(max_bytes + 1)
+        with open_regular(file, max_bytes, advice) as opened:
+            text = opened.read()
     except FileNotFoundError as error:
         raise DataError(f"{file}: there is no such file.") from error
-    if len(text) > max_bytes:
-        raise DataError(
-            f"{file}: has {file.stat().st_size:,} bytes; at most {max_bytes:,} bytes of a file list are read, "
-            f"1/{TEXT_SHARE} of `max_bytes`. Allow more with the option `max_bytes` of `images`."
-        )
     try:
         return text.decode(encoding)
     except UnicodeDecodeError as error:
@@ -44,34 +43,43 @@ def read_text(file: Path, max_bytes: int = MAX_TEXT_BYTES, *, encoding: str = "u
         ) from error
 
 
+def read_lines(file: Path, max_bytes: int = MAX_TEXT_BYTES, advice: str = _ADVICE) -> Iterator[list[str]]:
+    """Yield the lines of a CSV file that are not empty; the names of columns, first, without spaces around them.
+
+    Raises:
+        DataError: as for `read_text`; the file is a web page or not CSV.
+    """
+    text = read_text(file, max_bytes, encoding="utf-8-sig", advice=advice)  # spreadsheets write a byte order mark
+    if text.lstrip()[:1] == "<":
+        raise DataError(f"{file}: is a web page, not a CSV file. Download it again; the server returned an error page.")
+    lines = filter(None, csv.reader(io.StringIO(text, newline=""), strict=True))
+    try:
+        yield [name.strip() for name in next(lines, [])]
+        yield from lines
+    except csv.Error as error:
+        raise DataError(f"{file}: is not a CSV file ({error}). Download it again.") from error
+
+
 def read_table(file: Path, columns: Sequence[str], max_bytes: int = MAX_TEXT_BYTES) -> list[dict[str, str]]:
     """Return the rows of a CSV file by the names of its first line, which must include `columns`.
 
     Raises:
-        DataError: as for `read_text`; the file is empty, a column is missing, or a row has another length.
+        DataError: as for `read_lines`; the file is empty, a column is missing, or a row has another length.
     """
-    text = read_text(file, max_bytes, encoding="utf-8-sig")  # spreadsheets write a byte order mark
-    if text.lstrip()[:1] == "<":
-        raise DataError(f"{file}: is a web page, not a CSV file. Download it again; the server returned an error page.")
-    try:
-        lines = list(csv.reader(io.StringIO(text, newline=""), strict=True))
-    except csv.Error as error:
-        raise DataError(f"{file}: is not a CSV file ({error}). Download it again.") from error
-    lines = [line for line in lines if line]
-    header = [name.strip() for name in lines[0]] if lines else []
+    header, *lines = read_lines(file, max_bytes)
     if missing := [name for name in columns if name not in header]:
         raise DataError(
             f"{file}: the first line must have the columns {', '.join(columns)}; missing: {', '.join(missing)}; "
             f"found: {', '.join(header)[:200] or 'an empty file'}."
         )
-    for number, line in enumerate(lines[1:], start=2):
+    for number, line in enumerate(lines, start=2):
         # The published table of ChestX has a comma at the end of each row.
         if len(line) != len(header) and (len(line) < len(header) or any(line[len(header) :])):
             raise DataError(
                 f"{file}: row {number} has {len(line)} values for {len(header)} columns; the file may be cut off. "
                 "Download it again."
             )
-    return [dict(zip(header, line, strict=False)) for line in lines[1:]]
+    return [dict(zip(header, line, strict=False)) for line in lines]
 
 
 def require_files(file: Path, images: Sequence[str], advice: str = "Paths are relative to the list.") -> None:

@@ -103,7 +103,7 @@ def test_many_pictures_of_pickles_are_mapped_from_the_cache(tmp_path, cache):
     classes = {"ant": rows[:150].tolist(), "bee": rows[150:].tolist()}
     write_pickles(tmp_path / "mini", protocol=4, image_data=noise, class_dict=classes)
     for _ in range(2):
-        read = images.images(str(tmp_path / "mini"), size=8, max_bytes=1000)
+        read = images.images(str(tmp_path / "mini"), size=8, max_bytes=60_000)
         assert np.array_equal(read._images[:300], noise[rows])
     assert len(list(cache.glob("*.npy"))) == 1
 
@@ -149,7 +149,7 @@ def test_a_csv_file_of_another_encoding_raises(tmp_path):
 
 def test_a_csv_file_is_read_up_to_its_share_of_the_limit(tmp_path):
     write_csv(tmp_path)
-    with pytest.raises(DataError, match=r"at most 20 bytes of a file list are read"):
+    with pytest.raises(DataError, match=r"at most 20 bytes are read"):
         images.images(str(tmp_path), size=8, max_bytes=64 * 20)
 
 
@@ -169,11 +169,21 @@ PICKLE_DAMAGES = {
         {"image_data": ZEROS[..., 0], "class_dict": {"a": [0]}},
         r"must be a uint8 array .*; got uint8 \(4, 8, 8\)",
     ),
-    "no array": ({"image_data": [1], "class_dict": {"a": [0]}}, "must be a uint8 array .*; got list"),
+    "no array": ({"image_data": [1], "class_dict": {"a": [0]}}, r"must be a uint8 array .*; got int64 \(1,\)"),
     "no classes": ({"image_data": ZEROS, "class_dict": {}}, "`class_dict` must be a dictionary"),
-    "empty class": ({"image_data": ZEROS, "class_dict": {"a": []}}, "at least one; class 'a' has others"),
-    "names as rows": ({"image_data": ZEROS, "class_dict": {"a": ["b"]}}, "lists of integers"),
-    "row out of range": ({"image_data": ZEROS, "class_dict": {"a": [0, 4]}}, r"rows in 0\.\.3; class 'a' has 4"),
+    "empty class": (
+        {"image_data": ZEROS, "class_dict": {"a": []}},
+        "'class_dict/a' must be a list of integers, at least one",
+    ),
+    "names as rows": (
+        {"image_data": ZEROS, "class_dict": {"a": ["b"]}},
+        "'class_dict/a' must be .* integers; got a list",
+    ),
+    "fractions as rows": (
+        {"image_data": ZEROS, "class_dict": {"a": ZEROS[0, 0, 0] / 2}},
+        r"integers, .*; got float64 \(3,\)",
+    ),
+    "row out of range": ({"image_data": ZEROS, "class_dict": {"a": [0, 4]}}, r"rows in 0\.\.3; got 4"),
     "row twice": ({"image_data": ZEROS, "class_dict": {"a": [0], "b": [1, 0]}}, "lists image 0 more than once"),
     "class in two splits": ({"image_data": ZEROS, "class_dict": {"cat": [0]}}, "splits must not share a class; 'cat'"),
     "names of equal text": ({"image_data": ZEROS, "class_dict": {"1": [0], 1: [1]}}, "two keys of the same text"),
@@ -190,9 +200,9 @@ def test_a_pickle_of_other_content_raises(tmp_path, content, message):
 def test_a_truncated_pickle_and_a_web_page_raise(tmp_path):
     path = write_pickles(tmp_path) / "mini-imagenet-cache-train.pkl"
     path.write_bytes(path.read_bytes()[:400])
-    assert_raises(tmp_path, "is cut off: it ends at byte 400", path.name)
+    assert_raises(tmp_path, "EOFError|truncated", path.name)
     path.write_text("<!DOCTYPE html>")
-    assert_raises(tmp_path, "it may be a web page", path.name)
+    assert_raises(tmp_path, "invalid load key, '<'. .* Download it again", path.name)
 
 
 class Mark:
