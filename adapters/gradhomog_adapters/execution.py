@@ -51,8 +51,10 @@ class Execution:
             tens of times faster for small networks, slower and with more memory for convolutions. `"auto"`: selected by
             the network; it uses the loop if a homogenizer acts before rows exist (`isi`, `rotate`) or if PyTorch cannot
             vectorize the network, the loss or the inner optimizer. Dropout draws different masks under `"vmap"`.
-        compile: compile the vectorized engine with `torch.compile`: true, or the name of a backend. The first step for
-            each shape takes half a minute, and longer if many inner steps are unrolled.
+        compile: compile the vectorized engine with `torch.compile(fullgraph=True)`: true, or the name of a backend. The
+            first step for each shape of batches takes half a minute, and longer if many inner steps are unrolled. If
+            PyTorch cannot compile the rows into one graph, or more than `torch._dynamo.config.recompile_limit` (8)
+            shapes, the step raises an OptionError with the place, and never runs uncompiled instead.
         autocast: `"bfloat16"`: run forward passes in that dtype where PyTorch considers it safe. Second-order rows
             lose accuracy (`docs/results/engines.md`). The vectorized engine does not support batch normalization in
             bfloat16 (PyTorch 2.13): use the loop.

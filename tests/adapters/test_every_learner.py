@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import gradhomog
-from gradhomog import DataError, NonfiniteError, TaskBatch
+from gradhomog import DataError, NonfiniteError, OptionError, TaskBatch
 from gradhomog.registry import installed
 from gradhomog.registry.options import option_parameters
 from tests.adapters import few_shot
@@ -56,6 +56,63 @@ def test_both_engines_give_the_same_rows(name, norm):
     torch.testing.assert_close(loop.losses, vmap.losses)
     torch.testing.assert_close(loop.features, vmap.features)
     torch.testing.assert_close(loop.feature_grads, vmap.feature_grads, rtol=1e-9, atol=1e-12)
+
+
+graph_calls: list[int] = []
+
+
+def counting(graph, inputs):
+    """Backend of `torch.compile` that runs graphs as they are, and counts the calls of each in `graph_calls`."""
+    graph_calls.append(0)
+    index = len(graph_calls) - 1
+
+    def run(*arguments):
+        graph_calls[index] += 1
+        return graph(*arguments)
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own imports
+@pytest.mark.parametrize("name", LEARNERS)
+def test_compiled_rows_are_one_graph_that_runs_in_every_step(name):
+    # An operation in each call of the network broke the graph, and PyTorch ran all of it uncompiled, in silence.
+    if "counting" not in torch.compiler.list_backends():
+        torch._dynamo.register_backend(counting)
+    graph_calls.clear()
+    few = {"inner_steps": 2, "cg_steps": 2}
+    options = {option: few[option] for option in few.keys() & options_of(name)}
+    learners = [make(name, engine="loop", **options), make(name, compile="counting", **options)]
+    outer = [torch.optim.SGD(learner.parameters(), lr=0.1) for learner in learners]
+    for _ in range(3):
+        reports = [learner.step(tasks(name), sgd) for learner, sgd in zip(learners, outer, strict=True)]
+        torch.testing.assert_close(reports[0].losses, reports[1].losses, rtol=1e-9, atol=1e-12)
+        learners[1].evaluate(tasks(name))
+    assert graph_calls == [6 if name == "sharp_maml" else 3]  # it computes rows at two points
+    torch.testing.assert_close(learners[0].parameters(), learners[1].parameters(), rtol=1e-9, atol=1e-12)
+
+
+class ReadsValue(nn.Module):
+    def forward(self, x):
+        return x if torch.is_grad_enabled() and len(str(x)) else 2 * x
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own imports
+def test_a_network_that_cannot_be_compiled_raises_with_the_place():
+    encoder, head = networks()
+    learner = make("maml", pair=(nn.Sequential(ReadsValue(), encoder), head), compile="eager")
+    with pytest.raises(OptionError, match=r"compile='eager'.*test_every_learner\.py.*in forward.*compile=False"):
+        learner.rows(few_shot.tasks())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own imports
+def test_batches_of_more_shapes_than_pytorch_compiles_raise():
+    learner = make("protonet", compile="eager")
+    with torch._dynamo.config.patch(recompile_limit=1):
+        learner.rows(few_shot.tasks(3))
+        with pytest.raises(OptionError, match="shapes of batches must be few"):
+            learner.rows(few_shot.tasks(4))
 
 
 @pytest.mark.parametrize("name", LEARNERS)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradhomog import expression
+from gradhomog import OptionError, expression
 from gradhomog.experiments.profiling.table_text import INTERVAL_NOTE, MEMORY_NOTE
 from gradhomog.experiments.profiling.timing import Workload
 from gradhomog.learners import Learner
@@ -73,7 +73,7 @@ def workloads(texts: Sequence[str], setting: Setting) -> tuple[dict[str, Workloa
     for text in texts or defaults:
         step = MetaStep(text, setting.network())
         if "compile" in text and (reason := _compile_error(step, setting.batch(0))):
-            notes.append(f"{text} is omitted: torch.compile reports: {reason}")
+            notes.append(f"{text} is omitted: {reason}")
             continue
         found[text] = step
     if not texts:
@@ -93,7 +93,7 @@ def _compile_error(step: MetaStep, batch: TaskBatch) -> str | None:
     """Compile the step, before it is timed; return the message if compilation fails on this machine."""
     try:
         step(batch)
-    except RuntimeError as error:  # usually no C++ compiler is found
+    except OptionError as error:  # usually no C++ compiler is found
         return str(error).strip().splitlines()[0]
     return None
 

@@ -66,6 +66,9 @@ class Network:
         for name in buffers:
             if name.rpartition(".")[0] in selected.module_names:
                 tensors[name.removeprefix(part)] = buffers[name]
+        if torch.compiler.is_compiling():  # only within torch.func, whose transforms reject checkpoints themselves
+            compiled: Tensor = functional_call(selected.module, tensors, (x,), tie_weights=False)
+            return compiled
         # A checkpoint would recompute with the module's own tensors: correct only if none is replaced.
         replaced = not all(isinstance(tensor, nn.Parameter) for tensor in tensors.values())
         trained = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors.values())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradhomog import OptionError, TaskBatch, TaskRow
+from gradhomog_adapters._network.checkpoints import reject_checkpoints
 from gradhomog_adapters._network.functional import Parameters
 from gradhomog_adapters._rows.gradients import func_gradient, func_hessian
 from gradhomog_adapters._rows.task_sets import EvaluationPoints, Query, RowLearner
@@ -74,7 +76,12 @@ class VectorizedRows:
             return None
 
     def rows(self, learner: RowLearner, batch: TaskBatch) -> TaskRow:
-        """Rows of a batch; see `Learner.batch_row`."""
+        """Rows of a batch; see `Learner.batch_row`.
+
+        Raises:
+            OptionError: the network contains an activation checkpoint; `compile` is set, and PyTorch cannot compile the
+                rows of a task into one graph.
+        """
         tasks = len(batch)
         parameters = {n: p.detach().expand(tasks, *p.shape) for n, p in learner.live_parameters.items()}
         # Copies, so that a task does not modify the buffers of another.
@@ -82,7 +89,8 @@ class VectorizedRows:
         arguments = (parameters, buffers, batch.support_x, batch.support_y, batch.query_x, batch.query_y)
         function = self._function(learner)
         # Derivatives are taken inside `vmap`; no graph is needed outside.
-        with torch.no_grad(), warnings.catch_warnings():
+        compile = learner.execution.compile
+        with torch.no_grad(), explain_compile_errors(compile) if compile else nullcontext(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="There is a performance drop")  # addcmul_ of TorchOpt's Adam
             gradients, loss, outputs, features, feature_grads = function(*arguments)
         return TaskRow(loss, gradients, outputs, [features], [feature_grads])
@@ -96,11 +104,38 @@ class VectorizedRows:
             gradients = {name: g for name, g in row.gradients.items() if g is not None}
             return gradients, row.loss, row.outputs, row.features[0], row.feature_grads[0]
 
-        function: Callable[..., Any] = torch.func.vmap(row_of_task, randomness="different")
-        if compile := learner.execution.compile:
-            backend = compile if isinstance(compile, str) else "inductor"
-            self._compiled = function = torch.compile(function, backend=backend)
-        return function
+        vectorized: Callable[..., Any] = torch.func.vmap(row_of_task, randomness="different")
+        if not (compile := learner.execution.compile):
+            return vectorized
+
+        def function(*arguments: Any) -> Any:
+            return vectorized(*arguments)
+
+        # PyTorch counts recompilations by code object; one object for all learners would reach its limit.
+        function.__code__ = function.__code__.replace()
+        backend = compile if isinstance(compile, str) else "inductor"
+        # Without `fullgraph`, one operation that cannot be traced makes PyTorch run everything uncompiled, in silence.
+        self._compiled = torch.compile(function, backend=backend, fullgraph=True)
+        return self._compiled
+
+
+@contextmanager
+def explain_compile_errors(option: bool | str) -> Iterator[None]:
+    """Raise OptionError for activation checkpoints and, with the place in the code, if PyTorch cannot compile."""
+    try:
+        with reject_checkpoints():
+            yield
+    except RuntimeError as error:
+        if not type(error).__module__.startswith(("torch._dynamo.", "torch._inductor.")):
+            raise
+        lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
+        place = next((f" ({line})" for line in reversed(lines) if line.startswith('File "')), "")
+        raise OptionError(
+            f"compile={option!r}: PyTorch cannot compile the rows of a task into one graph: "
+            f"{lines[0].rstrip('.')}{place}. Encoder, head, loss and inner optimizer must consist of operations that "
+            "torch.compile(fullgraph=True) traces, and the shapes of batches must be few, because each is compiled. "
+            "Change the code at this place, or use compile=False."
+        ) from error
 
 
 def func_row(
