@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from types import MethodType
 from typing import Any
 
 import torch
@@ -45,7 +46,8 @@ def homogenize(model: Any, pipe: Pipeline, *, names: Sequence[str] | None = None
         1. DeepXDE trains with the sum of the losses, so the mean of the homogenized rows is multiplied by their number:
            the empty pipeline computes DeepXDE's gradient, up to rounding, with the same rates and weight decay.
         2. `loss_weights` are applied first: homogenizers receive the weighted losses and the rows w_i ∂L_i/∂θ. Methods
-           that are invariant under the scale of a row ignore them.
+           that are invariant under the scale of a row ignore them. A loss of weight 0 is computed and displayed, but is
+           absent from the step: its row of zeros would be the minimum-norm direction of `mgda`, and end the training.
         3. θ are the parameters of `model.net`, the `external_trainable_variables`, which are named `external 0`, …, and
            further parameters of a given optimizer, `optimizer 0`, ….
         4. L1 regularization is not a task: its gradient is added to the direction. L2 is weight decay of the optimizer.
@@ -58,7 +60,8 @@ def homogenize(model: Any, pipe: Pipeline, *, names: Sequence[str] | None = None
     Raises:
         OptionError: the backend is not PyTorch; the model is not compiled; its optimizer is L-BFGS or NNCG; the
             pipeline reads features or residuals; two `names` are equal. During training: the number of `names` differs
-            from the number of losses; see also `gradhomog.backward`.
+            from the number of losses; `compile` was called after this function and before training; see also
+            `gradhomog.backward`.
         NonfiniteError: during training, a loss or its gradient is not finite; the message names the loss. DeepXDE alone
             would stop at its next display. With `nonfinite="drop"` in the pipeline, that loss is omitted from the sum.
 
@@ -100,8 +103,24 @@ def homogenize(model: Any, pipe: Pipeline, *, names: Sequence[str] | None = None
         raise OptionError(f"`names` must be a list of different names, one for each loss; got {names!r}.")
     warn_of_momentum(model.opt, pipe)
     step = TrainStep(model, pipe, names)
-    model.train_step = step
+    model.train_step, model.compile = step, MethodType(_compile_again, model)
     return step
+
+
+def _compile_again(model: Any, *args: Any, **options: Any) -> None:
+    """Compile a model; the first training step raises if the replaced one was never used."""
+    unused = isinstance(model.train_step, TrainStep) and model.train_step.report is None
+    del model.compile
+    model.compile(*args, **options)
+    if unused:
+        model.train_step = _raise_not_homogenized
+
+
+def _raise_not_homogenized(*args: Any) -> None:
+    raise OptionError(
+        "model.compile was called after homogenize(model, pipe) and has replaced its train step, so training would be "
+        "plain DeepXDE. Call homogenize after model.compile; for plain training call model.compile once more."
+    )
 
 
 class TrainStep:
@@ -158,19 +177,21 @@ class TrainStep:
             found.update({f"{kind} {i}": value for i, value in enumerate(others)})
         return found
 
-    def _losses(self, inputs: Any, targets: Any, auxiliary_vars: Any) -> Mapping[str, Tensor]:
-        """Return the weighted losses by name.
+    def _losses(self, inputs: Any, targets: Any, auxiliary_vars: Any) -> Mapping[str, Tensor | None]:
+        """Return the weighted losses by name; None for a weight of 0.
 
         DeepXDE stacks them into one tensor, through which each backward pass would traverse the graphs of all losses.
         """
         model = self._model
         half = deepxde.config.mixed
         precision = torch.autocast(torch.get_default_device().type, torch.float16) if half else nullcontext()
-        with _collected_losses(model.data) as losses, precision:
+        with _collected_losses(model.data) as collected, precision:
             model.outputs_losses_train(inputs, targets, auxiliary_vars)
+        losses: list[Tensor | None] = [*collected]
         if model.loss_weights is not None:
-            weights = torch.as_tensor(model.loss_weights).expand(len(losses))  # a number is a weight of all losses
-            losses = [weight * loss for weight, loss in zip(weights, losses, strict=True)]
+            # A number is a weight of all losses. On the CPU, where the comparison does not synchronize.
+            weights = torch.as_tensor(model.loss_weights, device="cpu").expand(len(collected))
+            losses = [weight * loss if weight else None for weight, loss in zip(weights, collected, strict=True)]
         if not self._names_given:
             self.names = loss_names(model.data, len(losses))
         if len(self.names) != len(losses):

@@ -70,9 +70,9 @@ class HomogenizedLoss(Callback):  # type: ignore[misc, unused-ignore]
            loss of a rank (None) the gradient zero; here the mean is over the ranks that have a loss.
 
     Raises:
-        OptionError: an option is unknown; in training: the object is not a callback of the trainer; the optimizer is
-            L-BFGS; the strategy distributes parameters, such as FSDP; on several devices `parameters` is None; see
-            also `gradhomog.loss`.
+        OptionError: an option is unknown; in training: the object is not a callback of the trainer, or the module does
+            not return its result; the optimizer is L-BFGS; the strategy distributes parameters, such as FSDP; on
+            several devices `parameters` is None; see also `gradhomog.loss`.
         RankError: in `backward()`, another rank raised an error, or has other tasks, parameters or states.
         NonfiniteError: in `backward()`, a loss or its gradient is not finite; the message names the task.
 
@@ -153,7 +153,7 @@ class HomogenizedLoss(Callback):  # type: ignore[misc, unused-ignore]
                 "checkpoint would contain the state of only one of them. Pass prefix='...'."
             )
         if stage == "fit":
-            self._ranks = _ranks_of(trainer)
+            self._ranks, self.report = _ranks_of(trainer), None
         self._attached = True
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -182,6 +182,17 @@ class HomogenizedLoss(Callback):  # type: ignore[misc, unused-ignore]
         metrics, self._metrics = self._metrics, {}
         if metrics:
             pl_module.log_dict(metrics)
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """Raise if automatic optimization has not homogenized any loss of this training."""
+        homogenized = [callback for callback in trainer.callbacks if isinstance(callback, HomogenizedLoss)]
+        # In manual optimization a module may use the pipeline itself (`gradhomog.accumulated`).
+        if pl_module.automatic_optimization and all(callback.report is None for callback in homogenized):
+            raise OptionError(
+                "a HomogenizedLoss is a callback of the trainer, but the gradient of this step is not homogenized: "
+                f"`training_step` of {type(pl_module).__name__} must call it and return its result, return "
+                "self.homogenized_loss(losses). For training without homogenizers remove it from the callbacks."
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the pipeline, for Lightning's checkpoints."""

@@ -85,8 +85,9 @@ class HomogenizedTrainer(Trainer):  # type: ignore[misc]
            the mean is over the processes that have a loss.
 
     Raises:
-        OptionError: the pipeline reads features or residuals; `compute_loss` is not overridden; `compute_loss_func` was
-            given; parameters are distributed (FSDP, DeepSpeed, tensor parallelism); see also `gradhomog.loss`.
+        OptionError: the pipeline reads features or residuals; `compute_loss` is not overridden, or has returned a loss
+            that was not homogenized; `compute_loss_func` was given; parameters are distributed (FSDP, DeepSpeed, tensor
+            parallelism); see also `gradhomog.loss`.
         RankError: during training, another process raised an error, or has other tasks, parameters or states.
         NonfiniteError: during training, a loss or its gradient is not finite; the message names the task.
 
@@ -152,9 +153,8 @@ class HomogenizedTrainer(Trainer):  # type: ignore[misc]
                 examples=[...])` with the number of labels of each task; by default `gradhomog.Ranks("batch")`.
             options: other keyword arguments of `gradhomog.loss`, such as `per`, `heads`, `inspect`.
         """
-        if not torch.is_grad_enabled():
-            return self._evaluated(losses)
-        if self.homogenizers.steps == 0:
+        training = torch.is_grad_enabled()
+        if training and self.homogenizers.steps == 0:
             optimizer = self.optimizer
             warn_of_momentum(
                 optimizer.optimizer if isinstance(optimizer, AcceleratedOptimizer) else optimizer, self.homogenizers
@@ -163,8 +163,10 @@ class HomogenizedTrainer(Trainer):  # type: ignore[misc]
         # Losses that are divided over all accumulated batches are logged as those of one batch.
         batches = self.current_gradient_accumulation_steps if self.loss_is_scaled_for_ga else 1
         for name, loss in losses.items():
-            if loss is not None:
+            if loss is not None and training:
                 self._training_means.add(f"{name}_loss", batches * loss.detach())
+            elif loss is not None:
+                self._evaluation_means.add(f"{name}_loss", loss, self._evaluated_examples)
 
         def receive(result: Homogenization) -> None:
             self.report = result
@@ -175,12 +177,18 @@ class HomogenizedTrainer(Trainer):  # type: ignore[misc]
             losses, self.homogenizers, report=receive, group=batch_ranks(group, self._ranks), **options
         )
 
-    def _evaluated(self, losses: Mapping[str, Tensor | None]) -> Tensor:
-        """Return the sum of the losses of a batch of an evaluation, and add them to its means."""
-        for name, loss in losses.items():
-            if loss is not None:
-                self._evaluation_means.add(f"{name}_loss", loss, self._evaluated_examples)
-        return gradhomog.loss(losses, self.homogenizers, reduction="sum")
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Train on one batch, and raise if the backward pass of its loss took no step of the homogenizers."""
+        self.report = None
+        loss: Tensor = super().training_step(*args, **kwargs)
+        if self.report is None:
+            raise OptionError(
+                "`compute_loss` of a HomogenizedTrainer must return self.homogenized_loss(losses, model), alone or as "
+                f"a term of a sum; the loss that {type(self).__name__} returned for this batch does not contain it, so "
+                "its gradient is not homogenized. For training without homogenizers use "
+                "homogenizers=gradhomog.pipeline('none')."
+            )
+        return loss
 
     def shared_parameters(self, model: nn.Module) -> Any:
         """Return the parameters whose gradients are homogenized: all of the model.

@@ -43,6 +43,7 @@ def inverse() -> tuple[Any, list[Tensor]]:
         {"optimizer": "adam"},
         {"optimizer": "adam", "decay": ("step", 2, 0.5)},
         {"loss_weights": [1, 100, 0.01]},
+        {"loss_weights": [1, 0, 2]},
         {"loss": ["MSE", "MAE", "MSE"]},
     ],
     ids=str,
@@ -118,6 +119,20 @@ def test_one_step_follows_the_direction_of_the_weighted_losses_gradients(
     torch.testing.assert_close(parameters(trained), before - 0.01 * 3 * direction)
     assert step.report is not None
     assert step.report.tasks == (0, 1, 2)
+
+
+@pytest.mark.parametrize("text", ["none", "mgda", "upgrad", "gradnorm"])
+def test_a_loss_of_weight_zero_is_displayed_and_absent_from_the_step(text: str) -> None:
+    weighted, alone = compiled(loss_weights=[1, 0, 2]), compiled(loss_weights=[1, 7, 2])
+    found, expected = homogenize(weighted, gradhomog.pipeline(text)), homogenize(alone, gradhomog.pipeline(text))
+    losses = expected._losses
+    expected._losses = lambda *batch: {**losses(*batch), "DirichletBC": None}
+    for each in (weighted, alone):
+        train(each)
+    torch.testing.assert_close(parameters(weighted), parameters(alone), rtol=1e-12, atol=1e-14)
+    assert not torch.allclose(parameters(weighted), parameters(compiled()))
+    assert found.weights().keys() == {"pde", "IC"}
+    assert len(weighted.losshistory.loss_train[-1]) == 3
 
 
 @pytest.mark.parametrize("kept", ["one", 2, "all"])
@@ -252,6 +267,20 @@ def test_a_second_phase_continues_with_the_state_of_the_pipeline() -> None:
         homogenize(trained, pipe)
         train(trained, 2)
         assert pipe.steps == 2 * phase
+
+
+def test_training_after_a_compile_that_removed_an_unused_train_step_is_an_error_until_the_next_compile() -> None:
+    trained, plain = compiled(), compiled()
+    homogenize(trained, gradhomog.pipeline("upgrad"))
+    before = parameters(trained)
+    trained.compile("sgd", lr=0.01, verbose=0)
+    with pytest.raises(OptionError, match=r"Call homogenize after model\.compile"):
+        train(trained, 2)
+    assert torch.equal(parameters(trained), before)
+    for each in (trained, plain):
+        each.compile("sgd", lr=0.01, verbose=0)
+        train(each, 2)
+    assert torch.equal(parameters(trained), parameters(plain))
 
 
 @pytest.mark.parametrize("optimizer", ["L-BFGS", "NNCG", torch.optim.LBFGS], ids=str)

@@ -228,6 +228,16 @@ def test_an_object_that_is_not_a_callback_is_an_error() -> None:
         fit(module, callbacks=[])
 
 
+def test_a_callback_whose_result_is_not_returned_is_an_error_before_a_parameter_changes() -> None:
+    module = TwoTasks("upgrad")
+    fit(module, epochs=1)  # a report of an earlier training does not count
+    module.training_step = lambda batch, batch_idx: sum(module.losses(batch).values())
+    before = parameters(module)
+    with pytest.raises(OptionError, match="is not homogenized: `training_step` of TwoTasks must call it"):
+        fit(module)
+    assert torch.equal(parameters(module), before)
+
+
 def test_two_objects_with_one_prefix_are_an_error() -> None:
     module = TwoTasks("uw")
     other = HomogenizedLoss(gradhomog.pipeline("uw"), module.encoder)

@@ -227,6 +227,22 @@ def test_a_trainer_without_compute_loss_is_an_error(tmp_path: Path) -> None:
         trained(HomogenizedTrainer, tmp_path, homogenizers=gradhomog.pipeline("none"))
 
 
+@pytest.mark.parametrize("called", [False, True])
+def test_a_loss_that_is_not_homogenized_is_an_error_before_a_parameter_changes(called: bool, tmp_path: Path) -> None:
+    class Plain(HomogenizedTrainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            losses = two_losses(model(**inputs), inputs)
+            if called:
+                self.homogenized_loss(losses, model)
+            return sum(losses.values())
+
+    model, pipe = TwoHeads(), gradhomog.pipeline("upgrad")
+    with pytest.raises(OptionError, match="the loss that Plain returned for this batch does not contain it"):
+        trained(Plain, tmp_path, model, homogenizers=pipe)
+    assert torch.equal(parameters(model), parameters(TwoHeads()))
+    assert pipe.steps == 0
+
+
 def test_a_second_function_for_the_loss_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="`compute_loss_func` must be None"):
         TwoTasks(
