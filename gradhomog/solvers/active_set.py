@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from gradhomog.solvers.pivoting import ROUNDING, solve
+from gradhomog.solvers.pivoting import solve
 from gradhomog.solvers.scaling import Array, Flags
 
 
 @np.errstate(divide="ignore", invalid="ignore")
-def active_set(unit: Array, target: Array) -> tuple[Array, Flags, Flags]:
+def active_set(unit: Array, target: Array, rounding: float) -> tuple[Array, Flags, Flags]:
     """Minimize ½yᵀUy + ½(1 − tᵀy)² over y ≥ 0 by the algorithm of Lawson and Hanson 1974.
 
     See their chapter 23 (with the least distance program of section 23.4). The algorithm is equivalent to the
@@ -48,8 +48,8 @@ def active_set(unit: Array, target: Array) -> tuple[Array, Flags, Flags]:
         kept = inside & ((x > 0) | ~is_task)
         # Violation of the optimality conditions, relative to the terms that cancel in them.
         slope = (matrix @ x[..., None])[..., 0]
-        rounding = ROUNDING * (sizes @ np.abs(x)[..., None])[..., 0]
-        violation = np.where(is_task, np.where(kept, np.abs(slope), -slope) / rounding, 0.0)
+        tolerance = rounding * (sizes @ np.abs(x)[..., None])[..., 0]
+        violation = np.where(is_task, np.where(kept, np.abs(slope), -slope) / tolerance, 0.0)
         violation = np.nan_to_num(violation, nan=0.0, posinf=np.inf, neginf=0.0).max(axis=-1, keepdims=True)
         better = (violation < least_violation) & ~done
         best, best_inside = np.where(better, x, best), np.where(better, kept, best_inside)
@@ -57,7 +57,7 @@ def active_set(unit: Array, target: Array) -> tuple[Array, Flags, Flags]:
         # A row that cannot become positive entered because of rounding; it must not enter again before y has changed.
         blocked = (blocked | (inside & ~kept)) & ~arrived & (share <= 0)
         slopes = np.where(is_task & ~inside & ~blocked, slope, np.inf)
-        enters = arrived & (places == slopes.argmin(axis=-1)[..., None]) & (slopes < -rounding)
+        enters = arrived & (places == slopes.argmin(axis=-1)[..., None]) & (slopes < -tolerance)
         done = done | (violation <= 1) | (arrived & ~enters.any(axis=-1, keepdims=True))
         inside = kept | enters
         if done.all():

@@ -13,7 +13,7 @@ from gradhomog.solvers.pivoting import (
     BLOCK_EXCHANGES,
     ROUNDING,
     entries_to_exchange,
-    larger_ridges,
+    least_ridge,
     on_support,
     pivot,
     solve,
@@ -76,8 +76,8 @@ def conflict_averse_weights(gramian: Tensor, c: float, rounding: float | None = 
     does not change the result, to the last bit.
 
     Accuracy for float64: both conditions hold up to 1e-9 max_i ‖g_i‖/tasks; if rows cancel to one part in a, up to
-    1e-16 a². For float32 rows: rows that are opposite up to 1e-3 of their length count as opposite, and conflicts are
-    up to 1e-4.
+    1e-16 a². For float32 rows: rows that are opposite up to 1e-3 of their length (bfloat16: 1e-2) count as opposite,
+    and conflicts are up to 1e-4.
 
     Cost: 0.2 to 0.5 ms for up to 16 tasks.
 
@@ -96,16 +96,12 @@ def conflict_averse_weights(gramian: Tensor, c: float, rounding: float | None = 
     factors, unit = scale_gramian(to_numpy(gramian))
     target = factors[..., None]
     mean = np.divide(1 / tasks, target, out=np.zeros_like(target), where=target > 0)
-    ridge: Any = rounding
+    ridge = least_ridge(unit, rounding)
     program = _ball(unit, target, mean, c, ridge)
     solution, support, level, solved = _search(program, mean)
-    if not solved.all():
-        for larger in larger_ridges(unit, rounding):
-            ridge = np.where(solved, ridge, larger)
-            program = _ball(unit, target, mean, c, ridge)
-            solution, support, level, solved = _search(program, mean)
-            if solved.all():
-                break
+    # A mean that is rounding has no ball around it: d = g_0.
+    no_mean = mean.mT @ unit @ mean <= ridge * mean.sum(axis=-2, keepdims=True) ** 2
+    solution, support, solved = solution * ~no_mean, support & ~no_mean, solved | no_mean
     # The ridge acts as a separate coordinate of each row: if the other coordinates cancel, ⟨g_i, d⟩ > 0 only by it.
     private = ridge * (solution**2).sum(axis=-2, keepdims=True)
     no_descent = (private > NOISE * program.radius) | ((target == 0).any(axis=-2, keepdims=True) & (level > 0))
@@ -174,7 +170,7 @@ def _search(program: _Ball, mean: Array) -> tuple[Array, Flags, Array, Flags]:
     support = level * target + minus > 0
     lowered = minus - 10 * ROUNDING * mean.max(axis=-2, keepdims=True)
     free = np.ones_like(level, dtype=bool)
-    fixed_steps = np.zeros_like(level, dtype=np.int64)  # number of steps for which τ has been fixed
+    fixed_steps = np.zeros_like(level)  # number of steps for which τ has been fixed
     for step in range(2 * BLOCK_EXCHANGES + 20 * target.shape[-2]):
         columns, root, reached = _on_ball(program, support)
         proper = (root >= low) & (root <= high)

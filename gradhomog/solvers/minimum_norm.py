@@ -88,7 +88,7 @@ def _search(unit: Array, target: Array, rounding: float) -> tuple[Array, Flags, 
     solved = found.solved & (violation <= length * (MAX_VIOLATION + 10 * found.ridge))
     if solved.all():
         return found.solution, found.support, found.ridge, solved
-    solution, support, done = active_set(unit, target)
+    solution, support, done = active_set(unit, target, rounding)
     return (
         np.where(solved, found.solution, solution),
         np.where(solved, found.support, support),

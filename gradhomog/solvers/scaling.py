@@ -29,12 +29,13 @@ class Solution(NamedTuple):
 
 
 def gramian_rounding(dtype: torch.dtype) -> float:
-    """Return the rounding of a Gramian by the dtype of its rows, relative to their norms: 1e-14 for float64, else 1e-6.
+    """Return the rounding of a Gramian by the dtype of its rows, relative to their norms.
 
-    Inner products of float32 rows are accurate to about 1e-7 (measured); rows of narrower dtypes are multiplied in
-    float32.
+    1e-14 for float64, 1e-6 for float32, 2e-6 for float16 and 6e-5 for bfloat16. Inner products of float32 rows are
+    accurate to about 1e-7 (measured). Rows of narrower dtypes are multiplied in float32, but were rounded themselves:
+    an eigenvalue that is zero before rounding is up to the square of the dtype's machine epsilon after it.
     """
-    return 1e-14 if dtype == torch.float64 else 1e-6
+    return (1e-14 if dtype == torch.float64 else 1e-6) + torch.finfo(dtype).eps ** 2
 
 
 def check_gramian(gramian: Tensor, rounding: float | None) -> tuple[Tensor, float]:

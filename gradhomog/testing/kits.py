@@ -20,8 +20,8 @@ from gradhomog.testing.report import CheckReport
 # The checks run and are printed in this order.
 MODULES: dict[Kind, tuple[str, ...]] = {
     "homogenizers": (
-        "declarations", "homogenizers.directions", "homogenizers.side_effects", "homogenizers.encoder",
-        "homogenizers.derivatives", "homogenizers.state", "training_state", "homogenizers.cost",
+        "declarations", "homogenizers.directions", "homogenizers.traits", "homogenizers.side_effects",
+        "homogenizers.encoder", "homogenizers.derivatives", "homogenizers.state", "training_state", "homogenizers.cost",
     ),
     "learners": (
         "declarations", "learners.rows", "learners.stages", "learners.steps", "learners.side_effects",

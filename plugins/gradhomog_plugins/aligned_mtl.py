@@ -30,8 +30,8 @@ class AlignedMTL(Homogenizer):
 
     Independent rows become orthogonal rows of length √s. For dependent rows some eigenvalues are zero: N identical rows
     are unchanged, zero rows stay zero, and opposite rows of one length give zero. Float32 rows within about 0.1 degrees
-    of each other count as parallel, float64 rows within 1e-7 radians: below that, `"min"` would use their rounding
-    error as the smallest eigenvalue.
+    of each other count as parallel, bfloat16 rows within 1 degree, float64 rows within 1e-7 radians: below that,
+    `"min"` would use their rounding error as the smallest eigenvalue.
 
     Differentiable twice in the rows where their rank does not change, including at equal eigenvalues, where
     eigenvectors have no derivative. Where several eigenvalues are the smallest (or the median), s has a kink; its

@@ -35,9 +35,9 @@ class CAGrad(Homogenizer):
     not balance units: the task with the smallest inner product is often the one with the shortest row, so losses of
     different magnitude decide which task counts as the worst.
 
-    A pair of opposite rows has the effect of a zero row; float32 rows that are opposite up to 1e-3 count as opposite.
-    g_0 = 0 gives d = 0. By the formula, N identical rows give (1 + c) times that row; hence the division. Exact: see
-    `gradhomog.conflict_averse_weights`.
+    A pair of opposite rows has the effect of a zero row; float32 rows that are opposite up to 1e-3 (bfloat16: 1e-2)
+    count as opposite. g_0 = 0 gives d = 0. By the formula, N identical rows give (1 + c) times that row; hence the
+    division. Exact: see `gradhomog.conflict_averse_weights`.
 
     Differentiable in the rows where the set of tasks with the smallest inner product does not change.
 

@@ -30,7 +30,7 @@ class ConFIG(Homogenizer):
     Only the Gramian is used: Û⁺1 = Ûᵀ U⁺ 1 with the cosines U = Û Ûᵀ, so the weights are U⁺1/n up to a factor. If rows
     are too dependent for equal cosines, d̂ is the least-squares solution and may conflict with a row. Opposite rows
     give d = 0. Zero rows affect neither d̂ nor its length. Float32 rows within about 0.1 degrees of each other count as
-    parallel, float64 rows within 1e-7 radians: below that, rounding would decide.
+    parallel, bfloat16 rows within 1 degree, float64 rows within 1e-7 radians: below that, rounding would decide.
 
     Differentiable in the rows where their rank does not change.
 

@@ -27,8 +27,8 @@ class IMTLG(Homogenizer):
     For independent rows, the cosines with d are equal and positive. For parallel rows of different norms w is
     undetermined; here w_i ∝ 1/n_i, the limit for rows that become parallel. If rows are too dependent for equal
     cosines, d is the least-squares solution and may conflict with some rows; opposite rows give d = 0. Zero rows have
-    weight zero. Float32 rows within about 0.1 degrees of each other count as parallel, float64 rows within 1e-7
-    radians: below that, rounding would decide.
+    weight zero. Float32 rows within about 0.1 degrees of each other count as parallel, bfloat16 rows within 1 degree,
+    float64 rows within 1e-7 radians: below that, rounding would decide.
 
     Differentiable in the rows where their rank does not change.
 

@@ -63,8 +63,9 @@ class PCD(Homogenizer):
     every τ > 0.
 
     Constraints that exclude each other, for example those of two opposite rows with τ > 0, are all ignored: d = g_1.
-    Float32 rows count as opposite within about 0.1 degrees. A zero row has no constraint. If g_1 or d̃ is zero, or d̃
-    is rounding, as for a row opposite to g_1 and τ = 0, d = 0. A batch must have exactly one primary task.
+    Float32 rows count as opposite within about 0.1 degrees (bfloat16: 1 degree). A zero row has no constraint. If g_1
+    or d̃ is zero, or d̃ is rounding, as for a row opposite to g_1 and τ = 0, d = 0. A batch must have exactly one
+    primary task.
 
     Differentiable in the rows where the set of tasks with μ_j > 0 does not change, with the averages before the step as
     constants.

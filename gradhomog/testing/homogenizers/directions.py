@@ -22,11 +22,11 @@ from gradhomog.testing.property_search import for_all
 from gradhomog.testing.strategies import jacobians
 
 
-def _rows(tasks: int, params: int, seed: int = 0) -> Tensor:
+def random_rows(tasks: int, params: int, seed: int = 0) -> Tensor:
     return torch.randn(tasks, params, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def _size(rows: Tensor) -> float:
+def largest_norm(rows: Tensor) -> float:
     return float(rows.norm(dim=1).max())
 
 
@@ -55,13 +55,13 @@ def half_precision(subject: HomogenizerSubject) -> None:
     Entries have a size of about 1 and of about 100. Sums of squares of the latter overflow in float16.
     """
     for dtype, size in itertools.product((torch.float16, torch.bfloat16), (1.0, 100.0)):
-        rows = (size * _rows(4, 33, seed=1)).to(dtype)
+        rows = (size * random_rows(4, 33, seed=1)).to(dtype)
         expected = subject.vector(rows.double()).to(dtype)
         what = f"{dtype}, entries of about {size:g}"
         require_close(subject.combine(rows), expected, what, rtol=1e-2, atol=1e-2 * size)
 
 
-def _in_tensors(rows: Tensor) -> dict[str, Tensor]:
+def in_tensors(rows: Tensor) -> dict[str, Tensor]:
     """Divide rows `[tasks, 18]` into three tensors."""
     return {"weight": rows[:, :12].reshape(len(rows), 3, 4), "scalar": rows[:, 12], "bias": rows[:, 13:]}
 
@@ -72,8 +72,8 @@ def dict_rows(subject: HomogenizerSubject) -> None:
 
     For a homogenizer that claims `per_tensor`, only names and shapes are compared.
     """
-    rows = _rows(4, 18, seed=2)
-    parts = _in_tensors(rows)
+    rows = random_rows(4, 18, seed=2)
+    parts = in_tensors(rows)
     direction = subject.combine(parts, steps=2)
     if not isinstance(direction, dict) or {k: v.shape for k, v in direction.items()} != {
         name: value.shape[1:] for name, value in parts.items()
@@ -93,7 +93,7 @@ def devices(subject: HomogenizerSubject) -> None:
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not any(available.values()):
         raise NotApplicable("this machine has no device other than the CPU")
-    rows = _rows(4, 33, seed=3).float()
+    rows = random_rows(4, 33, seed=3).float()
     expected = subject.vector(rows, steps=2)
     for device in (name for name, is_available in available.items() if is_available):
         found = subject.combine(rows.to(device), steps=2)
@@ -112,7 +112,7 @@ def options_work(subject: HomogenizerSubject) -> None:
     sampled = {name: strategy for name, hint in option_types(subject.spec) if (strategy := values_of(hint)) is not None}
     if not sampled:
         raise NotApplicable("no option is a number, a boolean or a choice")
-    rows = _rows(3, 7)
+    rows = random_rows(3, 7)
 
     @for_all(option=st.sampled_from(sorted(sampled)).flatmap(lambda name: st.tuples(st.just(name), sampled[name])))
     def _(option: tuple[str, Any]) -> None:
@@ -195,101 +195,3 @@ def _rows_are_close(plain: Learner, homogenized: Learner, batch: TaskBatch) -> b
     expected, found = plain.rows(batch).jacobian, homogenized.rows(batch).jacobian
     homogenized.homogenizers.load_state_dict(state)
     return all(torch.allclose(found[name], expected[name], rtol=1e-9, atol=1e-12) for name in expected)
-
-
-# -- traits ----------------------------------------------------------------------------------------------------------
-
-# More parameters than tasks: otherwise several sets of weights may be optimal, and rounding selects one of them.
-_FREE = jacobians(tasks=(2, 6), params=(7, 12), spread=3, zero=False, duplicate=False, opposite=False)
-
-
-@check("homogenizers", claim="permutation_equivariant")
-def permutation_equivariant(subject: HomogenizerSubject) -> None:
-    """A permutation of the tasks (rows, losses, domains and features) does not change the direction.
-
-    Checked in the second of two steps, because state by slot violates this: it belongs to the slot, not to the task.
-    """
-
-    @for_all(jacobian=_FREE, permutation=st.permutations(range(6)))
-    def _(jacobian: Tensor, permutation: list[int]) -> None:
-        order = torch.tensor([slot for slot in permutation if slot < len(jacobian)])
-        pipe, other = subject.pipeline(), subject.pipeline()
-        for each in (pipe, other):
-            subject.combine(jacobian, pipe=each)
-        expected = subject.vector(jacobian, pipe=pipe)
-        found = subject.combine(jacobian[order], pipe=other, order=order)
-        require_close(found, expected, f"rows in the order {order.tolist()}", rtol=1e-6, atol=1e-9 * _size(jacobian))
-
-
-_EXPONENTS = st.integers(-59, 59) | st.sampled_from([-59, 59])  # the smallest epsilon has an effect only at the ends
-
-
-@check("homogenizers", claim="scale_equivariant")
-def scale_equivariant(subject: HomogenizerSubject) -> None:
-    """Multiplying float32 rows by a factor from 1e-18 to 1e18 multiplies the direction by it, over three steps."""
-
-    @for_all(jacobian=jacobians(tasks=(1, 5), params=(6, 12), spread=2, opposite=False), exponent=_EXPONENTS)
-    def _(jacobian: Tensor, exponent: int) -> None:
-        rows, factor = jacobian.float(), 2.0**exponent
-        expected = subject.vector(rows, steps=3)
-        found = subject.vector(rows * factor, steps=3)
-        require_close(found / factor, expected, f"rows times 2^{exponent}", rtol=1e-4, atol=1e-4 * _size(jacobian))
-
-
-@check("homogenizers", claim="loss_scale_invariant")
-def loss_scale_invariant(subject: HomogenizerSubject) -> None:
-    """Multiplying all losses by a factor from 1e-12 to 1e12 does not change the direction, over three steps.
-
-    Each step has other losses. Small factors reveal an absolute epsilon added to losses, large ones a threshold.
-    """
-    if "losses" not in subject.spec.needs:
-        raise NotApplicable("it does not read losses")
-    rows, losses = _rows(3, 8), torch.tensor([[0.5, 1.0, 2.0], [0.4, 1.1, 0.9], [0.6, 0.3, 0.8]], dtype=torch.float64)
-
-    def direction(factor: float) -> Tensor:
-        pipe = subject.pipeline()
-        return [subject.vector(rows, losses=factor * row, pipe=pipe) for row in losses][-1]
-
-    expected = direction(1.0)
-    for factor in (1e-12, 1e-6, 1e6, 1e12):
-        what = f"the direction with losses times {factor:g}"
-        require_close(direction(factor), expected, what, rtol=1e-6, atol=1e-9 * _size(rows), losses=factor * losses)
-
-
-@check("homogenizers", claim="rotation_equivariant")
-def rotation_equivariant(subject: HomogenizerSubject) -> None:
-    """A rotation of parameter space rotates the direction: it depends on inner products of rows, not on coordinates."""
-
-    @for_all(jacobian=_FREE, seed=st.integers(0, 100))
-    def _(jacobian: Tensor, seed: int) -> None:
-        rotation = torch.linalg.qr(_rows(jacobian.shape[1], jacobian.shape[1], seed))[0]
-        expected = subject.vector(jacobian) @ rotation
-        found = subject.combine(jacobian @ rotation)
-        require_close(found, expected, "rotated rows", rtol=1e-6, atol=1e-8 * _size(jacobian), rotation=rotation)
-
-
-@check("homogenizers", claim="per_tensor")
-def per_tensor(subject: HomogenizerSubject) -> None:
-    """The direction in each tensor of parameters is that of the rows in this tensor alone, over two steps."""
-    parts = _in_tensors(_rows(4, 18, seed=4))
-    together = subject.combine(parts, steps=2)
-    assert isinstance(together, dict)
-    for name, rows in parts.items():
-        alone = subject.combine({name: rows}, steps=2)
-        assert isinstance(alone, dict)
-        require_close(
-            together[name], alone[name], f"the direction in the tensor `{name}`", rtol=1e-9, atol=1e-12, jacobian=rows
-        )
-
-
-@check("homogenizers", claim="non_conflicting")
-def non_conflicting(subject: HomogenizerSubject) -> None:
-    """The direction has no negative inner product with any row, up to rounding."""
-
-    @for_all(jacobian=jacobians(), examples=80)
-    def _(jacobian: Tensor) -> None:
-        direction = subject.vector(jacobian)
-        inner, norms = jacobian @ direction, jacobian.norm(dim=1)
-        rounding = 1e-9 * norms * norms[norms > 0].min() if bool(norms.any()) else norms
-        if bool((inner < -rounding).any()):
-            raise CheckFailure("the direction conflicts with a row", direction=direction, inner_products=inner)
