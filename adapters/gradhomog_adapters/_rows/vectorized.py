@@ -125,7 +125,7 @@ def explain_compile_errors(option: bool | str) -> Iterator[None]:
     try:
         with reject_checkpoints():
             yield
-    except RuntimeError as error:
+    except Exception as error:
         if not type(error).__module__.startswith(("torch._dynamo.", "torch._inductor.")):
             raise
         lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
