@@ -17,6 +17,7 @@ from gradhomog.autograd.checks import check_attached, check_options
 from gradhomog.autograd.derivatives import Gradients, LossGraph, SummedDerivatives
 from gradhomog.autograd.distributed.dispatch import check_ranks, compute_across_ranks
 from gradhomog.autograd.distributed.fully_sharded import weigh_ranks
+from gradhomog.autograd.distributed.mean_losses import numbers_of_examples
 from gradhomog.autograd.inputs import Losses, Parameters, TaskLosses, shared_parameters
 from gradhomog.autograd.lazy import LazyJacobian
 from gradhomog.autograd.parameter_groups import Per, group_names
@@ -86,16 +87,21 @@ class Accumulation:
         check_attached(self._pipe)
         self._factor = scaler_factor(self._scaler, losses)
         reads = pipeline_reads_features(self._pipe)
-        loss_leaves = self._select_chosen(find_leaves(losses, self._shared, features))
+        given = find_leaves(losses, self._shared, features)
+        agree_on_present(given, bool(self._pipe.stages.choosing) and self._chosen is None, self._collectives)
+        loss_leaves = self._select_chosen(given)
         self._use_shared |= loss_leaves.use_shared
         if not loss_leaves.tasks.slots:
             return
+        slots = self._slots(loss_leaves.tasks)
         if self._collectives is not None:
             loss_leaves = loss_leaves.without_inputs()
-        batch = differentiate(loss_leaves, factor=self._factor, through_features=reads, return_features=reads)
-        slots = self._slots(batch.tasks)
+        batch = differentiate(
+            loss_leaves, factor=self._factor, through_features=reads, return_features=reads,
+            loss_weights=numbers_of_examples(slots, self._collectives),
+        )  # fmt: skip
         if self._collectives is not None and loss_leaves.sharded:
-            weigh_ranks(self._pipe, batch, Options(), self._collectives, "add")
+            weigh_ranks(batch, self._collectives)
         rows = batch.derivatives.rows()
         for index, slot in enumerate(slots):
             loss = batch.tasks.losses[index].detach().double()
@@ -119,7 +125,6 @@ class Accumulation:
             return loss_leaves
         slots = self._slots(loss_leaves.tasks)
         if self._chosen is None:
-            agree_on_present(self._pipe, loss_leaves.tasks, self._collectives)
             names = self._domains or self._labels
             present = [names[slot] for slot in slots] if names else None
             self._chosen = frozenset(slots[index] for index in self._pipe.choose(slot_keys(slots, present)))
@@ -151,7 +156,8 @@ class Accumulation:
         heads = [sorted(one.unshared.values(), key=lambda pair: shape_of(pair[0])) for one in sums]
         unshared = [[leaf for leaf, _ in pairs] for pairs in heads]
         rows = {name: [one.row.get(name) for one in sums] for name in self._shared}
-        graph = LossGraph(tasks.losses, self._shared, unshared, self._factor)
+        weights = numbers_of_examples(slots, self._collectives)
+        graph = LossGraph(tasks.losses, self._shared, unshared, self._factor, loss_weights=weights)
         unshared_gradients: list[Gradients] = [[gradient for _, gradient in pairs] for pairs in heads]
         derivatives = SummedDerivatives(graph, rows, unshared_gradients)
         features, grads = _concatenate_features(sums, 0), _concatenate_features(sums, 1)

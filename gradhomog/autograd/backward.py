@@ -21,6 +21,7 @@ from gradhomog.autograd.batch import Features, LossLeaves, differentiate, find_l
 from gradhomog.autograd.checks import check_attached, check_discovered_parameters, check_options, check_same_domains
 from gradhomog.autograd.derivatives import FeatureDerivatives
 from gradhomog.autograd.distributed.dispatch import check_ranks, compute_across_ranks
+from gradhomog.autograd.distributed.mean_losses import numbers_of_examples
 from gradhomog.autograd.inputs import Losses, Parameters
 from gradhomog.autograd.kernel_traces import Residuals, kernel_trace_function
 from gradhomog.autograd.lazy import LazyJacobian, reads_rows
@@ -177,6 +178,7 @@ def compute(
         loss_leaves, factor=options.factor, create_graph=create_graph,
         retain_graph=retain_graph or options.kernel_traces is not None,  # homogenizers may read traces after the rows
         through_features=reads_features or options.level == "features", return_features=reads_features,
+        loss_weights=numbers_of_examples(loss_leaves.tasks.slots, options.collectives),
     )  # fmt: skip
     if options.collectives is not None:
         check_ranks(options.collectives.ranks, pipe, options, create_graph)

@@ -155,12 +155,13 @@ def shape_of(leaf: Tensor) -> tuple[int, ...]:
 
 def differentiate(
     loss_leaves: LossLeaves, *, factor: float = 1.0, create_graph: bool = False, retain_graph: bool = False,
-    through_features: bool = False, return_features: bool = False,
+    through_features: bool = False, return_features: bool = False, loss_weights: Sequence[float] = (),
 ) -> Batch:  # fmt: skip
     """Return a batch whose gradients are computed on demand.
 
     `through_features`: compute the gradients w.r.t. the features immediately, and the others from them.
     `return_features`: include the features and the gradients w.r.t. them in the batch, for homogenizers.
+    `loss_weights`: see `LossGraph`; across ranks only.
     """
     tasks, unshared = loss_leaves.tasks, loss_leaves.unshared_leaves
     if create_graph and loss_leaves.compiled:
@@ -169,8 +170,9 @@ def differentiate(
             "function, which has none. Compute the losses by the original module."
         )
     graph = LossGraph(
-        tasks.losses, loss_leaves.shared, unshared, factor, create_graph, retain_graph, loss_leaves.compiled
-    )
+        tasks.losses, loss_leaves.shared, unshared, factor, create_graph, retain_graph, loss_leaves.compiled,
+        loss_weights,
+    )  # fmt: skip
     if loss_leaves.sharded:
         return Batch(tasks, FullyShardedDerivatives(graph), unshared, [], [])
     if not (loss_leaves.features and through_features):

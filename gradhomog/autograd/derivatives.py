@@ -32,6 +32,9 @@ class LossGraph:
         factor: factor of every gradient, against underflow in half precision.
         create_graph, retain_graph: as in `torch.autograd.grad`.
         compiled: the nodes of compiled functions in the graph.
+        loss_weights: factor of each loss, 1 by default; across ranks the number of its examples on this rank. They
+            multiply the losses, not their gradients, because a backward pass through a layer that all ranks compute
+            together, such as SyncBatchNorm, adds up gradients of other ranks' losses.
     """
 
     losses: Sequence[Tensor]
@@ -41,6 +44,10 @@ class LossGraph:
     create_graph: bool = False
     retain_graph: bool = False
     compiled: Sequence[Any] = ()
+    loss_weights: Sequence[float] = ()
+
+    def __post_init__(self) -> None:
+        self.loss_weights = self.loss_weights or [1.0] * len(self.losses)
 
     def gradients(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], output_grads: Sequence[Tensor], last: bool
@@ -58,9 +65,16 @@ class LossGraph:
             return plain
         return [as_dense(gradient) for gradient in plain]  # gradients of a sparse embedding
 
-    def initial_gradient(self, loss: Tensor) -> Tensor:
-        """Return `factor` as a tensor like the loss: the first gradient of its backward pass."""
-        return torch.full_like(loss, self.factor)
+    def task_gradients(self, task: int, inputs: Sequence[Tensor], last: bool) -> Gradients:
+        """Return the gradients of one task's loss; the last call frees the graph."""
+        loss = self.losses[task]
+        initial = torch.full_like(loss, self.loss_weights[task] * self.factor)
+        found = self.gradients([loss], inputs, [initial], last)
+        return found if self.counts(task) else [None] * len(found)
+
+    def counts(self, task: int) -> bool:
+        """False for a loss with a weight of 0 that is not finite, such as a mean over no labels: 0 · NaN is not 0."""
+        return self.loss_weights[task] != 0 or bool(self.losses[task].isfinite())
 
 
 @dataclass
@@ -106,15 +120,14 @@ class DirectDerivatives(Derivatives):
     def iterate(self) -> Iterator[Gradients]:
         graph, shared = self.graph, list(self.graph.shared.values())
         self.unshared_gradients = []
-        for task, (loss, unshared) in enumerate(zip(graph.losses, graph.unshared_leaves, strict=True)):
-            last = task == len(graph.losses) - 1
-            found = graph.gradients([loss], [*shared, *unshared], [graph.initial_gradient(loss)], last)
+        for task, unshared in enumerate(graph.unshared_leaves):
+            found = graph.task_gradients(task, [*shared, *unshared], task == len(graph.losses) - 1)
             self.unshared_gradients.append(found[len(shared) :])
             yield found[: len(shared)]
 
     def some_rows(self, names: Sequence[str]) -> TaskGradients:
         graph, some = self.graph, [self.graph.shared[name] for name in names]
-        rows = [graph.gradients([loss], some, [graph.initial_gradient(loss)], False) for loss in graph.losses]
+        rows = [graph.task_gradients(task, some, False) for task in range(len(graph.losses))]
         return self._by_name(rows, names)
 
     @property
@@ -132,8 +145,8 @@ class DirectDerivatives(Derivatives):
         # weight is so small that digits would be lost, a separate pass differentiates the head.
         together = [abs(factor) > SMALLEST_SHARE for factor in factors]
         self.unshared_gradients = [
-            [] if shares else graph.gradients([loss], leaves, [graph.initial_gradient(loss)], False)
-            for shares, loss, leaves in zip(together, graph.losses, graph.unshared_leaves, strict=True)
+            [None] * len(leaves) if together[task] else graph.task_gradients(task, leaves, False)
+            for task, leaves in enumerate(graph.unshared_leaves)
         ]
         active = [task for task, factor in enumerate(factors) if factor or weights.requires_grad]
         if not active:
@@ -144,8 +157,8 @@ class DirectDerivatives(Derivatives):
             shares = [weights[task].to(loss) for task, loss in zip(active, losses, strict=True)]
             output_grads = [share * graph.factor for share in shares]
         else:
-            pairs = zip(losses, shares, strict=True)
-            output_grads = [torch.full_like(loss, graph.factor * share) for loss, share in pairs]
+            scales = [graph.factor * graph.loss_weights[task] * factors[task] for task in active]
+            output_grads = [torch.full_like(loss, scale) for loss, scale in zip(losses, scales, strict=True)]
         leaves = [leaf for task in active if together[task] for leaf in graph.unshared_leaves[task]]
         found = graph.gradients(losses, [*shared, *leaves], output_grads, True)
         rest = iter(found[len(shared) :])
@@ -176,10 +189,10 @@ class FeatureDerivatives(Derivatives):
         self.features = list(features)
         self.feature_grads: list[Gradients] = []
         self.stage_feature_grads: list[Gradients] = []
-        for task, (loss, unshared) in enumerate(zip(graph.losses, graph.unshared_leaves, strict=True)):
+        for task, unshared in enumerate(graph.unshared_leaves):
             between = list(stage_features[task]) if stage_features else []
             last = task == len(graph.losses) - 1 and not stage_features
-            found = graph.gradients([loss], [*self.features, *between, *unshared], [graph.initial_gradient(loss)], last)
+            found = graph.task_gradients(task, [*self.features, *between, *unshared], last)
             at, after = len(self.features), len(self.features) + len(between)
             self.feature_grads.append(found[:at])
             self.stage_feature_grads.append(found[at:after])
@@ -202,7 +215,7 @@ class FeatureDerivatives(Derivatives):
         # Numbers of the CPU, which a GPU multiplies by without a copy that it would have to wait for.
         numbers = weights.tolist()
         factors: list[Any] = list(weights.unbind()) if weights.requires_grad else numbers
-        # Zero times a gradient that is not finite, such as that of a mean over no labels, would not be zero.
+        # Zero times a gradient that is not finite would not be zero.
         active = [weights.requires_grad or number != 0 for number in numbers]
         total: Gradients = []
         for parts in zip(*self.feature_grads, strict=True):

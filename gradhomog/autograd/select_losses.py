@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from torch.distributed import ProcessGroup
 
 from gradhomog.autograd.batch import LossLeaves
-from gradhomog.autograd.inputs import TaskLosses
+from gradhomog.autograd.distributed.mean_losses import numbers_of_examples
+from gradhomog.errors import OptionError
 from gradhomog.pipelines import Pipeline
 from gradhomog.ranks.collectives import Collectives
 from gradhomog.ranks.dtensors import collectives_if_dtensors
 from gradhomog.ranks.ranks import Ranks
 from gradhomog.task_key import slot_keys
+
+COLLECTIVE = re.compile("sync_?batch_?norm|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all", re.IGNORECASE)
+"""Names of autograd nodes whose backward passes have collective operations."""
 
 
 def leaves_of_the_step(
@@ -24,7 +29,7 @@ def leaves_of_the_step(
     Raises:
         RankError: ranks would choose different tasks.
     """
-    agree_on_present(pipe, given.tasks, collectives)
+    agree_on_present(given, bool(pipe.stages.choosing), collectives)
     chosen = select_chosen(pipe, given, domains)
     collectives = collectives_if_dtensors(collectives, chosen.shared, group)
     return (chosen if collectives is None else chosen.without_inputs()), collectives
@@ -42,20 +47,34 @@ def select_chosen(pipe: Pipeline, loss_leaves: LossLeaves, domains: Sequence[str
     return loss_leaves.select(pipe.choose(slot_keys(tasks.slots, names)))
 
 
-def agree_on_present(pipe: Pipeline, tasks: TaskLosses, collectives: Collectives | None) -> None:
-    """Raise unless all ranks have losses of the same tasks, if homogenizers choose among them.
+def agree_on_present(given: LossLeaves, choosing: bool, collectives: Collectives | None) -> None:
+    """Raise unless all ranks have losses of the same tasks, where this is required.
 
-    A rank on which another task is absent could choose others.
+    Homogenizers that choose among the tasks could choose others on a rank on which one is absent. A backward pass with
+    collective operations waits for those of the other ranks.
 
     Raises:
+        OptionError: on this rank, a loss without examples is not finite, but other ranks wait for its backward pass.
         RankError: on all ranks.
     """
     if collectives is None or collectives.ranks.local or collectives.ranks.over == "tasks":
         return
-    if pipe.stages.choosing:
-        collectives.agree(
-            len(tasks.slots), {"calls": "choice", "tasks to choose from": (tasks.slots, tasks.names)}, last=False
-        )
+    tasks, same = given.tasks, dict[str, object]()
+    if choosing:
+        same["tasks to choose from"] = tasks.slots, tasks.names
+    if given.sharded or any(map(COLLECTIVE.search, {node.name() for node in given.nodes})):
+        same["present tasks"] = tasks.slots
+        examples = numbers_of_examples(tasks.slots, collectives)
+        for index, (loss, number) in enumerate(zip(tasks.losses, examples, strict=True)):
+            if number == 0 and not loss.isfinite():
+                raise OptionError(
+                    f"the loss of task {tasks.label(index)} must be finite, although its `examples` are 0 on this "
+                    "rank, because other ranks wait for its backward pass, through fully_shard, SyncBatchNorm or "
+                    f"another collective operation; got {loss.item()}. Pass a loss that depends on the outputs, such "
+                    "as 0 * output.sum()."
+                )
+    if same:
+        collectives.agree(len(tasks.slots), {"calls": "losses", **same}, last=False)
 
 
 def may_be_unused(pipe: Pipeline, use_shared: bool) -> bool:

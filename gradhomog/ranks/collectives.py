@@ -17,15 +17,17 @@ from gradhomog.ranks.ranks import Ranks
 REMEDIES = {
     "calls": "Call the same functions of gradhomog on every rank, and `add` of `accumulated` equally often with "
     "fully_shard.",
-    "options": "Pass the same options on every rank; for example, `inspect` must not depend on the rank.",
+    "options": "Pass the same options on every rank: `inspect` must not depend on the rank, and all or none of the "
+    "ranks pass `examples`.",
     "parameters": "Create the model in the same way on every rank.",
     "pipeline": "Create the same pipeline on every rank.",
     "number of steps": "Load the same checkpoint on every rank.",
     "progress since the pipeline was created or loaded": "Create the pipeline, or load its state, before "
     "the same step on every rank.",
     "tasks": "Pass all tasks in the same order on every rank, None for a task that is absent on this rank.",
-    "present tasks": "With fully_shard every rank must have a loss for each task. For a task without labels on this "
-    "rank pass a loss that depends on the outputs, such as 0 * output.sum(), and `examples` of 0.",
+    "present tasks": "With fully_shard, SyncBatchNorm or another layer whose backward pass has collective operations, "
+    "every rank must have a loss for each task. For a task without labels on this rank pass a loss that depends on the "
+    "outputs, such as 0 * output.sum(), and `examples` of 0.",
     "tasks to choose from": "A homogenizer such as `tracked` chooses tasks, so a task must be present on all ranks or "
     "absent on all. Give every rank examples of all tasks, or use another homogenizer.",
     "sizes of tasks": "Give all tasks of a step equally many query examples of the same shape, as in one process.",

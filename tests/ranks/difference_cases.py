@@ -51,9 +51,11 @@ def one_rank_differs(what: str) -> str:
     elif first:
         changed = {
             "inspect": True, "heads": "weighted", "level": "features", "per": "layer",
-            "scaler": torch.amp.GradScaler("cpu"), "group": Ranks("batch", gather=True),
+            "scaler": torch.amp.GradScaler("cpu"), "gather": Ranks("batch", gather=True),
+            "examples": Ranks("batch", examples=12),
         }  # fmt: skip
-        options |= {what: changed[what]} if what in changed else {}
+        name = "group" if what in ("gather", "examples") else what
+        options |= {name: changed[what]} if what in changed else {}
     return error_of(lambda: gradhomog.backward(losses, pipe, **options), model)
 
 

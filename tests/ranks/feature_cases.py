@@ -16,7 +16,7 @@ from tests.ranks.recording import recording_group
 
 
 def take_step(pipe: Pipeline, kind: str, model: Model, x: Tensor, y: Tensor, group: Ranks | None) -> None:
-    """Write the gradients of a step; `kind`: `"level"`, `"level by loss"`, `"views"` or `"residuals"`."""
+    """Write the gradients of a step; `kind`: `"level"`, `"level by loss"`, `"features"`, `"views"` or `"residuals"`."""
     z = model.encoder(x)
     views = gradhomog.task_features(z, pipe, tasks=3) if kind == "views" else None
     inputs = views or [z] * 3
@@ -29,6 +29,8 @@ def take_step(pipe: Pipeline, kind: str, model: Model, x: Tensor, y: Tensor, gro
         gradhomog.backward(losses, pipe, residuals=residuals, **options)
     elif kind == "views":
         gradhomog.backward(losses, pipe, features=views, **options)
+    elif kind == "features":
+        gradhomog.backward(losses, pipe, features=z, **options)
     elif kind == "level":
         gradhomog.backward(losses, pipe, features=z, level="features", **options)
     else:

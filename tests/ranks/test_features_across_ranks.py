@@ -34,10 +34,13 @@ def test_a_scalar_loss_takes_the_same_step_at_the_level_of_features(processes):
     assert_same_step(processes(cases.steps, 2, "mgda", "level by loss", [6, 6]), expected)
 
 
-@pytest.mark.parametrize("text", ["rotograd", "rotate", "rotograd + upgrad"])
-def test_transformed_features_are_exchanged(processes, text):
-    (expected,) = processes(cases.steps, 1, text, "views", [12])
-    assert_same_step(processes(cases.steps, 3, text, "views", [4, 1, 7]), expected)
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [("rotograd", "views"), ("rotate", "views"), ("rotograd + upgrad", "views"), ("mgda(on='features')", "features")],
+)
+def test_features_are_exchanged(processes, text, kind):
+    (expected,) = processes(cases.steps, 1, text, kind, [12])
+    assert_same_step(processes(cases.steps, 3, text, kind, [4, 1, 7]), expected)
 
 
 def test_traces_of_residuals_are_averaged_like_losses(processes):

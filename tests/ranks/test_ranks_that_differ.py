@@ -16,7 +16,8 @@ from tests.ranks import difference_cases as cases
     ("what", "expected"),
     [
         *((option, "same options.*'inspect': (True|False)") for option in ("inspect", "heads", "level", "scaler")),
-        *((option, "same options.*'gather': (True|False)") for option in ("group", "residuals")),
+        *((option, "same options.*'gather': (True|False)") for option in ("gather", "residuals")),
+        ("examples", "same options.*'examples': '(none|numbers)'.*all or none of the ranks pass `examples`"),
         ("per", "same options.*'per': '(layer|model)'"),
         ("nonfinite", "same pipeline.*'nonfinite': '(drop|raise)'"),
         ("debug", "same pipeline.*'debug': (True|False)"),

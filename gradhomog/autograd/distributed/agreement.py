@@ -34,7 +34,8 @@ def values_to_compare(pipe: Pipeline, batch: Batch, options: Options, ranks: Ran
     return {
         "calls": call,
         "options": {
-            "over": ranks.over, "local": ranks.local, "gather": ranks.gather, "level": options.level,
+            "over": ranks.over, "local": ranks.local, "gather": ranks.gather,
+            "examples": "none" if ranks.examples is None else "numbers", "level": options.level,
             "per": options.per, "heads": options.heads, "inspect": options.inspect, "scaler": options.scaled,
             "residuals": options.kernel_traces is not None, "targets": options.targets is not None,
         },

@@ -43,9 +43,15 @@ def compute_across_ranks(pipe: Pipeline, batch: Batch, options: Options, collect
     """Homogenize the rows of all ranks; every rank receives the same direction.
 
     Raises:
+        OptionError: `examples` is a list whose length is not the number of tasks; options are not supported together.
         RankError: another rank raised before, or has other parameters, tasks or states.
         NonfiniteError, PluginRunError: on all ranks; nothing was written, no state assigned.
     """
+    examples, tasks = collectives.ranks.examples, batch.tasks.tasks
+    if isinstance(examples, list | tuple) and len(examples) != tasks:
+        raise OptionError(
+            f"`examples` must be a number or one number for each of the {tasks} tasks; got {len(examples)}."
+        )
     if any(is_dtensor(parameter) for parameter in batch.derivatives.graph.shared.values()):
         return fully_sharded_step(pipe, batch, options, collectives)
     ranks = collectives.ranks

@@ -19,13 +19,13 @@ from gradhomog.ranks.local_columns import LocalColumns
 
 
 class FeatureRows:
-    """The rows w_ri ∂L_ri/∂z_r of `level="features"`, whose columns are the features of all ranks.
+    """The rows e_ri / Σ_s e_si ∂L_ri/∂z_r of `level="features"`, whose columns are the features of all ranks.
 
     The features of different ranks belong to different examples, so norms and Gramians are sums over the ranks. The
     direction is backpropagated on each rank, and the gradients of the parameters are summed.
 
     Args:
-        shares: w_ri of this rank for each task that is present on at least one rank, by slot.
+        totals: for each task that is present on at least one rank, by slot, the number of examples on all ranks.
         gather: send all rows to every rank, for homogenizers that read rows.
 
     Attributes:
@@ -33,17 +33,18 @@ class FeatureRows:
     """
 
     def __init__(
-        self, batch: Batch, shares: Mapping[int, float], collectives: Collectives, gather: bool = False
+        self, batch: Batch, totals: Mapping[int, float], collectives: Collectives, gather: bool = False
     ) -> None:
         assert isinstance(batch.derivatives, FeatureDerivatives)  # by `through_features`
         self._derivatives, self._collectives = batch.derivatives, collectives
         index = {slot: row for row, slot in enumerate(batch.tasks.slots)}
-        blocks = {}
-        for name, rows in feature_jacobian(batch.derivatives).materialize().items():
-            zero = torch.zeros_like(rows[0])
-            blocks[name] = torch.stack([
-                share * rows[index[slot]] if share > 0 else zero for slot, share in shares.items()
-            ])  # fmt: skip
+        blocks = {
+            name: torch.stack([
+                rows[index[slot]] / total if slot in index else torch.zeros_like(rows[0])
+                for slot, total in totals.items()
+            ])
+            for name, rows in feature_jacobian(batch.derivatives).materialize().items()
+        }  # fmt: skip
         self._own: dict[str, slice] = {}  # of gathered rows the examples of this rank
         self.jacobian: Jacobian = LocalColumns(DenseJacobian(blocks), collectives)
         if gather:
@@ -85,7 +86,7 @@ class FeatureRows:
 
 
 def gather_features(
-    batch: Batch, options: Options, shares: Mapping[int, float], collectives: Collectives
+    batch: Batch, options: Options, totals: Mapping[int, float], collectives: Collectives
 ) -> dict[str, Any]:
     """Return features, the gradients w.r.t. them, and targets of the whole batch, for `Pipeline.compute`.
 
@@ -96,17 +97,16 @@ def gather_features(
 
     Cost: each rank sends its features once, or once per task if they were transformed, and the gradients w.r.t. them.
     """
-    absent = collectives.all_gather_numbers([float(batch.tasks.slots != tuple(shares))])
+    absent = collectives.all_gather_numbers([float(batch.tasks.slots != tuple(totals))])
     if absent.any():
         raise OptionError(
             "a homogenizer reads features, so every rank must have a loss for every task; rank "
             f"{int(absent.argmax())} does not. Give every rank examples of all tasks, or use another homogenizer."
         )
     grads = [
-        torch.stack([share * row if share > 0 else torch.zeros_like(row)
-                     for share, row in zip(shares.values(), stage, strict=True)])
+        torch.stack([row / total for row, total in zip(stage, totals.values(), strict=True)])
         for stage in batch.feature_grads
-    ]  # fmt: skip
+    ]
     gathered: dict[str, Any] = {
         "features": [_gather_batch("features", stage, collectives)[0] for stage in batch.features],
         "feature_grads": [_gather_batch("features", stage, collectives)[0] for stage in grads],
@@ -124,6 +124,7 @@ def _gather_batch(name: str, value: Tensor, collectives: Collectives) -> tuple[T
     Raises:
         OptionError: on all ranks, the tensors have no batch, or other dimensions differ.
     """
+    value = value.detach()  # of the graph, as ranks exchange numbers
     shape = (value.dim(), *value.shape[2:], *[0] * 8)[:8]  # equally many numbers on every rank
     shapes = [tuple(map(int, numbers)) for numbers in collectives.all_gather_numbers(shape).tolist()]
     if value.dim() < 2 or len(set(shapes)) > 1:

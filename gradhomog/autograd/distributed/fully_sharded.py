@@ -11,7 +11,7 @@ from gradhomog.autograd.apply import ComputedStep, Options
 from gradhomog.autograd.batch import Batch
 from gradhomog.autograd.distributed.agreement import values_to_compare
 from gradhomog.autograd.distributed.fully_sharded_passes import FullyShardedDerivatives
-from gradhomog.autograd.distributed.mean_losses import examples_of_tasks, mean_losses
+from gradhomog.autograd.distributed.mean_losses import mean_losses
 from gradhomog.autograd.distributed.rows import RowsOfRanks
 from gradhomog.errors import NonfiniteError, OptionError
 from gradhomog.jacobian import DenseJacobian, Jacobian, PerTaskJacobian
@@ -43,7 +43,8 @@ def fully_sharded_step(pipe: Pipeline, batch: Batch, options: Options, collectiv
             f"heads={options.heads!r}, nonfinite={pipe.nonfinite!r}."
         )
     replicas = count_replicas(graph.shared, collectives)
-    losses = weigh_ranks(pipe, batch, options, collectives, "step")
+    collectives.agree(len(batch.tasks.slots), values_to_compare(pipe, batch, options, ranks, "step"))
+    losses = weigh_ranks(batch, collectives)
     rows = batch.derivatives.rows()
     parts = {name: local_part(parameter) for name, parameter in graph.shared.items()}
     sharded = DTensorJacobian(PerTaskJacobian(rows, parts, 1 / graph.factor), graph.shared, replicas, collectives)
@@ -61,29 +62,17 @@ def fully_sharded_step(pipe: Pipeline, batch: Batch, options: Options, collectiv
         raise
 
 
-def weigh_ranks(pipe: Pipeline, batch: Batch, options: Options, collectives: Collectives, call: str) -> Tensor:
+def weigh_ranks(batch: Batch, collectives: Collectives) -> Tensor:
     """Return the mean of each task's losses over the ranks; the rows of a fully sharded model get the same weights.
 
-    `call`: `"step"`, or `"add"` for a batch of an accumulation, which must be the same on all ranks.
-
     Raises:
-        OptionError: `examples` is zero on all ranks for a task, or on this rank for a loss that is not finite.
-        RankError: a task is absent on some ranks, whose backward passes would then differ.
+        OptionError: `examples` is zero on all ranks for a task.
     """
-    tasks = batch.tasks
-    examples = examples_of_tasks(collectives.ranks, tasks)
-    for index, (slot, loss) in enumerate(zip(tasks.slots, tasks.losses, strict=True)):
-        if examples[slot] == 0 and not torch.isfinite(loss):
-            raise OptionError(
-                f"the loss of task {tasks.label(index)} must be finite, although its `examples` are 0 on this rank, "
-                f"because the hooks of fully_shard require its backward pass; got {loss.item()}. Pass a loss that "
-                "depends on the outputs, such as 0 * output.sum()."
-            )
-    same = {**values_to_compare(pipe, batch, options, collectives.ranks, call), "present tasks": tasks.slots}
-    collectives.agree(len(tasks.slots), same, last=call != "step")
-    means = mean_losses(batch, examples, collectives, {})  # ranks have different parts of the parameters
-    if len(means.slots) < len(tasks.slots):
+    means = mean_losses(batch, collectives, {})  # ranks have different parts of the parameters
+    if len(means.totals) < len(batch.tasks.slots):
         raise OptionError("`examples` must be positive for every task on at least one rank; omit the losses of others.")
-    if isinstance(batch.derivatives, FullyShardedDerivatives):
-        batch.derivatives.shares = [collectives.size * share for share in means.shares.values()]
+    if isinstance(batch.derivatives, FullyShardedDerivatives):  # whose hooks divide by the number of ranks
+        graph = batch.derivatives.graph
+        pairs = zip(graph.loss_weights, means.totals.values(), strict=True)
+        graph.loss_weights = [collectives.size * examples / total for examples, total in pairs]
     return means.losses

@@ -18,25 +18,19 @@ class FullyShardedDerivatives(Derivatives):
 
     So `.grad` of the shared parameters is the row of one task until the next pass; it is restored at the end. The
     gradients of other parameters, such as those of heads, are added to their `.grad`, as by `sum(losses).backward()`.
-
-    Attributes:
-        shares: the share w_ri of this rank in the mean over ranks, times the number of ranks, for each task.
     """
-
-    shares: Sequence[float] | None = None
 
     def iterate(self) -> Iterator[Gradients]:
         graph, shared = self.graph, list(self.graph.shared.values())
         before = [parameter.grad for parameter in shared]
-        shares = self.shares or [1.0] * len(graph.losses)
         reached = False
         try:
-            for task, (loss, share) in enumerate(zip(graph.losses, shares, strict=True)):
+            for task, (loss, weight) in enumerate(zip(graph.losses, graph.loss_weights, strict=True)):
                 for parameter in shared:
                     parameter.grad = None
                 retain = graph.retain_graph or task < len(graph.losses) - 1
                 with explain_errors(graph.compiled if retain else ()):
-                    torch.autograd.backward([loss], [share * graph.initial_gradient(loss)], retain_graph=retain)
+                    torch.autograd.backward([loss], [torch.full_like(loss, weight * graph.factor)], retain_graph=retain)
                 reached |= any(parameter.grad is not None for parameter in shared)
                 yield [None if parameter.grad is None else local_part(parameter.grad) for parameter in shared]
         finally:

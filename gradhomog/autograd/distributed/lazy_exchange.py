@@ -20,24 +20,26 @@ from gradhomog.ranks.exchanged import ExchangedJacobian
 
 @final
 class LazyExchangedJacobian(Jacobian):
-    """The rows Σ_r w_ri J_ri of a batch over ranks; every method must be called on all ranks in the same order.
+    """The rows Σ_r J_ri / Σ_r e_ri of a batch over ranks, with losses that were multiplied by their e_ri.
+
+    Every method must be called on all ranks in the same order.
 
     Args:
         batch: the losses of this rank.
-        shares: w_ri of this rank for each task that is present on at least one rank, by slot.
+        totals: for each task that is present on at least one rank, by slot, the number of examples on all ranks.
         one_pass: True if on every rank a weighted sum takes one backward pass.
         groups: the names of the parameters that are homogenized together.
         eager: exchange the rows in the constructor.
     """
 
     def __init__(
-        self, batch: Batch, shares: Mapping[int, float], one_pass: bool, groups: Iterable[Sequence[str]],
+        self, batch: Batch, totals: Mapping[int, float], one_pass: bool, groups: Iterable[Sequence[str]],
         collectives: Collectives, eager: bool = False,
     ) -> None:  # fmt: skip
-        self._batch, self._shares, self._one_pass, self._collectives = batch, shares, one_pass, collectives
+        self._batch, self._totals, self._one_pass, self._collectives = batch, totals, one_pass, collectives
         self._shared, self._groups = batch.derivatives.graph.shared, groups
         self._used: Tensor | None = None
-        self.names, self.tasks, self.requires_grad = tuple(self._shared), len(shares), False
+        self.names, self.tasks, self.requires_grad = tuple(self._shared), len(totals), False
         self.device = next(iter(self._shared.values())).device
         self.dtype = min((value.dtype for value in self._shared.values()), key=lambda dtype: dtype.itemsize)
         if eager:
@@ -67,21 +69,26 @@ class LazyExchangedJacobian(Jacobian):
         if "rows" in self.__dict__ or not self._one_pass:
             return self.rows.weighted_mean(weights)
         graph, slots = self._batch.derivatives.graph, self._batch.tasks.slots
-        by_slot = dict(zip(self._shares, weights.tolist(), strict=True))
-        shares = [by_slot.get(slot, 0.0) * self._shares.get(slot, 0.0) for slot in slots]
+        # Relative to the largest, because `weighted_sum` regards small weights as a loss of digits.
+        largest = max(self._totals.values())
+        by_slot = dict(zip(self._totals, weights.tolist(), strict=True))
+        relative = [
+            by_slot[slot] * largest / self._totals[slot] if slot in by_slot and graph.counts(task) else 0.0
+            for task, slot in enumerate(slots)
+        ]
         found: dict[str, Tensor | None] = {}
         failure: Exception | None = None
         try:
-            total = self._batch.derivatives.weighted_sum(torch.tensor(shares, dtype=torch.float64))
+            total = self._batch.derivatives.weighted_sum(torch.tensor(relative, dtype=torch.float64))
             assert total is not None  # by `one_pass`
-            if any(shares):  # otherwise zeros, also for parameters that no loss depends on
+            if any(relative):  # otherwise zeros, also for parameters that no loss depends on
                 found = dict(zip(self._shared, total, strict=True))
         except Exception as error:  # raised after the sum, because the other ranks wait in it
             failure = error
         parts = {name: found.get(name) for name in self._shared}
         sums = sum_tensors(parts, self._shared, self._collectives)
         self._used = self._collectives.settle(failure, [part is not None for part in parts.values()])
-        scale = 1 / (self.tasks * graph.factor)
+        scale = 1 / (self.tasks * graph.factor * largest)
         return {name: part.mul_(scale) for name, part in sums.items()}
 
     def _partial_rows(self, used: set[str], failure: list[Exception]) -> Iterator[PartialRow | None]:
@@ -98,11 +105,9 @@ class LazyExchangedJacobian(Jacobian):
                     row = dict(zip(self._shared, next(computed), strict=True))
                 except Exception as error:  # raised after the exchange, because the other ranks wait in it
                     failure.append(error)
-            share = self._shares.get(slot, 0.0)
-            if share > 0:
-                used.update(name for name, gradient in row.items() if gradient is not None)
-            if slot in self._shares:
-                yield (row, share / derivatives.graph.factor) if row and share > 0 else None
+            used.update(name for name, gradient in row.items() if gradient is not None)
+            if slot in self._totals:
+                yield (row, 1 / (self._totals[slot] * derivatives.graph.factor)) if row else None
 
     # -- everything else requires the rows -----------------------------------------------------------------------------
 
