@@ -42,7 +42,6 @@ if TYPE_CHECKING:
         RankError,
         UnknownPluginError,
     )
-    from gradhomog.homogenization import Homogenization
     from gradhomog.homogenizer import Homogenizer
     from gradhomog.hooks import hookimpl
     from gradhomog.jacobian import Jacobian, as_jacobian, jacobian_of_rows
@@ -97,7 +96,6 @@ _EXPORTS = {
         "RankError",
         "UnknownPluginError",
     ),
-    "homogenization": ("Homogenization",),
     "homogenizer": ("Homogenizer",),
     "hooks": ("hookimpl",),
     "jacobian": ("Jacobian", "as_jacobian", "jacobian_of_rows"),
@@ -138,7 +136,6 @@ __all__ = [
     "Evaluation",
     "ExpressionError",
     "GradhomogError",
-    "Homogenization",
     "Homogenizer",
     "HomogenizerSpec",
     "Jacobian",

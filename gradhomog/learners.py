@@ -6,6 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -178,7 +179,8 @@ class Learner(ABC):
     ) -> StepReport:
         """Take one meta-step: rows, homogenization, `.grad`, `outer.step()`.
 
-        If a homogenizer such as `tracked` chooses tasks, only their rows are computed, and the report is about them. If
+        The direction is in the parameters' `.grad`, not in the report. If a homogenizer such as `tracked` chooses
+        tasks, only their rows are computed, and the report is about them. If
         a task, a homogenizer or the nonfinite policy raises, parameters and optimizer are unchanged.
 
         In a process group of several ranks, `batch` contains the tasks of this rank, at least one, and `group` is the
@@ -197,17 +199,16 @@ class Learner(ABC):
             warn_of_momentum(outer, self.homogenizers)
             batch = batch.select(self.homogenizers.choose(batch.keys))
         if ranks is None:
-            rows = rows_of_one_process(self.rows(batch), batch)
-            pending = rows.compute(self.homogenizers)
+            pending = rows_of_one_process(self.rows(batch), batch).compute(self.homogenizers)
         else:
-            rows, pending = homogenize_across_ranks(self.rows, batch, named, self.homogenizers, ranks)
+            pending = homogenize_across_ranks(self.rows, batch, named, self.homogenizers, ranks)
         pending.commit()
         outer.zero_grad()
         for name, parameter in named.items():
             parameter.grad = pending.result.direction[name]
         outer.step()
         self.on_step_end()
-        return StepReport.of(rows.losses, pending.result, tuple(rows.domains), rows.accuracies)
+        return replace(pending.result, direction={})
 
     def probe(self, batch: TaskBatch | Sequence[Task]) -> list[StageReport]:
         """Report the encoder's rows of one batch without homogenizers, with the first, with the first two, and so on.
@@ -220,7 +221,7 @@ class Learner(ABC):
         """
         batch = batch if isinstance(batch, TaskBatch) else TaskBatch.stack(batch)
         pattern = encoder_pattern(self.named_parameters())
-        return [StageReport.of(name, rows.gramian(pattern)) for name, rows in stage_rows(self, batch)]
+        return [StageReport(name, rows.gramian(pattern)) for name, rows in stage_rows(self, batch)]
 
     def diagnose(
         self, stream: learner_rows.BatchStream | Iterable[TaskBatch | Sequence[Task]], batches: int = 48

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from gradhomog import expression
 from gradhomog.errors import ConvergenceWarning, OptionError
-from gradhomog.homogenization import Homogenization, PendingStep
 from gradhomog.homogenizer import Homogenizer, Part
 from gradhomog.jacobian import Direction, Jacobian
 from gradhomog.registry import Registry, installed
+from gradhomog.reports import StepReport
 from gradhomog.stage_execution import choice, saved_state
 from gradhomog.stage_execution.assembly import Entry, assemble
 from gradhomog.stage_execution.member import Member
@@ -27,6 +27,19 @@ from gradhomog.stage_execution.step_inputs import Rows, features_at_stages, make
 from gradhomog.step import KernelTraces
 from gradhomog.task_key import TaskKey
 from gradhomog.uncompiled import uncompiled
+
+
+@dataclass(frozen=True, eq=False)
+class PendingStep:
+    """A computed step whose new homogenizer states are not assigned yet.
+
+    Attributes:
+        result: the report of the step.
+        commit: assigns the new state of every homogenizer and increments the step count.
+    """
+
+    result: StepReport
+    commit: Callable[[], None]
 
 
 def pipeline(
@@ -198,9 +211,7 @@ class Pipeline:
         step.commit()
         return step.result.direction[""] if isinstance(jacobian, Tensor) else step.result.direction
 
-    def homogenize(
-        self, jacobian: Rows, losses: Tensor | Sequence[float] | None = None, **options: Any
-    ) -> Homogenization:
+    def homogenize(self, jacobian: Rows, losses: Tensor | Sequence[float] | None = None, **options: Any) -> StepReport:
         """Like `combine`, but return a report of the step, for learners and trainers. Options as in `compute`."""
         pending = self.compute(jacobian, losses, **options)
         pending.commit()

@@ -1,7 +1,8 @@
-"""Plain-text tables with aligned columns."""
+"""Tables as plain text with aligned columns, and as HTML."""
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
 
 
@@ -10,6 +11,15 @@ def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     columns = [_pad_cells(column) for column in zip(*rows, strict=True)]
     lines = ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
     return [lines[0], "─" * max(map(len, lines)), *lines[1:]]
+
+
+def html_table(rows: Sequence[Sequence[str]]) -> str:
+    """A table for notebooks; the first row is the header."""
+    tags = ["th", *["td"] * (len(rows) - 1)]
+    lines = [
+        "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) for tag, row in zip(tags, rows, strict=True)
+    ]
+    return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 
 def _pad_cells(column: Sequence[str]) -> list[str]:

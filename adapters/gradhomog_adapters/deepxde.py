@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from types import MethodType
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 import gradhomog
-from gradhomog import Homogenization, OptionError, Pipeline, warn_of_momentum
+from gradhomog import OptionError, Pipeline, StepReport, warn_of_momentum
 from gradhomog_adapters._frameworks.check_pipeline import check_pipeline
 
 try:
@@ -137,7 +138,7 @@ class TrainStep:
         self._model, self.pipe = model, pipe
         self._names_given = names is not None
         self.names: tuple[str, ...] = tuple(names or ())
-        self.report: Homogenization | None = None
+        self.report: StepReport | None = None
 
     def __call__(self, inputs: Any, targets: Any, auxiliary_vars: Any) -> None:
         """Take one step, as DeepXDE's own train step does."""
@@ -164,8 +165,7 @@ class TrainStep:
         """
         if self.report is None or self.report.weights is None:
             return {}
-        pairs = zip(self.report.tasks, self.report.weights.tolist(), strict=True)
-        return {self.names[slot]: weight for slot, weight in pairs}
+        return dict(zip(self.report.names, self.report.weights.tolist(), strict=True))
 
     def _parameters(self) -> dict[str, Tensor]:
         model = self._model
@@ -201,8 +201,8 @@ class TrainStep:
             )
         return dict(zip(self.names, losses, strict=True))
 
-    def _receive(self, result: Homogenization) -> None:
-        self.report = result
+    def _receive(self, result: StepReport) -> None:
+        self.report = replace(result, direction={})
 
 
 def loss_names(data: Any, count: int) -> tuple[str, ...]:

@@ -6,17 +6,15 @@ import inspect
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 import gradhomog
-from gradhomog import Homogenization, OptionError, Pipeline, Ranks, warn_of_momentum
+from gradhomog import OptionError, Pipeline, Ranks, StepReport, warn_of_momentum
 from gradhomog_adapters._frameworks.check_pipeline import require_pipeline
-from gradhomog_adapters._frameworks.data_parallel import batch_ranks, mean_losses
-from gradhomog_adapters._frameworks.step_metrics import METRICS, step_metrics
+from gradhomog_adapters._frameworks.data_parallel import batch_ranks
 
 try:
     from lightning.pytorch import Callback
@@ -28,6 +26,7 @@ except ImportError as error:
 __all__ = ["HomogenizedLoss"]
 
 Metric = Literal["loss", "weight", "norm", "cosine", "min_cosine"]
+METRICS = get_args(Metric)
 
 
 class HomogenizedLoss(Callback):  # type: ignore[misc, unused-ignore]
@@ -43,8 +42,8 @@ class HomogenizedLoss(Callback):  # type: ignore[misc, unused-ignore]
         pipe: the pipeline.
         parameters: the shared parameters, as in `gradhomog.loss`, such as the module's encoder. By default those that
             at least two losses depend on.
-        log: the kinds of metrics that are logged after each backward pass: `"loss"` as `loss/A` for each task A,
-            `"weight"` as `weight/A`, `"norm"` as `norm/A`, `"cosine"` as `cosine/A-B` for each pair of tasks,
+        log: the kinds of `StepReport.scalars()` that are logged after each backward pass: `"loss"` as `loss/A` for each
+            task A, `"weight"` as `weight/A`, `"norm"` as `norm/A`, `"cosine"` as `cosine/A-B` for each pair of tasks,
             `"min_cosine"` as `cosine/min`. Weights are not logged if a homogenizer replaces rows. Norms and cosines
             are logged if a homogenizer reads them, and always with `inspect=True`.
         prefix: of all names of metrics, such as `"train/"`. It is part of the state's key in checkpoints, so different
@@ -114,8 +113,8 @@ class HomogenizedLoss(Callback):  # type: ignore[misc, unused-ignore]
         # Iterators such as `encoder.parameters()` are exhausted after one step.
         parameters = list(parameters) if isinstance(parameters, Iterator) else parameters
         self.options = {"reduction": "sum", "parameters": parameters, **options}
-        self.report: Homogenization | None = None
-        self._metrics: dict[str, Tensor] = {}
+        self.report: StepReport | None = None
+        self._metrics: dict[str, float] = {}
         self._attached = False
         self._ranks: Ranks | None = None  # of the trainer
 
@@ -136,8 +135,7 @@ class HomogenizedLoss(Callback):  # type: ignore[misc, unused-ignore]
             )
         options = self.options | batch
         options["group"] = batch_ranks(options.get("group"), self._ranks)
-        report = partial(self._receive, _by_name(losses), options["group"])
-        return gradhomog.loss(losses, self.pipe, **options, report=report)
+        return gradhomog.loss(losses, self.pipe, **options, report=self._receive)
 
     @property
     def state_key(self) -> str:
@@ -202,12 +200,12 @@ class HomogenizedLoss(Callback):  # type: ignore[misc, unused-ignore]
         """Replace the state of the pipeline by the state in a checkpoint."""
         self.pipe.load_state_dict(state_dict)
 
-    def _receive(self, losses: Mapping[str, Tensor | None], ranks: Ranks | None, result: Homogenization) -> None:
+    def _receive(self, result: StepReport) -> None:
         self.report = replace(result, direction={})
-        if "loss" in self._kinds:
-            losses = mean_losses(losses, ranks)
-        metrics = step_metrics(losses, result, self._kinds)
-        self._metrics = {f"{self.prefix}{name}": value for name, value in metrics.items()}
+        for name, value in result.scalars().items():
+            kind = "min_cosine" if name == "cosine/min" else name.split("/")[0]
+            if kind in self._kinds:
+                self._metrics[f"{self.prefix}{name}"] = value
 
 
 def _ranks_of(trainer: Any) -> Ranks | None:
@@ -226,9 +224,3 @@ def _ranks_of(trainer: Any) -> Ranks | None:
             f"batches, strategy='ddp'; got {type(strategy).__name__} on {trainer.world_size} devices."
         )
     return Ranks("batch")
-
-
-def _by_name(losses: Any) -> dict[str, Tensor | None]:
-    """Return the losses by name, or by index, without their graphs."""
-    named = losses if isinstance(losses, Mapping) else {str(index): loss for index, loss in enumerate(losses)}
-    return {name: None if loss is None else loss.detach() for name, loss in named.items()}

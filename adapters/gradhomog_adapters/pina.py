@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import gradhomog
-from gradhomog import Homogenization, OptionError, Pipeline, warn_of_momentum
+from gradhomog import OptionError, Pipeline, StepReport, warn_of_momentum
 from gradhomog_adapters._frameworks.check_pipeline import check_pipeline
 
 try:
@@ -86,7 +87,7 @@ class HomogenizedWeighting(BaseWeighting, Callback):  # type: ignore[misc]
         super().__init__(update_every_n_epochs=1, aggregator=self._sum)
         self.pipe = pipe
         self.weights = dict(weights or {})
-        self.report: Homogenization | None = None
+        self.report: StepReport | None = None
         self._losses: dict[str, Tensor] = {}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -122,9 +123,8 @@ class HomogenizedWeighting(BaseWeighting, Callback):  # type: ignore[misc]
         """Return the factors of the conditions' gradients in the last step, by name; empty if rows were replaced."""
         if self.report is None or self.report.weights is None:
             return {}
-        names = list(self.solver.problem.conditions)
-        pairs = zip(self.report.tasks, self.report.weights.tolist(), strict=True)
-        return {names[slot]: weight * self.weights.get(names[slot], 1) for slot, weight in pairs}
+        pairs = zip(self.report.names, self.report.weights.tolist(), strict=True)
+        return {name: weight * self.weights.get(name, 1) for name, weight in pairs}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the pipeline, for Lightning's checkpoints."""
@@ -179,8 +179,8 @@ class HomogenizedWeighting(BaseWeighting, Callback):  # type: ignore[misc]
             found.update({f"unknown {name}": p for name, p in self.solver.problem.unknown_parameters.items()})
         return found
 
-    def _receive(self, result: Homogenization) -> None:
-        self.report = result
+    def _receive(self, result: StepReport) -> None:
+        self.report = replace(result, direction={})
 
 
 def _is_positive(value: Any) -> bool:

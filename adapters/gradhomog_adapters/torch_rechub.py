@@ -11,10 +11,9 @@ import tqdm
 from torch import Tensor
 
 import gradhomog
-from gradhomog import Homogenization, OptionError, Pipeline, warn_of_momentum
+from gradhomog import OptionError, Pipeline, StepReport, warn_of_momentum
 from gradhomog_adapters._frameworks.check_pipeline import check_pipeline
 from gradhomog_adapters._frameworks.running_means import RunningMeans
-from gradhomog_adapters._frameworks.step_metrics import step_metrics
 
 try:
     from torch_rechub.models.multi_task import ESMM
@@ -51,8 +50,8 @@ class HomogenizedMTLTrainer(MTLTrainer):  # type: ignore[misc, unused-ignore]
     Conventions:
         1. The empty pipeline trains as `adaptive_params=None`, up to rounding, so that learning rate and weight decay
            can stay. The gradient of the regularization is added to the homogenized one.
-        2. Loggers (`model_logger`) receive the epoch's means of `weight/task_0`, … and `cosine/min`, of those that the
-           homogenizers compute; weights are not logged if a homogenizer replaces rows.
+        2. Loggers (`model_logger`) receive the epoch's means of `StepReport.scalars()`: `weight/task_0`, …,
+           `cosine/min`, of those that the homogenizers compute; no weights if a homogenizer replaces rows.
         3. `fit` saves the model, not the state of the homogenizers: save `trainer.pipe.state_dict()`. Early stopping
            restores the best model; the homogenizers keep their last state.
 
@@ -82,7 +81,7 @@ class HomogenizedMTLTrainer(MTLTrainer):  # type: ignore[misc, unused-ignore]
         options = dict(given.get("adaptive_params") or {})
         method = options.pop("method", None)
         self.pipe: Pipeline | None = None
-        self.report: Homogenization | None = None
+        self.report: StepReport | None = None
         if isinstance(method, Pipeline):
             check_pipeline(method, "torch-rechub")
             known = inspect.signature(gradhomog.loss).parameters.keys() - {"losses", "pipe", "report", "reduction"}
@@ -137,9 +136,9 @@ class HomogenizedMTLTrainer(MTLTrainer):  # type: ignore[misc, unused-ignore]
         whole_space = isinstance(self.model, ESMM)  # its first output, the conversion, has no loss
         named = {f"task_{task}": loss for task, loss in enumerate(losses) if task or not whole_space}
 
-        def receive(result: Homogenization) -> None:
+        def receive(result: StepReport) -> None:
             self.report = replace(result, direction={})
-            for name, value in step_metrics(named, result, ("weight", "min_cosine")).items():
+            for name, value in result.scalars().items():
                 means.add(name, value)
 
         total = gradhomog.loss(named, pipe, reduction="sum", report=receive, **self._options)

@@ -68,7 +68,7 @@ def meta_step(
     ...             inner.step((net(x) - slope * x).square().mean())
     ...             step.add((net(x) - slope * x).square().mean())
     >>> outer.step()
-    >>> step.report.cosines.shape, step.report.domains
+    >>> step.report.cosines.shape, step.report.names
     (torch.Size([2, 2]), ('lines', 'lines'))
     """
     optimizers = [*inner] if isinstance(inner, Sequence) else [inner]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from itertools import combinations
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gradhomog
-from gradhomog import Homogenization, OptionError, Pipeline, Ranks, warn_of_momentum
+from gradhomog import OptionError, Pipeline, Ranks, StepReport, warn_of_momentum
 from gradhomog_adapters._frameworks.check_pipeline import check_pipeline
 from gradhomog_adapters._frameworks.data_parallel import batch_ranks
 from gradhomog_adapters._frameworks.running_means import RunningMeans
@@ -55,16 +55,18 @@ class HomogenizedTrainer(Trainer):  # type: ignore[misc]
 
     Attributes:
         homogenizers: the pipeline.
-        report: the result of the last step, None before the first.
+        report: the result of the last step, without the direction, which would occupy the memory of a gradient; None
+            before the first.
         loss_is_scaled_for_ga: False: your losses are means over a batch, and the Trainer divides them by the number of
             accumulated batches. Set it to True in a subclass that divides sums over tokens by `num_items_in_batch`.
             That is the number of tokens of all processes, whose gradients are averaged, so multiply the losses by the
             number of processes, as the `compute_loss` of Transformers does. Transformers' default, None, omits the
             division of the Trainer if the batch contains `labels` and the model's `forward` has `**kwargs`.
 
-    Logs: in each log of the training loss, the means since the last log of `NAME_loss`, `NAME_weight` (the factor of
-    a task's gradient; none for methods that replace rows) and `NAME_NAME_cosine` (of gradients, if a homogenizer reads
-    inner products). In the metrics of an evaluation `eval_NAME_loss`, which may be the `metric_for_best_model`.
+    Logs: in each log of the training loss, the means since the last log of `StepReport.scalars()`: `loss/A`, `weight/A`
+    (the factor of a task's gradient; none for methods that replace rows) and, if a homogenizer reads inner products,
+    `norm/A`, `cosine/A-B` and `cosine/min`. In the metrics of an evaluation `eval_A_loss`, which may be the
+    `metric_for_best_model`: Transformers minimizes it, because the name ends with "loss".
 
     Checkpoints: the state of the pipeline is the file `homogenizers.pt` beside the state of the optimizer, so that
     `train(resume_from_checkpoint=...)` continues exactly. A new model from `model_init` starts with the state that
@@ -129,7 +131,7 @@ class HomogenizedTrainer(Trainer):  # type: ignore[misc]
                 f"{type(self).__name__} does not, so one loss of the model would be trained."
             )
         self.homogenizers = homogenizers
-        self.report: Homogenization | None = None
+        self.report: StepReport | None = None
         self._initial_state = homogenizers.state_dict()
         self._training_means, self._evaluation_means = RunningMeans(), RunningMeans()
         self._evaluated_examples = 1
@@ -159,18 +161,16 @@ class HomogenizedTrainer(Trainer):  # type: ignore[misc]
             warn_of_momentum(
                 optimizer.optimizer if isinstance(optimizer, AcceleratedOptimizer) else optimizer, self.homogenizers
             )
-        names = list(losses)
         # Losses that are divided over all accumulated batches are logged as those of one batch.
         batches = self.current_gradient_accumulation_steps if self.loss_is_scaled_for_ga else 1
         for name, loss in losses.items():
-            if loss is not None and training:
-                self._training_means.add(f"{name}_loss", batches * loss.detach())
-            elif loss is not None:
+            if loss is not None and not training:
                 self._evaluation_means.add(f"{name}_loss", loss, self._evaluated_examples)
 
-        def receive(result: Homogenization) -> None:
-            self.report = result
-            self._add_weights_and_cosines([names[slot] for slot in result.tasks], result)
+        def receive(result: StepReport) -> None:
+            self.report = replace(result, direction={})
+            for name, value in result.scalars().items():
+                self._training_means.add(name, batches * value if name.startswith("loss/") else value)
 
         options = {"parameters": self.shared_parameters(model), "reduction": "sum", **options}
         return gradhomog.loss(
@@ -200,7 +200,7 @@ class HomogenizedTrainer(Trainer):  # type: ignore[misc]
         return model.module if isinstance(model, DistributedDataParallel) else model
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log, and add the means of losses, weights and cosines to a log of the training loss.
+        """Log, and add the means of the steps' scalars to a log of the training loss.
 
         A log of the training loss (`"loss"`) must be called by all processes, as the Trainer does.
         """
@@ -227,15 +227,6 @@ class HomogenizedTrainer(Trainer):  # type: ignore[misc]
 
     def _pop(self, means: RunningMeans) -> dict[str, float]:
         return means.pop(1 if self._ranks is None else self._ranks.size)
-
-    def _add_weights_and_cosines(self, names: list[str], result: Homogenization) -> None:
-        if result.weights is not None:
-            for name, weight in zip(names, result.weights, strict=True):
-                self._training_means.add(f"{name}_weight", weight)
-        cosines = result.cosines
-        if cosines is not None:
-            for (i, first), (j, second) in combinations(enumerate(names), 2):
-                self._training_means.add(f"{first}_{second}_cosine", cosines[i, j])
 
     # Methods of Trainer, not callbacks: callbacks do not receive the folder from which a run is resumed.
 

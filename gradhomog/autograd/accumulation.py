@@ -23,11 +23,11 @@ from gradhomog.autograd.lazy import LazyJacobian
 from gradhomog.autograd.parameter_groups import Per, group_names
 from gradhomog.autograd.select_losses import agree_on_present, may_be_unused
 from gradhomog.errors import OptionError
-from gradhomog.homogenization import Homogenization
 from gradhomog.pipelines import Pipeline
 from gradhomog.ranks.collectives import Collectives, raise_on_all_ranks
 from gradhomog.ranks.dtensors import collectives_if_dtensors
 from gradhomog.ranks.ranks import Ranks, resolve_ranks
+from gradhomog.reports import StepReport
 from gradhomog.task_key import slot_keys
 from gradhomog.uncompiled import uncompiled
 
@@ -59,10 +59,10 @@ class Accumulation:
         self._chosen: frozenset[int] | None = None  # slots of the chosen tasks, None before the first batch
         self._use_shared = False
         self._sums: dict[int, _Sums] = {}
-        self._step: Homogenization | None = None
+        self._step: StepReport | None = None
 
     @property
-    def step(self) -> Homogenization:
+    def step(self) -> StepReport:
         """The result of the step, available after the block."""
         if self._step is None:
             raise OptionError(

@@ -15,10 +15,10 @@ from gradhomog.autograd.derivatives import FeatureDerivatives, as_dense
 from gradhomog.autograd.lazy import LazyJacobian, require_used
 from gradhomog.autograd.parameter_groups import Per
 from gradhomog.errors import NonfiniteError
-from gradhomog.homogenization import Homogenization, PendingStep
 from gradhomog.jacobian import DenseJacobian, Direction, Jacobian, all_finite
-from gradhomog.pipelines import Pipeline
+from gradhomog.pipelines import PendingStep, Pipeline
 from gradhomog.ranks.collectives import Collectives
+from gradhomog.reports import StepReport
 from gradhomog.step import KernelTraces
 
 Level = Literal["parameters", "features"]
@@ -61,7 +61,7 @@ class ComputedStep:
         pending: the steps of the pipelines, one per group of parameters.
     """
 
-    result: Homogenization
+    result: StepReport
     shared: Gradients
     unshared: Gradients
     pending: Sequence[PendingStep]
@@ -72,7 +72,7 @@ class ComputedStep:
             step.commit()
 
 
-def write(step: ComputedStep, heads: Heads) -> Homogenization:
+def write(step: ComputedStep, heads: Heads) -> StepReport:
     """Add the gradients to `.grad` and assign the states."""
     with torch.set_grad_enabled(any(gradient.requires_grad for _, gradient in (*step.shared, *step.unshared))):
         for leaf, gradient in step.shared:
@@ -149,7 +149,7 @@ def _through_shared(batch: Batch, feature_direction: Direction) -> tuple[Directi
     return direction, unused
 
 
-def _head_gradients(batch: Batch, result: Homogenization, heads: Heads) -> Iterator[tuple[Tensor, Tensor]]:
+def _head_gradients(batch: Batch, result: StepReport, heads: Heads) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the heads' leaves with their gradients, times the task's weight/N for `heads="weighted"`."""
     factors = head_factors(result, heads)
     for slot, pairs in zip(batch.tasks.slots, batch.unshared_gradients, strict=True):
@@ -158,7 +158,7 @@ def _head_gradients(batch: Batch, result: Homogenization, heads: Heads) -> Itera
                 yield leaf, gradient if heads == "own" else factors[slot] * gradient
 
 
-def head_factors(result: Homogenization, heads: Heads) -> dict[int, float]:
+def head_factors(result: StepReport, heads: Heads) -> dict[int, float]:
     """Return the factor of each head's gradient, by the slot of its task."""
     if heads == "own":
         return dict.fromkeys(result.tasks, 1.0)
@@ -173,7 +173,7 @@ def infinite_step(batch: Batch) -> ComputedStep:
     unshared = {id(leaf): leaf for leaves in batch.unshared_leaves for leaf in leaves}.values()
     infinite = [(leaf, torch.full_like(leaf, torch.inf, requires_grad=False)) for leaf in unshared]
     pairs = [(shared[name], gradient) for name, gradient in direction.items()]
-    return ComputedStep(Homogenization(direction, (), None, None), pairs, infinite, ())
+    return ComputedStep(StepReport(direction, ()), pairs, infinite, ())
 
 
 def accumulate(leaf: Tensor, gradient: Tensor, shared_memory: bool = False) -> None:

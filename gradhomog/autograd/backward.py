@@ -28,10 +28,10 @@ from gradhomog.autograd.lazy import LazyJacobian, reads_rows
 from gradhomog.autograd.parameter_groups import Per, group_names
 from gradhomog.autograd.select_losses import leaves_of_the_step, may_be_unused
 from gradhomog.autograd.task_features import TaskFeatures
-from gradhomog.homogenization import Homogenization
 from gradhomog.pipelines import Pipeline
 from gradhomog.ranks.collectives import Collectives, raise_on_all_ranks
 from gradhomog.ranks.ranks import Ranks, resolve_ranks
+from gradhomog.reports import StepReport
 from gradhomog.step import KernelTraces
 from gradhomog.uncompiled import uncompiled
 
@@ -55,7 +55,7 @@ def backward(
     chunks: int = 1,
     inspect: bool = False,
     group: Ranks | ProcessGroup | None = None,
-) -> Homogenization:
+) -> StepReport:
     """Accumulate homogenized gradients of several losses in `.grad`; replaces `sum(losses).backward()`.
 
     θ.grad += 1/N Σ_i (C J)_i with J_i = ∂L_i/∂θ for shared parameters θ;  φ_i.grad += ∂L_i/∂φ_i for the others.

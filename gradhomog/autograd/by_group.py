@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from gradhomog.autograd.parameter_groups import Per, group_names
-from gradhomog.homogenization import Homogenization, PendingStep
 from gradhomog.jacobian import Direction, Jacobian
-from gradhomog.pipelines import Pipeline
+from gradhomog.pipelines import PendingStep, Pipeline
+from gradhomog.reports import StepReport
 from gradhomog.stage_execution.nonfinite import drop_nonfinite, require_finite_inputs
 from gradhomog.stage_execution.step_inputs import StepInputs, select_traces
 from gradhomog.task_key import slot_keys
@@ -19,7 +19,7 @@ from gradhomog.task_key import slot_keys
 
 def compute_by_group(
     pipe: Pipeline, jacobian: Jacobian, losses: Tensor, per: Per, inputs: Mapping[str, Any]
-) -> tuple[Homogenization, list[PendingStep]]:
+) -> tuple[StepReport, list[PendingStep]]:
     """Compute the steps of all groups; no state is assigned. With ranks all of them take the groups in the same order.
 
     Args:
@@ -50,8 +50,9 @@ def compute_by_group(
     gramians = [step.result.gramian for step in steps.values() if step.result.gramian is not None]
     gramian = torch.stack(gramians).sum(0) if len(gramians) == len(steps) else None
     unconverged = tuple(f"{name}: {label}" for name, step in steps.items() for label in step.result.unconverged)
-    tasks = next(iter(steps.values())).result.tasks
-    return Homogenization(direction, tasks, None, gramian, (), measured, unconverged), list(steps.values())
+    first = next(iter(steps.values())).result
+    report = StepReport(direction, first.keys, first.losses, None, gramian, (), measured, unconverged)
+    return report, list(steps.values())
 
 
 def _finite_tasks(

@@ -19,10 +19,10 @@ from gradhomog.autograd.kernel_traces import Residuals, kernel_trace_function
 from gradhomog.autograd.parameter_groups import Per
 from gradhomog.autograd.select_losses import leaves_of_the_step
 from gradhomog.errors import OptionError
-from gradhomog.homogenization import Homogenization
 from gradhomog.pipelines import Pipeline
 from gradhomog.ranks.collectives import Collectives, raise_on_all_ranks
 from gradhomog.ranks.ranks import Ranks, resolve_ranks
+from gradhomog.reports import StepReport
 from gradhomog.uncompiled import uncompiled
 
 
@@ -41,7 +41,7 @@ def loss(
     residuals: Residuals | None = None,
     reduction: Literal["mean", "sum"] = "mean",
     inspect: bool = False,
-    report: Callable[[Homogenization], None] | None = None,
+    report: Callable[[StepReport], None] | None = None,
     group: Ranks | ProcessGroup | None = None,
 ) -> Tensor:
     """Return the mean of the losses, as a scalar whose `backward()` writes the gradients of `gradhomog.backward`.
@@ -129,7 +129,7 @@ class _StepOnBackward:
 
     def __init__(
         self, pipe: Pipeline, loss_leaves: LossLeaves, options: Options,
-        report: Callable[[Homogenization], None] | None, summed: int | None, leaves: Sequence[Tensor],
+        report: Callable[[StepReport], None] | None, summed: int | None, leaves: Sequence[Tensor],
     ) -> None:  # fmt: skip
         self._pipe, self._options, self._report, self._summed = pipe, options, report, summed
         self.leaves = leaves
@@ -160,7 +160,7 @@ class _StepOnBackward:
         step.commit()
         return [found.get(id(leaf)) for leaf in self.leaves]
 
-    def _scale_of_the_sum(self, result: Homogenization) -> int:
+    def _scale_of_the_sum(self, result: StepReport) -> int:
         """Return the number of rows whose mean is the direction; 1 for a mean."""
         if self._summed is None or not result.tasks:  # no tasks: infinite gradients, for a gradient scaler
             return 1

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from gradhomog.errors import OptionError
-from gradhomog.homogenization import PendingStep
 from gradhomog.jacobian import DenseJacobian, Jacobian
-from gradhomog.pipelines import Pipeline
+from gradhomog.pipelines import PendingStep, Pipeline
 from gradhomog.ranks.collectives import Collectives
 from gradhomog.ranks.column_split import ColumnSplit
 from gradhomog.ranks.exchange import average, collect_tasks
@@ -35,18 +34,22 @@ class StepRows:
     targets: Tensor
 
     def compute(self, pipe: Pipeline) -> PendingStep:
-        """Compute the step of the pipeline."""
-        return pipe.compute(
-            self.jacobian, self.losses, domains=self.domains or None, slots=self.slots or None,
+        """Compute the step of the pipeline; its report has the accuracies of the tasks in the step."""
+        pending = pipe.compute(
+            self.jacobian, self.losses, domains=self.domains or None, slots=self.slots,
             features=self.features, feature_grads=self.feature_grads, targets=self.targets, inspect=True,
         )  # fmt: skip
+        if self.accuracies is None:
+            return pending
+        accuracies = self.accuracies[[self.slots.index(slot) for slot in pending.result.tasks]]
+        return replace(pending, result=replace(pending.result, accuracies=accuracies))
 
 
 def rows_of_one_process(rows: TaskRows, batch: TaskBatch) -> StepRows:
     """Return the rows of one process."""
     return StepRows(
-        DenseJacobian(rows.jacobian), rows.losses, rows.accuracies, batch.domains, batch.slots, rows.features,
-        rows.feature_grads, batch.query_y,
+        DenseJacobian(rows.jacobian), rows.losses, rows.accuracies, batch.domains, [key.slot for key in batch.keys],
+        rows.features, rows.feature_grads, batch.query_y,
     )  # fmt: skip
 
 
@@ -56,7 +59,7 @@ def homogenize_across_ranks(
     parameters: Mapping[str, Tensor],
     pipe: Pipeline,
     ranks: Ranks,
-) -> tuple[StepRows, PendingStep]:
+) -> PendingStep:
     """Compute the rows of this rank's tasks, and the step of the pipeline with those of all ranks.
 
     Args:
@@ -92,7 +95,7 @@ def homogenize_across_ranks(
         )
     if ranks.local:
         direction = average(pending.result.direction, pending.result.direction, collectives)
-        return own, replace(pending, result=replace(pending.result, direction=direction, exchanged="directions"))
+        return replace(pending, result=replace(pending.result, direction=direction, exchanged="directions"))
     split = ColumnSplit(own.jacobian.row_like(), collectives.size, collectives.rank)
     gathered = StepRows(
         collect_tasks(own.jacobian.row, counts, split, collectives),
@@ -105,7 +108,7 @@ def homogenize_across_ranks(
         _gather(batch.query_y, counts, collectives),
     )
     pending = gathered.compute(pipe)
-    return gathered, replace(pending, result=replace(pending.result, exchanged="rows"))
+    return replace(pending, result=replace(pending.result, exchanged="rows"))
 
 
 def _shapes_to_compare(rows: StepRows, ranks: Ranks) -> dict[str, object]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -11,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from gradhomog.errors import GradhomogError, OptionError
-from gradhomog.homogenization import Homogenization, StageGramian
 from gradhomog.homogenizer import Part
 from gradhomog.jacobian import Direction, Jacobian, MixedJacobian
+from gradhomog.reports import StageReport, StepReport
 from gradhomog.stage_execution.input_guard import InputGuard
 from gradhomog.stage_execution.member import Member
 from gradhomog.stage_execution.nonfinite import StageOutcome, find_overflow, require_finite_inputs, require_finite_rows
@@ -160,7 +159,7 @@ def attached(members: Sequence[Member], encoder: nn.Module) -> Iterator[None]:
 def report(
     inputs: StepInputs, direction: Direction, rows: Jacobian, outcomes: Sequence[StageOutcome],
     measured: Mapping[str, Mapping[str, float | Sequence[float]]], inspect: bool,
-) -> Homogenization:  # fmt: skip
+) -> StepReport:  # fmt: skip
     """Return the result of a step."""
     weights: Tensor | None = None
     if rows is inputs.jacobian:
@@ -169,10 +168,10 @@ def report(
         weights = rows.weights().detach()
     unconverged = tuple([str(one.member) for one in outcomes if not one.result.converged]) if outcomes else ()
     known = inspect or "total_gramian" in inputs.jacobian.__dict__
-    kept = tuple(map(operator.attrgetter("slot"), inputs.keys))
+    losses = None if inputs.losses is None else inputs.losses.detach()
     gramian = inputs.jacobian.total_gramian.detach().clone() if known else None  # a copy: the cache is shared
-    stages = [StageGramian(one.member.selector, one.rows.gramian().detach()) for one in outcomes] if inspect else ()
-    return Homogenization(direction, kept, weights, gramian, stages, measured, unconverged)
+    stages = [StageReport(one.member.selector, one.rows.gramian().detach()) for one in outcomes] if inspect else ()
+    return StepReport(direction, inputs.keys, losses, weights, gramian, stages, measured, unconverged)
 
 
 def _check_order(members: Sequence[Member]) -> None:

@@ -27,18 +27,14 @@ def scalars(event: str, record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _step(record: Mapping[str, Any]) -> dict[str, float]:
-    all_domains = record["domains"]
-    present_domains = [all_domains[task] for task in record["tasks"]]  # absent tasks have no row
+    domains = record["names"]
     numbers = {"loss/mean": _mean(record["losses"])}
-    if len(present_domains) > 1:
+    if len(domains) > 1:
         cosines = record["cosines"]
         numbers["cosine/mean"] = _mean(value for i, row in enumerate(cosines) for value in row[:i])
-    for name, values, domains in (
-        ("loss", record["losses"], all_domains),
-        ("accuracy", record["accuracies"], all_domains),
-        ("norm", record["norms"], present_domains),
-        ("weight", record["weights"], present_domains),
-    ):
+    columns = {"loss": "losses", "accuracy": "accuracies", "norm": "norms", "weight": "weights"}
+    for name, column in columns.items():
+        values = record[column]
         for domain in dict.fromkeys(domains if values else ()):
             numbers[f"{name}/{domain}"] = _mean(v for v, other in zip(values, domains, strict=True) if other == domain)
     for homogenizer, measured in record["measured"].items():

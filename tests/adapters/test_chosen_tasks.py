@@ -29,7 +29,7 @@ def test_a_step_computes_the_row_of_one_task_in_turn(engine):
         pending.commit()
         report = trained.step(batch, optimizer)
         assert report.tasks == (slot,)
-        assert report.domains == (f"domain {slot}",)
+        assert report.names == (f"domain {slot}",)
         torch.testing.assert_close(report.losses, found.losses)
         for name, parameter in trained.named_parameters().items():
             torch.testing.assert_close(parameter.grad, pending.result.direction[name])
@@ -42,7 +42,7 @@ def test_a_step_computes_the_tasks_of_one_domain():
     for domains in ["bab", "bab", "cac", "bcb"]:
         tasks = [small_network.task(place, domain) for place, domain in enumerate(domains)]
         report = trained.step(tasks, optimizer)
-        found.append((report.tasks, report.domains))
+        found.append((report.tasks, report.names))
         assert len(report.losses) == len(report.tasks) == len(report.accuracies)
     assert found == [((0, 2), ("b", "b")), ((1,), ("a",)), ((0, 2), ("c", "c")), ((0, 2), ("b", "b"))]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import gradhomog
-from gradhomog import Homogenization, NonfiniteError, OptionError, Pipeline
+from gradhomog import NonfiniteError, OptionError, Pipeline, StepReport
 
 
 def network() -> nn.Module:
@@ -142,7 +142,7 @@ def test_an_adversary_that_maximizes_the_sum_is_refused() -> None:
 
 
 def test_the_result_of_the_step_is_reported() -> None:
-    net, found = network(), list[Homogenization]()
+    net, found = network(), list[StepReport]()
     pipe = gradhomog.pipeline("upgrad")
     gradhomog.loss(losses_of(net), pipe, parameters=net, reduction="sum", report=found.append).backward()
     assert [result.tasks for result in found] == [(0, 1, 2)]

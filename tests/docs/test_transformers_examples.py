@@ -22,7 +22,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_two_heads_of_bert_print_losses_weights_and_cosine(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers", reason="needs the extra `transformers`")
     text = printed(EXAMPLES / "transformers_multitask.py", capsys, "upgrad", "--steps", "50")
-    for name in ("parity_loss", "total_weight", "parity_total_cosine", "eval_parity_loss", "eval_total_loss"):
+    for name in ("loss/parity", "weight/total", "cosine/parity-total", "eval_parity_loss", "eval_total_loss"):
         assert re.search(rf"'{name}': '-?\d", text), name
 
 

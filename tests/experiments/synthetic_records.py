@@ -118,7 +118,7 @@ def step(
         "cosines": (rows @ rows.T / np.outer(norms, norms)).tolist(),
         "weights": factors.tolist(),
         "tasks": list(range(tasks)),
-        "domains": [str(name) for name in random.choice(train, tasks)],
+        "names": [str(name) for name in random.choice(train, tasks)],
         "stages": [stage(name, factors[:, None] * rows) for name in modules(label) if name not in ("isi", "rotate")],
         "measured": measured(number, label),
     }

@@ -31,15 +31,12 @@ def expected(folder, name):
             cosines = np.array(event["cosines"])
             pairs.append((event["step"], cosines[np.triu_indices(len(cosines), 1)].mean()))
         if event["event"] == "step" and name == "norm/functions:line":
-            norms = [n for task, n in zip(event["tasks"], event["norms"], strict=True) if _is_line(event, task)]
+            pairs_of_tasks = zip(event["names"], event["norms"], strict=True)
+            norms = [norm for task, norm in pairs_of_tasks if task == "functions:line"]
             pairs += [(event["step"], np.mean(norms))] if norms else []
         if event["event"] == "validation" and name == "validation/score":
             pairs.append((event["step"], event["score"]))
     return pairs
-
-
-def _is_line(event, task):
-    return event["domains"][task] == "functions:line"
 
 
 NAMES = ("loss/mean", "cosine/mean", "norm/functions:line", "validation/score")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -99,7 +100,7 @@ class MetaStep:
 
     @property
     def report(self) -> StepReport:
-        """Losses, norms, cosines and weights of the step, after its `with` block; accuracies are None."""
+        """The report of the step, after its `with` block, without the direction, which is in `.grad`."""
         if self._report is None:
             raise OptionError("`step.report` requires that `with meta_step(...) as step:` has ended without an error.")
         return self._report
@@ -140,7 +141,7 @@ class MetaStep:
         )
         for name, parameter in self._parameters.items():
             parameter.grad = None if name in unused else result.direction[name]
-        self._report = StepReport.of(losses, result, domains)
+        self._report = replace(result, direction={})
 
 
 def _stack_rows(name: str, parameter: Tensor, done: Sequence[OpenTask]) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -83,12 +82,12 @@ class Landscape:
         optimizer.step()
         if (index + 1) % self.keep_every == 0:
             self.path = torch.cat([self.path, self._positions()[None]])
-        reports = [StepReport.of(values, step, TASKS) for values, step in zip(losses.detach(), steps, strict=True)]
-        means: dict[str, Any] = {
-            name: _mean([getattr(report, name) for report in reports])
-            for name in ("losses", "norms", "cosines", "weights")
-        }
-        return dataclasses.replace(reports[0], **means, stages=(), measured={})
+        names = ("losses", "norms", "cosines", "weights")
+        means, norms, cosines, weights = (_mean([getattr(step, name) for step in steps]) for name in names)
+        gramian = None
+        if norms is not None and cosines is not None:  # with the mean norms and the mean cosines
+            gramian = torch.outer(norms, norms) * cosines.fill_diagonal_(1.0)
+        return StepReport({}, steps[0].keys, means, weights, gramian)
 
     def _losses_and_rows(self) -> tuple[Tensor, Tensor]:
         """Return the losses `[starts, tasks]` and their gradients `[starts, tasks, 2]`."""

@@ -50,7 +50,7 @@ class StageRecord(TypedDict):
 
 
 class StepEvent(TypedDict):
-    """A training step, written every `train.log_every` steps: the fields of `StepReport`."""
+    """A training step, written every `train.log_every` steps: the numbers of `StepReport`, of the tasks in the step."""
 
     event: Literal["step"]
     step: int
@@ -62,7 +62,7 @@ class StepEvent(TypedDict):
     cosines: list[list[Number]]
     weights: list[Number] | None
     tasks: list[int]
-    domains: list[str]
+    names: list[str]
     stages: list[StageRecord]
     measured: dict[str, dict[str, Any]]
 

@@ -86,15 +86,14 @@ def _score_rows(record: Record) -> Iterator[Mapping[str, Any]]:
 
 
 def _step_rows(record: Record) -> Iterator[Mapping[str, Any]]:
-    """Yield one row per task. Tasks that are absent from the step have only a loss."""
-    positions = {task: position for position, task in enumerate(record["tasks"])}
-    for task, (domain, loss) in enumerate(zip(record["domains"], record["losses"], strict=True)):
-        row: dict[str, Any] = {"step": record["step"], "task": task, "domain": domain, "loss": loss}
-        if (position := positions.get(task)) is not None:
-            others = [cosine for other, cosine in enumerate(record["cosines"][position]) if other != position]
-            row["norm"], row["cosine"] = record["norms"][position], _mean(others)
-            row["weight"] = None if record["weights"] is None else record["weights"][position]
-        yield row
+    """Yield one row per task in the step."""
+    for position, (task, name) in enumerate(zip(record["tasks"], record["names"], strict=True)):
+        others = [cosine for other, cosine in enumerate(record["cosines"][position]) if other != position]
+        yield {
+            "step": record["step"], "task": task, "domain": name, "loss": record["losses"][position],
+            "norm": record["norms"][position], "cosine": _mean(others),
+            "weight": None if record["weights"] is None else record["weights"][position],
+        }  # fmt: skip
 
 
 def _mean(values: Iterable[float | None]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from gradhomog.pipelines import pipeline
 from gradhomog.reports import Evaluation, StageReport, StepReport
 from gradhomog.scoring import accuracy, default_loss
 from gradhomog.stage_execution.member import Member
+from gradhomog.task_key import slot_keys
 from gradhomog.training_mode import training_mode, unchanged_buffers
 
 
@@ -64,32 +66,24 @@ class MultiTask:
         optimizer.zero_grad()
         if self.is_single_task:
             outputs = self._outputs(inputs)
-            losses = self._losses(outputs, targets)
-            report = self._single_task_report(losses)
+            report = self._single_task_report(self._losses(outputs, targets))
         else:
             with self.homogenizers.attached(self.encoders[0]):
                 features = self.encoders[0](inputs)
                 views = gradhomog.task_features(features, self.homogenizers, len(targets), self.data.tasks)
                 outputs = [head(view) for head, view in zip(self.heads, views, strict=True)]
-                losses = self._losses(outputs, targets)
-                report = self._homogenized_report(losses, views, torch.stack(targets), inspect)
+                report = gradhomog.backward(
+                    self._losses(outputs, targets), self.homogenizers, parameters=self.encoders[0], features=views,
+                    domains=self.data.tasks, targets=torch.stack(targets), inspect=inspect,
+                )  # fmt: skip
         optimizer.step()
         scores = [accuracy(output, target) for output, target in zip(outputs, targets, strict=True)]
         if None not in scores:
-            report.accuracies = torch.tensor(scores, dtype=torch.float64)
+            report = replace(report, accuracies=torch.tensor(scores, dtype=torch.float64)[list(report.tasks)])
         return report
 
     def _losses(self, outputs: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor]:
         return [default_loss(output, target) for output, target in zip(outputs, targets, strict=True)]
-
-    def _homogenized_report(
-        self, losses: Sequence[Tensor], views: gradhomog.TaskFeatures, targets: Tensor, inspect: bool
-    ) -> StepReport:
-        step = gradhomog.backward(
-            losses, self.homogenizers, parameters=self.encoders[0], features=views, domains=self.data.tasks,
-            targets=targets, inspect=inspect,
-        )  # fmt: skip
-        return StepReport.of(_detached(losses), step, self.data.tasks)
 
     def _single_task_report(self, losses: Sequence[Tensor]) -> StepReport:
         torch.autograd.backward(losses)
@@ -97,13 +91,9 @@ class MultiTask:
             torch.stack([p.grad.norm() for p in encoder.parameters() if p.grad is not None]).norm()
             for encoder in self.encoders
         ]
-        cosines = torch.full(
-            (len(losses),) * 2, torch.nan, dtype=torch.float64
-        )  # rows of different parameters have no cosine
-        all_tasks = tuple(range(len(losses)))
-        return StepReport(
-            _detached(losses), None, _detached(norms), cosines.fill_diagonal_(1.0), None, all_tasks, self.data.tasks
-        )
+        gramian = torch.full((len(losses),) * 2, torch.nan, dtype=torch.float64)  # rows of different parameters
+        gramian.diagonal().copy_(_detached(norms).square())
+        return StepReport({}, slot_keys(range(len(losses)), self.data.tasks), _detached(losses), gramian=gramian)
 
     def _batch(self, index: int) -> SplitData:
         indices = batch_indices(len(self.data.train.inputs), self.batch, self.seed, index)

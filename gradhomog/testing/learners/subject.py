@@ -125,7 +125,9 @@ class LearnerSubject(PluginSubject[LearnerSpec]):
         learner, outer = run
         results: dict[str, Tensor] = {}
         for step in range(start, start + STEPS):
-            results[f"the losses of step {step + 1}"] = learner.step(self.batch(seed=step), outer).losses
+            losses = learner.step(self.batch(seed=step), outer).losses
+            assert losses is not None  # None only in reports of pipelines that were called without losses
+            results[f"the losses of step {step + 1}"] = losses
         results |= {f"`{name}`": parameter.detach().clone() for name, parameter in learner.named_parameters().items()}
         task = self.task(9)
         return {**results, "a prediction": learner.predict(task.support_x, task.support_y, task.query_x)}

@@ -120,7 +120,7 @@ def test_the_names_of_the_datasets_are_the_domains(tmp_path: Path) -> None:
     found = trained(tmp_path, "tracked(method='upgrad')")
     assert "close" in str(found.homogenizers.state_dict())
     logged = {key for log in found.state.log_history for key in log}
-    assert {"close_loss", "same_loss"} <= logged
+    assert {"loss/close", "loss/same"} <= logged
 
 
 def test_a_run_resumed_from_a_checkpoint_continues_exactly(tmp_path: Path) -> None:

@@ -74,8 +74,8 @@ def test_sums_divided_by_all_accumulated_items_are_not_divided_again(tmp_path: P
     torch.testing.assert_close(parameters(found[1].model), parameters(found[0].model), rtol=1e-9, atol=1e-11)
     for ours, theirs in zip(found[1].state.log_history, found[0].state.log_history, strict=True):
         if "loss" in theirs:
-            assert ours["topic_loss"] == pytest.approx(theirs["topic_loss"])
-            assert ours["topic_loss"] + ours["sentiment_loss"] == pytest.approx(ours["loss"], rel=1e-6)
+            assert ours["loss/topic"] == pytest.approx(theirs["loss/topic"])
+            assert ours["loss/topic"] + ours["loss/sentiment"] == pytest.approx(ours["loss"], rel=1e-6)
 
 
 def test_one_step_follows_the_direction_of_the_tasks_gradients(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_one_step_follows_the_direction_of_the_tasks_gradients(tmp_path: Path) -
     expected = parameters(net) - 0.01 * 2 * gradhomog.pipeline("upgrad").combine(torch.stack(rows))
     torch.testing.assert_close(parameters(found.model), expected, rtol=1e-9, atol=1e-11)
     cosine = float(nn.functional.cosine_similarity(*rows, dim=0))
-    assert found.state.log_history[0]["sentiment_topic_cosine"] == pytest.approx(cosine)
+    assert found.state.log_history[0]["cosine/sentiment-topic"] == pytest.approx(cosine)
 
 
 def test_heads_outside_of_the_shared_parameters_receive_the_gradient_of_their_loss(tmp_path: Path) -> None:
@@ -141,14 +141,14 @@ def test_the_logs_of_the_loss_contain_losses_and_weights(tmp_path: Path) -> None
     found = homogenized("static(weights=[1, 3])", tmp_path, logging_steps=2)
     first, second, end = found.state.log_history
     for log in (first, second):
-        assert log["sentiment_loss"] + log["topic_loss"] == pytest.approx(log["loss"], rel=1e-6)
-        assert (log["sentiment_weight"], log["topic_weight"]) == pytest.approx((0.5, 1.5))
+        assert log["loss/sentiment"] + log["loss/topic"] == pytest.approx(log["loss"], rel=1e-6)
+        assert (log["weight/sentiment"], log["weight/topic"]) == pytest.approx((0.5, 1.5))
     assert not any("sentiment" in key for key in end)
 
 
 def test_without_weights_only_losses_are_logged(tmp_path: Path) -> None:
     log = homogenized("trimmed_mean", tmp_path, max_steps=1).state.log_history[0]
-    assert {key for key in log if "topic" in key} == {"topic_loss"}
+    assert {key for key in log if "topic" in key} == {"loss/topic"}
 
 
 def test_an_evaluation_reports_each_loss_and_takes_no_step(tmp_path: Path) -> None:
@@ -203,8 +203,8 @@ def test_an_absent_loss_keeps_its_state_and_is_not_logged(tmp_path: Path) -> Non
 
     found = trained(TopicOnly, tmp_path, homogenizers=gradhomog.pipeline("uw"))
     assert found.report.tasks == (1,)
-    assert "topic_loss" in found.state.log_history[0]
-    assert "sentiment_loss" not in found.state.log_history[0]
+    assert "loss/topic" in found.state.log_history[0]
+    assert "loss/sentiment" not in found.state.log_history[0]
 
 
 def test_a_loss_that_is_not_finite_is_an_error_with_its_name(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_the_report_contains_norms_cosines_and_weights():
     torch.testing.assert_close(report.norms, matrix.norm(dim=1))
     torch.testing.assert_close(report.cosines, torch.corrcoef(torch.cat([matrix, -matrix], 1))[:3, :3])
     assert report.weights.tolist() == [0.5, 1.0, 1.5]
-    assert report.domains == ("domain 0", "domain 1", "domain 2")
+    assert report.names == ("domain 0", "domain 1", "domain 2")
     assert torch.equal(report.losses, rows.losses)
     assert report.record()["weights"] == [0.5, 1.0, 1.5]
 

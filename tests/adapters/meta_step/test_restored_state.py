@@ -111,7 +111,7 @@ def test_a_task_that_raised_is_not_part_of_the_step():
                         raise LoopError
             except LoopError:
                 pass
-    assert step.report.domains == ("0", "2")
+    assert step.report.names == ("0", "2")
     torch.testing.assert_close(recorder.seen["0.weight"][1], reference_row(net, batch[2], sgd)["0.weight"])
 
 

@@ -58,7 +58,7 @@ def test_the_direction_replaces_grad_and_the_report_describes_the_step():
     matrix = torch.cat([value.flatten(1) for value in rows.values()], dim=1)
     torch.testing.assert_close(report.norms, matrix.norm(dim=1))
     torch.testing.assert_close(report.cosines, torch.corrcoef(torch.cat([matrix, -matrix], 1))[:3, :3])
-    assert report.domains == ("domain 0", "domain 1", "domain 2")
+    assert report.names == ("domain 0", "domain 1", "domain 2")
     assert report.tasks == (0, 1, 2)
     assert report.losses.dtype == torch.float64
     assert report.accuracies is None

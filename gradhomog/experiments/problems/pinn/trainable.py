@@ -71,13 +71,12 @@ class Pinn:
         if self.options.state == "lowest_loss":
             self.lowest.update({task: float(loss.detach()) for task, loss in losses.items()}, index)
         optimizer.zero_grad()
-        step = gradhomog.backward(
+        report = gradhomog.backward(
             {task: losses.get(task) for task in self.tasks}, self.homogenizers, parameters=self.network,
             residuals={task: residuals.get(task) for task in self.tasks}, inspect=inspect,
         )  # fmt: skip
         optimizer.step()
-        values = [float(losses[task].detach()) if task in losses else math.nan for task in self.tasks]
-        return StepReport.of(torch.tensor(values, dtype=torch.float64), step, self.tasks)
+        return report
 
     def rows(self, index: int) -> BatchRows:
         points = self.points(FIRST_BATCH + index)

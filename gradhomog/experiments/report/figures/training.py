@@ -63,7 +63,7 @@ def weights(records: Iterable[Record]) -> Figure | None:
     runs = {key: group for key, group in runs_of(records, "step").items() if _changes_weights(group)}
     if not runs:
         return None
-    domains = sorted({name for group in runs.values() for run in group for record in run for name in record["domains"]})
+    domains = sorted({name for group in runs.values() for run in group for record in run for name in record["names"]})
     weight_lines = _lines_by_domain(domains) if len(domains) > 1 else _lines_by_rank(runs)
     several = len({learner for learner, _ in runs}) > 1
     columns = min(3, len(runs))
@@ -148,15 +148,15 @@ def _lines_by_domain(domains: Sequence[str]) -> list[tuple[str, str, str, Callab
 
     def mean_weight(domain: str) -> Callable[[Record], float]:
         def value(record: Record) -> float:
-            pairs = zip(record["tasks"], numbers(record["weights"]), strict=False)
-            values = [weight for slot, weight in pairs if record["domains"][slot] == domain]
+            pairs = zip(record["names"], numbers(record["weights"]), strict=False)
+            values = [weight for name, weight in pairs if name == domain]
             return sum(values) / len(values) if values else math.nan
 
         return value
 
     return [
         (
-            style.wrap_label(domain or "(no name)"),
+            style.wrap_label(domain),
             style.PALETTE[i % size],
             style.DASHES[i // size % 4],
             mean_weight(domain),

@@ -128,7 +128,7 @@ def test_conditions_are_one_task_or_one_task_each(name, tasks):
     assert len(separate.tasks) == tasks
     reports = [one.step(0, make_optimizer(config(name), one), inspect=True) for one in (merged, separate)]
     assert float(reports[0].losses.sum()) == pytest.approx(float(reports[1].losses.sum()), rel=1e-5)
-    assert reports[1].domains == separate.tasks
+    assert reports[1].names == separate.tasks
     assert reports[1].cosines.shape == (tasks, tasks)
 
 
