@@ -101,7 +101,7 @@ class Accumulation:
             loss_weights=numbers_of_examples(slots, self._collectives),
         )  # fmt: skip
         if self._collectives is not None and loss_leaves.sharded:
-            weigh_ranks(batch, self._collectives)
+            weigh_ranks(batch, self._collectives, {})
         rows = batch.derivatives.rows()
         for index, slot in enumerate(slots):
             loss = batch.tasks.losses[index].detach().double()

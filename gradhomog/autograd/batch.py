@@ -23,7 +23,7 @@ from gradhomog.autograd.inputs import (
 from gradhomog.autograd.reachability import Reachability, bits_in_several
 from gradhomog.autograd.task_features import TaskFeatures
 from gradhomog.errors import OptionError
-from gradhomog.ranks.dtensors import is_dtensor
+from gradhomog.ranks.dtensors import is_dtensor, leaves_not_sharded
 
 Features = Tensor | Sequence[Tensor] | TaskFeatures
 
@@ -120,13 +120,18 @@ def find_leaves(
         raise OptionError(f"`features` must have one view per loss; got {len(views)} views and {tasks.tasks} losses.")
     whole = features.features if isinstance(features, TaskFeatures) else features
     tensors = [] if whole is None else feature_tensors(whole, graph)
-    shared = {} if parameters is None else shared_parameters(parameters, graph)
+    try:
+        shared = {} if parameters is None else shared_parameters(parameters, graph)
+    except OptionError:
+        _check_not_flattened(_graph_of(tasks.losses))  # FSDP1 can leave a module without parameters
+        raise
     if not graph:
         return LossLeaves(tasks, shared, [], tensors, [], False, [], [])
     if any(is_dtensor(parameter) for parameter in shared.values()):
         return _sharded_leaves(tasks, shared, tensors)
     reached = Reachability(until=tensors, leaves=shared.values())
     bits = [reached.leaf_bits(loss) for loss in tasks.losses]
+    _check_not_flattened(reached)
     compiled, nodes = compiled_functions(reached), reached.nodes
     if tensors:
         before_features = _graph_of(tensors, leaves=shared.values())
@@ -208,14 +213,23 @@ def _find_shared(
 
 
 def _sharded_leaves(tasks: TaskLosses, shared: dict[str, Tensor], features: Sequence[Tensor]) -> LossLeaves:
-    """Return losses of a fully sharded model, whose graph has the gathered parameters as leaves."""
+    """Return losses of a fully sharded model, whose graph has the gathered parameters as leaves, and heads that are not
+    sharded."""
     if features:
         raise OptionError("`features` must be omitted for parameters that are sharded by fully_shard.")
     graph = Reachability()
-    for loss in tasks.losses:
-        graph.leaf_bits(loss)
-    unshared: list[list[Tensor]] = [[] for _ in tasks.losses]
+    bits = [graph.leaf_bits(loss) for loss in tasks.losses]
+    heads = graph.bits_of(leaves_not_sharded(graph.leaves))
+    unshared = [sorted(graph.tensors(loss_bits & heads), key=shape_of) for loss_bits in bits]
     return LossLeaves(tasks, shared, unshared, [], [], True, compiled_functions(graph), graph.nodes, sharded=True)
+
+
+def _check_not_flattened(graph: Reachability) -> None:
+    if any(getattr(leaf, "_is_flat_param", False) for leaf in graph.leaves):
+        raise OptionError(
+            "FullyShardedDataParallel (FSDP1) is not supported: its hooks do not average the gradient of each task. "
+            "Use torch.distributed.fsdp.fully_shard (FSDP2) or DistributedDataParallel; see docs/guide/ranks.md."
+        )
 
 
 def _graph_of(tensors: Sequence[Tensor], leaves: Iterable[Tensor] = ()) -> Reachability:

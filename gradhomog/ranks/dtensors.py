@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradhomog.errors import OptionError
 from gradhomog.jacobian import Direction
@@ -47,6 +47,30 @@ def check_not_gathered(parameters: Iterable[Tensor]) -> None:
             "`parameters` must be the DTensors of the sharded model; they are gathered copies. "
             f"{LIST_PARAMETERS_BEFORE_FORWARD} Nothing was written."
         )
+
+
+def leaves_not_sharded(leaves: Sequence[Tensor]) -> list[Tensor]:
+    """Return the parameters among the leaves of a graph that `fully_shard` does not manage, such as those of heads.
+
+    Raises:
+        OptionError: `fully_shard` does not average the gradient of a leaf, because its synchronization is disabled.
+    """
+    # PyTorch 2.13 has no public function that returns the gathered copies of parameters, which are the leaves.
+    from torch.distributed._composable_state import _module_state_mapping
+
+    averaged: dict[int, bool] = {}
+    for state in [reference() for reference in _module_state_mapping.values()]:
+        for group in getattr(state, "_fsdp_param_groups", ()):
+            for one in group.fsdp_params:
+                averaged[id(getattr(one, "_unsharded_param", None))] = group.reduce_grads and group.all_reduce_grads
+    for leaf in leaves:
+        if not averaged.get(id(leaf), True):
+            raise OptionError(
+                "fully_shard must average the gradients of all parameters that the losses depend on; one of shape "
+                f"{tuple(leaf.shape)} is excluded. Call set_requires_gradient_sync(True) on the whole model before the "
+                "forward pass."
+            )
+    return [leaf for leaf in leaves if id(leaf) not in averaged and isinstance(leaf, nn.Parameter)]
 
 
 def collectives_if_dtensors(

@@ -29,13 +29,13 @@ def mesh_of(shape: Sequence[int] | None) -> DeviceMesh:
 
 def sharded_model(
     mesh: Sequence[int] | None = None, policy: MixedPrecisionPolicy = WHOLE, layers: Sequence[int] = (0, 2),
-    width: int = 5,
+    width: int = 5, heads: bool = True,
 ) -> Model:  # fmt: skip
-    """Return a model of which some layers are sharded, and then the rest."""
+    """Return a model of which some layers are sharded, and then the rest, with or without the heads."""
     model, devices = Model(width=width), mesh_of(mesh)
     for layer in layers:
         fully_shard(model.encoder[layer], mesh=devices, mp_policy=policy)
-    fully_shard(model, mesh=devices, mp_policy=policy)
+    fully_shard(model if heads else model.encoder, mesh=devices, mp_policy=policy)
     return model
 
 
@@ -46,17 +46,18 @@ def losses(model: Model, x: Tensor, y: Tensor) -> list[Tensor]:
 
 
 def full(gradients: Sequence[Any]) -> list[Tensor]:
-    """Return DTensors as whole tensors."""
-    return [gradient.full_tensor() for gradient in gradients]
+    """Return DTensors as whole tensors; other tensors unchanged."""
+    return [gradient if type(gradient) is Tensor else gradient.full_tensor() for gradient in gradients]
 
 
 def steps(
     text: str, sizes: Sequence[int], *, call: str = "backward", mesh: Sequence[int] | None = None,
     gather: bool = False, bfloat16: bool = False, layers: Sequence[int] = (0, 2), per: Any = "model",
+    heads: bool = True,
 ) -> dict[str, Any]:  # fmt: skip
     """Return the gradients of some steps of Adam with `sizes[r]` examples on rank r, and the state of the pipeline."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if bfloat16 else WHOLE
-    (x, y), pipe, model = data(), gradhomog.pipeline(text), sharded_model(mesh, policy, layers)
+    (x, y), pipe, model = data(), gradhomog.pipeline(text), sharded_model(mesh, policy, layers, heads=heads)
     shared = dict(model.encoder.named_parameters())
     part = part_of(sizes)
     x, y = x[part], y[part]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 
 import gradhomog
 from gradhomog import GradhomogError, Pipeline, Ranks
@@ -112,11 +112,31 @@ def listed_after_the_forward_pass(layers: list[int]) -> Callable[[], Call]:
     return lambda: Call.of(sharded_model(layers=layers))
 
 
-def no_synchronization() -> Call:
-    model = sharded_model()
-    model.set_requires_gradient_sync(False)  # type: ignore[operator]
-    return Call.of(model)
+def no_synchronization(module: str, **options: Any) -> Callable[[], Call]:
+    def call() -> Call:
+        model = sharded_model(**options)
+        model.get_submodule(module).set_requires_gradient_sync(False)  # type: ignore[operator]
+        return Call.of(model)
 
+    return call
+
+
+def flattened(use_orig_params: bool, whole: bool) -> Callable[[], Call]:
+    """A model in FSDP1, of which the whole or the encoder is wrapped."""
+
+    def call() -> Call:
+        model = Model()
+        options: Any = {"device_id": torch.device("cpu"), "use_orig_params": use_orig_params}
+        if whole:
+            wrapped: Any = FullyShardedDataParallel(model, **options)
+            return Call(model, [*losses(wrapped, *data())], model.encoder, gradhomog.pipeline("pcgrad"))
+        model.encoder = FullyShardedDataParallel(model.encoder, **options)  # type: ignore[assignment]
+        return Call.of(model)
+
+    return call
+
+
+POLICIES = [{}, {"policy": MixedPrecisionPolicy(reduce_dtype=torch.float32)}]  # gradients are stored in other places
 
 CASES = {
     "absent on rank 1": Case(
@@ -155,7 +175,19 @@ CASES = {
         listed_after_the_forward_pass([]),
         "OptionError: `parameters` must be the DTensors.*list them once before", "OptionError",
     ),
-    "no synchronization": Case(no_synchronization, "OptionError.*set_requires_gradient_sync", "OptionError"),
+    **{
+        f"no synchronization of {module or 'the model'} {options}": Case(
+            no_synchronization(module, **options), "OptionError: fully_shard must average.*set_requires_gradient_sync",
+            "OptionError",
+        )
+        for module in ("", "encoder.0") for options in POLICIES
+    },
+    **{
+        f"FSDP1, use_orig_params={original}, whole={whole}": Case(
+            flattened(original, whole), "OptionError: FullyShardedDataParallel .FSDP1. is not supported", "OptionError"
+        )
+        for original in (False, True) for whole in (False, True)
+    },
 }  # fmt: skip
 
 

@@ -32,6 +32,14 @@ def test_every_entry_point_takes_the_step_of_one_process(processes, call):
     assert_close(found[0]["gradients"], expected["gradients"])
 
 
+@pytest.mark.parametrize("call", ["backward", "loss", "accumulated"])
+def test_heads_that_are_not_sharded_have_the_gradients_of_one_process(processes, call):
+    (expected,) = processes(cases.whole_model, 1, "upgrad")
+    found = processes(cases.steps, 2, "upgrad", [9, 3], call=call, heads=False)
+    for one in found:
+        assert_close(one["gradients"], expected["gradients"])
+
+
 @pytest.mark.parametrize("mesh", [(1, 2), (2, 1)])
 def test_hybrid_sharding_counts_every_element_once(processes, mesh):
     (expected,) = processes(cases.whole_model, 1, "upgrad")

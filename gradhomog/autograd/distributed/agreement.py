@@ -8,6 +8,7 @@ from gradhomog.autograd.apply import Options
 from gradhomog.autograd.batch import Batch
 from gradhomog.autograd.lazy import LazyJacobian
 from gradhomog.pipelines import Pipeline
+from gradhomog.ranks.dtensors import is_dtensor
 from gradhomog.ranks.ranks import Ranks, is_first_step, pipeline_values
 
 
@@ -16,10 +17,10 @@ def parameters_to_compare(pipe: Pipeline, batch: Batch) -> dict[str, Tensor]:
 
     The leaves of heads in every step, because ranks could use the heads in another order; shared parameters in the
     first step, in which replicas that were initialized with different seeds, or of which some have not loaded a
-    checkpoint, differ.
+    checkpoint, differ. Those that are sharded by `fully_shard` have no replicas.
     """
     shared = batch.derivatives.graph.shared if is_first_step(pipe) else {}
-    found = {f"parameter {name!r}": value for name, value in shared.items() if value.is_leaf}
+    found = {f"parameter {name!r}": value for name, value in shared.items() if value.is_leaf and not is_dtensor(value)}
     for index, leaves in enumerate(batch.unshared_leaves):
         found.update(
             (f"parameter {place} of the head of task {batch.tasks.label(index)}", leaf)

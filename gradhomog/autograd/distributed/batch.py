@@ -34,7 +34,7 @@ def batch_step(pipe: Pipeline, batch: Batch, options: Options, collectives: Coll
     means = mean_losses(batch, collectives, parameters_to_compare(pipe, batch))
     slots = list(means.totals)
     domains = [options.domains[slot] for slot in slots] if options.domains else None
-    heads = partial(_sum_of_heads, batch, means.totals, collectives)
+    heads = partial(sum_of_heads, batch, means.totals, collectives)
     inputs = gather_features(batch, options, means.totals, collectives) if batch.features else {}
     if options.kernel_traces is not None:
         inputs["kernel_traces"] = partial(_mean_traces, options.kernel_traces, batch, means.totals, collectives)
@@ -68,7 +68,7 @@ def _mean_traces(
     return collectives.settle(failure, list(parts.values())).sum(0)
 
 
-def _sum_of_heads(batch: Batch, totals: Mapping[int, float], collectives: Collectives) -> HeadGradients:
+def sum_of_heads(batch: Batch, totals: Mapping[int, float], collectives: Collectives) -> HeadGradients:
     """Return the gradients of the heads: sums over the ranks, divided by the numbers of examples of their tasks."""
     pairs = [
         (slot, leaf, None if gradient is None else gradient / totals[slot])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 import torch
@@ -9,7 +10,8 @@ from torch import Tensor
 
 from gradhomog.autograd.apply import ComputedStep, Options
 from gradhomog.autograd.batch import Batch
-from gradhomog.autograd.distributed.agreement import values_to_compare
+from gradhomog.autograd.distributed.agreement import head_shapes, parameters_to_compare, values_to_compare
+from gradhomog.autograd.distributed.batch import sum_of_heads
 from gradhomog.autograd.distributed.fully_sharded_passes import FullyShardedDerivatives
 from gradhomog.autograd.distributed.mean_losses import mean_losses
 from gradhomog.autograd.distributed.rows import RowsOfRanks
@@ -43,8 +45,9 @@ def fully_sharded_step(pipe: Pipeline, batch: Batch, options: Options, collectiv
             f"heads={options.heads!r}, nonfinite={pipe.nonfinite!r}."
         )
     replicas = count_replicas(graph.shared, collectives)
-    collectives.agree(len(batch.tasks.slots), values_to_compare(pipe, batch, options, ranks, "step"))
-    losses = weigh_ranks(batch, collectives)
+    same = {**values_to_compare(pipe, batch, options, ranks, "step"), "heads": head_shapes(batch)}
+    collectives.agree(len(batch.tasks.slots), same)
+    losses = weigh_ranks(batch, collectives, parameters_to_compare(pipe, batch))
     rows = batch.derivatives.rows()
     parts = {name: local_part(parameter) for name, parameter in graph.shared.items()}
     sharded = DTensorJacobian(PerTaskJacobian(rows, parts, 1 / graph.factor), graph.shared, replicas, collectives)
@@ -52,23 +55,27 @@ def fully_sharded_step(pipe: Pipeline, batch: Batch, options: Options, collectiv
     used = torch.tensor([[any(part is not None for part in parts) for parts in rows.values()]])
     tasks = batch.tasks
     domains = [options.domains[slot] for slot in tasks.slots] if options.domains else None
+    # The weights of the losses were multiplied by the number of ranks, as the hooks divide by it.
+    heads = partial(sum_of_heads, batch, dict.fromkeys(tasks.slots, collectives.size), collectives)
     to_parameters = partial(split_whole_tensors, parameters=graph.shared)
     try:
         return RowsOfRanks(
-            jacobian, losses, tasks.slots, domains, lambda: used, list, to_parameters=to_parameters
+            jacobian, losses, tasks.slots, domains, lambda: used, heads, to_parameters=to_parameters
         ).homogenize(pipe, batch, options)
     except NonfiniteError as error:
         error.add_note("Parameters that are not shared received their gradients before: call optimizer.zero_grad().")
         raise
 
 
-def weigh_ranks(batch: Batch, collectives: Collectives) -> Tensor:
+def weigh_ranks(batch: Batch, collectives: Collectives, compared: Mapping[str, Tensor]) -> Tensor:
     """Return the mean of each task's losses over the ranks; the rows of a fully sharded model get the same weights.
+
+    `compared`: see `mean_losses`.
 
     Raises:
         OptionError: `examples` is zero on all ranks for a task.
     """
-    means = mean_losses(batch, collectives, {})  # ranks have different parts of the parameters
+    means = mean_losses(batch, collectives, compared)
     if len(means.totals) < len(batch.tasks.slots):
         raise OptionError("`examples` must be positive for every task on at least one rank; omit the losses of others.")
     if isinstance(batch.derivatives, FullyShardedDerivatives):  # whose hooks divide by the number of ranks

@@ -16,32 +16,28 @@ from gradhomog.ranks.dtensors import local_part
 class FullyShardedDerivatives(Derivatives):
     """Calls `backward()` for each loss, because hooks of `fully_shard`, which average over ranks, run only there.
 
-    So `.grad` of the shared parameters is the row of one task until the next pass; it is restored at the end. The
-    gradients of other parameters, such as those of heads, are added to their `.grad`, as by `sum(losses).backward()`.
+    So `.grad` of the shared parameters, and of heads that are not sharded, is the gradient of one task until the next
+    pass; it is restored at the end. The gradients of other sharded parameters, such as those of heads, are added to
+    their `.grad`, as by `sum(losses).backward()`.
     """
 
     def iterate(self) -> Iterator[Gradients]:
         graph, shared = self.graph, list(self.graph.shared.values())
-        before = [parameter.grad for parameter in shared]
-        reached = False
+        leaves = {id(leaf): leaf for heads in (shared, *graph.unshared_leaves) for leaf in heads}.values()
+        before = [leaf.grad for leaf in leaves]
+        self.unshared_gradients = []
         try:
             for task, (loss, weight) in enumerate(zip(graph.losses, graph.loss_weights, strict=True)):
-                for parameter in shared:
-                    parameter.grad = None
+                for leaf in leaves:
+                    leaf.grad = None
                 retain = graph.retain_graph or task < len(graph.losses) - 1
                 with explain_errors(graph.compiled if retain else ()):
                     torch.autograd.backward([loss], [torch.full_like(loss, weight * graph.factor)], retain_graph=retain)
-                reached |= any(parameter.grad is not None for parameter in shared)
+                self.unshared_gradients.append([leaf.grad for leaf in graph.unshared_leaves[task]])
                 yield [None if parameter.grad is None else local_part(parameter.grad) for parameter in shared]
         finally:
-            for parameter, gradient in zip(shared, before, strict=True):
-                parameter.grad = gradient
-        self.unshared_gradients = [[] for _ in graph.losses]
-        if not reached:
-            raise OptionError(
-                "the losses must depend on the shared parameters, and fully_shard must average their gradients; no "
-                "parameter received a gradient. Call set_requires_gradient_sync(True) before the forward pass."
-            )
+            for leaf, gradient in zip(leaves, before, strict=True):
+                leaf.grad = gradient
 
     def some_rows(self, names: Sequence[str]) -> TaskGradients:
         raise OptionError("`chunks` must be 1 for parameters that are sharded by fully_shard.")
