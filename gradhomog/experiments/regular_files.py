@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from gradhomog.errors import DataError, GradhomogError
 
 
 def open_regular(
     path: Path, max_bytes: int | None = None, advice: str = "", error: type[GradhomogError] = DataError
-) -> BinaryIO:
+) -> BufferedReader:
     """Open a file for reading, after its type and size are checked.
 
     The check precedes `open`, which would wait for a writer of a FIFO and start some devices.

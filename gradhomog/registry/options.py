@@ -218,6 +218,12 @@ def fits(value: Any, annotation: Any) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf
     if annotation is int:
         return isinstance(value, int) and not isinstance(value, bool)
+    if typing.is_typeddict(annotation):
+        hints = typing.get_type_hints(annotation, include_extras=True)
+        required = annotation.__required_keys__
+        return isinstance(value, Mapping) and all(
+            fits(value[key], hint) if key in value else key not in required for key, hint in hints.items()
+        )
     container = origin or annotation
     if container is tuple and args and args[-1] is not ...:
         return isinstance(value, (list, tuple)) and len(value) == len(args) and all(map(fits, value, args))

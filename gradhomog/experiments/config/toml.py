@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gradhomog.errors import ConfigError
+from gradhomog.experiments.regular_files import open_regular
 
 MAX_BYTES = 2**15
 """Maximum size of a file or text: 32 KiB, 20 times a run file. Python's parser takes quadratic time in the number of
@@ -39,21 +40,20 @@ def read(path: Path) -> dict[str, Any]:
         ConfigError: the file is missing, is a folder, is not valid TOML, or exceeds a limit; the message has its path.
     """
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-        if len(content) > MAX_BYTES:
-            raise ConfigError(TOO_LONG)
-        return parse(content.decode("utf-8"))
+        with open_regular(path, MAX_BYTES, "A run file has about a thousand bytes.", ConfigError) as file:
+            content = file.read().decode("utf-8")
     except FileNotFoundError as cause:
         raise ConfigError(f"{path}: there is no such file.") from cause
-    except IsADirectoryError as cause:
-        raise ConfigError(f"{path}: expected a run file in TOML; got a folder.") from cause
     except OSError as cause:
         raise ConfigError(f"{path}: the file cannot be read: {cause.strerror or cause}.") from cause
-    except ConfigError as cause:
-        raise ConfigError(f"{path}: {cause}") from cause
+    except ConfigError:
+        raise
     except ValueError as cause:  # bytes that are not UTF-8, or a path that contains NUL
         raise ConfigError(f"{path}: the file cannot be read: {cause}.") from cause
+    try:
+        return parse(content)
+    except ConfigError as cause:
+        raise ConfigError(f"{path}: {cause}") from cause
 
 
 def parse(text: str) -> dict[str, Any]:

@@ -9,19 +9,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from gradhomog.diagnosis.row_store import COLUMNS
 from gradhomog.errors import ConfigError, OptionError
 from gradhomog.experiments.config.schema import Config
 from gradhomog.experiments.data.sampler import EpisodeStream
 from gradhomog.experiments.data.splits import Streams
 from gradhomog.experiments.execution.threads import threads
+from gradhomog.experiments.regular_files import open_regular
 from gradhomog.experiments.reproduce.domain_conflict import DomainConflict
 from gradhomog.experiments.reproduce.measure_rows import measure_rows
 from gradhomog.experiments.results import atomic_files, checksums
+from gradhomog.experiments.results.events import MAX_BYTES
 from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.training.meta_learning import MetaLearning
+from gradhomog.experiments.training.snapshot import Snapshot, restore_snapshot, take_snapshot
 from gradhomog.experiments.training.trainer import make_optimizer
 
 RESULTS = "conflict.json"
@@ -89,8 +90,8 @@ def measure_conflict(
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
         with threads(config.threads):
-            study = _Study(config, run, batches, tasks, columns, progress)
-            study.resume(files.checkpoint(), missing[0])
+            study = _Study(config, run, batches, tasks, columns, progress, files.digest)
+            study.resume(folder, missing[0])
             for step in missing:
                 study.train(step, files.write_checkpoint)
                 found[step] = study.measure()
@@ -102,8 +103,10 @@ def measure_conflict(
 class _Study:
     """A learner that is trained to given steps, and measured there."""
 
-    def __init__(self, config: Config, run: Run, batches: int, tasks: Tasks, columns: int, progress: Progress) -> None:
-        self.batches, self.columns, self.progress = batches, columns, progress
+    def __init__(
+        self, config: Config, run: Run, batches: int, tasks: Tasks, columns: int, progress: Progress, digest: str
+    ) -> None:
+        self.batches, self.columns, self.progress, self.digest = batches, columns, progress, digest
         self.trained = MetaLearning(config, run)
         self.optimizer = make_optimizer(config, self.trained)
         self.stream = measured_stream(self.trained.source, tasks)
@@ -127,26 +130,16 @@ class _Study:
             self.trained.learner, self.stream, self.batches, step=self.done, columns=self.columns, progress=report
         )
 
-    def state(self) -> dict[str, Any]:
-        return {
-            "done": self.done,
-            "trained": self.trained.state_dict(),
-            "outer": self.optimizer.state_dict(),
-            # Dropout, for example, draws from the global generators.
-            "random": torch.get_rng_state(),
-            "random_cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
-        }
+    def state(self) -> Snapshot:
+        return take_snapshot(self.digest, self.done, self.trained, self.optimizer, self.device)
 
-    def resume(self, state: Mapping[str, Any] | None, first: int) -> None:
-        """Continue from a saved state, unless it is after the first step to measure."""
-        if state is None or state["done"] > first:
+    def resume(self, folder: Path | None, first: int) -> None:
+        """Continue from the checkpoint, unless it is of another configuration or after the first step to measure."""
+        if folder is None or not (folder / CHECKPOINT).exists():
             return
-        self.trained.load_state_dict(state["trained"])
-        self.optimizer.load_state_dict(state["outer"])
-        torch.set_rng_state(state["random"])
-        if state["random_cuda"] is not None:
-            torch.cuda.set_rng_state(state["random_cuda"], self.device)
-        self.done = state["done"]
+        with checksums.open_checkpoint(folder / CHECKPOINT, Snapshot) as state:
+            if state["digest"] == self.digest and state["done"] <= first:
+                self.done = restore_snapshot(state, self.trained, self.optimizer, self.device)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,20 +155,17 @@ class _Files:
             return {}
         path = self.folder / RESULTS
         try:
-            content = json.loads(path.read_bytes())
-            current = (content["version"], content["digest"]) == (VERSION, self._digest)
+            with open_regular(path, MAX_BYTES, error=ConfigError) as file:
+                content = json.load(file)
+            current = (content["version"], content["digest"]) == (VERSION, self.digest)
             points = {record["step"]: DomainConflict.from_record(record) for record in content["points"] if current}
-        except (ValueError, TypeError, KeyError) as cause:
+        except (ValueError, TypeError, KeyError, RecursionError) as cause:
+            if isinstance(cause, ConfigError):
+                raise
             raise ConfigError(f"{path} is not a measurement of conflict. Remove it to measure again.") from cause
         if not current:
             raise ConfigError(f"{path} is of another configuration or version. Remove it, or choose another folder.")
         return points
-
-    def checkpoint(self) -> dict[str, Any] | None:
-        if self.folder is None or not (self.folder / CHECKPOINT).exists():
-            return None
-        state = checksums.read_checkpoint(self.folder / CHECKPOINT)
-        return state if state["digest"] == self._digest else None
 
     def write(self, points: Mapping[int, DomainConflict], state: Mapping[str, Any]) -> None:
         if self.folder is None:
@@ -183,15 +173,15 @@ class _Files:
         # The checkpoint first: if the process ends between the two files, the last point is measured again.
         self.write_checkpoint(state)
         records = [points[step].record() for step in sorted(points)]
-        content = {"version": VERSION, "digest": self._digest, **self.settings, "points": records}
+        content = {"version": VERSION, "digest": self.digest, **self.settings, "points": records}
         atomic_files.write_bytes(self.folder / RESULTS, (json.dumps(content, ensure_ascii=False) + "\n").encode())
 
     def write_checkpoint(self, state: Mapping[str, Any]) -> None:
         if self.folder is not None:
-            checksums.write_checkpoint(self.folder / CHECKPOINT, {"digest": self._digest, **state})
+            checksums.write_checkpoint(self.folder / CHECKPOINT, state)
 
     @property
-    def _digest(self) -> str:
+    def digest(self) -> str:
         return checksums.content_digest(self.settings)[:12]
 
 

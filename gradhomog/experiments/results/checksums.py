@@ -5,14 +5,27 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Mapping
+import sys
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from gradhomog.errors import ConfigError
+from gradhomog.experiments.regular_files import open_regular
 from gradhomog.experiments.results import atomic_files, events
 
 HEADER = b"gradhomog checkpoint 1 sha256:"
+_HEADER_BYTES = len(HEADER) + 65
+
+_MEMORY_BYTES, _MEMORY_FACTOR = 2**28, 4
+"""Limit on the memory of a checkpoint: 256 MiB, and four times the file. Loading takes twice the file, and tensors may
+share their values."""
+
+_OBJECT_BYTES = 512  # a tensor of PyTorch with its entry in a dictionary
+
+_ADVICE = "Remove it to train this run from the start."
 
 
 def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
@@ -25,17 +38,77 @@ def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     atomic_files.write_bytes(path, HEADER + hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Return the state of a checkpoint, on the CPU, without executing code from the file.
+@contextmanager
+def open_checkpoint(path: Path, kind: Any) -> Iterator[dict[str, Any]]:
+    """Yield the state of a checkpoint, on the CPU, without executing code from the file.
+
+    Args:
+        kind: the `TypedDict` that describes the state.
 
     Raises:
-        ConfigError: the file is damaged or not a checkpoint.
+        ConfigError: the file is damaged or not a checkpoint, takes much more memory than its size, has an entry of the
+            wrong type or range, or an entry does not fit within the context, as a state of another network.
+    """
+    content = checkpoint_content(path)
+    try:
+        state = _load(content)
+        events.validate(state, kind, str(path), _ADVICE)
+        yield state
+    except MemoryError as cause:
+        raise _damaged(path, f"it needs much more memory than its {len(content):,} bytes") from cause
+    except Exception as cause:  # a state of another network raises various errors
+        if isinstance(cause, ConfigError) and str(path) in str(cause):
+            raise
+        raise _damaged(path, f"{type(cause).__name__}: {cause}") from cause
+
+
+def _load(content: bytes) -> Any:
+    """Return the output of `torch.load`; its memory is limited by the size of the file, in which nothing is compressed.
+
+    Raises:
+        MemoryError: it needs more memory. ValueError: it is not a file of tensors and plain values.
     """
     import torch
 
-    # States of generators must be on the CPU; modules and optimizers copy their states to their own device.
-    state: dict[str, Any] = torch.load(io.BytesIO(checkpoint_content(path)), map_location="cpu", weights_only=True)
+    limit = _MEMORY_BYTES + _MEMORY_FACTOR * len(content)
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        if sum(member.file_size for member in archive.infolist()) > limit:
+            raise MemoryError
+    with _limited_memory(limit):
+        # States of generators must be on the CPU; modules and optimizers copy their states to their own device.
+        try:
+            state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        except MemoryError:
+            raise
+        except Exception as cause:  # its message is not repeated: it recommends `weights_only=False`
+            raise ValueError("it contains other objects than tensors and plain values") from cause
+    # Tensors and lists may repeat a few values without memory (stride 0, references), but their copies would not.
+    size, pending = 0, [state]
+    while pending:
+        item = pending.pop()
+        size += item.numel() * item.element_size() if isinstance(item, torch.Tensor) else _OBJECT_BYTES
+        if size > limit:
+            raise MemoryError
+        pending += item.values() if isinstance(item, dict) else item if isinstance(item, list | tuple) else ()
     return state
+
+
+@contextmanager
+def _limited_memory(size: int) -> Iterator[None]:
+    """Context in which this process can allocate `size` bytes; only Linux enforces it."""
+    if sys.platform != "linux":
+        yield
+        return
+    import resource
+
+    pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = pages * resource.getpagesize() + size
+    resource.setrlimit(resource.RLIMIT_AS, (limit if soft < 0 else min(limit, soft), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def checkpoint_content(path: Path) -> bytes:
@@ -44,10 +117,16 @@ def checkpoint_content(path: Path) -> bytes:
     Raises:
         ConfigError: the file is damaged or not a checkpoint.
     """
-    header, _, content = path.read_bytes().partition(b"\n")
-    if header != HEADER + hashlib.sha256(content).hexdigest().encode():
-        raise ConfigError(f"{path} is damaged or not a checkpoint. Remove it to train this run from the start.")
+    with open_regular(path, error=ConfigError) as file:
+        header = file.readline(_HEADER_BYTES)
+        content = file.read() if header.startswith(HEADER) else b""
+    if header.rstrip(b"\n") != HEADER + hashlib.sha256(content).hexdigest().encode():
+        raise _damaged(path, "its content does not match its SHA-256")
     return content
+
+
+def _damaged(path: Path, reason: str) -> ConfigError:
+    return ConfigError(f"{path} is damaged or not a checkpoint: {reason}. {_ADVICE}")
 
 
 def write_network(path: Path, state: Mapping[str, Any]) -> str:
@@ -62,7 +141,7 @@ def write_network(path: Path, state: Mapping[str, Any]) -> str:
 
 def file_digest(path: Path) -> str:
     """Return the SHA-256 of a file."""
-    with path.open("rb") as file:
+    with open_regular(path, error=ConfigError) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -80,7 +159,8 @@ def read_result(path: Path) -> Any:
         ConfigError: the file is damaged, or not a result of this version.
     """
     try:
-        content = path.read_bytes()
+        with open_regular(path, events.MAX_BYTES, error=ConfigError) as file:
+            content = file.read()
     except FileNotFoundError:
         return None
     advice = "Remove it to continue this run from its last checkpoint, or from the start."
@@ -92,7 +172,7 @@ def read_result(path: Path) -> Any:
         raise ConfigError(f"{path} is not the result of a run. {advice}")
     if result.get("sha256") != content_digest({key: value for key, value in result.items() if key != "sha256"}):
         raise ConfigError(f"{path} is damaged: its content does not match its `sha256`. {advice}")
-    events.validate(result, events.Result, str(path))
+    events.validate(result, events.Result, str(path), advice)
     return result
 
 

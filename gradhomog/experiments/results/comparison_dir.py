@@ -9,16 +9,35 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
+
+from annotated_types import MinLen
 
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.config.schema import Config, load
+from gradhomog.experiments.config.validation import build
+from gradhomog.experiments.regular_files import open_regular
 from gradhomog.experiments.results import atomic_files, checksums, events
 from gradhomog.experiments.results.plan import Method, Run
 from gradhomog.experiments.results.run_dir import RunDir
 
 ROOT = Path("runs")
 RUN_FILE, PLAN = "run.toml", "plan.json"
+
+
+class _MethodContent(TypedDict):
+    learner: str
+    label: str
+    candidates: Annotated[list[str], MinLen(1)]
+
+
+class _PlanContent(TypedDict):
+    version: int
+    config: dict[str, Any]
+    digest: str
+    methods: list[_MethodContent]
+    seeds: Annotated[list[int], MinLen(1)]
+    metadata: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -75,14 +94,15 @@ class Plan:
         Raises:
             ConfigError: the file is missing, damaged or of another version.
         """
-        path = folder / PLAN
+        path, advice = folder / PLAN, "Remove it, then run the command that wrote it with --resume."
         try:
-            content = json.loads(path.read_bytes())
+            with open_regular(path, events.MAX_BYTES, error=ConfigError) as file:
+                content = json.load(file)
             digest = content.pop("sha256")
-            if content["version"] != events.VERSION:
-                raise ConfigError(f"{path}: has format version {content['version']!r}; expected {events.VERSION}.")
+            events.validate(content, _PlanContent, str(path), advice)
             if digest != checksums.content_digest(content):
                 raise ValueError("its content does not match its `sha256`")
+            build(Config, content["config"], prebuilt=("problem",))
             methods = tuple(
                 Method(row["learner"], row["label"], tuple(row["candidates"])) for row in content["methods"]
             )
@@ -93,11 +113,9 @@ class Plan:
                 "`train`."
             ) from cause
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as cause:
-            if isinstance(cause, ConfigError):
+            if isinstance(cause, ConfigError) and str(path) in str(cause):
                 raise
-            raise ConfigError(
-                f"{path}: is damaged ({cause}). Remove it, then run the command that wrote it with --resume."
-            ) from cause
+            raise ConfigError(f"{path}: is damaged ({cause}). {advice}") from cause
 
 
 def run_dir(folder: Path, run: Run) -> RunDir:

@@ -11,18 +11,26 @@ import os
 import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 import numpy as np
+from annotated_types import Ge, MinLen
 
 from gradhomog.errors import ConfigError
+from gradhomog.experiments.regular_files import open_regular
 from gradhomog.registry.options import describe_type, fits
+
+MAX_BYTES = 2**30
+"""Limit on the size of a file of events, a result or a plan: a million events of 1 KB."""
 
 VERSION = 1
 """Format version of events and results. Files of another version are rejected."""
 
 Number = float | None
 """None for non-finite numbers."""
+
+Count = Annotated[int, Ge(0)]
+Seconds = Annotated[float, Ge(0)]
 
 Record = dict[str, Any]
 """An event with its run and method, for reports and figures; see `records`."""
@@ -34,10 +42,10 @@ class StartEvent(TypedDict):
     event: Literal["start"]
     version: int
     time: str
-    step: int
+    step: Count
     versions: dict[str, str]
     machine: dict[str, Any]
-    jobs: int
+    jobs: Count
     """Number of runs that the comparison computed at the same time."""
 
 
@@ -53,8 +61,8 @@ class StepEvent(TypedDict):
     """A training step, written every `train.log_every` steps: the numbers of `StepReport`, of the tasks in the step."""
 
     event: Literal["step"]
-    step: int
-    seconds: float
+    step: Count
+    seconds: Seconds
     """Wall-clock time of all training steps so far."""
     losses: list[Number]
     accuracies: list[Number] | None
@@ -72,7 +80,7 @@ class ProbeEvent(TypedDict):
     same parameters. Only written if a homogenizer acts before the rows exist."""
 
     event: Literal["probe"]
-    step: int
+    step: Count
     stages: list[StageRecord]
 
 
@@ -80,7 +88,7 @@ class ValidationEvent(TypedDict):
     """A validation score, every `train.validate_every` steps, with the `half_width` of its 95 % interval over tasks."""
 
     event: Literal["validation"]
-    step: int
+    step: Count
     score: Number
     half_width: Number
 
@@ -89,7 +97,7 @@ class FailureEvent(TypedDict):
     """The run ended with an error; the last line of the file."""
 
     event: Literal["failed"]
-    step: int
+    step: Count
     error: str
 
 
@@ -103,13 +111,13 @@ class FinishedResult(TypedDict):
     homogenizers: str
     seed: int
     metric: str
-    scores: list[Number]
+    scores: Annotated[list[Number], MinLen(1)]
     """One per test task; for a multi-task problem, one per task."""
     losses: list[Number]
     domains: list[str]
     validation: Number
-    best_step: int
-    steps: int
+    best_step: Count
+    steps: Count
     seconds: Number
     """Wall-clock time of training."""
     step_seconds: Number
@@ -136,6 +144,9 @@ Event = StartEvent | StepEvent | ProbeEvent | ValidationEvent | FailureEvent
 KINDS: dict[str, Any] = {
     "start": StartEvent, "step": StepEvent, "probe": ProbeEvent, "validation": ValidationEvent, "failed": FailureEvent,
 }  # fmt: skip
+
+
+_ADVICE = "Another program has changed the file: remove the folder of this run to train it again, or restore the file."
 
 
 class EventLog:
@@ -183,12 +194,13 @@ def read(path: Path) -> list[Any]:
         ConfigError: a line is not an event of this version; names the line and the error.
     """
     try:
-        content = path.read_bytes()
+        with open_regular(path, MAX_BYTES, error=ConfigError) as file:
+            lines = enumerate(file, start=1)
+            return [parse(line, f"{path}, line {number}") for number, line in lines if line.endswith(b"\n")]
     except FileNotFoundError:
         return []
     except OSError as cause:
         raise ConfigError(f"{path}: cannot be read: {cause.strerror}.") from cause
-    return [parse(line, f"{path}, line {number}") for number, line in enumerate(content.split(b"\n")[:-1], start=1)]
 
 
 def read_tail(path: Path, limit: int = 1 << 20) -> list[Any]:
@@ -197,7 +209,7 @@ def read_tail(path: Path, limit: int = 1 << 20) -> list[Any]:
     Raises:
         ConfigError: as `read`. OSError: there is no file.
     """
-    with path.open("rb") as file:
+    with open_regular(path, error=ConfigError) as file:
         start = max(0, path.stat().st_size - limit)
         file.seek(start)
         lines = file.read().split(b"\n")[:-1]
@@ -216,23 +228,20 @@ def parse(line: bytes, where: str) -> Any:
     try:
         event = json.loads(line)
     except (ValueError, RecursionError) as cause:
-        raise ConfigError(
-            f"{where}: expected an event as a JSON object; found {line[:60]!r}. Another program has changed the file: "
-            "remove the folder of this run to train it again, or restore the file."
-        ) from cause
+        raise ConfigError(f"{where}: expected an event as a JSON object; found {line[:60]!r}. {_ADVICE}") from cause
     kind = KINDS.get(str(event.get("event"))) if isinstance(event, dict) else None
     if kind is None:
-        raise ConfigError(f"{where}: expected an `event` among {', '.join(KINDS)}; found {line[:60]!r}.")
-    validate(event, kind, where)
+        raise ConfigError(f"{where}: expected an `event` among {', '.join(KINDS)}; found {line[:60]!r}. {_ADVICE}")
+    validate(event, kind, where, _ADVICE)
     return event
 
 
-def validate(content: Mapping[str, Any], kind: Any, where: str) -> None:
-    """Check the keys and value types of an event or a result.
+def validate(content: Mapping[str, Any], kind: Any, where: str, advice: str) -> None:
+    """Check the keys, value types and ranges of an event, a result, a plan or a checkpoint.
 
     Args:
         kind: the `TypedDict` that describes it.
-        where: file and line, for error messages.
+        where, advice: file and line, and a remedy for the user, for error messages.
 
     Raises:
         ConfigError: a key is missing or has a value of the wrong type, or the format version differs.
@@ -242,12 +251,14 @@ def validate(content: Mapping[str, Any], kind: Any, where: str) -> None:
             f"{where}: has format version {content['version']!r}; this gradhomog reads {VERSION}. Use the version of "
             "gradhomog that wrote it."
         )
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
     for key in sorted(kind.__required_keys__ | (kind.__optional_keys__ & set(content))):
         if key not in content:
-            raise ConfigError(f"{where}: `{key}` is missing from {content.get('event')!r}.")
+            raise ConfigError(f"{where}: `{key}` is missing. {advice}")
         if not fits(content[key], hints[key]):
-            raise ConfigError(f"{where}: `{key}` must be {describe_type(hints[key])}; got {str(content[key])[:60]}.")
+            raise ConfigError(
+                f"{where}: `{key}` must be {describe_type(hints[key])}; got {str(content[key])[:60]}. {advice}"
+            )
 
 
 def numbers(values: Iterable[float | None] | None) -> list[float]:

@@ -5,7 +5,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
+
+from gradhomog.experiments.results.events import Count
+
+
+class BestState(TypedDict):
+    """A `SavedState` in a checkpoint."""
+
+    score: Any  # a float, possibly NaN
+    step: Count
+    state: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -40,8 +50,8 @@ class BestStates:
             self.states.insert(rank, SavedState(score, step, copy.deepcopy(state)))
             del self.states[self.count :]
 
-    def state_dict(self) -> list[dict[str, Any]]:
-        return [dict(vars(saved)) for saved in self.states]
+    def state_dict(self) -> list[BestState]:
+        return [{"score": saved.score, "step": saved.step, "state": dict(saved.state)} for saved in self.states]
 
-    def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
-        self.states = [SavedState(**saved) for saved in state]
+    def load_state_dict(self, state: Sequence[BestState]) -> None:
+        self.states = [SavedState(float(saved["score"]), saved["step"], saved["state"]) for saved in state]

@@ -15,12 +15,13 @@ from gradhomog.experiments.config import pins
 from gradhomog.experiments.config.schema import Config, Train
 from gradhomog.experiments.execution.environment import machine, versions
 from gradhomog.experiments.results import checksums
-from gradhomog.experiments.results.events import VERSION, EventLog, json_compatible
+from gradhomog.experiments.results.events import VERSION, Count, EventLog, Seconds, json_compatible
 from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.results.run_dir import BEST, RunDir
-from gradhomog.experiments.training.best_states import BestStates
+from gradhomog.experiments.training.best_states import BestState, BestStates
 from gradhomog.experiments.training.homogenizer_timer import HomogenizerTimer
 from gradhomog.experiments.training.meta_learning import MetaLearning
+from gradhomog.experiments.training.snapshot import Snapshot, restore_snapshot, take_snapshot
 from gradhomog.experiments.training.trainable import Trainable
 
 Observe = Callable[[str, Mapping[str, Any]], None]
@@ -53,6 +54,16 @@ def learning_rate(train: Train, index: int) -> float:
     return float(train.outer_lr * train.lr_decay ** (index // train.lr_decay_every))
 
 
+class Checkpoint(Snapshot):
+    """The content of `checkpoint.pt`; `events` is the number of bytes of `events.jsonl` that belong to it."""
+
+    events: Count
+    seconds: Seconds
+    processor_seconds: Seconds
+    homogenizer_seconds: list[Seconds]
+    best: list[BestState]
+
+
 class Trainer:
     """Train and test one run, and write its folder: events, checkpoints, and finally networks, figure data and result.
 
@@ -80,6 +91,7 @@ class Trainer:
         self.trainable = make_trainable(config, run)
         self.optimizer = make_optimizer(config, self.trainable)
         self.timer = HomogenizerTimer(self.trainable.members)
+        self.device = torch.device(config.device)
         self.done = 0
         self.seconds = 0.0  # wall-clock time of training
         self.processor_seconds = 0.0  # processor time of training: other runs on the machine do not count
@@ -169,36 +181,27 @@ class Trainer:
     def save(self) -> None:
         """Write a checkpoint."""
         self.events.sync()
-        on_cuda = torch.device(self.config.device).type == "cuda"
-        state = {
-            "digest": self.config.digest,
+        state: Checkpoint = {
+            **take_snapshot(self.config.digest, self.done, self.trainable, self.optimizer, self.device),
             "events": self.events.size,
-            "done": self.done,
             "seconds": self.seconds,
             "processor_seconds": self.processor_seconds,
             "homogenizer_seconds": self.timer.seconds,
             "best": self.best.state_dict(),
-            "trained": self.trainable.state_dict(),
-            "outer": self.optimizer.state_dict(),
-            # Dropout, for example, draws from the global generators.
-            "random": torch.get_rng_state(),
-            "random_cuda": torch.cuda.get_rng_state(self.config.device) if on_cuda else None,
         }
         checksums.write_checkpoint(self.folder.checkpoint, state)
 
     def _load(self) -> int:
         """Load the checkpoint; return the number of bytes of `events.jsonl` that belong to it."""
-        state = checksums.read_checkpoint(self.folder.checkpoint)
-        if state["digest"] != self.config.digest:
-            raise ConfigError(
-                f"{self.folder.checkpoint} is of another configuration. Remove it, or choose another --out."
-            )
-        self.trainable.load_state_dict(state["trained"])
-        self.optimizer.load_state_dict(state["outer"])
-        self.done, self.seconds = state["done"], state["seconds"]
-        self.processor_seconds, self.timer.seconds = state["processor_seconds"], state["homogenizer_seconds"]
-        self.best.load_state_dict(state["best"])
-        torch.set_rng_state(state["random"])
-        if state["random_cuda"] is not None:
-            torch.cuda.set_rng_state(state["random_cuda"], self.config.device)
-        return int(state["events"])
+        with checksums.open_checkpoint(self.folder.checkpoint, Checkpoint) as state:
+            if state["digest"] != self.config.digest:
+                raise ConfigError(
+                    f"{self.folder.checkpoint} is of another configuration. Remove it, or choose another --out."
+                )
+            if state["done"] > self.config.train.steps or len(state["homogenizer_seconds"]) != len(self.timer.seconds):
+                raise ValueError("it is of a training with more steps, or with other homogenizers")
+            self.done = restore_snapshot(state, self.trainable, self.optimizer, self.device)
+            self.seconds, self.processor_seconds = state["seconds"], state["processor_seconds"]
+            self.timer.seconds = state["homogenizer_seconds"]
+            self.best.load_state_dict(state["best"])
+            return int(state["events"])

@@ -1,11 +1,13 @@
 """The output folder: new folders are numbered, those of other configurations rejected, the latest one resumed."""
 
+import json
 import os
 
 import pytest
 
 from gradhomog import ConfigError
 from gradhomog.experiments.config.schema import load
+from gradhomog.experiments.results import checksums
 from gradhomog.experiments.results.comparison_dir import Plan, choose_folder, create_folder
 from gradhomog.experiments.results.plan import Method
 
@@ -100,6 +102,26 @@ def test_a_plan_round_trips_and_rejects_other_data(tmp_path):
 def test_the_error_of_a_damaged_plan_names_the_file(tmp_path, content):
     (tmp_path / "plan.json").write_bytes(content)
     with pytest.raises(ConfigError, match=r"plan\.json"):
+        Plan.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"config": 3}, {"config": {"train": 3}}, {"config": {"seeds": [[]]}}, {"digest": 1}, {"seeds": []},
+        {"seeds": ["a"]}, {"methods": [{"learner": "maml", "label": "plain", "candidates": []}]}, {"methods": [3]},
+        {"metadata": None},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_plan_with_entries_of_a_wrong_type_raises_with_its_name(tmp_path, change):
+    config = load()
+    Plan(config.to_dict(), config.digest, (Method("maml", "plain", ("none",)),), (0,), {}).write(tmp_path)
+    content = {**json.loads((tmp_path / "plan.json").read_text()), **change}
+    del content["sha256"]
+    content["sha256"] = checksums.content_digest(content)
+    (tmp_path / "plan.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=r"plan\.json.*Remove it"):
         Plan.read(tmp_path)
 
 

@@ -16,6 +16,7 @@ from gradhomog.experiments.results import checksums, events
 from gradhomog.experiments.results.plan import Run
 from gradhomog.experiments.results.run_dir import RunDir
 from gradhomog.experiments.training.meta_learning import make_learner
+from gradhomog.experiments.training.trainer import Checkpoint
 from tests.experiments.conftest import SMALL
 from tests.experiments.run_helpers import trainer
 
@@ -104,8 +105,27 @@ def test_a_checkpoint_of_another_configuration_is_rejected(small, tmp_path):
 
 def test_the_error_of_a_broken_checkpoint_names_the_file(small, tmp_path):
     (tmp_path / "checkpoint.pt").write_bytes(b"half a file")
-    with pytest.raises(ConfigError, match=r"checkpoint.pt is damaged or not a checkpoint. Remove it"):
+    with pytest.raises(ConfigError, match=r"checkpoint.pt is damaged or not a checkpoint: .* Remove it"):
         trainer(small, Run("maml", "none", 0), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"done": 10**9}, {"homogenizer_seconds": [1.0] * 3}, {"trained": {}}, {"outer": {"a": 1}}, {"random": "a"},
+        {"best": [{"score": "a", "step": 1, "state": {}}]}, {"random": torch.zeros(3)},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_checkpoint_with_entries_of_another_run_raises_with_its_name(small, tmp_path, change):
+    run = Run("maml", "none", 0)
+    trainer(small, run, tmp_path).finish(lambda: True)
+    with checksums.open_checkpoint(tmp_path / "checkpoint.pt", Checkpoint) as state:
+        checksums.write_checkpoint(tmp_path / "checkpoint.pt", {**state, **change})
+    with pytest.raises(
+        ConfigError, match=r"checkpoint.pt is damaged or not a checkpoint: .* Remove it to train this run"
+    ):
+        trainer(small, run, tmp_path)
 
 
 def test_the_learners_own_options_win_over_the_run_file(small):

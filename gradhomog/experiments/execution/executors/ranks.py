@@ -21,6 +21,7 @@ from gradhomog.experiments.execution.threads import threads
 from gradhomog.experiments.execution.worker import Job, Outcome
 from gradhomog.experiments.results import checksums
 from gradhomog.experiments.results.comparison_dir import run_dir
+from gradhomog.experiments.training.snapshot import Snapshot, restore_snapshot
 from gradhomog.experiments.training.trainer import learning_rate, make_optimizer, make_trainable
 
 
@@ -80,11 +81,8 @@ def _train(config: Config, job: Job, checkpoint: bytes | None) -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "checkpoint.pt"
             path.write_bytes(checkpoint)
-            state = checksums.read_checkpoint(path)
-        trainable.load_state_dict(state["trained"])
-        optimizer.load_state_dict(state["outer"])
-        torch.set_rng_state(state["random"])
-        done = state["done"]
+            with checksums.open_checkpoint(path, Snapshot) as state:
+                done = restore_snapshot(state, trainable, optimizer)
     for index in range(done, config.train.steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(config.train, index)
