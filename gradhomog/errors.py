@@ -32,6 +32,9 @@ class ExpressionError(OptionError):
             line, place = f"…{line[first : first + _MAX_WIDTH]}…", place - first + 1
         super().__init__(f"{reason}\n  {line}\n  {' ' * place}^")
 
+    def __reduce__(self) -> "tuple[type[ExpressionError], tuple[str, str, int]]":
+        return type(self), (self.reason, self.text, self.position)  # `Exception` would pass the message only
+
 
 class PluginError(GradhomogError):
     """Base of the errors of plugins; the message names the plugin, its distribution and its version."""

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
+from gradhomog.annotated_values import ValidatedConstructor
 from gradhomog.errors import ConfigError
 from gradhomog.jacobian import Jacobian
 from gradhomog.step import StageResult, Step
@@ -24,7 +25,7 @@ class Removable(Protocol):
     def remove(self) -> None: ...
 
 
-class Homogenizer:
+class Homogenizer(ValidatedConstructor):
     """Changes the rows of a step at one or more stages.
 
     A subclass overrides the stages at which it acts; the pipeline calls only those, in the order of its homogenizers. A
@@ -43,6 +44,9 @@ class Homogenizer:
     state_names: tuple[str, ...] = ()
     seed: int = 0
     needs: Set[str] | None = None
+
+    def __init__(self) -> None:  # without it a subclass without options would accept any
+        super().__init__()
 
     def attach(self, encoder: nn.Module) -> Iterable[Removable]:
         """Change the computation of the encoder during training; return handles whose `remove()` reverts it."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from gradhomog import expression
+from gradhomog.annotated_values import ValidatedConstructor
 from gradhomog.diagnosis import learner_rows
 from gradhomog.diagnosis.result import DiagnosisResult
 from gradhomog.errors import ConfigError, DataError, OptionError, PluginRunError
@@ -32,7 +33,7 @@ from gradhomog.tasks import Task, TaskBatch
 from gradhomog.training_mode import training_mode
 
 
-class Learner(ABC):
+class Learner(ValidatedConstructor, ABC):
     """Trains an encoder and a head on batches of tasks; homogenizers act on the tasks' rows.
 
     Args:
@@ -84,7 +85,7 @@ class Learner(ABC):
         """
         return None
 
-    def on_step_end(self) -> None:  # noqa: B027 - optional
+    def on_step_end(self) -> None:
         """Hook for schedules, called at the end of every `step`."""
 
     def register_module(self, name: str, module: nn.Module) -> None:

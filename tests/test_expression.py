@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import gradhomog.errors
 from gradhomog import ExpressionError
 from gradhomog.expression import parse, parse_alternatives, parse_one, render, render_one
 
@@ -175,3 +177,12 @@ def test_alternatives_are_pipelines_separated_by_a_bar() -> None:
     with pytest.raises(ExpressionError, match="cannot be combined") as raised:
         parse_alternatives("none | a + none")
     assert raised.value.position == 11
+
+
+def test_every_exception_survives_a_process_boundary() -> None:
+    for name, kind in vars(gradhomog.errors).items():
+        if isinstance(kind, type) and issubclass(kind, Exception):
+            error = kind("reason", "a + b", 2) if kind is ExpressionError else kind("a message")
+            copied = pickle.loads(pickle.dumps(error))
+            assert type(copied) is kind, name
+            assert (str(copied), vars(copied)) == (str(error), vars(error))

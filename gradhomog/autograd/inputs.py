@@ -112,6 +112,14 @@ def shared_parameters(parameters: Parameters, graph: bool = True) -> dict[str, T
     """
     if isinstance(parameters, Tensor):
         raise OptionError("`parameters` must be a module or several tensors; got one tensor. Write [tensor].")
+    if not isinstance(parameters, nn.Module | Iterable):
+        advice = "Pass the module whose gradients are shared, such as the encoder."
+        if isinstance(parameters, torch.optim.Optimizer):
+            advice = f"{advice} An optimizer also has the parameters of heads, and no names."
+        raise OptionError(
+            "`parameters` must be a module, its parameters() or named_parameters(), or a dict of tensors; got "
+            f"{type(parameters).__name__}. {advice}"
+        )
     named: list[tuple[str, Tensor]]
     if isinstance(parameters, nn.Module):
         named = [*parameters.named_parameters()]
@@ -122,9 +130,13 @@ def shared_parameters(parameters: Parameters, graph: bool = True) -> dict[str, T
     found: dict[str, Tensor] = {}
     known: set[int] = set()
     for name, tensor in named:
-        if not isinstance(tensor, Tensor) or tensor.is_complex():
+        float8 = isinstance(tensor, Tensor) and tensor.requires_grad and tensor.dtype.itemsize < 2
+        if not isinstance(tensor, Tensor) or tensor.is_complex() or float8:
             kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise OptionError(f"`parameters` must contain real tensors; {name!r} is {kind}.")
+            raise OptionError(
+                f"`parameters` must contain real tensors of 16 bits or more; {name!r} is {kind}. Pass the tensors that "
+                "the optimizer changes, such as the master weights of a float8 layer."
+            )
         if (graph and not tensor.requires_grad) or id(tensor) in known:
             continue
         if name in found:

@@ -48,8 +48,11 @@ def as_jacobian(rows: Tensor | Mapping[str, Tensor] | Jacobian) -> Jacobian:
                 f"`jacobian` must contain tensors; got {type(value).__name__}{where}. Use zeros for a parameter that a "
                 "loss does not depend on."
             )
-        if not value.is_floating_point():
-            raise DataError(f"`jacobian` must have a real floating-point dtype; got {value.dtype}{where}.")
+        if not value.is_floating_point() or value.dtype.itemsize < 2:  # PyTorch does not compute with float8
+            raise DataError(
+                f"`jacobian` must have a real floating-point dtype of 16 bits or more; got {value.dtype}{where}. "
+                "Convert the rows, for example by .to(torch.bfloat16)."
+            )
         if value.layout != torch.strided or value.is_meta:
             found = "a tensor on the device meta" if value.is_meta else f"layout {value.layout}"
             raise DataError(f"`jacobian` must be dense and in memory; got {found}{where}. Use to_dense() or real data.")

@@ -15,7 +15,6 @@ from gradhomog.error_source import describe_error, raised_in_package
 from gradhomog.errors import GradhomogError, PluginRunError
 from gradhomog.homogenizer import Homogenizer, Part, Removable
 from gradhomog.registry import PluginInfo
-from gradhomog.registry.options import check_attributes
 from gradhomog.specs import STATISTICS, HomogenizerSpec
 from gradhomog.stage_execution import validate
 from gradhomog.stage_execution.attachment import Hooks
@@ -51,7 +50,6 @@ class Member:
         if mixes and replaces:
             raise PluginRunError(f"{self} must override `mix` or `rows`, not both. {self.advice}")
         self.stage = "mix" if mixes else "rows" if replaces else None
-        check_attributes(self.homogenizer, self.selector)
         if self.spec is not None and needs is not None and not needs <= self.spec.needs:
             raise PluginRunError(
                 f"{self} sets `needs` to {sorted(needs)}, but its plugin declares {sorted(self.spec.needs)}. "

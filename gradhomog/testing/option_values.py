@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 
 from hypothesis import strategies as st
 
-from gradhomog.registry.options import fits, option_parameters, type_hints
+from gradhomog.annotated_values import fits, type_hints
+from gradhomog.registry.options import option_parameters
 from gradhomog.specs import Spec
 
 LARGEST_INTEGER = 20  # an integer may be a number of iterations, which take time

@@ -277,10 +277,23 @@ def test_a_batch_after_the_block_raises():
 def test_complex_parameters_and_losses_raise():
     w = torch.ones(3, dtype=torch.complex128, requires_grad=True)
     losses = [(w * w.conj()).real.sum(), w.real.sum()]
-    with pytest.raises(OptionError, match=r"must contain real tensors; '0' is torch\.complex128"):
+    with pytest.raises(OptionError, match=r"must contain real tensors of 16 bits or more; '0' is torch\.complex128"):
         gradhomog.backward(losses, gradhomog.pipeline("mgda"), parameters=[w])
     with pytest.raises(OptionError, match="must be a real scalar tensor"):
         gradhomog.backward([w.sum(), w.sum()], gradhomog.pipeline("mgda"), parameters=[w])
+
+
+def test_float8_parameters_and_an_optimizer_as_parameters_raise_with_what_to_pass():
+    w = torch.ones(3, requires_grad=True)
+    narrow = w.detach().to(torch.float8_e4m3fn).requires_grad_()
+    for parameters, message in (
+        ([narrow], "16 bits or more; '0' is torch.float8_e4m3fn. Pass .* master weights"),
+        (torch.optim.SGD([w]), "got SGD. Pass the module whose gradients are shared.* An optimizer also"),
+        (3, "got int. Pass the module"),
+    ):
+        losses = [narrow.float().sum(), narrow.float().square().sum() + w.sum()]
+        with pytest.raises(OptionError, match=message):
+            gradhomog.backward(losses, gradhomog.pipeline("none"), parameters=parameters)
 
 
 @pytest.mark.parametrize("per", [{1: "0.*", 2: "*"}, {"all": None}])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
+import pickle
 from importlib.metadata import EntryPoint
 from typing import Any, cast
 
@@ -12,7 +14,9 @@ import torch
 
 import gradhomog
 from gradhomog import Homogenizer, HomogenizerSpec, OptionError, Registry, StageResult
-from gradhomog.registry import options
+from gradhomog.annotated_values import fits
+from gradhomog.registry import installed, options
+from gradhomog.testing.option_values import option_types
 from gradhomog.testing.pytest_plugin import InstallDistribution
 from tests.registry.annotated_options import AnnotatedOptions
 from tests.registry.scaled import Scaled
@@ -163,12 +167,35 @@ def test_options_are_described_with_defaults_and_ranges() -> None:
     assert len(described) == len(inspect.signature(AnnotatedOptions).parameters)
 
 
-@pytest.mark.parametrize(("attribute", "value"), [("factor", 0.5), ("factor", "2"), ("factor", math.nan)])
-def test_the_options_of_an_object_are_validated_by_the_attributes_of_their_names(attribute: str, value: Any) -> None:
-    made = Scaled(value)
-    with pytest.raises(OptionError) as raised:
-        gradhomog.pipeline([made])
-    assert str(raised.value) == f"Scaled: `factor` must be a number ≥ 1; got {value!r}."
+@pytest.mark.parametrize("value", [0.5, "2", math.nan])
+def test_the_arguments_of_a_constructor_are_validated(value: Any) -> None:
+    for make in (lambda: Scaled(value), lambda: Scaled(factor=value)):
+        with pytest.raises(OptionError) as raised:
+            make()
+        assert str(raised.value) == f"Scaled: `factor` must be a number ≥ 1; got {value!r}."
+
+
+CLASSES = [
+    (kind, name)
+    for kind in ("homogenizers", "learners")
+    for name in gradhomog.available(kind)
+    if name != "rotogbml"  # a function that returns names and options of others
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), CLASSES)
+def test_every_plugin_that_is_constructed_directly_validates_its_options(kind: Any, name: str) -> None:
+    spec, invalid = installed().load(kind, name)[1], {"an": object()}
+    for option, annotation in option_types(spec):
+        if option != "scale" and not fits(invalid, annotation):
+            with pytest.raises(OptionError, match=f"`{option}` must be"):
+                spec.factory(**{option: invalid})
+
+
+def test_a_copy_of_an_object_and_a_class_without_options_are_constructed_as_before() -> None:
+    assert copy.deepcopy(Scaled(3)).factor == pickle.loads(pickle.dumps(Scaled(3))).factor == 3
+    with pytest.raises(TypeError, match="unexpected keyword argument 'factor'"):
+        type("Plain", (Homogenizer,), {})(factor=1)
 
 
 # -- the paper's scale -----------------------------------------------------------------------------------------------

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, TypeVar
 
+from gradhomog.annotated_values import describe_type, fits
 from gradhomog.error_lists import join_errors
 from gradhomog.errors import ConfigError
 from gradhomog.experiments.config.suggestions import did_you_mean
-from gradhomog.registry.options import describe_type, fits
 
 Table = TypeVar("Table")
 
