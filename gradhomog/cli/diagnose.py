@@ -8,7 +8,9 @@ without homogenizers and with the first seed, computes the gradients of independ
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
             bar.update(done - bar.n)
 
         found = diagnose(config, args.at, args.batches, args.seconds, progress)
+    arguments = [*([] if args.run_file is None else [str(args.run_file)]), *(f"--set={one}" for one in args.overrides)]
+    found = replace(found, run_file=shlex.join(arguments))
     if args.out is not None:
         args.out.mkdir(parents=True, exist_ok=True)
         try:

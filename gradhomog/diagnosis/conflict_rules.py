@@ -27,6 +27,7 @@ def harm(found: DiagnosisResult) -> Iterator[Recommendation]:
             "harmed_task",
             f"the plain step increases the loss of {join(names)}, by the cosine of expected gradient and step: "
             "reweight the losses, or use a method for conflict.",
+            METHODS_FOR_CONFLICT,
         )
 
 
@@ -48,13 +49,29 @@ def conflict(found: DiagnosisResult) -> Iterator[Recommendation]:
     ]
     real = [pair for pair in negative if pair not in negligible]
     positive = [pair for pair in pairs if float(products.low[pair]) > 0 and pair not in negligible]
-    unresolved = [pair for pair in pairs if pair not in (*real, *negligible, *positive)]
+    others = [pair for pair in pairs if pair not in (*real, *negligible, *positive)]
+    hidden = [pair for pair in others if _largest_effect(found, pair) < NEGLIGIBLE]
+    unresolved = [pair for pair in others if pair not in hidden]
     if real:
         yield _real_conflict(found, sorted(real, key=lambda pair: float(cosines.value[pair].nan_to_num(nan=2.0))))
-    elif not unresolved:
+    elif not others:
         yield _no_conflict(found, positive, negligible)
     if unresolved:
         yield _unresolved(found, unresolved, len(pairs))
+    if hidden:
+        effect = max(_largest_effect(found, pair) for pair in hidden)
+        yield Recommendation(
+            "hidden_by_noise",
+            f"conflict of {len(hidden)} of {len(pairs)} pairs ({join(pair_names(found, hidden))}) cannot matter, and "
+            "more batches are not needed: the signal is so small that the angle of the expected gradients changes "
+            f"cosines of single rows, which methods compare, by at most {effect:.2g}.",
+        )
+
+
+def _largest_effect(found: DiagnosisResult, pair: Pair) -> float:
+    """√(s_i s_j) of the upper ends of the signal fractions: the cosine of two rows whose expectations are aligned."""
+    first, second = (max(0.0, float(found.expected.signal_fractions.high[task])) for task in pair)
+    return math.sqrt(first * second)
 
 
 def _harmed(found: DiagnosisResult) -> list[int]:
@@ -77,6 +94,7 @@ def _real_conflict(found: DiagnosisResult, pairs: Sequence[Pair]) -> Recommendat
         "conflict",
         f"real conflict between {join(pair_names(found, pairs))}: the cosine of their expected gradients is negative; "
         f"{advice}. Compare them with tuned static weights.",
+        () if all_decrease else METHODS_FOR_CONFLICT,
     )
 
 

@@ -19,7 +19,7 @@ from gradhomog.diagnosis.row_norms import row_norms
 from gradhomog.diagnosis.row_store import COLUMNS, RowStore
 from gradhomog.diagnosis.single_rows import single_rows
 from gradhomog.diagnosis.step_alignment import step_alignment
-from gradhomog.diagnosis.summed_loss import rows_are_dependent, rows_are_parallel, summed_labels
+from gradhomog.diagnosis.summed_loss import rows_are_accumulated, rows_are_dependent, rows_are_parallel, summed_labels
 from gradhomog.errors import OptionError
 from gradhomog.jacobian import Jacobian, as_jacobian
 
@@ -140,6 +140,7 @@ class Diagnosis:
             batch_size=self._batch_size, single=single_rows(gramian), row_norms=row_norms(gramian),
             expected=expected_gradients(gramian), norm_ratios=norm_ratios(gramian), step=step_alignment(gramian),
             noise=noise(gramian),
+            accumulated=rows_are_accumulated(gramian),
             parallel=dimension > 1 and rows_are_parallel(gramian),
             summed=tuple(summed_labels(gramian)) if dimension > 1 else (),
             dependent=rows_are_dependent(gramian, dimension),

@@ -110,7 +110,11 @@ def expected_gradients(gramian: LabelledGramian) -> ExpectedGradients:
 
 
 def signal_fractions(gramian: LabelledGramian) -> Estimate:
-    """Return ‖μ_k‖² / E‖g_k‖² `[K]`; NaN for a label whose rows are all zero: it has neither signal nor noise."""
+    """Return ‖μ_k‖² / E‖g_k‖² `[K]`; NaN for a label whose rows are all zero: it has neither signal nor noise.
+
+    If ‖g_k‖ has heavy tails, few batches underestimate E‖g_k‖², and intervals contain the true value in 71 to 91 % of
+    cases instead of 95 %; neither intervals of the logarithm nor percentiles of a bootstrap do better (decision 42).
+    """
     (inner, without), (energy, energy_without) = gramian.inner_products, gramian.mean_squares
     return jackknife(squares(inner) / energy, squares(without) / energy_without)
 

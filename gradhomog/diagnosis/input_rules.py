@@ -19,6 +19,16 @@ def summed_loss() -> Recommendation:
     )
 
 
+def accumulated_rows() -> Recommendation:
+    """The sentence for rows that contain earlier ones."""
+    return Recommendation(
+        "accumulated_rows",
+        "each row contains the earlier ones, g₁, g₁ + g₂, …: probably gradients were read from `.grad` without "
+        "`zero_grad()` before each `backward()`. Use `Diagnosis.add_losses`, or `torch.autograd.grad`. Rows that grow "
+        "from batch to batch because the parameters change are not valid either: measure at fixed parameters.",
+    )
+
+
 def mistakes(found: DiagnosisResult) -> Iterator[Recommendation]:
     """The total loss among the tasks, dependent rows, zero rows, and rare tasks."""
     for name in found.summed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 
@@ -12,10 +13,13 @@ from gradhomog.diagnosis.recommendation import Recommendation
 from gradhomog.diagnosis.result import DiagnosisResult
 from gradhomog.diagnosis.rule_parts import Pair, bonferroni, join, nonzero_pairs
 
-METHODS_FOR_NORMS = ("aligned_mtl", "imtl_g", "db_mtl", "reweight")
+EQUAL_NORMS = 'reweight(beta=0, solver="fixed_point")'
+"""The defaults of `reweight` make a task with a larger gradient larger."""
+
+METHODS_FOR_NORMS = (EQUAL_NORMS, "imtl_g", "db_mtl", "aligned_mtl")
 """First choices and alternatives for different norms in docs/methods/index.md."""
 
-METHODS_FOR_TAILS = ("aligned_mtl", "imtl_g", "reweight", "trimmed_mean")
+METHODS_FOR_TAILS = (EQUAL_NORMS, "imtl_g", "trimmed_mean", "aligned_mtl")
 """Methods that bound the influence of a long row; on families of functions, whose rows have heavy tails, they are
 better than tuned static weights (docs/results/methods.md)."""
 
@@ -26,6 +30,13 @@ deviation of 0.63, which is a factor of 12 over the 95 % range of norms. For noi
 DIFFERENT_NORMS = 2.0
 """Norm ratio from which static weights are worth tuning, as in docs/guide/do-i-need-this.md."""
 
+ALIGNED = 0.9
+"""Cosine from which expected gradients have one direction: weights then change the length of the step, not where it
+goes."""
+
+NOISY = 0.5
+"""Signal fraction of rows below which weights matter although expected gradients are aligned: they weigh the noise."""
+
 MIN_EFFECTIVE_ROWS = 3.0
 """With fewer batches, a share below `HEAVY_TAIL` would be that of one or two rows."""
 
@@ -34,13 +45,16 @@ def norms_differ(found: DiagnosisResult) -> Iterator[Recommendation]:
     """The norms of expected gradients if they differ; otherwise those of single rows if they differ."""
     if pairs := nonzero_pairs(found):
         factor = bonferroni(len(pairs), found.batches)
-        ordered = [*pairs, *(pair[::-1] for pair in pairs)]
-        yield from _expected_norms(found, ordered, factor) or _row_norms(found, ordered, factor)
+        noisy = (found.expected.signal_fractions.high < NOISY).tolist()
+        apart = [pair for pair in pairs if not _aligned(found, pair)]
+        uneven = [pair for pair in pairs if pair in apart or noisy[pair[0]] or noisy[pair[1]]]
+        yield from _expected_norms(found, apart, factor) or _row_norms(found, uneven, factor)
 
 
 def _expected_norms(found: DiagnosisResult, pairs: Sequence[Pair], factor: float) -> list[Recommendation]:
     """The pair whose norm ratio has the largest lower end, after Bonferroni's correction for the number of pairs."""
-    lowest, larger, smaller = max((_lowest_ratio(found, i, j, factor), i, j) for i, j in pairs)
+    ordered = [*pairs, *(pair[::-1] for pair in pairs)]
+    lowest, larger, smaller = max(((_lowest_ratio(found, i, j, factor), i, j) for i, j in ordered), default=(0.0, 0, 0))
     if lowest < DIFFERENT_NORMS:
         return []
     resolved = bool(found.norm_ratios.value[larger, smaller].isfinite())
@@ -50,6 +64,7 @@ def _expected_norms(found: DiagnosisResult, pairs: Sequence[Pair], factor: float
             "norms_differ",
             f"norms of expected gradients differ {ratio} ({found.tasks[larger]} over {found.tasks[smaller]}): tune "
             f"static weights, or balance the norms: {', '.join(METHODS_FOR_NORMS)}.",
+            (inverse_norms(found), *METHODS_FOR_NORMS),
         )
     ]
 
@@ -58,9 +73,10 @@ def _row_norms(found: DiagnosisResult, pairs: Sequence[Pair], factor: float) -> 
     """The pair whose typical norms of single rows differ most."""
     differences = found.row_norms.log_differences
     lowest = (differences.value - factor * differences.half_width).nan_to_num(nan=0.0)
-    larger, smaller = max(pairs, key=lambda pair: float(lowest[pair]))
-    if float(lowest[larger, smaller]) < math.log(DIFFERENT_NORMS):
+    ordered = [pair for i, j in pairs for pair in ((i, j), (j, i)) if float(lowest[pair]) >= math.log(DIFFERENT_NORMS)]
+    if not ordered:
         return []
+    larger, smaller = max(ordered, key=lambda pair: float(lowest[pair]))
     value, low, high = (
         math.exp(float(part[larger, smaller])) for part in (differences.value, differences.low, differences.high)
     )
@@ -70,8 +86,30 @@ def _row_norms(found: DiagnosisResult, pairs: Sequence[Pair], factor: float) -> 
             f"norms of single rows differ {number(value)} × ({number(low)} to {number(high)}) ({found.tasks[larger]} "
             f"over {found.tasks[smaller]}), by geometric means: the plain step follows the longer rows. Tune static "
             f"weights, or balance the norms: {', '.join(METHODS_FOR_NORMS)}.",
+            (inverse_norms(found), *METHODS_FOR_NORMS),
         )
     ]
+
+
+def inverse_norms(found: DiagnosisResult) -> str:
+    """The expression of static weights proportional to 1/‖E g‖ or, if a norm is unresolved, to 1/‖g‖; their mean is 1.
+
+    A task without gradient has the weight 1.
+    """
+    expected, single = found.expected.norms.value, found.single.norms.value
+    present = single > 0
+    norms = (single if bool(expected[present].isnan().any()) else expected)[present]
+    weights = torch.ones(len(found.tasks), dtype=torch.float64)
+    weights[present] = (1 / norms) / (1 / norms).mean()
+    numbers = [f"{weight:.2g}" for weight in weights.tolist()]
+    if found.tasks == tuple(map(str, range(len(found.tasks)))):  # positions instead of names
+        return f"static(weights=[{', '.join(numbers)}])"
+    pairs = zip(found.tasks, numbers, strict=True)
+    return f"static(weights={{{', '.join(f'{json.dumps(name, ensure_ascii=False)}: {n}' for name, n in pairs)}}})"
+
+
+def _aligned(found: DiagnosisResult, pair: Pair) -> bool:
+    return float(found.expected.cosines.low[pair]) > ALIGNED  # False for NaN
 
 
 def heavy_tails(found: DiagnosisResult) -> Iterator[Recommendation]:
@@ -85,14 +123,17 @@ def heavy_tails(found: DiagnosisResult) -> Iterator[Recommendation]:
         yield Recommendation(
             "heavy_tails",
             f"norms of single rows have heavy tails: an effective share of {join(names)} of the rows makes up the mean "
-            f"squared norm. Sums follow such rows: clip gradients, or bound each row: {', '.join(METHODS_FOR_TAILS)}.",
+            f"squared norm. Sums follow such rows: clip gradients, or bound each row: {', '.join(METHODS_FOR_TAILS)}. "
+            "Intervals of signal fractions and noise scales are too narrow for such rows.",
+            METHODS_FOR_TAILS,
         )
 
 
 def norms_are_similar(found: DiagnosisResult) -> bool:
-    """True if the intervals of all norm ratios are within 1/2 and 2."""
+    """True if the intervals of the norm ratios of all pairs that are not aligned are within 1/2 and 2."""
     high = found.norm_ratios.high
-    return all(float(torch.maximum(high[i, j], high[j, i])) < DIFFERENT_NORMS for i, j in nonzero_pairs(found))
+    apart = [pair for pair in nonzero_pairs(found) if not _aligned(found, pair)]
+    return all(float(torch.maximum(high[i, j], high[j, i])) < DIFFERENT_NORMS for i, j in apart)
 
 
 def _lowest_ratio(found: DiagnosisResult, larger: int, smaller: int, factor: float) -> float:

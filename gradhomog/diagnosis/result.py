@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import html
+import json
+import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,14 +19,18 @@ from gradhomog.diagnosis.recommendation import Recommendation
 from gradhomog.diagnosis.row_norms import RowNorms
 from gradhomog.diagnosis.single_rows import SingleRows
 from gradhomog.diagnosis.step_alignment import StepAlignment
-from gradhomog.text_table import align_columns
+from gradhomog.text_table import align_columns, html_table
+
+INVALID = frozenset({"accumulated_rows", "summed_loss", "total_as_task", "dependent_rows"})
+"""Codes of rows that are not gradients of separate losses."""
 
 MAX_PAIRS = 15
+MAX_NAMED = 6
 WIDTH = 110
 NOTES = (
     "± and ( to ): 95 % intervals by the jackknife over batches. E g: expected gradient, without noise.",
     "cos to step: cosine of E g and the expected mean of a batch; if negative, the plain step increases the loss.",
-    f"{UNRESOLVED}: the norm of E g cannot be distinguished from 0. Measure more batches.",
+    f"{UNRESOLVED}: the norm of E g cannot be distinguished from 0.",
     "signal: ‖E g‖² / E‖g‖². noise scale: batches in whose average the signal equals the noise.",
     "conflict: pairs of rows of one batch with a negative inner product; independent: of two batches, so by noise",
     "around the same E g; if aligned: if the cosine of the E g were 1. noise: correlation within a batch.",
@@ -33,7 +40,7 @@ SKETCH_NOTE = "sketched: rates of conflict are biased towards 50 % where cosines
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class DiagnosisResult:
     """The result of `gradhomog.Diagnosis`: estimates about the rows of K tasks (or of tasks from K domains).
 
@@ -55,6 +62,7 @@ class DiagnosisResult:
         norm_ratios: ratios of norms of expected gradients `[K, K]`, row over column.
         step: alignment of expected gradients with the plain step.
         noise: estimates about the noise.
+        accumulated: True if rows contain the rows before them, as without `zero_grad()`.
         parallel: True if the rows of every batch are multiples of one gradient.
         summed: tasks whose row is a multiple of the sum of the others.
         dependent: True if the rows of every batch are linearly dependent.
@@ -73,6 +81,7 @@ class DiagnosisResult:
     norm_ratios: TransformedEstimate
     step: StepAlignment
     noise: Noise
+    accumulated: bool
     parallel: bool
     summed: tuple[str, ...]
     dependent: bool
@@ -83,9 +92,48 @@ class DiagnosisResult:
         """Bound of the standard deviation of a cosine by the sketch of the rows; 0 if rows are stored exactly."""
         return (2 / self.columns) ** 0.5 if self.columns < self.params else 0.0
 
-    def table(self) -> str:
-        """Return estimates by task and by pair of tasks, and the recommendation, as aligned text."""
-        return _render(self)
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Expressions of `gradhomog.pipeline` to compare with the plain mean, the first choice first; may be empty."""
+        return tuple(dict.fromkeys(method for one in self.recommendation for method in one.methods))
+
+    @property
+    def advice(self) -> str:
+        """The recommendation in one sentence."""
+        codes = [one.code for one in self.recommendation]
+        if INVALID & set(codes):
+            return f"The rows are probably not gradients of separate losses ({codes[0]}): correct them first."
+        if self.methods:
+            return f"Compare the plain mean with {' and '.join(self.methods[:2])}."
+        if "unresolved" in codes:
+            return "Measure more batches: whether tasks conflict is unresolved."
+        if "average_more" in codes:
+            return "Use the plain mean, and average more: noise exceeds signal, and no method is expected to help."
+        return "Use the plain mean: no method is expected to help."
+
+    def compare_command(self, run_file: str = "RUN.toml") -> str:
+        """The shell command that compares the recommended methods with the plain mean; empty without methods."""
+        methods = json.dumps(["none", *self.methods], ensure_ascii=False)
+        return f"gradhomog compare {run_file} --set {shlex.quote(f'homogenizers={methods}')}" if self.methods else ""
+
+    def __repr__(self) -> str:
+        codes = ", ".join(one.code for one in self.recommendation)
+        tasks = ", ".join(self.tasks[:MAX_NAMED]) + (", …" if len(self.tasks) > MAX_NAMED else "")
+        return f"{self.advice}\n{len(self.tasks)} tasks, {self.batches} batches: {tasks}\n{codes}"
+
+    def _repr_html_(self) -> str:
+        tables = [html_table(_task_cells(self))]
+        if len(self.tasks) > 1:
+            tables.append(html_table(_pair_cells(self, pair_order(self)[:MAX_PAIRS])))
+        sentences = [f"<li>[{one.code}] {html.escape(one.text)}</li>" for one in self.recommendation]
+        return f"<p>{html.escape(self.advice)}</p>{''.join(tables)}<ul>{''.join(sentences)}</ul>"
+
+    def table(self, run_file: str = "RUN.toml") -> str:
+        """Return estimates by task and by pair of tasks, and the recommendation, as aligned text.
+
+        `run_file`: the run file in the command that compares the recommended methods.
+        """
+        return _render(self, run_file)
 
     def record(self) -> dict[str, Any]:
         """Return everything for JSON, in plain lists; NaN is None, and infinity is "inf"."""
@@ -103,17 +151,26 @@ class DiagnosisResult:
             "norm_ratios": self.norm_ratios.record(),
             "step": estimates.record(self.step),
             "noise": estimates.record(self.noise),
+            "accumulated": self.accumulated,
             "parallel": self.parallel,
             "summed": list(self.summed),
             "dependent": self.dependent,
+            "advice": self.advice,
+            "methods": list(self.methods),
             "recommendation": [{"code": one.code, "text": one.text} for one in self.recommendation],
         }
 
 
-def _render(found: DiagnosisResult) -> str:
-    """The tables, the recommendation with codes, and notes."""
+def _render(found: DiagnosisResult, run_file: str) -> str:
+    """The advice, the tables, the recommendation with codes, and notes."""
     sketch = f", sketched to {found.columns:,}" if found.cosine_error else ""
-    lines = [f"{found.batches} batches, {found.params:,} parameters{sketch}", "", *align_columns(_task_cells(found))]
+    lines = [
+        found.advice,
+        "",
+        f"{found.batches} batches, {found.params:,} parameters{sketch}",
+        "",
+        *align_columns(_task_cells(found)),
+    ]
     if len(found.tasks) > 1:
         order = pair_order(found)
         lines += ["", *align_columns(_pair_cells(found, order[:MAX_PAIRS]))]
@@ -122,6 +179,8 @@ def _render(found: DiagnosisResult) -> str:
     lines += ["", "Recommendation"]
     for one in found.recommendation:
         lines += textwrap.wrap(f"[{one.code}] {one.text}", WIDTH, initial_indent="- ", subsequent_indent="  ")
+    if command := found.compare_command(run_file):
+        lines += ["", command]
     return "\n".join([*lines, "", *NOTES, *([SKETCH_NOTE] if found.cosine_error else [])])
 
 

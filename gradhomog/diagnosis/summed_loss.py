@@ -1,4 +1,4 @@
-"""Detect rows that are not the gradients of separate losses: multiples of one gradient, or sums of the others."""
+"""Detect rows that are not gradients of separate losses: multiples of one gradient, sums of others, running sums."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from gradhomog.conflict import cosines
+from gradhomog.diagnosis.estimates import jackknife
+from gradhomog.diagnosis.expected_gradients import squares
 from gradhomog.diagnosis.labelled_gramian import LabelledGramian
 
 TOLERANCE = 1e-5
@@ -15,6 +17,60 @@ angle of 0.25° or less in every batch are not distinguished from parallel ones.
 DEPENDENT = TOLERANCE**2
 """Bound of the smallest eigenvalue of the normalized Gramian of dependent rows. The rounding of float32 gives about
 1e-14."""
+
+
+TREND_BATCHES = 8
+"""Fewest batches for a trend of norms; independent ones have a rank correlation above `TREND` with p < 0.002."""
+
+TREND = 0.9
+
+RUNNING_SUM = 0.1
+"""Largest deviation from 1 of the regression of one task's noise on that of the task before it, in running sums."""
+
+
+def rows_are_accumulated(gramian: LabelledGramian) -> bool:
+    """True if rows are running sums of gradients, over all batches or over the tasks of each batch.
+
+    Over batches: the norms of all labels grow from batch to batch, to twice the first ones or more. Over the tasks of a
+    batch: the noise of row k + 1 contains that of row k, Cov(g_k, g_k+1) = Cov(g_k), for all k. Without noise the
+    latter cannot be distinguished from other gradients.
+    """
+    return _norms_grow(gramian) or _noise_is_contained(gramian)
+
+
+def _norms_grow(gramian: LabelledGramian) -> bool:
+    if gramian.count < TREND_BATCHES:
+        return False
+    norms = gramian.gramian.diagonal().clamp_min(0).sqrt()
+    for label in range(len(gramian.names)):
+        of_label = gramian.labels == label
+        ordered = norms[of_label][torch.argsort(gramian.batches[of_label], stable=True)]
+        ranks = torch.argsort(torch.argsort(ordered)).double()
+        part = len(ordered) // 4
+        if part < 2 or float(torch.corrcoef(torch.stack([ranks, torch.arange(len(ranks)).double()]))[0, 1]) < TREND:
+            return False
+        if float(ordered[-part:].mean()) < 2 * float(ordered[:part].mean()):
+            return False
+    return True
+
+
+def _noise_is_contained(gramian: LabelledGramian) -> bool:
+    if len(gramian.names) < 2:
+        return False
+    same, same_without = gramian.same_batch(gramian.gramian)
+    (inner, inner_without), (energy, energy_without) = gramian.inner_products, gramian.mean_squares
+
+    def regressions(covariances: Tensor, traces: Tensor) -> Tensor:
+        """Of the noise of each row on that of the row before, and the reverse: `[..., 2, tasks - 1]`."""
+        neighbours = covariances.diagonal(offset=1, dim1=-2, dim2=-1)
+        return torch.stack([neighbours / traces[..., :-1], neighbours / traces[..., 1:]], dim=-2)
+
+    found = jackknife(
+        regressions(same - inner, energy - squares(inner)),
+        regressions(same_without - inner_without, energy_without - squares(inner_without)),
+    )
+    contained = ((found.value[0] - 1).abs() < RUNNING_SUM) & (found.half_width[0] < RUNNING_SUM)
+    return bool((contained & (found.high[1] < 1 - RUNNING_SUM)).all())
 
 
 def rows_are_parallel(gramian: LabelledGramian) -> bool:

@@ -47,6 +47,7 @@ class RunDiagnosis:
         step, steps: number of training steps before the diagnosis, and of the whole training.
         result: estimates and recommendation.
         overhead: the time of a training step with each pipeline; None if not measured.
+        run_file: run file and overrides, as in the command line.
     """
 
     learner: str
@@ -55,11 +56,12 @@ class RunDiagnosis:
     steps: int
     result: DiagnosisResult
     overhead: Table | None
+    run_file: str = "RUN.toml"
 
     def render(self) -> str:
         """Return the diagnosis as text."""
         title = f"{self.learner} after {self.step} of {self.steps} steps, without homogenizers, seed {self.seed}"
-        parts = [title, self.result.table()]
+        parts = [title, self.result.table(self.run_file)]
         return "\n".join([*parts, *([] if self.overhead is None else ["", table_text.render(self.overhead)])])
 
     def record(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ def test_the_table_is_by_domain_and_by_pair_with_a_recommendation(capsys):
     out = capsys.readouterr().out
     lines = out.splitlines()
     assert lines[0] == "maml after 1 of 12 steps, without homogenizers, seed 0"
-    assert lines[1].startswith("4 batches, ")
+    assert lines[3].startswith("4 batches, ")
     for start in (
         "task ",
         "functions:sinusoid ",

@@ -175,7 +175,7 @@ def test_rows_without_noise_give_strict_json_and_a_table(tasks):
 
 def test_noise_scales_in_examples_are_multiples_of_the_batch_size():
     found = fed(batch_size=10)
-    header, _, first = [re.split("  +", line) for line in found.table().splitlines()[2:5]]
+    header, _, first = [re.split("  +", line) for line in found.table().splitlines()[4:7]]
     assert (found.batch_size, header[-1], first[0]) == (10, "in examples", "a")
     scales = found.noise.noise_scales
     in_batches = [float(getattr(scales, name)[0]) for name in ("value", "low", "high")]

@@ -9,7 +9,7 @@ import torch
 
 from gradhomog.diagnosis import estimates
 from gradhomog.diagnosis.estimates import Estimate, jackknife
-from gradhomog.diagnosis.expected_gradients import ExpectedGradients, expected_gradients
+from gradhomog.diagnosis.expected_gradients import ExpectedGradients, expected_gradients, signal_fractions
 from gradhomog.diagnosis.labelled_gramian import LabelledGramian
 from gradhomog.diagnosis.single_rows import single_rows
 from gradhomog.errors import DataError, OptionError
@@ -106,6 +106,24 @@ def test_intervals_contain_the_true_values_in_about_95_percent_of_cases(norm, co
         assert counts[name] > repetitions / 2
         # 95 % minus four standard errors of 150 cases. Noise makes intervals too wide: see `jackknife`.
         assert hit / counts[name] > 0.88, name
+
+
+@pytest.mark.parametrize(("kind", "coverage"), [("normal", 0.94), ("lognormal", 0.76), ("student", 0.79)])
+def test_intervals_of_signal_fractions_contain_the_true_value_as_often_as_the_guide_states(kind, coverage):
+    """Rows are scaled by a factor with heavy tails; the mean of its square is known. See docs/guide/diagnose.md."""
+    batches, params, repetitions, hits = 48, 200, 150, 0
+    energy = {"normal": 1.0, "lognormal": math.e**2, "student": 3.0}[kind]
+    for seed in range(repetitions):
+        rows = draw(torch.zeros(1, params, dtype=torch.float64), batches, seed)
+        scale = draw(torch.zeros(1, 3, dtype=torch.float64), batches, seed + repetitions)
+        if kind == "lognormal":
+            rows *= scale[..., :1].exp()
+        if kind == "student":  # with 3 degrees of freedom
+            rows *= (3 / scale.square().sum(-1, keepdim=True)).sqrt()
+        rows[..., 0] += math.sqrt(energy * params)  # signal fraction 1/2
+        found = signal_fractions(LabelledGramian.of_rows(rows))
+        hits += bool(found.low <= 0.5 <= found.high)
+    assert hits / repetitions > coverage - 4 * math.sqrt(coverage * (1 - coverage) / repetitions)
 
 
 def test_equal_expected_gradients_under_large_noise_have_cosine_1_and_their_rows_cosine_0():
