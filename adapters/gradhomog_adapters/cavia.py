@@ -45,7 +45,8 @@ class CAVIA(MAML):
 
     Deviations: (1) for images the paper scales and shifts the maps of the third convolution; here it is the features,
     so that any encoder can be used; (2) γ is added to 1 and there is no bias, so that φ = 0 gives the unmodified
-    network; (3) meta-gradients are not clipped at ±10, as the paper does for miniImageNet.
+    network; (3) meta-gradients are not clipped, as in the authors' code for miniImageNet, which limits each
+    entry of the mean over the tasks to ±10.
 
     >>> import torch
     >>> from gradhomog import TaskBatch

@@ -66,7 +66,8 @@ class LDCMTL(Homogenizer):
     Cityscapes, clipped to [0.2, 0.8]; `bound` replaces the clip, whose limits allow no more than five tasks. (2) ξ = 0
     at first; random for QM9. (3) A separate Adam updates ξ; theirs has the optimizer and rate of the model. (4) One
     normalization as default. Their code has L/L(0) times the least first loss for NYUv2, `"log"` for QM9 and `"none"`
-    for CelebA and Cityscapes. (5) The losses of the discrepancy are always weighted; they are not for Cityscapes. (6)
+    for CelebA and Cityscapes. For QM9 it takes L(0) from the first batch of each epoch; here L(0) is the first loss of
+    the training. (5) The losses of the discrepancy are always weighted; they are not for Cityscapes. (6)
     The mean of the weights is one by default.
 
     >>> import torch, gradhomog

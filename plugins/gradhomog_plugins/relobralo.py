@@ -59,7 +59,9 @@ class ReLoBRaLo(Homogenizer):
     that occur in all steps. (2) The defaults are those of the authors' article with code for Keras; their repository
     has τ = 1 and E[ρ] = 1, PhysicsNeMo and neuraloperator have α = 0.95, E[ρ] = 0.99 and τ = 1. (3) No constant is
     added to τ L(t'), as 1e-12 in the authors' code and 1e-8 in PhysicsNeMo, where losses far below it have no effect;
-    instead, ratios have the bound 1e6. (4) PhysicsNeMo starts the average at λ = 1 and not at the second step's λ̂.
+    instead, ratios have the bound 1e6. (4) PhysicsNeMo starts the average at λ = 1 and not at the second step's λ̂. (5)
+    In the first step the authors' repository (src/train.py) has L(0) = L(t−1) = 1, so that its weights depend on the
+    units of the losses; here all ratios are 1. From the second step on, both have the losses of the first step as L(0).
 
     >>> import torch, gradhomog
     >>> pipe = gradhomog.pipeline("relobralo(alpha=0.5, temperature=1)")

@@ -77,6 +77,8 @@ class Tracked(Homogenizer):
             until its next row. At least the number of steps in which all tasks have their turn. By default the lag of
             ten tasks with β = 0.9.
 
+    It saves time, not memory: the averages of all N tasks stay in memory, beside the row of the step.
+
     Use it when a method with N backward passes helps but costs too much, and when rows are noisy: averages have less
     noise, and conflict that is only noise disappears. The averages lag behind the parameters, by about N/(1 − β) steps,
     so use smaller steps than with N passes. Do not use momentum after it (Adam with β₁ = 0, SGD with momentum 0):
