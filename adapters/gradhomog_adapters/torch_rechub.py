@@ -49,7 +49,8 @@ class HomogenizedMTLTrainer(MTLTrainer):  # type: ignore[misc, unused-ignore]
 
     Conventions:
         1. The empty pipeline has the gradients of `adaptive_params=None`, up to rounding, so that learning rate and
-           weight decay can stay. Adam enlarges this rounding where gradients are small; SGD does not. The gradient of the regularization is added to the homogenized one.
+           weight decay can stay. Adam enlarges this rounding where gradients are small; SGD does not. The gradient of
+           the regularization is added to the homogenized one.
         2. Loggers (`model_logger`) receive the epoch's means of `StepReport.scalars()`: `weight/task_0`, …,
            `cosine/min`, of those that the homogenizers compute; no weights if a homogenizer replaces rows.
         3. `fit` saves the model, not the state of the homogenizers: save `trainer.pipe.state_dict()`. Early stopping
